@@ -47,7 +47,7 @@ def in_training(report: harness.Report, ordered: Dataset, shuffled: Dataset, rep
     files = {ORDERED: ordered, SHUFFLED: shuffled}
     with _pool_of(1):
         alone = harness.alternate(
-            {name: _alone(dataset) for name, dataset in files.items()}, rounds=repeats, warmup=1
+            {name: alone(dataset) for name, dataset in files.items()}, rounds=repeats, warmup=1
         )
     title = f"Reading, one thread, and training: {num_rows:,} rows of {len(ordered.schema.sparse)} ids"
     table = report.table(
@@ -68,7 +68,7 @@ def in_training(report: harness.Report, ordered: Dataset, shuffled: Dataset, rep
             options=training,
         ) as trainer:
             measured = harness.alternate(
-                {name: _epoch(trainer, data) for name, data in ({GIVEN: given} | files).items()}, repeats, 1
+                {name: epoch(trainer, data) for name, data in ({GIVEN: given} | files).items()}, repeats, 1
             )
         later = {
             name: [(whole - first,) for whole, _, first, _ in epochs] for name, epochs in measured.items()
@@ -83,11 +83,11 @@ def in_training(report: harness.Report, ordered: Dataset, shuffled: Dataset, rep
             table.row(row)
 
 
-def _alone(dataset: Dataset) -> harness.Contestant:
+def alone(dataset: Dataset) -> harness.Contestant:
     return lambda number: (harness.seconds(lambda: sum(1 for _ in dataset.batches(number))),)
 
 
-def _epoch(trainer: girih.Trainer, data: Dataset) -> harness.Contestant:
+def epoch(trainer: girih.Trainer, data: Dataset) -> harness.Contestant:
     """Seconds of one epoch's steps, of all waits in them, of that for the first batch, of the longest of the others."""
 
     def train(_: int) -> tuple[float, ...]:

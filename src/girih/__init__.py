@@ -15,7 +15,16 @@ if TYPE_CHECKING:
     from girih.checkpoint import CheckpointOptions
     from girih.config.schedule import ScheduleOptions
     from girih.config.train import EarlyStopping, TrainOptions
-    from girih.data import Dataset, read_criteo, read_csv, read_kafka, read_libsvm, read_parquet
+    from girih.data import (
+        Dataset,
+        read_arrow,
+        read_criteo,
+        read_csv,
+        read_jsonl,
+        read_kafka,
+        read_libsvm,
+        read_parquet,
+    )
     from girih.metrics import Metrics
     from girih.runs.callbacks import Callback, TensorBoard
     from girih.schema import Categorical, Labels, Numeric, Schema, Sequence
@@ -56,8 +65,10 @@ __all__ = [
     "models",
     "nn",
     "optim",
+    "read_arrow",
     "read_criteo",
     "read_csv",
+    "read_jsonl",
     "read_kafka",
     "read_libsvm",
     "read_parquet",
@@ -67,7 +78,16 @@ __all__ = [
 _HOMES = {
     "girih.runs.callbacks": ("Callback", "TensorBoard"),
     "girih.checkpoint": ("CheckpointOptions",),
-    "girih.data": ("Dataset", "read_criteo", "read_csv", "read_kafka", "read_libsvm", "read_parquet"),
+    "girih.data": (
+        "Dataset",
+        "read_arrow",
+        "read_criteo",
+        "read_csv",
+        "read_jsonl",
+        "read_kafka",
+        "read_libsvm",
+        "read_parquet",
+    ),
     "girih.metrics": ("Metrics",),
     "girih.config.schedule": ("ScheduleOptions",),
     "girih.config.train": ("EarlyStopping", "TrainOptions"),

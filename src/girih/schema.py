@@ -20,7 +20,9 @@ from girih.errors import ConfigError, nearest
 from girih.tables import Dim, Table
 
 Pooling = Literal["sum", "mean", "sqrtn"]
-Transform = Literal["log1p", "standardize"]
+PartOfTime = Literal["hour", "weekday"]
+Transform = Literal["log1p", "standardize", "hour", "weekday"]
+TimeUnit = Literal["s", "ms", "us", "ns"]
 DEFAULT_DIM = 16
 
 
@@ -69,13 +71,16 @@ class Categorical(_Sparse):
     """An id, or a bag of ids, pooled to one vector of ``dim``.
 
     ``bucketize`` turns a numeric column into ids: the number of boundaries that are ≤ the value.
-    ``weights`` names a list column with one weight an id. ``separator`` splits strings into bags.
-    A longer bag than ``max_length`` keeps its last ids.
+    ``transform`` makes an id of a time: its hour, 0 to 23, or its weekday, 0 (Monday) to 6; where times are numbers
+    since 1970, ``time_unit`` says of what (default: seconds). ``weights`` names a list column with one weight an id.
+    ``separator`` splits strings into bags. A longer bag than ``max_length`` keeps its last ids.
     """
 
     kind: ClassVar[str] = "categorical"
     bucketize: tuple[float, ...] | None = None
     weights: str | None = None
+    transform: PartOfTime | None = None
+    time_unit: TimeUnit | None = None
 
     def __post_init__(self) -> None:
         if self.bucketize is not None:
@@ -85,6 +90,16 @@ class Categorical(_Sparse):
                     f"{self._owner()}bucketize makes one id of one number; drop separator and weights"
                 )
         _Sparse.__post_init__(self)
+        if self.transform and (self.separator or self.weights or self.bucketize or self.max_length):
+            raise ConfigError(
+                f"{self._owner()}{self.transform} makes one id of one time; drop separator, weights, max_length and bucketize"
+            )
+        _check_time_unit(self)
+
+    @property
+    def part_of_time(self) -> PartOfTime | None:
+        """The part of a time that ids are; None where values are ids already."""
+        return self.transform
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,11 +116,13 @@ class Sequence(_Sparse):
 class Numeric(_Feature):
     """One number. ``transform`` is applied in the order given; null becomes 0 after it.
 
-    ``log1p`` is ln(1 + max(x, 0)); ``standardize`` takes mean and deviation from the training data.
+    ``log1p`` is ln(1 + max(x, 0)); ``standardize`` takes mean and deviation from the training data; ``hour`` and
+    ``weekday`` are of a time, as with :class:`Categorical`, and come first.
     """
 
     kind: ClassVar[str] = "numeric"
     transform: Transform | tuple[Transform, ...] = ()
+    time_unit: TimeUnit | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.transform, str):
@@ -113,6 +130,16 @@ class Numeric(_Feature):
         _Feature.__post_init__(self)
         if "standardize" in self.transform[:-1]:
             raise ConfigError(f"{self._owner()}standardize must be the last transform")
+        if any(part in self.transform[1:] for part in ("hour", "weekday")):
+            raise ConfigError(
+                f"{self._owner()}hour or weekday must be the first transform, and the only one of a time"
+            )
+        _check_time_unit(self)
+
+    @property
+    def part_of_time(self) -> PartOfTime | None:
+        """The part of a time that numbers are; None where values are numbers already."""
+        return "hour" if "hour" in self.transform else "weekday" if "weekday" in self.transform else None
 
 
 Feature = Categorical | Sequence | Numeric
@@ -147,6 +174,13 @@ class Labels(Options):
         return "labels: "
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Defaults(Options):
+    """The section ``[defaults]``: what features and tables have that do not say it themselves."""
+
+    dim: Dim = DEFAULT_DIM
+
+
 @dataclass(frozen=True, slots=True)
 class Schema:
     """The features, labels and tables that data, model and store agree on.
@@ -155,6 +189,7 @@ class Schema:
         features: in the order in which models see them.
         labels: names, or :class:`Labels`.
         tables: only those that differ from the defaults or are shared under their own options.
+        defaults: the dim of tables for which neither they nor their features say one.
 
     Raises:
         ConfigError: duplicates, unknown tables, or features that disagree on a shared table's dim.
@@ -168,7 +203,11 @@ class Schema:
     _table_by_name: Mapping[str, Table] = field(init=False, repr=False, compare=False)
 
     def __init__(
-        self, features: Seq[Feature], labels: Labels | str | Seq[str], tables: Seq[Table] = ()
+        self,
+        features: Seq[Feature],
+        labels: Labels | str | Seq[str],
+        tables: Seq[Table] = (),
+        defaults: Defaults | None = None,
     ) -> None:
         _refuse_others("features", features, Categorical | Sequence | Numeric)
         _refuse_others("tables", tables, Table)
@@ -189,10 +228,10 @@ class Schema:
                 raise ConfigError(
                     f"feature {feature.name!r} reads the label {feature.source!r}: the model would see the answer"
                 )
-        object.__setattr__(self, "tables", self._resolve(tuple(tables)))
+        object.__setattr__(self, "tables", self._resolve(tuple(tables), defaults or Defaults()))
         object.__setattr__(self, "_table_by_name", {table.name: table for table in self.tables})
 
-    def _resolve(self, given: tuple[Table, ...]) -> tuple[Table, ...]:
+    def _resolve(self, given: tuple[Table, ...], defaults: Defaults) -> tuple[Table, ...]:
         by_name = {table.name: table for table in given}
         used: dict[str, Table] = {}
         for feature in self.sparse:
@@ -207,7 +246,7 @@ class Schema:
         for name in by_name:
             if name not in used:
                 raise ConfigError(f"table {name!r} is used by no feature{nearest(name, used)}")
-        return tuple(table if table.dim else replace(table, dim=DEFAULT_DIM) for table in used.values())
+        return tuple(table if table.dim else replace(table, dim=defaults.dim) for table in used.values())
 
     @property
     def sparse(self) -> tuple[Categorical | Sequence, ...]:
@@ -258,7 +297,7 @@ class Schema:
 
     @classmethod
     def from_dict(cls, mapping: Mapping[str, Any], where: str = "schema") -> Schema:
-        """Builds a schema from the sections ``features``, ``labels`` and ``tables`` of a config."""
+        """Builds a schema from the sections ``features``, ``labels``, ``tables`` and ``defaults`` of a config."""
         for key in ("features", "labels"):
             if key not in mapping:
                 raise ConfigError(
@@ -277,15 +316,23 @@ class Schema:
             config.build(Table, t, f"{where}: [[tables]] {_name_of(t, i)}") for i, t in enumerate(tables)
         ]
         labels = config.build(Labels, mapping["labels"], f"{where}: [labels]")
+        defaults = config.build(Defaults, mapping.get("defaults", {}), f"{where}: [defaults]")
         try:
-            return cls(features, labels, built)
+            return cls(features, labels, built, defaults)
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from None
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Schema:
-        """Reads ``[[features]]``, ``[labels]`` and ``[[tables]]`` of a config file."""
+        """Reads ``[[features]]``, ``[labels]``, ``[[tables]]`` and ``[defaults]`` of a config file."""
         return cls.from_dict(config.read_toml(path), str(path))
+
+
+def _check_time_unit(feature: Categorical | Numeric) -> None:
+    if feature.time_unit and feature.part_of_time is None:
+        raise ConfigError(
+            f"{feature._owner()}time_unit = {feature.time_unit!r}: is of times, which transform = 'hour' and 'weekday' read; drop it"
+        )
 
 
 def _name_of(item: Any, index: int) -> str:

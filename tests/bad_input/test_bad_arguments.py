@@ -40,7 +40,17 @@ SETTINGS = [
     ("train.epohcs=2", "[train]: unknown key 'epohcs'; did you mean 'epochs'?"),
     ("train.epochs=two", "[train] epochs = 'two': expected an integer"),
     ("train.seed.first=2", "--set 'train.seed.first=2': train.seed is not a table of options"),
-    ("features.user.dim=2", "--set 'features.user.dim=2': features is not a table of options; edit the file"),
+    (
+        "features.usr.dim=2",
+        "--set 'features.usr.dim=2': no table of that list is named 'usr'; did you mean 'user'?",
+    ),
+    ("features.user.dimm=2", "[[features]] 'user': unknown key 'dimm'; did you mean 'dim'?"),
+    (
+        "features.user=2",
+        "--set 'features.user=2': features is a list; expected the name of one of its tables and a key",
+    ),
+    ("defaults.dimm=2", "[defaults]: unknown key 'dimm'; did you mean 'dim'?"),
+    ("defaults.dim=0", "[defaults] dim = 0: expected an integer from 1 to 4096"),
     ("model={name='nothing'}", "[model].name = 'nothing': unknown model; "),
 ]
 

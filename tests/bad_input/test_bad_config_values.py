@@ -19,6 +19,24 @@ OUT_OF_RANGE = [
     (f"data.batch_size = {1 << 70}", "expected an integer from 1 to 2147483647"),
     ("data.shuffle_rows = 0", "[data] shuffle_rows = 0: expected an integer of at least 1"),
     ("data.read_ahead = 0", "[data] read_ahead = 0: expected an integer of at least 1"),
+    ("data.where = 'price >'", "[data]: where = 'price >': cannot be read; expected a condition"),
+    (
+        "data.where = 'price'",
+        "[data]: where = 'price': 'price' is no comparison; expected a condition such as",
+    ),
+    ("data.split = {by = 'x', test = 1.5}", "[data] split test = 1.5: expected a finite number ≥ 0 and < 1"),
+    (
+        "data.split = {by = 'x'}",
+        "split: valid = 0, test = 0: expected shares of the rows, together above 0 and below",
+    ),
+    (
+        "features.0.transform = 'minute'",
+        "[[features]] 'user' transform = 'minute': expected one of 'hour', 'weekday'",
+    ),
+    (
+        "features.0.time_unit = 'ms'",
+        "time_unit = 'ms': is of times, which transform = 'hour' and 'weekday' read",
+    ),
     ("features.0.dim = 0", "[[features]] 'user' dim = 0: expected an integer from 1 to 4096"),
     ("features.0.dim = -4", "[[features]] 'user' dim = -4: expected an integer from 1 to 4096"),
     ("features.0.dim = 100000", "[[features]] 'user' dim = 100000: expected an integer from 1 to 4096"),

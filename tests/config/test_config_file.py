@@ -95,3 +95,17 @@ def test_an_override_nested_too_deep_is_refused(tmp_path, change):
 def test_many_numbers_with_points_on_a_line_are_no_long_key(tmp_path):
     (tmp_path / "config.toml").write_text(f"a = [{', '.join(['0.5'] * 200)}]\nb = '{'x.' * 200}'")
     assert len(config.read_toml(tmp_path / "config.toml")["a"]) == 200
+
+
+def test_a_default_dim_is_of_what_says_none_itself_and_set_finds_features_by_name(settings, tmp_path):
+    features = [{"name": "user", "kind": "categorical"}, {"name": "item", "kind": "categorical", "dim": 4},
+                {"name": "past", "kind": "sequence", "table": "item"}]  # fmt: skip
+    settings({"train": "a"}, defaults={"dim": 24}, features=features)
+    path = tmp_path / "here" / "config.toml"
+    dims = [RunConfig.load(path).schema.dim_of(feature) for feature in RunConfig.load(path).schema.sparse]
+    assert dims == [24, 4, 4]
+    schema = RunConfig.load(
+        path, overrides=["features.item.dim=8", "features.user.table=own", "defaults.dim=2"]
+    ).schema
+    assert [(each.name, each.dim) for each in schema.tables] == [("own", 2), ("item", 8)]
+    assert schema.features[0].table_name == "own"

@@ -25,8 +25,10 @@ UNUSABLE = (
 COMMANDS = {
     "bench": "Measure this machine, with peers beside us.",
     "calibrate": "Measure this machine's links, codecs and the work of steps.",
+    "check": "Check a config against its data, without training.",
     "evaluate": "Evaluate a run's final weights.",
     "info": "Show the machine, the versions, and what runs on its GPUs.",
+    "init": "Print a config for some data, guessed from a sample.",
     "inspect": "Show what a run or a checkpoint holds.",
     "plan": "Print the plan of a run.",
     "predict": "Write a run's predictions for new data, in input order.",

@@ -28,8 +28,8 @@ from girih.trainer import Trainer
 def evaluate(run: Path, paths: tuple[str, ...]) -> int:
     """Evaluate a run's final weights."""
     settings = open_config(run)
-    split: SplitName = "test" if settings.data.test is not None else "valid"
-    if not paths and getattr(settings.data, split) is None:
+    split: SplitName = "test" if "test" in settings.data.splits else "valid"
+    if not paths and split not in settings.data.splits:
         raise ConfigError(f"{run}: its configuration names no test or valid data; give --data PATH")
     data = settings.dataset(split, paths, shuffle=False)
     with load_trainer(run, settings) as trainer:

@@ -23,7 +23,6 @@ from girih.cluster.launch import heeding_signals, leave_signals_to_launcher
 from girih.cluster.roles import RoleName
 from girih.config.file import RunConfig
 from girih.data import Dataset
-from girih.data.options import SplitName
 from girih.errors import ConfigError
 from girih.metrics import Metrics
 from girih.planner.plan import Plan
@@ -193,8 +192,7 @@ def _showing_warnings(progress: Progress) -> Iterator[None]:
 
 
 def _open_data(settings: RunConfig) -> dict[str, Dataset]:
-    splits: tuple[SplitName, ...] = ("train", "valid", "test")
-    return {split: settings.dataset(split) for split in splits if getattr(settings.data, split) is not None}
+    return {split: settings.dataset(split) for split in settings.data.splits}
 
 
 def _finished_because(newest: Storage, run: Path, settings: RunConfig) -> str | None:

@@ -25,6 +25,11 @@ def fraction(name: str, value: Any) -> None:
     build(Fraction, value, name)
 
 
+def text(name: str, value: Any) -> None:
+    """Refuses anything but strings."""
+    build(str, value, name)
+
+
 def flag(name: str, value: Any) -> None:
     """Refuses anything but booleans."""
     build(bool, value, name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ from girih.training.pricing import Calibrated, measured, threads_of
 from girih.training.specs import dense_spec, sparse_spec
 
 SECTIONS = (
-    "data", "features", "tables", "labels", "model", "sparse_optimizer", "first_order_optimizer",
+    "data", "defaults", "features", "tables", "labels", "model", "sparse_optimizer", "first_order_optimizer",
     "dense_optimizer", "checkpoint", "train", "schedule", "strategy", "store", "cluster", "metrics",
 )  # fmt: skip
 
@@ -81,6 +81,7 @@ class RunConfig:
     dense_optimizer: OptimizerFactory
     plan: Plan | None = None
     calibrated: Calibrated | None = None
+    _cuts: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def load(cls, path: Path, *, overrides: Sequence[str] = (), strategy: str | None = None) -> RunConfig:
@@ -190,6 +191,7 @@ class RunConfig:
                 paths=list(paths) or None,
                 base_dir=None if paths else self.directory,
                 seed=self.train.seed,
+                cuts=self._cuts,
                 **options,
             )
         except ConfigError as error:

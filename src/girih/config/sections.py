@@ -126,7 +126,7 @@ def _environment(name: str, where: str) -> str:
 def apply_override(mapping: dict[str, Any], assignment: str) -> None:
     """Applies ``section.key=value`` in place; the value is read as TOML, else taken as a string.
 
-    ``section={...}`` replaces a section whole.
+    ``section={...}`` replaces a section whole; ``features.user.dim=8`` finds a table of ``[[features]]`` or ``[[tables]]`` by its name.
     """
     path, equals, text = assignment.partition("=")
     keys = [key.strip() for key in path.split(".")]
@@ -140,13 +140,27 @@ def apply_override(mapping: dict[str, Any], assignment: str) -> None:
         raise ConfigError(f"--set {assignment!r}: expected section.key=value, as in train.epochs=2")
     target: Any = mapping
     for position, key in enumerate(keys[:-1]):
-        target = target.setdefault(key, {})
-        if not isinstance(target, dict):
+        target = _named(target, key, assignment) if isinstance(target, list) else target.setdefault(key, {})
+        if not isinstance(target, dict | list):
             raise ConfigError(
                 f"--set {assignment!r}: {'.'.join(keys[: position + 1])} is not a table of options"
-                + ("; edit the file to change a list" if isinstance(target, list) else "")
             )
+    if isinstance(target, list):
+        raise ConfigError(
+            f"--set {assignment!r}: {'.'.join(keys[:-1])} is a list; expected the name of one of its tables and a key, as"
+            " features.user.dim=8"
+        )
     target[keys[-1]] = value
+
+
+def _named(tables: list[Any], name: str, assignment: str) -> Any:
+    """The table of a list that has a name, as ``[[features]]`` have."""
+    names = [str(each["name"]) for each in tables if isinstance(each, dict) and "name" in each]
+    if name not in names:
+        raise ConfigError(
+            f"--set {assignment!r}: no table of that list is named {name!r}{nearest(name, names)}"
+        )
+    return next(each for each in tables if isinstance(each, dict) and each.get("name") == name)
 
 
 def build(cls: Any, value: Any, where: str) -> Any:

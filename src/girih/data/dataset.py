@@ -15,6 +15,8 @@ from typing import Any, TypedDict, Unpack
 
 from girih.config import checks
 from girih.data.batch import Batch
+from girih.data.decode.where import Where
+from girih.data.decode.where_text import parse_where
 from girih.data.epoch import SkippedRows, read_epoch
 from girih.data.position import Position
 from girih.data.read_ahead import ReadAhead
@@ -43,6 +45,7 @@ class ReadOptions(OrderOptions, total=False):
 
     keep: Iterable[str]
     with_labels: bool
+    where: str | Where | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +103,7 @@ class Dataset:
             raise ConfigError(f"position: epoch {position.epoch} is not the epoch asked for, {epoch}")
         if position.order not in ("", order):
             raise ConfigError(
-                "position: from other files, or another shuffle, shuffle_rows, seed or on_bad_row;"
+                "position: from other files, or another shuffle, shuffle_rows, seed, on_bad_row or where;"
                 " start the epoch anew"
             )
         return read_epoch(self, replace(position, order=order))
@@ -111,8 +114,8 @@ class Dataset:
 
     @property
     def num_examples(self) -> int | None:
-        """Rows in all files, bad ones included, where that is cheap to know (Parquet); else None."""
-        return self.source.num_rows
+        """Rows in all files, bad ones included, where that is cheap to know (Parquet, no ``where``); else None."""
+        return self.source.num_rows if self.plan.where is None else None
 
     @property
     def with_labels(self) -> bool:
@@ -132,6 +135,12 @@ class Dataset:
     def with_batch_size(self, batch_size: int) -> Dataset:
         """The same rows in the same order, cut differently."""
         return replace(self, batch_size=batch_size)
+
+    def meeting(self, where: Where) -> Dataset:
+        """The rows that meet a condition instead of the present one."""
+        plan = replace(self.plan, where=where)
+        self.source.check(plan)
+        return replace(self, plan=plan)
 
     def in_order(self) -> Dataset:
         """The same rows, not shuffled, of a stream those that are there already; itself, where that is so."""
@@ -198,6 +207,7 @@ class Dataset:
     def _order_digest(self) -> str:
         parts = [self.source.identity, self.shuffle, self.on_bad_row]
         parts += [self.shuffle_rows, self.seed] if self.shuffle else []
+        parts += [self.plan.where.text] if self.plan.where else []
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
@@ -208,6 +218,7 @@ def make_dataset(
     *,
     keep: Iterable[str] = (),
     with_labels: bool = True,
+    where: str | Where | None = None,
     **options: Unpack[OrderOptions],
 ) -> Dataset:
     """A dataset over a source; ``columns`` is the schema in terms of the source's columns, where they differ.
@@ -216,7 +227,11 @@ def make_dataset(
         ConfigError: an option that cannot be used. DataError: files that do not serve the schema.
     """
     check_schema(schema)
-    plan = make_read_plan(columns or schema, (keep,) if isinstance(keep, str) else tuple(keep), with_labels)
+    kept = (keep,) if isinstance(keep, str) else tuple(keep)
+    if where is not None and not isinstance(where, Where):
+        checks.text("where", where)
+        where = parse_where(where)
+    plan = make_read_plan(columns or schema, kept, with_labels, where)
     source.check(plan)
     return Dataset(schema=schema, source=source, plan=plan, **options)
 

@@ -58,6 +58,8 @@ def read_epoch(data: Dataset, start: Position) -> Iterator[tuple[Batch, Position
     window = windows.next(start.row)
     if window is None and start.cursor == Cursor() and not data.source.stopped():
         first, where = data.skipped.first, "files" if data.source.bounds is None else "topic"
+        if first is None and data.plan.where is not None:
+            raise DataError(f"{data.addresses[0]}: no row meets {data.plan.where.text}")
         raise DataError(
             f"no rows in the {where}" if first is None else f"every row is bad; the first: {first}"
         )

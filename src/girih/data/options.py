@@ -11,13 +11,16 @@ from girih.config.bounds import Bounds, Count
 from girih.config.options import Options
 from girih.data import readers
 from girih.data.dataset import BATCH_SIZE, MOST_EXAMPLES, SHUFFLE_ROWS, Dataset
+from girih.data.decode.where_text import parse_where
 from girih.data.kafka.topic import SCHEME, Topic
 from girih.data.paths import Paths, relative_to
+from girih.data.split import Cuts, Split, find_cuts
 from girih.errors import ConfigError
 from girih.schema import Schema
 
 SplitName = Literal["train", "valid", "test"]
 _OF_CSV = ("separator", "quote", "columns")
+_OF_SPLIT: tuple[SplitName, ...] = ("valid", "test")
 _OF_KAFKA = ("messages", "start", "stop_at", "kafka")
 
 
@@ -30,16 +33,20 @@ class DataOptions(Options):
         train, valid, test: a path, glob or fsspec address, or a list of them.
         batch_size: examples per batch.
         separator, quote, columns: of CSV; see :func:`girih.read_csv`.
+        where: a condition that rows have to meet; see :func:`girih.read_parquet`. Predictions are made for all rows.
+        split: how the files of ``train`` are cut into training, validation and test data.
         messages, start, stop_at, kafka: of Kafka topics; see :func:`girih.read_kafka`.
         shuffle: the training data, each epoch anew, in windows of at least ``shuffle_rows`` rows; None: files, but no stream.
         on_bad_row: ``error`` stops; ``skip`` drops and counts.
         read_ahead: batches that are read before they are needed.
     """
 
-    format: Literal["parquet", "csv", "criteo", "libsvm", "kafka"] = "parquet"
+    format: Literal["parquet", "csv", "criteo", "libsvm", "jsonl", "kafka"] = "parquet"
     train: str | tuple[str, ...]
     valid: str | tuple[str, ...] | None = None
     test: str | tuple[str, ...] | None = None
+    where: str | None = None
+    split: Split | None = None
     batch_size: Annotated[int, Bounds(1, MOST_EXAMPLES)] = BATCH_SIZE
     separator: str = ","
     quote: str = '"'
@@ -66,7 +73,16 @@ class DataOptions(Options):
                     raise ConfigError(
                         f"{option.name}: only format {format} has it, and format is {self.format!r}; drop one"
                     )
+        if self.where is not None:
+            parse_where(self.where)
+        for name in self.split.names if self.split else ():
+            if getattr(self, name) is not None:
+                raise ConfigError(
+                    f"split: cuts {name} off train, and {name} = {getattr(self, name)!r} names files; drop one of them"
+                )
         if self.format == "kafka":
+            if self.split:
+                raise ConfigError("split: a stream has no last rows; give valid and test of their own")
             if self.shuffle:
                 raise ConfigError("shuffle = true: a stream is read in its order; drop it")
             if not is_topic(self.train):
@@ -74,6 +90,12 @@ class DataOptions(Options):
                     f"train = {self.train!r}: format kafka reads kafka://host:port,host:port/topic"
                 )
             Topic.at(str(self.train), self.kafka)
+
+    @property
+    def splits(self) -> tuple[SplitName, ...]:
+        """The splits that there are."""
+        made = self.split.names if self.split else ()
+        return ("train", *(name for name in _OF_SPLIT if name in made or getattr(self, name) is not None))
 
 
 def open_dataset(
@@ -87,6 +109,7 @@ def open_dataset(
     shuffle: bool | None = None,
     keep: Iterable[str] = (),
     with_labels: bool = True,
+    cuts: dict[str, Cuts] | None = None,
 ) -> Dataset:
     """Opens one split of the data.
 
@@ -94,6 +117,8 @@ def open_dataset(
         split: ``train``, ``valid`` or ``test``.
         paths: files to read in place of the split's, in the same format.
         base_dir: what relative paths start at: the directory of the config file; None is the current one.
+        with_labels: without labels, for predictions, all rows are read, whether they meet ``where`` or not.
+        cuts: where ``split`` cut the files, once that is known; found otherwise, and noted here.
         shuffle: None shuffles the split ``train`` where the options say so, and nothing else.
 
     Raises:
@@ -101,8 +126,10 @@ def open_dataset(
         MissingFileError, DataError: as the readers raise them.
     """
     chosen: Any = paths if paths is not None else getattr(options, split)
+    is_cut = paths is None and options.split is not None and split in ("train", *options.split.names)
+    chosen = options.train if is_cut else chosen
     if chosen is None:
-        raise ConfigError(f'[data] has no {split}; add {split} = "path", or name the files')
+        raise ConfigError(f'[data] has no {split}; add {split} = "path", or a split, or name the files')
     listed: Sequence[Any] = [chosen] if isinstance(chosen, str | os.PathLike) else list(chosen)
     if shuffle is None:
         shuffle = options.shuffle is not False and split == "train" and paths is None
@@ -128,9 +155,16 @@ def open_dataset(
         on_bad_row=options.on_bad_row,
         keep=keep,
         with_labels=with_labels,
+        where=options.where if with_labels else None,
         **{name: getattr(options, name) for name in _OF_CSV if options.format == "csv"},
     )
-    return replace(dataset, read_ahead=options.read_ahead)
+    dataset = replace(dataset, read_ahead=options.read_ahead)
+    if not is_cut or options.split is None:
+        return dataset
+    cuts = {} if cuts is None else cuts
+    if "train" not in cuts:
+        cuts["train"] = find_cuts(dataset, options.split)
+    return cuts["train"].of(dataset, split)
 
 
 def is_topic(paths: object) -> bool:
@@ -153,5 +187,6 @@ def _open_topic(
         on_bad_row=options.on_bad_row,
         keep=keep,
         with_labels=with_labels,
+        where=options.where if with_labels else None,
     )
     return replace(dataset, read_ahead=options.read_ahead)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pyarrow as pa
+
 from girih.data.decode.columns import is_list, kind_of
 from girih.data.decode.conditions import Condition, parse_condition
+from girih.data.decode.times import is_time
+from girih.data.decode.where import Where
 from girih.errors import ConfigError, DataError, nearest
-from girih.schema import Categorical, Numeric, Schema
+from girih.schema import Categorical, Numeric, Schema, Sequence
 
 _STRINGS = ("strings", "nulls")
 
@@ -23,7 +28,7 @@ class ReadPlan:
         schema: its features are decoded, in order.
         labels: those that are decoded, in order. weight: the column of example weights, if any.
         conditions: the derived labels, parsed.
-        keep: columns carried along as they are.
+        keep: columns carried along as they are. where: what rows have to meet; None takes all.
         until_bad: rows after the first bad one need not be looked at.
     """
 
@@ -32,6 +37,7 @@ class ReadPlan:
     weight: str | None
     conditions: dict[str, Condition]
     keep: tuple[str, ...]
+    where: Where | None = None
     until_bad: bool = False
 
     @property
@@ -48,13 +54,28 @@ class ReadPlan:
             uses.setdefault(self.weight, "labels: weight")
         for column in self.keep:
             uses.setdefault(column, "keep")
+        for column in self.where.columns if self.where else ():
+            uses.setdefault(column, "where")
         return uses
+
+    @property
+    def numbers(self) -> set[str]:
+        """The columns that are read as floating-point numbers, and as nothing else."""
+        schema = self.schema
+        wanted = {feature.source for feature in schema.numeric if not feature.part_of_time}
+        wanted |= {name for name in self.labels if name not in self.conditions} | (
+            {self.weight} if self.weight else set()
+        )
+        others = {feature.source for feature in schema.sparse} | {
+            condition.column for condition in self.conditions.values()
+        }
+        return wanted - others - set(self.where.columns if self.where else ()) - set(self.keep)
 
     def without_labels(self, keep: tuple[str, ...] = ()) -> ReadPlan:
         """The same features alone, with other columns carried along."""
         return replace(self, labels=(), weight=None, keep=keep)
 
-    def check_names(self, present: Sequence[str], where: str) -> None:
+    def check_names(self, present: Seq[str], where: str) -> None:
         """Refuses a file that lacks a column, or has one twice.
 
         Raises:
@@ -81,6 +102,10 @@ class ReadPlan:
         for feature in self.schema.features:
             kind = kind_of(types[feature.source])
             what = f"{feature.source!r} ({types[feature.source]}) of feature {feature.name!r}"
+            if not isinstance(feature, Sequence) and feature.part_of_time:
+                if trouble := _time_trouble(feature.part_of_time, types[feature.source], kind):
+                    yield f"{what}: {trouble}"
+                continue
             if isinstance(feature, Numeric):
                 if not _is_number(kind):
                     yield f"{what}: expected numbers; cast the column, or make the feature categorical"
@@ -109,6 +134,8 @@ class ReadPlan:
                 yield f"{what}: expected numbers; {mend}"
         if self.weight and not _is_number(kind_of(types[self.weight])):
             yield f"{self.weight!r} ({types[self.weight]}): example weights are numbers"
+        if self.where:
+            yield from self.where.troubles(types)
 
     def _label_column(self, name: str) -> str:
         return self.conditions[name].column if name in self.conditions else name
@@ -127,7 +154,9 @@ def _weight_troubles(feature: Categorical, weights: Any, ids: Any) -> Iterator[s
         yield f"{what}: expected lists where the ids are lists ({ids})"
 
 
-def make_read_plan(schema: Schema, keep: tuple[str, ...], with_labels: bool) -> ReadPlan:
+def make_read_plan(
+    schema: Schema, keep: tuple[str, ...], with_labels: bool, where: Where | None = None
+) -> ReadPlan:
     """Parses the schema's conditions.
 
     Raises:
@@ -141,8 +170,18 @@ def make_read_plan(schema: Schema, keep: tuple[str, ...], with_labels: bool) -> 
                     f"feature {feature.name!r} reads {condition.column!r}, which label {name!r} is derived from:"
                     " the model would see the answer"
                 )
-    plan = ReadPlan(schema, schema.labels.names, schema.labels.weight, conditions, tuple(dict.fromkeys(keep)))
+    plan = ReadPlan(
+        schema, schema.labels.names, schema.labels.weight, conditions, tuple(dict.fromkeys(keep)), where
+    )
     return plan if with_labels else plan.without_labels(plan.keep)
+
+
+def _time_trouble(part: str, kind: Any, word: str) -> str | None:
+    if is_time(kind):
+        return "a date has no hour; use weekday" if part == "hour" and pa.types.is_date(kind) else None
+    if word in ("integers", "floats", *_STRINGS):
+        return None
+    return f"{part} expects timestamps, numbers since 1970 or text such as '2024-05-01 12:30:00'"
 
 
 def _is_number(kind: str) -> bool:

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Unpack
 
 from girih.data.dataset import Dataset, ReadOptions, check_schema, make_dataset
+from girih.data.formats.arrow import arrow_source
 from girih.data.formats.delimited import DelimitedSource
+from girih.data.formats.jsonl import JsonlSource
 from girih.data.formats.libsvm import LibsvmSource, as_columns
 from girih.data.formats.parquet import ParquetSource
 from girih.data.formats.text import BLOCK_BYTES
@@ -32,6 +34,8 @@ def read_parquet(paths: Paths, schema: Schema, **options: Unpack[ReadOptions]) -
         on_bad_row: ``error`` (the default) stops at the first; ``skip`` drops and counts them.
         keep: columns to carry along, as ``Batch.kept``.
         with_labels: False for data without label columns.
+        where: a condition that rows have to meet, as ``"country in ['NL', 'BE'] and price > 0"``; its grammar is that of
+            :mod:`girih.data.decode.where_text`. Default: all rows.
 
     Raises:
         MissingFileError: a path or pattern that matches nothing.
@@ -39,6 +43,28 @@ def read_parquet(paths: Paths, schema: Schema, **options: Unpack[ReadOptions]) -
         ConfigError: an option that cannot be used.
     """
     return make_dataset(ParquetSource(find_files(paths, suffix=".parquet")), schema, **options)
+
+
+def read_arrow(data: Any, schema: Schema, **options: Unpack[ReadOptions]) -> Dataset:
+    """Reads Arrow data where it is.
+
+    A pyarrow table or record batch, or a list of them, a ``RecordBatchReader``, a pandas or Polars ``DataFrame``, a DuckDB
+    relation, a Hugging Face dataset, or any other object with ``__arrow_c_stream__`` is held in memory as it is, in the buffers of
+    its owner: what a reader or a query gives is read to its end first. A pyarrow dataset of files is read by row groups
+    (other files than Parquet one by one), and may be larger than memory.
+
+    Rows are parts of a million, which ``shuffle`` permutes before rows in windows, as :func:`read_parquet` does with row groups.
+    Every trainer gives the same rows in the same order. Positions hold for that order; of a table, some rows are compared.
+
+    Args:
+        options: those of :func:`read_parquet`.
+
+    Raises:
+        ConfigError: an object that gives no columns, or a filtered pyarrow dataset; an option that cannot be used. Also, as training
+            begins, a table of more than 256 MiB under a strategy with loaders, which are other processes.
+        DataError: no rows, or columns that cannot serve the schema.
+    """
+    return make_dataset(arrow_source(data), schema, **options)
 
 
 def read_csv(
@@ -51,7 +77,7 @@ def read_csv(
     block_bytes: int = BLOCK_BYTES,
     **options: Unpack[ReadOptions],
 ) -> Dataset:
-    """Reads text files of separated values, gzip-compressed or not.
+    """Reads text files of separated values, compressed by gzip, bzip2, xz or zstd, or not.
 
     Args:
         separator: one character.
@@ -98,6 +124,18 @@ def read_libsvm(
     check_schema(schema)
     columns = as_columns(schema)
     return make_dataset(LibsvmSource(find_files(paths), schema, block_bytes), schema, columns, **options)
+
+
+def read_jsonl(
+    paths: Paths, schema: Schema, *, block_bytes: int = BLOCK_BYTES, **options: Unpack[ReadOptions]
+) -> Dataset:
+    """Reads JSON lines: an object a line, whose keys are columns; numbers, strings, booleans, and lists of these.
+
+    A key that a line lacks is missing there. Columns and their types are known by the first thousand lines of each file; lines that go by
+    other types are read too, more slowly. The arguments are those of :func:`read_csv`.
+    """
+    check_schema(schema)
+    return make_dataset(JsonlSource(find_files(paths), block_bytes), schema, **options)
 
 
 def read_kafka(

@@ -141,7 +141,7 @@ def numbers(array: Any, *, keep_float32: bool = False) -> tuple[NDArray[Any], ND
     Returns:
         float[R], NaN where there is no number; bool[R] where there is nothing, or None if that is nowhere.
     """
-    array = _plain(array)
+    array = plain(array)
     kind = array.type
     if is_string(kind):
         return string_numbers(array)
@@ -185,10 +185,11 @@ def spans(array: Any) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.
 
 def string_values(array: Any) -> Any:
     """A string column, dictionaries and views resolved, as an array of bytes."""
-    return _plain(array).cast(pa.large_binary())
+    return plain(array).cast(pa.large_binary())
 
 
-def _plain(array: Any) -> Any:
+def plain(array: Any) -> Any:
+    """A column whose dictionary is resolved."""
     return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
 
 

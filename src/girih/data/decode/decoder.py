@@ -5,16 +5,18 @@ Shapes: R rows, X numeric features, T labels, M values of one feature.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from girih.data.decode import columns
+from girih.data.decode import columns, times
 from girih.data.decode.rows import Bags, DecodedRows
 from girih.data.read_plan import ReadPlan
 from girih.data.unit import BadRow, Unit
+from girih.errors import DataError
 from girih.kernels.buffers import Buffers
 from girih.schema import Categorical, Numeric, Sequence
 
@@ -23,8 +25,8 @@ LABEL = "a label in [0, 1]"
 
 
 def decode(unit: Unit, plan: ReadPlan, buffers: Buffers) -> tuple[DecodedRows, list[BadRow]]:
-    """Decodes a unit, and returns its bad rows, in order."""
-    reader = _Reader(unit, plan)
+    """Decodes the rows of a unit that meet the plan's condition, and returns its bad rows, in order."""
+    reader = _Reader(chosen(unit, plan), plan)
     rows = DecodedRows(
         bags=[reader.bags(feature) for feature in plan.schema.sparse],
         numeric=reader.side_by_side([reader.numeric(feature) for feature in plan.schema.numeric], buffers),
@@ -34,6 +36,19 @@ def decode(unit: Unit, plan: ReadPlan, buffers: Buffers) -> tuple[DecodedRows, l
     )
     rows.good, bad = reader.bad_rows()
     return rows, bad
+
+
+def chosen(unit: Unit, plan: ReadPlan) -> Unit:
+    """The rows of a unit that are to be read."""
+    if plan.where is None:
+        return unit
+    try:
+        kept = plan.where.keep(lambda name: columns.flat(unit.table.column(name)))
+    except DataError as error:
+        raise DataError(f"{unit.file}{unit.suffix}: {error}") from None
+    if kept.all():
+        return unit
+    return replace(unit, table=unit.table.filter(pa.array(kept)), numbers=np.asarray(unit.numbers)[kept])
 
 
 class _Reader:
@@ -49,6 +64,9 @@ class _Reader:
         """The ids of a feature, its weights, cut to its maximum length."""
         if isinstance(feature, Categorical) and feature.bucketize:
             return Bags(self._buckets(feature.source, feature.bucketize))
+        if isinstance(feature, Categorical) and feature.transform:
+            ids, null = self._part_of_time(feature)
+            return Bags(ids if null is None else np.where(null, columns.NULL_ID, ids))
         values, offsets = columns.pieces(self._column(feature.source), feature.separator)
         ids, floats = columns.scalar_ids(values)
         if self._unit.is_text and floats is not None and floats.any():
@@ -101,7 +119,10 @@ class _Reader:
     def numeric(self, feature: Numeric) -> NDArray[np.float32]:
         """float32[R], transformed; null is 0, or NaN where it waits to be standardized."""
         log1p = "log1p" in feature.transform
-        values, null = self._finite(feature.source, keep_float32=not log1p)
+        if feature.part_of_time:
+            values, null = self._part_of_time(feature)
+        else:
+            values, null = self._finite(feature.source, keep_float32=not log1p)
         if log1p:
             values = np.log1p(np.maximum(values, 0.0))
         narrow = _narrow(values)
@@ -110,6 +131,17 @@ class _Reader:
         if null is None:
             return narrow
         return np.where(null, np.float32(np.nan if "standardize" in feature.transform else 0.0), narrow)
+
+    def _part_of_time(self, feature: Categorical | Numeric) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
+        """The hour or the weekday, int64[R], and bool[R] where there is none."""
+        unit = feature.time_unit or "s"
+        array = self._column(feature.source)
+        values, null, good = times.part_of_time(array, feature.part_of_time or "hour", unit)
+        mend = "" if feature.time_unit else "; time_unit = 'ms' counts others"
+        self._expect(
+            good, feature.source, f"a time before 2200, as '2024-05-01 12:30:00' or {unit} since 1970{mend}"
+        )
+        return values, null
 
     def label(self, name: str) -> NDArray[np.float32]:
         """float32[R] in [0, 1]; of a derived label, 1 where its condition holds."""

@@ -149,7 +149,7 @@ class DelimitedSource(TextSource):
     def unit(self, number: int, block: Block, plan: ReadPlan, after: Cursor) -> Unit:
         """Splits a block into cells; lines that cannot be split are bad rows."""
         address, names = self.files[number].address, self.starts[number].names
-        columns = dict.fromkeys(plan.columns, pa.binary())
+        columns = dict.fromkeys(self.own_columns(plan, number), pa.binary())
         splitting = (names, columns, self._separator, self._quote, address)
         table, broken = split_cells(block.data, *splitting, until_bad=plan.until_bad)
         if table is None:

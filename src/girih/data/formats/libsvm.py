@@ -87,7 +87,7 @@ class LibsvmSource(TextSource):
         text, lines, bad = self._regular(block, plan.until_bad)
         cells = text.replace(b":", b" ")
         types = dict.fromkeys(self._indices, pa.int64())
-        types |= {name: pa.float64() for name in plan.columns if name not in types}
+        types |= {name: pa.float64() for name in self.own_columns(plan, number) if name not in types}
         table = None
         if b"x" not in cells and b"X" not in cells:  # Arrow would take 0x10 for an integer
             with contextlib.suppress(DataError):  # a cell is no number
@@ -95,7 +95,7 @@ class LibsvmSource(TextSource):
         if table is None or any(column.null_count for column in table.columns):
             words, _ = split_cells(cells, self._names, dict.fromkeys(types, pa.binary()), " ", "", address)
             table, lines = _checked(words, types, lines, bad, plan.until_bad)
-        table = table.select(list(plan.columns))
+        table = table.select(self.own_columns(plan, number))
         return Unit(table, address, after, lines, is_text=True, bad=bad)
 
     def _regular(self, block: Block, until_bad: bool) -> tuple[bytes, NDArray[np.int64], list[BadRow]]:

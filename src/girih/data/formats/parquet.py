@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from girih.data.decode.columns import is_string, kind_of
+from girih.data.partitions import Partitions
 from girih.data.paths import File, one_line
 from girih.data.position import Cursor
 from girih.data.read_plan import ReadPlan
@@ -40,6 +41,7 @@ class ParquetSource(FileSource):
 
     def __init__(self, files: tuple[File, ...]) -> None:
         self.files = files
+        self.partitions = Partitions(files)
         self._footers: list[Any] = []
         self._schemas: list[Any] = []
         self._groups: list[_RowGroup] = []
@@ -62,16 +64,23 @@ class ParquetSource(FileSource):
         counts = ",".join(f"{group.file}:{group.num_rows}" for group in self._groups)
         self.identity = "parquet/" + hashlib.sha256(counts.encode()).hexdigest()[:16]
 
+    @property
+    def column_names(self) -> list[str]:
+        """The columns of the first file."""
+        return list(self._schemas[0].names)
+
     def check(self, plan: ReadPlan) -> None:
         """Refuses files that lack a column, hold it in a type that does not serve, or disagree on it."""
         kinds: dict[str, tuple[str, str]] = {}
         names, earlier = plan.columns, None
-        for file, schema in zip(self.files, self._schemas, strict=True):
-            if earlier is not None and schema.equals(earlier):
+        for number, (file, schema) in enumerate(zip(self.files, self._schemas, strict=True)):
+            added = self.partitions.names(number, schema.names)
+            if earlier is not None and schema.equals(earlier[0]) and added == earlier[1]:
                 continue
-            earlier = schema
-            plan.check_names(schema.names, file.address)
-            own = dict(zip(schema.names, schema.types, strict=True))
+            earlier = schema, added
+            plan.check_names([*schema.names, *added], file.address)
+            own = {name: self.partitions.types[name] for name in added}
+            own |= dict(zip(schema.names, schema.types, strict=True))
             types = {name: own[name] for name in names}
             plan.check_types(types, file.address)
             for name in names:
@@ -95,6 +104,7 @@ class ParquetSource(FileSource):
                 file = self.files[group.file]
                 with _told(f"{file.address}: row group {group.group + 1} cannot be read"):
                     table = readers.of(group).read_row_group(group.group, columns=names)
+                table = self.partitions.added(table, group.file, names)
                 suffix = f" (row group {group.group + 1})"
                 numbers = range(group.first_row + 1, group.first_row + group.num_rows + 1)
                 yield Unit(table, file.address, Cursor(part + 1), numbers, suffix)

@@ -1,30 +1,38 @@
-"""Text files as blocks of whole lines, at known bytes; gzip is recognised by its first bytes.
+"""Text files as blocks of whole lines, at known bytes; compression is recognised by the first bytes.
 
 A block is a function of the byte at which it starts, so that reading can go on from any of them.
 """
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import hashlib
+import io
+import lzma
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from girih.config import checks
+from girih.data.partitions import Partitions
 from girih.data.paths import File, one_line
 from girih.data.position import Cursor
 from girih.data.read_plan import ReadPlan
 from girih.data.unit import FileSource, Unit
-from girih.errors import DataError
+from girih.errors import DataError, UserError
 
 BLOCK_BYTES = 8 << 20
-_GZIP_MAGIC = b"\x1f\x8b"
+_MAGIC = {"gzip": b"\x1f\x8b", "bzip2": b"BZh", "xz": b"\xfd7zXZ\x00", "zstd": b"\x28\xb5\x2f\xfd"}
+SUFFIXES = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd", ".zstd": "zstd"}
+_DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, ValueError)
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -101,12 +109,18 @@ class TextSource(FileSource, ABC):
         sizes = ",".join(str(file.size) for file in files)
         self.identity = f"{self.kind}/{block_bytes}/" + hashlib.sha256(sizes.encode()).hexdigest()[:16]
         self.starts = starts
+        self.partitions = Partitions(files)
         self._block_bytes = block_bytes
 
     def check(self, plan: ReadPlan) -> None:
         """Refuses files that lack a column."""
-        for file, start in zip(self.files, self.starts, strict=True):
-            plan.check_names(start.names, file.address)
+        for number, (file, start) in enumerate(zip(self.files, self.starts, strict=True)):
+            plan.check_names([*start.names, *self.partitions.names(number, start.names)], file.address)
+
+    def own_columns(self, plan: ReadPlan, number: int) -> list[str]:
+        """The columns to read that are in the lines of file ``number``, not in its path."""
+        added = self.partitions.names(number, self.starts[number].names)
+        return [name for name in plan.columns if name not in added]
 
     @abstractmethod
     def unit(self, number: int, block: Block, plan: ReadPlan, after: Cursor) -> Unit:
@@ -121,7 +135,11 @@ class TextSource(FileSource, ABC):
                 byte, line = start.byte, start.line
             for block in read_blocks(self.files[number], byte, line, self._block_bytes):
                 after = Cursor(part, block.byte + len(block.data), block.line + block.num_lines)
-                yield self.unit(number, block, plan, after)
+                unit = self.unit(number, block, plan, after)
+                yield replace(
+                    unit,
+                    table=self.partitions.added(unit.table, number, list(plan.columns), as_text=unit.is_text),
+                )
 
 
 def read_blocks(file: File, byte: int, line: int, block_bytes: int) -> Iterator[Block]:
@@ -152,22 +170,65 @@ def read_blocks(file: File, byte: int, line: int, block_bytes: int) -> Iterator[
 @contextmanager
 def _opened(file: File) -> Iterator[Any]:
     """A file's decompressed bytes; damage that is found while it is open becomes one error that names the file."""
+    kind = None
     with ExitStack() as stack:
         text = stack.enter_context(file.open())
         try:
-            magic = text.read(2)
+            first = text.read(6)
             text.seek(0)
-            if magic == _GZIP_MAGIC:
-                text = stack.enter_context(gzip.GzipFile(fileobj=text))
-            elif file.path.endswith(".gz"):
-                trouble = "not gzip-compressed in spite of its name" if magic else "the file is empty"
+            kind = next((kind for kind, magic in _MAGIC.items() if first.startswith(magic)), None)
+            named = next((kind for suffix, kind in SUFFIXES.items() if file.path.endswith(suffix)), None)
+            if named and kind is None:
+                trouble = f"not {named}-compressed in spite of its name" if first else "the file is empty"
                 raise DataError(f"{file.address}: {trouble}; compress it, or rename it")
-            yield text
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            trouble = f"the gzip data is damaged or cut short: {one_line(error)}"
+            yield text if kind is None else stack.enter_context(_decompressed(kind, text))
+        except UserError:
+            raise
+        except (OSError, *_DAMAGED) as error:
+            if kind is None or not (isinstance(error, _DAMAGED) or error.errno is None):
+                raise DataError(f"{file.address}: cannot be read: {one_line(error)}") from None
+            trouble = f"the {kind} data is damaged or cut short: {one_line(error)}"
             raise DataError(f"{file.address}: {trouble}") from None
-        except OSError as error:
-            raise DataError(f"{file.address}: cannot be read: {one_line(error)}") from None
+
+
+def _decompressed(kind: str, file: Any) -> Any:
+    """The bytes that were compressed; seeking forward reads them."""
+    if kind == "gzip":
+        return gzip.GzipFile(fileobj=file)
+    if kind == "bzip2":
+        return bz2.BZ2File(file)
+    return lzma.LZMAFile(file) if kind == "xz" else io.BufferedReader(_Zstd(file))
+
+
+class _Zstd(io.RawIOBase):
+    """Frames of zstd, which Arrow decompresses; it seeks by reading on."""
+
+    def __init__(self, file: Any) -> None:
+        self._stream = pa.CompressedInputStream(file, "zstd")
+        self._byte = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        found = self._stream.read(len(buffer))
+        buffer[: len(found)] = found
+        self._byte += len(found)
+        return len(found)
+
+    def tell(self) -> int:
+        return self._byte
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Goes on to a byte that is yet to be read, or to the end where that is before it."""
+        if whence != io.SEEK_SET or offset < self._byte:
+            raise io.UnsupportedOperation("a zstd stream only goes forward")
+        while self._byte < offset and (found := self._stream.read(min(offset - self._byte, 1 << 20))):
+            self._byte += len(found)
+        return self._byte
 
 
 def _read(text: Any, size: int) -> bytes:

@@ -1,0 +1,162 @@
+"""``girih check``: everything that ``girih train`` does before its first step, and what it would take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import click
+import numpy as np
+from numpy.typing import NDArray
+
+from girih.cli import cli
+from girih.cli.show import skipped
+from girih.cli.words import config_options
+from girih.config.file import RunConfig
+from girih.data import NULL_ID, Batch, Dataset
+from girih.data.growth import Growth, examples_of
+from girih.report.text import count, short, size
+from girih.sparse.spec import SparseSpec
+from girih.store.accounting import loaded_bytes
+from girih.store.rows.record import row_layout
+from girih.training.dense_cost import host_bytes
+
+SAMPLE_EXAMPLES = 200_000
+MOST_TABLES = 20
+MANY_MISSING, FEW_STEPS, LARGE = 0.9, 20, 1e4
+
+
+@cli.command()
+@config_options
+def check(config_file: Path, overrides: tuple[str, ...], strategy: str | None) -> int:
+    """Check a config against its data, and estimate rows and memory, without training."""
+    settings = RunConfig.load(config_file, overrides=overrides, strategy=strategy)
+    model = settings.model()
+    notes: list[str] = []
+    train = settings.dataset("train")
+    for split in settings.data.splits:
+        data = train if split == "train" else settings.dataset(split)
+        batch = next(iter(data.in_order()))
+        click.echo(
+            f"{split}: {_described(data)}; of its first {count(batch.num_examples)} examples {_labels(batch, data)}"
+        )
+        notes += _constant_labels(split, batch, data)
+        skipped(data, split)
+    settings.planned()
+    sparse = settings.sparse(model)
+    growth, notes_of_features = _sampled(train)
+    total = examples_of(train)
+    notes += notes_of_features
+    parameters = sum(each.numel() for each in model.parameters())
+    click.echo(
+        f"model: {type(model).__name__}, {short(parameters)} dense parameters; strategy {settings.strategy.name}"
+    )
+    held = _show_tables(sparse, growth, total)
+    free = host_bytes()
+    click.echo(f"memory: about {size(held)} for rows after an epoch; {size(free)} is free on this machine")
+    if held > free and not settings.store.on_ssd:
+        notes.append(
+            'rows may not fit into memory: see [store] tiers = ["dram", "ssd"], or [[tables]] with admission or eviction'
+        )
+    if total is not None and total < FEW_STEPS * settings.data.batch_size:
+        steps = max(1, round(total / settings.data.batch_size))
+        notes.append(f"an epoch has about {steps} steps: lower data.batch_size")
+    if settings.data.splits == ("train",):
+        notes.append("neither valid nor test: a run ends without AUC; name files, or set data.split")
+    for note in notes:
+        click.echo(f"note: {note}")
+    click.echo(f"{config_file}: ready; next: girih train {config_file}")
+    return 0
+
+
+def _described(data: Dataset) -> str:
+    files = len(data.addresses)
+    rows = "rows not counted" if data.num_examples is None else f"{count(data.num_examples)} rows"
+    return f"{rows} in {files} file{'' if files == 1 else 's'}"
+
+
+def _labels(batch: Batch, data: Dataset) -> str:
+    means = batch.labels.mean(axis=0)
+    shown = (
+        f"{mean:.1%} are {name}" for name, mean in zip(data.schema.labels.names, means.tolist(), strict=True)
+    )
+    return ", ".join(shown)
+
+
+def _constant_labels(split: str, batch: Batch, data: Dataset) -> list[str]:
+    least, most = batch.labels.min(axis=0), batch.labels.max(axis=0)
+    same = zip(data.schema.labels.names, (least == most).tolist(), least.tolist(), strict=True)
+    return [
+        f"label {name!r} is {value:g} in all of the first {count(batch.num_examples)} examples of {split}"
+        for name, constant, value in same
+        if constant
+    ]
+
+
+@dataclass(slots=True)
+class _Seen:
+    """Ids of a feature: their number, that of missing ones, and up to two of them."""
+
+    num_ids: int = 0
+    num_missing: int = 0
+    some: set[int] = field(default_factory=set)
+
+    def add(self, ids: NDArray[np.int64]) -> None:
+        self.num_ids += len(ids)
+        self.num_missing += int(np.count_nonzero(ids == NULL_ID))
+        if len(self.some) < 2:
+            self.some.update(np.unique(ids)[:2].tolist())
+
+    def note(self, where: str) -> str | None:
+        """Says what is unusual, if anything is."""
+        if not self.num_ids:
+            return f"has no id in {where}"
+        if self.num_missing > MANY_MISSING * self.num_ids:
+            return f"is missing in {self.num_missing / self.num_ids:.0%} of {where}"
+        return f"has one id in all of {where}: it teaches nothing" if len(self.some) == 1 else None
+
+
+def _sampled(train: Dataset) -> tuple[Growth, list[str]]:
+    """Reads the first examples: their ids, and what is unusual about features."""
+    schema, growth = train.schema, Growth(train.schema)
+    seen = [_Seen() for _ in schema.sparse]
+    largest = np.zeros(len(schema.numeric))
+    for batch in train.in_order():
+        growth.add(batch)
+        for place, each in enumerate(seen):
+            each.add(batch.ids[batch.ids_of(place)])
+        largest = np.fmax(largest, np.abs(batch.numeric).max(axis=0, initial=0.0))
+        if growth.num_examples >= SAMPLE_EXAMPLES:
+            break
+    where = f"the first {count(growth.num_examples)} examples"
+    told = zip(schema.sparse, (each.note(where) for each in seen), strict=True)
+    notes = [f"feature {feature.name!r} {note}" for feature, note in told if note is not None]
+    for number, value in zip(schema.numeric, largest.tolist(), strict=True):
+        if value > LARGE and "standardize" not in number.transform:
+            mend = 'transform = ["log1p", "standardize"] keeps inputs small'
+            notes.append(f"feature {number.name!r} reaches {value:.3g}: {mend}")
+    return growth, notes
+
+
+def _show_tables(sparse: SparseSpec, growth: Growth, total: float | None) -> float:
+    """Prints a line for each of the largest tables; returns the bytes of all."""
+    known = "the data" if total is not None else "these alone, as nobody has counted the data"
+    evictions = {table.name: table.eviction for table in sparse.schema.tables}
+    tables: list[tuple[int, str]] = []
+    for group in sparse.groups():
+        description = row_layout(group.spec, 0, 1).description
+        for table in group.spec.tables:
+            rows = growth.rows(table.name, total or growth.num_examples)
+            most = getattr(evictions[table.name], "max_rows", None)
+            rows = rows if most is None else min(rows, most)
+            taken = sum(loaded_bytes(description, round(rows)).values())
+            tables.append((taken, f"  {table.name}: dim {group.spec.dim}, {short(rows)} rows, {size(taken)}"))
+    tables.sort(key=lambda each: -each[0])
+    click.echo(
+        f"rows of tables after an epoch of {known}, estimated from the first {count(growth.num_examples)} examples:"
+    )
+    for _, line in tables[:MOST_TABLES]:
+        click.echo(line)
+    if len(tables) > MOST_TABLES:
+        click.echo(f"  and {len(tables) - MOST_TABLES} smaller ones")
+    return float(sum(taken for taken, _ in tables))

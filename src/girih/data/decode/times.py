@@ -1,0 +1,136 @@
+"""Times in columns: Arrow's own, numbers since 1970, and text as ISO 8601 writes it.
+
+A time without a zone is taken as it stands; one with a zone in an Arrow type is of that zone, one with an offset in text of UTC.
+
+Shapes: R rows.
+"""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from girih.data.decode import columns
+from girih.errors import DataError
+
+PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+LATEST_S = 7_258_118_400  # 2200: what is later was counted in another unit
+_DAY_S = 86_400
+_THURSDAY = 3  # 1970-01-01 was one; Monday is 0
+_US = pa.timestamp("us")
+Part = Literal["hour", "weekday"]
+Order = Literal["number", "time"]
+Flags = NDArray[np.bool_]
+
+
+def part_of_time(array: Any, part: Part, unit: str) -> tuple[NDArray[np.int64], Flags | None, Flags]:
+    """The hour, 0 to 23, or the weekday, 0 (Monday) to 6, of times.
+
+    Args:
+        unit: of numbers, which count from 1970.
+
+    Returns:
+        int64[R]; bool[R] where there is nothing, or None if that is nowhere; bool[R] where there is a time, or nothing.
+    """
+    array = columns.plain(array)
+    if is_time(array.type):
+        found = pc.hour(array) if part == "hour" else pc.day_of_week(array)
+        null = columns.null_mask(array)
+        return found.fill_null(0).to_numpy(zero_copy_only=False), null, np.ones(len(array), np.bool_)
+    values, null = columns.numbers(array)
+    seconds = values / PER_SECOND[unit]
+    if (
+        columns.is_string(array.type)
+        and (rest := np.isnan(values) if null is None else np.isnan(values) & ~null).any()
+    ):
+        found, read = text_times(array.filter(pa.array(rest)))
+        seconds[rest] = np.where(read, found / PER_SECOND["us"], np.nan)
+    good = np.abs(seconds) < LATEST_S
+    whole = np.floor(np.where(good, seconds, 0.0)).astype(np.int64)
+    out = whole // 3600 % 24 if part == "hour" else (whole // _DAY_S + _THURSDAY) % 7
+    return out, null, good if null is None else good | null
+
+
+def ordinals(array: Any, column: str, order: Order | None = None) -> tuple[NDArray[Any], Order]:
+    """Numbers by which rows can be put in order: int64[R] or float64[R] of numbers, int64[R] microseconds of times.
+
+    Args:
+        order: what text is read as; None: numbers if all of it are, else times.
+
+    Raises:
+        DataError: a value is missing, or is neither.
+    """
+    array = columns.plain(array)
+    if is_time(array.type):
+        values = array.cast(_US).fill_null(0).cast(pa.int64()).to_numpy()
+        return _whole(values, columns.null_mask(array), column), "time"
+    if columns.kind_of(array.type) == "integers":
+        null = columns.null_mask(array)
+        return _whole(array.fill_null(0).cast(pa.int64()).to_numpy(), null, column), "number"
+    if order != "time":
+        values, _ = columns.numbers(array)
+        missing = np.isnan(values)
+        if not missing.any() or order == "number" or not columns.is_string(array.type):
+            return _whole(values, missing, column), "number"
+    found, read = text_times(array)
+    null = columns.null_mask(array)
+    return _whole(found, ~read if null is None else ~read | null, column), "time"
+
+
+def order_of(kind: Any) -> Order | None:
+    """The order of an Arrow type's values; None for text, which may have either."""
+    if columns.is_string(kind):
+        return None
+    return "time" if is_time(kind) else "number"
+
+
+def is_time(kind: Any) -> bool:
+    """True for timestamps and dates."""
+    return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind))
+
+
+def moment(text: str, kind: Any) -> Any | None:
+    """A time in text as a scalar of an Arrow type of times; None where it is none. Without an offset it is UTC, where a zone matters."""
+    try:
+        if getattr(kind, "tz", None) is None:
+            return pa.scalar(text).cast(kind)
+        found = datetime.datetime.fromisoformat(text)
+        found = found if found.tzinfo else found.replace(tzinfo=datetime.UTC)
+        return pa.scalar(found, pa.timestamp("us", "UTC")).cast(kind)
+    except (pa.ArrowException, ValueError):
+        return None
+
+
+def text_times(words: Any) -> tuple[NDArray[np.int64], Flags]:
+    """Microseconds since 1970, int64[R], of text as ISO 8601 writes it; bool[R], whether it is such, which null is too."""
+    text = words.cast(pa.string(), safe=False)
+    try:
+        return text.cast(_US).fill_null(0).cast(pa.int64()).to_numpy(), np.ones(len(text), np.bool_)
+    except pa.ArrowInvalid:  # offsets, or some that is no time
+        found = [0 if word is None else _microseconds(word) for word in text.cast(pa.binary()).to_pylist()]
+    read = np.array([each is not None for each in found], np.bool_)
+    return np.array([each or 0 for each in found], np.int64), read
+
+
+def _microseconds(word: bytes) -> int | None:
+    try:
+        found = datetime.datetime.fromisoformat(word.decode("ascii").strip())
+    except ValueError:
+        return None
+    found = found if found.tzinfo else found.replace(tzinfo=datetime.UTC)
+    return (found - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)) // datetime.timedelta(microseconds=1)
+
+
+def _whole(values: NDArray[Any], missing: Flags | None, column: str) -> NDArray[Any]:
+    if missing is not None and missing.any():
+        number = int(np.count_nonzero(missing))
+        raise DataError(
+            f"column {column!r}: {number:,} of {len(values):,} rows read together have no number or time, which data.split needs in"
+            f' each; add where = "{column} is not null", or mend them'
+        )
+    return values

@@ -1,0 +1,238 @@
+"""Arrow data: tables in memory, of which a unit is a slice, and pyarrow datasets, of which a unit is a row group or a file.
+
+Whatever gives its rows as an Arrow C stream is read once and held as a table: a stream has no second pass, and training needs
+several. Containers (pandas, Polars) hand their own buffers over, so that holding them takes no copy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset as pads
+from numpy.typing import NDArray
+
+from girih.data.paths import File, one_line
+from girih.data.position import Cursor
+from girih.data.read_plan import ReadPlan
+from girih.data.unit import FileSource, Source, Unit
+from girih.errors import ConfigError, DataError
+
+PART_ROWS = 1 << 20
+"""Rows of a unit: as many as pyarrow puts into a row group of Parquet."""
+LOADED_BYTES = 256 << 20
+"""A table of at most so many bytes goes to a loader, in another process."""
+_SAMPLED_ROWS = 16
+_TABLE = "the Arrow table"
+_REFUSED = (pa.ArrowException, TypeError, ValueError)
+
+
+def arrow_source(data: Any) -> Source:
+    """The source of whatever holds Arrow data: see :func:`girih.read_arrow`.
+
+    Raises:
+        ConfigError: an object that holds none, or holds it in a way that cannot be read again.
+        DataError: no rows.
+    """
+    if isinstance(data, pads.Dataset) and not isinstance(data, pads.InMemoryDataset):
+        return FragmentSource(data)
+    return TableSource(_table_of(data))
+
+
+class TableSource(FileSource):
+    """A ``pyarrow.Table`` in memory, in parts of :data:`PART_ROWS`.
+
+    Raises:
+        DataError: no rows.
+    """
+
+    def __init__(self, table: Any) -> None:
+        if not table.num_rows:
+            raise DataError(f"{_TABLE}: no rows; expected at least one")
+        self._table = table.replace_schema_metadata(None)
+        self.files = (File(None, "", _TABLE, table.nbytes),)
+        self.num_rows: int | None = table.num_rows
+        self.num_parts = -(-table.num_rows // PART_ROWS)
+        self.identity = f"arrow/{table.num_rows}/{PART_ROWS}/{_digest(self._table)}"
+
+    def check(self, plan: ReadPlan) -> None:
+        """Refuses a table that lacks a column, or holds it in a type that does not serve."""
+        plan.check_names(self._table.column_names, _TABLE)
+        plan.check_types({name: self._table.schema.field(name).type for name in plan.columns}, _TABLE)
+
+    def read(self, plan: ReadPlan, order: NDArray[np.int64], start: Cursor) -> Iterator[Unit]:
+        """Yields slices of the table in the order given, from ``start.part`` on; nothing is copied."""
+        columns = self._table.select(list(plan.columns))
+        for part in range(start.part, len(order)):
+            first = int(order[part]) * PART_ROWS
+            rows = _decoded(columns.slice(first, PART_ROWS))
+            numbers = range(first + 1, first + rows.num_rows + 1)
+            yield Unit(rows, _TABLE, Cursor(part + 1), numbers)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A table goes to another process as an Arrow stream, if it is small."""
+        if self._table.nbytes > LOADED_BYTES:
+            raise ConfigError(
+                f"read_arrow: a table of {self._table.nbytes >> 20:,} MiB is in this process, and a loader, which is another, takes"
+                f" at most {LOADED_BYTES >> 20} MiB; give a pyarrow dataset or read_parquet, or use a strategy without loaders"
+            )
+        stream = io.BytesIO()
+        with pa.ipc.new_stream(stream, self._table.schema) as writer:
+            writer.write_table(self._table)
+        return _from_stream, (stream.getvalue(),)
+
+
+class FragmentSource(FileSource):
+    """A pyarrow dataset of files: row groups of Parquet one by one, other files whole.
+
+    Raises:
+        ConfigError: a dataset that is filtered. DataError: no rows, or a file that cannot be read.
+    """
+
+    def __init__(self, data: Any) -> None:
+        self._schema = data.schema
+        try:
+            files = list(data.get_fragments())
+        except ValueError as error:
+            raise ConfigError(
+                f"read_arrow: {one_line(error).rstrip('.')}; give the whole dataset, or read_arrow(data.to_table(), ...)"
+            ) from None
+        self._fragments: list[tuple[Any, int]] = []  # each with the number of its first row in its file
+        counts: list[int] = []
+        for file in files:
+            first = 0
+            for fragment in _row_groups(file):
+                num_rows = _num_rows(fragment)
+                if num_rows != 0:
+                    self._fragments.append((fragment, first))
+                    counts.append(-1 if num_rows is None else num_rows)
+                first += num_rows or 0
+        self.files = tuple(File(None, _path(file), _path(file), 0) for file in files)
+        if not self._fragments:
+            where = self.files[0].address if self.files else "the pyarrow dataset"
+            raise DataError(f"{where}: no rows; expected at least one")
+        self.num_parts = len(self._fragments)
+        self.num_rows: int | None = None if -1 in counts else sum(counts)
+        paths = [
+            _path(fragment) if count < 0 else count
+            for (fragment, _), count in zip(self._fragments, counts, strict=True)
+        ]
+        self.identity = "arrow-dataset/" + hashlib.sha256(repr(paths).encode()).hexdigest()[:16]
+
+    def check(self, plan: ReadPlan) -> None:
+        """Refuses a dataset that lacks a column, or holds it in a type that does not serve."""
+        where = "the pyarrow dataset"
+        plan.check_names(self._schema.names, where)
+        plan.check_types({name: self._schema.field(name).type for name in plan.columns}, where)
+
+    def read(self, plan: ReadPlan, order: NDArray[np.int64], start: Cursor) -> Iterator[Unit]:
+        """Yields the fragments in the order given, from ``start.part`` on."""
+        for part in range(start.part, len(order)):
+            fragment, first = self._fragments[order[part]]
+            path = _path(fragment)
+            try:
+                rows = fragment.to_table(schema=self._schema, columns=list(plan.columns))
+            except (OSError, *_REFUSED) as error:
+                raise DataError(f"{path}: cannot be read: {one_line(error)}") from None
+            rows = _decoded(rows.replace_schema_metadata(None))
+            yield Unit(rows, path, Cursor(part + 1), range(first + 1, first + rows.num_rows + 1))
+
+
+def _table_of(data: Any) -> Any:
+    """The rows of a container or a stream as one table."""
+    try:
+        if isinstance(data, pa.Table):
+            return data
+        if isinstance(data, pads.InMemoryDataset):
+            return data.to_table()
+        if isinstance(data, pa.RecordBatchReader):
+            return data.read_all()
+        if hasattr(data, "__arrow_c_stream__") or hasattr(data, "__arrow_c_array__"):
+            return pa.table(data)
+        if isinstance(data, Sequence) and data and all(hasattr(each, "schema") for each in data):
+            return pa.concat_tables(pa.table(each) for each in data)
+        if (
+            hasattr(type(data), "with_format")
+            and hasattr(type(data), "__len__")
+            and not isinstance(data, Mapping)
+        ):
+            return data.with_format("arrow")[
+                :
+            ]  # Hugging Face's; without a selection it is the table that it maps
+    except _REFUSED as error:
+        raise ConfigError(f"data: {_name(data)} is no table of columns: {one_line(error)}") from None
+    raise ConfigError(
+        f"data: {_name(data)}: expected columns as Arrow has them: a pyarrow table, record batches, a reader of them or a dataset,"
+        f" a pandas or Polars DataFrame, a DuckDB relation, a Hugging Face dataset{_mend(data)}"
+    )
+
+
+def _name(data: Any) -> str:
+    kind = type(data)
+    return (
+        kind.__name__
+        if kind.__module__ == "builtins"
+        else f"{kind.__module__.partition('.')[0]} {kind.__name__}"
+    )
+
+
+def _mend(data: Any) -> str:
+    if isinstance(data, str):
+        return "; for files there is read_parquet and its siblings"
+    if isinstance(data, Mapping):
+        return f"; take one of its parts, as data[{next(iter(data), 'train')!r}]"
+    if hasattr(data, "collect"):
+        return "; collect() it"
+    if hasattr(type(data), "with_format"):
+        return "; one that is streamed cannot be read again: load it without streaming"
+    if isinstance(data, Iterator):
+        return "; data are passed over several times, so an iterator does not serve"
+    return ""
+
+
+def _digest(table: Any) -> str:
+    """A digest of some rows and of all names: of rows in another order it is most likely another."""
+    places = sorted({place * (table.num_rows - 1) // (_SAMPLED_ROWS - 1) for place in range(_SAMPLED_ROWS)})
+    rows = [table.slice(place, 1).to_pylist() for place in places]
+    return hashlib.sha256(repr([table.column_names, rows]).encode()).hexdigest()[:16]
+
+
+def _decoded(rows: Any) -> Any:
+    """Rows whose dictionaries are larger than they are, as of a whole table's categories, as plain values."""
+    for place, column in enumerate(rows.columns):
+        if pa.types.is_dictionary(column.type) and (
+            column.num_chunks > 1 or (column.num_chunks and len(column.chunk(0).dictionary) > len(column))
+        ):
+            plain = pa.chunked_array(
+                [chunk.dictionary_decode() for chunk in column.chunks], column.type.value_type
+            )
+            rows = rows.set_column(place, rows.column_names[place], plain)
+    return rows
+
+
+def _row_groups(file: Any) -> list[Any]:
+    if not isinstance(file, pads.ParquetFileFragment):
+        return [file]
+    try:
+        return list(file.split_by_row_group())
+    except (OSError, *_REFUSED) as error:
+        raise DataError(f"{_path(file)}: not a readable Parquet file: {one_line(error)}") from None
+
+
+def _num_rows(fragment: Any) -> int | None:
+    """Rows of a row group; None for other files, whose rows nobody has counted."""
+    if not isinstance(fragment, pads.ParquetFileFragment):
+        return None
+    return int(sum(group.num_rows for group in fragment.row_groups))
+
+
+def _path(fragment: Any) -> str:
+    return str(getattr(fragment, "path", "the pyarrow dataset"))
+
+
+def _from_stream(content: bytes) -> TableSource:
+    return TableSource(pa.ipc.open_stream(content).read_all())

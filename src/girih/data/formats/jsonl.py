@@ -1,0 +1,124 @@
+"""JSON lines: an object a line, whose keys are columns.
+
+Arrow reads a block by the types that the first lines of all files show. A block that holds anything else (integers beside
+strings, a line that is no object) is read line by line instead: that finds bad rows, and gives the same ids and numbers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.json as pajson
+
+from girih.data.formats.objects import objects_to_rows, shown
+from girih.data.formats.text import Block, Start, TextSource, read_blocks, read_head
+from girih.data.paths import File, one_line
+from girih.data.position import Cursor
+from girih.data.read_plan import ReadPlan
+from girih.data.unit import Unit
+from girih.errors import DataError
+
+LOOK_AT = 1000
+"""Lines of a file by which its columns and their types are known."""
+_LOOK_BYTES = 1 << 20
+_TYPES = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string(), dict: pa.struct([])}
+_WIDER = {pa.int64(): pa.float64(), pa.list_(pa.int64()): pa.list_(pa.float64())}
+
+
+class JsonlSource(TextSource):
+    """Files of JSON objects, one a line.
+
+    Raises:
+        DataError: a file that is empty, damaged, or has no object in its first lines.
+    """
+
+    kind = "jsonl"
+
+    def __init__(self, files: tuple[File, ...], block_bytes: int) -> None:
+        self._types: dict[str, Any] = {}
+        starts = []
+        for file in files:
+            head = read_head(file)
+            rows = list(_first_objects(file, head.byte, head.number))
+            for name, value in itertools.chain.from_iterable(row.items() for row in rows):
+                self._learn(name, value)
+            starts.append(Start(head.byte, head.number, list(dict.fromkeys(itertools.chain(*rows)))))
+        super().__init__(files, starts, block_bytes)
+
+    def check(self, plan: ReadPlan) -> None:
+        """Refuses files whose first lines lack a column in all of them, or hold it in a type that does not serve."""
+        super().check(plan)
+        plan.check_types(self.partitions.types | self._types_of(plan), self.files[0].address)
+
+    def unit(self, number: int, block: Block, plan: ReadPlan, after: Cursor) -> Unit:
+        """Reads a block; lines that are no objects, or hold values of another type, are bad rows."""
+        address, names = self.files[number].address, self.own_columns(plan, number)
+        table = self._by_arrow(block, names, plan)
+        if table is not None and table.num_rows == block.num_lines:  # no blank ones
+            numbers = range(block.line, block.line + block.num_lines)
+            return Unit(table, address, after, numbers, place="line")
+        lines = enumerate(block.data.split(b"\n"), block.line)
+        filled = [(number, line) for number, line in lines if line.strip()]
+        if table is not None and table.num_rows == len(filled):
+            return Unit(table, address, after, np.array([number for number, _ in filled]), place="line")
+        rows = objects_to_rows(filled, names, plan, "line", self.partitions.types | self._types_of(plan))
+        return Unit(rows.table, address, after, rows.numbers, place="line", bad=rows.bad)
+
+    def _by_arrow(self, block: Block, names: list[str], plan: ReadPlan) -> Any | None:
+        """The columns of a block by the types that are known; None where it does not go by them."""
+        types = self._types_of(plan)
+        try:
+            return pajson.read_json(
+                pa.BufferReader(block.data),
+                read_options=pajson.ReadOptions(use_threads=False, block_size=max(len(block.data) + 1, 64)),
+                parse_options=pajson.ParseOptions(
+                    explicit_schema=pa.schema([(name, types[name]) for name in names]),
+                    unexpected_field_behavior="ignore",
+                ),
+            ).select(names)
+        except pa.ArrowException:
+            return None
+
+    def _types_of(self, plan: ReadPlan) -> dict[str, Any]:
+        """The types of the plan's columns; integers that are read as numbers alone are read as floats, which may come later."""
+        types = {
+            name: self._types.get(name, pa.null())
+            for name in plan.columns
+            if name not in self.partitions.types
+        }
+        return types | {name: _WIDER.get(types[name], types[name]) for name in plan.numbers if name in types}
+
+    def _learn(self, name: str, value: Any) -> None:
+        """Learns a column's type from the first of its values that has one."""
+        for item in value if isinstance(value, list) else [value]:
+            kind = _TYPES.get(type(item))
+            if kind is not None:
+                self._types.setdefault(name, pa.list_(kind) if isinstance(value, list) else kind)
+
+
+def _first_objects(file: File, byte: int, line: int) -> Iterator[dict[str, Any]]:
+    """The objects among the first lines of a file.
+
+    Raises:
+        DataError: there is none.
+    """
+    block = next(read_blocks(file, byte, line, _LOOK_BYTES))
+    trouble, found = None, False
+    for number, text in enumerate(block.data.split(b"\n")[:LOOK_AT], block.line):
+        try:
+            row = json.loads(text) if text.strip() else {}
+        except (ValueError, RecursionError) as error:
+            trouble = trouble or f"line {number}: not a JSON line: {one_line(error)}"
+            continue
+        if isinstance(row, dict):
+            found = found or bool(row)
+            yield row
+        else:
+            trouble = trouble or f"line {number}: expected a JSON object, not {shown(row)}"
+    if not found:
+        raise DataError(f"{file.address}, {trouble or 'its first lines have no object with columns'}")

@@ -1,0 +1,119 @@
+"""JSON objects to columns, an object a row: messages, and lines that Arrow's own reader has no types for.
+
+Shapes: R rows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from girih.data.paths import one_line
+from girih.data.read_plan import ReadPlan
+from girih.data.unit import BadRow
+from girih.errors import DataError
+
+_TOP = 1 << 63
+REFUSED = (pa.ArrowException, TypeError, ValueError, OverflowError)
+
+
+class Rows(NamedTuple):
+    """Objects as a ``pyarrow.Table`` of R rows, the number of each row int64[R], and those that are not rows."""
+
+    table: Any
+    numbers: NDArray[np.int64]
+    bad: list[BadRow]
+
+
+def objects_to_rows(
+    objects: Sequence[tuple[int, bytes]],
+    names: Sequence[str],
+    plan: ReadPlan,
+    what: str,
+    known: Mapping[str, Any],
+) -> Rows:
+    """One row per object. What an object lacks is missing; whole objects that do not serve are bad.
+
+    Args:
+        objects: the number and the text of each.
+        names: the columns to read.
+        what: an object's word in errors, as ``message``.
+        known: types of columns that come from elsewhere, or are all missing here.
+    """
+    numbers, rows, bad = [], [], []
+    for number, text in objects:
+        try:
+            row = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            bad.append(BadRow(number, f"not a JSON {what}", f"not a JSON {what}: {one_line(error)}"))
+            continue
+        if not isinstance(row, dict):
+            bad.append(BadRow(number, "not a JSON object", f"expected a JSON object, not {shown(row)}"))
+            continue
+        numbers.append(number)
+        rows.append(row)
+
+    def table(rows: Sequence[Mapping[str, Any]]) -> Any:
+        made = pa.table({name: _array([row.get(name) for row in rows]) for name in names})
+        types = {**known, **dict(zip(names, made.schema.types, strict=True))}
+        for place, name in enumerate(names):
+            if pa.types.is_null(types[name]) and name in known:
+                types[name] = known[name]  # a list that is missing has no ids, an id that is missing is one
+                made = made.set_column(place, name, made[name].cast(known[name]))
+        plan.check_types(types, f"the {what}")
+        return made
+
+    try:
+        made = table(rows)
+    except (DataError, *REFUSED):  # some value has a type that its column does not take: which?
+        good = []
+        for place, row in enumerate(rows):
+            try:
+                table([row])
+                good.append(place)
+            except (DataError, *REFUSED) as error:
+                bad.append(BadRow(numbers[place], "a value of another type", one_line(error)))
+        numbers, rows = [numbers[place] for place in good], [rows[place] for place in good]
+        made = table(rows)
+    return Rows(made, np.array(numbers, np.int64), bad)
+
+
+def shown(value: Any) -> str:
+    """A value in words, as much of it as a line has room for."""
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _array(values: list[Any]) -> Any:
+    """Values of one column. Where integers and strings meet, all are strings: ids are the same either way."""
+    try:
+        return pa.array(values)
+    except REFUSED:
+        pass
+    try:
+        return pa.array(values, pa.uint64())  # beyond the largest int64
+    except REFUSED:
+        pass
+    plain = [value for value in values if value is not None]
+    if all(isinstance(value, bool | int | float) for value in plain):
+        return pa.array([None if value is None else float(value) for value in values])
+    return pa.array([_as_text(value) for value in values])
+
+
+def _as_text(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_as_text(each) for each in value]
+    if isinstance(value, bool):
+        return str(int(value))
+    if isinstance(value, int):
+        if not -_TOP <= value < 2 * _TOP:
+            raise OverflowError(f"{value}: an id is an integer of 64 bits")
+        return str(value if value < _TOP else value - 2 * _TOP)
+    if value is None or isinstance(value, str):
+        return value
+    raise TypeError(f"{shown(value)}: expected an id, an integer or a string")

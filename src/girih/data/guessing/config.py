@@ -1,0 +1,186 @@
+"""A whole config as text, guessed from a sample, with the reason for each guess beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import tomli_w
+
+from girih.data.decode import columns
+from girih.data.guessing.kinds import FEW, OUTCOME, Guess, guess_kind
+from girih.data.guessing.labels import Label, guess_label
+from girih.data.guessing.sample import Sample
+from girih.data.readers import CRITEO_COLUMNS
+from girih.errors import ConfigError
+
+_SHARED = 0.5
+_LEAST_TIMES = 20
+_LEAST_STEPS, _LEAST_BATCH, _BATCH = 50, 32, 4096
+
+
+def config_text(sample: Sample, label: str | None = None) -> str:
+    """The config, as TOML with comments.
+
+    Args:
+        label: the column to predict; None guesses that too.
+
+    Raises:
+        ConfigError: no column is a label, or no other is a feature.
+    """
+    table, found = sample.table, guess_label(sample.table, label)
+    names = [name for name in table.column_names if name != found.column]
+    numbers = CRITEO_COLUMNS[1:14] if sample.options["format"][0] == "criteo" else ()
+    kinds = [guess_kind(name, columns.flat(table[name]), counts=name in numbers) for name in names]
+    guesses = [_told_apart(guess, table, found) for guess in kinds]
+    features = [part for guess in guesses for part in _features(guess, table)]
+    left = [guess for guess in guesses if guess.kind == "left out"]
+    if not features:
+        why = "; ".join(f"{guess.column}: {guess.why}" for guess in left)
+        raise ConfigError(
+            f"no column but {found.column!r} looks like a feature{': ' if why else ''}{_one_line(why)}"
+        )
+    lines = ["# Guessed from a sample by girih init: read what each line says, then run girih check.", ""]
+    lines += [*_data(sample, guesses), "", "[defaults]", _beside("dim = 16", "width of embeddings"), ""]
+    shared = {feature.column: _shared_table(feature, features, table) for feature in features}
+    for feature in features:
+        lines += _feature(feature, shared[feature.column])
+    lines += [f"# left out: {_one_line(guess.column)}: {_one_line(guess.why)}" for guess in left] + [
+        ""
+    ] * bool(left)
+    lines += ["[labels]", f"# {_one_line(found.why)}", *_toml(found.section), ""]
+    lines += ["[model]", *_toml({"name": "deepfm", "hidden": [400, 400, 400]})]
+    past = {
+        each.column: shared[each.column]
+        for each in features
+        if each.kind == "sequence" and shared[each.column]
+    }
+    if past:
+        (attention,) = _toml({"attention": past})
+        lines.append(f'# name = "din" and {attention} read sequences whole')
+    lines += ["", "[sparse_optimizer]", *_toml({"name": "adagrad", "lr": 0.05})]
+    lines += [
+        "",
+        "[dense_optimizer]",
+        *_toml({"name": "adam", "lr": 0.001}),
+        "",
+        "[train]",
+        *_toml({"epochs": 1}),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _data(sample: Sample, guesses: Iterable[Guess]) -> list[str]:
+    lines = ["[data]"]
+    for name, (value, why) in sample.options.items():
+        (line,) = _toml({name: value})
+        lines.append(_beside(line, why) if why else line)
+    size, batch = sample.num_rows, _BATCH
+    while batch > _LEAST_BATCH and size / batch < _LEAST_STEPS:
+        batch //= 2
+    told = f"examples of a step: about {size:,} rows are {-(-size // batch):,} steps"
+    lines.append(_beside(f"batch_size = {batch}", told))
+    for guess in guesses:
+        values = sample.table[guess.column]
+        if (
+            guess.kind == "time"
+            and not values.null_count
+            and pc.count_distinct(values).as_py() >= _LEAST_TIMES
+        ):
+            (line,) = _toml({"split": {"by": guess.column, "valid": 0.1, "test": 0.1}})
+            return [*lines, f"{line}  # the last rows by this time; or name files as valid and test"]
+    return [
+        *lines,
+        '# valid = "…"',
+        '# test = "…"   # no time is there to split by; without these a run ends without AUC',
+    ]
+
+
+def _features(guess: Guess, table: Any) -> list[Guess]:
+    """The features of a column: of a time, its hour and its weekday."""
+    if guess.kind == "left out":
+        return []
+    if guess.kind != "time":
+        return [guess]
+    parts = ("weekday",) if pa.types.is_date(table[guess.column].type) else ("hour", "weekday")
+    return [
+        Guess(f"{guess.column}_{part}", "categorical", f"of a time: {guess.why}",
+              {"column": guess.column, "transform": part, **guess.options})
+        for part in parts
+    ]  # fmt: skip
+
+
+def _told_apart(guess: Guess, table: Any, label: Label) -> Guess:
+    """A feature, unless it is the label in other words, or another outcome."""
+    if guess.kind == "left out":
+        return guess
+    if guess.column in label.others:
+        return replace(guess, kind="left out", why=OUTCOME)
+    one, other = columns.flat(table[guess.column]), columns.flat(table[label.column])
+    if one.type == other.type and one.equals(other):
+        return replace(
+            guess, kind="left out", why=f"it equals {label.column!r}: the model would see the answer"
+        )
+    return guess
+
+
+def _shared_table(guess: Guess, features: Sequence[Guess], table: Any) -> str | None:
+    """The feature whose ids a list has too, so that both are to share a table."""
+    if "transform" in guess.options or not _is_bag(guess, table):
+        return None
+    own = _ids(guess, table)
+    for other in features:
+        if "transform" in other.options or other.kind != "categorical" or _is_bag(other, table):
+            continue
+        theirs = _ids(other, table)
+        if own and len(own) > FEW and len(own & theirs) > _SHARED * min(len(own), len(theirs)):
+            return other.column
+    return None
+
+
+def _is_bag(guess: Guess, table: Any) -> bool:
+    return "separator" in guess.options or columns.is_list(table[guess.column].type)
+
+
+def _ids(guess: Guess, table: Any) -> set[str]:
+    array = columns.flat(table[guess.column]).drop_null()
+    if "separator" in guess.options:
+        array = pc.split_pattern(array, guess.options["separator"])
+    values = array.flatten() if columns.is_list(array.type) else array
+    return set(map(str, pc.unique(values).to_pylist()))
+
+
+def _feature(guess: Guess, shared: str | None) -> list[str]:
+    lines = _toml({"name": guess.column, "kind": guess.kind})
+    lines[1] = _beside(lines[1], guess.why)
+    lines += _toml(guess.options)
+    if shared is not None:
+        (line,) = _toml({"table": shared})
+        lines.append(_beside(line, "the same ids: both share rows"))
+    return ["[[features]]", *lines, ""]
+
+
+def _beside(line: str, why: str) -> str:
+    return f"{line + '  ' if len(line) > 38 else line:40}# {_one_line(why)}"
+
+
+def _toml(options: dict[str, Any]) -> list[str]:
+    """Keys and values, each in a line of its own."""
+    lines = []
+    for name, value in options.items():
+        if isinstance(value, dict):
+            inner = ", ".join(line for key, each in value.items() for line in _toml({key: each}))
+            lines.append(f"{_toml({name: 0})[0].removesuffix('0')}{{ {inner} }}")
+        elif isinstance(value, list):
+            items = ", ".join(_toml({"x": each})[0].removeprefix("x = ") for each in value)
+            lines.append(f"{_toml({name: 0})[0].removesuffix('0')}[{items}]")
+        else:
+            lines.append(tomli_w.dumps({name: value}).rstrip("\n").replace("\t", "\\t"))
+    return lines
+
+
+def _one_line(text: str) -> str:
+    return " ".join("".join(mark if mark.isprintable() else " " for mark in text).split())

@@ -1,0 +1,99 @@
+"""The label of some data, guessed by names and values."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from girih.data.decode import columns
+from girih.data.guessing.kinds import FEW, named
+from girih.errors import ConfigError, nearest
+
+_LABELS = r"label|labels|click|clicks|clicked|y|target|converted|conversion|purchase|purchased|buy|bought|like|liked|install|installed"
+_RATINGS = r"rating|ratings|stars|score"
+_YES = ("yes", "true", "y", "t", "1", "click", "clicked")
+
+
+class Label(NamedTuple):
+    """The column to predict, the section ``[labels]``, why it is that one, and other columns that it might have been."""
+
+    column: str
+    section: dict[str, Any]
+    why: str
+    others: frozenset[str]
+
+
+def guess_label(table: Any, given: str | None) -> Label:
+    """Guesses what is to be predicted; ``given`` is the column, where that is known.
+
+    Raises:
+        ConfigError: no column may be it.
+    """
+    names = table.column_names
+    if given is not None and given not in names:
+        raise ConfigError(f"--label {given}: no such column{nearest(given, names)}")
+    if given is not None:
+        tries = [_found(table, [given], numbers=True)]
+    else:
+        by_name = _found(table, [name for name in names if named(name, _LABELS)])
+        ratings = _found(table, [name for name in names if named(name, _RATINGS)], numbers=True)
+        # without a name of its own a label is most often the last column
+        tries = [by_name, ratings, _found(table, names[-1:], words=True) or _found(table, names)[:1]]
+    for found in tries:
+        if found:
+            (name, section, why), *others = found
+            beside = {other for other, _, _ in others}
+            if name.startswith("is_"):
+                beside |= {other for other in names if other.startswith("is_") and other != name}
+            return Label(name, section, why, frozenset(beside))
+    which = "no column looks like a label (0 and 1, yes and no, a rating)"
+    which = (
+        f"--label {given}: holds neither 0 and 1, nor two words, nor numbers that differ" if given else which
+    )
+    raise ConfigError(f"{which}; name one of {', '.join(names[:20])} by --label COLUMN")
+
+
+def _found(
+    table: Any, names: list[str], *, numbers: bool = False, words: bool = False
+) -> list[tuple[str, dict[str, Any], str]]:
+    """Those of some columns that may be labels, with the section and the reason."""
+    found = ((name, _of_label(name, columns.flat(table[name]), numbers, words or numbers)) for name in names)
+    return [(name, *made) for name, made in found if made is not None]
+
+
+def _of_label(name: str, array: Any, numbers: bool, words: bool) -> tuple[dict[str, Any], str] | None:
+    """A label of a column: 0 and 1, one of two words that say yes and no, or
+
+    Args:
+        numbers: what is in the upper half of a column of numbers.
+        words: the rarer one of any two words.
+    """
+    present = array.drop_null()
+    if not len(present) or columns.is_list(present.type):
+        return None
+    values = pc.unique(present).to_pylist() if pc.count_distinct(present).as_py() <= FEW else []
+    if values and set(values) <= {0, 1} and (len(values) == 2 or named(name, _LABELS)):
+        share = pc.mean(present.cast(pa.float64())).as_py()
+        return {"names": [name]}, f"{name} is 0 or 1, and 1 in {share:.1%} of the sample"
+    if len(values) == 2 and columns.kind_of(present.type) == "strings":
+        yes = next((value for value in values if value.lower() in _YES), None)
+        if yes is not None or words:
+            yes = yes or min(values, key=lambda value: pc.sum(pc.equal(present, value)).as_py())
+            return {
+                "names": [name],
+                "derive": {name: f"{name} == {yes!r}"},
+            }, f"{name} is one of two words, {values}"
+    kind = columns.kind_of(present.type)
+    if not numbers or kind not in ("integers", "floats"):
+        return None
+    ordered = sorted(present.to_pylist())
+    cut = next((value for value in ordered[len(ordered) // 2 :] if value > ordered[0]), None)
+    if cut is None:
+        return None
+    good = f"{name}_high"
+    return {
+        "names": [good],
+        "derive": {good: f"{name} >= {cut}"},
+    }, f"{name} goes from {ordered[0]} to {ordered[-1]}: its upper half is 1; choose the bound that you mean"

@@ -1,0 +1,123 @@
+"""Training, validation and test data of the same files, apart by the order of one column: a time, or any number.
+
+The two cuts are found in one pass over that column, from ranks: of each unit, at most :data:`RANKS` values evenly spaced in its
+order are kept, so that a cut is off by less than one in so many of a unit's rows.
+"""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from girih.config.bounds import Fraction
+from girih.config.options import Options
+from girih.data.dataset import Dataset
+from girih.data.decode import columns, times
+from girih.data.decode.decoder import chosen
+from girih.data.decode.where import Between, Where
+from girih.data.position import Cursor
+from girih.errors import ConfigError, DataError
+from girih.schema import Numeric, Schema
+
+RANKS = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split(Options):
+    """The cuts of ``data.train``: the last rows are for the test, those before them for validation, the rest for training.
+
+    Attributes:
+        by: the column whose order is cut.
+        valid, test: shares of the rows; 0 makes none of them.
+    """
+
+    by: str
+    valid: Fraction = 0.0
+    test: Fraction = 0.0
+
+    def __post_init__(self) -> None:
+        Options.__post_init__(self)
+        if not 0 < self.valid + self.test < 1:
+            raise ConfigError(
+                f"valid = {self.valid:g}, test = {self.test:g}: expected shares of the rows, together above 0 and below 1"
+            )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The splits that it makes beside the training data."""
+        return tuple(name for name in ("valid", "test") if getattr(self, name))
+
+
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """The values of a column at which validation and test data begin."""
+
+    by: str
+    order: times.Order
+    valid: int | float
+    test: int | float | None
+
+    def of(self, data: Dataset, name: str) -> Dataset:
+        """One split of the data."""
+        low = {"train": None, "valid": self.valid, "test": self.test}[name]
+        high = {"train": self.valid, "valid": self.test, "test": None}[name]
+        text = f"the split {name!r} by {self.by!r}, from {self.told(low)} to {self.told(high)}"
+        condition, where = Between(self.by, self.order, low, high), data.plan.where
+        return data.meeting(Where(text, condition) if where is None else where.joined(text, condition))
+
+    def told(self, cut: float | None) -> str:
+        """A cut in words."""
+        if cut is None:
+            return "the end"
+        if self.order == "number":
+            return str(cut)
+        return (datetime.datetime(1970, 1, 1) + datetime.timedelta(microseconds=int(cut))).isoformat(" ")
+
+
+def find_cuts(data: Dataset, split: Split) -> Cuts:
+    """Reads the column, of the rows that are not left out.
+
+    Raises:
+        DataError: no such column, a row without a value, or too few values that differ.
+    """
+    only = Numeric(name="data.split", column=split.by, transform="weekday")  # a time, or a number
+    plan = replace(data.plan, schema=Schema([only], "none"), labels=(), weight=None, keep=())
+    data.source.check(plan)
+    sampled, weights, orders = [], [], set()
+    for unit in data.source.read(plan, np.arange(data.source.num_parts), Cursor()):
+        unit = chosen(unit, plan)
+        if not unit.table.num_rows:
+            continue
+        try:
+            values, order = times.ordinals(columns.flat(unit.table.column(split.by)), split.by)
+        except DataError as error:
+            raise DataError(f"{unit.file}: {error}") from None
+        orders.add(order)
+        kept = np.sort(values)[:: -(-len(values) // RANKS)]
+        sampled.append(kept)
+        weights.append(np.full(len(kept), len(values) / len(kept)))
+    if len(orders) > 1:
+        raise DataError(
+            f"column {split.by!r}: numbers in one place and times in another; data.split needs one of them"
+        )
+    if not sampled:
+        raise DataError(f"{data.addresses[0]}: no row to split")
+    values = np.concatenate(sampled)
+    places = np.argsort(values, kind="stable")
+    behind = np.cumsum(np.concatenate(weights)[places])
+    valid = _at(values[places], behind, 1 - split.valid - split.test)
+    test = _at(values[places], behind, 1 - split.test) if split.test else None
+    if not values[places[0]] < valid or (split.valid and valid == test):
+        raise DataError(
+            f"column {split.by!r}: too few different values to cut off {split.valid + split.test:.0%} of the rows; split by another"
+        )
+    return Cuts(split.by, orders.pop(), valid, test)
+
+
+def _at(values: Any, behind: Any, share: float) -> Any:
+    """The first value that is behind a share of all rows."""
+    place = int(np.searchsorted(behind, share * behind[-1] * (1 + 1e-12), side="right"))
+    return values[min(place, len(values) - 1)].item()
