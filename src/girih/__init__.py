@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     from girih.checkpoint import CheckpointOptions
     from girih.config.schedule import ScheduleOptions
     from girih.config.train import EarlyStopping, TrainOptions
-    from girih.data import Dataset, read_criteo, read_csv, read_kafka, read_libsvm, read_parquet
+    from girih.data import Dataset, read_arrow, read_criteo, read_csv, read_kafka, read_libsvm, read_parquet
     from girih.metrics import Metrics
     from girih.runs.callbacks import Callback, TensorBoard
     from girih.schema import Categorical, Labels, Numeric, Schema, Sequence
+    from girih.serving.loaded import LoadedModel, load
     from girih.sparse.options import StoreOptions
     from girih.strategies.asynchronous import Asynchronous
     from girih.strategies.hierarchical import Hierarchical
@@ -39,6 +40,7 @@ __all__ = [
     "Hierarchical",
     "Hybrid",
     "Labels",
+    "LoadedModel",
     "Local",
     "Metrics",
     "Numeric",
@@ -53,9 +55,11 @@ __all__ = [
     "TrainOptions",
     "Trainer",
     "errors",
+    "load",
     "models",
     "nn",
     "optim",
+    "read_arrow",
     "read_criteo",
     "read_csv",
     "read_kafka",
@@ -67,11 +71,20 @@ __all__ = [
 _HOMES = {
     "girih.runs.callbacks": ("Callback", "TensorBoard"),
     "girih.checkpoint": ("CheckpointOptions",),
-    "girih.data": ("Dataset", "read_criteo", "read_csv", "read_kafka", "read_libsvm", "read_parquet"),
+    "girih.data": (
+        "Dataset",
+        "read_arrow",
+        "read_criteo",
+        "read_csv",
+        "read_kafka",
+        "read_libsvm",
+        "read_parquet",
+    ),
     "girih.metrics": ("Metrics",),
     "girih.config.schedule": ("ScheduleOptions",),
     "girih.config.train": ("EarlyStopping", "TrainOptions"),
     "girih.schema": ("Categorical", "Labels", "Numeric", "Schema", "Sequence"),
+    "girih.serving.loaded": ("LoadedModel", "load"),
     "girih.sparse.options": ("StoreOptions",),
     "girih.strategies.asynchronous": ("Asynchronous",),
     "girih.strategies.hierarchical": ("Hierarchical",),

@@ -26,10 +26,12 @@ COMMANDS = {
     "bench": "Measure this machine, with peers beside us.",
     "calibrate": "Measure this machine's links, codecs and the work of steps.",
     "evaluate": "Evaluate a run's final weights.",
+    "export-embeddings": "Write the rows of a table to Parquet: id, embedding, count.",
     "info": "Show the machine, the versions, and what runs on its GPUs.",
     "inspect": "Show what a run or a checkpoint holds.",
     "plan": "Print the plan of a run.",
     "predict": "Write a run's predictions for new data, in input order.",
+    "prune": "Write a run's final checkpoint without the rows seen seldom, or not for long.",
     "report": "Draw each run as one self-contained page, report.html.",
     "status": "Show a run's processes: alive or not, load, bottleneck.",
     "train": "Train the model of a config file.",
@@ -49,7 +51,7 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """One command, which registers itself as it is imported."""
         if cmd_name in COMMANDS:
-            importlib.import_module(f"girih.cli.{cmd_name}")
+            importlib.import_module(f"girih.cli.{cmd_name.replace('-', '_')}")
         return super().get_command(ctx, cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
