@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from girih.checkpoint import CheckpointOptions
     from girih.config.schedule import ScheduleOptions
     from girih.config.train import EarlyStopping, TrainOptions
-    from girih.data import Dataset, read_arrow, read_criteo, read_csv, read_kafka, read_libsvm, read_parquet
+    from girih.data import Dataset, read_criteo, read_csv, read_kafka, read_libsvm, read_parquet
     from girih.metrics import Metrics
-    from girih.runs.callbacks import Callback, TensorBoard
+    from girih.runs.callbacks import Callback, MLflow, TensorBoard, WandB
     from girih.schema import Categorical, Labels, Numeric, Schema, Sequence
     from girih.serving.loaded import LoadedModel, load
     from girih.sparse.options import StoreOptions
@@ -42,6 +42,7 @@ __all__ = [
     "Labels",
     "LoadedModel",
     "Local",
+    "MLflow",
     "Metrics",
     "Numeric",
     "ScheduleOptions",
@@ -54,12 +55,12 @@ __all__ = [
     "TensorBoard",
     "TrainOptions",
     "Trainer",
+    "WandB",
     "errors",
     "load",
     "models",
     "nn",
     "optim",
-    "read_arrow",
     "read_criteo",
     "read_csv",
     "read_kafka",
@@ -69,17 +70,9 @@ __all__ = [
 ]
 
 _HOMES = {
-    "girih.runs.callbacks": ("Callback", "TensorBoard"),
+    "girih.runs.callbacks": ("Callback", "MLflow", "TensorBoard", "WandB"),
     "girih.checkpoint": ("CheckpointOptions",),
-    "girih.data": (
-        "Dataset",
-        "read_arrow",
-        "read_criteo",
-        "read_csv",
-        "read_kafka",
-        "read_libsvm",
-        "read_parquet",
-    ),
+    "girih.data": ("Dataset", "read_criteo", "read_csv", "read_kafka", "read_libsvm", "read_parquet"),
     "girih.metrics": ("Metrics",),
     "girih.config.schedule": ("ScheduleOptions",),
     "girih.config.train": ("EarlyStopping", "TrainOptions"),

@@ -174,7 +174,8 @@ def test_a_script_s_run_loads_without_its_program(log_source, tmp_path):
             girih.read_parquet(log_source / "valid.parquet", schema),
             epochs=2,
         )
-        expected = trainer.predict(girih.read_arrow(table, schema))[:, 0]
+        pq.write_table(table, tmp_path / "new.parquet")
+        expected = trainer.predict(girih.read_parquet(tmp_path / "new.parquet", schema))[:, 0]
         assert trainer.state.best_step < trainer.state.step
     before = torch.random.get_rng_state()
     with girih.load(tmp_path / "run") as model:

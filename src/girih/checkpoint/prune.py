@@ -122,7 +122,8 @@ class _Kept:
             stays &= chunk["counts"] >= self._rule.min_count
         if self._rule.max_age is not None:
             stays &= self._newest[chunk["tables"]] - chunk["last_used"] <= self._rule.max_age
-        return stays | ~self._asked[chunk["tables"]]
+        stays |= ~self._asked[chunk["tables"]]
+        return stays
 
 
 def _newest(reader: PartReader, rule: Rule) -> dict[str, int]:

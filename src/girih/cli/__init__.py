@@ -25,6 +25,7 @@ UNUSABLE = (
 COMMANDS = {
     "bench": "Measure this machine, with peers beside us.",
     "calibrate": "Measure this machine's links, codecs and the work of steps.",
+    "compare": "Show runs side by side: options that differ, and metrics.",
     "evaluate": "Evaluate a run's final weights.",
     "export-embeddings": "Write the rows of a table to Parquet: id, embedding, count.",
     "info": "Show the machine, the versions, and what runs on its GPUs.",
@@ -32,7 +33,7 @@ COMMANDS = {
     "plan": "Print the plan of a run.",
     "predict": "Write a run's predictions for new data, in input order.",
     "prune": "Write a run's final checkpoint without the rows seen seldom, or not for long.",
-    "report": "Draw each run as one self-contained page, report.html.",
+    "report": "Draw each run as one self-contained page, and several of them over each other.",
     "status": "Show a run's processes: alive or not, load, bottleneck.",
     "train": "Train the model of a config file.",
 }

@@ -6,14 +6,13 @@ from pathlib import Path
 
 import click
 
-from girih import checkpoint
 from girih.cli import cli
 from girih.cli.show import metrics_table, skipped
 from girih.cli.words import PATH
 from girih.config.file import RunConfig
 from girih.data.options import SplitName
 from girih.errors import ConfigError
-from girih.serving.opening import open_config
+from girih.serving.opening import final_weights, open_config
 from girih.trainer import Trainer
 
 
@@ -39,7 +38,7 @@ def evaluate(run: Path, paths: tuple[str, ...]) -> int:
 
 def load_trainer(run: Path, settings: RunConfig) -> Trainer:
     """A trainer with the run's final weights, else its best or latest ones, which is said."""
-    place, final = checkpoint.final_of(run)
+    place, final = final_weights(run)
     if not final:
         click.echo(f"{run}: not finished; using {place.name}", err=True)
     trainer = settings.trainer()

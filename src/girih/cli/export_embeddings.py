@@ -8,12 +8,12 @@ from typing import Any
 import click
 import pyarrow as pa
 
-from girih import checkpoint
 from girih.checkpoint import Manifest
 from girih.cli import cli
 from girih.cli.parquet import check_out, write_parquet
 from girih.cli.words import PATH
 from girih.errors import ConfigError, nearest
+from girih.serving.opening import final_weights
 from girih.serving.tables import TableRows, has_embeddings, table_chunks
 
 
@@ -24,7 +24,7 @@ from girih.serving.tables import TableRows, has_embeddings, table_chunks
 def export_embeddings(run: str, table: str, out: Path) -> int:
     """Write the rows of a table to Parquet: id, embedding, count."""
     check_out(out, "embeddings")
-    place, final = checkpoint.final_of(run)
+    place, final = final_weights(run)
     if not final:
         click.echo(f"{run}: not finished; using {place.name}", err=True)
     manifest = Manifest.read(place)

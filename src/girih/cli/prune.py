@@ -8,13 +8,14 @@ from typing import Any
 
 import click
 
-from girih import checkpoint, config
+from girih import config
 from girih.checkpoint import Manifest, Storage
 from girih.checkpoint.prune import Rule
 from girih.checkpoint.prune import prune as write_pruned
 from girih.cli import cli
 from girih.cli.words import PATH
 from girih.errors import ConfigError, RunDirectoryError, nearest
+from girih.serving.opening import final_weights
 
 _WHOLE = click.IntRange(0)
 
@@ -38,7 +39,7 @@ def prune(run: str, out: Path, min_count: int | None, max_age: int | None, table
     """Write a run's final checkpoint without the rows seen seldom, or not for long."""
     if min_count is None and max_age is None:
         raise ConfigError("prune: say which rows stay, by --min-count N, --max-age STEPS, or both")
-    place, final = checkpoint.final_of(run)
+    place, final = final_weights(run)
     if not final:
         click.echo(f"{run}: not finished; using {place.name}", err=True)
     before = Manifest.read(place)

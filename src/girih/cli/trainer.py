@@ -31,6 +31,7 @@ from girih.report.progress import Progress
 from girih.runs.directory import RunDirectory, read_summary
 from girih.runs.live.logs import logging_as
 from girih.runs.live.place import Place, Who
+from girih.serving.opening import final_weights
 from girih.strategies import runs_alone
 from girih.trainer import Trainer
 from girih.training.planning import joined
@@ -74,7 +75,7 @@ def train(
                 return _train(settings, datasets, None, newest, cluster, init)
     with RunDirectory(run_path, resume=resume) as run:
         newest = checkpoint.latest(checkpoint.root_of(run.path, settings.checkpoint.dir)) if resume else None
-        init = None if init_from is None or newest is not None else checkpoint.final_of(init_from)[0]
+        init = None if init_from is None or newest is not None else final_weights(init_from)[0]
         why = None if newest is None else _finished_because(newest, run_path, settings)
         if resume and newest is None:
             click.echo(f"nothing to resume in {run_path}; starting afresh", err=True)

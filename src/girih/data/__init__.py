@@ -8,7 +8,7 @@ from girih.data.normalization import NormalizationStats
 from girih.data.options import DataOptions, open_dataset
 from girih.data.position import Position
 from girih.data.read_ahead import ReadAhead, read_ahead
-from girih.data.readers import read_arrow, read_criteo, read_csv, read_kafka, read_libsvm, read_parquet
+from girih.data.readers import read_criteo, read_csv, read_kafka, read_libsvm, read_parquet
 
 __all__ = [
     "NULL_ID",
@@ -21,7 +21,6 @@ __all__ = [
     "SkippedRows",
     "open_dataset",
     "read_ahead",
-    "read_arrow",
     "read_criteo",
     "read_csv",
     "read_kafka",

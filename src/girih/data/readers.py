@@ -6,12 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Unpack
 
 from girih.data.dataset import Dataset, ReadOptions, check_schema, make_dataset
-from girih.data.formats.arrow import ArrowSource
 from girih.data.formats.delimited import DelimitedSource
 from girih.data.formats.libsvm import LibsvmSource, as_columns
 from girih.data.formats.parquet import ParquetSource
 from girih.data.formats.text import BLOCK_BYTES
-from girih.data.given import as_table, columns_as_given
 from girih.data.kafka.source import TURN, KafkaSource
 from girih.data.kafka.topic import Topic
 from girih.data.paths import Paths, find_files
@@ -41,24 +39,6 @@ def read_parquet(paths: Paths, schema: Schema, **options: Unpack[ReadOptions]) -
         ConfigError: an option that cannot be used.
     """
     return make_dataset(ParquetSource(find_files(paths, suffix=".parquet")), schema, **options)
-
-
-def read_arrow(data: Any, schema: Schema, **options: Unpack[ReadOptions]) -> Dataset:
-    """Reads what is in memory already.
-
-    Args:
-        data: a ``pyarrow.Table`` or anything else with Arrow's C stream interface, such as a DataFrame of pandas or polars; or a
-            dict of columns, or a list of dicts. Lists of ids need no separator, whatever the schema says of files.
-        schema: the features and labels to read; other columns are left alone.
-        options: those of :func:`read_parquet`; ``shuffle`` permutes slices of 65,536 rows, then rows in windows.
-
-    Raises:
-        DataError: data that cannot serve the schema.
-        ConfigError: an option that cannot be used.
-    """
-    check_schema(schema)
-    table = as_table(data)
-    return make_dataset(ArrowSource(table), schema, columns_as_given(schema, table), **options)
 
 
 def read_csv(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import importlib
 import time
 from typing import Any
 
@@ -27,8 +28,7 @@ class NotebookBar:
         if not last and self._handle is not None and now - self._shown_at < EVERY_S:
             return
         self._shown_at = now
-        from IPython.display import display
-
+        display: Any = importlib.import_module("IPython.display").display
         most = "" if self._total is None else f' max="{self._total}" value="{min(completed, self._total)}"'
         page = f"<progress{most}></progress> {html.escape(done)} · {html.escape(values)}"
         bundle = {"text/plain": f"{done} · {values}", "text/html": page}

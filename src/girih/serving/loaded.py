@@ -28,7 +28,7 @@ from girih.comm.group import TrainerGroup
 from girih.data import Batch, Dataset, NormalizationStats
 from girih.data.dataset import make_dataset
 from girih.data.decode.columns import scalar_ids
-from girih.data.formats.arrow import ArrowSource
+from girih.data.formats.in_memory import InMemorySource
 from girih.data.given import as_table, columns_as_given, columns_of
 from girih.data.paths import one_line
 from girih.dense.halves.replica import Replica
@@ -78,7 +78,7 @@ class LoadedModel(contextlib.AbstractContextManager["LoadedModel"]):
     def __init__(self, opened: Opened) -> None:
         self._opened = opened
         self.checkpoint, self.schema, self.model = opened.place.url, opened.schema, opened.model
-        self.step, self.final = opened.manifest.step, opened.manifest.final
+        self.step, self.final = opened.manifest.step, opened.final
         self._sparse: LocalSparse | None = None
 
     def predict(self, data: Any) -> NDArray[np.float32]:
@@ -152,7 +152,7 @@ class LoadedModel(contextlib.AbstractContextManager["LoadedModel"]):
     def _dataset(self, data: Any) -> Dataset | None:
         """The examples that are in memory as a dataset; None where there are none."""
         table = as_table(data, columns_of(self.schema))
-        source, schema = ArrowSource(table), columns_as_given(self.schema, table)
+        source, schema = InMemorySource(table), columns_as_given(self.schema, table)
         size = self._opened.batch_size
         dataset = make_dataset(source, self.schema, schema, with_labels=False, batch_size=size)
         return dataset if table.num_rows else None

@@ -20,6 +20,7 @@ from girih.config.schedule import ScheduleOptions
 from girih.config.train import TrainOptions
 from girih.data.dataset import BATCH_SIZE
 from girih.errors import CheckpointError, ConfigError, MissingFileError, RunDirectoryError
+from girih.runs.directory import read_summary
 from girih.schema import Schema
 from girih.sparse.options import StoreOptions
 from girih.strategies.local import Local
@@ -34,17 +35,31 @@ class Opened:
     """A model and where its weights lie, which are not read yet.
 
     Attributes:
-        place: the checkpoint. manifest: its index.
+        place: the checkpoint. manifest: its index. final: whether the run has ended with it.
         batch_size: examples that are computed together, as ``girih predict`` does.
     """
 
     place: Storage
     manifest: Manifest
+    final: bool
     schema: Schema
     model: nn.Module
     options: TrainOptions
     store: StoreOptions
     batch_size: int
+
+
+def final_weights(run: str | os.PathLike[str]) -> tuple[Storage, bool]:
+    """The checkpoint with the final weights of a run, and whether it has ended: as its summary says, else as :func:`girih.checkpoint.final_of` finds it.
+
+    Raises:
+        MissingFileError, CheckpointError: no checkpoint there. RunDirectoryError: a damaged summary.
+    """
+    local = Storage.at(run).local
+    summary = None if local is None else read_summary(local)
+    if summary is not None:
+        return checkpoint.find(run, step=summary["checkpoint_step"]), True
+    return checkpoint.final_of(run)
 
 
 def open_config(run: Path) -> RunConfig:
@@ -73,7 +88,7 @@ def open_model(run: str | os.PathLike[str], model: nn.Module | None = None) -> O
         ConfigError: the model is of a class of the user's own, and neither given nor in a ``config.toml``.
     """
     expect("model", model, nn.Module | None, "a torch.nn.Module of the run's class and options")
-    place, final = checkpoint.final_of(run)
+    place, final = final_weights(run)
     if not final and place != Storage.at(run):
         _LOG.warning("%s: not finished; using %s", os.fspath(run), place.name)
     manifest = Manifest.read(place)
@@ -84,7 +99,14 @@ def open_model(run: str | os.PathLike[str], model: nn.Module | None = None) -> O
         made = model if model is not None else _made(settings.model)
         _check_schema(made, schema)
         return Opened(
-            place, manifest, settings.schema, made, settings.train, settings.store, settings.data.batch_size
+            place,
+            manifest,
+            final,
+            settings.schema,
+            made,
+            settings.train,
+            settings.store,
+            settings.data.batch_size,
         )
     recipe = manifest.state.get("recipe") or {}
     described = recipe.get("model")
@@ -98,7 +120,7 @@ def open_model(run: str | os.PathLike[str], model: nn.Module | None = None) -> O
     except (KeyError, TypeError, ConfigError) as error:
         raise CheckpointError(f"{place}: its recipe is damaged: {error}; give load(..., model=...)") from None
     _check_schema(made, schema)
-    return Opened(place, manifest, schema, made, options, StoreOptions(), BATCH_SIZE)
+    return Opened(place, manifest, final, schema, made, options, StoreOptions(), BATCH_SIZE)
 
 
 def _of_zoo(described: Any, schema: Schema) -> nn.Module:

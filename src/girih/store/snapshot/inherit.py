@@ -148,9 +148,9 @@ def _last_used(
 
 
 def _initial(state: ShardState, ids: NDArray[np.int64], tables: Ints) -> Floats:
-    """The initial values of keys that have no row yet, float32[K, W]."""
+    """The initial values of keys, float32[K, W]."""
     out = np.empty((len(ids), state.layout.description["dim"]), np.float32)
-    state.peek(ids, tables, out)
+    transfer.initial_values(state.layout.kernel, ids, tables, out)
     return out
 
 
@@ -163,7 +163,8 @@ def _in_seconds(table: Mapping[str, Any]) -> bool:
 
 
 def _narrowed(values: Floats, column: Column) -> NDArray[Any]:
-    """Values as the column keeps them, which holds each of them exactly."""
+    """Values as the column keeps them, rounded to nearest, ties to even."""
     if column.tag == "BF16":
-        return (np.ascontiguousarray(values).view(np.uint32) >> 16).astype(np.uint16)
+        bits = np.ascontiguousarray(values).view(np.uint32)
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
     return values.astype(np.float16).view(np.uint16) if column.tag == "F16" else values

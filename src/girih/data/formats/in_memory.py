@@ -17,7 +17,7 @@ from girih.data.unit import FileSource, Unit
 UNIT_ROWS = 1 << 16
 
 
-class ArrowSource(FileSource):
+class InMemorySource(FileSource):
     """The rows of a ``pyarrow.Table``, in order.
 
     Args:
@@ -30,7 +30,7 @@ class ArrowSource(FileSource):
         self.num_rows: int | None = table.num_rows
         self.num_parts = -(-table.num_rows // UNIT_ROWS)
         names = f"{table.num_rows}/{','.join(table.column_names)}"
-        self.identity = "arrow/" + hashlib.sha256(names.encode()).hexdigest()[:16]
+        self.identity = "memory/" + hashlib.sha256(names.encode()).hexdigest()[:16]
 
     def check(self, plan: ReadPlan) -> None:
         """Refuses a table that lacks a column, or holds it in a type that does not serve."""
