@@ -25,6 +25,7 @@ from girih.checkpoint.load import Loaded, load_model
 from girih.checkpoint.load import load as load_checkpoint
 from girih.checkpoint.parts import PartReader
 from girih.comm.group import TrainerGroup
+from girih.config.train import TrainOptions
 from girih.data import Batch, Dataset, NormalizationStats
 from girih.data.dataset import make_dataset
 from girih.data.decode.columns import scalar_ids
@@ -32,6 +33,7 @@ from girih.data.formats.in_memory import InMemorySource
 from girih.data.given import as_table, columns_as_given, columns_of
 from girih.data.paths import one_line
 from girih.dense.halves.replica import Replica
+from girih.dense.spec import DenseSpec
 from girih.errors import ConfigError, DataError, nearest
 from girih.kernels.cpu import ahead
 from girih.models import needs_of
@@ -210,15 +212,23 @@ class LoadedModel(contextlib.AbstractContextManager["LoadedModel"]):
         return self._sparse
 
     @cached_property
-    def _dense_spec(self) -> Any:
+    def _dense_spec(self) -> DenseSpec:
+        """What predictions need: no schedule, no compiler, and a GPU only where there is one."""
+        trained = self._opened.options
+        options = TrainOptions(
+            seed=trained.seed,
+            precision=trained.precision,
+            dense_forward=trained.dense_forward,
+            device="cpu" if trained.device == "cpu" else "auto",
+        )
         # parameters stay such as have gradients: torch multiplies others otherwise, and predictions would differ in their last bits
-        return dense_spec(self.model, self._opened.options, torch.optim.SGD, Stats())
+        return dense_spec(self.model, options, torch.optim.SGD, Stats())
 
     @cached_property
     def _session(self) -> tuple[Session, NormalizationStats]:
         loaded = self._loaded
         normalization = loaded.normalization or NormalizationStats.empty(self.schema)
-        dense = Replica(replace(self._dense_spec, compile=False))
+        dense = Replica(self._dense_spec)
         feed = ExampleFeed(TrainerGroup())
         session = Session(sparse=self._rows, dense=dense, schedule=in_step(), feed=feed)
         return session, normalization

@@ -23,7 +23,7 @@ MOST_NAMES = 8
 
 @dataclass
 class Inherited:
-    """What a run took of an earlier one, and what was left, with the reason.
+    """The weights that a run took of an earlier one, and those that it left, with the reason.
 
     Attributes:
         place: the checkpoint.
