@@ -213,7 +213,7 @@ class LoadedModel(contextlib.AbstractContextManager["LoadedModel"]):
 
     @cached_property
     def _dense_spec(self) -> DenseSpec:
-        """What predictions need: no schedule, no compiler, and a GPU only where there is one."""
+        """The options that predictions need: no schedule, no compiler, and a GPU only where there is one."""
         trained = self._opened.options
         options = TrainOptions(
             seed=trained.seed,
