@@ -32,12 +32,14 @@ COMMANDS = {
     "inspect": "Show what a run or a checkpoint holds.",
     "plan": "Print the plan of a run.",
     "predict": "Write a run's predictions for new data, in input order.",
-    "prune": "Write a run's final checkpoint without the rows seen seldom, or not for long.",
-    "report": "Draw each run as one self-contained page, and several of them over each other.",
+    "prune": "Write a run without the rows seen seldom, or long ago.",
+    "report": "Draw a self-contained page per run, and one of several.",
     "status": "Show a run's processes: alive or not, load, bottleneck.",
     "train": "Train the model of a config file.",
 }
 """``girih --help`` says this of each, and imports none of them."""
+LINE_WIDTH = 100
+"""Of the list of commands: a line for each, whatever the terminal's width."""
 
 
 class LazyGroup(click.Group):
@@ -57,6 +59,7 @@ class LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes the list of commands, without importing any."""
+        formatter.width = max(formatter.width, LINE_WIDTH)
         with formatter.section("Commands"):
             formatter.write_dl(sorted(COMMANDS.items()))
 

@@ -36,7 +36,7 @@ _WHOLE = click.IntRange(0)
     help="Prune this table alone; repeatable. Default: all.",
 )
 def prune(run: str, out: Path, min_count: int | None, max_age: int | None, tables: tuple[str, ...]) -> int:
-    """Write a run's final checkpoint without the rows seen seldom, or not for long."""
+    """Write a run without the rows seen seldom, or long ago: its final checkpoint and its configuration."""
     if min_count is None and max_age is None:
         raise ConfigError("prune: say which rows stay, by --min-count N, --max-age STEPS, or both")
     place, final = final_weights(run)

@@ -18,7 +18,7 @@ from girih.report import write_comparison, write_report
     help="The page with the curves of several runs.",
 )  # fmt: skip
 def report(runs: tuple[Path, ...], out: Path) -> int:
-    """Draw each run as one self-contained page, report.html, and several of them over each other."""
+    """Draw a self-contained page per run, and one of several: report.html in each, and their curves over each other."""
     runs = tuple(dict.fromkeys(runs))
     for run in runs:
         click.echo(write_report(run))
