@@ -26,8 +26,9 @@ if TYPE_CHECKING:
         read_parquet,
     )
     from girih.metrics import Metrics
-    from girih.runs.callbacks import Callback, TensorBoard
+    from girih.runs.callbacks import Callback, MLflow, TensorBoard, WandB
     from girih.schema import Categorical, Labels, Numeric, Schema, Sequence
+    from girih.serving.loaded import LoadedModel, load
     from girih.sparse.options import StoreOptions
     from girih.strategies.asynchronous import Asynchronous
     from girih.strategies.hierarchical import Hierarchical
@@ -48,7 +49,9 @@ __all__ = [
     "Hierarchical",
     "Hybrid",
     "Labels",
+    "LoadedModel",
     "Local",
+    "MLflow",
     "Metrics",
     "Numeric",
     "ScheduleOptions",
@@ -61,7 +64,9 @@ __all__ = [
     "TensorBoard",
     "TrainOptions",
     "Trainer",
+    "WandB",
     "errors",
+    "load",
     "models",
     "nn",
     "optim",
@@ -76,7 +81,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "girih.runs.callbacks": ("Callback", "TensorBoard"),
+    "girih.runs.callbacks": ("Callback", "MLflow", "TensorBoard", "WandB"),
     "girih.checkpoint": ("CheckpointOptions",),
     "girih.data": (
         "Dataset",
@@ -92,6 +97,7 @@ _HOMES = {
     "girih.config.schedule": ("ScheduleOptions",),
     "girih.config.train": ("EarlyStopping", "TrainOptions"),
     "girih.schema": ("Categorical", "Labels", "Numeric", "Schema", "Sequence"),
+    "girih.serving.loaded": ("LoadedModel", "load"),
     "girih.sparse.options": ("StoreOptions",),
     "girih.strategies.asynchronous": ("Asynchronous",),
     "girih.strategies.hierarchical": ("Hierarchical",),

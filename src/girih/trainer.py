@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ from girih.strategies import Strategy, roles_of
 from girih.strategies.local import Local
 from girih.training import evaluation
 from girih.training.context import RunContext
+from girih.training.inheriting import Inherited
 from girih.training.learning_rate import LearningRate
 from girih.training.planning import facts_of, joined
 from girih.training.pricing import Calibrated
@@ -70,6 +71,10 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
         calibrated: the machine, by which training examples per second are predicted; None predicts nothing.
         where: the file that options come from, for what is found wrong with them once the session opens.
         metrics: where each process of the run serves its metrics; nowhere where None.
+
+    Attributes:
+        data: of a config, its datasets by split; empty where there is no config.
+        showing: entered while ``fit`` trains: the progress bar of a config's trainer.
 
     Raises:
         ConfigError: options that do not go together.
@@ -117,6 +122,8 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
         if self.options.gauc_by is not None:
             evaluation.feature_index(self.schema, self.options.gauc_by)
         self.stopped = False
+        self.data: Mapping[str, Dataset] = {}
+        self.showing: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         self._opened: RunDirectory | None = None
         self._cluster = cluster or joined(self.strategy)
         self._ranks = self._cluster.ranks
@@ -173,6 +180,36 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
             self._cluster.close(failed=True)
             raise
 
+    @classmethod
+    def from_config(
+        cls,
+        path: str | os.PathLike[str],
+        overrides: Sequence[str] | Mapping[str, Any] = (),
+        *,
+        strategy: str | None = None,
+        run: str | os.PathLike[str] | None = None,
+        callbacks: Sequence[Callback] = (),
+        progress: bool = True,
+    ) -> Trainer:
+        """The trainer of a config file, as ``girih train`` has it, with its data: ``fit()`` and ``evaluate()`` take them from there.
+
+        With a ``run``, its directory gets a ``config.toml``, so that every command reads it.
+
+        Args:
+            overrides: as ``--set`` takes them, ``["train.epochs=2"]``, or a mapping of values, ``{"train.epochs": 2}``.
+            strategy: replaces ``[strategy]`` whole, before the overrides.
+            progress: shows how training goes on: a bar in notebooks and terminals, lines elsewhere.
+
+        Raises:
+            ConfigError: anything unknown, missing or of the wrong type. MissingFileError, DataError: files of the data.
+            RunDirectoryError: the run directory is not empty, or cannot be written.
+        """
+        from girih.training.from_config import trainer_of
+
+        return trainer_of(
+            Path(path), overrides, strategy=strategy, run=run, callbacks=callbacks, progress=progress
+        )
+
     def _placed(self, store: StoreOptions, run: str | os.PathLike[str] | RunDirectory | None) -> StoreOptions:
         """The store with its tiers in the run directory of the first trainer, unless they are elsewhere."""
         if not store.on_ssd or store.ssd_dir is not None:
@@ -218,8 +255,12 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
         self._run.opened()
         return self._run.learning_rate
 
-    def fit(self, train: Dataset, valid: Dataset | None = None, *, epochs: int | None = None) -> RunState:
+    def fit(
+        self, train: Dataset | None = None, valid: Dataset | None = None, *, epochs: int | None = None
+    ) -> RunState:
         """Trains for ``epochs`` more epochs (the options' number where None), the one under way counted in.
+
+        Without ``train``, both are those of the config: see :meth:`from_config`.
 
         Under early stopping the best weights are put back at the end. ``stopped`` says whether
         :meth:`request_stop` ended it.
@@ -232,8 +273,10 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
         """
         epochs = self.options.epochs if epochs is None else epochs
         config.build(Steps, epochs, "epochs")
+        if train is None:
+            train, valid = self._configured("train"), valid or self.data.get("valid")
         self.check(train, valid)
-        with self._cluster.explaining():
+        with self._cluster.explaining(), self.showing:
             try:
                 self.stopped = self._run.fit(train, valid, epochs)
             except KeyboardInterrupt:
@@ -260,17 +303,29 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
         """Whether the last ``fit`` stopped for its launcher to begin anew, with other numbers of processes."""
         return self._run.begins_anew
 
-    def evaluate(self, data: Dataset) -> Metrics:
-        """Exact metrics of every label.
+    def evaluate(self, data: Dataset | None = None) -> Metrics:
+        """Exact metrics of every label; without ``data``, on the test data of the config, else its validation data.
 
         Raises:
             ConfigError: data of another schema or without labels, or a feature that only ``fit`` can standardize.
             NonFiniteError: the model returned NaN or infinity.
             KeyboardInterrupt: :meth:`request_stop` was called meanwhile.
         """
+        if data is None:
+            data = self._configured("test", "valid")
         expect_data("data", data, self.schema)
         with self._cluster.explaining():
             return self._run.evaluate(data)
+
+    def _configured(self, *splits: str) -> Dataset:
+        """The first of some splits that the config has."""
+        found = next((self.data[split] for split in splits if split in self.data), None)
+        if found is None:
+            wanted = " or ".join(splits)
+            raise ConfigError(
+                f"no {wanted} data: give a Dataset, or use Trainer.from_config with data.{splits[0]} set"
+            )
+        return found
 
     def predictions(self, data: Dataset) -> Iterator[tuple[Batch, NDArray[np.float32]]]:
         """Each batch in order, with its probabilities float32[B, T]; see :meth:`evaluate`, labels may be missing."""
@@ -315,6 +370,30 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
             if best is not None and Storage.at(directory) != path:
                 path = checkpoint.find(path.parent, step=best)
             self._run.restore(path)
+
+    def init_from(self, directory: str | os.PathLike[str], *, train: Dataset | None = None) -> Inherited:
+        """Begins with the weights of another run, its final ones where it has ended: rows by table, dense parameters by name and shape.
+
+        All else begins afresh: steps, data position, the dense optimizer, features and tables that it does not have. The model, its
+        features, dims and optimizers may be others, and so may the strategy. Called before anything was trained.
+
+        Args:
+            train: the data that is to be trained on, for a plan that depends on it, and for features that are standardized and that the
+                other run has not.
+
+        Returns:
+            What was taken, what was left and why; ``lines()`` has it in words.
+
+        Raises:
+            MissingFileError, CheckpointError: no checkpoint there, or a damaged one. ConfigError: this trainer has trained already.
+        """
+        if self.state.step:
+            raise ConfigError(
+                f"init_from: this trainer is at step {self.state.step}; expected one that has trained nothing"
+            )
+        place, _ = checkpoint.final_of(directory)
+        with self._cluster.explaining():
+            return self._run.inherit(place, train)
 
     def request_stop(self) -> None:
         """Has ``fit`` return after the step under way, a checkpoint written, or ``evaluate`` raise.

@@ -60,7 +60,7 @@ def loaded(rank, registry):
     dense.compute(one.batch, one.embeddings()).apply()
     dense.sync()
     before = {name: value.clone() for name, value in dense.state()["model"].items()}
-    checkpoint = Loaded(Storage("memory://none"), RunState(step=3), None, {}, [], None, saved, {})
+    checkpoint = Loaded(Storage("memory://none"), RunState(step=3), None, {}, [], None, saved, {}, None)
     told = ""
     try:
         checkpoint.put(sparse=sparse, dense=dense)

@@ -106,3 +106,25 @@ def test_grocery_trains_models_of_sequences(data, tmp_path, model):
     summary = json.loads((tmp_path / f"grocery-{model}-1" / "summary.json").read_text())
     assert f"| grocery | {model} |" in done.stdout
     assert summary["auc"] >= 0.6
+
+
+@pytest.mark.heavy
+def test_a_sweep_trains_prunes_and_tells_the_best(log_directory):
+    pytest.importorskip("optuna", reason="pip install optuna")
+    words = [sys.executable, str(RECIPES / "sweep.py"), str(log_directory / "config.toml"), "--trials", "7"]
+    words += ["--runs", str(log_directory / "sweep"), "--every-steps", "4"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode == 0, done.stderr
+    told = done.stdout.splitlines()
+    assert told[0].startswith("7 trials, ")
+    num_pruned = int(told[0].split()[2])
+    assert num_pruned >= 1
+    runs = sorted((log_directory / "sweep").iterdir())
+    steps = [json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["step"] for run in runs]
+    assert sum(step < max(steps) for step in steps) == num_pruned
+    assert cli.run(["compare", *map(str, runs)]) == 0
+    config = log_directory / "config.toml"
+    missing = [sys.executable, str(RECIPES / "sweep.py"), str(config.with_name("none.toml")), "--trials", "1"]
+    done = subprocess.run(missing, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("sweep: ")

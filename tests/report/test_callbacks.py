@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+import warnings
+from types import SimpleNamespace
 
 import pytest
 
 from girih.errors import ConfigError
-from girih.runs.callbacks import Callback, TensorBoard
+from girih.runs.callbacks import Callback, MLflow, TensorBoard, WandB
 
 
 @pytest.fixture
@@ -92,3 +94,61 @@ def test_a_callback_writes_only_what_it_uses():
     losses.on_evaluation({"step": 1, "split": "valid"})
     losses.on_end(None)
     assert losses.seen == [0.5]
+
+
+def test_mlflow_s_file_store_holds_what_was_logged(tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow", reason="needs the extra: mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its own future
+        mlflow.set_tracking_uri((tmp_path / "store").as_uri())
+        callback = MLflow({"lr": 0.5})
+        callback.on_plan({"strategy": "local"})
+        callback.on_metrics(line(10, 0.75) | {"hit_rate": None})
+        callback.on_evaluation({"step": 20, "split": "valid", "auc": 0.875, "gauc": None})
+        named = mlflow.active_run().info.run_id
+        callback.on_end({"auc": 0.9, "strategy": "local"})
+        assert mlflow.active_run() is None
+        client = mlflow.MlflowClient()
+        logged = client.get_run(named)
+        assert logged.info.status == "FINISHED"
+        assert logged.data.params == {"lr": "0.5", "strategy": "local"}
+        assert logged.data.metrics == {
+            "train/loss": 0.75, "train/samples_per_s": 1e4, "valid/auc": 0.875, "final/auc": 0.9,
+        }  # fmt: skip
+        assert [(m.step, m.value) for m in client.get_metric_history(named, "valid/auc")] == [(20, 0.875)]
+        stopped = MLflow()
+        stopped.on_metrics(line(10))
+        named = mlflow.active_run().info.run_id
+        stopped.on_end(None)
+        assert client.get_run(named).info.status == "KILLED"
+
+
+def test_weights_and_biases_hears_the_same_numbers(monkeypatch):
+    """By a client that notes what it is called with: the real one wants a service."""
+    calls = []
+    run = SimpleNamespace(
+        log=lambda numbers, step: calls.append((step, numbers)),
+        summary={},
+        finish=lambda exit_code: calls.append(("finish", exit_code)),
+    )
+    client = SimpleNamespace(run=None, init=lambda **options: calls.append(options) or run)
+    monkeypatch.setitem(sys.modules, "wandb", client)
+    callback = WandB(project="clicks")
+    callback.on_metrics(line(10, 0.75) | {"hit_rate": None})
+    callback.on_evaluation({"step": 20, "split": "valid", "auc": 0.875, "gauc": None})
+    callback.on_end({"auc": 0.9, "strategy": "local"})
+    assert calls == [
+        {"project": "clicks"},
+        (10, {"train/loss": 0.75, "train/samples_per_s": 1e4}),
+        (20, {"valid/auc": 0.875}),
+        ("finish", 0),
+    ]
+    assert run.summary == {"final/auc": 0.9}
+
+
+@pytest.mark.parametrize(("kind", "package"), [(MLflow, "mlflow"), (WandB, "wandb")])
+def test_a_client_that_is_missing_is_named(monkeypatch, kind, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ConfigError, match=f"needs a package that is not installed; pip install {package}"):
+        kind()

@@ -17,11 +17,11 @@ def command(directory, strategy, run, *overrides, resume=False):
     return words + (["--resume"] if resume else [])
 
 
-def train(directory, strategy, run, *overrides, resume=False, status=0):
-    """Trains; returns the summary."""
+def train(directory, strategy, run, *overrides, resume=False, status=0, more=()):
+    """Trains; returns the summary. ``more`` are words of the command."""
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     done = subprocess.run(
-        command(directory, strategy, run, *overrides, resume=resume),
+        [*command(directory, strategy, run, *overrides, resume=resume), *more],
         capture_output=True,
         text=True,
         timeout=240,

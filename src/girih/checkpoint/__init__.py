@@ -6,7 +6,7 @@ What a launcher asks is here. Saving and loading need torch and a store, and are
 
 from __future__ import annotations
 
-from girih.checkpoint.directory import complete, find, latest, root_of, rotate
+from girih.checkpoint.directory import complete, final_of, find, latest, root_of, rotate
 from girih.checkpoint.manifest import Manifest, name_of
 from girih.checkpoint.options import CheckpointOptions
 from girih.checkpoint.storage import Storage
@@ -16,6 +16,7 @@ __all__ = [
     "Manifest",
     "Storage",
     "complete",
+    "final_of",
     "find",
     "latest",
     "name_of",

@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from girih.checkpoint.manifest import NAME, name_of
+from girih.checkpoint.manifest import NAME, Manifest, name_of
 from girih.checkpoint.storage import DOOMED, WRITING, Storage
 from girih.config import read_toml
 from girih.errors import CheckpointError, ConfigError, MissingFileError
@@ -48,6 +48,27 @@ def rotate(root: Storage, keep: int, protected: int | None) -> None:
     for name in root.names():
         if name.startswith((WRITING, DOOMED)) or (PATTERN.fullmatch(name) and name not in valid):
             root.remove(name, first=NAME)
+
+
+def final_of(address: Storage | str | os.PathLike[str]) -> tuple[Storage, bool]:
+    """The checkpoint with the final weights of a run, by its address as :func:`find` takes it.
+
+    Returns:
+        The checkpoint, and whether it is marked as final. Where none is, the run has not ended: then it is the best one so far, under
+        early stopping, else the latest.
+
+    Raises:
+        MissingFileError, CheckpointError: as :func:`find` raises them.
+    """
+    newest = find(address)
+    manifest = Manifest.read(newest)
+    if newest == Storage.at(address):
+        return newest, manifest.final
+    for _, place in reversed(complete(newest.parent)):
+        if (manifest if place == newest else Manifest.read(place)).final:
+            return place, True
+    best = manifest.run.best_step
+    return (newest if best is None else find(newest.parent, step=best)), False
 
 
 def find(address: Storage | str | os.PathLike[str], *, step: int | None = None) -> Storage:

@@ -10,7 +10,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load as parse
-from torch import Tensor
+from torch import Tensor, nn
 
 from girih.checkpoint import trees
 from girih.checkpoint.manifest import DENSE, NAME, Manifest, Parts
@@ -43,6 +43,7 @@ class Loaded:
     plan: Mapping[str, Any] | None
     dense: Any
     shards: Parts
+    schema: Schema
 
     def put(self, *, sparse: SavedRows | None, dense: SavedParameters) -> None:
         """Replaces rows and parameters; without ``sparse``, rows stay as they are. Where that fails, both are as before, unless rows are in other processes too, or several
@@ -65,14 +66,18 @@ class Loaded:
             raise
 
 
-def load(place: Storage, schema: Schema) -> Loaded:
+def load(place: Storage, schema: Schema | None) -> Loaded:
     """Reads a checkpoint, all but its rows; nothing is replaced yet.
+
+    Args:
+        schema: what it has to be of; None takes any.
 
     Raises:
         CheckpointError: incomplete, damaged, or of another schema; names the part or feature.
     """
     manifest = Manifest.read(place)
-    check_schema(manifest, schema, place)
+    if schema is not None:
+        check_schema(manifest, schema, place)
     tensors = _read_dense(place, manifest.parts[DENSE])
     try:
         state, random, dense = (
@@ -84,8 +89,24 @@ def load(place: Storage, schema: Schema) -> Loaded:
         if (position := manifest.run.position) is not None:
             Position.from_dict(position)
         kept = state.get("normalization")
-        normalization = None if kept is None else NormalizationStats.from_dict(kept, schema)
-    return Loaded(place, manifest.run, normalization, state, random, manifest.plan, dense, manifest.shards)
+        theirs = schema or Schema.from_dict(manifest.schema, place.url)
+        normalization = None if kept is None else NormalizationStats.from_dict(kept, theirs)
+    return Loaded(
+        place, manifest.run, normalization, state, random, manifest.plan, dense, manifest.shards, theirs
+    )
+
+
+def load_model(loaded: Loaded, model: nn.Module) -> None:
+    """Puts the parameters of a checkpoint into a module, without an optimizer's state.
+
+    Raises:
+        CheckpointError: they are another model's.
+    """
+    try:
+        model.load_state_dict(loaded.dense["model"])
+    except _UNFIT as error:
+        reason = " ".join(str(error).split())
+        raise CheckpointError(f"{loaded.place}/{DENSE}: does not fit this model: {reason}") from None
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ import json
 import zlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
@@ -44,6 +44,7 @@ class Manifest:
             ``dense.safetensors``.
         rows: rows of each table.
         parts: name relative to the checkpoint → bytes, checksums and, with rows, the shards that it covers.
+        final: whether its weights are those with which the run ended.
     """
 
     step: int
@@ -55,6 +56,7 @@ class Manifest:
     dense: Any
     rows: Mapping[str, int]
     parts: Parts
+    final: bool = False
     format: int = FORMAT
     girih: str = version("girih")
 
@@ -73,6 +75,11 @@ class Manifest:
         text = json.dumps(asdict(self))
         checksum = json.dumps({CHECKSUM: zlib.crc32(text.encode())})
         checkpoint.replace(NAME, f"{checksum[:-1]}, {text[1:]}".encode())
+
+    def marked(self, checkpoint: Storage, *, final: bool) -> None:
+        """Writes it anew where it says otherwise of ``final``."""
+        if self.final != final:
+            replace(self, final=final).write(checkpoint)
 
     @classmethod
     def read(cls, checkpoint: Storage) -> Manifest:
@@ -117,6 +124,7 @@ class Manifest:
     def _check(self) -> None:
         """Believes no name that leads elsewhere, and no count that is none."""
         checks.integer("step", self.step, 0, _MOST_STEPS)
+        checks.flag("final", self.final)
         if self.run.step != self.step:
             raise ValueError(f"step = {self.step}, but state.run.step = {self.run.step}")
         for what, kind, found in (

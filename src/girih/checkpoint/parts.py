@@ -18,10 +18,14 @@ class PartReader:
 
     Attributes:
         storage: the checkpoint. parts: their facts, as the manifest has them.
+        optimizer_state: whether it is taken with the rows; else the optimizer begins anew.
+        begins: whether a new run begins with the rows, as far as they fit; else all of them have to.
     """
 
     storage: Storage
     parts: Parts
+    optimizer_state: bool = True
+    begins: bool = False
 
     def open(self, name: str) -> SnapshotFile:
         """A part, its form checked; its content when it is read.
@@ -57,9 +61,14 @@ class PartReader:
 
     def to_dict(self) -> dict[str, Any]:
         """For another process, which may be on another machine."""
-        return {"url": self.storage.absolute().url, "parts": dict(self.parts)}
+        return {
+            "url": self.storage.absolute().url,
+            "parts": dict(self.parts),
+            "optimizer_state": self.optimizer_state,
+            "begins": self.begins,
+        }
 
     @classmethod
     def from_dict(cls, told: Mapping[str, Any]) -> PartReader:
         """The inverse of :meth:`to_dict`."""
-        return cls(Storage(told["url"]), told["parts"])
+        return cls(Storage(told["url"]), told["parts"], told["optimizer_state"], told["begins"])

@@ -26,18 +26,23 @@ COMMANDS = {
     "bench": "Measure this machine, with peers beside us.",
     "calibrate": "Measure this machine's links, codecs and the work of steps.",
     "check": "Check a config against its data, without training.",
+    "compare": "Show runs side by side: options that differ, and metrics.",
     "evaluate": "Evaluate a run's final weights.",
+    "export-embeddings": "Write the rows of a table to Parquet: id, embedding, count.",
     "info": "Show the machine, the versions, and what runs on its GPUs.",
     "init": "Print a config for some data, guessed from a sample.",
     "inspect": "Show what a run or a checkpoint holds.",
     "plan": "Print the plan of a run.",
     "predict": "Write a run's predictions for new data, in input order.",
-    "report": "Draw each run as one self-contained page, report.html.",
+    "prune": "Write a run without the rows seen seldom, or long ago.",
+    "report": "Draw a self-contained page per run, and one of several.",
     "scale": "Add processes to a run that is on, or remove some.",
     "status": "Show a run's processes: alive or not, load, bottleneck.",
     "train": "Train the model of a config file.",
 }
 """``girih --help`` says this of each, and imports none of them."""
+LINE_WIDTH = 100
+"""Of the list of commands: a line for each, whatever the terminal's width."""
 
 
 class LazyGroup(click.Group):
@@ -52,11 +57,12 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """One command, which registers itself as it is imported."""
         if cmd_name in COMMANDS:
-            importlib.import_module(f"girih.cli.{cmd_name}")
+            importlib.import_module(f"girih.cli.{cmd_name.replace('-', '_')}")
         return super().get_command(ctx, cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes the list of commands, without importing any."""
+        formatter.width = max(formatter.width, LINE_WIDTH)
         with formatter.section("Commands"):
             formatter.write_dl(sorted(COMMANDS.items()))
 

@@ -1,22 +1,18 @@
-"""``girih evaluate``, and opening a finished run."""
+"""``girih evaluate``."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import click
 
-from girih import checkpoint
 from girih.cli import cli
 from girih.cli.show import metrics_table, skipped
 from girih.cli.words import PATH
 from girih.config.file import RunConfig
-from girih.config.schedule import ScheduleOptions
 from girih.data.options import SplitName
-from girih.errors import ConfigError, MissingFileError, RunDirectoryError
-from girih.runs.directory import read_summary
-from girih.strategies.local import Local
+from girih.errors import ConfigError
+from girih.serving.opening import final_weights, open_config
 from girih.trainer import Trainer
 
 
@@ -40,32 +36,11 @@ def evaluate(run: Path, paths: tuple[str, ...]) -> int:
     return 0
 
 
-def open_config(run: Path) -> RunConfig:
-    """Loads the configuration in a run directory.
-
-    Raises:
-        MissingFileError: no such directory.
-        RunDirectoryError: the directory holds no run.
-    """
-    if not run.exists():
-        raise MissingFileError(f"{run}: no such run directory")
-    if not (run / "config.toml").is_file():
-        raise RunDirectoryError(f"{run}: not a run directory (it has no config.toml)")
-    settings = RunConfig.load(run / "config.toml", strategy=Local.name)  # one process is enough to read
-    settings = replace(settings, schedule=ScheduleOptions())  # and has nothing to lay out
-    if settings.store.arena == "shared":  # as embedding servers had it
-        settings = replace(settings, store=replace(settings.store, arena="heap"))
-    return replace(settings, store=settings.store.within(run))
-
-
 def load_trainer(run: Path, settings: RunConfig) -> Trainer:
-    """A trainer with the run's final weights: the best ones, under early stopping; else the latest saved."""
-    summary = read_summary(run)
-    final = str(run) if summary is None else checkpoint.find(run, step=summary["checkpoint_step"]).url
-    if summary is None:
-        click.echo(
-            f"{run}: not finished; using {checkpoint.find(run).name}, or the best checkpoint", err=True
-        )
+    """A trainer with the run's final weights, else its best or latest ones, which is said."""
+    place, final = final_weights(run)
+    if not final:
+        click.echo(f"{run}: not finished; using {place.name}", err=True)
     trainer = settings.trainer()
-    trainer.load(final, resume=False)
+    trainer.load(place.url, resume=False)
     return trainer

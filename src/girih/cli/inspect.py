@@ -40,7 +40,8 @@ def inspect(path: str) -> int:
         blooms = (tensor for tensor in header.tensors if tensor.name.startswith("bloom."))
         bloom_bytes[description["group"]] += sum(tensor.num_bytes for tensor in blooms)
     console = Console(highlight=False, markup=False)
-    written = f"complete, format {manifest.format}, written by girih {manifest.girih}"
+    complete = "complete, the final weights of its run" if manifest.final else "complete"
+    written = f"{complete}, format {manifest.format}, written by girih {manifest.girih}"
     console.print(f"{newest}: {written}", soft_wrap=True)
     console.print(
         f"step {count(manifest.step)}, {count(state.examples)} examples, {count(state.epoch)} epochs done, "

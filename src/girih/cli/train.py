@@ -29,6 +29,10 @@ from girih.runs.live.place import Place
 @config_options
 @click.option("--run", "run_path", metavar="DIR", type=PATH, help="Where the run is written.")
 @click.option("--resume", is_flag=True, help="Go on from the latest checkpoint in --run DIR.")
+@click.option(
+    "--init-from", "init_from", metavar="RUN|CHECKPOINT",
+    help="Begin with what fits of another run's rows and dense parameters.",
+)  # fmt: skip
 @click.option("--plan", "plan_file", metavar="FILE", type=PATH, help="Hold a plan of girih plan.")
 @click.option(
     "--calibration", "calibrated", metavar="FILE", type=PATH,
@@ -45,6 +49,7 @@ def train(
     overrides: tuple[str, ...],
     run_path: Path | None,
     resume: bool,
+    init_from: str | None,
     strategy: str | None,
     plan_file: Path | None,
     calibrated: Path | None,
@@ -53,6 +58,8 @@ def train(
     """Train the model of a config file."""
     if resume and run_path is None:
         raise ConfigError("--resume needs --run DIR, the directory of the run to go on with")
+    if init_from is not None:
+        check_init(init_from, run_path)
     typed = list(context.obj)
     if run_path is None:
         run_path = Path("runs", f"{config_file.stem}-{time.strftime('%Y%m%d-%H%M%S')}")
@@ -95,10 +102,20 @@ def train(
         if own_process:
             gc.freeze()  # no collection has to look through all that was imported
         return trainer.train(
-            config_file, overrides, run_path, resume, strategy, plan_file, calibrated, own_process=own_process
-        )
+            config_file, overrides, run_path, resume, strategy, plan_file, calibrated, init_from,
+            own_process=own_process,
+        )  # fmt: skip
     except RoleError as error:
         raise RoleError(f"{error}{_way_on(run_path)}") from error
+
+
+def check_init(init_from: str, run: Path | None) -> None:
+    """Refuses an ``--init-from`` where there is no checkpoint, or that is the run itself, before any process starts."""
+    from girih import checkpoint
+
+    if run is not None and os.path.realpath(init_from) == os.path.realpath(run):
+        raise ConfigError(f"--init-from {init_from}: is the run itself; use --resume, or another --run")
+    checkpoint.find(init_from)
 
 
 def _place(mapping: Mapping[str, Any], where: str, directory: Path, run: Path) -> Place:

@@ -30,6 +30,7 @@ from girih.report.progress import Progress
 from girih.runs.directory import RunDirectory, read_summary
 from girih.runs.live.logs import logging_as
 from girih.runs.live.place import Place, Who
+from girih.serving.opening import final_weights
 from girih.strategies import runs_alone
 from girih.trainer import Trainer
 from girih.training.planning import joined
@@ -46,6 +47,7 @@ def train(
     strategy: str | None,
     plan_file: Path | None,
     calibrated: Path | None = None,
+    init_from: str | None = None,
     *,
     own_process: bool = False,
 ) -> int:
@@ -67,16 +69,20 @@ def train(
             told = cluster.ranks.broadcast(None)
             if told is None:
                 return 0
-            newest = None if told["newest"] is None else Storage(told["newest"])
+            newest, init = (None if at is None else Storage(at) for at in (told["newest"], told["init"]))
             with _logging(cluster, run_path) if own_process else nullcontext():
-                return _train(settings, datasets, None, newest, cluster)
+                return _train(settings, datasets, None, newest, cluster, init)
     with RunDirectory(run_path, resume=resume) as run:
         newest = checkpoint.latest(checkpoint.root_of(run.path, settings.checkpoint.dir)) if resume else None
+        init = None if init_from is None or newest is not None else final_weights(init_from)[0]
         why = None if newest is None else _finished_because(newest, run_path, settings)
         if resume and newest is None:
             click.echo(f"nothing to resume in {run_path}; starting afresh", err=True)
         with joined(settings.strategy, settings.cluster).running() as cluster:
-            told = {"newest": None if newest is None else newest.absolute().url}
+            told = {
+                "newest": None if newest is None else newest.absolute().url,
+                "init": None if init is None else init.absolute().url,
+            }
             if cluster.ranks.broadcast(told if why is None else None) is None:
                 click.echo(f"{run_path}: this run is finished ({why}); nothing to do")
                 if changes := changed(run, settings):
@@ -84,7 +90,7 @@ def train(
                     click.echo(f"changed since, without effect on a finished run: {names}")
                 return 0
             with _logging(cluster, run_path) if own_process else nullcontext():
-                return _train(settings, datasets, run, newest, cluster)
+                return _train(settings, datasets, run, newest, cluster, init)
 
 
 @contextmanager
@@ -121,8 +127,13 @@ def _train(
     run: RunDirectory | None,
     newest: Storage | None,
     cluster: Cluster,
+    init: Storage | None = None,
 ) -> int:
-    """Trains; without a ``run``, as trainers other than the first, it writes and says nothing."""
+    """Trains; without a ``run``, as trainers other than the first, it writes and says nothing.
+
+    Args:
+        newest: the checkpoint to go on from. init: that of another run, whose weights this one begins with.
+    """
     start, train, epochs = time.perf_counter(), datasets["train"], settings.train.epochs
     total = None if run is None or train.num_examples is None else train.num_examples * epochs
     console = Console(file=io.StringIO()) if run is None else None
@@ -133,6 +144,9 @@ def _train(
     ):
         if newest is not None:
             trainer.load(newest.url, train=train)
+        elif init is not None:
+            for line in trainer.init_from(init.url, train=train).lines():
+                progress.message(line)
         trainer.check(train, datasets.get("valid"))
         if newest is not None:
             progress.message(f"resumed from {newest.name}")

@@ -84,11 +84,13 @@ class RunConfig:
     _cuts: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
-    def load(cls, path: Path, *, overrides: Sequence[str] = (), strategy: str | None = None) -> RunConfig:
+    def load(
+        cls, path: Path, *, overrides: Sequence[str] | Mapping[str, Any] = (), strategy: str | None = None
+    ) -> RunConfig:
         """Reads and checks a whole config file.
 
         Args:
-            overrides: ``section.key=value`` each, applied in order.
+            overrides: ``section.key=value`` each, or values by ``section.key``, applied in order.
             strategy: replaces ``[strategy]`` whole, before the overrides.
 
         Raises:

@@ -62,8 +62,13 @@ def write_toml(path: Path, mapping: Mapping[str, Any]) -> None:
     write_whole(path, tomli_w.dumps(plain(mapping)))
 
 
-def with_overrides(path: Path, overrides: Sequence[str], strategy: str | None) -> dict[str, Any]:
+def with_overrides(
+    path: Path, overrides: Sequence[str] | Mapping[str, Any], strategy: str | None
+) -> dict[str, Any]:
     """A config file as it is written, ``[strategy]`` replaced whole where one is named, then overridden.
+
+    Args:
+        overrides: ``section.key=value`` each, or values by ``section.key``.
 
     Raises:
         ConfigError: not TOML, or an override that is none.
@@ -72,8 +77,12 @@ def with_overrides(path: Path, overrides: Sequence[str], strategy: str | None) -
     written = read_toml(path, expanded=False)
     if strategy is not None:
         written["strategy"] = {"name": strategy}
-    for override in overrides:
-        apply_override(written, override)
+    if isinstance(overrides, Mapping):
+        for key, value in overrides.items():
+            _assign(written, str(key), plain(value), f"overrides: {key!r}")
+    else:
+        for override in overrides:
+            apply_override(written, override)
     _check_nesting(written, f"{path}, with --set")
     return written
 
@@ -129,36 +138,40 @@ def apply_override(mapping: dict[str, Any], assignment: str) -> None:
     ``section={...}`` replaces a section whole; ``features.user.dim=8`` finds a table of ``[[features]]`` or ``[[tables]]`` by its name.
     """
     path, equals, text = assignment.partition("=")
-    keys = [key.strip() for key in path.split(".")]
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text.strip()
     except RecursionError:
         raise _nested(f"--set {path.strip()}") from None
-    if not equals or not all(keys) or (len(keys) == 1 and not isinstance(value, dict | list)):
-        raise ConfigError(f"--set {assignment!r}: expected section.key=value, as in train.epochs=2")
+    _assign(mapping, path if equals else "", value, f"--set {assignment!r}")
+
+
+def _assign(mapping: dict[str, Any], path: str, value: Any, where: str) -> None:
+    keys = [key.strip() for key in path.split(".")]
+    if not all(keys) or (len(keys) == 1 and not isinstance(value, dict | list)):
+        raise ConfigError(f"{where}: expected section.key=value, as in train.epochs=2")
     target: Any = mapping
     for position, key in enumerate(keys[:-1]):
-        target = _named(target, key, assignment) if isinstance(target, list) else target.setdefault(key, {})
+        target = _named(target, key, where) if isinstance(target, list) else target.setdefault(key, {})
         if not isinstance(target, dict | list):
             raise ConfigError(
-                f"--set {assignment!r}: {'.'.join(keys[: position + 1])} is not a table of options"
+                f"{where}: {'.'.join(keys[: position + 1])} is not a table of options"
             )
     if isinstance(target, list):
         raise ConfigError(
-            f"--set {assignment!r}: {'.'.join(keys[:-1])} is a list; expected the name of one of its tables and a key, as"
+            f"{where}: {'.'.join(keys[:-1])} is a list; expected the name of one of its tables and a key, as"
             " features.user.dim=8"
         )
     target[keys[-1]] = value
 
 
-def _named(tables: list[Any], name: str, assignment: str) -> Any:
+def _named(tables: list[Any], name: str, where: str) -> Any:
     """The table of a list that has a name, as ``[[features]]`` have."""
     names = [str(each["name"]) for each in tables if isinstance(each, dict) and "name" in each]
     if name not in names:
         raise ConfigError(
-            f"--set {assignment!r}: no table of that list is named {name!r}{nearest(name, names)}"
+            f"{where}: no table of that list is named {name!r}{nearest(name, names)}"
         )
     return next(each for each in tables if isinstance(each, dict) and each.get("name") == name)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any, Self
 
 from torch import nn
 
@@ -16,6 +17,15 @@ class Model(nn.Module):
     Args:
         kinds: what it reads of every categorical and sequence feature, see ``needs``.
     """
+
+    made_with: tuple[tuple[Any, ...], dict[str, Any]]
+    """The arguments of the constructor, by which the same model can be made again."""
+
+    def __new__(cls, *arguments: Any, **options: Any) -> Self:
+        """Notes the arguments."""
+        made = super().__new__(cls)
+        made.__dict__["made_with"] = arguments, options
+        return made
 
     def __init__(self, schema: Schema, *kinds: str) -> None:
         super().__init__()

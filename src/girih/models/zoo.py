@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from girih.config import check_call
+from girih.config import check_call, plain
 from girih.config.user_code import blame, load_class
 from girih.errors import ConfigError, nearest
 from girih.models.atbrg import ATBRG
@@ -25,6 +26,7 @@ from girih.models.dsin import DSIN
 from girih.models.fm import FM
 from girih.models.lr import LR
 from girih.models.mmoe import MMoE
+from girih.models.model import Model
 from girih.models.star import STAR
 from girih.models.two_tower import TwoTower
 from girih.models.wide_deep import WideDeep
@@ -98,6 +100,20 @@ def create(
         else:
             raise
         raise ConfigError(f"{where}: {name} {reason}") from error
+
+
+def description_of(model: nn.Module) -> dict[str, Any] | None:
+    """``{"name", "options"}`` by which :func:`create` makes the same model on its schema; None for a class of the user's own."""
+    name = next((name for name, cls in BY_NAME.items() if cls is type(model)), None)
+    if name is None or not isinstance(model, Model):
+        return None
+    arguments, options = model.made_with
+    given = inspect.signature(type(model)).bind(*arguments, **options).arguments
+    given.pop("schema")
+    try:
+        return {"name": name, "options": json.loads(json.dumps(plain(given)))}
+    except (TypeError, ValueError):
+        return None
 
 
 def _is_model(value: object) -> bool:

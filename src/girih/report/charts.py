@@ -101,7 +101,10 @@ def _spec(chart: alt.SchemaBase) -> Spec:
 
 def _axis(axis: Axis) -> dict[str, Any]:
     ticks = alt.Axis(format="~s") if axis.show == ",.0f" else alt.Axis()
-    return {"axis": ticks, "scale": alt.Scale(zero=axis.from_zero, nice=axis.field != "step")}
+    return {
+        "axis": ticks,
+        "scale": alt.Scale(zero=axis.from_zero, nice=axis.field not in ("step", "examples")),
+    }
 
 
 def _thin(name: str, x: Axis, y: Axis, records: Records) -> list[dict[str, Any]]:

@@ -12,7 +12,8 @@ import jinja2
 import vl_convert
 
 from girih.errors import RunDirectoryError, StorageFullError
-from girih.report.charts import MAX_POINTS, Axis, Spec, line_chart
+from girih.report.charts import MAX_POINTS, Axis, Records, Spec, line_chart
+from girih.report.comparing import Comparison, compare
 from girih.report.record import RunRecord, read_run
 from girih.report.text import DASH, count, duration, fraction, is_number, short
 from girih.report.timeline import timeline
@@ -20,6 +21,7 @@ from girih.runs.files import write_whole
 
 MAX_CALIBRATION_PLOTS = 12
 STEP = Axis("step", "step", ",.0f", from_zero=True)
+EXAMPLES = Axis("examples", "examples", ",.0f", from_zero=True)
 CURVES = (
     (Axis("loss", "Training loss"), "mean of a record"),
     (Axis("auc", "AUC"), ""),
@@ -70,8 +72,20 @@ def write_report(run_dir: str | os.PathLike[str]) -> Path:
         StorageFullError: no room for the page.
     """
     directory = Path(run_dir)
-    page = page_of(read_run(directory))
-    target = directory / "report.html"
+    return _written(directory / "report.html", page_of(read_run(directory)))
+
+
+def write_comparison(runs: Sequence[Path], out: Path) -> Path:
+    """Writes a page with the curves of several runs over each other, and their tables side by side; returns its path.
+
+    Raises:
+        ConfigError: fewer than two runs. RunDirectoryError: no run's directory, or a page that cannot be written there.
+        StorageFullError: no room for the page.
+    """
+    return _written(out, comparison_of(compare(runs)))
+
+
+def _written(target: Path, page: str) -> Path:
     try:
         write_whole(target, page)
     except StorageFullError:
@@ -83,32 +97,52 @@ def write_report(run_dir: str | os.PathLike[str]) -> Path:
     return target
 
 
+def comparison_of(found: Comparison) -> str:
+    """Renders the page of several runs as HTML."""
+    metrics, options = found.shown_metrics(), found.shown_options()
+    tables = [("Metrics", "With the final weights, or the latest ones.", metrics)]
+    tables += [("Options", "Those that differ.", options)] if options else []
+    return (
+        _templates()
+        .get_template("comparison.html")
+        .render(names=found.names, curves=list(_overlaid(found)), tables=tables, javascript=_drawing_code())
+    )
+
+
 def page_of(run: RunRecord) -> str:
     """Renders the whole page as HTML, with the JavaScript that draws its charts in it once."""
     by_label = {str(k): v for k, v in _part(run.summary, "by_label").items() if isinstance(v, Mapping)}
+    return (
+        _templates()
+        .get_template("page.html")
+        .render(
+            run=run,
+            kind=_kind(run),
+            label=_first_label(run),
+            newest=max(
+                (lines[-1] for lines in run.evaluations.values()), key=lambda line: line["step"], default={}
+            ),
+            last=run.training[-1] if run.training else {},
+            curves=list(_curves(run)),
+            label_titles=list(LABEL_COLUMNS),
+            labels=[
+                (name, [show(metrics.get(key)) for key, show in LABEL_COLUMNS.values()])
+                for name, metrics in by_label.items()
+            ],
+            calibration=[_calibration(*each) for each in list(by_label.items())[:MAX_CALIBRATION_PLOTS]],
+            timeline=timeline(run),
+            totals=list(_totals(run.summary or {})),
+            javascript=_drawing_code(),
+        )
+    )
+
+
+def _templates() -> jinja2.Environment:
     templates = jinja2.Environment(
         loader=jinja2.PackageLoader("girih", "report"), autoescape=True, trim_blocks=True
     )
     templates.filters |= {"fraction": fraction, "short": short, "count": count, "duration": duration}
-    return templates.get_template("page.html").render(
-        run=run,
-        kind=_kind(run),
-        label=_first_label(run),
-        newest=max(
-            (lines[-1] for lines in run.evaluations.values()), key=lambda line: line["step"], default={}
-        ),
-        last=run.training[-1] if run.training else {},
-        curves=list(_curves(run)),
-        label_titles=list(LABEL_COLUMNS),
-        labels=[
-            (name, [show(metrics.get(key)) for key, show in LABEL_COLUMNS.values()])
-            for name, metrics in by_label.items()
-        ],
-        calibration=[_calibration(*each) for each in list(by_label.items())[:MAX_CALIBRATION_PLOTS]],
-        timeline=timeline(run),
-        totals=list(_totals(run.summary or {})),
-        javascript=_drawing_code(),
-    )
+    return templates
 
 
 @functools.cache
@@ -162,6 +196,21 @@ def _curves(run: RunRecord) -> Iterator[Card]:
             continue
         told = f"{unit}; shaded: extremes" if len(values) > MAX_POINTS else unit
         yield axis.title, told, line_chart(STEP, axis, {axis.title: run.training})
+
+
+def _overlaid(found: Comparison) -> Iterator[Card]:
+    """Curves with a line per run, and per split where a run has several; by examples, as steps may be of any size."""
+    for axis, unit in CURVES:
+        series: dict[str, Records] = {}
+        for name, run in zip(found.names, found.records, strict=True):
+            if axis.field in EVALUATED:
+                splits = {split: lines for split, lines in run.evaluations.items() if split in _SPLITS}
+                series |= {f"{name}, {split}": lines for split, lines in splits.items()}
+            elif axis.field != "lr_scale" or len({line.get("lr_scale") for line in run.training}) > 1:
+                series[name] = run.training
+        values = (line.get(axis.field) for lines in series.values() for line in lines)
+        if any(map(is_number, values)):
+            yield axis.title, unit, line_chart(EXAMPLES, axis, series)
 
 
 def _calibration(name: str, metrics: Mapping[str, Any]) -> Card:

@@ -1,4 +1,4 @@
-"""Progress of a run: a live bar in a terminal, a plain line now and then elsewhere."""
+"""Progress of a run: a live bar in a terminal or a notebook, a plain line now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rich.progress import Progress as Bar
 from rich.table import Column
 from rich.text import Text
 
+from girih.report.notebook import NotebookBar
 from girih.report.text import DASH, count, fraction, is_number, percent, short, size
 from girih.runs.callbacks import Callback
 
@@ -25,7 +26,7 @@ class Progress(Callback):
 
     Args:
         total_examples: the number of examples that the whole run trains on; None if unknown.
-        console: where to write; standard error unless given. Its own ``is_terminal`` decides bar or lines.
+        console: where to write; standard error unless given. Its own ``is_terminal`` and ``is_jupyter`` decide bar or lines.
         every_s: seconds between two plain lines. The first record and the last are always shown.
         clock: a monotonic clock, in seconds.
     """
@@ -46,6 +47,7 @@ class Progress(Callback):
         self._printed_at: float | None = None
         self._unprinted: Record | None = None
         self._bar: Bar | None = None
+        self._notebook = NotebookBar(total_examples) if self._console.is_jupyter else None
         self._progressive: Record = {}
         if self._console.is_terminal:
             fill, keep = Column(ratio=1, min_width=8), Column(no_wrap=True)
@@ -65,6 +67,10 @@ class Progress(Callback):
     def __exit__(self, *error: object) -> None:
         if self._bar is not None:
             self._bar.stop()
+        elif self._notebook is not None:
+            if self._unprinted is not None:
+                self._show(self._notebook, self._unprinted, last=True)
+            self._notebook.end()
         elif self._unprinted is not None:
             self._print(self._unprinted)
 
@@ -83,12 +89,12 @@ class Progress(Callback):
                 if room >= 0:
                     values += f"  [bold]{value}[/] {unit}"
             examples = record["examples"]
-            share = (
-                f"{min(100 * examples / self._total, 100):3.0f} %"
-                if self._total
-                else f"{short(examples)} examples"
+            self._bar.update(
+                self._task, completed=examples, done=self._share(examples), values=values.strip()
             )
-            self._bar.update(self._task, completed=examples, done=share, values=values.strip())
+        elif self._notebook is not None:
+            self._unprinted = record
+            self._show(self._notebook, record)
         elif self._printed_at is None or now - self._printed_at >= self._every_s:
             self._print(record)
         else:
@@ -134,6 +140,15 @@ class Progress(Callback):
         values = [f"{name} {fraction(record[name])}" for name in names if is_number(record.get(name))]
         shown = "  ".join(values) or "no metric is defined here"
         self.message(f"step {count(record['step'])}  {record['split']}  {shown}")
+
+    def _share(self, examples: float) -> str:
+        if self._total:
+            return f"{min(100 * examples / self._total, 100):3.0f} %"
+        return f"{short(examples)} examples"
+
+    def _show(self, notebook: NotebookBar, record: Record, *, last: bool = False) -> None:
+        values = "  ".join(f"{value} {unit}" for value, unit in self._parts(record))
+        notebook.show(record["examples"], self._share(record["examples"]).strip(), values, last=last)
 
     def _print(self, record: Record) -> None:
         examples = count(record["examples"])

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from girih import checkpoint
-from girih.checkpoint import Storage
+from girih.checkpoint import Manifest, Storage
 from girih.checkpoint.save import Content, Save, save_manifest
 from girih.cluster.segments import temporary_directory
 from girih.comm.group import TrainerGroup
@@ -95,6 +95,17 @@ class RunCheckpoints:
                 "the rows cannot move: their checkpoint is not complete; train with --resume"
             )
         return Storage(url)
+
+    def mark_final(self, best_step: int | None) -> None:
+        """Marks the last one, or under early stopping the best one, as that with the run's final weights."""
+        place = self._latest if best_step is None else self.best(best_step)
+        if self._ranks.first and place is not None:
+            Manifest.read(place).marked(place, final=True)
+
+    def unmark(self) -> None:
+        """Takes the mark away: the run goes on."""
+        for _, place in checkpoint.complete(self.root) if self._ranks.first else ():
+            Manifest.read(place).marked(place, final=False)
 
     def forget_latest(self) -> None:
         """Rows or parameters move: the latest is no longer what the trainer holds."""

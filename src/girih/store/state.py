@@ -141,12 +141,24 @@ class ShardState:
         for part in self.memory.stretches(len(rows), 1):
             device_slots.put_values(self.memory.arrays, rows[part], values[part])
 
-    def load_values(self, rows: Ints, columns: Sequence[LoadedColumn], *, begins: bool) -> None:
-        """Writes the values of rows, int32[K], whose meta was loaded; the optimizer ``begins`` anew or is loaded too."""
+    def load_values(
+        self,
+        rows: Ints,
+        columns: Sequence[LoadedColumn],
+        *,
+        begins: bool,
+        states: Sequence[LoadedColumn] = (),
+    ) -> None:
+        """Writes the values of rows, int32[K], whose meta was loaded; the optimizer ``begins`` anew or is loaded too.
+
+        Args:
+            states: those columns of an optimizer that begins anew which are loaded all the same.
+        """
         arrays = self.memory.arrays
         write_columns(arrays.values, rows, columns)
         if begins:
             update.begin_states(arrays, self.layout.kernel, rows, self.layout.first_hyper)
+        write_columns(arrays.values, rows, states)
 
     def clear(self) -> None:
         """Forgets all rows."""

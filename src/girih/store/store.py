@@ -28,6 +28,7 @@ from girih.store.memory.pushes import Push, Pushes
 from girih.store.memory.repair import Repaired
 from girih.store.rows.row_table import ONCE
 from girih.store.snapshot.arriving import ArrivingSnapshot, LiveSnapshot
+from girih.store.snapshot.inherit import inherit
 from girih.store.snapshot.restore import Source, check_sources, restore
 from girih.store.snapshot.snapshot import Snapshot
 from girih.store.spec import GroupSpec
@@ -266,6 +267,21 @@ class Store:
             raise ConfigError(f"group {self.spec.name!r}: is being saved; restore when that has ended")
         self.check(sources, optimizer_state=optimizer_state, elsewhere=elsewhere)
         self.state.replace(lambda state: restore(state, sources, optimizer_state))
+
+    def inherit(self, sources: Sequence[Source]) -> None:
+        """Replaces everything by what fits of an earlier run's rows, with which a new run begins: see :func:`~girih.store.snapshot.inherit.fit_of`.
+
+        Args:
+            sources: snapshots or their files, of any number of shards; those with other columns, and tables that are not here, are
+                left out.
+
+        Raises:
+            CheckpointError: a damaged file; the store is as before. StorageFullError: no memory; the store holds a part.
+        """
+        self.state.memory.check_open()
+        for source in sources:
+            source.verify()
+        self.state.replace(lambda state: inherit(state, sources))
 
     def check(
         self, sources: Sequence[Source], *, optimizer_state: bool = True, elsewhere: Collection[str] = ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -27,6 +28,14 @@ def logits_of(
     for batch in session.feed.evaluate(data.in_order(), normalization, whole=whole):
         embeddings = session.sparse.peek(batch).wait()
         yield batch, session.dense.predict(batch, embeddings).cpu()
+
+
+def predictions(
+    data: Dataset, session: Session, normalization: NormalizationStats
+) -> Iterator[tuple[Batch, NDArray[np.float32]]]:
+    """Each batch in order, with its probabilities float32[B, T], on all trainers."""
+    for batch, logits in logits_of(data, session, normalization, whole=True):
+        yield batch, torch.sigmoid(logits.double()).float().numpy()
 
 
 def score(

@@ -44,6 +44,7 @@ from girih.runs.trained import TRAINED, repeated_from
 from girih.strategies.strategy import Strategy, note_on_rows, price, spreads_net
 from girih.training import evaluation, random_state
 from girih.training.context import RunContext
+from girih.training.inheriting import Inherited, normalization_of, put_parameters, rows_that_fit
 from girih.training.learning_rate import LearningRate
 from girih.training.loop import Loop
 from girih.training.notes import Notes
@@ -52,6 +53,7 @@ from girih.training.planning import decide
 from girih.training.pricing import Calibrated, measured, priced
 from girih.training.progressive import ProgressiveValidation
 from girih.training.rescaling import Rescaling, Scaling, rescaled
+from girih.training.recipe import recipe
 from girih.training.session import Session
 
 
@@ -71,6 +73,7 @@ class TrainingRun:
         compile_s: seconds that kernels took to compile, before the first step, and torch in steps.
         saves: whether it makes checkpoints.
         begins_anew: whether it stopped to begin anew with other numbers of processes.
+        inherited: the checkpoint of another run whose weights it began with, if any.
     """
 
     context: RunContext
@@ -87,6 +90,7 @@ class TrainingRun:
     state: RunState = field(default_factory=RunState)
     normalization: NormalizationStats | None = None
     resumed: bool = False
+    inherited: str | None = None
     compile_s: float = 0.0
     _log: RunLog | None = None
     _busy_s: float = 0.0
@@ -218,6 +222,8 @@ class TrainingRun:
             state.stopped_early, state.bad_evaluations = False, 0
         until = self.ranks.broadcast(state.epoch + epochs)
         self._ended_loaders = {}
+        if self.saves and state.step:
+            self.checkpoints.unmark()
         try:
             scaling = self._fit(train, valid, until)
             while scaling is not None and not scaling.anew:
@@ -229,6 +235,8 @@ class TrainingRun:
                 self.rescaling.refuse_late()
         finally:
             self.ranks.forget_stop()
+        if self.saves and not stopped and not self.begins_anew:
+            self.checkpoints.mark_final(state.best_step)
         if state.best_step is not None and not stopped:
             self.restore(self.checkpoints.best(state.best_step))
         return stopped
@@ -347,8 +355,7 @@ class TrainingRun:
         """Each batch in order, with its probabilities float32[B, T], on all trainers."""
         session, normalization = self.open(), self.known_normalization()
         self._evaluated = None
-        for batch, logits in evaluation.logits_of(data, session, normalization, whole=True):
-            yield batch, torch.sigmoid(logits.double()).float().numpy()
+        yield from evaluation.predictions(data, session, normalization)
 
     def evaluate(self, data: Dataset) -> Metrics:
         """Exact metrics, on all trainers; raises KeyboardInterrupt where a stop was requested meanwhile."""
@@ -380,12 +387,28 @@ class TrainingRun:
         if resume:
             self._go_on(loaded)
 
+    def inherit(self, place: Storage, train: Dataset | None = None) -> Inherited:
+        """Begins with what fits of another run's checkpoint, see ``Trainer.init_from``."""
+        loaded, found = load(place, None), Inherited(place.url)
+        session = self.open(train)
+        self._compile(ahead.loading())
+        groups = self.context.sparse.groups()
+        session.sparse.load(rows_that_fit(loaded, groups, found), step=0)
+        put_parameters(loaded, session.dense, found)
+        schema = self.facts.schema
+        self.normalization = normalization_of(loaded, schema, None, found)
+        if self.normalization is None and train is not None:
+            self.normalization = normalization_of(loaded, schema, self._measure(train), found)
+        self.inherited = place.url
+        return found
+
     def _go_on(self, loaded: Loaded) -> None:
         with believed(loaded.place):
             of_each = [RunState.from_dict(each) for each in loaded.state.get("trainers", ())]
         alike = all(each.step == loaded.run.step for each in of_each)
         known = len(of_each) == self.ranks.size and (alike or self.ranks.apart)
         self.state = of_each[self.ranks.rank] if known else loaded.run
+        self.inherited = loaded.state.get("inherited")
         if self.progressive is not None:
             with believed(loaded.place):
                 self.progressive.restore(loaded.state.get("progressive"))
@@ -435,6 +458,8 @@ class TrainingRun:
                 "trainers": self.ranks.gather(self.state.to_dict()),  # which may be at other places
                 "learning_rate": self.learning_rate.state(),
                 "normalization": None if self.normalization is None else self.normalization.to_dict(),
+                "recipe": recipe(self.context.dense.module, self.options),
+                **({} if self.inherited is None else {"inherited": self.inherited}),
                 **({} if self.progressive is None else {"progressive": self.progressive.state()}),
             },
             sparse=session.sparse,
@@ -490,6 +515,7 @@ class TrainingRun:
             "restarts": self.context.processes.restarts,
             "scalings": [] if self.directory is None else requests.history(self.directory),
             **({"plan": dict(plan.predicted)} if plan.predicted else {}),
+            **({} if self.inherited is None else {"init_from": self.inherited}),
             **_predicted_speed(plan, None if self._log is None else self._log.first_steps),
             **({} if self.progressive is None else {"progressive": self.progressive.metrics()}),
         }

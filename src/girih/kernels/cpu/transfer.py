@@ -9,7 +9,8 @@ import numpy as np
 
 from girih.kernels.cpu import index, recency
 from girih.kernels.cpu import layout as at
-from girih.kernels.cpu.arrays import I32, I64, U8, SealedU8
+from girih.kernels.cpu.arrays import I32, I64, U8, F32x2, SealedU8
+from girih.kernels.cpu.initial import fill_initial
 from girih.kernels.cpu.jit import kernel
 from girih.kernels.cpu.layout import Layout, Shard
 from girih.kernels.cpu.rows import take_row
@@ -35,6 +36,13 @@ def load_keys(
             if layout.rules[table, at.EVICTION] != at.EVICT_NONE:
                 recency.touch(shard, table, row)
         rows[i] = row
+
+
+@kernel()
+def initial_values(layout: Layout, ids: I64, tables: I32, out: F32x2) -> None:
+    """Writes the initial values of keys, float32[K, W], not yet rounded to 16 bits."""
+    for i in range(ids.shape[0]):
+        fill_initial(layout, ids[i], np.int64(tables[i]), out[i])
 
 
 @kernel()

@@ -10,12 +10,16 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from girih.checkpoint.manifest import Parts, part_name, parts_for
 from girih.checkpoint.parts import PartReader
 from girih.checkpoint.storage import Storage
 from girih.sparse.groups.pack import Group
 from girih.sparse.options import StoreOptions
 from girih.store import LiveSnapshot, Push, SnapshotFile, Store, write_rows
+from girih.store.route import shard_of
 
 
 class ShardsSave:
@@ -176,9 +180,40 @@ class LocalShards:
                 for name in names:
                     opened[name] = opened.get(name) or reader.open(name)
                 found.append((store, [opened[name] for name in names], elsewhere))
-                store.check(found[-1][1], elsewhere=elsewhere)
+                if reader.begins:
+                    for file in found[-1][1]:
+                        file.verify()
+                    continue
+                store.check(found[-1][1], optimizer_state=reader.optimizer_state, elsewhere=elsewhere)
         for store, files, elsewhere in found:
-            store.restore(files, elsewhere=elsewhere)
+            if reader.begins:
+                store.inherit(files)
+                continue
+            store.restore(files, optimizer_state=reader.optimizer_state, elsewhere=elsewhere)
+
+    def peek(self, table: str, ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        """The columns that training sees of some rows of a table that is here, float32[n, W]; initial values where there is no row.
+
+        Args:
+            ids: int64[n], any number of times each.
+
+        Raises:
+            KeyError: there is no such table here.
+        """
+        number = next((n for n, group in enumerate(self.groups) if table in _names(group)), None)
+        if number is None:
+            raise KeyError(table)
+        group, stores = self.groups[number], self.stores[number]
+        unique, inverse = np.unique(ids, return_inverse=True)
+        tables = np.full(len(unique), _names(group).index(table), np.int32)
+        values = np.empty((len(unique), group.spec.dim), np.float32)
+        shards = shard_of(unique, tables, stores[0].num_shards)
+        for store in stores:
+            own = np.flatnonzero(shards == store.shard)
+            out = np.empty((len(own), group.spec.dim), np.float32)
+            store.peek(unique[own], tables[own], out)
+            values[own] = out
+        return values[inverse]
 
     def close(self) -> None:
         """Gives the memory back."""
@@ -192,6 +227,10 @@ class LocalShards:
         for stores in self.stores:
             for number, store in enumerate(stores, self._first_file):
                 yield part_name(store.spec.name, number), store
+
+
+def _names(group: Group) -> list[str]:
+    return [table.name for table in group.spec.tables]
 
 
 def _rows_of(store: Store) -> dict[str, int]:

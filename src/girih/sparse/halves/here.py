@@ -230,6 +230,10 @@ class ShardedHalf(ABC, Generic[Found, Read]):
         self._shards.load(reader)
         self.last_step = step
 
+    def peek_rows(self, table: str, ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        """See :meth:`girih.sparse.groups.local_shards.LocalShards.peek`."""
+        return self._do(lambda: self._shards.peek(table, ids)).result()
+
     def stores(self) -> Iterator[tuple[str, Store]]:
         """Every shard here, and the place of its file in a checkpoint."""
         return self._shards.files()

@@ -184,9 +184,16 @@ class GpuTieredState(ShardState):
         self.slots.forget(known, rows)
         self.host.forget(known, rows)
 
-    def load_values(self, rows: Ints, columns: Sequence[LoadedColumn], *, begins: bool) -> None:
+    def load_values(
+        self,
+        rows: Ints,
+        columns: Sequence[LoadedColumn],
+        *,
+        begins: bool,
+        states: Sequence[LoadedColumn] = (),
+    ) -> None:
         """Writes the values of rows, int32[K], whose meta was loaded."""
-        self.host.load_values(rows, columns, begins=begins)
+        self.host.load_values(rows, columns, begins=begins, states=states)
 
     def clear(self) -> None:
         """Forgets all rows."""

@@ -12,8 +12,8 @@ import json
 import mmap
 import os
 import zlib
-from collections.abc import Iterator, Mapping
-from typing import IO, Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import IO, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,11 +22,10 @@ from girih.config import checks
 from girih.errors import CheckpointError
 from girih.kernels.cpu import layout
 from girih.store.rows.record import FORMAT_VERSION
-from girih.store.snapshot.arriving import LiveSnapshot
 from girih.store.snapshot.columns import Chunk, columns_of
 from girih.store.snapshot.contents import wrong_rows
 from girih.store.snapshot.sinks import Sink
-from girih.store.snapshot.tensorfile import DTYPES, HEADER, TensorHeader, TensorWriter, damaged
+from girih.store.snapshot.tensorfile import DTYPES, HEADER, Tensor, TensorHeader, TensorWriter, damaged
 
 _CHUNK_BYTES = 8 << 20
 _LEAST_CHUNK = 1 << 10
@@ -94,18 +93,34 @@ class SnapshotFile:
         """
         if self._is_verified:
             return
-        for name, array in self._arrays.items() if self._checksums is not None else ():
-            crc, expected = zlib.crc32(array.data), (self._checksums or {}).get(name, "none")
-            if crc != expected:
-                raise damaged(self.where, f"tensor {name!r} has checksum {crc}, expected {expected}")
+        self.check_columns(self._arrays)
         if wrong := wrong_rows(self._arrays, self.description):
             raise damaged(self.where, wrong)
         self._is_verified = True
+
+    def check_columns(self, names: Iterable[str]) -> None:
+        """Reads some columns and compares their checksums; not what rows say.
+
+        Raises:
+            CheckpointError: damaged. KeyError: there is no such column.
+        """
+        for name in names if self._checksums is not None else ():
+            crc, expected = zlib.crc32(self._arrays[name].data), (self._checksums or {}).get(name, "none")
+            if crc != expected:
+                raise damaged(self.where, f"tensor {name!r} has checksum {crc}, expected {expected}")
 
     def bloom(self, table: str) -> NDArray[np.uint8] | None:
         """A table's Bloom cells of this shard, or None where it has none."""
         cells = self._arrays.get(f"bloom.{table}")
         return None if cells is None or cells.dtype != np.uint8 else cells.reshape(-1)
+
+    def bloom_tensors(self) -> list[Tensor]:
+        """Bloom filters of all tables that have one."""
+        return [
+            Tensor(name, "U8", cells.shape)
+            for name, cells in self._arrays.items()
+            if name.startswith("bloom.") and cells.dtype == np.uint8
+        ]
 
     def column(self, name: str) -> NDArray[Any]:
         """A whole column, mapped, not copied.
@@ -178,7 +193,30 @@ def _check(description: Mapping[str, Any]) -> None:
             checks.integer("oldest", row, -1, description["rows_ever"] - 1)
 
 
-def write_rows(source: LiveSnapshot, sink: Sink, where: str) -> dict[str, Any]:
+class Written(Protocol):
+    """Rows that can be written: a snapshot, or what is left of a file.
+
+    Attributes:
+        description: see :class:`girih.store.Snapshot`. num_rows: n.
+    """
+
+    @property
+    def description(self) -> dict[str, Any]: ...
+
+    @property
+    def num_rows(self) -> int: ...
+
+    def tensors(self) -> list[Tensor]:
+        """All columns and Bloom filters."""
+
+    def chunks(self) -> Iterator[Chunk]:
+        """The columns of some rows at a time."""
+
+    def blooms(self) -> Iterator[tuple[str, NDArray[np.uint8]]]:
+        """(table's name, its next Bloom cells), all cells of all tables."""
+
+
+def write_rows(source: Written, sink: Sink, where: str) -> dict[str, Any]:
     """Writes a snapshot to an empty file, whose name is ``where`` in errors.
 
     Returns:

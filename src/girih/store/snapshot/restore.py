@@ -62,10 +62,10 @@ def restore(state: ShardState, sources: Sequence[Source], optimizer_state: bool)
     for source in sources:
         num_givers += _take(state, source, optimizer_state)
     for source in _latest(sources).values():
-        _add_bloom(state, source)
-    _order_lists(state, num_givers > 1)
+        add_bloom(state, source)
+    order_lists(state, num_givers > 1)
     _carry_counters(state, sources)
-    _shrink_to_bounds(state)
+    shrink_to_bounds(state)
 
 
 class Shaped(Protocol):
@@ -133,7 +133,7 @@ def _optimizers(description: dict[str, Any]) -> str:
     )
 
 
-def _table_numbers(state: ShardState, source: Source) -> Ints:
+def table_numbers(state: ShardState, source: Source) -> Ints:
     """This shard's number of each of the source's tables; :data:`ELSEWHERE` of those that it does not hold."""
     number = {table.name: position for position, table in enumerate(state.spec.tables)}
     found = [number.get(table["name"], ELSEWHERE) for table in source.description["tables"]]
@@ -146,7 +146,7 @@ def _take(state: ShardState, source: Source, optimizer_state: bool) -> Longs:
     Returns:
         int64[T]: of each table, 0 where it gave no row, 1 where it gave some; 2 where their order is not known.
     """
-    description, numbers = source.description, _table_numbers(state, source)
+    description, numbers = source.description, table_numbers(state, source)
     linked = description["linked"]
     # By row numbers as they were.
     num_rows = int(description["rows_ever"]) if linked else 0
@@ -190,9 +190,10 @@ def _load_chunk(
     return kept, tables, rows
 
 
-def _add_bloom(state: ShardState, source: Source) -> None:
+def add_bloom(state: ShardState, source: Source) -> None:
+    """Adds a source's Bloom filters to those of tables that have their number and size still."""
     description = source.description
-    for theirs, ours in enumerate(_table_numbers(state, source)):
+    for theirs, ours in enumerate(table_numbers(state, source)):
         total, block_cells, first, blocks = (
             int(state.layout.kernel.bloom[ours, column])
             for column in (layout.TOTAL_BLOCKS, layout.BLOCK_CELLS, layout.FIRST_BLOCK, layout.NUM_BLOCKS)
@@ -212,7 +213,7 @@ def _add_bloom(state: ShardState, source: Source) -> None:
             )
 
 
-def _order_lists(state: ShardState, tables: NDArray[np.bool_]) -> None:
+def order_lists(state: ShardState, tables: NDArray[np.bool_]) -> None:
     """Orders the lists of ``tables``, bool[T], by last use, ties as the sources came."""
     arrays = state.memory.arrays
     for table in np.flatnonzero(tables & state.layout.listed):
@@ -229,7 +230,7 @@ def _carry_counters(state: ShardState, sources: Sequence[Source]) -> None:
     if not own and shard:
         return
     for source in own or latest.values():
-        for ours, counters in zip(_table_numbers(state, source), source.description["counters"], strict=True):
+        for ours, counters in zip(table_numbers(state, source), source.description["counters"], strict=True):
             if ours != ELSEWHERE:
                 for name, column in layout.COUNTERS.items():
                     arrays.tables[ours, column] += counters[name]
@@ -244,7 +245,7 @@ def _latest(sources: Sequence[Source]) -> dict[tuple[int, int, tuple[str, ...]],
     }
 
 
-def _shrink_to_bounds(state: ShardState) -> None:
+def shrink_to_bounds(state: ShardState) -> None:
     """Evicts what is above ``max_rows``, which may be lower, or rounded otherwise, than before."""
     rules = state.layout.kernel.rules
     for table in np.flatnonzero(state.layout.listed):

@@ -149,7 +149,14 @@ class TieredState(ShardState):
             self.values.put(rows[part], values[part])
         self.values.collect()
 
-    def load_values(self, rows: Ints, columns: Sequence[LoadedColumn], *, begins: bool) -> None:
+    def load_values(
+        self,
+        rows: Ints,
+        columns: Sequence[LoadedColumn],
+        *,
+        begins: bool,
+        states: Sequence[LoadedColumn] = (),
+    ) -> None:
         """Writes the values of rows, int32[K], whose meta was loaded, to the file."""
         arrays, own = self.memory.arrays, self.layout
         records = np.zeros((len(rows), own.num_words), np.float32)
@@ -159,6 +166,7 @@ class TieredState(ShardState):
         if begins:
             shard = shard_of_records(records, arrays.tables, self.spec.dim)
             update.begin_states(shard, own.kernel, numbers, own.first_hyper)
+        write_columns(records, numbers, states)
         self.values.load(rows, records.view(np.int32))
 
     def clear(self) -> None:

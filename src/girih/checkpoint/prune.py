@@ -1,0 +1,140 @@
+"""A checkpoint without the rows that were seen seldom, or not for long: written anew, file by file.
+
+Shapes: n rows of a file, K rows of a chunk.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from girih.checkpoint.manifest import DENSE, NAME, Manifest, rows_of
+from girih.checkpoint.parts import PartReader
+from girih.checkpoint.storage import Storage
+from girih.store import SnapshotFile, write_rows
+from girih.store.snapshot.columns import Chunk, columns_of
+from girih.store.snapshot.tensorfile import Tensor
+
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Which rows stay.
+
+    Attributes:
+        tables: those from which rows leave; others stay whole.
+        min_count: a row stays that training has seen so often; None asks not.
+        max_age: a row stays that was used so many steps ago at most, or seconds in tables whose TTL is in seconds; None asks not.
+    """
+
+    tables: Collection[str]
+    min_count: int | None = None
+    max_age: int | None = None
+
+
+def prune(place: Storage, root: Storage, rule: Rule) -> tuple[Storage, Manifest]:
+    """Writes ``root/step-…``, the checkpoint ``place`` without the rows that the rule has leave.
+
+    Its files have the same shards and tables. Rows lose their places in the lists by which tables evict, which are ordered by last
+    use when they are loaded.
+
+    Returns:
+        The new checkpoint, and its manifest.
+
+    Raises:
+        CheckpointError: a part is damaged; nothing is written. StorageFullError: the disk is full; nothing is left.
+    """
+    manifest = Manifest.read(place)
+    reader = PartReader(place, manifest.shards)
+    newest = _newest(reader, rule)
+    draft = root.draft(place.name)
+    root.remove(draft.name, first=NAME)
+    draft.make()
+    try:
+        parts: dict[str, Mapping[str, Any]] = {}
+        for name, facts in manifest.shards.items():
+            file = reader.open(name)
+            file.verify()
+            kept = _Kept(file, rule, newest)
+            with draft.create(name) as sink:
+                written = write_rows(kept, sink, f"{draft}/{name}")
+            parts[name] = {**facts, "tables": kept.rows, "bytes": written["bytes"], "crc32": written["crc32"]}
+        dense = place.read(DENSE)
+        draft.replace(DENSE, dense)
+        parts[DENSE] = {"bytes": len(dense), "crc32": {"": zlib.crc32(dense)}}
+        parts = {name: parts[name] for name in manifest.parts}
+        pruned = replace(manifest, parts=parts, rows=rows_of({n: f for n, f in parts.items() if n != DENSE}))
+        pruned.write(draft)
+    except BaseException:
+        root.remove(draft.name, first=NAME)
+        raise
+    if draft.name != place.name:
+        root.publish(draft, place.name)
+    return root / place.name, pruned
+
+
+class _Kept:
+    """The rows of a file that stay, as :func:`girih.store.write_rows` takes them.
+
+    Attributes:
+        rows: how many of each table.
+    """
+
+    def __init__(self, file: SnapshotFile, rule: Rule, newest: Mapping[str, int]) -> None:
+        self._file, self._rule, self.where = file, rule, file.where
+        tables = [table["name"] for table in file.description["tables"]]
+        self._asked = np.array([name in rule.tables for name in tables])
+        self._newest = np.array([newest.get(name, 0) for name in tables], np.int64)
+        counts = np.zeros(len(tables), np.int64)
+        for chunk in file.chunks():
+            counts += np.bincount(chunk["tables"][self._stays(chunk)], minlength=len(tables))
+        self.rows = dict(zip(tables, counts.tolist(), strict=True))
+        self.num_rows = int(counts.sum())
+        self.description = {**file.description, "num_rows": self.num_rows, "linked": False}
+        self._columns = columns_of(self.description)
+
+    def tensors(self) -> list[Tensor]:
+        """All columns and Bloom filters."""
+        return [*(column.tensor(self.num_rows) for column in self._columns), *self._file.bloom_tensors()]
+
+    def chunks(self) -> Iterator[Chunk]:
+        """The columns of some rows at a time."""
+        for chunk in self._file.chunks():
+            stays = self._stays(chunk)
+            yield {column.name: chunk[column.name][stays] for column in self._columns}
+
+    def blooms(self) -> Iterator[tuple[str, NDArray[np.uint8]]]:
+        """(table's name, its Bloom cells)."""
+        for table in self.rows:
+            cells = self._file.bloom(table)
+            if cells is not None:
+                yield table, cells
+
+    def _stays(self, chunk: Chunk) -> Bools:
+        stays = np.ones(len(chunk["ids"]), np.bool_)
+        if self._rule.min_count is not None:
+            stays &= chunk["counts"] >= self._rule.min_count
+        if self._rule.max_age is not None:
+            stays &= self._newest[chunk["tables"]] - chunk["last_used"] <= self._rule.max_age
+        stays |= ~self._asked[chunk["tables"]]
+        return stays
+
+
+def _newest(reader: PartReader, rule: Rule) -> dict[str, int]:
+    """The moment from which each table's age counts: the last step, or the last use of any row where it counts seconds."""
+    newest: dict[str, int] = {}
+    for name in reader.parts if rule.max_age is not None else ():
+        file = reader.open(name)
+        for number, table in enumerate(file.description["tables"]):
+            moment = int(file.description["last_step"])
+            if (table["eviction"] or {}).get("seconds"):
+                own = file.column("last_used")[file.column("tables") == number]
+                moment = int(own.max()) if len(own) else 0
+            newest[table["name"]] = max(newest.get(table["name"], moment), moment)
+    return newest

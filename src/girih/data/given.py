@@ -1,0 +1,105 @@
+"""Examples as a program has them (columns, rows, a DataFrame, Arrow) to a ``pyarrow.Table`` of what a schema reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from girih.data.decode.columns import is_list
+from girih.data.paths import one_line
+from girih.errors import DataError
+from girih.schema import Categorical, Numeric, Schema
+
+EXPECTED = "expected a dict of columns, a list of dicts, a pandas DataFrame, or anything with Arrow's C stream interface"
+
+
+def as_table(data: Any, columns: Sequence[str] | None = None) -> Any:
+    """A ``pyarrow.Table`` of some data.
+
+    Args:
+        data: a dict of columns (lists or arrays), or of one example's values; a list of dicts, an example each; or anything with
+            Arrow's C stream interface, such as a ``pyarrow.Table``, or a DataFrame of pandas or polars.
+        columns: those to take of dicts, where they have them; None takes all.
+
+    Raises:
+        DataError: none of these, columns of different lengths, or values that have no common type; names the column.
+    """
+    if isinstance(data, Mapping):
+        return _of_columns(data, columns)
+    if hasattr(data, "__arrow_c_stream__"):
+        try:
+            return pa.table(data)
+        except (pa.ArrowException, TypeError, ValueError) as error:
+            raise DataError(
+                f"data: Arrow cannot take this {type(data).__name__}: {one_line(error)}"
+            ) from None
+    if isinstance(data, Sequence) and not isinstance(data, str | bytes):
+        return _of_rows(data, columns)
+    raise DataError(f"data: received a {type(data).__name__}; {EXPECTED}")
+
+
+def columns_as_given(schema: Schema, table: Any) -> Schema:
+    """The schema in terms of the table's columns: lists have no separator to be split at."""
+    types = dict(zip(table.schema.names, table.schema.types, strict=True))
+
+    def of(feature: Any) -> Any:
+        if isinstance(feature, Numeric) or not feature.separator or feature.source not in types:
+            return feature
+        return replace(feature, separator=None) if is_list(types[feature.source]) else feature
+
+    return Schema([of(feature) for feature in schema.features], schema.labels, schema.tables)
+
+
+def columns_of(schema: Schema) -> list[str]:
+    """The columns that features are read from, weights included."""
+    names = [feature.source for feature in schema.features]
+    names += [f.weights for f in schema.features if isinstance(f, Categorical) and f.weights]
+    return list(dict.fromkeys(names))
+
+
+def _of_columns(data: Mapping[Any, Any], columns: Sequence[str] | None) -> Any:
+    taken = {name: value for name, value in data.items() if columns is None or name in columns}
+    if any(_is_scalar(value) for value in taken.values()):  # one example, whose bags may be lists
+        return _of_rows([taken], columns)
+    arrays = {str(name): _array(str(name), value) for name, value in taken.items()}
+    lengths = {name: len(array) for name, array in arrays.items()}
+    if len(set(lengths.values())) > 1:
+        (first, rows), *others = lengths.items()
+        other, differing = next((name, length) for name, length in others if length != rows)
+        raise DataError(
+            f"data: column {other!r} has {differing} values, {first!r} has {rows}; give as many of each"
+        )
+    return pa.table(arrays)
+
+
+def _of_rows(rows: Sequence[Any], columns: Sequence[str] | None) -> Any:
+    for number, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise DataError(f"data: item {number} is a {type(row).__name__}; {EXPECTED}")
+    present = dict.fromkeys(name for row in rows for name in row)
+    names = [name for name in present if columns is None or name in columns]
+    if not rows and columns is not None:
+        return pa.table({name: pa.nulls(0) for name in columns})
+    return pa.table({str(n): _array(str(n), [row.get(n) for row in rows]) for n in names})
+
+
+def _array(name: str, values: Any) -> Any:
+    if isinstance(values, pa.Array | pa.ChunkedArray):
+        return values
+    if isinstance(values, np.ndarray) and values.ndim > 1:
+        values = list(values)
+    try:
+        return pa.array(values)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise DataError(f"data: column {name!r} cannot be an Arrow column: {one_line(error)}") from None
+
+
+def _is_scalar(value: Any) -> bool:
+    """Whether it is one value: columns have a length."""
+    return (
+        isinstance(value, str | bytes) or not hasattr(value, "__len__") or getattr(value, "shape", None) == ()
+    )

@@ -1,0 +1,140 @@
+"""Several runs side by side: options that differ, and how each ended."""
+
+from __future__ import annotations
+
+import csv
+import io
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from girih.errors import ConfigError
+from girih.report.record import RunRecord, read_run
+from girih.report.text import DASH, count, duration, fraction, is_number, short
+
+METRICS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
+    "AUC": ("auc", fraction),
+    "GAUC": ("gauc", fraction),
+    "logloss": ("logloss", fraction),
+    "evaluated on": ("evaluated_on", str),
+    "strategy": ("strategy", str),
+    "samples/s": ("samples_per_s", short),
+    "examples": ("num_examples", count),
+    "steps": ("steps", count),
+    "rows": ("num_rows", count),
+    "duration": ("duration_s", duration),
+    "finished": ("finished", str),
+}
+"""Title → the name of a value, and how people read it."""
+NOT_OPTIONS = ("checkpoint.dir", "store.ssd_dir", "metrics.targets")
+"""Places, which every run has of its own."""
+ABSENT = "not set"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs side by side; of each row, a value for each run.
+
+    Attributes:
+        names: as they were given. records: what each has written.
+        options: those that differ, by dotted name. metrics: by name, as in ``summary.json``; None where a run has none.
+    """
+
+    names: tuple[str, ...]
+    records: tuple[RunRecord, ...]
+    options: Mapping[str, tuple[Any, ...]]
+    metrics: Mapping[str, tuple[Any, ...]]
+
+    def shown_metrics(self) -> list[tuple[str, list[str]]]:
+        """Rows of metrics as text, those that at least one run has."""
+        rows = ((title, self.metrics[name], show) for title, (name, show) in METRICS.items())
+        return [
+            (title, [DASH if value is None else show(value) for value in values])
+            for title, values, show in rows
+            if any(value is not None for value in values)
+        ]
+
+    def shown_options(self) -> list[tuple[str, list[str]]]:
+        """Rows of options as text."""
+        return [(key, [_shown(value) for value in values]) for key, values in self.options.items()]
+
+    def as_csv(self) -> str:
+        """A line per run: its name, its options that differ from others', its metrics."""
+        out = io.StringIO()
+        names = [name for name, _ in METRICS.values()]
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(["run", *self.options, *names])
+        for place, name in enumerate(self.names):
+            options = (_shown(values[place]) for values in self.options.values())
+            metrics = ("" if (value := self.metrics[each][place]) is None else value for each in names)
+            writer.writerow([name, *options, *metrics])
+        return out.getvalue()
+
+
+def compare(runs: Sequence[Path]) -> Comparison:
+    """Reads runs, finished or not, and puts them side by side.
+
+    Raises:
+        ConfigError: fewer than two different runs. RunDirectoryError: a directory that is no run's.
+    """
+    runs = list(dict.fromkeys(runs))
+    if len(runs) < 2:
+        raise ConfigError(f"compare: received {len(runs)} run; expected at least two different ones")
+    records = tuple(read_run(run) for run in runs)
+    settings = [_flat(_parsed(record)) for record in records]
+    keys = dict.fromkeys(key for each in settings for key in each)
+    rows = ((key, tuple(each.get(key) for each in settings)) for key in keys if key not in NOT_OPTIONS)
+    options = {key: values for key, values in rows if len(set(map(repr, values))) > 1}
+    ended = [_ended(record) for record in records]
+    metrics = {name: tuple(each.get(name) for each in ended) for name, _ in METRICS.values()}
+    return Comparison(tuple(str(run) for run in runs), records, options, metrics)
+
+
+def _ended(record: RunRecord) -> dict[str, Any]:
+    """The summary of a run; of one that goes on, or was a script's, its latest records."""
+    if record.summary is not None:
+        known = {name: record.summary.get(name) for name, _ in METRICS.values()}
+        return known | {"finished": "yes"}
+    evaluated = [lines[-1] for split, lines in record.evaluations.items() if split != "progressive"]
+    newest: Mapping[str, Any] = max(evaluated, key=lambda line: line["step"], default={})
+    last = record.training[-1] if record.training else {}
+    return {
+        **{name: newest.get(name) for name in ("auc", "gauc", "logloss")},
+        "evaluated_on": newest.get("split"),
+        "samples_per_s": last.get("samples_per_s"),
+        "num_examples": last.get("examples"),
+        "steps": last.get("step"),
+        "num_rows": last.get("rows"),
+        "duration_s": last.get("elapsed_s"),
+        "finished": "no summary",
+    }
+
+
+def _parsed(record: RunRecord) -> dict[str, Any]:
+    """The configuration, its secrets blotted out; empty where there is none."""
+    try:
+        return {} if record.config is None else tomllib.loads(record.config)
+    except tomllib.TOMLDecodeError:
+        return {}
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Values by dotted name; features and tables go by their own names, whatever their order."""
+    if isinstance(value, list) and value and all(isinstance(each, dict) and "name" in each for each in value):
+        value = {str(each["name"]): {k: v for k, v in each.items() if k != "name"} or True for each in value}
+    if not isinstance(value, dict):
+        return {prefix: value}
+    flat: dict[str, Any] = {}
+    for key, item in value.items():
+        flat |= _flat(item, f"{prefix}.{key}" if prefix else str(key))
+    return flat
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return ABSENT
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f"{value:g}" if is_number(value) else str(value)

@@ -1,0 +1,1 @@
+"""A trained model back: opened from a run or a checkpoint, read only."""

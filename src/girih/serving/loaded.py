@@ -1,0 +1,242 @@
+"""The final model of a run, read only: predictions of what is in memory, rows of its tables.
+
+Rows are read from the checkpoint when the first prediction, or the first embedding, is asked for: their embeddings and first-order
+weights alone, without optimizer state, admission or eviction. A whole table comes from the checkpoint's files, without a store.
+
+Shapes: n examples or ids, T labels, D dim of a table.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from girih.checkpoint.load import Loaded, load_model
+from girih.checkpoint.load import load as load_checkpoint
+from girih.checkpoint.parts import PartReader
+from girih.comm.group import TrainerGroup
+from girih.config.train import TrainOptions
+from girih.data import Batch, Dataset, NormalizationStats
+from girih.data.dataset import make_dataset
+from girih.data.decode.columns import scalar_ids
+from girih.data.formats.in_memory import InMemorySource
+from girih.data.given import as_table, columns_as_given, columns_of
+from girih.data.paths import one_line
+from girih.dense.halves.replica import Replica
+from girih.dense.spec import DenseSpec
+from girih.errors import ConfigError, DataError, nearest
+from girih.kernels.cpu import ahead
+from girih.models import needs_of
+from girih.models.needs import EMBEDDING, FIRST_ORDER, SEQUENCE
+from girih.optim import SGD
+from girih.runs.stats import Stats
+from girih.schema import Schema
+from girih.serving.opening import Opened, open_model
+from girih.serving.tables import TableRows, whole_table
+from girih.sparse.halves.local import LocalSparse
+from girih.sparse.spec import SparseSpec
+from girih.training import evaluation
+from girih.training.feeds import ExampleFeed
+from girih.training.schedules import in_step
+from girih.training.session import Session
+from girih.training.specs import dense_spec, expect_data, gpu_of
+
+
+def load(run: str | os.PathLike[str], *, model: nn.Module | None = None) -> LoadedModel:
+    """The final model of a run, to predict with.
+
+    Args:
+        run: a run directory, a directory or address of checkpoints, or one checkpoint. Of a run that has not ended: its best
+            checkpoint so far, under early stopping, else its latest, with a warning.
+        model: the module, where its class is of the caller's own and the run has no ``config.toml``: its weights are replaced.
+
+    Raises:
+        MissingFileError: nothing there.
+        CheckpointError: no complete checkpoint, or a damaged one.
+        ConfigError: the model is not one of girih's, and was not given.
+    """
+    return LoadedModel(open_model(run, model))
+
+
+class LoadedModel(contextlib.AbstractContextManager["LoadedModel"]):
+    """A trained model. One thread at a time may use it.
+
+    Attributes:
+        checkpoint: the address of the checkpoint. step: steps that it was trained for.
+        final: whether the run ended with these weights.
+        schema: features, labels and tables. model: the module, in evaluation mode once something was predicted.
+    """
+
+    def __init__(self, opened: Opened) -> None:
+        self._opened = opened
+        self.checkpoint, self.schema, self.model = opened.place.url, opened.schema, opened.model
+        self.step, self.final = opened.manifest.step, opened.final
+        self._sparse: LocalSparse | None = None
+
+    def predict(self, data: Any) -> NDArray[np.float32]:
+        """Probabilities, float32[n], or float32[n, T] with several labels.
+
+        They are those of ``girih predict`` bit for bit where it reads the same examples in the same order. An example among others may
+        differ in its last bit from the same one alone, since products of other sizes are summed in another order.
+
+        Args:
+            data: a dict of columns, or of one example's values; a list of dicts; a DataFrame of pandas or polars; anything with Arrow's C
+                stream interface; or a ``Dataset``. Columns are those that the features were trained from; others are left alone.
+
+        Raises:
+            DataError: a column that is missing or cannot serve, or a value that cannot be used.
+            ConfigError: a ``Dataset`` of another schema.
+            CheckpointError: the checkpoint is damaged, or of another model.
+        """
+        num_labels = len(self.schema.labels.names)
+        dataset = data if isinstance(data, Dataset) else self._dataset(data)
+        parts = [] if dataset is None else [found for _, found in self.predictions(dataset)]
+        found = np.concatenate(parts) if parts else np.empty((0, num_labels), np.float32)
+        return found[:, 0] if num_labels == 1 else found
+
+    def predictions(self, data: Dataset) -> Iterator[tuple[Batch, NDArray[np.float32]]]:
+        """Each batch in order, with its probabilities float32[B, T]; labels may be missing."""
+        expect_data("data", data, self.schema, labels=False)
+        session, normalization = self._session
+        yield from evaluation.predictions(data, session, normalization)
+
+    def embedding(self, table: str, ids: Any) -> NDArray[np.float32]:
+        """The embeddings of some ids, float32[n, D]; an id without a row has its initial value.
+
+        Args:
+            table: the name of a table, or of a feature that has one.
+            ids: integers or strings, as in the data: a list, an array of numpy or Arrow, a Series.
+
+        Raises:
+            ConfigError: no such table, or one of which the model reads no embedding. DataError: no ids.
+        """
+        name = self._table(table)
+        try:
+            given = ids if isinstance(ids, pa.Array | pa.ChunkedArray) else pa.array(ids)
+            keys, _ = scalar_ids(given.combine_chunks() if isinstance(given, pa.ChunkedArray) else given)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise DataError(f"ids of {table!r}: {one_line(error)}; expected integers or strings") from None
+        if not np.issubdtype(keys.dtype, np.int64) or (len(given) and not _are_ids(given.type)):
+            raise DataError(f"ids of {table!r}: received {given.type}; expected integers or strings")
+        sparse = self._rows
+        dim = next(each.dim or 0 for each in self.schema.tables if each.name == name)
+        return sparse.peek_rows(name, np.ascontiguousarray(keys))[:, :dim]
+
+    def table(self, table: str) -> TableRows:
+        """All rows of a table by id: ``ids`` int64[n] ascending, ``rows`` float32[n, D], ``counts`` int64[n], how often each was seen.
+
+        Raises:
+            ConfigError: see :meth:`embedding`. CheckpointError: the checkpoint is damaged.
+        """
+        opened = self._opened
+        return whole_table(opened.place, opened.manifest, self._table(table))
+
+    def close(self) -> None:
+        """Gives the tables' memory back."""
+        if self._sparse is not None:
+            self._sparse.close()
+            self._sparse = None
+        self.__dict__.pop("_session", None)
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _dataset(self, data: Any) -> Dataset | None:
+        """The examples that are in memory as a dataset; None where there are none."""
+        table = as_table(data, columns_of(self.schema))
+        source, schema = InMemorySource(table), columns_as_given(self.schema, table)
+        size = self._opened.batch_size
+        dataset = make_dataset(source, self.schema, schema, with_labels=False, batch_size=size)
+        return dataset if table.num_rows else None
+
+    def _table(self, name: str) -> str:
+        """The name of a table of which the model reads embeddings."""
+        by_feature = {feature.name: feature.table_name for feature in self.schema.sparse}
+        names = {table.name for table in self.schema.tables}
+        if name not in names and name not in by_feature:
+            raise ConfigError(f"table {name!r}: the run has none of that name{nearest(str(name), names)}")
+        found = name if name in names else by_feature[name]
+        needs = needs_of(self.model, self.schema)
+        read = {
+            by_feature[feature]: kinds for feature, kinds in needs.items() if kinds & {EMBEDDING, SEQUENCE}
+        }
+        if found not in read:
+            only = "first-order weights alone" if FIRST_ORDER in needs.get(name, ()) else "no embedding"
+            kind = type(self.model).__name__
+            raise ConfigError(f"table {found!r}: {kind} reads {only} of it; expected one of {sorted(read)}")
+        return found
+
+    @cached_property
+    def _loaded(self) -> Loaded:
+        """The checkpoint, its parameters put into the module; rows are still in their files."""
+        loaded = load_checkpoint(self._opened.place, self.schema)
+        load_model(loaded, self.model)
+        return loaded
+
+    @property
+    def _rows(self) -> LocalSparse:
+        """The tables, without what training needs of them."""
+        if self._sparse is None:
+            opened = self._opened
+            tables = [
+                replace(table, optimizer=None, admission=None, eviction=None) for table in self.schema.tables
+            ]
+            spec = SparseSpec(
+                schema=Schema(self.schema.features, self.schema.labels, tables),
+                needs=needs_of(self.model, self.schema),
+                optimizer=SGD(),  # which has no state
+                store=opened.store,
+                seed=opened.options.seed,
+                gpu=gpu_of(self._dense_spec.device, 0),
+            )
+            kernels = [*ahead.training(()), *ahead.loading()]
+            ahead.make_ready([*kernels, *(ahead.on_disk() if opened.store.on_ssd else ())])
+            sparse = LocalSparse(spec)
+            try:
+                shards = PartReader(opened.place, opened.manifest.shards, optimizer_state=False)
+                sparse.load(shards, step=opened.manifest.run.num_updates)
+            except BaseException:
+                sparse.close()
+                raise
+            self._sparse = sparse
+        return self._sparse
+
+    @cached_property
+    def _dense_spec(self) -> DenseSpec:
+        """The options that predictions need: no schedule, no compiler, and a GPU only where there is one."""
+        trained = self._opened.options
+        options = TrainOptions(
+            seed=trained.seed,
+            precision=trained.precision,
+            dense_forward=trained.dense_forward,
+            device="cpu" if trained.device == "cpu" else "auto",
+        )
+        # parameters stay such as have gradients: torch multiplies others otherwise, and predictions would differ in their last bits
+        return dense_spec(self.model, options, torch.optim.SGD, Stats())
+
+    @cached_property
+    def _session(self) -> tuple[Session, NormalizationStats]:
+        loaded = self._loaded
+        normalization = loaded.normalization or NormalizationStats.empty(self.schema)
+        dense = Replica(self._dense_spec)
+        feed = ExampleFeed(TrainerGroup())
+        session = Session(sparse=self._rows, dense=dense, schedule=in_step(), feed=feed)
+        return session, normalization
+
+
+def _are_ids(kind: Any) -> bool:
+    types = pa.types
+    return bool(
+        types.is_integer(kind) or types.is_boolean(kind) or types.is_string(kind) or types.is_large_string(kind)
+        or types.is_binary(kind) or types.is_large_binary(kind) or types.is_string_view(kind) or types.is_dictionary(kind)
+    )  # fmt: skip

@@ -1,0 +1,139 @@
+"""Opens what a run has left: its configuration, the checkpoint with its final weights, its model."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from girih import checkpoint, models
+from girih.checkpoint import Manifest, Storage
+from girih.config.file import RunConfig
+from girih.config.schedule import ScheduleOptions
+from girih.config.train import TrainOptions
+from girih.data.dataset import BATCH_SIZE
+from girih.errors import CheckpointError, ConfigError, MissingFileError, RunDirectoryError
+from girih.runs.directory import read_summary
+from girih.schema import Schema
+from girih.sparse.options import StoreOptions
+from girih.strategies.local import Local
+from girih.training.recipe import train_options
+from girih.training.specs import expect, refuse_other_schema
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A model and where its weights lie, which are not read yet.
+
+    Attributes:
+        place: the checkpoint. manifest: its index. final: whether the run has ended with it.
+        batch_size: examples that are computed together, as ``girih predict`` does.
+    """
+
+    place: Storage
+    manifest: Manifest
+    final: bool
+    schema: Schema
+    model: nn.Module
+    options: TrainOptions
+    store: StoreOptions
+    batch_size: int
+
+
+def final_weights(run: str | os.PathLike[str]) -> tuple[Storage, bool]:
+    """The checkpoint with the final weights of a run, and whether it has ended: as its summary says, else as :func:`girih.checkpoint.final_of` finds it.
+
+    Raises:
+        MissingFileError, CheckpointError: no checkpoint there. RunDirectoryError: a damaged summary.
+    """
+    local = Storage.at(run).local
+    summary = None if local is None else read_summary(local)
+    if summary is not None:
+        return checkpoint.find(run, step=summary["checkpoint_step"]), True
+    return checkpoint.final_of(run)
+
+
+def open_config(run: Path) -> RunConfig:
+    """Loads the configuration in a run directory, for one process that reads.
+
+    Raises:
+        MissingFileError: no such directory.
+        RunDirectoryError: the directory holds no run of ``girih train``.
+    """
+    if not run.exists():
+        raise MissingFileError(f"{run}: no such run directory")
+    if not (run / "config.toml").is_file():
+        raise RunDirectoryError(f"{run}: not a run directory (it has no config.toml)")
+    settings = RunConfig.load(run / "config.toml", strategy=Local.name)  # one process is enough to read
+    settings = replace(settings, schedule=ScheduleOptions())  # and has nothing to lay out
+    if settings.store.arena == "shared":  # as embedding servers had it
+        settings = replace(settings, store=replace(settings.store, arena="heap"))
+    return replace(settings, store=settings.store.within(run))
+
+
+def open_model(run: str | os.PathLike[str], model: nn.Module | None = None) -> Opened:
+    """Finds the final checkpoint of a run, or the one that is named, and makes its model.
+
+    Raises:
+        MissingFileError, CheckpointError: no checkpoint there.
+        ConfigError: the model is of a class of the user's own, and neither given nor in a ``config.toml``.
+    """
+    expect("model", model, nn.Module | None, "a torch.nn.Module of the run's class and options")
+    place, final = final_weights(run)
+    if not final and place != Storage.at(run):
+        _LOG.warning("%s: not finished; using %s", os.fspath(run), place.name)
+    manifest = Manifest.read(place)
+    local = Storage.at(run).local
+    schema = Schema.from_dict(manifest.schema, place.url)
+    if local is not None and (local / "config.toml").is_file():
+        settings = open_config(local)
+        made = model if model is not None else _made(settings.model)
+        _check_schema(made, schema)
+        return Opened(
+            place,
+            manifest,
+            final,
+            settings.schema,
+            made,
+            settings.train,
+            settings.store,
+            settings.data.batch_size,
+        )
+    recipe = manifest.state.get("recipe") or {}
+    described = recipe.get("model")
+    if model is None and described is None:
+        raise ConfigError(
+            f"{place}: its model is of a class of yours, which only your program can make; give load(..., model=YourModel(schema))"
+        )
+    try:
+        options = train_options(recipe.get("train") or {})
+        made = model if model is not None else _made(partial(_of_zoo, described, schema))
+    except (KeyError, TypeError, ConfigError) as error:
+        raise CheckpointError(f"{place}: its recipe is damaged: {error}; give load(..., model=...)") from None
+    _check_schema(made, schema)
+    return Opened(place, manifest, final, schema, made, options, StoreOptions(), BATCH_SIZE)
+
+
+def _of_zoo(described: Any, schema: Schema) -> nn.Module:
+    return models.create(described["name"], schema, described["options"])
+
+
+def _made(make: Callable[[], nn.Module]) -> nn.Module:
+    """A model whose initial values do not matter: the caller's random state stays as it is."""
+    with torch.random.fork_rng(devices=[]):
+        return make()
+
+
+def _check_schema(model: nn.Module, schema: Schema) -> None:
+    own = getattr(model, "schema", None)
+    if isinstance(own, Schema):
+        refuse_other_schema("model", own, schema)

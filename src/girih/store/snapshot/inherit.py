@@ -1,0 +1,170 @@
+"""Rows of an earlier run as the first rows of a new one, as far as they fit: its tables may have other columns or optimizers.
+
+Steps count anew: a row's last use is as many steps before the new run's first one as it was before the earlier run's last one, so
+that what is old stays old. Rows of tables that count seconds keep them.
+
+Shapes: K rows of a chunk, W columns of a row that training sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from girih.kernels.cpu import layout, transfer
+from girih.store.arrays import Floats, Ints
+from girih.store.route import shard_of
+from girih.store.snapshot.columns import Chunk, Column, value_columns
+from girih.store.snapshot.restore import (
+    ELSEWHERE,
+    Source,
+    add_bloom,
+    order_lists,
+    shrink_to_bounds,
+    table_numbers,
+)
+from girih.store.state import LoadedColumn, ShardState
+
+MOMENTS = ("adam",)
+"""Optimizers whose state belongs to a number of steps, by which its bias is corrected: it begins anew with them."""
+
+
+class Fit(NamedTuple):
+    """The part of saved rows that others can take.
+
+    Attributes:
+        segments: names of the segments that agree. states: those of them whose optimizer's state does too.
+        why_not: why no segment does; empty where one does.
+        why_begins: why a segment's optimizer begins anew; empty where all that agree go on.
+    """
+
+    segments: tuple[str, ...]
+    states: tuple[str, ...]
+    why_not: str
+    why_begins: str
+
+
+def fit_of(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> Fit:
+    """The part of rows of one description that rows of another one take."""
+    if theirs["dtype"] != ours["dtype"]:
+        return Fit((), (), f"dtype {theirs['dtype']} there, {ours['dtype']} here", "")
+    known = {segment["name"]: segment for segment in theirs["segments"]}
+    segments, states, why_not, why_begins = [], [], "", ""
+    for own in ours["segments"]:
+        found = known.get(own["name"])
+        if found is None:
+            why_not = why_not or f"no {own['name']} there"
+            continue
+        if found["dim"] != own["dim"]:
+            why_not = f"dim {found['dim']} there, {own['dim']} here"
+            continue
+        segments.append(own["name"])
+        before, now = found["optimizer"]["name"], own["optimizer"]["name"]
+        if (before, found["state"]) != (now, own["state"]):
+            why_begins = f"{before} there, {now} here"
+        elif now in MOMENTS:
+            why_begins = f"{now}'s moments belong to a number of steps"
+        else:
+            states.append(own["name"])
+    return Fit(tuple(segments), tuple(states), "" if segments else why_not, why_begins)
+
+
+def inherit(state: ShardState, sources: Sequence[Source]) -> None:
+    """Replaces all that a shard holds by what fits of sources; see :meth:`girih.store.Store.inherit`.
+
+    Lists of tables are ordered by last use. Bloom filters are carried over where the table has its number and size still;
+    counters begin at 0.
+    """
+    state.clear()
+    for source in sources:
+        theirs, ours = source.description, state.layout.description
+        fit = fit_of(theirs, ours)
+        if fit.why_not:
+            continue
+        numbers = table_numbers(state, source)
+        in_seconds = np.array([_in_seconds(table) for table in theirs["tables"]])
+        for chunk in source.chunks():
+            _load_chunk(state, chunk, numbers, in_seconds, int(theirs["last_step"]), fit)
+        add_bloom(state, source)
+    order_lists(state, np.ones(len(state.spec.tables), np.bool_))
+    shrink_to_bounds(state)
+
+
+def _load_chunk(
+    state: ShardState,
+    chunk: Chunk,
+    numbers: Ints,
+    in_seconds: NDArray[np.bool_],
+    last_step: int,
+    fit: Fit,
+) -> None:
+    all_tables, own = numbers[chunk["tables"]], state.layout.description
+    shards = shard_of(np.ascontiguousarray(chunk["ids"]), all_tables, own["num_shards"])
+    kept = np.flatnonzero((shards == own["shard"]) & (all_tables != ELSEWHERE))
+    if not len(kept):
+        return
+    ids, tables = chunk["ids"][kept], all_tables[kept]
+    initial = _initial(state, ids, tables) if set(fit.segments) != _names(own) else None
+    state.memory.grow_rows(len(kept))
+    state.memory.reserve_index(len(kept))
+    last_used = _last_used(state, chunk, kept, tables, in_seconds, last_step)
+    rows, versions = np.empty(len(kept), np.int32), np.zeros(len(kept), np.int32)
+    arrays, kernel = state.memory.arrays, state.layout.kernel
+    transfer.load_keys(arrays, kernel, ids, tables, last_used, chunk["counts"][kept], versions, rows)
+    weights: list[LoadedColumn] = []
+    states: list[LoadedColumn] = []
+    first = 0
+    for column in value_columns(own):
+        segment, _, part = column.name.partition(".")
+        if not part:
+            here = slice(first, first + column.width)
+            first += column.width
+            if segment in fit.segments:
+                weights.append((column.first_byte, chunk[column.name][kept]))
+            elif initial is not None:
+                weights.append((column.first_byte, _narrowed(initial[:, here], column)))
+        elif segment in fit.states:
+            states.append((column.first_byte, chunk[column.name][kept]))
+    state.load_values(rows, weights, begins=True, states=states)
+
+
+def _last_used(
+    state: ShardState,
+    chunk: Chunk,
+    kept: NDArray[np.int64],
+    tables: Ints,
+    in_seconds: NDArray[np.bool_],
+    last_step: int,
+) -> Ints:
+    """int32[K]: by the measure of the tables here; now, where their measure is another one."""
+    now, counted = state.rows.now(0)[tables], in_seconds[chunk["tables"][kept]]
+    counts = state.layout.kernel.rules[tables, layout.IN_SECONDS] != 0
+    saved = chunk["last_used"][kept].astype(np.int64)
+    before = np.where(counted, saved, saved - last_step)
+    return np.where(counted == counts, before, now).astype(np.int32)
+
+
+def _initial(state: ShardState, ids: NDArray[np.int64], tables: Ints) -> Floats:
+    """The initial values of keys, float32[K, W]."""
+    out = np.empty((len(ids), state.layout.description["dim"]), np.float32)
+    transfer.initial_values(state.layout.kernel, ids, tables, out)
+    return out
+
+
+def _names(description: Mapping[str, Any]) -> set[str]:
+    return {segment["name"] for segment in description["segments"]}
+
+
+def _in_seconds(table: Mapping[str, Any]) -> bool:
+    return bool((table["eviction"] or {}).get("seconds"))
+
+
+def _narrowed(values: Floats, column: Column) -> NDArray[Any]:
+    """Values as the column keeps them, rounded to nearest, ties to even."""
+    if column.tag == "BF16":
+        bits = np.ascontiguousarray(values).view(np.uint32)
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    return values.astype(np.float16).view(np.uint16) if column.tag == "F16" else values

@@ -1,0 +1,62 @@
+"""A trainer made of a config file, for programs and notebooks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from girih import config
+from girih.config.file import RunConfig
+from girih.data import Dataset
+from girih.data.options import SplitName
+from girih.errors import ConfigError
+from girih.report.progress import Progress
+from girih.runs.callbacks import Callback, Record
+from girih.trainer import Trainer
+from girih.training.planning import joined
+
+_SPLITS: tuple[SplitName, ...] = ("train", "valid", "test")
+
+
+@dataclass
+class _KeepsConfig(Callback):
+    """Writes a run's ``config.toml`` once the run begins, when its directory is known to be its own."""
+
+    run: Path
+    settings: RunConfig
+
+    def on_plan(self, plan: Record) -> None:
+        """See :class:`Callback`."""
+        config.write_toml(self.run / "config.toml", self.settings.with_absolute_paths())
+
+
+def trainer_of(
+    path: Path,
+    overrides: Sequence[str] | Mapping[str, Any],
+    *,
+    strategy: str | None,
+    run: str | os.PathLike[str] | None,
+    callbacks: Sequence[Callback],
+    progress: bool,
+) -> Trainer:
+    """See :meth:`girih.Trainer.from_config`."""
+    if isinstance(overrides, str):
+        raise ConfigError(f"overrides = {overrides!r}: expected a list or a mapping, as in [{overrides!r}]")
+    settings = RunConfig.load(path, overrides=overrides, strategy=strategy)
+    data: dict[str, Dataset] = {
+        split: settings.dataset(split) for split in _SPLITS if getattr(settings.data, split) is not None
+    }
+    num_examples = data["train"].num_examples
+    bar = Progress(None if num_examples is None else num_examples * settings.train.epochs)
+    callbacks = [*callbacks, bar] if progress else list(callbacks)
+    if run is not None:
+        callbacks = [*callbacks, _KeepsConfig(Path(run), settings)]
+    cluster = joined(settings.strategy, settings.cluster)
+    trainer = settings.trainer(run=None if run is None else Path(run), callbacks=callbacks, cluster=cluster)
+    trainer.data = data
+    if progress and cluster.ranks.first:
+        trainer.showing = bar
+    return trainer

@@ -1,0 +1,158 @@
+"""A run that begins with the weights of an earlier one: rows by table, dense parameters by name and shape, the rest afresh."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from girih.checkpoint.load import Loaded
+from girih.checkpoint.parts import PartReader
+from girih.data import NormalizationStats
+from girih.dense.half import DenseHalf
+from girih.schema import Numeric, Schema
+from girih.sparse.groups.pack import Group
+from girih.store.rows.record import row_layout
+from girih.store.snapshot.file import describe_header
+from girih.store.snapshot.inherit import Fit, fit_of
+
+MOST_NAMES = 8
+
+
+@dataclass
+class Inherited:
+    """The weights that a run took of an earlier one, and those that it left, with the reason.
+
+    Attributes:
+        place: the checkpoint.
+        rows: table → rows that it has there. begun: table → why optimizers of its rows begin anew.
+        parameters: names of dense parameters and buffers. normalized: features whose mean and deviation are kept.
+        left: what is not taken: its name and the reason.
+        fresh: what there is no counterpart of.
+    """
+
+    place: str
+    rows: dict[str, int] = field(default_factory=dict)
+    begun: dict[str, str] = field(default_factory=dict)
+    parameters: list[str] = field(default_factory=list)
+    normalized: list[str] = field(default_factory=list)
+    left: dict[str, str] = field(default_factory=dict)
+    fresh: list[str] = field(default_factory=list)
+
+    def lines(self) -> list[str]:
+        """Sentences for people."""
+        rows = [f"{name} ({count:,})" for name, count in self.rows.items()]
+        taken = [
+            f"rows of {_listed(rows)}" if rows else "no rows",
+            f"{len(self.parameters)} dense parameters" if self.parameters else "no dense parameter",
+        ]
+        if self.normalized:
+            taken.append(f"mean and deviation of {_listed(self.normalized)}")
+        told = [f"begins with {self.place}: {'; '.join(taken)}"]
+        told += [
+            f"optimizers of rows begin anew: {_listed(names)} ({why})"
+            for why, names in _by_reason(self.begun)
+        ]
+        told += [f"left: {_listed(names)} ({why})" for why, names in _by_reason(self.left)]
+        if self.fresh:
+            told.append(f"new: {_listed(self.fresh)}")
+        return told
+
+
+def rows_that_fit(loaded: Loaded, groups: Sequence[Group], found: Inherited) -> PartReader:
+    """Notes which tables the groups take rows of; returns the parts to load, as far as they fit.
+
+    Raises:
+        CheckpointError: a part is damaged.
+    """
+    reader = PartReader(loaded.place, loaded.shards, begins=True)
+    descriptions = [
+        (facts["tables"], describe_header(reader.header(name), f"{loaded.place}/{name}"))
+        for name, facts in loaded.shards.items()
+    ]
+    ours = {
+        table.name: row_layout(group.spec, 0, 1).description
+        for group in groups
+        for table in group.spec.tables
+    }
+    fits: dict[str, Fit] = {}
+    for tables, description in descriptions:
+        for table, count in tables.items():
+            if table not in ours:
+                found.left[f"table {table}"] = "this model has no such table"
+                continue
+            fit = fits.setdefault(table, fit_of(description, ours[table]))
+            if fit.why_not:
+                found.left[f"table {table}"] = fit.why_not
+                continue
+            found.rows[table] = found.rows.get(table, 0) + count
+            if fit.why_begins:
+                found.begun[table] = fit.why_begins
+    found.fresh += [f"table {table}" for table in ours if table not in fits]
+    for table, fit in fits.items():
+        own = [segment["name"] for segment in ours[table]["segments"]]
+        found.fresh += [
+            f"{name} of table {table}" for name in own if fit.segments and name not in fit.segments
+        ]
+    return reader
+
+
+def put_parameters(loaded: Loaded, dense: DenseHalf, found: Inherited) -> None:
+    """Replaces the dense parameters, and buffers, that the earlier model has by the same name in the same shape; its optimizer stays as it is."""
+    state = dense.state()
+    theirs: Mapping[str, Any] = loaded.dense["model"]
+    model: dict[str, Any] = dict(state["model"])
+    for name, own in model.items():
+        saved = theirs.get(name)
+        if saved is None:
+            found.fresh.append(name)
+        elif not isinstance(saved, Tensor) or saved.shape != own.shape:
+            there = list(saved.shape) if isinstance(saved, Tensor) else "something else"
+            found.left[name] = f"{there} there, {list(own.shape)} here"
+        else:
+            model[name] = saved.to(own.dtype)
+            found.parameters.append(name)
+    for name in theirs.keys() - model.keys():
+        found.left[name] = "this model has no such parameter"
+    dense.restore({**state, "model": model})
+
+
+def normalization_of(
+    loaded: Loaded, schema: Schema, measured: NormalizationStats | None, found: Inherited
+) -> NormalizationStats | None:
+    """Mean and deviation of the features to be standardized: the earlier run's, where it has them, since parameters were trained by them.
+
+    Args:
+        measured: of the new data; None where nobody measured yet.
+
+    Returns:
+        None where some have to be measured first.
+    """
+    ours = {feature.name: feature for feature in schema.numeric if "standardize" in feature.transform}
+    theirs = {feature.name: feature for feature in loaded.schema.numeric}
+    saved = {} if loaded.normalization is None else loaded.normalization.to_dict()
+    kept = {
+        name: saved[name] for name, own in ours.items() if name in saved and _alike(own, theirs.get(name))
+    }
+    found.normalized = sorted(kept)
+    if measured is None and len(kept) < len(ours):
+        return None
+    return NormalizationStats.from_dict({**(measured.to_dict() if measured else {}), **kept}, schema)
+
+
+def _alike(own: Numeric, other: Numeric | None) -> bool:
+    return other is not None and own.transform == other.transform
+
+
+def _by_reason(reasons: Mapping[str, str]) -> Iterable[tuple[str, list[str]]]:
+    by_reason: dict[str, list[str]] = {}
+    for name, why in reasons.items():
+        by_reason.setdefault(why, []).append(name)
+    return by_reason.items()
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return ", ".join(names[:MOST_NAMES]) + more

@@ -1,0 +1,29 @@
+"""The recipe of a model in its checkpoints: how to make the module again, and how to compute with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from girih import config
+from girih.config.train import TrainOptions
+from girih.models.zoo import description_of
+
+_KEPT = ("seed", "precision", "dense_forward")
+
+
+def recipe(model: nn.Module, options: TrainOptions) -> dict[str, Any]:
+    """``{"model": …, "train": …}`` as plain values; the model is None where it is of a class of the user's own."""
+    return {"model": description_of(model), "train": {name: getattr(options, name) for name in _KEPT}}
+
+
+def train_options(kept: Mapping[str, Any]) -> TrainOptions:
+    """The options that predictions depend on, of the ``train`` of a recipe.
+
+    Raises:
+        ConfigError: an option that there is not.
+    """
+    built: TrainOptions = config.build(TrainOptions, kept, "recipe")
+    return built

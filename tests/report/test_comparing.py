@@ -1,0 +1,101 @@
+"""``girih compare``, and the page of several runs."""
+
+import csv
+import io
+import json
+
+import pytest
+
+from girih import cli
+from girih.report.comparing import compare
+from report.test_report_page import Balanced, specs
+
+
+def run(*words):
+    return cli.run([str(word) for word in words])
+
+
+@pytest.fixture
+def two(log_directory):
+    """A finished run, and one of other options that was stopped early and has no summary."""
+    config = log_directory / "config.toml"
+    assert run("train", config, "--run", log_directory / "a", "--set", "train.max_steps=8") == 0
+    words = ("train.max_steps=6", "model={name='dnn'}", "sparse_optimizer.lr=0.5", "data.batch_size=64")
+    words += ("train.evaluate_every_steps=3",)
+    assert run("train", config, "--run", log_directory / "b", "--set", *words) == 0
+    (log_directory / "b" / "summary.json").unlink()
+    return log_directory / "a", log_directory / "b"
+
+
+def test_options_that_differ_and_metrics(two, capsys, monkeypatch):
+    a, b = two
+    found = compare(two)
+    assert found.options == {
+        "data.batch_size": (128, 64),
+        "model.name": ("deepfm", "dnn"),
+        "model.hidden": ([16, 8], None),
+        "model.dropout": (0.1, None),
+        "sparse_optimizer.lr": (0.01, 0.5),
+        "train.max_steps": (8, 6),
+        "train.evaluate_every_steps": (None, 3),
+    }
+    summary = json.loads((a / "summary.json").read_text())
+    evaluations = [json.loads(line) for line in (b / "metrics.jsonl").read_text().splitlines()]
+    latest = [record for record in evaluations if record.get("split") == "valid"][-1]
+    assert found.metrics["auc"] == (summary["auc"], latest["auc"])
+    assert found.metrics["evaluated_on"] == ("test", "valid")
+    assert found.metrics["steps"] == (8, 6)
+    assert found.metrics["finished"] == ("yes", "no summary")
+
+    capsys.readouterr()
+    monkeypatch.setenv("COLUMNS", "200")
+    assert run("compare", a, b) == 0
+    shown = capsys.readouterr().out
+    rows = {
+        cells[1].strip(): [c.strip() for c in cells[2:4]]
+        for line in shown.splitlines()
+        if len(cells := line.split("│")) > 3
+    }
+    assert rows["model.hidden"] == ["[16, 8]", "not set"]
+    assert rows["sparse_optimizer.lr"] == ["0.01", "0.5"]
+    assert rows["AUC"] == [f"{summary['auc']:.5f}", f"{latest['auc']:.5f}"]
+    assert run("compare", a, b, "--csv") == 0
+    lines = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [line["run"] for line in lines] == [str(a), str(b)]
+    assert [line["model.name"] for line in lines] == ["deepfm", "dnn"]
+    assert float(lines[0]["auc"]) == summary["auc"]
+
+
+def test_the_page_of_several_runs(two, tmp_path, capsys):
+    a, b = two
+    out = tmp_path / "both.html"
+    assert run("report", a, b, "--out", out) == 0
+    assert capsys.readouterr().out.splitlines()[-3:] == [
+        str(a / "report.html"),
+        str(b / "report.html"),
+        str(out),
+    ]
+    page = out.read_text()
+    shown = " ".join(Balanced(page).text)
+    assert "2 runs" in shown
+    assert "sparse_optimizer.lr" in shown
+    charts = {json.dumps(spec) for spec in specs(page)}
+    loss = next(text for text in charts if '"loss"' in text)
+    assert f'"{a}"' in loss
+    assert f'"{b}"' in loss
+    auc = next(text for text in charts if '"auc"' in text)
+    assert f"{b}, valid" in auc
+    assert f"{a}, valid" not in auc  # it ended amid its first epoch
+
+
+def test_what_cannot_be_compared_is_one_sentence(two, tmp_path, capsys):
+    a, _ = two
+    for words, told in (
+        (("compare", a, a), "compare: received 1 run; expected at least two different ones"),
+        (("compare", a, tmp_path / "none"), "does not exist; give a run directory"),
+        (("compare",), "Missing argument 'RUN...'"),
+        (("report", a, two[1], "--out", tmp_path / "no" / "where.html"), "cannot be written"),
+    ):
+        capsys.readouterr()
+        assert run(*words) == 2
+        assert told in capsys.readouterr().err
