@@ -44,7 +44,16 @@ from girih.training.learning_rate import LearningRate
 from girih.training.planning import facts_of, joined
 from girih.training.pricing import Calibrated
 from girih.training.run import TrainingRun
-from girih.training.specs import dense_spec, expect, expect_data, gpu_of, schema_of, scored_steps, sparse_spec
+from girih.training.specs import (
+    check_watched,
+    dense_spec,
+    expect,
+    expect_data,
+    gpu_of,
+    schema_of,
+    scored_steps,
+    sparse_spec,
+)
 
 
 class Trainer(contextlib.AbstractContextManager["Trainer"]):
@@ -114,6 +123,7 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
         self.schema = schema_of(model, schema)
         self.options = options or TrainOptions()
         self.strategy: Strategy = strategy or Local()
+        check_watched(self.options, self.schema)
         if self.options.gauc_by is not None:
             evaluation.feature_index(self.schema, self.options.gauc_by)
         self.stopped = False
@@ -125,7 +135,7 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
             store = self._placed(store or StoreOptions(), run)
             rank = self._ranks.rank
             scored = scored_steps(self.options, self.schema)
-            dense = dense_spec(model, self.options, dense_optimizer, stats, rank, scored)
+            dense = dense_spec(model, self.schema, self.options, dense_optimizer, stats, rank, scored)
             context = RunContext(
                 ranks=self._ranks,
                 sparse=sparse_spec(

@@ -21,6 +21,8 @@ TITLES = {
     "logloss": "logloss",
     "normalized_entropy": "normalized entropy",
     "calibration": "calibration",
+    "mae": "MAE",
+    "rmse": "RMSE",
     "num_examples": "num examples",
 }
 
@@ -30,7 +32,7 @@ def results(summary: dict[str, Any], run: Path) -> None:
     console = Console(highlight=False)
     if summary["by_label"]:
         title = f"{summary['model']} · {summary['strategy']} · {run} · on {summary['evaluated_on']} data"
-        metrics_table(summary["by_label"], title, ("auc", "gauc", "logloss", "calibration"))
+        metrics_table(summary["by_label"], title, ("auc", "gauc", "logloss", "calibration", "mae", "rmse"))
     else:
         console.print("no valid or test data was configured: nothing was evaluated")
     compiling = f", {summary['compile_s']:.1f} s of them compiling" if summary["compile_s"] else ""

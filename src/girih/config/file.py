@@ -217,7 +217,7 @@ class RunConfig:
         """
         model = self.model()
         sparse = self.sparse(model)
-        dense = dense_spec(model, self.train, self.dense_optimizer, Stats())
+        dense = dense_spec(model, self.schema, self.train, self.dense_optimizer, Stats())
         try:
             facts = facts_of(sparse, dense, self.strategy.trainers, self.schedule)
             data = self.dataset("train")
@@ -246,7 +246,7 @@ class RunConfig:
         """
         model = self.model()
         sparse, data = self.sparse(model), self.dataset("train")
-        dense = dense_spec(model, self.train, self.dense_optimizer, Stats())
+        dense = dense_spec(model, self.schema, self.train, self.dense_optimizer, Stats())
         known: dict[int, Facts] = {}
 
         def facts_for(strategy: Strategy) -> Facts:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from girih.comm.group import TrainerGroup
 from girih.data import NULL_ID, Batch, Dataset, NormalizationStats
 from girih.errors import ConfigError, NonFiniteError, nearest
 from girih.metrics import Scores
-from girih.schema import Categorical, Schema
+from girih.schema import Categorical, LabelLoss, Schema
 from girih.training.session import Session
 
 
@@ -35,11 +35,13 @@ def score(
     normalization: NormalizationStats,
     ranks: TrainerGroup,
     gauc_by: str | None,
+    losses: Sequence[LabelLoss] = (),
 ) -> Scores | None:
     """Scores a dataset, each trainer its share; only what was read so far, once a stop is requested.
 
     Args:
         gauc_by: a categorical feature whose first id groups the examples; None computes no GAUC.
+        losses: of the labels; see :class:`girih.metrics.Scores`.
 
     Returns:
         Those of all trainers on rank 0, None on the others.
@@ -49,14 +51,14 @@ def score(
     """
     session.sync()
     ranks.barrier()
-    scores, problem = Scores(), None
+    scores, problem = Scores(losses), None
     scoring = session.feed.scores(gauc_by)
     feature = None if gauc_by is None or not scoring else feature_index(session.feed.schema_of(data), gauc_by)
     for batch, logits in logits_of(data, session, normalization):
         if batch.num_examples and scoring:
             groups = None if feature is None else first_ids(batch, feature)
             try:
-                scores.add(logits.numpy(), batch.labels, batch.example_weights, groups)
+                scores.add(logits.numpy(), batch.labels, batch.example_weights, groups, batch.label_weights)
             except NonFiniteError as error:  # the others wait for this trainer at every batch
                 problem = problem or error
         if ranks.stop_together():
@@ -68,9 +70,9 @@ def score(
     gathered = ranks.gather_arrays(scores.arrays())
     if gathered is None:
         return None
-    scores = Scores()
+    scores = Scores(losses)
     for arrays in gathered:
-        scores.merge(Scores.from_arrays(arrays))
+        scores.merge(Scores.from_arrays(arrays, losses))
     return scores
 
 

@@ -24,6 +24,7 @@ from girih.errors import ConfigError, RunDirectoryError
 from girih.kernels.cpu import ahead
 from girih.kernels.cpu.jit import warm_up
 from girih.metrics import Metrics, Scores
+from girih.models.loss import probabilities
 from girih.planner.calibration import Calibration
 from girih.planner.facts import Facts
 from girih.planner.plan import Plan
@@ -97,8 +98,8 @@ class TrainingRun:
         self.ranks = self.context.ranks
         self.context.stats.watch(self.live)
         self.notes = Notes(self.ranks, self.facts.schema.labels.names)
-        scored, names = self.context.dense.scored, self.facts.schema.labels.names
-        self.progressive = None if scored is None else ProgressiveValidation(scored, self.ranks, names)
+        scored, labels = self.context.dense.scored, self.facts.schema.labels
+        self.progressive = None if scored is None else ProgressiveValidation(scored, self.ranks, labels)
         self.saves = bool(self.ranks.broadcast(self.directory is not None or self.saving.dir is not None))
         self.checkpoints = RunCheckpoints(
             self.directory, self.saving.keep, self.ranks, directory=self.saving.dir
@@ -292,7 +293,14 @@ class TrainingRun:
         before, self._evaluated = self._evaluated, None
         if before is None:
             before = session.sparse.stats().store
-        scores = evaluation.score(data, session, normalization, self.ranks, self.options.gauc_by)
+        scores = evaluation.score(
+            data,
+            session,
+            normalization,
+            self.ranks,
+            self.options.gauc_by,
+            self.facts.schema.labels.losses,
+        )
         self._evaluated = session.sparse.stats().store
         self.notes.evaluation(data.addresses[0], scores, before, self._evaluated)
         return scores
@@ -302,7 +310,7 @@ class TrainingRun:
         session, normalization = self.open(), self.known_normalization()
         self._evaluated = None
         for batch, logits in evaluation.logits_of(data, session, normalization, whole=True):
-            yield batch, torch.sigmoid(logits.double()).float().numpy()
+            yield batch, probabilities(logits.numpy(), self.facts.schema.labels.losses)
 
     def evaluate(self, data: Dataset) -> Metrics:
         """Exact metrics, on all trainers; raises KeyboardInterrupt where a stop was requested meanwhile."""

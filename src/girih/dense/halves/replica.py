@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from girih.config.user_code import blame
 from girih.data.batch import Batch
+from girih.data.shares import label_scale
 from girih.dense.accel.arithmetic import arithmetic
 from girih.dense.accel.compiled import CompiledModel
 from girih.dense.accel.malloc import keep_freed_memory
@@ -94,6 +95,7 @@ class Replica:
         self._loss = loss_of(self.module)
         self._precision, self._forward = spec.precision, spec.forward
         self._clip_norm, self._scored = spec.clip_norm, spec.scored
+        self._label_losses, self._huber_delta = spec.losses, spec.huber_delta
         self._modes: list[tuple[nn.Module, bool]] = []
 
     def compute(
@@ -214,11 +216,12 @@ class Replica:
 
     def _targets(self, batch: Batch) -> tuple[Targets, float]:
         """The targets to compare the logits with, and the weight of their mean loss in that of the step."""
-        weights = batch.example_weights
-        targets = Targets(
-            moved(batch.labels, self.device),
-            None if weights is None else moved(weights, self.device),
+        weights, of_labels, scale = (
+            None if each is None else moved(each, self.device)
+            for each in (batch.example_weights, batch.label_weights, label_scale(batch))
         )
+        labels = moved(batch.labels, self.device)
+        targets = Targets(labels, weights, of_labels, scale, self._label_losses, self._huber_delta)
         return targets, 1.0 if batch.share is None else batch.share.weight
 
     def _score(self, outputs: Tensor, targets: Targets) -> None:
@@ -346,7 +349,7 @@ def to_device(embeddings: Embeddings, device: torch.device) -> Embeddings:
     )
 
 
-def moved(array: NDArray[np.float32], device: torch.device) -> Tensor:
+def moved(array: NDArray[np.floating], device: torch.device) -> Tensor:
     """An array as a tensor on a device; its own memory on a CPU."""
     return _sent(torch.from_numpy(array), device)
 

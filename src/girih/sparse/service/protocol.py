@@ -37,7 +37,8 @@ class Verb(IntEnum):
     DROP: to a worker, and on to its servers: (sample, trainer, number, turn); NO_TURN for a batch that was never
         trained on.
     To loaders, BEGIN: (pass, trainer); text. NEXT: (pass, trainer, which share) → (1, worker, sample, examples of the whole batch); numeric,
-    labels, weight, text of the position after it, weights of examples if any; or (0,); text of skipped rows.
+    labels, weight, text of the position after it, weights of examples if any, weights of labels with their scale
+        if any; or (0,); text of skipped rows.
     END: (pass, trainer, taken): so many shares are pulled, or will be, and no more.
     ANEW: trainers begin anew; what others began is dropped → (updates lost by this, or by an earlier one; the last step).
     STATS: (with spans) → text. SAVE: text (the checkpoint's address) → (). WRITE: (whether to write) → text (facts of parts). LOAD: text (address, parts) → ().
