@@ -6,10 +6,13 @@ Shapes: B examples, F categorical and sequence features, N ids in the batch, X n
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+NULL_ID: Final = 3308892442114646408
+"""The id of a missing value: XXH64 of ``girih.null``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +73,17 @@ class Batch:
     def num_features(self) -> int:
         """Number of categorical and sequence features, F."""
         return (len(self.offsets) - 1) // self.num_examples if self.num_examples else 0
+
+    def first_ids(self, feature: int) -> NDArray[np.int64]:
+        """int64[B]: the first id of one feature in each example; that of null for an empty bag."""
+        size = self.num_examples
+        starts, ends = (
+            self.offsets[feature * size + shift : (feature + 1) * size + shift] for shift in (0, 1)
+        )
+        ids = np.full(size, NULL_ID)
+        filled = ends > starts
+        ids[filled] = self.ids[starts[filled]]
+        return ids
 
     def ids_of(self, feature: int) -> slice:
         """Slice of a feature's ids."""

@@ -5,7 +5,8 @@ Shapes: B examples, T labels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,6 +31,9 @@ class Targets(NamedTuple):
             for it; see :meth:`mean`. None where label_weights is.
         losses: of each label: "bce", "mse" or "huber"; bce where it is empty.
         huber_delta: the error from which Huber's loss grows linearly.
+        ids: feature → int64[B], the first id in each example, of the features in the model's ``loss_features``.
+        first: the number of this part's first example in the step's whole batch.
+        gather: rows of this part → those of the whole step; see :meth:`everyone`.
     """
 
     labels: Tensor
@@ -38,6 +42,16 @@ class Targets(NamedTuple):
     label_scale: Tensor | None = None
     losses: tuple[LabelLoss, ...] = ()
     huber_delta: float = 1.0
+    ids: Mapping[str, Tensor] = MappingProxyType({})
+    first: int = 0
+    gather: Callable[[Tensor], Tensor] | None = None
+
+    def everyone(self, rows: Tensor) -> Tensor:
+        """T[N, ...]: rows, T[B, ...], of all trainers of the step, in the order of its examples; gradients find their way back.
+
+        For a loss over the whole batch: a model with ``loss_strategies``. All trainers call it as often.
+        """
+        return rows if self.gather is None else self.gather(rows)
 
     def mean(self, losses: Tensor) -> Tensor:
         """(1/T) Σ_t Σ_b w_b·m_bt·l_bt / Σ_b w_b·m_bt with w of the examples and m of their labels, over the whole step.

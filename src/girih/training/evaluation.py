@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from girih.comm.group import TrainerGroup
-from girih.data import NULL_ID, Batch, Dataset, NormalizationStats
+from girih.data import Batch, Dataset, NormalizationStats
 from girih.errors import ConfigError, NonFiniteError, nearest
 from girih.metrics import Scores
 from girih.schema import Categorical, LabelLoss, Schema
@@ -56,7 +54,7 @@ def score(
     feature = None if gauc_by is None or not scoring else feature_index(session.feed.schema_of(data), gauc_by)
     for batch, logits in logits_of(data, session, normalization):
         if batch.num_examples and scoring:
-            groups = None if feature is None else first_ids(batch, feature)
+            groups = None if feature is None else batch.first_ids(feature)
             try:
                 scores.add(logits.numpy(), batch.labels, batch.example_weights, groups, batch.label_weights)
             except NonFiniteError as error:  # the others wait for this trainer at every batch
@@ -86,13 +84,3 @@ def feature_index(schema: Schema, name: str) -> int:
     if name not in names:
         raise ConfigError(f"gauc_by = {name!r}: no categorical feature of that name{nearest(name, names)}")
     return [f.name for f in schema.sparse].index(name)
-
-
-def first_ids(batch: Batch, feature: int) -> NDArray[np.int64]:
-    """int64[B]: the first id of one feature in each example; that of null for an empty bag."""
-    size = batch.num_examples
-    starts, ends = (batch.offsets[feature * size + shift : (feature + 1) * size + shift] for shift in (0, 1))
-    ids = np.full(size, NULL_ID)
-    filled = ends > starts
-    ids[filled] = batch.ids[starts[filled]]
-    return ids

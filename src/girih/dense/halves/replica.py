@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
@@ -96,6 +96,10 @@ class Replica:
         self._precision, self._forward = spec.precision, spec.forward
         self._clip_norm, self._scored = spec.clip_norm, spec.scored
         self._label_losses, self._huber_delta = spec.losses, spec.huber_delta
+        self._to_logits: Callable[[Tensor], Tensor] | None = getattr(self.module, "logits", None)
+        self._loss_features = _places(self.module)
+        # a loss over the whole batch is each trainer's part of the step's, and needs all trainers in it
+        self.whole_batch = getattr(self.module, "loss_strategies", None) is not None
         self._modes: list[tuple[nn.Module, bool]] = []
 
     def compute(
@@ -126,8 +130,16 @@ class Replica:
 
     def predict(self, batch: Batch, embeddings: Embeddings) -> Tensor:
         """Logits, float32[B, T]."""
+        return self.logits(self.outputs(batch, embeddings))
+
+    def outputs(self, batch: Batch, embeddings: Embeddings) -> Tensor:
+        """The model's outputs, float32[B, ...], which are its logits unless it has a method ``logits(outputs)``."""
         self._set_mode(False)
         return self._outputs(batch, embeddings, train=False).detach()
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        """Logits, float32[B, T], of the model's outputs."""
+        return outputs if self._to_logits is None else self._to_logits(outputs)
 
     def move(self, gradients: Gradients) -> None:
         """One optimizer step, after clipping."""
@@ -197,13 +209,17 @@ class Replica:
         return onto.buffers
 
     def _outputs(self, batch: Batch, embeddings: Embeddings, *, train: bool) -> Tensor:
-        """Logits, float32[B, T], checked."""
+        """The model's outputs, float32[B, T] where they are logits, checked."""
         numeric = moved(batch.numeric, self.device)
         with torch.set_grad_enabled(train), self._arithmetic(train=train):
             logits = self._logits_of(numeric, to_device(embeddings, self.device), train=train)
         rows = self._num_outputs(batch.num_examples, train=train)
         labels = batch.labels.shape[1]  # without labels, columns are not known
-        if logits.dim() != 2 or len(logits) != rows or labels not in (0, logits.shape[1]):
+        if (
+            logits.dim() != 2
+            or len(logits) != rows
+            or (labels not in (0, logits.shape[1]) and self._to_logits is None)
+        ):
             raise ConfigError(
                 f"{self._kind.__name__}.forward returned logits of shape {list(logits.shape)}; "
                 f"expected {[rows, labels or 1]}: a row per example, a column per label"
@@ -222,18 +238,27 @@ class Replica:
         )
         labels = moved(batch.labels, self.device)
         targets = Targets(labels, weights, of_labels, scale, self._label_losses, self._huber_delta)
+        if self.whole_batch:
+            return self._over_batch(targets, batch), 1.0
         return targets, 1.0 if batch.share is None else batch.share.weight
+
+    def _over_batch(self, targets: Targets, batch: Batch) -> Targets:
+        """The targets for a loss over the whole batch, with the ids that it reads."""
+        ids = {name: batch.first_ids(place) for name, place in self._loss_features.items()}
+        return targets._replace(
+            ids={name: torch.from_numpy(each).to(self.device) for name, each in ids.items()}
+        )
 
     def _score(self, outputs: Tensor, targets: Targets) -> None:
         """Has the logits of a step counted, where somebody wants them."""
         if self._scored is not None:
-            self._scored.add(outputs, targets)
+            self._scored.add(self.logits(outputs.detach()), targets)
 
     def _judge(
         self, outputs: Tensor, targets: Targets, embeddings: Embeddings
     ) -> tuple[Tensor | None, float, NonFiniteError | None]:
         """The mean loss, its value, and why it is refused; None and 0 where there are no examples."""
-        if not len(outputs):
+        if not self._has_loss(outputs):
             return None, 0.0, None
         mean = self._mean_loss(outputs, targets)
         value = mean.item()
@@ -241,7 +266,12 @@ class Replica:
             return mean, value, None
         feature = embeddings.first_nonfinite()
         named = f", and so is feature {feature!r}" if feature else ""
-        return None, value, NonFiniteError(f"the loss is {value}{named}")
+        # where others wait for gradients of this trainer's loss, they get those that are not finite
+        return mean if self.whole_batch else None, value, NonFiniteError(f"the loss is {value}{named}")
+
+    def _has_loss(self, outputs: Tensor) -> bool:
+        """Whether a loss is asked for: without examples only where all trainers take part in it."""
+        return len(outputs) > 0 or self.whole_batch
 
     def _mean_loss(self, outputs: Tensor, targets: Targets) -> Tensor:
         """The mean loss, 0-d, checked."""
@@ -323,6 +353,13 @@ class Replica:
 
     def _clip(self, most: float) -> None:
         torch.nn.utils.clip_grad_norm_(self.parameters, most)
+
+
+def _places(module: nn.Module) -> dict[str, int]:
+    """The features whose ids the model's loss reads, and their places among those of a batch."""
+    wanted = getattr(module, "loss_features", ())
+    names = [feature.name for feature in module.schema.sparse] if wanted else []  # type: ignore[union-attr]
+    return {name: names.index(name) for name in wanted}
 
 
 def made_by(optimizer: OptimizerFactory, parameters: list[nn.Parameter]) -> torch.optim.Optimizer | None:
