@@ -288,6 +288,19 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
         parts = [probabilities for _, probabilities in self.predictions(data)]
         return np.concatenate(parts) if parts else np.empty((0, len(self.schema.labels.names)), np.float32)
 
+    def outputs(self, data: Dataset) -> NDArray[np.float32]:
+        """What the model's ``forward`` returns of all examples in order, float32[examples, ...]: logits, or towers side by side.
+
+        Raises:
+            ConfigError: no examples, or a strategy that computes parts of the model elsewhere.
+        """
+        expect_data("data", data, self.schema, labels=False)
+        with self._cluster.explaining():
+            parts = list(self._run.outputs(data))
+        if not parts:
+            raise ConfigError("outputs: the data have no examples")
+        return np.concatenate(parts)
+
     def save(self, directory: str | os.PathLike[str]) -> Path | str:
         """Writes a checkpoint ``directory/step-…``, in any fsspec address too; returns its path, or address."""
         run = self._run

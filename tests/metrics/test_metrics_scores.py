@@ -367,3 +367,29 @@ def test_progressive_counts_are_of_labels_that_count():
     assert found["a"]["num_examples"] == found["b"]["num_examples_last_hour"] == 2
     assert found["b"]["mae"] == pytest.approx((2 + 2 * 4) / 3)
     assert found["b"]["rmse"] == pytest.approx(((4 + 2 * 16) / 3) ** 0.5)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_ranking_is_that_of_plain_loops_and_ties_count_against_the_model(seed):
+    rng = np.random.default_rng(seed)
+    logits, groups = rng.integers(0, 8, 150).astype(np.float32), rng.integers(-3, 9, 150)
+    labels = (rng.random(150) < 0.2).astype(np.float32)
+    scores = Scores()
+    scores.add(logits, labels, groups=groups)
+    found = scores.result(["click"], (1, 3, 10)).first.ranking
+    expected = {name: [] for name in found}
+    for group in set(groups.tolist()):
+        of_group = sorted(
+            zip(-logits[groups == group], labels[groups == group], strict=True)
+        )  # ties: label 0 first
+        places = [place for place, (_, label) in enumerate(of_group, 1) if label]
+        if not places:
+            continue
+        expected["mrr"].append(1 / places[0])
+        for k in (1, 3, 10):
+            first = [place for place in places if place <= k]
+            expected[f"recall@{k}"].append(len(first) / len(places))
+            ideal = sum(1 / math.log2(place + 1) for place in range(1, min(k, len(places)) + 1))
+            expected[f"ndcg@{k}"].append(sum(1 / math.log2(place + 1) for place in first) / ideal)
+    assert found == pytest.approx({name: np.mean(values) for name, values in expected.items()}, rel=1e-12)
+    assert scores.result(["click"]).first.ranking == {}

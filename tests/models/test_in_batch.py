@@ -14,7 +14,7 @@ IDS = [3, 7, 3, 9, 7, 1]
 
 def case(num_own=6, first=0):
     torch.manual_seed(2)
-    scores = 2 * torch.randn(num_own, 6).double().requires_grad_()
+    scores = (2 * torch.randn(num_own, 6)).double().requires_grad_()
     labels = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.5, 0.0])[first : first + num_own]
     weights = torch.tensor([1.0, 2.0, 0.5, 3.0, 1.0, 1.0])[first : first + num_own]
     return scores, Targets(labels[:, None], weights, first=first)

@@ -63,13 +63,16 @@ def skipped(data: Dataset, what: str) -> None:
 
 def metrics_table(metrics: dict[str, dict[str, Any]], title: str, names: Iterable[str] = TITLES) -> None:
     """Prints some metrics of each label, those that at least one label has."""
+    metrics = {label: values | (values.get("ranking") or {}) for label, values in metrics.items()}
+    ranked = [name for values in metrics.values() for name in values.get("ranking") or {}]
+    names = dict.fromkeys([*names, *ranked])
     shown = [name for name in names if any(values.get(name) is not None for values in metrics.values())]
     table = Table("label")
     for name in shown:
-        table.add_column(TITLES[name], justify="right")
+        table.add_column(TITLES.get(name, name), justify="right")
     for label, values in metrics.items():
         table.add_row(
-            label, *((count if name == "num_examples" else fraction)(values[name]) for name in shown)
+            label, *((count if name == "num_examples" else fraction)(values.get(name)) for name in shown)
         )
     console = Console()
     console.print(title, highlight=False, soft_wrap=True)

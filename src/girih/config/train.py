@@ -49,6 +49,7 @@ class TrainOptions(Options):
         evaluate_every_steps: validate that often too, not only at the end of an epoch.
         log_every_steps: how often a line goes to ``metrics.jsonl``.
         gauc_by: a categorical feature whose ids group the examples for GAUC.
+        rank_at: the ks of recall@k and NDCG@k, within the groups of ``gauc_by``; MRR comes with them.
         progressive_validation: score each batch by the forward pass it is trained with, before its update; see ``ProgressiveScores``.
         tensorboard: write scalars for TensorBoard into the run directory.
     """
@@ -68,6 +69,7 @@ class TrainOptions(Options):
     evaluate_every_steps: Count | None = None
     log_every_steps: Count = 50
     gauc_by: str | None = None
+    rank_at: tuple[Count, ...] = ()
     progressive_validation: bool = False
     tensorboard: bool = False
 
@@ -87,6 +89,8 @@ class TrainOptions(Options):
                 "train: compile = true: global_batch_norm has trainers send each other moments within the forward pass,"
                 " which is not compiled; drop one of the two"
             )
+        if self.rank_at and self.gauc_by is None:
+            raise ConfigError("train: rank_at needs gauc_by, the feature whose ids are ranked within")
         for name, metric in self.watched.items():
             if metric == "gauc" and self.gauc_by is None:
                 raise ConfigError(f"{name}: metric = 'gauc' needs gauc_by, the feature that groups examples")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,7 @@ class LabelMetrics:
         mean_label: None without examples, or if their weights sum to 0; so are logloss and mean_prediction.
         mean_prediction: None under the same conditions as mean_label.
         calibration_curve: up to 20 bins of about equally many examples, by ascending prediction.
+        ranking: ``recall@k``, ``ndcg@k`` and ``mrr`` within groups; empty where none was asked for.
         mae, rmse: the mean absolute error, and the root of the mean squared error; None of a probability.
     """
 
@@ -74,6 +76,7 @@ class LabelMetrics:
     calibration_curve: tuple[CalibrationBin, ...] = ()
     mae: float | None = None
     rmse: float | None = None
+    ranking: Mapping[str, float] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -114,7 +117,7 @@ class Metrics:
         """The first label's part of an evaluation line in ``metrics.jsonl``; ``gauc``, ``mae``, ``rmse`` where defined."""
         names = ("auc", "logloss", "normalized_entropy", "calibration")
         line = {name: getattr(self.first, name) for name in names}
-        more = {name: getattr(self.first, name) for name in ("gauc", *OF_NUMBERS)}
+        more = {name: getattr(self.first, name) for name in ("gauc", *OF_NUMBERS)} | self.first.ranking
         return line | {name: value for name, value in more.items() if value is not None}
 
     def as_dict(self) -> dict[str, dict[str, Any]]:
@@ -130,16 +133,20 @@ class Metrics:
         lines = []
         for name, metrics in self.by_label.items():
             values = [(key, getattr(metrics, key)) for key in (*DIRECTIONS, "calibration")]
+            values += metrics.ranking.items()
             shown = "  ".join(f"{key} {value:.5f}" for key, value in values if value is not None)
             lines.append(f"{name}: {shown}{'  ' if shown else ''}examples {metrics.num_examples:,}")
         return "\n".join(lines)
 
 
-def label_metrics(scores: ScoreHistogram, grouped_auc: float | None) -> LabelMetrics:
+def label_metrics(
+    scores: ScoreHistogram, grouped_auc: float | None, ranked: Mapping[str, float] = MappingProxyType({})
+) -> LabelMetrics:
     """All metrics of one label.
 
     Args:
         scores: a histogram made without groups.
+        ranked: the result of :func:`girih.metrics.ranking.ranking`.
         grouped_auc: the result of :func:`girih.metrics.score_histogram.gauc` on a histogram made with groups.
     """
     num_examples = int(scores.counts.sum())
@@ -165,6 +172,7 @@ def label_metrics(scores: ScoreHistogram, grouped_auc: float | None) -> LabelMet
         mean_label=mean_label,
         mean_prediction=mean_prediction,
         calibration_curve=_calibration_curve(scores, predictions, masses),
+        ranking=dict(ranked),
     )
 
 

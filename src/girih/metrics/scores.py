@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from girih.errors import ConfigError, DataError, NonFiniteError
+from girih.metrics.ranking import ranking
 from girih.metrics.result import LabelMetrics, Metrics, label_metrics, regression_metrics
 from girih.metrics.score_histogram import gauc, tally
 from girih.schema import LabelLoss
@@ -103,8 +104,11 @@ class Scores:
             scores.add(**arrays)
         return scores
 
-    def result(self, label_names: Sequence[str]) -> Metrics:
+    def result(self, label_names: Sequence[str], rank_at: Sequence[int] = ()) -> Metrics:
         """Computes the metrics of T labels; all are None without examples.
+
+        Args:
+            rank_at: the ks of :func:`girih.metrics.ranking.ranking`, within groups; empty computes no such metric.
 
         Raises:
             ConfigError: the number of names is not T, or a name is repeated.
@@ -119,9 +123,11 @@ class Scores:
         ranks = None
         if "groups" in self._columns:
             ranks = np.unique(self._column("groups"), return_inverse=True)[1].astype(np.int64, copy=False)
-        return Metrics({name: self._of_label(index, ranks) for index, name in enumerate(label_names)})
+        return Metrics(
+            {name: self._of_label(index, ranks, rank_at) for index, name in enumerate(label_names)}
+        )
 
-    def _of_label(self, index: int, ranks: NDArray[np.int64] | None) -> LabelMetrics:
+    def _of_label(self, index: int, ranks: NDArray[np.int64] | None, rank_at: Sequence[int]) -> LabelMetrics:
         """Metrics of one label, over the examples that count for it."""
         logits, labels = self._column("logits")[:, index], self._column("labels")[:, index]
         weights = self._column("weights") if "weights" in self._columns else None
@@ -135,7 +141,8 @@ class Scores:
         if self._losses and self._losses[index] != "bce":
             return regression_metrics(logits, labels, weights)
         grouped = None if ranks is None else gauc(tally(logits, labels, weights, ranks))
-        return label_metrics(tally(logits, labels, weights), grouped)
+        ranked = ranking(logits, labels, ranks, rank_at) if rank_at and ranks is not None else {}
+        return label_metrics(tally(logits, labels, weights), grouped, ranked)
 
     def _extend(self, columns: Arrays) -> None:
         if not columns:

@@ -19,8 +19,8 @@ class StreamingFrequencies(nn.Module):
     """log q of items, q being how many times an item is expected in a step's batch.
 
     A slot keeps the step at which its item was seen last, and the mean number of steps between two sightings: an item that is
-    there c times after Δ steps was seen every Δ / c steps. The mean is plain until 1/rate sightings, then exponential, so that
-    it follows what becomes popular. Items that share a slot are seen too often; of two slots the rarer one counts. It is
+    there c times after Δ steps was seen c times, every Δ / c steps. The mean is plain until 1/rate sightings, then exponential, so
+    that it follows what becomes popular. Items that share a slot are seen too often; of two slots the rarer one counts. It is
     state of the model: checkpoints have it, and a step that is refused puts it back.
 
     Args:
@@ -50,12 +50,12 @@ class StreamingFrequencies(nn.Module):
         for row, factor in enumerate(_FACTORS):
             slots = (unique * factor) >> (64 - SLOT_BITS) & ((1 << SLOT_BITS) - 1)
             own, of_item = torch.unique(slots[inverse], return_inverse=True)
-            counts = torch.bincount(of_item, minlength=len(own)).float()
+            counts = torch.bincount(of_item, minlength=len(own))
             newest = (self.steps - self.last[row, own]).float() / counts
-            times = self.sightings[row, own] + 1
-            weight = (1.0 / times).clamp(min=self.rate)
-            mean = torch.lerp(self.interval[row, own], newest, weight)
-            self.interval[row, own], self.sightings[row, own] = mean, times
+            times = self.sightings[row, own] + counts.int()
+            weight = torch.maximum(counts / times, 1 - (1 - self.rate) ** counts)
+            self.interval[row, own] = torch.lerp(self.interval[row, own], newest, weight)
+            self.sightings[row, own] = times
             self.last[row, own] = self.steps.int()
             found = torch.maximum(found, self.interval[row, slots])
         return -found.log()[inverse]

@@ -27,6 +27,21 @@ def logits_of(
         yield batch, session.dense.predict(batch, embeddings).cpu()
 
 
+def outputs_of(
+    data: Dataset, session: Session, normalization: NormalizationStats
+) -> Iterator[tuple[Batch, Tensor]]:
+    """Each batch in order, all examples on every trainer, with what the model's ``forward`` returns.
+
+    Raises:
+        ConfigError: the dense half has nothing but logits.
+    """
+    outputs = getattr(session.dense, "outputs", None)
+    if outputs is None:
+        raise ConfigError("outputs: this strategy computes logits alone; use 'local' or 'synchronous'")
+    for batch in session.feed.evaluate(data.in_order(), normalization, whole=True):
+        yield batch, outputs(batch, session.sparse.peek(batch).wait()).float().cpu()
+
+
 def score(
     data: Dataset,
     session: Session,

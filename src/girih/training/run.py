@@ -312,13 +312,24 @@ class TrainingRun:
         for batch, logits in evaluation.logits_of(data, session, normalization, whole=True):
             yield batch, probabilities(logits.numpy(), self.facts.schema.labels.losses)
 
+    def outputs(self, data: Dataset) -> Iterator[NDArray[np.float32]]:
+        """What the model's ``forward`` returns of each batch in order, on all trainers."""
+        session, normalization = self.open(), self.known_normalization()
+        self._evaluated = None
+        for _, outputs in evaluation.outputs_of(data, session, normalization):
+            yield outputs.numpy()
+
     def evaluate(self, data: Dataset) -> Metrics:
         """Exact metrics, on all trainers; raises KeyboardInterrupt where a stop was requested meanwhile."""
         scores = self.score(data)
         if self.ranks.stopping:
             self.ranks.forget_stop()
             raise KeyboardInterrupt
-        own = None if scores is None else scores.result(self.facts.schema.labels.names).as_dict()
+        own = (
+            None
+            if scores is None
+            else scores.result(self.facts.schema.labels.names, self.options.rank_at).as_dict()
+        )
         return Metrics.from_dict(self.ranks.broadcast(own))
 
     def restore(self, place: Storage, train: Dataset | None = None, *, resume: bool = False) -> None:
