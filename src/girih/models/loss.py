@@ -49,7 +49,7 @@ class Targets(NamedTuple):
     def everyone(self, rows: Tensor) -> Tensor:
         """T[N, ...]: rows, T[B, ...], of all trainers of the step, in the order of its examples; gradients find their way back.
 
-        For a loss over the whole batch: a model with ``loss_strategies``. All trainers call it as often.
+        For a loss over the whole batch: a model with ``loss_over_batch``. All trainers call it as often.
         """
         return rows if self.gather is None else self.gather(rows)
 

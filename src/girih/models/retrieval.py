@@ -33,6 +33,7 @@ class Retrieval(TwoTower):
     """
 
     loss_strategies: ClassVar[tuple[str, ...]] = ("local", "synchronous")
+    loss_over_batch: ClassVar[bool] = True
 
     def __init__(
         self,

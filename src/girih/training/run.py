@@ -193,7 +193,12 @@ class TrainingRun:
         return Plan.from_dict(self.ranks.broadcast(plan.to_dict())), facts
 
     def check(self, train: Dataset) -> None:
-        """Refuses a directory that holds another run, and data in which a loaded position has no meaning."""
+        """Refuses a directory that holds another run, and data in which a loaded position or negatives have no meaning."""
+        if train.negatives is not None and not getattr(self.context.dense.module, "loss_over_batch", False):
+            raise ConfigError(
+                f"negatives: the loss of {self.facts.model.name} compares no examples with each other, and would take those"
+                " without a user for clicks that were not made; leave them out, or use model 'retrieval'"
+            )
         if self.saves and self.ranks.first and not self.resumed and self.state.step == 0:
             earlier = checkpoint.latest(self.checkpoints.root)
             if earlier is not None:

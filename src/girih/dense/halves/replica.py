@@ -99,7 +99,7 @@ class Replica:
         self._to_logits: Callable[[Tensor], Tensor] | None = getattr(self.module, "logits", None)
         self._loss_features = _places(self.module)
         # a loss over the whole batch is each trainer's part of the step's, and needs all trainers in it
-        self.whole_batch = getattr(self.module, "loss_strategies", None) is not None
+        self.whole_batch = bool(getattr(self.module, "loss_over_batch", False))
         self._modes: list[tuple[nn.Module, bool]] = []
 
     def compute(
