@@ -29,10 +29,12 @@ class Notes:
 
     Attributes:
         label_names: of the T labels.
+        compared: whether the loss compares examples with each other, so that labels may all be 1.
     """
 
     ranks: TrainerGroup
     label_names: Sequence[str]
+    compared: bool = False
     _told: set[tuple[str, str]] = field(default_factory=set)
 
     def say(self, text: str) -> None:
@@ -57,6 +59,8 @@ class Notes:
                 "step",
                 f"batch_size = {batch_size:,}: an epoch is one step; smaller steps learn more",
             )
+        if self.compared:
+            return
         whose = "" if self.ranks.size == 1 else " of trainer 0"
         self._constant(
             "train", f"all {num_examples:,} training examples{whose}", low, high, "there is nothing to learn"

@@ -97,7 +97,8 @@ class TrainingRun:
     def __post_init__(self) -> None:
         self.ranks = self.context.ranks
         self.context.stats.watch(self.live)
-        self.notes = Notes(self.ranks, self.facts.schema.labels.names)
+        compared = bool(getattr(self.context.dense.module, "loss_over_batch", False))
+        self.notes = Notes(self.ranks, self.facts.schema.labels.names, compared)
         scored, labels = self.context.dense.scored, self.facts.schema.labels
         self.progressive = None if scored is None else ProgressiveValidation(scored, self.ranks, labels)
         self.saves = bool(self.ranks.broadcast(self.directory is not None or self.saving.dir is not None))
@@ -194,7 +195,7 @@ class TrainingRun:
 
     def check(self, train: Dataset) -> None:
         """Refuses a directory that holds another run, and data in which a loaded position or negatives have no meaning."""
-        if train.negatives is not None and not getattr(self.context.dense.module, "loss_over_batch", False):
+        if train.negatives is not None and not self.notes.compared:
             raise ConfigError(
                 f"negatives: the loss of {self.facts.model.name} compares no examples with each other, and would take those"
                 " without a user for clicks that were not made; leave them out, or use model 'retrieval'"

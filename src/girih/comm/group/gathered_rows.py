@@ -29,7 +29,7 @@ class _Gathered(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, ranks: TrainerGroup, sizes: tuple[int, ...]) -> Tensor:
         ctx.ranks, ctx.sizes = ranks, sizes
-        width = rows[:1].numel() if len(rows) else rows.shape[1:].numel()
+        width = rows.shape[1:].numel()
         ctx.counts = [size * width for size in sizes]
         own = [rows.numel()] * ranks.size
         flat = ranks.exchange(rows.detach().reshape(-1).repeat(ranks.size), own, ctx.counts)
