@@ -7,10 +7,12 @@ from girih.errors import ConfigError
 from runs import difference
 
 ROWS, DENSE = 2e-5, 3e-5
-TOWERS = "name='retrieval', user=['user', 'tags', 'history'], item_id='item', tower_dim=4, hidden=[8]"
+TOWERS = "name='retrieval', user=['user', 'tags', 'history'], item_id='item', tower_dim=4, hidden=[8], similarity='cosine', temperature=0.2"
+"""Cosines: with dot products the last bias of the item's tower adds the same to all scores of a user, so that its gradient is
+nothing but rounding, which Adam scales up."""
 KINDS = {
     # 101 examples a step leave one for the last, so that one trainer has none
-    "softmax": [f"model={{{TOWERS}, similarity='cosine', temperature=0.2}}", "data.batch_size=101"],
+    "softmax": [f"model={{{TOWERS}}}", "data.batch_size=101"],
     "bpr": [f"model={{{TOWERS}, loss='bpr'}}"],
 }
 
