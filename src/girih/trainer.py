@@ -289,7 +289,7 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
         return np.concatenate(parts) if parts else np.empty((0, len(self.schema.labels.names)), np.float32)
 
     def outputs(self, data: Dataset) -> NDArray[np.float32]:
-        """What the model's ``forward`` returns of all examples in order, float32[examples, ...]: logits, or towers side by side.
+        """The outputs of the model for all examples in order, float32[examples, ...]: logits, or towers side by side.
 
         Raises:
             ConfigError: no examples, or a strategy that computes parts of the model elsewhere.

@@ -31,7 +31,7 @@ def share_of(batch: Batch, rank: int, num_trainers: int) -> Batch:
 
 
 def label_scale(batch: Batch) -> NDArray[np.float64] | None:
-    """What label weights are multiplied by, so that each label's loss is the mean over the examples that count for it.
+    """The factors of label weights, so that each label's loss is the mean over the examples that count for it.
 
     The step's loss is (1/T) Σ_t Σ_b w_b·m_bt·l_bt / Σ_b w_b·m_bt, w being example weights and m label weights. With
     s_t = Σ_b w_b / Σ_b w_b·m_bt it is a mean over examples, of (1/T) Σ_t s_t·m_bt·l_bt, and so parts of a batch, each of which

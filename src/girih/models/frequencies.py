@@ -1,4 +1,4 @@
-"""How often each item is in a batch, estimated as batches stream by (Yi et al., RecSys 2019, Algorithms 2 and 3).
+"""The frequencies of items in batches, estimated as they stream by (Yi et al., RecSys 2019, Algorithms 2 and 3).
 
 Shapes: U unique items of a step, H slots, K = 2 hash functions.
 """

@@ -319,7 +319,7 @@ class TrainingRun:
             yield batch, probabilities(logits.numpy(), self.facts.schema.labels.losses)
 
     def outputs(self, data: Dataset) -> Iterator[NDArray[np.float32]]:
-        """What the model's ``forward`` returns of each batch in order, on all trainers."""
+        """All that the model's ``forward`` returns of each batch in order, on all trainers."""
         session, normalization = self.open(), self.known_normalization()
         self._evaluated = None
         for _, outputs in evaluation.outputs_of(data, session, normalization):
