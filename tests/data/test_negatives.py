@@ -81,7 +81,7 @@ def test_rows_of_drawn_items_are_trained_and_other_models_refuse_them(log):
 def test_a_catalogue_that_does_not_fit_is_refused(log, tmp_path):
     data, items = log
     pq.write_table(pq.read_table(tmp_path / "items.parquet").slice(0, 0), tmp_path / "none.parquet")
-    with pytest.raises(DataError, match="none.parquet: no rows in the file"):
+    with pytest.raises(DataError, match=r"none\.parquet: no rows in the file"):
         data.with_negatives(girih.read_parquet(tmp_path / "none.parquet", items.schema, with_labels=False), 5)
     other = girih.Schema([girih.Categorical(name="thing")], "seen")
     pq.write_table(pa.table({"thing": [1]}), tmp_path / "other.parquet")
