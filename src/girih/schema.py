@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 from girih import config
-from girih.config.bounds import Count
+from girih.config.bounds import Count, Positive
 from girih.config.options import Options
 from girih.errors import ConfigError, nearest
 from girih.tables import Dim, Table
@@ -23,6 +23,7 @@ Pooling = Literal["sum", "mean", "sqrtn"]
 PartOfTime = Literal["hour", "weekday"]
 Transform = Literal["log1p", "standardize", "hour", "weekday"]
 TimeUnit = Literal["s", "ms", "us", "ns"]
+LabelLoss = Literal["bce", "mse", "huber"]
 DEFAULT_DIM = 16
 
 
@@ -147,15 +148,28 @@ Feature = Categorical | Sequence | Numeric
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Labels(Options):
-    """Labels to predict: columns in [0, 1], or conditions on columns.
+    """Labels to predict: columns in [0, 1], conditions on columns, or any numbers where the loss is ``mse`` or ``huber``.
 
     ``derive`` maps a label to a condition, as in ``{"liked": "rating >= 4"}``; operators are
     ``== != < <= > >= in``. ``weight`` names a column that weights examples.
+
+    Attributes:
+        loss: label → ``bce`` (binary cross-entropy of a logit, the default), ``mse`` or ``huber`` (of the output as it is).
+        huber_delta: the error from which Huber's loss grows linearly.
+        missing: a label that is null or NaN is a bad row (``error``), or the example does not count for it (``skip``).
+        mask: label → a column of 0 and 1, or a condition as in ``derive``: where it does not hold, the example does not count
+            for the label, whose value is not looked at.
+        label_weight: label → a column that weights the examples for it alone, beside ``weight``.
     """
 
     names: tuple[str, ...]
     derive: Mapping[str, str] = field(default_factory=dict)
     weight: str | None = None
+    loss: Mapping[str, LabelLoss] = field(default_factory=dict)
+    huber_delta: Positive = 1.0
+    missing: Literal["error", "skip"] = "error"
+    mask: Mapping[str, str] = field(default_factory=dict)
+    label_weight: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         given: Any = self.names
@@ -164,11 +178,22 @@ class Labels(Options):
         if not self.names:
             raise ConfigError("labels: names is empty; expected at least one label")
         _refuse_duplicates("label", self.names)
-        for name in self.derive:
-            if name not in self.names:
-                raise ConfigError(
-                    f"labels: derive has {name!r}, which is not among names = {list(self.names)}"
-                )
+        for option in ("derive", "loss", "mask", "label_weight"):
+            for name in getattr(self, option):
+                if name not in self.names:
+                    raise ConfigError(
+                        f"labels: {option} has {name!r}, which is not among names = {list(self.names)}"
+                    )
+
+    @property
+    def losses(self) -> tuple[LabelLoss, ...]:
+        """The loss of each label, in order."""
+        return tuple(self.loss.get(name, "bce") for name in self.names)
+
+    @property
+    def are_weighted(self) -> bool:
+        """Whether an example may count differently for one label than for another."""
+        return self.missing == "skip" or bool(self.mask or self.label_weight)
 
     def _owner(self) -> str:
         return "labels: "
@@ -291,8 +316,10 @@ class Schema:
                 config.plain(f) | {"column": None, "dim": not isinstance(f, Numeric) and self.dim_of(f)}
                 for f in self.features
             ],
-            config.plain(self.labels) | {"weight": None},
+            {"names": list(self.labels.names), "derive": dict(self.labels.derive), "weight": None},
         ]
+        if self.labels.loss:
+            shape.append({"loss": self.labels.losses})
         return hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()[:16]
 
     @classmethod

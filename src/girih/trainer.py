@@ -45,7 +45,16 @@ from girih.training.learning_rate import LearningRate
 from girih.training.planning import facts_of, joined
 from girih.training.pricing import Calibrated
 from girih.training.run import TrainingRun
-from girih.training.specs import dense_spec, expect, expect_data, gpu_of, schema_of, scored_steps, sparse_spec
+from girih.training.specs import (
+    check_watched,
+    dense_spec,
+    expect,
+    expect_data,
+    gpu_of,
+    schema_of,
+    scored_steps,
+    sparse_spec,
+)
 
 
 class Trainer(contextlib.AbstractContextManager["Trainer"]):
@@ -119,6 +128,7 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
         self.schema = schema_of(model, schema)
         self.options = options or TrainOptions()
         self.strategy: Strategy = strategy or Local()
+        check_watched(self.options, self.schema)
         if self.options.gauc_by is not None:
             evaluation.feature_index(self.schema, self.options.gauc_by)
         self.stopped = False
@@ -132,7 +142,7 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
             store = self._placed(store or StoreOptions(), run)
             rank = self._ranks.rank
             scored = scored_steps(self.options, self.schema)
-            dense = dense_spec(model, self.options, dense_optimizer, stats, rank, scored)
+            dense = dense_spec(model, self.schema, self.options, dense_optimizer, stats, rank, scored)
             context = RunContext(
                 ranks=self._ranks,
                 sparse=sparse_spec(
@@ -337,6 +347,19 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
         """Probabilities of all examples in order, float32[examples, T]."""
         parts = [probabilities for _, probabilities in self.predictions(data)]
         return np.concatenate(parts) if parts else np.empty((0, len(self.schema.labels.names)), np.float32)
+
+    def outputs(self, data: Dataset) -> NDArray[np.float32]:
+        """The outputs of the model for all examples in order, float32[examples, ...]: logits, or towers side by side.
+
+        Raises:
+            ConfigError: no examples, or a strategy that computes parts of the model elsewhere.
+        """
+        expect_data("data", data, self.schema, labels=False)
+        with self._cluster.explaining():
+            parts = list(self._run.outputs(data))
+        if not parts:
+            raise ConfigError("outputs: the data have no examples")
+        return np.concatenate(parts)
 
     def save(self, directory: str | os.PathLike[str]) -> Path | str:
         """Writes a checkpoint ``directory/step-…``, in any fsspec address too; returns its path, or address."""

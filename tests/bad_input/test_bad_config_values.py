@@ -3,6 +3,14 @@
 import pytest
 
 OUT_OF_RANGE = [
+    ("labels.missing = 'drop'", "[labels] missing = 'drop': expected one of 'error', 'skip'"),
+    ("labels.loss = {click = 'mae'}", "loss.click = 'mae': expected one of 'bce', 'mse', 'huber'"),
+    ("labels.huber_delta = 0.0", "[labels] huber_delta = 0.0: expected a finite number > 0"),
+    ("labels.mask = {clikc = 'rating'}", "labels: mask has 'clikc', which is not among names = ['click']"),
+    (
+        "train.early_stopping.metric = 'rmse'",
+        "train: early_stopping: metric = 'rmse': the loss of the first label, 'click', is bce; expected auc or logloss",
+    ),
     ("train.epochs = -1", "[train] epochs = -1: expected an integer of at least 0"),
     ("train.max_steps = 0", "max_steps = 0: expected an integer of at least 1"),
     ("train.seed = -1", "[train] seed = -1: expected an integer from 0 to 2⁶³ - 1"),

@@ -215,3 +215,27 @@ def test_a_directory_of_csv(site):
 def test_criteo_of_another_shape(site):
     site.configure('data = {format = "criteo", train = "clicks.csv", valid = "GONE", test = "GONE"}')
     assert "no column 'user' (feature 'user'); " in site.told(*site.train())
+
+
+LABELS = [
+    (
+        "labels.mask = {click = 'clicked'}",
+        "no column 'clicked' (mask of label 'click'); did you mean 'click'?",
+    ),
+    ("labels.mask = {click = 'rating'}", "expected 0 or 1, as masks are"),
+    (
+        "labels.mask = {click = 'rating = 4'}",
+        "no column 'rating = 4' (mask of label 'click'); did you mean 'rating'?",
+    ),
+    (
+        "labels.label_weight = {click = 'item'}",
+        "'item' (string), label_weight of label 'click': weights are numbers",
+    ),
+    ("labels.names = ['item']", "column 'item' (string) of label 'item': expected numbers; derive the label"),
+]
+
+
+@pytest.mark.parametrize(("change", "told"), LABELS, ids=[change for change, _ in LABELS])
+def test_columns_of_labels(site, change, told):
+    site.configure("features = [{name = 'user', kind = 'categorical'}]", change)
+    assert told in site.told(*site.train())

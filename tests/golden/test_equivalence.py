@@ -53,16 +53,23 @@ def make_schema(name):
             girih.Numeric(name="scene"),
             *([girih.Categorical(name="units", dim=UNITS)] if name == "can" else []),
         ],
-        labels="click",
+        labels=["click", "bought"] if name == "esmm" else "click",
     )
 
 
 def make_batches(
-    *, every_id: bool, size: int = 32, neighbours: bool = False, units: bool = False, seed: int = 1
+    *,
+    every_id: bool,
+    size: int = 32,
+    neighbours: bool = False,
+    units: bool = False,
+    bought: bool = False,
+    seed: int = 1,
 ):
     """Batches of the four features; with ``every_id`` each batch holds each id of each feature.
 
-    ``neighbours`` adds some of each item, and one of each id of a history; ``units`` adds CAN's.
+    ``neighbours`` adds some of each item, and one of each id of a history; ``units`` adds CAN's, ``bought`` a second
+    label, which follows the first.
     """
     rng = np.random.default_rng(seed)
     size = 2 * IDS if every_id else size
@@ -81,6 +88,8 @@ def make_batches(
         labels = (rng.random((size, 1)) < 1 / (1 + np.exp(-(ids[:size] % 5 - 2.0)))[:, None]).astype(
             np.float32
         )
+        if bought:
+            labels = np.concatenate([labels, labels * rng.integers(0, 2, (size, 1), np.int8)], axis=1)
         if units:
             lengths = np.concatenate([lengths, np.ones((1, size), int)])
             ids = np.concatenate([ids, rng.integers(0, IDS, size)])
@@ -91,6 +100,27 @@ def make_batches(
 
 def plain_loss(outputs, batch):
     return torch.nn.functional.binary_cross_entropy_with_logits(outputs, batch.labels)
+
+
+class PlainESMM(torch.nn.Module):
+    """ESMM as its paper writes it: probabilities, their product, and the cross-entropy of both."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.schema, self.needs, self.click, self.after = (
+            module.schema,
+            module.needs,
+            module.click,
+            module.after,
+        )
+
+    def forward(self, numeric, embeddings):
+        ctr = self.click(numeric, embeddings).double().sigmoid()
+        cvr = self.after(numeric, embeddings).double().sigmoid()
+        return torch.cat([ctr, ctr * cvr], dim=1)
+
+    def loss(self, outputs, batch):
+        return torch.nn.functional.binary_cross_entropy(outputs, batch.labels.double())
 
 
 class Reference:
@@ -157,7 +187,10 @@ class Reference:
             blocks("embedding", "embedding"), sequences, blocks("first_order", "first_order")
         )
         logits = self.module(torch.from_numpy(batch.numeric), embeddings)
-        loss = getattr(self.module, "loss", plain_loss)(logits, Targets(torch.from_numpy(batch.labels), None))
+        places = {name: names.index(name) for name in getattr(self.module, "loss_features", ())}
+        ids = {name: torch.from_numpy(batch.first_ids(place)) for name, place in places.items()}
+        targets = Targets(torch.from_numpy(batch.labels), None, ids=ids)
+        loss = getattr(self.module, "loss", plain_loss)(logits, targets)
         loss.backward()
         for optimizer in (self.rows_optimizer, self.optimizer):
             optimizer.step()
@@ -173,6 +206,7 @@ OPTIONS = {
     # few units, as ``hidden`` gives the others: one whose rounding flips it at 0 parts two runs
     "mmoe": {"expert_hidden": (16, 8), "tower_hidden": (8,)},
     "star": {"domain": "scene", "num_domains": SCENES},
+    "retrieval": {"user": ("user", "history", "price"), "item_id": "item", "tower_dim": 8},
     "two_tower": {"user": ("user", "history", "price"), "tower_dim": 8},
 }
 
@@ -186,6 +220,8 @@ def compare(name, optimizer, make_rows_optimizer, *, sparse, every_id, tolerance
     twin = copy.deepcopy(module)
     if name in SEQUENCE_MODELS:
         twin = Twin(name, twin)
+    if name == "esmm":
+        twin = PlainESMM(twin)
     half = LocalSparse(
         SparseSpec(
             schema=schema,
@@ -203,7 +239,8 @@ def compare(name, optimizer, make_rows_optimizer, *, sparse, every_id, tolerance
     dense = Replica(DenseSpec(module=module, optimizer=adam))
     size = 6 if name in SEQUENCE_MODELS else 32  # naive twins take their time
     neighbours, units = name == "atbrg", name == "can"
-    batches = list(make_batches(every_id=every_id, size=size, neighbours=neighbours, units=units))
+    more = {"neighbours": neighbours, "units": units, "bought": name == "esmm"}
+    batches = list(make_batches(every_id=every_id, size=size, **more))
     steps = in_step()(
         ((batch, None) for batch in batches),
         half,

@@ -15,6 +15,8 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 from girih.errors import ConfigError, DataError, NonFiniteError
 from girih.metrics import DIRECTIONS, Scores
+from girih.metrics.progressive import ProgressiveScores, progressive_metrics
+from girih.metrics.result import OF_NUMBERS
 
 # Few distinct logits, so that most examples are tied.
 EXAMPLES = st.lists(
@@ -185,7 +187,7 @@ def test_labels_are_apart():
     assert (result.auc, result.logloss) == (result.first.auc, result.first.logloss)
     assert set(result.record()) == {"auc", "logloss", "normalized_entropy", "calibration", "gauc"}
     assert str(result).count("\n") == 1
-    assert set(DIRECTIONS) <= set(result.record())
+    assert set(DIRECTIONS) - set(OF_NUMBERS) <= set(result.record())
 
 
 def test_calibration_curve_has_equal_bins_of_ascending_prediction():
@@ -319,3 +321,75 @@ def test_a_million_scores_take_no_time():
         time.perf_counter() - began < 5
     )  # 0.3 s on two cores; a Python loop over examples would take minutes
     assert metrics.auc == pytest.approx(roc_auc_score(labels, logits), abs=1e-12)
+
+
+def test_labels_that_do_not_count_are_left_out_and_numbers_have_errors():
+    rng = np.random.default_rng(5)
+    logits, click = rng.normal(size=(200, 3)).astype(np.float32), rng.integers(0, 2, 200)
+    labels = np.stack([click, rng.integers(0, 2, 200), rng.gamma(2.0, size=200)], axis=1).astype(np.float32)
+    counts = (rng.random((200, 3)) < 0.5) * rng.random((200, 3))
+    labels[counts == 0] = 99.0  # not looked at
+    weights = rng.random(200).astype(np.float32)
+    losses = ("bce", "bce", "huber")
+    whole, parts = Scores(losses), [Scores(losses), Scores(losses)]
+    whole.add(logits, labels, weights, label_weights=counts)
+    for part, rows in zip(parts, (slice(70), slice(70, None)), strict=True):
+        part.add(logits[rows], labels[rows], weights[rows], label_weights=counts[rows])
+    parts[1].merge(Scores.from_arrays(parts[0].arrays(), losses))
+    found = whole.result(["a", "b", "c"])
+    assert parts[1].result(["a", "b", "c"]) == found
+    for index, name in enumerate("ab"):
+        there = counts[:, index] > 0
+        alone = Scores()
+        own = (counts[:, index].astype(np.float32) * weights)[there]
+        alone.add(logits[there, index], labels[there, index], own)
+        assert alone.result([name]).by_label[name] == found.by_label[name]
+    there, share = counts[:, 2] > 0, (counts[:, 2] * weights)[counts[:, 2] > 0]
+    errors = np.abs(logits[there, 2] - labels[there, 2])
+    number = found.by_label["c"]
+    assert number.num_examples == there.sum()
+    assert number.mae == pytest.approx(np.average(errors, weights=share), rel=1e-6)
+    assert number.rmse == pytest.approx(np.average(errors**2, weights=share) ** 0.5, rel=1e-6)
+    assert number.auc is number.logloss is number.calibration is None
+    with pytest.raises(DataError, match=r"label 99.0: expected a number from 0 to 1"):
+        Scores().add(logits, labels, weights)
+    assert Scores(losses).result(["a", "b", "c"]).by_label["c"].mae is None
+
+
+def test_progressive_counts_are_of_labels_that_count():
+    logits = np.array([[1.0, 3.0], [-1.0, 5.0], [2.0, 0.0]], np.float32)
+    labels = np.array([[1.0, 1.0], [0.0, 9.0], [0.0, 0.0]], np.float32)
+    counts = np.array([[1.0, 1.0], [1.0, 2.0], [0.0, 0.0]], np.float32)
+    scores = ProgressiveScores(2, losses=("bce", "mse"))
+    scores.add(logits, labels, counts)
+    found = progressive_metrics(scores.counts(), ["a", "b"], ("bce", "mse"))
+    assert found["a"]["auc"] == 1
+    assert found["a"]["num_examples"] == found["b"]["num_examples_last_hour"] == 2
+    assert found["b"]["mae"] == pytest.approx((2 + 2 * 4) / 3)
+    assert found["b"]["rmse"] == pytest.approx(((4 + 2 * 16) / 3) ** 0.5)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_ranking_is_that_of_plain_loops_and_ties_count_against_the_model(seed):
+    rng = np.random.default_rng(seed)
+    logits, groups = rng.integers(0, 8, 150).astype(np.float32), rng.integers(-3, 9, 150)
+    labels = (rng.random(150) < 0.2).astype(np.float32)
+    scores = Scores()
+    scores.add(logits, labels, groups=groups)
+    found = scores.result(["click"], (1, 3, 10)).first.ranking
+    expected = {name: [] for name in found}
+    for group in set(groups.tolist()):
+        of_group = sorted(
+            zip(-logits[groups == group], labels[groups == group], strict=True)
+        )  # ties: label 0 first
+        places = [place for place, (_, label) in enumerate(of_group, 1) if label]
+        if not places:
+            continue
+        expected["mrr"].append(1 / places[0])
+        for k in (1, 3, 10):
+            first = [place for place in places if place <= k]
+            expected[f"recall@{k}"].append(len(first) / len(places))
+            ideal = sum(1 / math.log2(place + 1) for place in range(1, min(k, len(places)) + 1))
+            expected[f"ndcg@{k}"].append(sum(1 / math.log2(place + 1) for place in first) / ideal)
+    assert found == pytest.approx({name: np.mean(values) for name, values in expected.items()}, rel=1e-12)
+    assert scores.result(["click"]).first.ranking == {}

@@ -225,6 +225,11 @@ def mmoe(p, e, dims, num_experts, num_labels):
     return np.array(logits)
 
 
+def esmm(p, e, dims):
+    ctr, cvr = (1 / (1 + np.exp(-mlp(p, part, flat(e, dims))[0])) for part in ("click", "after"))
+    return np.array([math.log(ctr / (1 - ctr)), math.log(ctr * cvr / (1 - ctr * cvr))])
+
+
 def _expert(p, number, h):
     h, layer = np.maximum(h, 0), 0
     while f"experts.weights.{layer}" in p:
@@ -316,14 +321,19 @@ def star(p, e, dims, place, moments):
 
 def two_tower(p, e, dims, user, item, numeric, cosine=False, temperature=1.0):
     """``numeric`` names the numeric features, in order."""
+    u, v = retrieval(p, e, dims, user, item, numeric).reshape(2, -1)
+    length = np.sqrt(u @ u) * np.sqrt(v @ v) if cosine else 1.0
+    return float(u @ v) / (length * temperature)
+
+
+def retrieval(p, e, dims, user, item, numeric):
+    """Both towers, side by side."""
     values = dict(zip(numeric, e.numeric, strict=True))
     towers = []
     for prefix, names in (("user", user), ("item", item)):
         vectors = [e.vectors[name] for name in dims if name in names]
         towers.append(mlp(p, prefix, np.concatenate([*vectors, [values[n] for n in numeric if n in names]])))
-    u, v = towers
-    length = np.sqrt(u @ u) * np.sqrt(v @ v) if cosine else 1.0
-    return float(u @ v) / (length * temperature)
+    return np.concatenate(towers)
 
 
 # Models of sequences, in torch: the same loops, through which autograd finds the gradients of parameters and inputs.

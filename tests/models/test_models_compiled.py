@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from zoo_cases import OPTIONS, build, features_for, inputs_for, schema_of
+from zoo_cases import OPTIONS, build, features_for, inputs_for, schema_for, schema_of
 
 from girih.dense.accel import compiled
 from girih.schema import Categorical
@@ -54,7 +54,7 @@ ONE = [
 
 @pytest.mark.parametrize("name", ONE)
 def test_one_graph_for_batches_of_all_sizes(name, graphs):
-    schema = schema_of(features_for(name))
+    schema = schema_for(name, features_for(name))
     assert compute(name, schema, (5, 8, 1, 3), graphs, "split") == 1
 
 
@@ -68,11 +68,11 @@ def test_features_of_several_widths_are_one_graph(graphs):
 @pytest.mark.heavy
 @pytest.mark.parametrize(("name", "most"), SEVERAL.items())
 def test_models_that_ask_for_numbers_are_several_graphs(name, most, graphs):
-    schema = schema_of(features_for(name))
+    schema = schema_for(name, features_for(name))
     assert 1 < compute(name, schema, (5, 9, 7, 12, 30), graphs, "split") <= most
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", MANY)
 def test_models_that_go_along_histories_are_many_graphs(name, graphs):
-    assert compute(name, schema_of(features_for(name)), (5,), graphs, "split") > 8
+    assert compute(name, schema_for(name, features_for(name)), (5,), graphs, "split") > 8

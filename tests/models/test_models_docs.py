@@ -14,7 +14,19 @@ from girih.models import BY_NAME, create
 from girih.schema import Schema
 
 PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
-UNSET = ("attention", "rank", "relations", "co_action", "domain", "num_domains", "user", "item")
+UNSET = (
+    "attention",
+    "rank",
+    "relations",
+    "co_action",
+    "domain",
+    "num_domains",
+    "user",
+    "item",
+    "item_id",
+    "log_q",
+    "similarity",
+)
 """Options without a default, or of which none is to be shown."""
 
 

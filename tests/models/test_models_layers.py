@@ -8,6 +8,7 @@ from torch import nn
 from girih.errors import ConfigError
 from girih.models import MMoE
 from girih.models.embeddings import Jagged
+from girih.models.esmm import logit_of_product
 from girih.models.layers.attention import Attention
 from girih.models.layers.co_action import CoActionUnit
 from girih.models.layers.interaction import MatrixCross, PairwiseDots
@@ -166,3 +167,14 @@ def test_stacked_experts_drop_their_share():
     found = stacked(torch.randn(200, 100))
     assert (found == 0).float().mean().item() == pytest.approx(0.4, abs=0.02)
     assert (stacked.eval()(torch.randn(200, 100)) > 0).all()
+
+
+def test_the_logit_of_a_product_of_probabilities_is_exact_and_finite():
+    a, b = torch.meshgrid(torch.linspace(-12, 12, 49), torch.linspace(-12, 12, 49), indexing="ij")
+    product = a.double().sigmoid() * b.double().sigmoid()
+    torch.testing.assert_close(logit_of_product(a, b).double(), torch.logit(product), rtol=1e-6, atol=1e-6)
+    far = torch.tensor([-1e4, 0.0, 1e4, 1e4, -1e4], requires_grad=True)
+    logit = logit_of_product(far, far.flip(0))
+    logit.sum().backward()
+    assert torch.isfinite(logit).all()
+    assert torch.isfinite(far.grad).all()

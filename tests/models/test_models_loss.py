@@ -6,6 +6,7 @@ import torch.nn.functional as F
 
 from girih.errors import ConfigError
 from girih.models import bce_with_logits
+from girih.models.loss import Targets, label_losses
 
 
 def loss_of(logits, labels, weights=None):
@@ -104,3 +105,43 @@ def test_shapes_must_agree(shape):
     _, labels, _ = case()
     with pytest.raises(ConfigError, match=r"expected \[50, 3\]"):
         bce_with_logits(torch.zeros(shape), labels)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_each_label_has_its_loss_over_the_examples_that_count_for_it(weighted):
+    torch.manual_seed(1)
+    outputs, numbers = 3 * torch.randn(40, 4), 5 * torch.randn(40, 4)
+    labels = torch.cat([numbers[:, :2].sigmoid().round(), numbers[:, 2:]], dim=1)
+    counts = (torch.rand(40, 4) < 0.4) * torch.rand(40, 4)
+    counts[:, 1] = 0  # one label counts nowhere
+    weights = torch.rand(40) if weighted else torch.ones(40)
+    total = weights @ counts
+    scale = torch.where(total > 0, weights.sum() / total, 0.0)
+    leaf = outputs.clone().requires_grad_()
+    targets = Targets(
+        labels, weights if weighted else None, counts, scale.double(), ("bce", "bce", "mse", "huber"), 1.5
+    )
+    loss = label_losses(leaf, targets)
+    loss.backward()
+    plain = outputs.double().requires_grad_()
+    kinds = [F.binary_cross_entropy_with_logits] * 2 + [F.mse_loss, F.huber_loss]
+    expected = torch.zeros((), dtype=torch.double)
+    for t, kind in enumerate(kinds):
+        more = {"delta": 1.5} if t == 3 else {}
+        each = kind(plain[:, t], labels[:, t].double(), reduction="none", **more)
+        share = (weights * counts[:, t]).double()
+        if share.sum() > 0:
+            expected = expected + (each * share).sum() / share.sum() / 4
+    expected.backward()
+    torch.testing.assert_close(loss.double(), expected.detach(), rtol=1e-5, atol=0)
+    torch.testing.assert_close(leaf.grad.double(), plain.grad, rtol=1e-4, atol=1e-8)
+    assert not leaf.grad[:, 1].any()
+    torch.testing.assert_close(
+        targets.mean((outputs - labels) ** 2)[None],
+        sum(
+            ((outputs - labels) ** 2 * counts * weights[:, None])[:, t].sum() / total[t] / 4
+            for t in (0, 2, 3)
+        )[None],
+        rtol=1e-5,
+        atol=0,
+    )

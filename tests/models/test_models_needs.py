@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 from torch import nn
-from zoo_cases import HISTORIES, features_for, required
+from zoo_cases import HISTORIES, features_for, required, schema_for
 
 from girih.errors import ConfigError
 from girih.models import BY_NAME, create, needs_of
@@ -61,7 +61,7 @@ def test_mistakes_are_named(needs, message):
 
 @pytest.mark.parametrize("name", BY_NAME)
 def test_models_of_girih_declare_theirs(name):
-    schema = Schema(features_for(name, SCHEMA.features), "click")
+    schema = schema_for(name, features_for(name, SCHEMA.features))
     both = {"first_order", "embedding"}
     kinds = dict.fromkeys(("fm", "wide_deep", "deepfm", "xdeepfm"), both) | {"lr": {"first_order"}}
     expected = {feature.name: kinds.get(name, {"embedding"}) for feature in schema.sparse}

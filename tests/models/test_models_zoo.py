@@ -9,7 +9,7 @@ from pathlib import Path
 import naive_models as naive
 import pytest
 import torch
-from zoo_cases import features_for, num_parameters, required
+from zoo_cases import features_for, num_parameters, required, schema_for
 
 from girih.errors import ConfigError
 from girih.models import BY_NAME, DNN, create, needs_of
@@ -34,7 +34,7 @@ def refused(message, *arguments, **keywords):
 
 @pytest.mark.parametrize("name", BY_NAME)
 def test_defaults_build(name):
-    schema = Schema(features_for(name, SCHEMA.features), "click")
+    schema = schema_for(name, features_for(name, SCHEMA.features))
     model = create(name, schema, required(name, schema))
     assert type(model) is BY_NAME[name]
     assert model.schema is schema  # what a trainer takes it from
@@ -57,6 +57,11 @@ def test_defaults_build(name):
         ("mmoe", {"expert_hidden": []}, "expert_hidden"),
         ("mmoe", {"tower_hidden": [-1]}, "tower_hidden"),
         ("mmoe", {"num_experts": 0}, "num_experts = 0: expected an integer of at least 1"),
+        (
+            "esmm",
+            {"hidden": [4]},
+            r"esmm: labels \['click'\] with losses \['bce'\]; expected two with bce: a click",
+        ),
         ("dlrm", {"bottom_hidden": [0]}, "bottom_hidden"),
         ("dnn", {"dropout": 1.0}, "dropout = 1.0: expected a finite number ≥ 0 and < 1"),
         ("dnn", {"dropout": -0.5}, "dropout = -0.5"),
@@ -86,6 +91,19 @@ def test_defaults_build(name):
             {"cin_layers": [5, 4], "split_half": True},
             r"cin_layers = \[5, 4\]: split_half needs even",
         ),
+        ("retrieval", {"user": ["user"]}, "option 'item_id' is missing"),
+        ("retrieval", {"user": ["user"], "item_id": "user"}, r"item_id = 'user': .* one of \['item'\]"),
+        (
+            "retrieval",
+            {"user": ["user"], "item_id": "item", "loss": "bce"},
+            "expected one of 'softmax', 'bpr'",
+        ),
+        (
+            "retrieval",
+            {"user": ["user"], "item_id": "item", "loss": "bpr", "log_q": True},
+            "no softmax to correct",
+        ),
+        ("retrieval", {"user": ["user"], "item_id": "item", "frequency_rate": 0.0}, "frequency_rate = 0.0"),
         ("two_tower", {}, "option 'user' is missing"),
         ("two_tower", {"user": []}, r"user = \[\]: expected a list of features"),
         ("two_tower", {"user": "user"}, "expected a list"),

@@ -37,8 +37,10 @@ OPTIONS = {
     "atbrg": SIZES | {"attention_hidden": [4]},
     "can": SIZES,
     "mmoe": {"num_experts": 3, "expert_hidden": [5, 4], "tower_hidden": [3]},
+    "esmm": SIZES,
     "star": SIZES | {"auxiliary_hidden": [4], "indicator_dim": 2},
     "two_tower": SIZES | {"tower_dim": 3},
+    "retrieval": SIZES | {"tower_dim": 3},
 }
 LAYERS, ORDERS = (3, 2), 2
 """Of CAN's micro-MLPs."""
@@ -46,6 +48,11 @@ LAYERS, ORDERS = (3, 2), 2
 
 def schema_of(features, num_labels=1):
     return Schema(features, [f"label{t}" for t in range(num_labels)])
+
+
+def schema_for(name, features, num_labels=1):
+    """As many labels, or as many as the model takes."""
+    return schema_of(features, 2 if name == "esmm" else num_labels)
 
 
 def features_for(name, features=MIXED):
@@ -79,8 +86,12 @@ def required(name, schema):
         return {"co_action": {"units": ["user", "seen"]}, "unit_layers": list(LAYERS), "orders": ORDERS}
     if name == "star":
         return {"domain": "scene", "num_domains": naive.SCENES}
-    if name == "two_tower":
-        return {"user": [feature.name for feature in schema.features][::2]}
+    if name in ("two_tower", "retrieval"):
+        towers = {"user": [feature.name for feature in schema.features][::2]}
+        if name == "two_tower":
+            return towers
+        items = (f.name for f in schema.sparse if isinstance(f, Categorical) and f.name not in towers["user"])
+        return towers | {"item_id": next(items)}
     return {}
 
 
@@ -115,7 +126,7 @@ def twin(name, model, schema, inputs, **options):
         place = numeric.index("scene")
         of_batch = naive.moments(inputs.examples, dims, place) if model.training else {}
         options |= {"place": place, "moments": of_batch}
-    if name == "two_tower":
+    if name in ("two_tower", "retrieval"):
         user = required(name, schema)["user"]
         options |= {"user": user, "item": {*dims, *numeric} - set(user), "numeric": numeric}
     return naive.run(getattr(naive, name), model, inputs, dims=dims, **options)
@@ -125,7 +136,7 @@ def check(name, schema, packing="one", twin_options=None, **options):
     model = build(name, schema, **options)
     inputs = inputs_for(model, schema, packing=packing)
     logits = model(inputs.numeric, inputs.embeddings)
-    assert logits.shape == (5, len(schema.labels.names))
+    assert logits.shape == (5, 6 if name == "retrieval" else len(schema.labels.names))
     agree(logits, twin(name, model, schema, inputs, **(twin_options or {})))
 
 

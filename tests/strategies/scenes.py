@@ -78,6 +78,13 @@ auxiliary_hidden = [4]
 hidden = [8]
 """
 
+LABELS = """loss = { spent = "huber", rating = "mse" }
+huber_delta = 2.0
+missing = "skip"
+mask = { spent = "click", buy = "user < 250" }
+label_weight = { buy = "importance" }
+weight = "sampled" """
+
 LOG = """
 [data]
 train = "train.parquet"
@@ -139,7 +146,7 @@ shards = 1
 
 
 def write(directory, *, num_examples=STEPS * SIZE, size=SIZE, held_out=1001):
-    """Writes data, and ``deepfm``, ``din``, ``mmoe``, ``star`` and ``weighted`` as configurations.
+    """Writes data, and ``deepfm``, ``din``, ``mmoe``, ``star``, ``labels`` and ``weighted`` as configurations.
 
     Evaluation data have ``held_out`` examples.
     """
@@ -151,11 +158,21 @@ def write(directory, *, num_examples=STEPS * SIZE, size=SIZE, held_out=1001):
         (directory / f"{name}.svm").write_text(svm(rows))
     adam, adagrad = 'name = "adam"\nlr = 0.01', 'name = "adagrad"\nlr = 0.05'
     rowwise, one, two = 'name = "rowwise_adagrad"\nlr = 0.05', '["click"]', '["click", "buy"]'
+    four = '["click", "buy", "spent", "rating"]'
     first_order = '[first_order_optimizer]\nname = "ftrl"'
     for name, features, labels, weight, model, sparse, more in (
         ("deepfm", FEATURES, one, "", 'name = "deepfm"\nhidden = [16, 8]', adam, first_order),
         ("din", FEATURES + HISTORY, one, 'weight = "importance"', 'name = "din"\nhidden = [8]', adagrad, ""),
         ("mmoe", FEATURES, two, "", 'name = "mmoe"\nexpert_hidden = [8]\ntower_hidden = [4]', rowwise, ""),
+        (
+            "labels",
+            FEATURES,
+            four,
+            LABELS,
+            'name = "mmoe"\nexpert_hidden = [8]\ntower_hidden = [4]',
+            adagrad,
+            "",
+        ),
         ("star", FEATURES + SCENE, one, "", STAR, adam, ""),
     ):
         content = LOG.format(
@@ -178,7 +195,14 @@ def log(rows, start):
     scenes = np.where(items % 50 == 0, 2, items % 2)  # the third is rare, so that many shares lack it
     table = table.append_column("scene", pa.array(scenes))
     table = table.append_column("importance", pa.array(rng.choice([0.0, 0.5, 1.0, 3.0], rows)))
-    return table.append_column("buy", pa.array((rng.random(rows) < 0.3).astype(np.int8)))
+    table = table.append_column("buy", pa.array((rng.random(rows) < 0.3).astype(np.int8)))
+    spent = np.where(
+        table["click"].to_numpy() > 0, rng.gamma(2.0, size=rows), np.nan
+    )  # nothing without a click
+    table = table.append_column("spent", pa.array(spent))
+    rare = rng.random(rows) < 0.97  # many shares of a step have no rating, and some steps
+    table = table.append_column("rating", pa.array(rng.integers(1, 6, rows), mask=rare))
+    return table.append_column("sampled", pa.array(rng.choice([0.5, 1.0, 2.0], rows)))
 
 
 def svm(rows):

@@ -21,6 +21,8 @@ TITLES = {
     "logloss": "logloss",
     "normalized_entropy": "normalized entropy",
     "calibration": "calibration",
+    "mae": "MAE",
+    "rmse": "RMSE",
     "num_examples": "num examples",
 }
 
@@ -30,7 +32,7 @@ def results(summary: dict[str, Any], run: Path) -> None:
     console = Console(highlight=False)
     if summary["by_label"]:
         title = f"{summary['model']} · {summary['strategy']} · {run} · on {summary['evaluated_on']} data"
-        metrics_table(summary["by_label"], title, ("auc", "gauc", "logloss", "calibration"))
+        metrics_table(summary["by_label"], title, ("auc", "gauc", "logloss", "calibration", "mae", "rmse"))
     else:
         console.print("no valid or test data was configured: nothing was evaluated")
     compiling = f", {summary['compile_s']:.1f} s of them compiling" if summary["compile_s"] else ""
@@ -61,13 +63,16 @@ def skipped(data: Dataset, what: str) -> None:
 
 def metrics_table(metrics: dict[str, dict[str, Any]], title: str, names: Iterable[str] = TITLES) -> None:
     """Prints some metrics of each label, those that at least one label has."""
+    metrics = {label: values | (values.get("ranking") or {}) for label, values in metrics.items()}
+    ranked = [name for values in metrics.values() for name in values.get("ranking") or {}]
+    names = dict.fromkeys([*names, *ranked])
     shown = [name for name in names if any(values.get(name) is not None for values in metrics.values())]
     table = Table("label")
     for name in shown:
-        table.add_column(TITLES[name], justify="right")
+        table.add_column(TITLES.get(name, name), justify="right")
     for label, values in metrics.items():
         table.add_row(
-            label, *((count if name == "num_examples" else fraction)(values[name]) for name in shown)
+            label, *((count if name == "num_examples" else fraction)(values.get(name)) for name in shown)
         )
     console = Console()
     console.print(title, highlight=False, soft_wrap=True)

@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -33,7 +33,7 @@ from girih.comm.serving import Service
 from girih.data import Batch, Dataset, Position
 from girih.data.epoch import SkippedRows
 from girih.data.readings import Readings
-from girih.data.shares import share_of
+from girih.data.shares import label_scale, share_of
 from girih.errors import Lost, WireError
 from girih.runs.stats import Stats
 from girih.sparse.service.codec import BatchCodec
@@ -250,6 +250,10 @@ class _Work(Service):
         arrays = [share.numeric, share.labels, np.array([weight]), as_text(after.to_dict())]
         if share.example_weights is not None:
             arrays.append(share.example_weights)
+        if share.label_weights is not None:
+            # of a trainer alone with its step, the scale too is that of its share
+            scale = label_scale(share if self.role.in_step else replace(share, share=None))
+            arrays += [share.label_weights, np.array(scale, np.float64)]
         arrays = [np.ascontiguousarray(array) for array in arrays]
         self._stats.sent("dense", sum(array.nbytes for array in arrays))
         return partial(Request.reply, fields=(1, worker, sample, whole), arrays=arrays)

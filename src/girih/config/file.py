@@ -20,6 +20,7 @@ from girih.config.metrics import MetricsOptions
 from girih.config.schedule import ScheduleOptions
 from girih.config.train import TrainOptions
 from girih.data import DataOptions, Dataset, open_dataset
+from girih.data.negatives import NegativesOptions
 from girih.data.options import SplitName
 from girih.data.paths import relative_to
 from girih.dense.options import OptimizerFactory, optimizer_factory
@@ -48,6 +49,7 @@ from girih.training.specs import dense_spec, sparse_spec
 SECTIONS = (
     "data", "defaults", "features", "tables", "labels", "model", "sparse_optimizer", "first_order_optimizer",
     "dense_optimizer", "checkpoint", "train", "schedule", "strategy", "store", "cluster", "metrics",
+    "negatives",
 )  # fmt: skip
 
 
@@ -79,6 +81,7 @@ class RunConfig:
     sparse_optimizer: SparseOptimizer
     first_order_optimizer: SparseOptimizer | None
     dense_optimizer: OptimizerFactory
+    negatives: NegativesOptions | None = None
     plan: Plan | None = None
     calibrated: Calibrated | None = None
     _cuts: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
@@ -137,6 +140,7 @@ class RunConfig:
             store=store,
             strategy=strategies.create(mapping.get("strategy", {}), f"{where}: [strategy]", directory),
             cluster=section("cluster", ClusterOptions, ClusterOptions()),
+            negatives=section("negatives", NegativesOptions, None),
             metrics=section("metrics", MetricsOptions, MetricsOptions()).below(directory),
             sparse_optimizer=section("sparse_optimizer", SparseOptimizer, Adagrad()),
             first_order_optimizer=section("first_order_optimizer", SparseOptimizer, None),
@@ -154,6 +158,10 @@ class RunConfig:
                 mapping["data"][split] = self._absolute(paths)
             elif paths is not None:
                 mapping["data"][split] = [self._absolute(path) for path in paths]
+        if "negatives" in mapping:
+            items = mapping["negatives"]["items"]
+            several = [self._absolute(path) for path in ([items] if isinstance(items, str) else items)]
+            mapping["negatives"]["items"] = several[0] if isinstance(items, str) else several
         if ".py:" in self.model_options["name"]:
             mapping["model"]["name"] = self._absolute(mapping["model"]["name"])
         strategy = mapping.get("strategy", {})
@@ -186,7 +194,7 @@ class RunConfig:
     def dataset(self, split: SplitName, paths: Sequence[str] = (), **options: Any) -> Dataset:
         """One split of the data, or other files read the same way (their paths start at the current directory)."""
         try:
-            return open_dataset(
+            data = open_dataset(
                 self.data,
                 self.schema,
                 split=split,
@@ -196,10 +204,23 @@ class RunConfig:
                 cuts=self._cuts,
                 **options,
             )
+            if self.negatives is None or split != "train" or paths:
+                return data
+            return data.with_negatives(self._items(self.negatives), self.negatives.per_step)
         except ConfigError as error:
             if paths:
                 raise
             raise ConfigError(f"{self.where}: {error}") from None
+
+    def _items(self, options: NegativesOptions) -> Dataset:
+        """The catalogue that negatives are drawn from."""
+        names = [feature.name for feature in self.schema.features]
+        for name in options.features:
+            if name not in names:
+                raise ConfigError(f"negatives: features: no feature {name!r}{nearest(name, names)}")
+        paths = [options.items] if isinstance(options.items, str) else list(options.items)
+        own = self.schema.narrowed(options.features)
+        return open_dataset(self.data, own, paths=paths, base_dir=self.directory, with_labels=False)
 
     def sparse(self, model: nn.Module | None = None) -> SparseSpec:
         """Tables, what the model reads of them, and how they are kept."""
@@ -221,7 +242,7 @@ class RunConfig:
         """
         model = self.model()
         sparse = self.sparse(model)
-        dense = dense_spec(model, self.train, self.dense_optimizer, Stats())
+        dense = dense_spec(model, self.schema, self.train, self.dense_optimizer, Stats())
         try:
             facts = facts_of(sparse, dense, self.strategy.trainers, self.schedule)
             data = self.dataset("train")
@@ -250,7 +271,7 @@ class RunConfig:
         """
         model = self.model()
         sparse, data = self.sparse(model), self.dataset("train")
-        dense = dense_spec(model, self.train, self.dense_optimizer, Stats())
+        dense = dense_spec(model, self.schema, self.train, self.dense_optimizer, Stats())
         known: dict[int, Facts] = {}
 
         def facts_for(strategy: Strategy) -> Facts:

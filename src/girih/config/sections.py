@@ -155,9 +155,7 @@ def _assign(mapping: dict[str, Any], path: str, value: Any, where: str) -> None:
     for position, key in enumerate(keys[:-1]):
         target = _named(target, key, where) if isinstance(target, list) else target.setdefault(key, {})
         if not isinstance(target, dict | list):
-            raise ConfigError(
-                f"{where}: {'.'.join(keys[: position + 1])} is not a table of options"
-            )
+            raise ConfigError(f"{where}: {'.'.join(keys[: position + 1])} is not a table of options")
     if isinstance(target, list):
         raise ConfigError(
             f"{where}: {'.'.join(keys[:-1])} is a list; expected the name of one of its tables and a key, as"
@@ -170,9 +168,7 @@ def _named(tables: list[Any], name: str, where: str) -> Any:
     """The table of a list that has a name, as ``[[features]]`` have."""
     names = [str(each["name"]) for each in tables if isinstance(each, dict) and "name" in each]
     if name not in names:
-        raise ConfigError(
-            f"{where}: no table of that list is named {name!r}{nearest(name, names)}"
-        )
+        raise ConfigError(f"{where}: no table of that list is named {name!r}{nearest(name, names)}")
     return next(each for each in tables if isinstance(each, dict) and each.get("name") == name)
 
 

@@ -20,7 +20,7 @@ class EarlyStopping(Options):
     The best weights are kept: they are the final ones.
     """
 
-    metric: Literal["auc", "gauc", "logloss", "normalized_entropy"] = "auc"
+    metric: Literal["auc", "gauc", "logloss", "normalized_entropy", "mae", "rmse"] = "auc"
     patience: Steps = 0
     min_delta: NonNegative = 0.0
 
@@ -49,6 +49,7 @@ class TrainOptions(Options):
         evaluate_every_steps: validate that often too, not only at the end of an epoch.
         log_every_steps: how often a line goes to ``metrics.jsonl``.
         gauc_by: a categorical feature whose ids group the examples for GAUC.
+        rank_at: the ks of recall@k and NDCG@k, within the groups of ``gauc_by``; MRR comes with them.
         progressive_validation: score each batch by the forward pass it is trained with, before its update; see ``ProgressiveScores``.
         tensorboard: write scalars for TensorBoard into the run directory.
     """
@@ -68,6 +69,7 @@ class TrainOptions(Options):
     evaluate_every_steps: Count | None = None
     log_every_steps: Count = 50
     gauc_by: str | None = None
+    rank_at: tuple[Count, ...] = ()
     progressive_validation: bool = False
     tensorboard: bool = False
 
@@ -87,16 +89,24 @@ class TrainOptions(Options):
                 "train: compile = true: global_batch_norm has trainers send each other moments within the forward pass,"
                 " which is not compiled; drop one of the two"
             )
-        watching = {
-            "early_stopping": self.early_stopping and self.early_stopping.metric,
-            "lr_schedule": self.lr_schedule and self.lr_schedule.get("metric"),
-        }
-        for name, metric in watching.items():
+        if self.rank_at and self.gauc_by is None:
+            raise ConfigError("train: rank_at needs gauc_by, the feature whose ids are ranked within")
+        for name, metric in self.watched.items():
             if metric == "gauc" and self.gauc_by is None:
                 raise ConfigError(f"{name}: metric = 'gauc' needs gauc_by, the feature that groups examples")
 
     def _owner(self) -> str:
         return "train: "
+
+    @property
+    def watched(self) -> dict[str, str]:
+        """Option → the metric of the first label that it looks at."""
+        found: dict[str, str] = {}
+        if self.early_stopping is not None:
+            found["early_stopping"] = self.early_stopping.metric
+        if self.lr_schedule is not None and self.lr_schedule.get("name") == "ReduceLROnPlateau":
+            found["lr_schedule"] = str(self.lr_schedule.get("metric", "auc"))
+        return found
 
     @property
     def needs_valid(self) -> str | None:

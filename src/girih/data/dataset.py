@@ -18,6 +18,7 @@ from girih.data.batch import Batch
 from girih.data.decode.where import Where
 from girih.data.decode.where_text import parse_where
 from girih.data.epoch import SkippedRows, read_epoch
+from girih.data.negatives import Negatives
 from girih.data.position import Position
 from girih.data.read_ahead import ReadAhead
 from girih.data.read_plan import ReadPlan, make_read_plan
@@ -61,6 +62,7 @@ class Dataset:
         on_bad_row: ``error`` or ``skip``.
         read_ahead: batches that are read before they are needed.
         source: the files. plan: what is read of them.
+        negatives: what adds examples to each batch, beyond its size; None adds none.
         skipped: the bad rows dropped so far in the pass begun last.
     """
 
@@ -73,6 +75,7 @@ class Dataset:
     read_ahead: int = 4
     source: Source
     plan: ReadPlan
+    negatives: Negatives | None = field(default=None, compare=False)
     skipped: SkippedRows = field(default_factory=SkippedRows, init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -106,7 +109,11 @@ class Dataset:
                 "position: from other files, or another shuffle, shuffle_rows, seed, on_bad_row or where;"
                 " start the epoch anew"
             )
-        return read_epoch(self, replace(position, order=order))
+        batches = read_epoch(self, replace(position, order=order))
+        if self.negatives is None:
+            return batches
+        added = self.negatives.added
+        return ((added(batch), after) for batch, after in batches)
 
     def __iter__(self) -> Iterator[Batch]:
         """Yields the batches of epoch 0."""
@@ -132,6 +139,23 @@ class Dataset:
         """The number of bad rows dropped so far in the pass begun last."""
         return self.skipped.count
 
+    def with_negatives(self, items: Dataset, per_step: int) -> Dataset:
+        """The same rows, with items of a catalogue drawn into each batch behind them, as examples with label 0 and no user.
+
+        For losses over the batch; evaluations leave them out. What is drawn depends on the seed and on the batch alone.
+
+        Args:
+            items: a row an item, read without labels with the schema of the item's features: ``schema.narrowed(names)``.
+            per_step: how many are drawn for a batch, evenly, with replacement.
+
+        Raises:
+            ConfigError: features that this schema does not have. DataError: a catalogue without items.
+        """
+        checks.integer("per_step", per_step)
+        names = [feature.name for feature in items.schema.features]
+        drawn = Negatives(items, self.schema, names, per_step, self.seed)
+        return replace(self, negatives=drawn)
+
     def with_batch_size(self, batch_size: int) -> Dataset:
         """The same rows in the same order, cut differently."""
         return replace(self, batch_size=batch_size)
@@ -144,7 +168,9 @@ class Dataset:
 
     def in_order(self) -> Dataset:
         """The same rows, not shuffled, of a stream those that are there already; itself, where that is so."""
-        data = self if not self.shuffle else replace(self, shuffle=False)
+        data = self
+        if self.shuffle or self.negatives is not None:
+            data = replace(self, shuffle=False, negatives=None)
         return data._over(data.source.so_far()) if data.source.endless else data
 
     def within(self, bounds: Any) -> Dataset:

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from girih.data.decode.columns import is_list, kind_of
-from girih.data.decode.conditions import Condition, parse_condition
+from girih.data.decode.conditions import Condition, parse_condition, parse_mask
 from girih.data.decode.times import is_time
 from girih.data.decode.where import Where
 from girih.errors import ConfigError, DataError, nearest
@@ -28,6 +28,7 @@ class ReadPlan:
         schema: its features are decoded, in order.
         labels: those that are decoded, in order. weight: the column of example weights, if any.
         conditions: the derived labels, parsed.
+        masks: label → where it counts, parsed. label_weights: label → the column of its weights.
         keep: columns carried along as they are. where: what rows have to meet; None takes all.
         until_bad: rows after the first bad one need not be looked at.
     """
@@ -36,6 +37,8 @@ class ReadPlan:
     labels: tuple[str, ...]
     weight: str | None
     conditions: dict[str, Condition]
+    masks: dict[str, Condition]
+    label_weights: dict[str, str]
     keep: tuple[str, ...]
     where: Where | None = None
     until_bad: bool = False
@@ -50,6 +53,10 @@ class ReadPlan:
                 uses.setdefault(feature.weights, f"weights of feature {feature.name!r}")
         for name in self.labels:
             uses.setdefault(self._label_column(name), f"label {name!r}")
+        for name, condition in self.masks.items():
+            uses.setdefault(condition.column, f"mask of label {name!r}")
+        for name, column in self.label_weights.items():
+            uses.setdefault(column, f"label_weight of label {name!r}")
         if self.weight:
             uses.setdefault(self.weight, "labels: weight")
         for column in self.keep:
@@ -66,14 +73,14 @@ class ReadPlan:
         wanted |= {name for name in self.labels if name not in self.conditions} | (
             {self.weight} if self.weight else set()
         )
-        others = {feature.source for feature in schema.sparse} | {
-            condition.column for condition in self.conditions.values()
-        }
+        wanted |= set(self.label_weights.values())
+        conditions = (*self.conditions.values(), *self.masks.values())
+        others = {feature.source for feature in schema.sparse} | {each.column for each in conditions}
         return wanted - others - set(self.where.columns if self.where else ()) - set(self.keep)
 
     def without_labels(self, keep: tuple[str, ...] = ()) -> ReadPlan:
         """The same features alone, with other columns carried along."""
-        return replace(self, labels=(), weight=None, keep=keep)
+        return replace(self, labels=(), weight=None, masks={}, label_weights={}, keep=keep)
 
     def check_names(self, present: Seq[str], where: str) -> None:
         """Refuses a file that lacks a column, or has one twice.
@@ -132,6 +139,17 @@ class ReadPlan:
             elif not _is_number(kind):
                 mend = "put the value in quotes" if condition else 'derive the label, as in "rating >= 4"'
                 yield f"{what}: expected numbers; {mend}"
+        for name, condition in self.masks.items():
+            kind = kind_of(types[condition.column])
+            what = f"{condition.column!r} ({types[condition.column]}), mask of label {name!r}"
+            if condition.on_strings:
+                if kind not in _STRINGS:
+                    yield f"{what}: compared with text {condition.literal!r}; drop the inner quotes"
+            elif not _is_number(kind):
+                yield f"{what}: expected 0 and 1; write a condition, as in \"{condition.column} == 'yes'\""
+        for name, column in self.label_weights.items():
+            if not _is_number(kind_of(types[column])):
+                yield f"{column!r} ({types[column]}), label_weight of label {name!r}: weights are numbers"
         if self.weight and not _is_number(kind_of(types[self.weight])):
             yield f"{self.weight!r} ({types[self.weight]}): example weights are numbers"
         if self.where:
@@ -171,7 +189,14 @@ def make_read_plan(
                     " the model would see the answer"
                 )
     plan = ReadPlan(
-        schema, schema.labels.names, schema.labels.weight, conditions, tuple(dict.fromkeys(keep)), where
+        schema=schema,
+        labels=schema.labels.names,
+        weight=schema.labels.weight,
+        conditions=conditions,
+        masks={name: parse_mask(name, text) for name, text in schema.labels.mask.items()},
+        label_weights=dict(schema.labels.label_weight),
+        keep=tuple(dict.fromkeys(keep)),
+        where=where,
     )
     return plan if with_labels else plan.without_labels(plan.keep)
 

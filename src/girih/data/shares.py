@@ -1,6 +1,6 @@
 """A batch cut into the shares of several trainers, and a share into micro-batches.
 
-Shapes: B examples, F features, R trainers.
+Shapes: B examples, F features, R trainers, T labels.
 """
 
 from __future__ import annotations
@@ -23,10 +23,35 @@ def share_of(batch: Batch, rank: int, num_trainers: int) -> Batch:
     """
     size = batch.num_examples
     first, behind = rank * size // num_trainers, (rank + 1) * size // num_trainers
+    whole = Share(num_examples=size, weight=1.0, label_scale=label_scale(batch))
     if num_trainers == 1:
-        return replace(batch, share=Share(num_examples=size, weight=1.0))
+        return replace(batch, share=whole)
     part = cut(batch, first, behind)
-    return replace(part, share=Share(num_examples=size, weight=_weight(part, batch)))
+    return replace(part, share=replace(whole, weight=_weight(part, batch)))
+
+
+def label_scale(batch: Batch) -> NDArray[np.float64] | None:
+    """The factors of label weights, so that each label's loss is the mean over the examples that count for it.
+
+    The step's loss is (1/T) Σ_t Σ_b w_b·m_bt·l_bt / Σ_b w_b·m_bt, w being example weights and m label weights. With
+    s_t = Σ_b w_b / Σ_b w_b·m_bt it is a mean over examples, of (1/T) Σ_t s_t·m_bt·l_bt, and so parts of a batch, each of which
+    knows only its own examples and s, add up to exactly that: no mean of means.
+
+    Returns:
+        float64[T], those of the step's whole batch where this is a part; 0 for a label that counts nowhere in it. None
+        where labels have no weights.
+    """
+    if batch.label_weights is None:
+        return None
+    if batch.share is not None:
+        return batch.share.label_scale
+    weights = np.ones(batch.num_examples) if batch.example_weights is None else batch.example_weights
+    weights = weights.astype(np.float64)
+    counted = weights @ batch.label_weights.astype(np.float64)
+    scale: NDArray[np.float64] = np.divide(
+        weights.sum(), counted, out=np.zeros(len(counted)), where=counted > 0
+    )
+    return scale
 
 
 def slices_of(batch: Batch, count: int) -> list[slice]:
@@ -49,7 +74,7 @@ def micro_batches(batch: Batch, count: int) -> list[tuple[slice, Batch]]:
     if count == 1:
         return [(slice(0, batch.num_examples), batch)]
     bare = replace(batch, ids=np.empty(0, np.int64), offsets=np.zeros(1, np.int32), weights=None, kept=None)
-    whole = batch.share or Share(num_examples=batch.num_examples, weight=1.0)
+    whole = batch.share or Share(num_examples=batch.num_examples, weight=1.0, label_scale=label_scale(batch))
     found = []
     for examples in slices_of(batch, count):
         part = cut(bare, examples.start, examples.stop)
@@ -79,6 +104,7 @@ def cut(batch: Batch, first: int, behind: int) -> Batch:
         labels=batch.labels[first:behind],
         weights=None if batch.weights is None else own(batch.weights),
         example_weights=None if batch.example_weights is None else batch.example_weights[first:behind],
+        label_weights=None if batch.label_weights is None else batch.label_weights[first:behind],
         kept=None if batch.kept is None else batch.kept.slice(first, behind - first),
     )
 

@@ -38,7 +38,11 @@ class ScoredSteps:
     def add(self, outputs: Tensor, targets: Targets) -> None:
         """Adds B examples: logits [B, T], on any device."""
         tensors = [outputs.detach().float(), targets.labels]
-        tensors += [] if targets.example_weights is None else [targets.example_weights]
+        weights = targets.example_weights
+        if targets.label_weights is not None:
+            own = targets.label_weights
+            weights = own if weights is None else own * weights[:, None]
+        tensors += [] if weights is None else [weights]
         if outputs.device.type == "cpu":
             self._count(tensors)
             return

@@ -11,6 +11,7 @@ from torch import nn
 from girih.dense.options import OptimizerFactory
 from girih.dense.scored import ScoredSteps
 from girih.runs.stats import Stats
+from girih.schema import LabelLoss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,8 @@ class DenseSpec:
         global_batch_norm: batch norm takes the moments of all trainers' examples of a step, not of each trainer's own.
         compile: torch compiles forward and backward passes of training steps.
         stats: where spans and bytes sent are counted.
+        losses: of each label, where the model has no loss of its own; bce for all where it is empty.
+        huber_delta: the error from which Huber's loss grows linearly.
         scored: takes the logits of training steps; None where nobody wants them.
     """
 
@@ -42,4 +45,6 @@ class DenseSpec:
     global_batch_norm: bool = False
     compile: bool = False
     stats: Stats = field(default_factory=Stats)
+    losses: tuple[LabelLoss, ...] = ()
+    huber_delta: float = 1.0
     scored: ScoredSteps | None = None

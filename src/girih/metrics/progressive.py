@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from girih.schema import LabelLoss
+
 Floats = NDArray[np.float64]
 
 NUM_BINS = 1 << 16
@@ -31,10 +33,15 @@ class ProgressiveScores:
     Args:
         num_labels: T.
         clock: seconds; the hour is that of the wall clock.
+        losses: of the labels; bce for all where it is empty. Of labels with mse or huber errors are summed, and no bins
+            are counted: Σ weight · error² is where logloss is, Σ weight · |error| in the first bin.
     """
 
-    def __init__(self, num_labels: int, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, num_labels: int, clock: Callable[[], float] = time.time, losses: Sequence[LabelLoss] = ()
+    ) -> None:
         self._num_labels, self._clock = num_labels, clock
+        self._losses = tuple(losses) or ("bce",) * num_labels
         self._lock = threading.Lock()
         self._whole = self._empty()
         self._periods: dict[int, Floats] = {}
@@ -45,7 +52,8 @@ class ProgressiveScores:
         """Adds B examples; those with a logit that is NaN or infinite are left out.
 
         Args:
-            logits, labels: float32[B, T]. weights: float32[B], or None where all are 1.
+            logits, labels: float32[B, T]. weights: float32[B], or [B, T], or None where all are 1; an example that
+                weighs 0 for one label of several is not counted for it.
         """
         good = np.isfinite(logits).all(axis=1)
         if not good.all():
@@ -77,30 +85,51 @@ class ProgressiveScores:
 
     def _counted(self, logits: Floats, labels: Floats, weights: NDArray[np.float32] | None) -> Floats:
         found = self._empty()
-        weight = np.ones(len(logits)) if weights is None else weights.astype(np.float64)
+        shape = (len(logits), self._num_labels)
+        own = np.ones(shape) if weights is None else weights.astype(np.float64)
+        present = own > 0 if own.shape == shape and weights is not None else np.ones(shape, np.bool_)
+        own = own if own.shape == shape else np.repeat(own[:, None], self._num_labels, axis=1)
         bins = np.clip((logits + MOST_LOGIT) * (NUM_BINS / (2 * MOST_LOGIT)), 0, NUM_BINS - 1).astype(
             np.int64
         )
         losses = np.logaddexp(0.0, logits) - labels * logits
         for label in range(self._num_labels):
-            y = labels[:, label]
+            y, weight = labels[:, label], own[:, label]
+            if self._losses[label] != "bce":
+                errors = np.abs(logits[:, label] - y)
+                found[label, 0] = weight @ errors
+                found[label, -_SUMS:] = weight @ errors**2, weight.sum(), present[:, label].sum()
+                continue
             found[label, :NUM_BINS] = np.bincount(bins[:, label], weight * y, NUM_BINS)
             found[label, NUM_BINS:-_SUMS] = np.bincount(bins[:, label], weight * (1.0 - y), NUM_BINS)
-            found[label, -_SUMS:] = weight @ losses[:, label], weight.sum(), len(y)
+            found[label, -_SUMS:] = weight @ losses[:, label], weight.sum(), present[:, label].sum()
         return found
 
 
-def progressive_metrics(counts: Floats, label_names: Sequence[str]) -> dict[str, dict[str, Any]]:
+def progressive_metrics(
+    counts: Floats, label_names: Sequence[str], losses: Sequence[LabelLoss] = ()
+) -> dict[str, dict[str, Any]]:
     """Label → metrics of the whole run, and with ``_last_hour`` of its last hour; None where undefined.
 
     Args:
         counts: float64[2, T, 2K + 3], of one trainer or of all, added up.
+        losses: of the labels, as :class:`ProgressiveScores` has them.
     """
     found = {}
     for label, name in enumerate(label_names):
-        whole, hour = (_metrics(each[label]) for each in counts)
+        metrics = _metrics if not losses or losses[label] == "bce" else _errors
+        whole, hour = (metrics(each[label]) for each in counts)
         found[name] = whole | {f"{key}_last_hour": value for key, value in hour.items()}
     return found
+
+
+def _errors(counts: Floats) -> dict[str, Any]:
+    squares, weight, num_examples = counts[-_SUMS:].tolist()
+    return {
+        "mae": float(counts[0]) / weight if weight > 0 else None,
+        "rmse": (squares / weight) ** 0.5 if weight > 0 else None,
+        "num_examples": int(num_examples),
+    }
 
 
 def _metrics(counts: Floats) -> dict[str, Any]:

@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from girih import config
 from girih.metrics.score_histogram import Floats, ScoreHistogram, auc, run_starts, sum_runs
 
 NUM_BINS = 20
 
-DIRECTIONS: Mapping[str, int] = {"auc": 1, "gauc": 1, "logloss": -1, "normalized_entropy": -1}
+DIRECTIONS: Mapping[str, int] = {
+    "auc": 1,
+    "gauc": 1,
+    "logloss": -1,
+    "normalized_entropy": -1,
+    "mae": -1,
+    "rmse": -1,
+}
 """The metrics that a run can be stopped by: 1 where more is better, -1 where less is."""
+OF_NUMBERS = ("mae", "rmse")
+"""Those of labels whose loss is mse or huber; the others are of probabilities."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +46,9 @@ class CalibrationBin:
 
 @dataclass(frozen=True, slots=True)
 class LabelMetrics:
-    """Metrics of one label; means and sums are weighted where the examples are.
+    """Metrics of one label, over the examples that count for it; means and sums are weighted where the examples are.
+
+    Those of a label whose loss is mse or huber are ``num_examples``, ``mae``, ``rmse`` and the means.
 
     Attributes:
         num_examples: counted, not weighted.
@@ -48,6 +61,8 @@ class LabelMetrics:
         mean_label: None without examples, or if their weights sum to 0; so are logloss and mean_prediction.
         mean_prediction: None under the same conditions as mean_label.
         calibration_curve: up to 20 bins of about equally many examples, by ascending prediction.
+        ranking: ``recall@k``, ``ndcg@k`` and ``mrr`` within groups; empty where none was asked for.
+        mae, rmse: the mean absolute error, and the root of the mean squared error; None of a probability.
     """
 
     num_examples: int
@@ -59,6 +74,9 @@ class LabelMetrics:
     mean_label: float | None = None
     mean_prediction: float | None = None
     calibration_curve: tuple[CalibrationBin, ...] = ()
+    mae: float | None = None
+    rmse: float | None = None
+    ranking: Mapping[str, float] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -96,10 +114,11 @@ class Metrics:
         return self.first.num_examples
 
     def record(self) -> dict[str, float | None]:
-        """The first label's part of an evaluation line in ``metrics.jsonl``; ``gauc`` where it is defined."""
+        """The first label's part of an evaluation line in ``metrics.jsonl``; ``gauc``, ``mae``, ``rmse`` where defined."""
         names = ("auc", "logloss", "normalized_entropy", "calibration")
         line = {name: getattr(self.first, name) for name in names}
-        return line if self.first.gauc is None else line | {"gauc": self.first.gauc}
+        more = {name: getattr(self.first, name) for name in ("gauc", *OF_NUMBERS)} | self.first.ranking
+        return line | {name: value for name, value in more.items() if value is not None}
 
     def as_dict(self) -> dict[str, dict[str, Any]]:
         """Label to plain values: ``by_label`` of ``summary.json``."""
@@ -114,16 +133,20 @@ class Metrics:
         lines = []
         for name, metrics in self.by_label.items():
             values = [(key, getattr(metrics, key)) for key in (*DIRECTIONS, "calibration")]
+            values += metrics.ranking.items()
             shown = "  ".join(f"{key} {value:.5f}" for key, value in values if value is not None)
             lines.append(f"{name}: {shown}{'  ' if shown else ''}examples {metrics.num_examples:,}")
         return "\n".join(lines)
 
 
-def label_metrics(scores: ScoreHistogram, grouped_auc: float | None) -> LabelMetrics:
+def label_metrics(
+    scores: ScoreHistogram, grouped_auc: float | None, ranked: Mapping[str, float] = MappingProxyType({})
+) -> LabelMetrics:
     """All metrics of one label.
 
     Args:
         scores: a histogram made without groups.
+        ranked: the result of :func:`girih.metrics.ranking.ranking`.
         grouped_auc: the result of :func:`girih.metrics.score_histogram.gauc` on a histogram made with groups.
     """
     num_examples = int(scores.counts.sum())
@@ -149,7 +172,32 @@ def label_metrics(scores: ScoreHistogram, grouped_auc: float | None) -> LabelMet
         mean_label=mean_label,
         mean_prediction=mean_prediction,
         calibration_curve=_calibration_curve(scores, predictions, masses),
+        ranking=dict(ranked),
     )
+
+
+def regression_metrics(
+    predictions: NDArray[np.float32], labels: NDArray[np.float32], weights: NDArray[np.float32] | None
+) -> LabelMetrics:
+    """Metrics of a label that is a number: n predictions, labels, and weights or None where all are 1; float32[n] each."""
+    wide = np.ones(len(labels)) if weights is None else weights.astype(np.float64)
+    mass = _sorted_sum(wide)
+    if mass <= 0:
+        return LabelMetrics(num_examples=len(labels))
+    found, given = predictions.astype(np.float64), labels.astype(np.float64)
+    errors = np.abs(found - given)
+    return LabelMetrics(
+        num_examples=len(labels),
+        mae=_sorted_sum(wide * errors) / mass,
+        rmse=math.sqrt(_sorted_sum(wide * errors**2) / mass),
+        mean_label=_sorted_sum(wide * given) / mass,
+        mean_prediction=_sorted_sum(wide * found) / mass,
+    )
+
+
+def _sorted_sum(values: Floats) -> float:
+    """The sum, which does not depend on the order of the values."""
+    return float(np.sort(values).sum())
 
 
 def _entropy(rate: float) -> float:

@@ -12,8 +12,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from girih.errors import ConfigError, DataError, NonFiniteError
-from girih.metrics.result import LabelMetrics, Metrics, label_metrics
+from girih.metrics.ranking import ranking
+from girih.metrics.result import LabelMetrics, Metrics, label_metrics, regression_metrics
 from girih.metrics.score_histogram import gauc, tally
+from girih.schema import LabelLoss
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -21,11 +23,15 @@ Arrays = dict[str, NDArray[Any]]
 class Scores:
     """Collects scores, and merges with those of other ranks without loss.
 
-    An example takes 8·T bytes, and 4 more with a weight, 8 more with a group. Metrics of merged scores
-    have the same bits as those of one process that saw all examples, in whatever order.
+    An example takes 8·T bytes, and 4 more with a weight, 4·T more with weights of labels, 8 more with a group. Metrics of
+    merged scores have the same bits as those of one process that saw all examples, in whatever order.
+
+    Args:
+        losses: of the labels, as :attr:`girih.Labels.losses` has them; bce for all where it is empty.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, losses: Sequence[LabelLoss] = ()) -> None:
+        self._losses = tuple(losses)
         self._columns: dict[str, list[NDArray[Any]]] = {}
         self._num_examples = 0
 
@@ -40,14 +46,17 @@ class Scores:
         labels: ArrayLike,
         weights: ArrayLike | None = None,
         groups: ArrayLike | None = None,
+        label_weights: ArrayLike | None = None,
     ) -> None:
         """Adds copies of B examples; on an error nothing is added.
 
         Args:
-            logits: float32[B, T], or [B] for one label, before the sigmoid.
-            labels: of the same shape as logits, each in [0, 1].
+            logits: float32[B, T], or [B] for one label, before the sigmoid; of labels with mse or huber predictions.
+            labels: of the same shape as logits, each in [0, 1] where the loss is bce.
             weights: float32[B] ≥ 0; None where all are 1.
             groups: int64[B], for example users; GAUC averages their AUCs. Give them in every call or in none.
+            label_weights: float32[B, T] ≥ 0, beside those of examples: where one is 0 the label is not looked at, and the
+                example is not counted for it. None where all are 1.
 
         Raises:
             NonFiniteError: a logit is NaN or infinite.
@@ -59,8 +68,10 @@ class Scores:
             columns["weights"] = np.array(weights, np.float32)
         if groups is not None:
             columns["groups"] = _integers(groups)
+        if label_weights is not None:
+            columns["label_weights"] = _two_axes(label_weights)
         _check_shapes(columns)
-        _check_values(columns)
+        _check_values(columns, self._losses)
         self._extend(columns)
 
     def merge(self, other: Scores) -> None:
@@ -75,25 +86,29 @@ class Scores:
         """All scores, for :meth:`from_arrays`; treat them as read-only.
 
         Returns:
-            ``logits`` and ``labels`` float32[n, T]; where given, ``weights`` float32[n] and ``groups`` int64[n].
+            ``logits`` and ``labels`` float32[n, T]; where given, ``weights`` float32[n], ``groups`` int64[n] and
+            ``label_weights`` float32[n, T].
             Empty without examples.
         """
         return {name: self._column(name) for name in self._columns}
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, ArrayLike]) -> Scores:
+    def from_arrays(cls, arrays: Mapping[str, ArrayLike], losses: Sequence[LabelLoss] = ()) -> Scores:
         """Rebuilds scores from :meth:`arrays`, for example those of another rank.
 
         Raises:
             ConfigError: see :meth:`add`.
         """
-        scores = cls()
+        scores = cls(losses)
         if arrays:
             scores.add(**arrays)
         return scores
 
-    def result(self, label_names: Sequence[str]) -> Metrics:
+    def result(self, label_names: Sequence[str], rank_at: Sequence[int] = ()) -> Metrics:
         """Computes the metrics of T labels; all are None without examples.
+
+        Args:
+            rank_at: the ks of :func:`girih.metrics.ranking.ranking`, within groups; empty computes no such metric.
 
         Raises:
             ConfigError: the number of names is not T, or a name is repeated.
@@ -102,19 +117,32 @@ class Scores:
             raise ConfigError(f"label names {list(label_names)}: expected at least one, and no name twice")
         if not self._num_examples:
             return Metrics({name: LabelMetrics(num_examples=0) for name in label_names})
-        logits, labels = self._column("logits"), self._column("labels")
-        if logits.shape[1] != len(label_names):
-            raise ConfigError(f"{len(label_names)} label names for scores of {logits.shape[1]} labels")
-        weights = self._column("weights") if "weights" in self._columns else None
+        num_labels = self._column("logits").shape[1]
+        if num_labels != len(label_names):
+            raise ConfigError(f"{len(label_names)} label names for scores of {num_labels} labels")
         ranks = None
         if "groups" in self._columns:
             ranks = np.unique(self._column("groups"), return_inverse=True)[1].astype(np.int64, copy=False)
-        by_label = {}
-        for index, name in enumerate(label_names):
-            column = (logits[:, index], labels[:, index], weights)
-            grouped = None if ranks is None else gauc(tally(*column, ranks))
-            by_label[name] = label_metrics(tally(*column), grouped)
-        return Metrics(by_label)
+        return Metrics(
+            {name: self._of_label(index, ranks, rank_at) for index, name in enumerate(label_names)}
+        )
+
+    def _of_label(self, index: int, ranks: NDArray[np.int64] | None, rank_at: Sequence[int]) -> LabelMetrics:
+        """Metrics of one label, over the examples that count for it."""
+        logits, labels = self._column("logits")[:, index], self._column("labels")[:, index]
+        weights = self._column("weights") if "weights" in self._columns else None
+        if "label_weights" in self._columns:
+            own = self._column("label_weights")[:, index]
+            there = own > 0
+            weights = own if weights is None else own * weights
+            logits, labels, weights = logits[there], labels[there], weights[there]
+            ranks = None if ranks is None else ranks[there]
+            weights = None if (weights == 1).all() else weights
+        if self._losses and self._losses[index] != "bce":
+            return regression_metrics(logits, labels, weights)
+        grouped = None if ranks is None else gauc(tally(logits, labels, weights, ranks))
+        ranked = ranking(logits, labels, ranks, rank_at) if rank_at and ranks is not None else {}
+        return label_metrics(tally(logits, labels, weights), grouped, ranked)
 
     def _extend(self, columns: Arrays) -> None:
         if not columns:
@@ -129,10 +157,11 @@ class Scores:
                     f"groups were given {now_or_before}; give them for all examples or for none"
                 )
         num_examples = len(columns["logits"])
-        if "weights" in self._columns and "weights" not in columns:
-            columns = columns | {"weights": _ones(num_examples)}
-        elif "weights" in columns and "weights" not in self._columns and self._columns:
-            self._columns["weights"] = [_ones(self._num_examples)]
+        for name, shape in (("weights", ()), ("label_weights", columns["logits"].shape[1:])):
+            if name in self._columns and name not in columns:
+                columns = columns | {name: _ones(num_examples, *shape)}
+            elif name in columns and name not in self._columns and self._columns:
+                self._columns[name] = [_ones(self._num_examples, *shape)]
         for name, values in columns.items():
             self._columns.setdefault(name, []).append(values)
         self._num_examples += num_examples
@@ -144,9 +173,9 @@ class Scores:
         return chunks[0]
 
 
-def _ones(count: int) -> NDArray[np.float32]:
+def _ones(*shape: int) -> NDArray[np.float32]:
     """Ones that take no memory until they are concatenated."""
-    return np.broadcast_to(np.float32(1), (count,))
+    return np.broadcast_to(np.float32(1), shape)
 
 
 def _two_axes(values: ArrayLike) -> NDArray[np.float32]:
@@ -172,9 +201,13 @@ def _check_shapes(columns: Arrays) -> None:
             raise ConfigError(
                 f"{name} of shape {columns[name].shape}: expected ({shape[0]},), one for each example"
             )
+    if "label_weights" in columns and columns["label_weights"].shape != shape:
+        raise ConfigError(
+            f"label_weights of shape {columns['label_weights'].shape}: expected {shape}, as labels have"
+        )
 
 
-def _check_values(columns: Arrays) -> None:
+def _check_values(columns: Arrays, losses: Sequence[LabelLoss]) -> None:
     bad = ~np.isfinite(columns["logits"])
     if bad.any():
         example, label = np.argwhere(bad)[0]
@@ -183,10 +216,16 @@ def _check_values(columns: Arrays) -> None:
             f"label {label}; the model has diverged: lower the learning rate, or clip gradients"
         )
     labels = columns["labels"]
-    if not np.all((labels >= 0) & (labels <= 1)):
-        wrong = labels[~((labels >= 0) & (labels <= 1))][0]
-        raise DataError(f"label {wrong}: expected a number from 0 to 1")
-    weights = columns.get("weights")
-    if weights is not None and not np.all((weights >= 0) & np.isfinite(weights)):
-        wrong = weights[~((weights >= 0) & np.isfinite(weights))][0]
-        raise DataError(f"example weight {wrong}: expected a finite number of at least 0")
+    good = (labels >= 0) & (labels <= 1)
+    for index, loss in enumerate(losses):
+        if loss != "bce":
+            good[:, index] = np.isfinite(labels[:, index])
+    if "label_weights" in columns:
+        good |= columns["label_weights"] == 0
+    if not np.all(good):
+        raise DataError(f"label {labels[~good][0]}: expected a number from 0 to 1")
+    for name, whose in (("weights", "example"), ("label_weights", "label")):
+        weights = columns.get(name)
+        if weights is not None and not np.all((weights >= 0) & np.isfinite(weights)):
+            wrong = weights[~((weights >= 0) & np.isfinite(weights))][0]
+            raise DataError(f"{whose} weight {wrong}: expected a finite number of at least 0")

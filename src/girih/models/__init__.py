@@ -20,11 +20,13 @@ if TYPE_CHECKING:
     from girih.models.dnn import DNN
     from girih.models.dsin import DSIN
     from girih.models.embeddings import Block, Embeddings, Jagged
+    from girih.models.esmm import ESMM
     from girih.models.fm import FM
     from girih.models.loss import bce_with_logits
     from girih.models.lr import LR
     from girih.models.mmoe import MMoE
     from girih.models.needs import needs_of
+    from girih.models.retrieval import Retrieval
     from girih.models.star import STAR
     from girih.models.two_tower import TwoTower
     from girih.models.wide_deep import WideDeep
@@ -41,6 +43,7 @@ __all__ = [
     "DLRM",
     "DNN",
     "DSIN",
+    "ESMM",
     "FM",
     "LR",
     "STAR",
@@ -50,6 +53,7 @@ __all__ = [
     "Embeddings",
     "Jagged",
     "MMoE",
+    "Retrieval",
     "TwoTower",
     "WideDeep",
     "XDeepFM",

@@ -51,6 +51,15 @@ def one_label(model: str, schema: Schema) -> None:
         )
 
 
+def two_probabilities(model: str, schema: Schema) -> None:
+    """Refuses schemas but those of two labels with binary cross-entropy: a click, and what follows it."""
+    names, losses = schema.labels.names, schema.labels.losses
+    if len(names) != 2 or set(losses) != {"bce"}:
+        raise ConfigError(
+            f"{model}: labels {list(names)} with losses {list(losses)}; expected two with bce: a click, and what follows it"
+        )
+
+
 def one_dim(model: str, schema: Schema, features: Iterable[str] | None = None) -> int:
     """The width that features share (all, if not named); the default width where there are none.
 

@@ -17,7 +17,7 @@ from girih.models.layers.gru import GRU
 from girih.models.layers.inputs import DenseInput
 from girih.models.layers.mlp import MLP
 from girih.models.layers.steps import Steps
-from girih.models.loss import Targets, bce_with_logits, weighted_mean
+from girih.models.loss import Targets, label_losses, weighted_mean
 from girih.models.model import Model
 from girih.schema import Schema
 
@@ -76,7 +76,7 @@ class DIEN(Model):
 
     def loss(self, outputs: Tensor, batch: Targets) -> Tensor:
         """L_target + α · L_aux, means over the examples by weight, 0-d."""
-        loss = bce_with_logits(outputs, *batch)
+        loss = label_losses(outputs, batch)
         auxiliary, self._left_for_loss = self._left_for_loss, None
         if auxiliary is None:
             return loss

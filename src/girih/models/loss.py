@@ -1,28 +1,83 @@
-"""Losses. A model owns its loss: a method ``loss(outputs, batch)``, binary cross-entropy of logits where it has none.
+"""Losses. A model owns its loss: a method ``loss(outputs, batch)``; where it has none, each label has the schema's.
 
 Shapes: B examples, T labels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from girih.errors import ConfigError
+from girih.schema import LabelLoss
 
 
 class Targets(NamedTuple):
-    """The batch that a model's ``loss(outputs, batch)`` gets.
+    """The batch that a model's ``loss(outputs, batch)`` gets; B examples, perhaps a part of a step's.
 
-    ``labels`` is float32[B, T], ``example_weights`` float32[B], or None where all are 1.
+    Attributes:
+        labels: float32[B, T], 0 where a label does not count.
+        example_weights: float32[B], or None where all are 1.
+        label_weights: float32[B, T], how much an example counts for a label: 0 where it is missing or masked out. None
+            where all count alike.
+        label_scale: float64[T], which makes each label's loss the mean over the examples of the whole step that count
+            for it; see :meth:`mean`. None where label_weights is.
+        losses: of each label: "bce", "mse" or "huber"; bce where it is empty.
+        huber_delta: the error from which Huber's loss grows linearly.
+        ids: feature → int64[B], the first id in each example, of the features in the model's ``loss_features``.
+        first: the number of this part's first example in the step's whole batch.
+        gather: rows of this part → those of the whole step; see :meth:`everyone`.
     """
 
     labels: Tensor
     example_weights: Tensor | None
+    label_weights: Tensor | None = None
+    label_scale: Tensor | None = None
+    losses: tuple[LabelLoss, ...] = ()
+    huber_delta: float = 1.0
+    ids: Mapping[str, Tensor] = MappingProxyType({})
+    first: int = 0
+    gather: Callable[[Tensor], Tensor] | None = None
+
+    def everyone(self, rows: Tensor) -> Tensor:
+        """T[N, ...]: rows, T[B, ...], of all trainers of the step, in the order of its examples; gradients find their way back.
+
+        For a loss over the whole batch: a model with ``loss_over_batch``. All trainers call it as often.
+        """
+        return rows if self.gather is None else self.gather(rows)
+
+    def mean(self, losses: Tensor) -> Tensor:
+        """(1/T) Σ_t Σ_b w_b·m_bt·l_bt / Σ_b w_b·m_bt with w of the examples and m of their labels, over the whole step.
+
+        Of a part of a step's batch it is such that parts, weighted by their examples, add up to exactly the whole's.
+
+        Args:
+            losses: float[B, T], finite also where a label does not count.
+
+        Returns:
+            float32[]; a label that counts nowhere in the step adds 0.
+        """
+        return (losses.float() * self.shares(losses)).sum()
+
+    def shares(self, like: Tensor) -> Tensor:
+        """float32[B, T]: the weight of each loss in :meth:`mean`; [B, 1] where all labels count alike."""
+        num_examples, num_labels = self.labels.shape
+        if self.example_weights is None:
+            share = like.new_full((num_examples, 1), 1.0 / max(1, self.labels.numel()), dtype=torch.float32)
+        else:
+            weights = self.example_weights.double()  # their sum may be more than float32 holds
+            total = weights.sum() * num_labels
+            share = torch.where(total > 0, weights / total, 0.0).float()[:, None]
+        if self.label_weights is None or self.label_scale is None:
+            return share
+        return (share.double() * self.label_weights * self.label_scale).float()
 
 
 Loss = Callable[[Tensor, Targets], Tensor]
@@ -30,9 +85,35 @@ Loss = Callable[[Tensor, Targets], Tensor]
 
 
 def loss_of(module: nn.Module) -> Loss:
-    """The model's own loss, or binary cross-entropy of logits."""
+    """The model's own loss, or that of each label."""
     own = getattr(module, "loss", None)
-    return own if callable(own) else lambda outputs, batch: bce_with_logits(outputs, *batch)
+    return own if callable(own) else label_losses
+
+
+def label_losses(outputs: Tensor, batch: Targets) -> Tensor:
+    """The mean over examples and labels of each label's own loss; see :meth:`Targets.mean`.
+
+    Args:
+        outputs: [B, T]: logits for "bce", predictions for "mse", (o − y)², and for "huber", with e = |o − y|: e²/2 up to
+            δ, δ·(e − δ/2) beyond (Huber 1964).
+
+    Returns:
+        float32[], with its gradient in the outputs' dtype. Both are 0 where no example counts.
+
+    Raises:
+        ConfigError: outputs and labels differ in shape.
+    """
+    labels = batch.labels
+    if outputs.shape != labels.shape:
+        raise ConfigError(
+            f"the model returned logits of shape {list(outputs.shape)}; expected {list(labels.shape)}: "
+            "a row per example, a column per label"
+        )
+    losses = batch.losses or ("bce",) * labels.shape[1]
+    loss: Tensor = _LabelLosses.apply(  # type: ignore[no-untyped-call]
+        outputs, labels, batch.shares(outputs), losses, batch.huber_delta
+    )
+    return loss
 
 
 def bce_with_logits(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -50,13 +131,15 @@ def bce_with_logits(logits: Tensor, labels: Tensor, weights: Tensor | None = Non
     Raises:
         ConfigError: logits and labels differ in shape.
     """
-    if logits.shape != labels.shape:
-        raise ConfigError(
-            f"the model returned logits of shape {list(logits.shape)}; expected {list(labels.shape)}: "
-            "a row per example, a column per label"
-        )
-    loss: Tensor = _BinaryCrossEntropy.apply(logits, labels, weights)  # type: ignore[no-untyped-call]
-    return loss
+    return label_losses(logits, Targets(labels, weights))
+
+
+def probabilities(logits: NDArray[np.float32], losses: Sequence[LabelLoss]) -> NDArray[np.float32]:
+    """Predictions, float32[B, T]: the sigmoid of a logit, and the output itself for labels with mse or huber."""
+    found = torch.sigmoid(torch.from_numpy(logits).double()).float().numpy()
+    plain = [label for label, loss in enumerate(losses) if loss != "bce"]
+    found[:, plain] = logits[:, plain]
+    return found
 
 
 def weighted_mean(values: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -75,24 +158,33 @@ def weighted_mean(values: Tensor, weights: Tensor | None = None) -> Tensor:
     return (values * torch.where(total > 0, wide / total, 0.0).to(values.dtype)).sum()
 
 
-class _BinaryCrossEntropy(torch.autograd.Function):
+class _LabelLosses(torch.autograd.Function):
     """The gradient is computed with the loss, so that no graph of elementwise operations is kept."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
-        z, y = logits.float(), labels.float()
-        num_examples, num_labels = labels.shape
-        if weights is None:
-            share = z.new_full((num_examples, 1), 1.0 / max(1, z.numel()))
+    def forward(
+        ctx: Any, outputs: Tensor, labels: Tensor, shares: Tensor, losses: Sequence[str], delta: float
+    ) -> Tensor:
+        z, y = outputs.float(), labels.float()
+        if all(loss == "bce" for loss in losses):
+            each, slope = _of_kind("bce", z, y, delta)
         else:
-            weights = weights.double()  # their sum may be more than float32 holds
-            total = weights.sum() * num_labels
-            share = torch.where(total > 0, weights / total, 0.0).float()[:, None]
-        loss = (F.binary_cross_entropy_with_logits(z, y, reduction="none") * share).sum()
-        ctx.save_for_backward(((z.sigmoid() - y) * share).to(logits.dtype))
-        return loss
+            columns = [_of_kind(loss, z[:, t], y[:, t], delta) for t, loss in enumerate(losses)]
+            each, slope = (torch.stack(parts, dim=1) for parts in zip(*columns, strict=True))
+        ctx.save_for_backward((slope * shares).to(outputs.dtype))
+        return (each * shares).sum()
 
     @staticmethod
-    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, None, None, None, None]:
         (gradient,) = ctx.saved_tensors
-        return outer * gradient, None, None
+        return outer * gradient, None, None, None, None
+
+
+def _of_kind(loss: str, z: Tensor, y: Tensor, delta: float) -> tuple[Tensor, Tensor]:
+    """The loss of each number, and its slope."""
+    if loss == "bce":
+        return F.binary_cross_entropy_with_logits(z, y, reduction="none"), z.sigmoid() - y
+    error = z - y
+    if loss == "mse":
+        return error.square(), 2 * error
+    return F.huber_loss(z, y, reduction="none", delta=delta), error.clamp(-delta, delta)

@@ -77,12 +77,18 @@ class TwoTower(Model):
             for tower in (user, item)
         )
         self.user, self.item = towers
+        self.item_features = item
         self.needs = {f.name: frozenset({needs.EMBEDDING}) for f in schema.sparse if f.name in user + item}
         self.cosine, self.temperature = similarity == "cosine", temperature
 
     def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
         """float32[B, X] and embeddings to logits float32[B, 1]."""
+        user, item = self.towers(numeric, embeddings)
+        return (user * item).sum(dim=1, keepdim=True) / self.temperature
+
+    def towers(self, numeric: Tensor, embeddings: Embeddings) -> tuple[Tensor, Tensor]:
+        """float32[B, X] and embeddings to u and v, float32[B, tower_dim] each; of length 1 where the similarity is a cosine."""
         user, item = self.user(numeric, embeddings), self.item(numeric, embeddings)
         if self.cosine:
             user, item = F.normalize(user, dim=1), F.normalize(item, dim=1)
-        return (user * item).sum(dim=1, keepdim=True) / self.temperature
+        return user, item

@@ -23,10 +23,12 @@ from girih.models.din import DIN
 from girih.models.dlrm import DLRM
 from girih.models.dnn import DNN
 from girih.models.dsin import DSIN
+from girih.models.esmm import ESMM
 from girih.models.fm import FM
 from girih.models.lr import LR
 from girih.models.mmoe import MMoE
 from girih.models.model import Model
+from girih.models.retrieval import Retrieval
 from girih.models.star import STAR
 from girih.models.two_tower import TwoTower
 from girih.models.wide_deep import WideDeep
@@ -49,8 +51,10 @@ BY_NAME: dict[str, type[nn.Module]] = {
     "atbrg": ATBRG,
     "can": CAN,
     "mmoe": MMoE,
+    "esmm": ESMM,
     "star": STAR,
     "two_tower": TwoTower,
+    "retrieval": Retrieval,
 }
 
 

@@ -44,6 +44,8 @@ LABEL_COLUMNS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "Logloss": ("logloss", fraction),
     "Normalised entropy": ("normalized_entropy", fraction),
     "Calibration": ("calibration", fraction),
+    "MAE": ("mae", fraction),
+    "RMSE": ("rmse", fraction),
     "Mean label": ("mean_label", fraction),
     "Mean prediction": ("mean_prediction", fraction),
     "Examples": ("num_examples", count),

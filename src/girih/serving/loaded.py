@@ -108,7 +108,7 @@ class LoadedModel(contextlib.AbstractContextManager["LoadedModel"]):
         """Each batch in order, with its probabilities float32[B, T]; labels may be missing."""
         expect_data("data", data, self.schema, labels=False)
         session, normalization = self._session
-        yield from evaluation.predictions(data, session, normalization)
+        yield from evaluation.predictions(data, session, normalization, self.schema.labels.losses)
 
     def embedding(self, table: str, ids: Any) -> NDArray[np.float32]:
         """The embeddings of some ids, float32[n, D]; an id without a row has its initial value.

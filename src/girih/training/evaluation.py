@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from girih.comm.group import TrainerGroup
-from girih.data import NULL_ID, Batch, Dataset, NormalizationStats
+from girih.data import Batch, Dataset, NormalizationStats
 from girih.errors import ConfigError, NonFiniteError, nearest
 from girih.metrics import Scores
-from girih.schema import Categorical, Schema
+from girih.models.loss import probabilities
+from girih.schema import Categorical, LabelLoss, Schema
 from girih.training.session import Session
 
 
@@ -31,11 +31,26 @@ def logits_of(
 
 
 def predictions(
-    data: Dataset, session: Session, normalization: NormalizationStats
+    data: Dataset, session: Session, normalization: NormalizationStats, losses: Sequence[LabelLoss]
 ) -> Iterator[tuple[Batch, NDArray[np.float32]]]:
     """Each batch in order, with its probabilities float32[B, T], on all trainers."""
     for batch, logits in logits_of(data, session, normalization, whole=True):
-        yield batch, torch.sigmoid(logits.double()).float().numpy()
+        yield batch, probabilities(logits.numpy(), losses)
+
+
+def outputs_of(
+    data: Dataset, session: Session, normalization: NormalizationStats
+) -> Iterator[tuple[Batch, Tensor]]:
+    """Each batch in order, all examples on every trainer, with what the model's ``forward`` returns.
+
+    Raises:
+        ConfigError: the dense half has nothing but logits.
+    """
+    outputs = getattr(session.dense, "outputs", None)
+    if outputs is None:
+        raise ConfigError("outputs: this strategy computes logits alone; use 'local' or 'synchronous'")
+    for batch in session.feed.evaluate(data.in_order(), normalization, whole=True):
+        yield batch, outputs(batch, session.sparse.peek(batch).wait()).float().cpu()
 
 
 def score(
@@ -44,11 +59,13 @@ def score(
     normalization: NormalizationStats,
     ranks: TrainerGroup,
     gauc_by: str | None,
+    losses: Sequence[LabelLoss] = (),
 ) -> Scores | None:
     """Scores a dataset, each trainer its share; only what was read so far, once a stop is requested.
 
     Args:
         gauc_by: a categorical feature whose first id groups the examples; None computes no GAUC.
+        losses: of the labels; see :class:`girih.metrics.Scores`.
 
     Returns:
         Those of all trainers on rank 0, None on the others.
@@ -58,14 +75,14 @@ def score(
     """
     session.sync()
     ranks.barrier()
-    scores, problem = Scores(), None
+    scores, problem = Scores(losses), None
     scoring = session.feed.scores(gauc_by)
     feature = None if gauc_by is None or not scoring else feature_index(session.feed.schema_of(data), gauc_by)
     for batch, logits in logits_of(data, session, normalization):
         if batch.num_examples and scoring:
-            groups = None if feature is None else first_ids(batch, feature)
+            groups = None if feature is None else batch.first_ids(feature)
             try:
-                scores.add(logits.numpy(), batch.labels, batch.example_weights, groups)
+                scores.add(logits.numpy(), batch.labels, batch.example_weights, groups, batch.label_weights)
             except NonFiniteError as error:  # the others wait for this trainer at every batch
                 problem = problem or error
         if ranks.stop_together():
@@ -77,9 +94,9 @@ def score(
     gathered = ranks.gather_arrays(scores.arrays())
     if gathered is None:
         return None
-    scores = Scores()
+    scores = Scores(losses)
     for arrays in gathered:
-        scores.merge(Scores.from_arrays(arrays))
+        scores.merge(Scores.from_arrays(arrays, losses))
     return scores
 
 
@@ -93,13 +110,3 @@ def feature_index(schema: Schema, name: str) -> int:
     if name not in names:
         raise ConfigError(f"gauc_by = {name!r}: no categorical feature of that name{nearest(name, names)}")
     return [f.name for f in schema.sparse].index(name)
-
-
-def first_ids(batch: Batch, feature: int) -> NDArray[np.int64]:
-    """int64[B]: the first id of one feature in each example; that of null for an empty bag."""
-    size = batch.num_examples
-    starts, ends = (batch.offsets[feature * size + shift : (feature + 1) * size + shift] for shift in (0, 1))
-    ids = np.full(size, NULL_ID)
-    filled = ends > starts
-    ids[filled] = batch.ids[starts[filled]]
-    return ids

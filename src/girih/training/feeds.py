@@ -306,12 +306,20 @@ def _where(epoch: int, position: Position | None) -> NDArray[np.uint8]:
 def _batch_of(frame: Frame, again: Callable[[], tuple[int, int]]) -> Batch:
     """A share without its ids; see :class:`Share` for ``again``."""
     _, worker, sample, num_examples = frame.fields
-    numeric, labels, weight, _, *example_weights = (np.array(array) for array in frame.arrays)
+    numeric, labels, weight, _, *weights = (np.array(array) for array in frame.arrays)
+    label_weights, scale = weights[-2:] if len(weights) > 1 else (None, None)
     return Batch(
         ids=np.empty(0, np.int64),
         offsets=np.zeros(1, np.int32),
         numeric=numeric,
         labels=labels,
-        example_weights=example_weights[0] if example_weights else None,
-        share=Share(num_examples=num_examples, weight=float(weight[0]), sample=(worker, sample), again=again),
+        example_weights=weights[0] if len(weights) % 2 else None,
+        label_weights=label_weights,
+        share=Share(
+            num_examples=num_examples,
+            weight=float(weight[0]),
+            label_scale=scale,
+            sample=(worker, sample),
+            again=again,
+        ),
     )

@@ -29,10 +29,12 @@ class Notes:
 
     Attributes:
         label_names: of the T labels.
+        compared: whether the loss compares examples with each other, so that labels may all be 1.
     """
 
     ranks: TrainerGroup
     label_names: Sequence[str]
+    compared: bool = False
     _told: set[tuple[str, str]] = field(default_factory=set)
 
     def say(self, text: str) -> None:
@@ -48,8 +50,8 @@ class Notes:
         num_batches = num_examples = 0
         for batch, position in batches:
             num_batches, num_examples = num_batches + 1, num_examples + batch.num_examples
-            if not len(low) or (low == high).any():
-                low, high = _range([low, high, batch.labels])
+            if not len(low) or not (low < high).all():
+                low, high = _range([low, high, _counted(batch.labels, batch.label_weights)])
             yield batch, position
         if num_batches == 1:
             self._tell(
@@ -57,6 +59,8 @@ class Notes:
                 "step",
                 f"batch_size = {batch_size:,}: an epoch is one step; smaller steps learn more",
             )
+        if self.compared:
+            return
         whose = "" if self.ranks.size == 1 else " of trainer 0"
         self._constant(
             "train", f"all {num_examples:,} training examples{whose}", low, high, "there is nothing to learn"
@@ -73,7 +77,8 @@ class Notes:
         """
         if scores is None or not scores.num_examples:
             return
-        low, high = _range([scores.arrays()["labels"]])
+        arrays = scores.arrays()
+        low, high = _range([_counted(arrays["labels"], arrays.get("label_weights"))])
         self._constant(
             data, f"all {scores.num_examples:,} examples of {data}", low, high, "AUC is not defined"
         )
@@ -90,6 +95,8 @@ class Notes:
         self, data: str, where: str, low: NDArray[np.float32], high: NDArray[np.float32], so: str
     ) -> None:
         for name, least, most in zip(self.label_names, low.ravel(), high.ravel(), strict=False):
+            if np.isnan(least):
+                self._tell(data, name, f"label {name!r} counts for none of {where}: {so}")
             if least == most:
                 self._tell(data, name, f"label {name!r} is {least:g} in {where}: {so}")
 
@@ -99,7 +106,14 @@ class Notes:
             self.say(text)
 
 
+def _counted(labels: NDArray[np.float32], weights: NDArray[np.float32] | None) -> NDArray[np.float32]:
+    """float32[B, T], NaN where a label does not count."""
+    return labels if weights is None else np.where(weights > 0, labels, np.float32(np.nan))
+
+
 def _range(labels: Sequence[NDArray[np.float32]]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """The least and the largest of each label, float32[1, T] each; [0, T] where there are none."""
+    """The least and the largest of each label, float32[1, T] each, NaN where all are; [0, T] where there are none."""
     every = np.concatenate(labels)
-    return (every.min(axis=0)[None], every.max(axis=0)[None]) if len(every) else (every, every)
+    if not len(every):
+        return every, every
+    return np.fmin.reduce(every)[None], np.fmax.reduce(every)[None]

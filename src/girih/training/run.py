@@ -52,8 +52,8 @@ from girih.training.placing import place_net
 from girih.training.planning import decide
 from girih.training.pricing import Calibrated, measured, priced
 from girih.training.progressive import ProgressiveValidation
-from girih.training.rescaling import Rescaling, Scaling, rescaled
 from girih.training.recipe import recipe
+from girih.training.rescaling import Rescaling, Scaling, rescaled
 from girih.training.session import Session
 
 
@@ -105,9 +105,10 @@ class TrainingRun:
     def __post_init__(self) -> None:
         self.ranks = self.context.ranks
         self.context.stats.watch(self.live)
-        self.notes = Notes(self.ranks, self.facts.schema.labels.names)
-        scored, names = self.context.dense.scored, self.facts.schema.labels.names
-        self.progressive = None if scored is None else ProgressiveValidation(scored, self.ranks, names)
+        compared = bool(getattr(self.context.dense.module, "loss_over_batch", False))
+        self.notes = Notes(self.ranks, self.facts.schema.labels.names, compared)
+        scored, labels = self.context.dense.scored, self.facts.schema.labels
+        self.progressive = None if scored is None else ProgressiveValidation(scored, self.ranks, labels)
         self.rescaling = Rescaling(
             self.directory, self.ranks, self.context.processes, self.facts, held=self.plan is not None
         )
@@ -204,7 +205,12 @@ class TrainingRun:
         return Plan.from_dict(self.ranks.broadcast(plan.to_dict())), facts
 
     def check(self, train: Dataset) -> None:
-        """Refuses a directory that holds another run, and data in which a loaded position has no meaning."""
+        """Refuses a directory that holds another run, and data in which a loaded position or negatives have no meaning."""
+        if train.negatives is not None and not self.notes.compared:
+            raise ConfigError(
+                f"negatives: the loss of {self.facts.model.name} compares no examples with each other, and would take those"
+                " without a user for clicks that were not made; leave them out, or use model 'retrieval'"
+            )
         if self.saves and self.ranks.first and not self.resumed and self.state.step == 0:
             earlier = checkpoint.latest(self.checkpoints.root)
             if earlier is not None:
@@ -346,7 +352,14 @@ class TrainingRun:
         before, self._evaluated = self._evaluated, None
         if before is None:
             before = session.sparse.stats().store
-        scores = evaluation.score(data, session, normalization, self.ranks, self.options.gauc_by)
+        scores = evaluation.score(
+            data,
+            session,
+            normalization,
+            self.ranks,
+            self.options.gauc_by,
+            self.facts.schema.labels.losses,
+        )
         self._evaluated = session.sparse.stats().store
         self.notes.evaluation(data.addresses[0], scores, before, self._evaluated)
         return scores
@@ -355,7 +368,15 @@ class TrainingRun:
         """Each batch in order, with its probabilities float32[B, T], on all trainers."""
         session, normalization = self.open(), self.known_normalization()
         self._evaluated = None
-        yield from evaluation.predictions(data, session, normalization)
+        losses = self.facts.schema.labels.losses
+        yield from evaluation.predictions(data, session, normalization, losses)
+
+    def outputs(self, data: Dataset) -> Iterator[NDArray[np.float32]]:
+        """All that the model's ``forward`` returns of each batch in order, on all trainers."""
+        session, normalization = self.open(), self.known_normalization()
+        self._evaluated = None
+        for _, outputs in evaluation.outputs_of(data, session, normalization):
+            yield outputs.numpy()
 
     def evaluate(self, data: Dataset) -> Metrics:
         """Exact metrics, on all trainers; raises KeyboardInterrupt where a stop was requested meanwhile."""
@@ -363,7 +384,11 @@ class TrainingRun:
         if self.ranks.stopping:
             self.ranks.forget_stop()
             raise KeyboardInterrupt
-        own = None if scores is None else scores.result(self.facts.schema.labels.names).as_dict()
+        own = (
+            None
+            if scores is None
+            else scores.result(self.facts.schema.labels.names, self.options.rank_at).as_dict()
+        )
         return Metrics.from_dict(self.ranks.broadcast(own))
 
     def restore(self, place: Storage, train: Dataset | None = None, *, resume: bool = False) -> None:

@@ -17,6 +17,7 @@ from girih.dense.scored import ScoredSteps
 from girih.dense.spec import DenseSpec
 from girih.errors import ConfigError
 from girih.metrics.progressive import ProgressiveScores
+from girih.metrics.result import OF_NUMBERS
 from girih.models import needs_of
 from girih.optim import Adagrad, SparseOptimizer
 from girih.runs.stats import Stats
@@ -65,6 +66,17 @@ def expect_data(what: str, data: Dataset, schema: Schema, *, labels: bool = True
         raise ConfigError(f"{what}: read without labels; expected with_labels=True")
 
 
+def check_watched(options: TrainOptions, schema: Schema) -> None:
+    """Refuses to stop, or to lower the learning rate, by a metric that the first label does not have."""
+    first, loss = schema.labels.names[0], schema.labels.losses[0]
+    for name, metric in options.watched.items():
+        if (metric in OF_NUMBERS) == (loss == "bce"):
+            fitting = "auc or logloss" if loss == "bce" else " or ".join(OF_NUMBERS)
+            raise ConfigError(
+                f"train: {name}: metric = {metric!r}: the loss of the first label, {first!r}, is {loss}; expected {fitting}"
+            )
+
+
 def sparse_spec(
     model: nn.Module,
     schema: Schema,
@@ -96,6 +108,7 @@ def sparse_spec(
 
 def dense_spec(
     model: nn.Module,
+    schema: Schema,
     options: TrainOptions,
     optimizer: OptimizerFactory | None,
     stats: Stats,
@@ -135,6 +148,8 @@ def dense_spec(
         global_batch_norm=options.global_batch_norm,
         compile=options.compile,
         stats=stats,
+        losses=schema.labels.losses,
+        huber_delta=schema.labels.huber_delta,
         scored=scored,
     )
 
@@ -143,7 +158,7 @@ def scored_steps(options: TrainOptions, schema: Schema) -> ScoredSteps | None:
     """The count of training steps' scores, where the options want progressive validation."""
     if not options.progressive_validation:
         return None
-    return ScoredSteps(ProgressiveScores(len(schema.labels.names)))
+    return ScoredSteps(ProgressiveScores(len(schema.labels.names), losses=schema.labels.losses))
 
 
 def gpu_of(device: torch.device, rank: int) -> int | None:

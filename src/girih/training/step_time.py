@@ -59,7 +59,7 @@ def measure_step(lookup: Rate, update: Rate) -> float:
         )
         data = read_parquet(file, schema, batch_size=BATCH)
         sparse = sparse_spec(model, schema, options, None, None, None)
-        dense = dense_spec(model, options, None, Stats())
+        dense = dense_spec(model, schema, options, None, Stats())
         cost = measure_dense_cost(data, sparse, dense, TrainerGroup())
         with Trainer(model, options=options) as trainer:
             trainer.fit(data, epochs=1)  # which opens the session and makes rows

@@ -83,6 +83,7 @@ def joined(parts: Sequence[Batch], buffers: Buffers) -> Batch:
         numeric=others.numeric,
         labels=others.labels,
         example_weights=others.example_weights,
+        label_weights=others.label_weights,
         kept=others.kept,
     )
 
@@ -162,6 +163,7 @@ class _Group:
         rows = self._index.reshape(-1)
         numeric, labels = self._taken(others.numeric, rows), self._taken(others.labels, rows)
         weights = None if others.example_weights is None else others.example_weights[rows]
+        of_labels = None if others.label_weights is None else self._taken(others.label_weights, rows)
         begin = 0
         for k, end in enumerate(self._ends):
             part = slice(k * size, (k + 1) * size)
@@ -172,6 +174,7 @@ class _Group:
                 numeric=numeric[part],
                 labels=labels[part],
                 example_weights=None if weights is None else weights[part],
+                label_weights=None if of_labels is None else of_labels[part],
                 kept=None if others.kept is None else others.kept.take(pa.array(self._index[k])),
             )
             begin = end

@@ -15,11 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from girih.data.batch import NULL_ID
 from girih.kernels.cpu import strings, take
 from girih.kernels.cpu.arrays import sealed
-
-NULL_ID: Final = 3308892442114646408
-"""The id of a missing value: XXH64 of ``girih.null``."""
 
 _TEXT: Final = {pa.string().id, pa.large_string().id, pa.string_view().id}
 _BYTES: Final = {pa.binary().id, pa.large_binary().id, pa.binary_view().id, pa.binary(1).id}

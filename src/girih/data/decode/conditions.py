@@ -27,11 +27,16 @@ _PATTERN = re.compile(r"^\s*([^=<>!]+?)\s*(?:(==|!=|<=|>=|<|>)|\s(in)\b)\s*(.+?)
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """``column operator literal``; the literal is a number, a string, or a tuple of either."""
+    """``column operator literal``; the literal is a number, a string, or a tuple of either.
+
+    Attributes:
+        is_flag: the column has nothing but 0 and 1.
+    """
 
     column: str
     operator: str
     literal: Any
+    is_flag: bool = False
 
     @property
     def on_strings(self) -> bool:
@@ -53,13 +58,24 @@ class Condition:
         return np.asarray(_COMPARISONS[self.operator](values, literal), dtype=np.bool_)
 
 
-def parse_condition(label: str, text: str) -> Condition:
-    """Parses the condition of a derived label.
+def parse_mask(label: str, text: str) -> Condition:
+    """Parses the mask of a label: a condition, or the name of a column of 0 and 1.
+
+    Raises:
+        ConfigError: a condition that cannot be understood.
+    """
+    if _PATTERN.match(text):
+        return parse_condition(label, text, "mask")
+    return Condition(text, "==", 1, is_flag=True)
+
+
+def parse_condition(label: str, text: str, option: str = "derive") -> Condition:
+    """Parses the condition of a derived label, or of a label's mask.
 
     Raises:
         ConfigError: not a condition, with an example of one.
     """
-    where = f"labels: derive {label!r} = {text!r}"
+    where = f"labels: {option} {label!r} = {text!r}"
     match = _PATTERN.match(text) if isinstance(text, str) else None
     if match is None:
         raise ConfigError(

@@ -13,6 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from girih.data.decode import columns, times
+from girih.data.decode.conditions import Condition
 from girih.data.decode.rows import Bags, DecodedRows
 from girih.data.read_plan import ReadPlan
 from girih.data.unit import BadRow, Unit
@@ -22,16 +23,20 @@ from girih.schema import Categorical, Numeric, Sequence
 
 BLOCK_ROWS = 1 << 14
 LABEL = "a label in [0, 1]"
+NUMBER = "a label that is a finite number"
 
 
 def decode(unit: Unit, plan: ReadPlan, buffers: Buffers) -> tuple[DecodedRows, list[BadRow]]:
     """Decodes the rows of a unit that meet the plan's condition, and returns its bad rows, in order."""
     reader = _Reader(chosen(unit, plan), plan)
+    labels = [reader.label(name) for name in plan.labels]
+    are_weighted = labels and plan.schema.labels.are_weighted
     rows = DecodedRows(
         bags=[reader.bags(feature) for feature in plan.schema.sparse],
         numeric=reader.side_by_side([reader.numeric(feature) for feature in plan.schema.numeric], buffers),
-        labels=reader.side_by_side([reader.label(name) for name in plan.labels], buffers),
+        labels=reader.side_by_side([values for values, _ in labels], buffers),
         example_weights=reader.example_weights(plan.weight) if plan.weight else None,
+        label_weights=reader.side_by_side([own for _, own in labels], buffers) if are_weighted else None,
         kept=reader.kept() if plan.keep else None,
     )
     rows.good, bad = reader.bad_rows()
@@ -143,31 +148,76 @@ class _Reader:
         )
         return values, null
 
-    def label(self, name: str) -> NDArray[np.float32]:
-        """float32[R] in [0, 1]; of a derived label, 1 where its condition holds."""
-        condition = self._plan.conditions.get(name)
-        if condition is None:
-            values, _ = columns.numbers(self._column(name))
-            self._expect((values >= 0.0) & (values <= 1.0), name, LABEL)
-            return _narrow(values)
-        array = self._column(condition.column)
+    def label(self, name: str) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Values and weights of a label, float32[R] each; where it does not count, both are 0.
+
+        A value is in [0, 1], of a derived label 1 where its condition holds, and any number where the loss takes it.
+        """
+        plan, options = self._plan, self._plan.schema.labels
+        counts = np.ones(self._unit.table.num_rows, np.bool_)
+        may_be_absent = options.missing == "skip"
+        if name in plan.masks:
+            expected = "0 or 1, as masks are" if plan.masks[name].is_flag else "a value to tell by"
+            counts, _ = self._holds(plan.masks[name], counts, expected, may_be_absent=may_be_absent)
+        if name in plan.conditions:
+            condition = plan.conditions[name]
+            kind = "value" if condition.on_strings else "number"
+            expected = f"a {kind} to derive the label from"
+            holds, absent = self._holds(condition, counts, expected, may_be_absent=may_be_absent)
+            values = holds.astype(np.float32)
+        else:
+            wide, absent = self._numbers(name)
+            values = _narrow(wide)
+            if options.loss.get(name, "bce") == "bce":
+                good, expected = (wide >= 0.0) & (wide <= 1.0), LABEL
+            else:
+                good, expected = np.isfinite(values), NUMBER
+            self._expect(good | ~counts | (absent & may_be_absent), name, expected)
+        if not counts.all() or absent.any():
+            counts = counts & ~absent
+            values = np.where(counts, values, np.float32(0))
+        if name not in plan.label_weights:
+            return values, counts.astype(np.float32)
+        weights = self.example_weights(plan.label_weights[name], counts)
+        return values, np.where(counts, weights, np.float32(0))
+
+    def _numbers(self, column: str) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        """A column as float64[R], NaN where there is no number; bool[R] where there is nothing, or a NaN spelled out."""
+        values, null = columns.numbers(self._column(column))
+        absent = np.isnan(values)
+        if columns.is_string(self._column(column).type):
+            for row in np.flatnonzero(absent if null is None else absent & ~null):
+                absent[row] = not self._is_word(column, int(row))
+        return values, absent
+
+    def _holds(
+        self, condition: Condition, looked_at: NDArray[np.bool_], expected: str, *, may_be_absent: bool
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Whether a condition holds, bool[R], and whether there is nothing to tell by; rows that are not looked at are not bad."""
+        column = condition.column
+        array = self._column(column)
+        absent = np.zeros(len(array), np.bool_)
+        good = ~absent
         if condition.on_strings:
             array = columns.string_values(array)
             null = columns.null_mask(array)
-            if null is not None:
-                self._expect(~null, condition.column, "a value to derive the label from")
+            absent = absent if null is None else null
             values = array.fill_null(b"").to_numpy(zero_copy_only=False)
         elif columns.kind_of(array.type) == "integers" and array.null_count == 0:
             values = array.to_numpy(zero_copy_only=False)  # exact beyond 2⁵³
         else:
-            values, _ = columns.numbers(array)
-            self._expect(~np.isnan(values), condition.column, "a number to derive the label from")
-        return condition.holds(values).astype(np.float32)
+            values, absent = self._numbers(column)
+            good = ~np.isnan(values) | absent
+        if condition.is_flag:
+            good = (values == 0) | (values == 1) | absent
+        self._expect((good & (~absent | may_be_absent)) | ~looked_at, column, expected)
+        return condition.holds(values) & ~absent, absent
 
-    def example_weights(self, column: str) -> NDArray[np.float32]:
-        """float32[R], each finite and not negative."""
+    def example_weights(self, column: str, looked_at: NDArray[np.bool_] | None = None) -> NDArray[np.float32]:
+        """float32[R], each finite and not negative, where they are looked at."""
         weights = _narrow(columns.numbers(self._column(column))[0])
-        self._expect(np.isfinite(weights) & (weights >= 0.0), column, "a finite weight ≥ 0")
+        good = np.isfinite(weights) & (weights >= 0.0)
+        self._expect(good if looked_at is None else good | ~looked_at, column, "a finite weight ≥ 0")
         return weights
 
     def kept(self) -> Any:
@@ -214,6 +264,8 @@ class _Reader:
                 message = f"column {column!r} {self._shown(column, row)}: expected {expected}"
                 if expected == LABEL and self._is_word(column, row):
                     message += f"; derive it, as in derive = {{ {column} = \"{column} == 'yes'\" }}"
+                if expected in (LABEL, NUMBER) and self._is_nothing(column, row):
+                    message += "; where labels may be missing, set labels.missing = 'skip'"
                 bad.append(BadRow(int(unit.numbers[row]), reason, message))
             good[rows] = False
         return good, sorted(bad)
@@ -221,6 +273,10 @@ class _Reader:
     def _is_word(self, column: str, row: int) -> bool:
         value = self._unit.table.column(column)[row].as_py()
         return isinstance(value, bytes) and columns.number_of(value.strip()) is None
+
+    def _is_nothing(self, column: str, row: int) -> bool:
+        value = self._unit.table.column(column)[row].as_py()
+        return value is None or value != value or value == b""
 
     def _shown(self, column: str, row: int) -> str:
         value = self._unit.table.column(column)[row].as_py()

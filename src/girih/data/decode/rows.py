@@ -40,6 +40,7 @@ class DecodedRows:
     Attributes:
         bags: the ids of each feature.
         numeric: float32[R, X]. labels: float32[R, T]. example_weights: float32[R], or None where all are 1.
+        label_weights: float32[R, T], or None where all are 1.
         kept: a ``pyarrow.Table`` of R rows, or None.
         good: bool[R], the rows that may be used, or None where all are.
     """
@@ -50,6 +51,7 @@ class DecodedRows:
     example_weights: NDArray[np.float32] | None = None
     kept: Any = None
     good: NDArray[np.bool_] | None = None
+    label_weights: NDArray[np.float32] | None = None
 
     @property
     def num_rows(self) -> int:
@@ -95,6 +97,7 @@ def filled_weights(parts: Sequence[Bags] | Sequence[Batch]) -> list[NDArray[np.f
 def joined_others(parts: Sequence[DecodedRows] | Sequence[Batch], buffers: Buffers) -> DecodedRows:
     """All but the ids of rows one below the other."""
     weights = [part.example_weights for part in parts if part.example_weights is not None]
+    of_labels = [part.label_weights for part in parts if part.label_weights is not None]
     tables = [part.kept for part in parts if part.kept is not None]
     if len(tables) > 1:
         tables = [pa.concat_tables(tables, promote_options="default").combine_chunks()]
@@ -104,6 +107,7 @@ def joined_others(parts: Sequence[DecodedRows] | Sequence[Batch], buffers: Buffe
         joined_arrays([part.labels for part in parts], buffers),
         joined_arrays(weights, buffers) if weights else None,
         tables[0] if tables else None,
+        label_weights=joined_arrays(of_labels, buffers) if of_labels else None,
     )
 
 

@@ -49,6 +49,9 @@ def as_columns(schema: Schema) -> Schema:
         raise ConfigError(
             f"labels: weight = {schema.labels.weight!r}: libsvm has no column for example weights"
         )
+    for option in ("mask", "label_weight"):
+        if getattr(schema.labels, option):
+            raise ConfigError(f"labels: {option}: libsvm has no other column than the label and the features")
     plain = [name for name in schema.labels.names if name not in schema.labels.derive]
     if len(plain) > 1:
         raise ConfigError(

@@ -5,6 +5,7 @@ Persia's Algorithm 2: the locks there are the AllReduce here, in buckets, beside
 
 from __future__ import annotations
 
+import itertools
 import time
 import warnings
 from contextlib import nullcontext
@@ -16,10 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from girih.comm.group.gathered_rows import gathered_rows
 from girih.data.batch import Batch
 from girih.dense.halves.replica import ReplicaComputed, to_device
 from girih.dense.halves.synchronous import SynchronousReplica
 from girih.models.embeddings import Embeddings, Jagged
+from girih.models.loss import Targets
 from girih.planner.costs import BUCKET_BYTES
 
 
@@ -57,6 +60,21 @@ class AllReducedReplica(SynchronousReplica):
             if given:
                 return super()._outputs(batch, embeddings, train=train)
             return super()._outputs(*_one_example(batch, embeddings), train=train)[:0]
+
+    def _over_batch(self, targets: Targets, batch: Batch) -> Targets:
+        """See :class:`Replica`; with the way to the rows of all trainers."""
+        targets = super()._over_batch(targets, batch)
+        if self.ranks.size == 1 or batch.share is None:
+            return targets
+        size, num_trainers = batch.share.num_examples, self.ranks.size
+        bounds = [rank * size // num_trainers for rank in range(num_trainers + 1)]  # as share_of cuts
+        sizes = [end - start for start, end in itertools.pairwise(bounds)]
+
+        def gather(rows: Tensor) -> Tensor:
+            self.stats_of_process.sent("dense", (num_trainers - 1) * rows.numel() * rows.element_size())
+            return gathered_rows(rows, self.ranks, sizes)
+
+        return targets._replace(first=bounds[self.ranks.rank], gather=gather)
 
     def close(self) -> None:
         """Lets go of what refers to the group of trainers."""

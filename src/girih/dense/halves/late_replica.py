@@ -212,7 +212,7 @@ class LateReplica(Replica):
             outputs = self._outputs(batch, embeddings, train=True)
             targets, share = self._targets(batch)
             self._score(outputs, targets)
-            mean = self._mean_loss(outputs, targets) if len(outputs) else None
+            mean = self._mean_loss(outputs, targets) if self._has_loss(outputs) else None
         with self._phase("backward"):
             self._backward(outputs, mean, share)
             loss = outputs.new_zeros((), dtype=torch.float64)

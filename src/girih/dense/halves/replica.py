@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from girih.config.user_code import blame
 from girih.data.batch import Batch
+from girih.data.shares import label_scale
 from girih.dense.accel.arithmetic import arithmetic
 from girih.dense.accel.compiled import CompiledModel
 from girih.dense.accel.malloc import keep_freed_memory
@@ -94,6 +95,11 @@ class Replica:
         self._loss = loss_of(self.module)
         self._precision, self._forward = spec.precision, spec.forward
         self._clip_norm, self._scored = spec.clip_norm, spec.scored
+        self._label_losses, self._huber_delta = spec.losses, spec.huber_delta
+        self._to_logits: Callable[[Tensor], Tensor] | None = getattr(self.module, "logits", None)
+        self._loss_features = _places(self.module)
+        # a loss over the whole batch is each trainer's part of the step's, and needs all trainers in it
+        self.whole_batch = bool(getattr(self.module, "loss_over_batch", False))
         self._modes: list[tuple[nn.Module, bool]] = []
 
     def compute(
@@ -124,8 +130,16 @@ class Replica:
 
     def predict(self, batch: Batch, embeddings: Embeddings) -> Tensor:
         """Logits, float32[B, T]."""
+        return self.logits(self.outputs(batch, embeddings))
+
+    def outputs(self, batch: Batch, embeddings: Embeddings) -> Tensor:
+        """The model's outputs, float32[B, ...], which are its logits unless it has a method ``logits(outputs)``."""
         self._set_mode(False)
         return self._outputs(batch, embeddings, train=False).detach()
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        """Logits, float32[B, T], of the model's outputs."""
+        return outputs if self._to_logits is None else self._to_logits(outputs)
 
     def move(self, gradients: Gradients) -> None:
         """One optimizer step, after clipping."""
@@ -195,13 +209,17 @@ class Replica:
         return onto.buffers
 
     def _outputs(self, batch: Batch, embeddings: Embeddings, *, train: bool) -> Tensor:
-        """Logits, float32[B, T], checked."""
+        """The model's outputs, float32[B, T] where they are logits, checked."""
         numeric = moved(batch.numeric, self.device)
         with torch.set_grad_enabled(train), self._arithmetic(train=train):
             logits = self._logits_of(numeric, to_device(embeddings, self.device), train=train)
         rows = self._num_outputs(batch.num_examples, train=train)
         labels = batch.labels.shape[1]  # without labels, columns are not known
-        if logits.dim() != 2 or len(logits) != rows or labels not in (0, logits.shape[1]):
+        if (
+            logits.dim() != 2
+            or len(logits) != rows
+            or (labels not in (0, logits.shape[1]) and self._to_logits is None)
+        ):
             raise ConfigError(
                 f"{self._kind.__name__}.forward returned logits of shape {list(logits.shape)}; "
                 f"expected {[rows, labels or 1]}: a row per example, a column per label"
@@ -214,23 +232,33 @@ class Replica:
 
     def _targets(self, batch: Batch) -> tuple[Targets, float]:
         """The targets to compare the logits with, and the weight of their mean loss in that of the step."""
-        weights = batch.example_weights
-        targets = Targets(
-            moved(batch.labels, self.device),
-            None if weights is None else moved(weights, self.device),
+        weights, of_labels, scale = (
+            None if each is None else moved(each, self.device)
+            for each in (batch.example_weights, batch.label_weights, label_scale(batch))
         )
+        labels = moved(batch.labels, self.device)
+        targets = Targets(labels, weights, of_labels, scale, self._label_losses, self._huber_delta)
+        if self.whole_batch:
+            return self._over_batch(targets, batch), 1.0
         return targets, 1.0 if batch.share is None else batch.share.weight
+
+    def _over_batch(self, targets: Targets, batch: Batch) -> Targets:
+        """The targets for a loss over the whole batch, with the ids that it reads."""
+        ids = {name: batch.first_ids(place) for name, place in self._loss_features.items()}
+        return targets._replace(
+            ids={name: torch.from_numpy(each).to(self.device) for name, each in ids.items()}
+        )
 
     def _score(self, outputs: Tensor, targets: Targets) -> None:
         """Has the logits of a step counted, where somebody wants them."""
         if self._scored is not None:
-            self._scored.add(outputs, targets)
+            self._scored.add(self.logits(outputs.detach()), targets)
 
     def _judge(
         self, outputs: Tensor, targets: Targets, embeddings: Embeddings
     ) -> tuple[Tensor | None, float, NonFiniteError | None]:
         """The mean loss, its value, and why it is refused; None and 0 where there are no examples."""
-        if not len(outputs):
+        if not self._has_loss(outputs):
             return None, 0.0, None
         mean = self._mean_loss(outputs, targets)
         value = mean.item()
@@ -238,7 +266,12 @@ class Replica:
             return mean, value, None
         feature = embeddings.first_nonfinite()
         named = f", and so is feature {feature!r}" if feature else ""
-        return None, value, NonFiniteError(f"the loss is {value}{named}")
+        # where others wait for gradients of this trainer's loss, they get those that are not finite
+        return mean if self.whole_batch else None, value, NonFiniteError(f"the loss is {value}{named}")
+
+    def _has_loss(self, outputs: Tensor) -> bool:
+        """Whether a loss is asked for: without examples only where all trainers take part in it."""
+        return len(outputs) > 0 or self.whole_batch
 
     def _mean_loss(self, outputs: Tensor, targets: Targets) -> Tensor:
         """The mean loss, 0-d, checked."""
@@ -322,6 +355,13 @@ class Replica:
         torch.nn.utils.clip_grad_norm_(self.parameters, most)
 
 
+def _places(module: nn.Module) -> dict[str, int]:
+    """The features whose ids the model's loss reads, and their places among those of a batch."""
+    wanted = getattr(module, "loss_features", ())
+    names = [feature.name for feature in module.schema.sparse] if wanted else []  # type: ignore[union-attr]
+    return {name: names.index(name) for name in wanted}
+
+
 def made_by(optimizer: OptimizerFactory, parameters: list[nn.Parameter]) -> torch.optim.Optimizer | None:
     """The optimizer of some parameters; None where there are none.
 
@@ -346,7 +386,7 @@ def to_device(embeddings: Embeddings, device: torch.device) -> Embeddings:
     )
 
 
-def moved(array: NDArray[np.float32], device: torch.device) -> Tensor:
+def moved(array: NDArray[np.floating], device: torch.device) -> Tensor:
     """An array as a tensor on a device; its own memory on a CPU."""
     return _sent(torch.from_numpy(array), device)
 

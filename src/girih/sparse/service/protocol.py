@@ -38,7 +38,8 @@ class Verb(IntEnum):
     DROP: to a worker, and on to its servers: (sample, trainer, number, turn); NO_TURN for a batch that was never
         trained on.
     To loaders, BEGIN: (pass, trainer); text. NEXT: (pass, trainer, which share) → (1, worker, sample, examples of the whole batch); numeric,
-    labels, weight, text of the position after it, weights of examples if any; or (0,); text of skipped rows.
+    labels, weight, text of the position after it, weights of examples if any, weights of labels with their scale
+        if any; or (0,); text of skipped rows.
     END: (pass, trainer, taken): so many shares are pulled, or will be, and no more.
     GO_ON: (pass, trainer, share); text, to a loader that came back: the rest of the pass, from that share on, for this trainer.
     STORE_AGAIN: (pass, trainer, share); text (where its batch begins): the worker that kept its ids came back without them → (worker, sample).
