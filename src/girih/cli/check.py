@@ -45,7 +45,8 @@ def check(config_file: Path, overrides: tuple[str, ...], strategy: str | None) -
     settings.planned()
     sparse = settings.sparse(model)
     growth, notes_of_features = _sampled(train)
-    total = examples_of(train)
+    read_all = growth.num_examples < SAMPLE_EXAMPLES
+    total = float(growth.num_examples) if read_all else examples_of(train)
     notes += notes_of_features
     parameters = sum(each.numel() for each in model.parameters())
     click.echo(
@@ -141,16 +142,18 @@ def _sampled(train: Dataset) -> tuple[Growth, list[str]]:
 def _show_tables(sparse: SparseSpec, growth: Growth, total: float | None) -> float:
     """Prints a line for each of the largest tables; returns the bytes of all."""
     known = "the data" if total is not None else "these alone, as nobody has counted the data"
-    evictions = {table.name: table.eviction for table in sparse.schema.tables}
+    own = {table.name: table for table in sparse.schema.tables}
     tables: list[tuple[int, str]] = []
     for group in sparse.groups():
         description = row_layout(group.spec, 0, 1).description
         for table in group.spec.tables:
             rows = growth.rows(table.name, total or growth.num_examples)
-            most = getattr(evictions[table.name], "max_rows", None)
+            most = getattr(own[table.name].eviction, "max_rows", None)
             rows = rows if most is None else min(rows, most)
             taken = sum(loaded_bytes(description, round(rows)).values())
-            tables.append((taken, f"  {table.name}: dim {group.spec.dim}, {short(rows)} rows, {size(taken)}"))
+            tables.append(
+                (taken, f"  {table.name}: dim {own[table.name].dim}, {short(rows)} rows, {size(taken)}")
+            )
     tables.sort(key=lambda each: -each[0])
     click.echo(
         f"rows of tables after an epoch of {known}, estimated from the first {count(growth.num_examples)} examples:"
