@@ -1,8 +1,7 @@
 """Sources and formats to batches; positions that can be resumed from."""
 
-from girih.data.batch import Batch
+from girih.data.batch import NULL_ID, Batch
 from girih.data.dataset import Dataset
-from girih.data.decode.columns import NULL_ID
 from girih.data.epoch import SkippedRows
 from girih.data.normalization import NormalizationStats
 from girih.data.options import DataOptions, open_dataset

@@ -74,7 +74,7 @@ class Negatives:
         return joined([batch, self._examples(drawn, batch)], Buffers())
 
     def _drawn(self, batch: Batch) -> NDArray[np.int64]:
-        random = np.random.default_rng([abs(self._seed), zlib.crc32(np.ascontiguousarray(batch.ids))])
+        random = np.random.default_rng([abs(self._seed), zlib.crc32(batch.ids.tobytes())])
         return random.integers(0, self._catalogue.num_examples, self._per_step)
 
     def _examples(self, drawn: NDArray[np.int64], batch: Batch) -> Batch:

@@ -136,8 +136,8 @@ class Progress(Callback):
         if record["split"] == "progressive":
             self._progressive = record
             return
-        names = ("auc", "gauc", "logloss", "normalized_entropy", "calibration", "mae", "rmse")
-        names += tuple(name for name in record if "@" in name or name == "mrr")
+        names = ["auc", "gauc", "logloss", "normalized_entropy", "calibration", "mae", "rmse"]
+        names += [name for name in record if "@" in name or name == "mrr"]
         values = [f"{name} {fraction(record[name])}" for name in names if is_number(record.get(name))]
         shown = "  ".join(values) or "no metric is defined here"
         self.message(f"step {count(record['step'])}  {record['split']}  {shown}")

@@ -222,7 +222,7 @@ class LoadedModel(contextlib.AbstractContextManager["LoadedModel"]):
             device="cpu" if trained.device == "cpu" else "auto",
         )
         # parameters stay such as have gradients: torch multiplies others otherwise, and predictions would differ in their last bits
-        return dense_spec(self.model, options, torch.optim.SGD, Stats())
+        return dense_spec(self.model, self.schema, options, torch.optim.SGD, Stats())
 
     @cached_property
     def _session(self) -> tuple[Session, NormalizationStats]:

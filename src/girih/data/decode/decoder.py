@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from girih.data.batch import NULL_ID
 from girih.data.decode import columns, times
 from girih.data.decode.conditions import Condition
 from girih.data.decode.rows import Bags, DecodedRows
@@ -71,7 +72,7 @@ class _Reader:
             return Bags(self._buckets(feature.source, feature.bucketize))
         if isinstance(feature, Categorical) and feature.transform:
             ids, null = self._part_of_time(feature)
-            return Bags(ids if null is None else np.where(null, columns.NULL_ID, ids))
+            return Bags(ids if null is None else np.where(null, NULL_ID, ids))
         values, offsets = columns.pieces(self._column(feature.source), feature.separator)
         ids, floats = columns.scalar_ids(values)
         if self._unit.is_text and floats is not None and floats.any():
@@ -101,7 +102,7 @@ class _Reader:
     def _buckets(self, column: str, boundaries: tuple[float, ...]) -> NDArray[np.int64]:
         values, null = self._finite(column)
         ids = np.searchsorted(np.array(boundaries), values, side="right").astype(np.int64, copy=False)
-        return ids if null is None else np.where(null, columns.NULL_ID, ids)
+        return ids if null is None else np.where(null, NULL_ID, ids)
 
     def _weights(self, feature: Categorical, column: str, bounds: NDArray[np.int64]) -> NDArray[np.float32]:
         """float32[M], one weight per id; rows whose weights do not match their ids are bad."""

@@ -86,8 +86,8 @@ def take_sample(paths: Sequence[str]) -> Sample:
         names = list(dict.fromkeys([*source.starts[0].names, *source.partitions.types]))
     options["train"] = (train, "")
     plan = ReadPlan(
-        Schema([Numeric(name=names[0])], "\0"), (), None, {}, tuple(names)
-    )  # all columns, as they are
+        schema=Schema([Numeric(name=names[0])], "\0"), labels=(), weight=None, conditions={}, masks={}, label_weights={}, keep=tuple(names),
+    )  # fmt: skip
     tables, num_rows, num_bytes = [], 0, 0
     parts = sorted({place * (source.num_parts - 1) // (PARTS - 1) for place in range(PARTS)})
     for part in parts:
