@@ -86,12 +86,12 @@ def required(name, schema):
         return {"co_action": {"units": ["user", "seen"]}, "unit_layers": list(LAYERS), "orders": ORDERS}
     if name == "star":
         return {"domain": "scene", "num_domains": naive.SCENES}
-    if name in ("two_tower", "retrieval"):
-        towers = {"user": [feature.name for feature in schema.features][::2]}
-        if name == "two_tower":
-            return towers
-        items = (f.name for f in schema.sparse if isinstance(f, Categorical) and f.name not in towers["user"])
-        return towers | {"item_id": next(items)}
+    names = [feature.name for feature in schema.features]
+    if name == "two_tower":
+        return {"user": names[::2]}
+    if name == "retrieval":
+        item = [feature.name for feature in schema.sparse if isinstance(feature, Categorical)][-1]
+        return {"user": [name for name in names if name != item][::2], "item_id": item}
     return {}
 
 
