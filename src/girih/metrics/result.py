@@ -117,7 +117,8 @@ class Metrics:
         """The first label's part of an evaluation line in ``metrics.jsonl``; ``gauc``, ``mae``, ``rmse`` where defined."""
         names = ("auc", "logloss", "normalized_entropy", "calibration")
         line = {name: getattr(self.first, name) for name in names}
-        more = {name: getattr(self.first, name) for name in ("gauc", *OF_NUMBERS)} | dict(self.first.ranking)
+        more = {name: getattr(self.first, name) for name in ("gauc", *OF_NUMBERS)}
+        more.update(self.first.ranking)
         return line | {name: value for name, value in more.items() if value is not None}
 
     def as_dict(self) -> dict[str, dict[str, Any]]:

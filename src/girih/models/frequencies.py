@@ -41,9 +41,8 @@ class StreamingFrequencies(nn.Module):
         self.register_buffer("interval", torch.zeros(shape))
         self.register_buffer("sightings", torch.zeros(shape, dtype=torch.int32))
 
-    @torch.no_grad()
     def seen(self, ids: Tensor) -> Tensor:
-        """Counts the items of a step, int64[N]; returns the logarithm of each one's q, float32[N]."""
+        """Counts the items of a step, int64[N]; returns the logarithm of each one's q, float32[N]: no gradient passes here."""
         self.steps += 1
         unique, inverse = torch.unique(ids, return_inverse=True)
         found = ids.new_zeros(len(unique), dtype=torch.float32)

@@ -358,7 +358,8 @@ class Replica:
 def _places(module: nn.Module) -> dict[str, int]:
     """The features whose ids the model's loss reads, and their places among those of a batch."""
     wanted = getattr(module, "loss_features", ())
-    names = [feature.name for feature in module.schema.sparse] if wanted else []  # type: ignore[union-attr]
+    schema: Any = getattr(module, "schema", None)
+    names = [feature.name for feature in schema.sparse] if wanted else []
     return {name: names.index(name) for name in wanted}
 
 
