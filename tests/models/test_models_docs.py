@@ -25,7 +25,6 @@ UNSET = (
     "item",
     "item_id",
     "log_q",
-    "similarity",
 )
 """Options without a default, or of which none is to be shown."""
 
@@ -72,7 +71,7 @@ def test_the_zoos_table_lists_every_option_and_its_default(name):
     assert ("none at all" in row) == (not parameters)
     for option in parameters.keys() - {"hidden", "dropout", "batch_norm"}:
         default = parameters[option].default
-        in_row = {"structure": "`structure = ", "similarity": "`similarity = "}
+        in_row = {"structure": "`structure = ", "similarity": "`similarity = ", "loss": "`loss = "}
         in_row |= {option: f"`{option}`" for option in UNSET}
         assert in_row.get(option, f"`{option} = {toml(default)}`") in row
     for option in parameters.keys() & {"hidden", "dropout", "batch_norm"}:
