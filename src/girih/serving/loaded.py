@@ -29,7 +29,7 @@ from girih.config.train import TrainOptions
 from girih.data import Batch, Dataset, NormalizationStats
 from girih.data.dataset import make_dataset
 from girih.data.decode.columns import scalar_ids
-from girih.data.formats.in_memory import InMemorySource
+from girih.data.formats.arrow import TableSource
 from girih.data.given import as_table, columns_as_given, columns_of
 from girih.data.paths import one_line
 from girih.dense.halves.replica import Replica
@@ -154,10 +154,11 @@ class LoadedModel(contextlib.AbstractContextManager["LoadedModel"]):
     def _dataset(self, data: Any) -> Dataset | None:
         """The examples that are in memory as a dataset; None where there are none."""
         table = as_table(data, columns_of(self.schema))
-        source, schema = InMemorySource(table), columns_as_given(self.schema, table)
+        if not table.num_rows:
+            return None
+        source, schema = TableSource(table, "data"), columns_as_given(self.schema, table)
         size = self._opened.batch_size
-        dataset = make_dataset(source, self.schema, schema, with_labels=False, batch_size=size)
-        return dataset if table.num_rows else None
+        return make_dataset(source, self.schema, schema, with_labels=False, batch_size=size)
 
     def _table(self, name: str) -> str:
         """The name of a table of which the model reads embeddings."""

@@ -46,23 +46,26 @@ def arrow_source(data: Any) -> Source:
 class TableSource(FileSource):
     """A ``pyarrow.Table`` in memory, in parts of :data:`PART_ROWS`.
 
+    Args:
+        where: its name in errors.
+
     Raises:
         DataError: no rows.
     """
 
-    def __init__(self, table: Any) -> None:
+    def __init__(self, table: Any, where: str = _TABLE) -> None:
         if not table.num_rows:
-            raise DataError(f"{_TABLE}: no rows; expected at least one")
-        self._table = table.replace_schema_metadata(None)
-        self.files = (File(None, "", _TABLE, table.nbytes),)
+            raise DataError(f"{where}: no rows; expected at least one")
+        self._table, self._where = table.replace_schema_metadata(None), where
+        self.files = (File(None, "", where, table.nbytes),)
         self.num_rows: int | None = table.num_rows
         self.num_parts = -(-table.num_rows // PART_ROWS)
         self.identity = f"arrow/{table.num_rows}/{PART_ROWS}/{_digest(self._table)}"
 
     def check(self, plan: ReadPlan) -> None:
         """Refuses a table that lacks a column, or holds it in a type that does not serve."""
-        plan.check_names(self._table.column_names, _TABLE)
-        plan.check_types({name: self._table.schema.field(name).type for name in plan.columns}, _TABLE)
+        plan.check_names(self._table.column_names, self._where)
+        plan.check_types({name: self._table.schema.field(name).type for name in plan.columns}, self._where)
 
     def read(self, plan: ReadPlan, order: NDArray[np.int64], start: Cursor) -> Iterator[Unit]:
         """Yields slices of the table in the order given, from ``start.part`` on; nothing is copied."""
@@ -71,7 +74,7 @@ class TableSource(FileSource):
             first = int(order[part]) * PART_ROWS
             rows = _decoded(columns.slice(first, PART_ROWS))
             numbers = range(first + 1, first + rows.num_rows + 1)
-            yield Unit(rows, _TABLE, Cursor(part + 1), numbers)
+            yield Unit(rows, self._where, Cursor(part + 1), numbers)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A table goes to another process as an Arrow stream, if it is small."""
