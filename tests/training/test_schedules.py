@@ -242,6 +242,7 @@ def test_labels_and_example_weights_follow_the_logits_to_their_device():
 
     class Half:
         device = torch.device("meta")
+        _label_losses, _huber_delta = ("bce",), 1.0
 
     for weights in (None, np.ones(2, np.float32)):
         targets, share = Replica._targets(Half(), batch(weights))

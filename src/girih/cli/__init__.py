@@ -25,7 +25,7 @@ UNUSABLE = (
 COMMANDS = {
     "bench": "Measure this machine, with peers beside us.",
     "calibrate": "Measure this machine's links, codecs and the work of steps.",
-    "check": "Check a config against its data, without training.",
+    "check": "Check a config against its data, and estimate rows and memory.",
     "compare": "Show runs side by side: options that differ, and metrics.",
     "evaluate": "Evaluate a run's final weights.",
     "export-embeddings": "Write the rows of a table to Parquet: id, embedding, count.",
@@ -42,7 +42,7 @@ COMMANDS = {
 }
 """``girih --help`` says this of each, and imports none of them."""
 LINE_WIDTH = 100
-"""Of the list of commands: a line for each, whatever the terminal's width."""
+"""The width of the list of commands, which has a line for each, whatever the terminal's width."""
 
 
 class LazyGroup(click.Group):

@@ -29,7 +29,7 @@ MANY_MISSING, FEW_STEPS, LARGE = 0.9, 20, 1e4
 @cli.command()
 @config_options
 def check(config_file: Path, overrides: tuple[str, ...], strategy: str | None) -> int:
-    """Check a config against its data, and estimate rows and memory, without training."""
+    """Check a config against its data, and estimate rows and memory; nothing is trained."""
     settings = RunConfig.load(config_file, overrides=overrides, strategy=strategy)
     model = settings.model()
     notes: list[str] = []

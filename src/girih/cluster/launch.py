@@ -39,7 +39,7 @@ LAST_WORDS_S = 20.0
 """Trainer 0 has so long to say what went wrong, before it is said here."""
 POLL_S = 0.2
 SAID_S = 0.5
-"""What a trainer said before it was killed is heard within so long, unless it waits for roles to start."""
+"""Words of a trainer that was killed are heard within so long, unless it waits for roles to start."""
 USERS_MISTAKE = 2
 
 

@@ -99,7 +99,7 @@ class Rescaling:
             self._ranks.request_pause()
 
     def agreed(self, *, is_over: bool) -> Scaling | None:
-        """What all trainers have stopped for, if it is nothing else; called by all of them.
+        """The scaling that all trainers have stopped for, if it is nothing else; called by all of them.
 
         Args:
             is_over: whether this one has done its last step.

@@ -31,7 +31,7 @@ def traced(name, **options):
 
 @cache
 def _traced(name, **options):
-    schema = schema_of(features_for(name), 1 if name in ("lr", "fm", "two_tower") else 2)
+    schema = schema_of(features_for(name), 1 if name in ("lr", "fm", "two_tower", "retrieval") else 2)
     model = build(name, schema, **options)
     example = inputs_for(model, schema, num_examples=6)
     net = trace(model, example.numeric, example.embeddings)

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Stage(StrEnum):
-    """What the launcher is to know of a scaling."""
+    """Stages of a scaling that the launcher is to know of."""
 
     MOVING = "moving"
     """Rows lie in the last checkpoint alone: trainers that come back find none in embedding servers."""

@@ -204,10 +204,18 @@ class _Work(Service):
                 for of_server, (first, behind) in zip(parts, pairwise(asked.bounds()), strict=True):
                     of_server.append(totals[first:behind])
         self._stats.sent("gradients", sum(part.nbytes for of_server in parts for part in of_server))
-        del self._samples[number]
         self._call_all(
-            Verb.UPDATE, request.frame.fields, parts, request, lambda _: request.reply(), keys=sample.keys_of
+            Verb.UPDATE,
+            request.frame.fields,
+            parts,
+            request,
+            partial(self._pushed, request),
+            keys=sample.keys_of,
         )
+
+    def _pushed(self, request: Request, frames: list[Frame]) -> None:
+        self._samples.pop(request.frame.fields[0], None)
+        request.reply()
 
     def _drop(self, request: Request) -> None:
         fields, nothing = _fields(request, 4), [()] * len(self._clients)
