@@ -228,7 +228,7 @@ def test_labels_and_example_weights_follow_the_logits_to_their_device():
 
     class Model(torch.nn.Module):
         def loss(self, outputs, batch):
-            seen.append([None if each is None else each.device.type for each in batch])
+            seen.append([None if each is None else each.device.type for each in batch[:2]])
             return outputs.sum()
 
     def batch(example_weights):
@@ -242,7 +242,7 @@ def test_labels_and_example_weights_follow_the_logits_to_their_device():
 
     class Half:
         device = torch.device("meta")
-        _label_losses, _huber_delta = ("bce",), 1.0
+        _label_losses, _huber_delta, whole_batch = ("bce",), 1.0, False
 
     for weights in (None, np.ones(2, np.float32)):
         targets, share = Replica._targets(Half(), batch(weights))
