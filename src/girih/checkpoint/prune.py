@@ -70,6 +70,9 @@ def prune(place: Storage, root: Storage, rule: Rule) -> tuple[Storage, Manifest]
         parts[DENSE] = {"bytes": len(dense), "crc32": {"": zlib.crc32(dense)}}
         parts = {name: parts[name] for name in manifest.parts}
         pruned = replace(manifest, parts=parts, rows=rows_of({n: f for n, f in parts.items() if n != DENSE}))
+        if manifest.run.best_step not in (None, manifest.step):  # which is not there
+            run = manifest.state["run"] | {"best_step": None, "best_value": None}
+            pruned = replace(pruned, state={**manifest.state, "run": run})
         pruned.write(draft)
     except BaseException:
         root.remove(draft.name, first=NAME)

@@ -77,20 +77,33 @@ def _described(data: Dataset) -> str:
 
 
 def _labels(batch: Batch, data: Dataset) -> str:
-    means = batch.labels.mean(axis=0)
-    shown = (
-        f"{mean:.1%} are {name}" for name, mean in zip(data.schema.labels.names, means.tolist(), strict=True)
-    )
+    labels = data.schema.labels
+    shown = []
+    for values, name, loss in zip(_counted(batch), labels.names, labels.losses, strict=True):
+        if not len(values):
+            shown.append(f"{name} counts for none")
+        else:
+            mean = float(values.mean())
+            shown.append(
+                f"{mean:.1%} are {name}" if loss == "bce" else f"{name} is {mean:.4g} on the average"
+            )
     return ", ".join(shown)
 
 
-def _constant_labels(split: str, batch: Batch, data: Dataset) -> list[str]:
-    least, most = batch.labels.min(axis=0), batch.labels.max(axis=0)
-    same = zip(data.schema.labels.names, (least == most).tolist(), least.tolist(), strict=True)
+def _counted(batch: Batch) -> list[NDArray[np.float32]]:
+    """The values of each label, where it counts."""
+    if batch.label_weights is None:
+        return list(batch.labels.T)
     return [
-        f"label {name!r} is {value:g} in all of the first {count(batch.num_examples)} examples of {split}"
-        for name, constant, value in same
-        if constant
+        values[weights > 0] for values, weights in zip(batch.labels.T, batch.label_weights.T, strict=True)
+    ]
+
+
+def _constant_labels(split: str, batch: Batch, data: Dataset) -> list[str]:
+    return [
+        f"label {name!r} is {values[0]:g} in all of the first {count(batch.num_examples)} examples of {split}"
+        for name, values in zip(data.schema.labels.names, _counted(batch), strict=True)
+        if len(values) and (values == values[0]).all()
     ]
 
 

@@ -233,7 +233,7 @@ class Dataset:
     def _order_digest(self) -> str:
         parts = [self.source.identity, self.shuffle, self.on_bad_row]
         parts += [self.shuffle_rows, self.seed] if self.shuffle else []
-        parts += [self.plan.where.text] if self.plan.where else []
+        parts += [self.plan.where.condition] if self.plan.where else []
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 

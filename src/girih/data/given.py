@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -63,6 +63,8 @@ def columns_of(schema: Schema) -> list[str]:
 
 def _of_columns(data: Mapping[Any, Any], columns: Sequence[str] | None) -> Any:
     taken = {name: value for name, value in data.items() if columns is None or name in columns}
+    if data and not taken:
+        raise _unknown(data, columns)
     if any(_is_scalar(value) for value in taken.values()):  # one example, whose bags may be lists
         return _of_rows([taken], columns)
     arrays = {str(name): _array(str(name), value) for name, value in taken.items()}
@@ -82,9 +84,16 @@ def _of_rows(rows: Sequence[Any], columns: Sequence[str] | None) -> Any:
             raise DataError(f"data: item {number} is a {type(row).__name__}; {EXPECTED}")
     present = dict.fromkeys(name for row in rows for name in row)
     names = [name for name in present if columns is None or name in columns]
+    if rows and not names:
+        raise _unknown(present, columns)
     if not rows and columns is not None:
         return pa.table({name: pa.nulls(0) for name in columns})
     return pa.table({str(n): _array(str(n), [row.get(n) for row in rows]) for n in names})
+
+
+def _unknown(given: Iterable[Any], columns: Sequence[str] | None) -> DataError:
+    names, known = list(map(str, given)), list(columns or ())
+    return DataError(f"data: columns {names[:10]}, of which no feature reads any; expected {known[:10]}")
 
 
 def _array(name: str, values: Any) -> Any:

@@ -18,6 +18,8 @@ METRICS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "AUC": ("auc", fraction),
     "GAUC": ("gauc", fraction),
     "logloss": ("logloss", fraction),
+    "MAE": ("mae", short),
+    "RMSE": ("rmse", short),
     "evaluated on": ("evaluated_on", str),
     "strategy": ("strategy", str),
     "samples/s": ("samples_per_s", short),
@@ -95,13 +97,14 @@ def compare(runs: Sequence[Path]) -> Comparison:
 def _ended(record: RunRecord) -> dict[str, Any]:
     """The summary of a run; of one that goes on, or was a script's, its latest records."""
     if record.summary is not None:
-        known = {name: record.summary.get(name) for name, _ in METRICS.values()}
+        first: Mapping[str, Any] = next(iter((record.summary.get("by_label") or {}).values()), {})
+        known = {name: record.summary.get(name, first.get(name)) for name, _ in METRICS.values()}
         return known | {"finished": "yes"}
     evaluated = [lines[-1] for split, lines in record.evaluations.items() if split != "progressive"]
     newest: Mapping[str, Any] = max(evaluated, key=lambda line: line["step"], default={})
     last = record.training[-1] if record.training else {}
     return {
-        **{name: newest.get(name) for name in ("auc", "gauc", "logloss")},
+        **{name: newest.get(name) for name in ("auc", "gauc", "logloss", "mae", "rmse")},
         "evaluated_on": newest.get("split"),
         "samples_per_s": last.get("samples_per_s"),
         "num_examples": last.get("examples"),

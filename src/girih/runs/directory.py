@@ -104,7 +104,7 @@ class RunDirectory:
 
     def remove_summary(self) -> None:
         """Takes away the summary of a run that goes on: it no longer tells how the run ended."""
-        (self.path / "summary.json").unlink(missing_ok=True)
+        remove_summary(self.path)
 
     def close(self) -> None:
         """Lets the directory go."""
@@ -194,3 +194,8 @@ def _locked(path: Path) -> IO[str]:
 
 def _any_file(directory: Path) -> bool:
     return any(path.is_file() for path in directory.rglob("*"))
+
+
+def remove_summary(run: Path) -> None:
+    """Takes away the summary in a run directory, if there is one."""
+    (run / "summary.json").unlink(missing_ok=True)

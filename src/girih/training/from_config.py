@@ -11,14 +11,11 @@ from typing import Any
 from girih import config
 from girih.config.file import RunConfig
 from girih.data import Dataset
-from girih.data.options import SplitName
 from girih.errors import ConfigError
 from girih.report.progress import Progress
 from girih.runs.callbacks import Callback, Record
 from girih.trainer import Trainer
 from girih.training.planning import joined
-
-_SPLITS: tuple[SplitName, ...] = ("train", "valid", "test")
 
 
 @dataclass
@@ -46,9 +43,7 @@ def trainer_of(
     if isinstance(overrides, str):
         raise ConfigError(f"overrides = {overrides!r}: expected a list or a mapping, as in [{overrides!r}]")
     settings = RunConfig.load(path, overrides=overrides, strategy=strategy)
-    data: dict[str, Dataset] = {
-        split: settings.dataset(split) for split in _SPLITS if getattr(settings.data, split) is not None
-    }
+    data: dict[str, Dataset] = {split: settings.dataset(split) for split in settings.data.splits}
     num_examples = data["train"].num_examples
     bar = Progress(None if num_examples is None else num_examples * settings.train.epochs)
     callbacks = [*callbacks, bar] if progress else list(callbacks)

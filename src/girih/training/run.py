@@ -31,6 +31,7 @@ from girih.planner.plan import Plan
 from girih.planner.speed.step import StepCost
 from girih.runs.callbacks import Callback
 from girih.runs.checkpoints import RunCheckpoints
+from girih.runs.directory import remove_summary
 from girih.runs.files import write_whole
 from girih.runs.first_steps import FirstSteps
 from girih.runs.live.others import Others
@@ -230,6 +231,8 @@ class TrainingRun:
         self._ended_loaders = {}
         if self.saves and state.step:
             self.checkpoints.unmark()
+            if self.directory is not None:
+                remove_summary(self.directory)
         try:
             scaling = self._fit(train, valid, until)
             while scaling is not None and not scaling.anew:

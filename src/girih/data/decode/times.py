@@ -67,7 +67,7 @@ def ordinals(array: Any, column: str, order: Order | None = None) -> tuple[NDArr
     """
     array = columns.plain(array)
     if is_time(array.type):
-        values = array.cast(_US).fill_null(0).cast(pa.int64()).to_numpy()
+        values = array.cast(_US, safe=False).fill_null(0).cast(pa.int64()).to_numpy()
         return _whole(values, columns.null_mask(array), column), "time"
     if columns.kind_of(array.type) == "integers":
         null = columns.null_mask(array)

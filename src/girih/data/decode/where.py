@@ -93,14 +93,18 @@ class Between:
     high: int | float | None
 
     def mask(self, read: Columns) -> Any:
-        """Which of R rows meet it; a row without a value is refused.
+        """Which of R rows meet it, null where there is no value: :mod:`girih.data.split` has refused such rows, but for those left out.
 
         Raises:
             DataError: a value that has no place in the order.
         """
-        values = times.ordinals(read(self.column), self.column, self.order)[0]
+        array = columns.plain(read(self.column))
+        there = pc.is_valid(array).to_numpy(zero_copy_only=False)
+        values = times.ordinals(array.drop_null(), self.column, self.order)[0]
         good = np.ones(len(values), np.bool_) if self.low is None else values >= self.low
-        return pa.array(good if self.high is None else good & (values < self.high))
+        met = np.zeros(len(there), np.bool_)
+        met[there] = good if self.high is None else good & (values < self.high)
+        return pa.array(met, mask=~there)
 
     def trouble(self, kind: Any) -> str | None:
         """Says why values of an Arrow type have no order of this kind; None where they have."""
@@ -160,7 +164,7 @@ class Where:
         """
         try:
             mask = self.condition.mask(read)
-        except (pa.ArrowException, TypeError) as error:
+        except (pa.ArrowException, TypeError, OverflowError) as error:
             raise DataError(f"{self.text}: cannot be compared: {one_line(error)}") from None
         kept: NDArray[np.bool_] = pc.fill_null(mask, False).to_numpy(zero_copy_only=False)
         return kept

@@ -60,7 +60,14 @@ def _found(
 ) -> list[tuple[str, dict[str, Any], str]]:
     """Those of some columns that may be labels, with the section and the reason."""
     found = ((name, _of_label(name, columns.flat(table[name]), numbers, words or numbers)) for name in names)
-    return [(name, *made) for name, made in found if made is not None]
+    return [(name, *_with_missing(table[name], *made)) for name, made in found if made is not None]
+
+
+def _with_missing(column: Any, section: dict[str, Any], why: str) -> tuple[dict[str, Any], str]:
+    """The section of a label that some rows lack has these left out of it."""
+    if not column.null_count:
+        return section, why
+    return section | {"missing": "skip"}, f"{why}; {column.null_count:,} rows of the sample have none"
 
 
 def _of_label(name: str, array: Any, numbers: bool, words: bool) -> tuple[dict[str, Any], str] | None:
