@@ -208,6 +208,10 @@ def test_splits_that_cannot_be(files):
             cut(files, "parquet", "train", {"by": by, "test": 0.1})
     with pytest.raises(DataError, match=r"too few different values"):
         cut(files, "parquet", "train", {"by": "row", "test": 0.1}, where="row == 3")
+    split, there = {"by": "price", "test": 0.2}, "price is not null"  # as the message says
+    parts = [cut(files, "parquet", name, split, where=there) for name in ("train", "test")]
+    assert all(parts)
+    assert sorted(parts[0] + parts[1]) == rows_of(girih.read_parquet(path, SCHEMA, where=there))
 
 
 TIMES = {
