@@ -110,8 +110,11 @@ def test_any_manifest_is_loaded_whole_or_refused(site, crafting):
         craft(content)
         found.append((wrong(site), case))
     assert [each for each in found if each[0]] == []
+    needed = [
+        told for told, (way, _) in found if way[:2] != ("state", "recipe")
+    ]  # of which loading asks nothing
     assert (
-        sum(told is not None for told, _ in found) > 2 * CASES // 5
+        sum(told is not None for told in needed) > len(needed) // 2
     )  # the recipe of the model is for girih.load
 
 

@@ -255,8 +255,8 @@ class _Run:
             SAID_S
         )  # other numbers of processes, which it may have told last, hold from here on
         newest = self._what.newest()  # none is completed any more
-        listen = all(map(self._supervisor.has_all, self._what.outliving))
-        are_kept = newest is not None and listen and not self._rows_move
+        are_there = all(map(self._supervisor.has_all, self._what.outliving))
+        are_kept = newest is not None and are_there and not self._rows_move
         self.following, self._rows_move = None, False
         kept = self._what.outliving if are_kept else ()
         self._supervisor.kill_all_but(kept)
