@@ -28,6 +28,7 @@ import pyarrow.parquet as pq
 from curves import Curve
 from sampler import Sampler
 
+from girih.cli.trainer import beginning
 from girih.cluster.cluster import Cluster
 from girih.cluster.hosts import HostSpec
 from girih.cluster.roles import RoleName, title
@@ -312,7 +313,7 @@ def _run(plan: Plan) -> dict[str, Any]:
     cluster = Cluster.found(strategy.trainers, words, hosts=plan.hosts)
     try:
         ranks = cluster.ranks
-        ranks.broadcast({"newest": None})  # there is something to train, and nothing to go on with
+        ranks.broadcast(beginning())  # there is something to train, and nothing to go on with
         meter = Meter(cluster, plan.links, every=plan.steps, warmup=plan.warmup, sample_ms=plan.sample_ms)
         curve = Curve()
         keep = None if plan.keep is None else Path(plan.keep)

@@ -79,11 +79,7 @@ def train(
         if resume and newest is None:
             click.echo(f"nothing to resume in {run_path}; starting afresh", err=True)
         with joined(settings.strategy, settings.cluster).running() as cluster:
-            told = {
-                "newest": None if newest is None else newest.absolute().url,
-                "init": None if init is None else init.absolute().url,
-            }
-            if cluster.ranks.broadcast(told if why is None else None) is None:
+            if cluster.ranks.broadcast(beginning(newest, init) if why is None else None) is None:
                 click.echo(f"{run_path}: this run is finished ({why}); nothing to do")
                 if changes := changed(run, settings):
                     names = ", ".join(change.partition(":")[0] for change in changes)
@@ -91,6 +87,12 @@ def train(
                 return 0
             with _logging(cluster, run_path) if own_process else nullcontext():
                 return _train(settings, datasets, run, newest, cluster, init)
+
+
+def beginning(newest: Storage | None = None, init: Storage | None = None) -> dict[str, str | None]:
+    """The first message of the first trainer to all others: the checkpoint to go on from, and the one to begin with."""
+    found = {"newest": newest, "init": init}
+    return {name: None if place is None else place.absolute().url for name, place in found.items()}
 
 
 @contextmanager
