@@ -39,7 +39,6 @@ from girih.data import Dataset
 from girih.data.options import SplitName
 from girih.sparse.service.protocol import NO_TURN, Verb
 from girih.trainer import Trainer
-from girih.training.pricing import Calibrated
 
 FEATURES, NUMERIC = 26, 13
 FILLED_AT_ONCE = 1 << 19
@@ -60,7 +59,6 @@ class Plan:
         links: interfaces whose bytes are counted, as this machine's root sees them.
         keep: where run directories go that are to be kept; None keeps none.
         fill: rows that servers have made, of ids 0, 1, …, before the first step.
-        calibration: file of ``girih calibrate`` by which the run's speed is predicted; None predicts none.
         sample_ms: how often processes and links are looked at within the windows; None looks at their ends alone.
     """
 
@@ -74,7 +72,6 @@ class Plan:
     keep: str | None = None
     fill: int = 0
     sample_ms: float | None = None
-    calibration: str | None = None
 
     @property
     def max_steps(self) -> int:
@@ -304,12 +301,9 @@ def _run(plan: Plan) -> dict[str, Any]:
     every = [f"train.max_steps={plan.max_steps}", f"train.log_every_steps={plan.steps}"]
     overrides = [*plan.overrides, *every]
     settings = RunConfig.load(Path(plan.config), overrides=overrides)
-    if plan.calibration is not None:
-        settings = dataclasses.replace(settings, calibrated=Calibrated.read(Path(plan.calibration)))
     strategy = settings.strategy
     data = {split: settings.dataset(split) for split in SPLITS if getattr(settings.data, split) is not None}
     words = ["train", plan.config, *(word for each in overrides for word in ("--set", each))]
-    words += [] if plan.calibration is None else ["--calibration", plan.calibration]
     cluster = Cluster.found(strategy.trainers, words, hosts=plan.hosts)
     try:
         ranks = cluster.ranks

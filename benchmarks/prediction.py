@@ -4,8 +4,9 @@ The machine is calibrated once, unless ``--calibration`` names a file. Every pro
 root), whose link has the bandwidth of ``--links`` in each direction; predictions know the same bandwidth and nothing else
 of it. "none" leaves processes on this machine, and is all there is without root. The transport is TCP everywhere.
 
-A configuration takes ten to twenty seconds. Its result is a file of its own in ``--results``, so that a grid that was stopped goes on where it
-was, and ``--models``, ``--sizes``, ``--links`` and ``--strategies`` measure a part of it.
+A prediction is that of ``girih plan --calibration``. A measurement takes ten to twenty seconds. Its result is a file of its own in
+``--results``, so that a grid that was stopped goes on where it was, and ``--models``, ``--sizes``, ``--links`` and ``--strategies`` measure a
+part of it; predictions are made anew each time.
 
 Two numbers judge the predictions: the median of |predicted / measured - 1|, and of all pairs of distributed strategies on one
 model, size and link whose measured speeds differ by more than 10 %, the share that is predicted in the right order. Lin et al. (arXiv
@@ -19,7 +20,6 @@ processes, or what the cores wait for.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import subprocess
 import sys
@@ -36,8 +36,8 @@ from experiments import RUNNING_PARTS, Results, Run, add_options, results
 from persia_wire import bytes_per_s
 
 from girih import strategies
+from girih.config.file import RunConfig
 from girih.planner.calibration import Calibration
-from girih.runs.files import write_whole
 
 NO_LINK = "none"
 TRIES = 2
@@ -99,9 +99,10 @@ def main() -> None:
         report.skip("links", reason)
         options.links = [NO_LINK]
     kept = results(options, "prediction", parts=RUNNING_PARTS)
-    file = options.calibration or _calibrated(kept.folder)
+    calibration = Calibration.read(options.calibration or _calibrated(kept.folder))
     with tempfile.TemporaryDirectory() as directory:
-        rows = [_row(*each, options, kept, file, Path(directory)) for each in _cases(options)]
+        found = [(each, *_measured_case(*each, options, kept, Path(directory))) for each in _cases(options)]
+        rows = [_row(*each, calibration, options, Path(directory)) for each in found]
     _show(report, rows)
     print(kept.told())
     report.finish()
@@ -157,34 +158,59 @@ def _calibrated(folder: Path) -> Path:
     return file
 
 
-def _row(
+def _measured_case(
     strategy: str,
     model: str,
     size: str,
     link: str,
     options: argparse.Namespace,
     kept: Results,
-    file: Path,
     directory: Path,
-) -> dict[str, Any]:
-    conditions = _windows(options, size, link) | {"cardinality": options.cardinality}
-    conditions |= {"link": link, "calibration": json.loads(file.read_text())}
+) -> tuple[Run, Found]:
+    conditions = _windows(options, size, link) | {"cardinality": options.cardinality, "link": link}
     run = Run(
         f"{model}/{size}/{link}/{strategy}",
         {**SIZES[size], "model": MODELS[model]},
         STRATEGIES[strategy],
         conditions,
     )
-    found = kept.measure(run, lambda run: _measured(run, options, file, directory))
+    return run, kept.measure(run, lambda run: _measured(run, options, directory))
+
+
+def _row(
+    case: tuple[str, str, str, str],
+    run: Run,
+    found: Found,
+    calibration: Calibration,
+    options: argparse.Namespace,
+    directory: Path,
+) -> dict[str, Any]:
+    """A measurement beside what is predicted for it; both with the names of :func:`judged` and :func:`missing_term`."""
+    strategy, *others = case
+    speed = _predicted(run, calibration, options, directory)
     return {
-        "case": (model, size, link),
+        "case": tuple(others),
         "strategy": strategy,
-        "examples": SIZES[size]["batch"],
-        "predicted": found["predicted"],
+        "examples": run.config["batch"],
+        "predicted": speed["samples_per_s"],
         "measured": statistics.median(window["samples_per_s"] for window in found["windows"]),
-        "bound": found["speed"]["bound"],
-        "found": found,
+        "bound": speed["bound"],
+        "found": {**found, "speed": speed},
     }
+
+
+def _predicted(
+    run: Run, calibration: Calibration, options: argparse.Namespace, directory: Path
+) -> dict[str, Any]:
+    """The speed that ``girih plan`` predicts by the calibration and the bandwidth of the link, before anything runs."""
+    link = run.conditions["link"]
+    known = calibration if link == NO_LINK else calibration.over(GOODPUT * bytes_per_s(link))
+    settings = RunConfig.load(_config(run.config, options, directory), overrides=_overrides(run))
+    _, net = settings.planned_net(known)
+    (own,) = (each.prediction for each in settings.offers(known, net) if each.own)
+    if own is None:
+        raise SystemExit(f"{run.name}: no speed is predicted")
+    return own.to_dict()
 
 
 def _windows(options: argparse.Namespace, size: str, link: str) -> dict[str, int]:
@@ -214,38 +240,32 @@ def missing_term(row: Found) -> dict[str, Any]:
     return {"misses": name, "predicted, ms": predicted, "measured, ms": measured}
 
 
-def _measured(run: Run, options: argparse.Namespace, file: Path, directory: Path) -> dict[str, Any]:
-    task, link = run.config, run.conditions["link"]
+def _measured(run: Run, options: argparse.Namespace, directory: Path) -> dict[str, Any]:
+    link = run.conditions["link"]
     chosen = strategies.create(dict(run.strategy), "[strategy]")
     counts = {"trainer": chosen.trainers, **strategies.roles_of(chosen)}
-    calibration = Calibration.read(file)
-    if link != NO_LINK:
-        calibration = calibration.over(GOODPUT * bytes_per_s(link))
-    known = directory / f"calibration-{link}.json"
-    write_whole(known, json.dumps(calibration.to_dict()))
-    model = {**task["model"], "hidden": task["hidden"]}
     place = network.nowhere() if link == NO_LINK else network.network(network.names_apart(counts), link)
     with place as hosts:
         plan = fleet.Plan(
-            str(_config(task, options, directory)),
-            (
-                fleet.strategy_override(run.strategy),
-                fleet.strategy_override(model).replace("strategy", "model", 1),
-                f"data.batch_size = {task['batch']}",
-            ),
+            str(_config(run.config, options, directory)),
+            _overrides(run),
             **{name: run.conditions[name] for name in ("warmup", "steps", "windows")},
             hosts=network.apart(hosts),
             links=tuple(hosts.links.values()),
-            calibration=str(known),
         )
         found = fleet.measure(plan, timeout_s=900.0, tries=1 if options.quick else TRIES)
     keys = ("samples_per_s", "step_s", "cpu_s", "cpu_s_each", "machine_cpu_s")
-    return {
-        "predicted": found["summary"]["predicted_samples_per_s"],
-        "speed": found["summary"]["plan"]["speed"],
-        "windows": [{key: window[key] for key in keys} for window in found["windows"]],
-        "tries": found["tries"],
-    }
+    windows = [{key: window[key] for key in keys} for window in found["windows"]]
+    return {"windows": windows, "tries": found["tries"]}
+
+
+def _overrides(run: Run) -> tuple[str, ...]:
+    task = run.config
+    return (
+        fleet.strategy_override(run.strategy),
+        fleet.override("model", {**task["model"], "hidden": task["hidden"]}),
+        f"data.batch_size = {task['batch']}",
+    )
 
 
 def _config(task: Mapping[str, Any], options: argparse.Namespace, directory: Path) -> Path:

@@ -140,8 +140,17 @@ def test_synchronous_by_hand():
     rings_s = 2 * (1e-4 + 40_000 / 2 / 1e9) + 2 * (1e-4 + 12 / 1e9)  # one bucket, and the vote
     # numbers of keys, keys, rows, gradients; and the small AllReduce before gradients are applied
     exchanged_s = 4 * 1e-4 + (3000 + 8000 + 8000) / 1e9 + 2 * (1e-4 + 12 / 1e9)
-    path_s = 3 * lookups_s / 4 + pass_s / 3 + max(pass_s * 2 / 3, rings_s) + 3e-4 + 5e-4 + exchanged_s
+    path_s = 3 * lookups_s / 4 + pass_s + rings_s + 3e-4 + 5e-4 + exchanged_s  # one bucket: full at the end
     assert found.seconds[PATH] == pytest.approx(path_s, rel=1e-6)
+    halves = replace(facts().model, last_bucket=5_000)
+    beside = max(pass_s * 2 / 3 + rings_s / 2, rings_s)
+    assert speed("synchronous", model=halves).seconds[PATH] == pytest.approx(
+        path_s - pass_s * 2 / 3 - rings_s + beside, rel=1e-6
+    )
+    slow = speed("synchronous", model=halves, calibration=calibration().over(1e7)).cost.path_s
+    assert slow["forward and backward"] == pytest.approx(
+        pass_s / 3 + 2 * (1e-4 + 20_000 / 1e7) + 2 * (1e-4 + 12 / 1e7)
+    )
     sent = 19_000 + 40_000
     wire_s = 2 * ((4 + 4) * 1e-5 + sent * 1e-10)  # 4 messages of exchanges; 2 · 1 of the ring and of the vote
     work_s = 2 * READING_S + 3 * lookups_s + 4 * pass_s + 4 * 3e-4 + 2 * 5e-4 + wire_s
@@ -155,6 +164,39 @@ def test_steps_under_way_divide_the_path_and_nothing_else():
     assert deep.seconds[PATH] == pytest.approx(flat.seconds[PATH] / 4)
     assert deep.seconds[CORES] == flat.seconds[CORES]
     assert deep.samples_per_s > flat.samples_per_s
+
+
+def test_nets_of_a_trainer_share_its_threads_and_wait_for_each_other_as_steps_under_way():
+    """Two trainers of two threads, four cores: a net of two has a thread, and its pass takes twice as long."""
+    for nets, threads in ((1, 2), (2, 1), (4, 1)):
+        found = price(BY_NAME["hierarchical"](groups=2, nets=nets), facts(2))
+        assert found.cost.path_s["forward and backward"] == pytest.approx(DENSE.seconds(500) * 2 / threads)
+        assert found.cost.in_flight == nets
+
+
+def test_trainers_in_step_pass_a_workers_link_one_behind_the_other():
+    """Four trainers: of one worker five halves of a trainer's own messages, of two workers three, of four or more no more than its own."""
+    base, four = speed("hybrid").cost.path_s["messages"], facts(4)
+    each = [
+        price(BY_NAME["hybrid"](trainers=4, embedding_workers=workers), four).cost.path_s["messages"]
+        for workers in (1, 2, 4, 8)
+    ]
+    free = price(BY_NAME["asynchronous"](trainers=4), four).cost.path_s["messages"]
+    assert each == pytest.approx([free * 5 / 2, free * 3 / 2, free, free])
+    assert base == pytest.approx(speed("asynchronous").cost.path_s["messages"] * 3 / 2)
+
+
+def test_substitution_computes_operators_in_parts_and_the_rest_on_each_trainer():
+    """Of 10,000 parameters 4,000 belong to operators: passes of 1,000 examples for 6 of 10, of 500 for 4."""
+    model = replace(facts().model, upper_parameters=6_000)
+    strategy = BY_NAME["substitution"](trainers=2)
+    found = price(strategy, facts(2, model=model))
+    own = DENSE.seconds(500 + 0.6 * 500)
+    rings_s = found.cost.path_s["forward and backward"] - own
+    assert 0 < rings_s < own / 2
+    whole = price(strategy, facts(2, model=replace(model, upper_parameters=10_000)))
+    assert whole.cost.work_s["forward and backward"] == pytest.approx(2 * 2 * DENSE.seconds(1000))
+    assert found.cost.work_s["forward and backward"] == pytest.approx(2 * 2 * own)
 
 
 def test_links_of_servers_by_hand():

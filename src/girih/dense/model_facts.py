@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 
 from torch import nn
 
 from girih.dense.halves.replica import made_by
 from girih.dense.options import OptimizerFactory
 from girih.models.operators import operators_of
+from girih.planner.costs import BUCKET_BYTES
 from girih.planner.facts import ModelFacts, OperatorFacts
+from girih.planner.traffic import FLOAT_BYTES
 from girih.schema import Schema
 
 
@@ -35,6 +38,7 @@ def model_facts(module: nn.Module, optimizer: OptimizerFactory, schema: Schema) 
         num_parameters=sum(p.numel() for p in trained),
         upper_parameters=sum(p.numel() for p in upper),
         upper_weights=sum(p.numel() for p in upper if p.dim() > 1),
+        last_bucket=_last_bucket(trained),
         operators=tuple(
             OperatorFacts(
                 name=name,
@@ -48,3 +52,13 @@ def model_facts(module: nn.Module, optimizer: OptimizerFactory, schema: Schema) 
         optimizer="" if made is None else f"{kind.__module__}.{kind.__name__}",
         loss_strategies=None if strategies is None else tuple(strategies),
     )
+
+
+def _last_bucket(parameters: Sequence[nn.Parameter]) -> int:
+    """Numbers of the last bucket that torch's DistributedDataParallel fills, from the parameters declared last to the first."""
+    filled = 0
+    for number, parameter in enumerate(reversed(parameters), start=1):
+        filled += parameter.numel()
+        if FLOAT_BYTES * filled >= BUCKET_BYTES and number < len(parameters):
+            filled = 0
+    return filled

@@ -38,6 +38,7 @@ class ModelFacts:
         num_parameters: numbers of the dense half.
         upper_parameters: those of them that belong to no operator's features, so that each trainer has them.
         upper_weights: those of the upper parameters that are in products.
+        last_bucket: those parameters whose gradients come last in the backward pass, and travel together; None: all of them.
         operators: substitutable operators, in the order in which the model declares them.
         not_substitutable: why the model cannot be substituted, where it says so.
         optimizer: class of the dense optimizer, with its module; empty where there are no parameters.
@@ -48,6 +49,7 @@ class ModelFacts:
     num_parameters: int
     upper_parameters: int = 0
     upper_weights: int = 0
+    last_bucket: int | None = None
     operators: tuple[OperatorFacts, ...] = ()
     not_substitutable: str | None = None
     optimizer: str = ""

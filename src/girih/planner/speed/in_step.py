@@ -36,7 +36,7 @@ def synchronous(
     """Rows from their owners and back (PICASSO §III-A), gradients of a replica summed beside its backward pass.
 
     path = lookups and row updates of all trainers over the cores that they have + exchanges + forward
-    + max(backward, rings) + dense update + step. Each trainer reads all examples and keeps its share.
+    + max(backward + last ring, rings) + dense update + step. Each trainer reads all examples and keeps its share.
 
     Args:
         sent: by one trainer, per step. seconds: of its communication, by kind; "dense" goes beside the backward pass.
@@ -58,11 +58,13 @@ def substitution(
 ) -> StepCost:
     """Tables whole on their owners, partial results aggregated (DES, Algorithm 1).
 
-    path as of :func:`synchronous`, with a pass of all B examples on each trainer unless the upper network is split. Operators'
-    own part of a pass is counted as if each trainer did all of it: nothing says what it is.
+    path as of :func:`synchronous`, with a pass of all B examples on each trainer unless the upper network is split. Of operators a
+    trainer computes its own features' part, T parts in all; their share of a pass is taken to be that of their parameters.
     """
     aggregated = sum(each for kind, each in seconds.items() if kind != "dense")
-    share = basis.share if split else float(basis.batch_size)
+    model = basis.facts.model
+    upper = 0.0 if split else model.upper_parameters / max(1, model.num_parameters)
+    share = basis.share + upper * (basis.batch_size - basis.share)
     cost = _in_turn(basis, readings=basis.trainers, share=share, hidden_s=seconds.get("dense", 0.0))
     links = basis.calibration.links
     wire_s = basis.trainers * links[ALL_REDUCE].cpu_s(num_messages, sent.total)
@@ -71,9 +73,13 @@ def substitution(
 
 
 def reduced_s(basis: Basis, examples: float, rings_s: float) -> float:
-    """Seconds of a pass whose gradients are summed in buckets meanwhile: forward + max(backward, rings)."""
-    own = basis.pass_s(examples)
-    return own * (1 - BACKWARD) + max(own * BACKWARD, rings_s)
+    """Seconds of a pass whose gradients are summed in buckets meanwhile: forward + max(backward + the last ring, rings).
+
+    The last bucket is full when the backward pass ends: it holds the parameters of the layers next to the input, mostly the largest ones.
+    """
+    own, model = basis.pass_s(examples), basis.facts.model
+    last = 1.0 if model.last_bucket is None else model.last_bucket / max(1, model.num_parameters)
+    return own * (1 - BACKWARD) + max(own * BACKWARD + last * rings_s, rings_s)
 
 
 def ring_messages(sent_bytes: float, trainers: int) -> float:

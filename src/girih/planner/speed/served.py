@@ -75,12 +75,17 @@ class Service:
 def hybrid(basis: Basis, service: Service, *, staleness: int, rings_s: float) -> StepCost:
     """Rows read ahead, dense half in step (Persia, Algorithms 1 and 2): 1 + τ steps under way, a trainer computes one at a time.
 
-    A trainer is busy for forward + max(backward, rings) + dense update + step.
+    A trainer is busy for forward + max(backward + last ring, rings) + dense update + step.
+
+    Trainers that are in step ask for rows, and send gradients, at the same moments. So the messages of the k = T / W of a worker pass its link,
+    in and out, as jobs pass two stages, one behind the other: in k + 1 times as long as one of them takes in each, not in 2.
 
     Args:
         rings_s: seconds of the rings of a replica's gradients.
     """
     cost = _served(basis, service, passes_s=reduced_s(basis, basis.share, rings_s), in_flight=1 + staleness)
+    at_a_worker = max(1.0, basis.trainers / service.workers)
+    cost = replace(cost, path_s={**cost.path_s, WIRE: service.message_s * (at_a_worker + 1) / 2})
     reduced = basis.calibration.links[ALL_REDUCE]
     dense = service.sent.dense
     wire_s = basis.trainers * reduced.cpu_s(ring_messages(dense, basis.trainers), dense)
@@ -109,15 +114,16 @@ def replicas(
 ) -> StepCost:
     """``hierarchical`` without group servers (HT §2.2): r nets of each trainer, each with its own step under way.
 
-    A net's pass takes t / max(1, t // r) times as long as a trainer's with all t threads; averaging sends S bytes of parameters
-    there and back in every so many steps, in the background.
+    A net's pass takes t / max(1, t // r) times as long as a trainer's with all t threads. Other nets of the trainer are other steps under
+    way, for which the step waits at the busiest resource, so that the pass counts no crowd of theirs. Averaging sends S bytes of
+    parameters there and back in every so many steps, in the background.
 
     Args:
         nets: r. dense_servers: 0 where there is one replica, and nothing to average.
     """
     threads = basis.facts.threads
     own = max(1, threads // nets)
-    crowd = max(1.0, basis.trainers * nets * own / basis.cores)
+    crowd = max(1.0, basis.trainers * own / basis.cores)
     passes_s = basis.dense.seconds(basis.share) * threads / own * crowd
     cost = _served(basis, service, passes_s=passes_s, in_flight=nets)
     return _averaged(cost, basis, service.link, average_every_steps, dense_servers)
