@@ -58,7 +58,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 MODELS: dict[str, dict[str, Any]] = {
     "deepfm": {"name": "deepfm"},
     "dlrm": {"name": "dlrm", "bottom_hidden": [128]},
-    "dcnv2": {"name": "dcnv2"},
+    "dcn": {"name": "dcn"},
 }
 SIZES: dict[str, dict[str, Any]] = {
     "small": {"batch": 1024, "dim": 8, "hidden": [128, 64]},

@@ -216,12 +216,14 @@ def mmoe(p, e, dims, num_experts, num_labels):
     of_experts = p["first.weight"][: len(p["first.bias"])]
     gates = p["first.weight"][len(of_experts) :].reshape(num_labels, num_experts, -1)
     first = (of_experts @ x + p["first.bias"]).reshape(num_experts, -1)
-    experts = [_expert(p, number, h) for number, h in enumerate(first)]
+    experts = [
+        np.maximum(_member(p, "experts", number, np.maximum(h, 0)), 0) for number, h in enumerate(first)
+    ]
     logits = []
     for label in range(num_labels):
         gate = np.exp(gates[label] @ x)
         mixed = sum(g * expert for g, expert in zip(gate / gate.sum(), experts, strict=True))
-        logits.append(mlp(p, f"towers.{label}", mixed)[0])
+        logits.append(_member(p, "towers", label, mixed)[0])
     return np.array(logits)
 
 
@@ -230,12 +232,14 @@ def esmm(p, e, dims):
     return np.array([math.log(ctr / (1 - ctr)), math.log(ctr * cvr / (1 - ctr * cvr))])
 
 
-def _expert(p, number, h):
-    h, layer = np.maximum(h, 0), 0
-    while f"experts.weights.{layer}" in p:
-        weight = p[f"experts.weights.{layer}"][number]
-        h = weight @ h + p[f"experts.biases.{layer}"].reshape(-1, len(weight))[number]
-        h, layer = np.maximum(h, 0), layer + 1
+def _member(p, prefix, number, h):
+    """One of several MLPs whose layers are stacked; its last layer is plain."""
+    layer = 0
+    while f"{prefix}.weights.{layer}" in p:
+        weight = p[f"{prefix}.weights.{layer}"][number]
+        h = np.maximum(h, 0) if layer else h
+        h = weight @ h + p[f"{prefix}.biases.{layer}"].reshape(-1, len(weight))[number]
+        layer += 1
     return h
 
 

@@ -142,7 +142,7 @@ def test_experts_start_as_separate_layers_do():
 def test_stacked_experts_are_separate_ones(batch_norm):
     torch.manual_seed(1)
     experts = [MLP(6, (5, 4, 3), batch_norm=batch_norm) for _ in range(2)]
-    stacked = StackedMLP(experts, dropout=0.0)
+    stacked = StackedMLP(experts, dropout=0.0, first=False)
     firsts = [linear_layers(expert)[0] for expert in experts]
     for training, size in [(True, 6), (True, 2), (False, 6), (True, 1), (False, 1), (True, 0), (False, 0)]:
         for module in (stacked, *experts):
@@ -160,9 +160,30 @@ def test_stacked_experts_are_separate_ones(batch_norm):
         torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.parametrize("batch_norm", [False, True])
+@pytest.mark.parametrize("hidden", [(), (5,), (5, 4)])
+def test_stacked_towers_are_separate_ones(batch_norm, hidden):
+    """Each has an input of its own, and a plain last layer."""
+    torch.manual_seed(1)
+    towers = [MLP(6, hidden, 2, batch_norm=batch_norm) for _ in range(3)]
+    stacked = StackedMLP(towers, dropout=0.0, first=True)
+    for training, size in [(True, 6), (False, 6), (True, 1), (True, 0), (False, 1)]:
+        for module in (stacked, *towers):
+            module.train(training)
+            module.zero_grad()
+        x, given = torch.randn(size, 3, 6), torch.randn(size, 3, 2)
+        found = stacked(x)
+        expected = torch.stack([tower(each) for tower, each in zip(towers, x.unbind(1), strict=True)], dim=1)
+        torch.testing.assert_close(found, expected)
+        for output in (found, expected):
+            output.backward(given)
+        for ours, theirs in zip(stacked.weights, zip(*map(linear_layers, towers), strict=True), strict=True):
+            torch.testing.assert_close(ours.grad, torch.stack([each.weight.grad for each in theirs]))
+
+
 def test_stacked_experts_drop_their_share():
     torch.manual_seed(1)
-    stacked = StackedMLP([MLP(2, (50, 50)) for _ in range(2)], dropout=0.4)
+    stacked = StackedMLP([MLP(2, (50, 50)) for _ in range(2)], dropout=0.4, first=False)
     nn.init.constant_(stacked.biases[0], 100.0)
     found = stacked(torch.randn(200, 100))
     assert (found == 0).float().mean().item() == pytest.approx(0.4, abs=0.02)

@@ -46,21 +46,20 @@ class MMoE(Model):
         ]
         gates = nn.Linear(width, self.num_labels * num_experts, bias=False)
         self.first = ExpertsAndGates(schema, [linear_layers(expert)[0] for expert in experts], gates)
-        self.experts = StackedMLP(experts, dropout)
-        self.towers = nn.ModuleList(
+        self.experts = StackedMLP(experts, dropout, first=False)
+        towers = [
             MLP(expert_hidden[-1], tower_hidden, 1, dropout=dropout, batch_norm=batch_norm)
             for _ in range(self.num_labels)
-        )
+        ]
+        self.towers = StackedMLP(towers, dropout, first=True)
 
     def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
         """float32[B, X] and embeddings to logits float32[B, T]."""
         first = self.first(numeric, embeddings)
         of_experts, of_gates = first.split(self.first.widths, dim=1)  # type: ignore[no-untyped-call]
-        gates = of_gates.unflatten(1, (len(self.towers), -1)).softmax(dim=2)
+        gates = of_gates.unflatten(1, (self.num_labels, -1)).softmax(dim=2)
         mixed = torch.bmm(gates, self.experts(of_experts))
-        return torch.cat(
-            [tower(each) for tower, each in zip(self.towers, mixed.unbind(1), strict=True)], dim=1
-        )
+        return self.towers(mixed).squeeze(2)
 
 
 class ExpertsAndGates(FieldProjection):

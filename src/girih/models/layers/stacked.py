@@ -15,35 +15,41 @@ from girih.models.layers.mlp import MLP, BatchNorm
 
 
 class StackedMLP(nn.Module):
-    """E MLPs without their first linear layers, which read one input and are one product elsewhere.
+    """E MLPs, one product a layer for all of them.
 
     Args:
-        members: MLPs of one shape, without a plain last layer; their linear layers are what these start with.
+        members: MLPs of one shape; their linear layers are what these start with.
         dropout: theirs.
+        first: whether their first linear layers are here; else they read one input, and are one product elsewhere.
 
     Attributes:
-        weights: float32[E, O, I] of each layer but the first. biases: float32[E · O].
+        weights: float32[E, O, I] of each layer. biases: float32[E · O].
         norms: the batch norm of each layer, over the columns of all MLPs; none where the members have none.
     """
 
     __call__: Callable[..., Tensor]
 
-    def __init__(self, members: Sequence[MLP], dropout: float) -> None:
+    def __init__(self, members: Sequence[MLP], dropout: float, *, first: bool) -> None:
         super().__init__()
-        self.num_members, self.dropout = len(members), dropout
-        _, *others = zip(*map(linear_layers, members), strict=True)
+        self.num_members, self.dropout, self.first = len(members), dropout, first
+        layers = list(zip(*map(linear_layers, members), strict=True))[0 if first else 1 :]
         self.weights = nn.ParameterList(
-            torch.stack([each.weight.detach() for each in layer]) for layer in others
+            torch.stack([each.weight.detach() for each in layer]) for layer in layers
         )
-        self.biases = nn.ParameterList(torch.cat([each.bias.detach() for each in layer]) for layer in others)
+        self.biases = nn.ParameterList(torch.cat([each.bias.detach() for each in layer]) for layer in layers)
+        self.num_activated = sum(isinstance(layer, nn.ReLU) for layer in members[0])
         norms = [layer for layer in members[0] if isinstance(layer, BatchNorm)]
         self.norms = nn.ModuleList(BatchNorm(len(members) * norm.num_features) for norm in norms)
 
-    def forward(self, first: Tensor) -> Tensor:
-        """[B, E · O], the first layers' outputs of one MLP after the other, to [B, E, O]."""
-        x = self._activated(self._by_member(first), 0)
-        for number, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True), start=1):
-            x = self._activated(torch.baddbmm(bias.view(self.num_members, 1, -1), x, weight.mT), number)
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, E, I] to [B, E, O]; where the first layers are elsewhere, from their outputs [B, E · O], one MLP after the other."""
+        x = x.transpose(0, 1) if self.first else self._activated(self._by_member(x), 0)
+        for layer, (weight, bias) in enumerate(
+            zip(self.weights, self.biases, strict=True), 0 if self.first else 1
+        ):
+            x = torch.baddbmm(bias.view(self.num_members, 1, -1), x, weight.mT)
+            if layer < self.num_activated:
+                x = self._activated(x, layer)
         return x.transpose(0, 1)
 
     def _activated(self, x: Tensor, layer: int) -> Tensor:
