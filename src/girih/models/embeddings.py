@@ -198,14 +198,16 @@ class Embeddings:
 
     def _first_nonfinite(self, read: Callable[[Tensor], Tensor | None]) -> str | None:
         """A feature of which a NaN or an infinity is read."""
-        packed = [(block.features, block.values) for block in (*self.blocks, *self.first_order)]
-        packed += [((name,), sequence.values) for name, sequence in self.sequences.items()]
-        for features, values in packed:
-            found = read(values)
-            if found is not None and not torch.isfinite(found.sum()):  # one pass, or nearly always
-                bad = ~torch.isfinite(found.view(len(found), len(features), -1)).all(dim=2).all(dim=0)
-                if bad.any():
-                    return features[int(bad.nonzero()[0])]
+        packed = [(block.features, read(block.values)) for block in (*self.blocks, *self.first_order)]
+        packed += [((name,), read(sequence.values)) for name, sequence in self.sequences.items()]
+        given = [(features, found) for features, found in packed if found is not None]
+        sums = [found.sum() for _, found in given]
+        if not sums or torch.isfinite(torch.stack(sums)).all():  # one pass, or nearly always
+            return None
+        for features, found in given:
+            bad = ~torch.isfinite(found.view(len(found), len(features), -1)).all(dim=2).all(dim=0)
+            if bad.any():
+                return features[int(bad.nonzero()[0])]
         return None
 
     def _parts(self, features: Sequence[str] | None) -> list[Tensor]:

@@ -291,7 +291,7 @@ class Replica:
     def _nonfinite_gradient(self, embeddings: Embeddings) -> NonFiniteError | None:
         """A refusal that names a parameter or a feature whose gradient is NaN or infinite, if there is one."""
         gradients = [p.grad for p in self.parameters if p.grad is not None]
-        if gradients and not torch.isfinite(torch.nn.utils.get_total_norm(gradients)):
+        if gradients and not torch.isfinite(torch.stack(torch._foreach_norm(gradients))).all():
             for name, parameter in self.module.named_parameters():
                 if parameter.grad is not None and not torch.isfinite(parameter.grad).all():
                     return NonFiniteError(f"the gradient of dense parameter {name!r} is NaN or infinite")

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from girih.models.layers.mlp import MLP, BatchNorm
@@ -31,7 +30,8 @@ class StackedMLP(nn.Module):
 
     def __init__(self, members: Sequence[MLP], dropout: float, *, first: bool) -> None:
         super().__init__()
-        self.num_members, self.dropout, self.first = len(members), dropout, first
+        self.num_members, self.first = len(members), first
+        self.dropout = nn.Dropout(dropout)
         layers = list(zip(*map(linear_layers, members), strict=True))[0 if first else 1 :]
         self.weights = nn.ParameterList(
             torch.stack([each.weight.detach() for each in layer]) for layer in layers
@@ -58,7 +58,9 @@ class StackedMLP(nn.Module):
             # columns of a wider tensor take several times as long
             x = self._by_member(self.norms[layer](x.transpose(0, 1).flatten(1).contiguous()))
         x = x.relu()
-        return F.dropout(x, self.dropout, self.training) if self.dropout else x
+        if self.dropout.p:
+            x = self.dropout(x)
+        return x
 
     def _by_member(self, columns: Tensor) -> Tensor:
         """[B, E · O] to [E, B, O]."""

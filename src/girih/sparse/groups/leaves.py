@@ -54,7 +54,9 @@ class Leaves:
             if bounds is not None:
                 own = bounds if examples is None else bounds[examples.start : examples.stop + 1]
                 rows = slice(int(own[0] - bounds[0]), int(own[-1] - bounds[0]))
-            leaf = torch.as_tensor(array[rows]).requires_grad_(self._train)
+            own_rows = array[rows]
+            leaf = own_rows if isinstance(own_rows, Tensor) else torch.from_numpy(own_rows)
+            leaf.requires_grad_(self._train)
             leaves.append((rows, leaf))
             if bounds is not None:
                 sequences[output.names[0]] = Jagged(leaf, torch.from_numpy(own).long() - int(own[0]))
