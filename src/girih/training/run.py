@@ -93,6 +93,8 @@ class TrainingRun:
     resumed: bool = False
     inherited: str | None = None
     compile_s: float = 0.0
+    _priced_by: Facts | None = None
+    """What a speed was predicted from."""
     _log: RunLog | None = None
     _busy_s: float = 0.0
     _fit_from_s: tuple[float, float] = (0.0, 0.0)
@@ -159,6 +161,7 @@ class TrainingRun:
             if spreads_net(self.strategy):
                 plan, facts = self._placed(plan, facts, held=pinned is not None)
             if calibrated is not None:
+                self._priced_by = facts
                 plan = priced(plan, self.strategy, facts, calibrated.file, self.ranks)
             if plan.wire.get("compress_ids") or "float16" in plan.wire.values():
                 self._compile(ahead.packing())
@@ -261,6 +264,12 @@ class TrainingRun:
             self.strategy, self.plan, self.session = rescaled(
                 scaling, self.strategy, *self.opened(), self.context, saved, self.state.num_updates
             )
+        if self._priced_by is not None and self.calibrated is not None:
+            self.plan = priced(
+                self.plan, self.strategy, self._priced_by, self.calibrated.file, self.ranks
+            )
+        if self._log is not None:
+            self._log.first_steps = FirstSteps(since=step)
         self._evaluated = None
         self.rescaling.done(scaling, self.strategy)
         self.ranks.end_pause()
@@ -641,4 +650,5 @@ def _predicted_speed(plan: Plan, first: FirstSteps | None) -> dict[str, Any]:
     if first is None or (found := first.samples_per_s) is None:
         return {"predicted_samples_per_s": None, "predicted_from": None}
     told = "its first step" if first.steps == 1 else f"its first {first.steps} steps"
+    told += f" since it was scaled at step {first.since}" if first.since else ""
     return {"predicted_samples_per_s": found, "predicted_from": told}
