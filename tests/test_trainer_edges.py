@@ -78,12 +78,28 @@ def test_an_evaluation_that_a_stop_left_undone_is_made_up_for(log_directory, tmp
         resumed.fit(settings.dataset("train"), settings.dataset("valid"), epochs=2 - resumed.state.epoch)
         assert resumed.learning_rate.scale() == scale
         np.testing.assert_array_equal(predictions(resumed, settings), expected)
-
-    def evaluations(run):
-        lines = (run / "metrics.jsonl").read_text().splitlines()
-        return [(r["step"], r["auc"]) for r in map(json.loads, lines) if "split" in r]
-
     assert evaluations(tmp_path / "run") == evaluations(whole_run)
+
+
+def evaluations(run):
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    return [(r["step"], r["auc"]) for r in map(json.loads, lines) if "split" in r]
+
+
+@pytest.mark.parametrize("last", [8, 24])
+def test_so_is_the_evaluation_behind_the_last_step(log_directory, tmp_path, last):
+    """One of some steps, or that of an epoch's end."""
+    settings = settings_of(log_directory, *EVALUATED, f"train.max_steps={last}")
+    with settings.trainer(run=tmp_path / "whole") as whole:
+        whole.fit(settings.dataset("train"), settings.dataset("valid"))
+    assert fit_until(settings, tmp_path / "run", last) == last
+    with settings.trainer(run=tmp_path / "run") as resumed:
+        resumed.load(tmp_path / "run")
+        resumed.fit(settings.dataset("train"), settings.dataset("valid"), epochs=2 - resumed.state.epoch)
+        assert resumed.state.to_dict() | {"train_s": 0} == whole.state.to_dict() | {"train_s": 0}
+        assert resumed.learning_rate.scale() == whole.learning_rate.scale()
+    assert [step for step, _ in evaluations(tmp_path / "run")] == list(range(4, last + 1, 4))
+    assert evaluations(tmp_path / "run") == evaluations(tmp_path / "whole")
 
 
 def test_max_steps_at_an_epochs_end_ends_the_epoch(log_directory):

@@ -102,6 +102,20 @@ def test_servers_that_are_killed_as_they_end_leave_nothing_in_the_way_of_others(
     assert not [name for name in os.listdir(SHARED_MEMORY) if name.startswith(segment)]
 
 
+@pytest.mark.parametrize("last", [EPOCH, 9])
+def test_a_scaling_at_the_last_step_takes_no_evaluation_along(begin, last):
+    """The run has an evaluation left, that of the epoch's end, or nothing at all."""
+    trainer, scales = begin({last: {"embedding-worker": 2}}, **{"train.max_steps": last})
+    with trainer:
+        trainer.fit()
+        state = trainer.state
+        assert (state.step, state.epoch) == (last, int(last == EPOCH))
+        lines = map(json.loads, (scales.run / "metrics.jsonl").read_text().splitlines())
+        assert [line["step"] for line in lines if "split" in line] == [last] * state.epoch
+        assert [each["step"] for each in requests.history(scales.run)] == [last] * state.epoch
+        assert requests.pending(scales.run) is None
+
+
 def narrow():
     """A machine whose links are so slow that those of embedding servers and workers decide."""
     work = Work(
