@@ -45,7 +45,7 @@ from girih.runs.trained import TRAINED, repeated_from
 from girih.strategies.strategy import Strategy, note_on_rows, price, spreads_net
 from girih.training import evaluation, random_state
 from girih.training.context import RunContext
-from girih.training.inheriting import Inherited, normalization_of, put_parameters, rows_that_fit
+from girih.training.inheriting import Inherited, moments_of, put_parameters, rows_that_fit
 from girih.training.learning_rate import LearningRate
 from girih.training.loop import Loop
 from girih.training.notes import Notes
@@ -93,6 +93,8 @@ class TrainingRun:
     resumed: bool = False
     inherited: str | None = None
     compile_s: float = 0.0
+    _kept_moments: Mapping[str, Any] = field(default_factory=dict)
+    """Those of the run that it began with."""
     _priced_by: Facts | None = None
     """What a speed was predicted from."""
     _log: RunLog | None = None
@@ -433,9 +435,11 @@ class TrainingRun:
         session.sparse.load(rows_that_fit(loaded, groups, found), step=0)
         put_parameters(loaded, session.dense, found)
         schema = self.facts.schema
-        self.normalization = normalization_of(loaded, schema, None, found)
-        if self.normalization is None and train is not None:
-            self.normalization = normalization_of(loaded, schema, self._measure(train), found)
+        self._kept_moments = moments_of(loaded, schema, found)
+        if set(self._kept_moments) == set(NormalizationStats.empty(schema).features):
+            self.normalization = NormalizationStats.from_dict(self._kept_moments, schema)
+        elif train is not None:
+            self.normalization = self._measure(train)
         self.inherited = place.url
         return found
 
@@ -614,7 +618,11 @@ class TrainingRun:
         self.compile_s += ahead.make_ready(kernels, self.notes.say)
 
     def _measure(self, train: Dataset) -> NormalizationStats:
-        """Rank 0 reads what is to be standardized, and tells the others; None where it was stopped."""
+        """Mean and deviation of what is to be standardized: rank 0 reads it, and tells the others; those of an inherited run stay.
+
+        Raises:
+            KeyboardInterrupt: it was stopped.
+        """
         found = None
         if self.ranks.first:
             with contextlib.suppress(KeyboardInterrupt):
@@ -623,7 +631,7 @@ class TrainingRun:
         told = self.ranks.broadcast(found)
         if told is None:
             raise KeyboardInterrupt
-        return NormalizationStats.from_dict(told, self.facts.schema)
+        return NormalizationStats.from_dict({**told, **self._kept_moments}, self.facts.schema)
 
     def _note(self, log: RunLog, *, failed: bool = False) -> None:
         """Writes what was not yet written of the steps so far."""
