@@ -167,8 +167,9 @@ def _train(
                 progress.message(f"stopped at step {trainer.state.step}; go on with: {again}")
             return 130
         if trainer.state.stopped_early:
-            best = f"its weights of step {trainer.state.best_step} are the final ones"
-            progress.message(f"stopped early at step {trainer.state.step}; {best}")
+            best = trainer.state.best_step
+            whose = "the last ones, for no better ones are kept," if best is None else f"its weights of step {best}"
+            progress.message(f"stopped early at step {trainer.state.step}; {whose} are the final ones")
         summary = trainer.summary(metrics, duration_s=time.perf_counter() - start)
         if run is None:
             return 0

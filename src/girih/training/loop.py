@@ -33,6 +33,7 @@ class Loop:
     Attributes:
         save: begins a checkpoint of the state as it stands; called between steps only.
         settle_saves: called after every step; raises what went wrong with a checkpoint that was begun.
+        fall_back: called before an evaluation is compared with the best one, whose checkpoint may have been given up.
         feed: this trainer's share of the training data.
         score: scores the validation data (None comes on all ranks but the first), or None where there is none.
         ranks: this trainer among all; each step ends with what all agree on.
@@ -48,6 +49,7 @@ class Loop:
     log: RunLog
     save: Callable[[], None]
     settle_saves: Callable[[], None]
+    fall_back: Callable[[], object]
     score: Callable[[], Scores | None] | None
     label_names: Sequence[str]
     ranks: TrainerGroup
@@ -263,6 +265,7 @@ class Loop:
             self.save()
 
     def _update_early_stopping(self, stopping: EarlyStopping, metrics: Metrics) -> None:
+        self.fall_back()
         state, value = self.state, getattr(metrics.first, stopping.metric)
         sign = DIRECTIONS[stopping.metric]
         if value is not None and (

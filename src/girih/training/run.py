@@ -310,6 +310,7 @@ class TrainingRun:
             log=log,
             save=self._begin_save,
             settle_saves=self.checkpoints.settle,
+            fall_back=lambda: self.checkpoints.fall_back(self.state),
             score=None if valid is None else lambda: self.score(valid),
             label_names=self.facts.schema.labels.names,
             save_every_steps=self.saving.every_steps if self.saves else None,
@@ -344,7 +345,8 @@ class TrainingRun:
         session.feed.end_training()
         self._note(log)
         scaling = self.rescaling.agreed(is_over=loop.is_over(until_epoch))
-        if self.saves and (scaling is None or scaling.needs_checkpoint):
+        best_is_lost = self.checkpoints.fall_back(self.state)
+        if best_is_lost or (self.saves and (scaling is None or scaling.needs_checkpoint)):
             self.checkpoints.settle_last(self._begin_save)
         if scaling is not None:
             self.rescaling.begin(scaling, self.strategy, self.opened()[0], self.state.step)
@@ -456,7 +458,8 @@ class TrainingRun:
         if self.options.early_stopping is None:  # no best weights to come back to
             self.state.best_step, self.state.best_value, self.state.stopped_early = None, None, False
         if self.state.best_step is not None:
-            self.checkpoints.set_best(checkpoint.find(loaded.place.parent, step=self.state.best_step))
+            best = checkpoint.find(loaded.place.parent, step=self.state.best_step)
+            self.checkpoints.set_best(self.state.best_step, best)
         alike, were_alike = (
             {} if plan is None else plan.get("seeds", {})
             for plan in (self.opened()[0].to_dict(), loaded.plan)
@@ -647,7 +650,7 @@ class TrainingRun:
             write_timeline(self.directory / "timeline.json", processes, own.spans.totals_s)
 
     def _begin_save(self) -> None:
-        self.checkpoints.begin(self.content, self.state.best_step, self.context.stats.spans)
+        self.checkpoints.begin(self.content, self.state, self.context.stats.spans)
 
 
 def _predicted_speed(plan: Plan, first: FirstSteps | None) -> dict[str, Any]:
