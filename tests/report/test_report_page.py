@@ -132,27 +132,39 @@ def test_the_page_shows_what_the_run_wrote(run_directory):
     assert 'class="notes"' not in page
 
 
+NUMBERS = """
+[labels]
+names = ["spent", "click"]
+loss = { spent = "huber" }
+"""
+CURVE = [{"prediction": 0.5, "label": 0.5}]
+BY_LABEL = {
+    "spent": {"auc": None, "mae": 0.75, "rmse": 1.25, "calibration_curve": []},
+    "click": {"auc": 0.5, "calibration_curve": CURVE},
+}
+
+
 @pytest.mark.parametrize("ended", [True, False])
-def test_errors_take_the_place_of_auc_where_the_first_label_is_a_number(tmp_path, ended):
-    (tmp_path / "config.toml").write_text('[labels]\nnames = ["spent", "click"]\nloss = { spent = "huber" }\n')
-    assert re.findall(r"<figcaption><b>(.*?)</b>", page_in(tmp_path)[0])[1:3] == ["MAE", "RMSE"]
-    lines = [{"step": 10, "examples": 640, "loss": 0.5}]
+@pytest.mark.parametrize("config", [NUMBERS, ""], ids=["config", ""])
+def test_errors_take_the_place_of_auc_where_the_first_label_is_a_number(tmp_path, ended, config):
+    (tmp_path / "config.toml").write_text(config)
+    begun = ["MAE", "RMSE"] if config else ["AUC", "Logloss"]  # nothing else tells yet
+    assert re.findall(r"<figcaption><b>(.*?)</b>", page_in(tmp_path)[0])[1:3] == begun
+    lines, splits = [{"step": 10, "examples": 640, "loss": 0.5}], ("valid", "progressive")
     for step in (10, 20):
-        for split in ("valid", "progressive"):
-            errors = {"auc": None, "logloss": None, "mae": 8.125 / step, "rmse": 12.5 / step}
-            lines.append({"step": step, "examples": 64 * step, "split": split, **errors})
+        errors = {"auc": None, "logloss": None, "mae": 8.125 / step, "rmse": 12.5 / step}
+        lines += [{"step": step, "split": split, **errors} for split in splits]
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    spent = {"num_examples": 9, "auc": None, "logloss": None, "mae": 0.75, "rmse": 1.25, "calibration_curve": []}
-    by_label = {"spent": spent, "click": {"auc": 0.5, "calibration_curve": [{"prediction": 0.5, "label": 0.5}]}}
     if ended:
-        (tmp_path / "summary.json").write_text(json.dumps({"auc": None, "logloss": None, "by_label": by_label}))
+        summary = {"auc": None, "logloss": None, "by_label": BY_LABEL}
+        (tmp_path / "summary.json").write_text(json.dumps(summary))
     page, shown = page_in(tmp_path)
     charts = re.findall(r"<figcaption><b>(.*?)</b>", page)
     assert charts[:4] == ["Training loss", "MAE", "RMSE", "Speed"]
     assert charts[-1] == ("click" if ended else "Memory")  # no calibration of a number
     for title, key in (("MAE", "mae"), ("RMSE", "rmse")):
-        expected = {split: records_of(tmp_path, "step", key, split=split) for split in ("valid", "progressive")}
-        assert readings(page, title) == expected
+        lines = {split: records_of(tmp_path, "step", key, split=split) for split in splits}
+        assert readings(page, title) == lines
     tiles = re.findall(r"<dt>(.*?)</dt>", page[: page.index("<h2>")])
     assert ("AUC" in tiles, "MAE" in tiles, "RMSE" in tiles) == (False, True, ended)
     for value in ("0.75000", "1.25000") if ended else ("0.40625",):

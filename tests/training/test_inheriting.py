@@ -108,7 +108,10 @@ def test_moments_stay_and_those_of_new_features_are_measured(parent, log_source,
         child.fit()
         moments = child._run.normalization.to_dict()
     measured = NormalizationStats.of(train).to_dict()
-    assert moments == {"x0": load(Storage.at(latest(parent)), None).normalization.to_dict()["x0"], "age": measured["age"]}
+    assert moments == {
+        "x0": load(Storage.at(latest(parent)), None).normalization.to_dict()["x0"],
+        "age": measured["age"],
+    }
     assert moments["x0"] != measured["x0"]
 
 

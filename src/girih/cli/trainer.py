@@ -168,7 +168,7 @@ def _train(
             return 130
         if trainer.state.stopped_early:
             best = trainer.state.best_step
-            whose = "the last ones, for no better ones are kept," if best is None else f"its weights of step {best}"
+            whose = "its latest weights" if best is None else f"its weights of step {best}"
             progress.message(f"stopped early at step {trainer.state.step}; {whose} are the final ones")
         summary = trainer.summary(metrics, duration_s=time.perf_counter() - start)
         if run is None:

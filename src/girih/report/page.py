@@ -193,18 +193,26 @@ def _first_label(run: RunRecord) -> str:
 
 def _measures(run: RunRecord) -> Sequence[str]:
     """The metrics by which the first label is judged."""
-    label = _first_label(run)
-    loss = _part(_part(run.settings, "labels"), "loss").get(label, "bce")
-    told = [_part(_part(run.summary, "by_label"), label), *itertools.chain(*run.evaluations.values())]
-    return OF_NUMBERS if loss != "bce" or any(is_number(each.get("mae")) for each in told) else OF_PROBABILITIES
+    if _part(_part(run.settings, "labels"), "loss").get(_first_label(run), "bce") != "bce":
+        return OF_NUMBERS
+    told = [
+        _final(run),
+        *itertools.chain(*run.evaluations.values()),
+    ]  # of a run from Python there is no config
+    return OF_NUMBERS if any(is_number(each.get("mae")) for each in told) else OF_PROBABILITIES
 
 
 def _judged(run: RunRecord, newest: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Title and value of each of these, of the final weights or else the newest."""
     titles = {axis.field: axis.title for axis, _ in CURVES}
-    final = _part(_part(run.summary, "by_label"), _first_label(run))
+    values = newest if run.summary is None else {**_final(run), **run.summary}
     for name in _measures(run):
-        yield titles[name], newest.get(name) if run.summary is None else run.summary.get(name, final.get(name))
+        yield titles[name], values.get(name)
+
+
+def _final(run: RunRecord) -> Mapping[str, Any]:
+    """Metrics of the first label with the final weights; empty where there are none."""
+    return _part(_part(run.summary, "by_label"), _first_label(run))
 
 
 def _curves(run: RunRecord) -> Iterator[Card]:

@@ -267,9 +267,7 @@ class TrainingRun:
                 scaling, self.strategy, *self.opened(), self.context, saved, self.state.num_updates
             )
         if self._priced_by is not None and self.calibrated is not None:
-            self.plan = priced(
-                self.plan, self.strategy, self._priced_by, self.calibrated.file, self.ranks
-            )
+            self.plan = priced(self.plan, self.strategy, self._priced_by, self.calibrated.file, self.ranks)
         if self._log is not None:
             self._log.first_steps = FirstSteps(since=step)
         self._evaluated = None
