@@ -246,7 +246,10 @@ def test_best_weights_whose_save_is_given_up_leave_it_to_the_best_that_are_kept(
         assert trainer.evaluate(settings.dataset("valid")).logloss == state.best_value
         expected = predictions(trainer, settings)
     told = capsys.readouterr().err
-    assert f"the best weights so far, of step {best_step}, went with it: those of step" in told
+    assert (
+        f"the best weights so far, of step {best_step}, are in no checkpoint; the best now are those of step"
+        in told
+    )
     if in_run:
         for resume in (True, False):
             with settings.trainer() as loaded:

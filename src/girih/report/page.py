@@ -195,10 +195,7 @@ def _measures(run: RunRecord) -> Sequence[str]:
     """The metrics by which the first label is judged."""
     if _part(_part(run.settings, "labels"), "loss").get(_first_label(run), "bce") != "bce":
         return OF_NUMBERS
-    told = [
-        _final(run),
-        *itertools.chain(*run.evaluations.values()),
-    ]  # of a run from Python there is no config
+    told = [_final(run), *itertools.chain(*run.evaluations.values())]
     return OF_NUMBERS if any(is_number(each.get("mae")) for each in told) else OF_PROBABILITIES
 
 

@@ -44,7 +44,6 @@ class RunCheckpoints:
         self._latest: Storage | None = None  # of exactly what the trainer holds now
         self._best: tuple[int, Storage] | None = None  # the best one that is there, and its step
         self._num_given_up = 0
-        self._given_up_step: int | None = None
 
     @property
     def root(self) -> Storage:
@@ -90,30 +89,31 @@ class RunCheckpoints:
             given_up = self._ranks.broadcast(self._num_given_up > before)
 
     def fall_back(self, state: RunState) -> bool:
-        """Has the best weights be those of an earlier step where the save of the best step's was given up; called by all trainers.
+        """Has the best weights be those of an earlier step where the best step's are in no checkpoint; called by all trainers.
 
-        From there on whatever is better than these is the best again, and saved.
+        So it is where their save was given up. From there on whatever is better than the earlier ones is the best again, and saved.
 
         Returns:
-            Whether nothing moved since, so that they can be saved again.
+            Whether nothing moved since, so that they can be saved still.
         """
         if state.best_step is None:
             return False
         told: tuple[bool, int | None, float | None] | None = None
-        if self._ranks.first and self._given_up_step == state.best_step:
+        is_there = self._best is not None and self._best[0] == state.best_step
+        if self._ranks.first and not is_there and not self._writing.is_pending:
             kept = RunState() if self._best is None else Manifest.read(self._best[1]).run
             told = state.step == state.best_step, kept.best_step, kept.best_value
-            if not told[0]:
-                instead = "none is" if self._best is None else f"those of step {kept.best_step} are"
-                print(
-                    f"girih: the best weights so far, of step {state.best_step}, went with it: {instead} the best now",
-                    file=sys.stderr,
-                )
         told = self._ranks.broadcast(told)
         if told is None:
             return False
         is_now, best_step, best_value = told
         if not is_now:
+            if self._ranks.first:
+                instead = "the next ones" if best_step is None else f"those of step {best_step}"
+                print(
+                    f"girih: the best weights so far, of step {state.best_step}, are in no checkpoint; the best now are {instead}",
+                    file=sys.stderr,
+                )
             state.best_step, state.best_value = best_step, best_value
         return is_now
 
@@ -171,7 +171,6 @@ class RunCheckpoints:
     def _note(self, root: Storage, step: int, best_step: int | None, place: Storage | None) -> None:
         if place is None:
             self._num_given_up += 1
-            self._given_up_step = step
             print(
                 "girih: a checkpoint was given up: an embedding server came back meanwhile", file=sys.stderr
             )
@@ -179,8 +178,6 @@ class RunCheckpoints:
         if not self._ranks.first:
             return
         self._latest = place
-        if step == self._given_up_step:
-            self._given_up_step = None
         if step == best_step:
             self._best = step, place
         checkpoint.rotate(root, self._keep, None if self._best is None else self._best[0])
