@@ -96,7 +96,7 @@ class TrainingRun:
     _kept_moments: Mapping[str, Any] = field(default_factory=dict)
     """Those of the run that it began with."""
     _priced_by: Facts | None = None
-    """What a speed was predicted from."""
+    """Facts from which a speed was predicted."""
     _log: RunLog | None = None
     _busy_s: float = 0.0
     _fit_from_s: tuple[float, float] = (0.0, 0.0)
