@@ -128,12 +128,14 @@ def narrow():
 def test_a_speed_is_predicted_of_the_new_counts(begin):
     trainer, scales = begin({3: {"embedding-server": 2, "embedding-worker": 2}})
     with trainer:
-        trainer._run.calibrated = Calibrated(narrow(), "narrow.json")
+        trainer._run.planning.calibrated = Calibrated(narrow(), "narrow.json")
         trainer.fit()
         before, after = (plan["predicted"]["speed"] for plan in scales.plans)
         assert after["from"] == before["from"] == "narrow.json"
         assert after["samples_per_s"] > 1.5 * before["samples_per_s"]
-        expected = price(girih.Hybrid(embedding_servers=2, embedding_workers=2), trainer._run._priced_by)
+        expected = price(
+            girih.Hybrid(embedding_servers=2, embedding_workers=2), trainer._run.planning._priced_by
+        )
         assert after["samples_per_s"] == expected.samples_per_s
         assert json.loads((scales.run / "plan.json").read_text())["predicted"]["speed"] == after
         summary = trainer.summary(None, duration_s=0.0)

@@ -42,16 +42,15 @@ from girih.runs.stats import COMPILE, STALENESS, WAITS, Spans
 from girih.runs.summary import summarize
 from girih.runs.timeline import timelines, write_timeline
 from girih.runs.trained import TRAINED, repeated_from
-from girih.strategies.strategy import Strategy, note_on_rows, price, spreads_net
+from girih.strategies.strategy import Strategy, note_on_rows
 from girih.training import evaluation, random_state
 from girih.training.context import RunContext
 from girih.training.inheriting import Inherited, moments_of, put_parameters, rows_that_fit
 from girih.training.learning_rate import LearningRate
 from girih.training.loop import Loop
 from girih.training.notes import Notes
-from girih.training.placing import place_net
-from girih.training.planning import decide
-from girih.training.pricing import Calibrated, measured, priced
+from girih.training.planned import Planning
+from girih.training.pricing import Calibrated
 from girih.training.progressive import ProgressiveValidation
 from girih.training.recipe import recipe
 from girih.training.rescaling import Rescaling, Scaling, rescaled
@@ -66,7 +65,7 @@ class TrainingRun:
         saving: how often checkpoints are made, and where.
         directory: where rank 0 writes; None writes nothing.
         plan: None until the session opens, unless there is one to hold.
-        calibrated: the machine, to predict a speed by; None predicts none.
+        calibrated: see :class:`Planning`.
         where: the file that options come from, if any.
         session: None until it opens.
         normalization: mean and deviation of standardized features, once they are known.
@@ -95,8 +94,6 @@ class TrainingRun:
     compile_s: float = 0.0
     _kept_moments: Mapping[str, Any] = field(default_factory=dict)
     """Those of the run that it began with."""
-    _priced_by: Facts | None = None
-    """Facts from which a speed was predicted."""
     _log: RunLog | None = None
     _busy_s: float = 0.0
     _fit_from_s: tuple[float, float] = (0.0, 0.0)
@@ -114,6 +111,7 @@ class TrainingRun:
         self.notes = Notes(self.ranks, self.facts.schema.labels.names, compared)
         scored, labels = self.context.dense.scored, self.facts.schema.labels
         self.progressive = None if scored is None else ProgressiveValidation(scored, self.ranks, labels)
+        self.planning = Planning(self.context, self.facts, self.notes, self.plan, self.calibrated)
         self.rescaling = Rescaling(
             self.directory, self.ranks, self.context.processes, self.facts, held=self.plan is not None
         )
@@ -137,7 +135,7 @@ class TrainingRun:
         if self.session is not None:
             return self.session
         try:
-            sparse, pinned = self.context.sparse, self.plan
+            sparse = self.context.sparse
             specs = [group.spec for group in sparse.groups()]
             optimizers = ([segment.optimizer for segment in spec.segments] for spec in specs)
             evictions = (table.eviction for spec in specs for table in spec.tables)
@@ -146,25 +144,7 @@ class TrainingRun:
                 self._compile(ahead.on_disk())
             if sparse.store.is_tiered and sparse.store.on_gpu:
                 self._compile(ahead.above_host())
-            plan = decide(
-                self.strategy,
-                self.facts,
-                self.ranks,
-                sparse,
-                dense=self.context.dense,
-                train=train,
-                earlier=earlier,
-                pinned=pinned,
-            )
-            facts = self.facts if train is None else replace(self.facts, batch_size=train.batch_size)
-            calibrated = self.calibrated if train is not None and facts.device == "cpu" else None
-            if calibrated is not None and train is not None:
-                facts = measured(facts, calibrated.calibration, train, sparse, self.context.dense, self.ranks)
-            if spreads_net(self.strategy):
-                plan, facts = self._placed(plan, facts, held=pinned is not None)
-            if calibrated is not None:
-                self._priced_by = facts
-                plan = priced(plan, self.strategy, facts, calibrated.file, self.ranks)
+            plan = self.planning.plan(self.strategy, train, earlier)
             if plan.wire.get("compress_ids") or "float16" in plan.wire.values():
                 self._compile(ahead.packing())
             if {plan.wire.get(kind, "float32") for kind in ("activations", "dense_gradients")} != {"float32"}:
@@ -187,28 +167,6 @@ class TrainingRun:
             torch.manual_seed(self.options.seed + self.ranks.rank)
         self.learning_rate = LearningRate(self.session.optimizer, self.options.lr_schedule)
         return self.session
-
-    def _placed(self, plan: Plan, facts: Facts, *, held: bool) -> tuple[Plan, Facts]:
-        """The plan with a tagging, on all trainers; rank 0's facts say it too.
-
-        Args:
-            held: whether the user gave the plan; what an earlier run had is dropped where it does not fit.
-        """
-        if self.ranks.first:
-            halves = self.context.sparse, self.context.dense
-            try:
-                placed = place_net(plan, self.strategy, facts, *halves)
-            except ConfigError as error:
-                if plan.tagging is None:
-                    raise
-                if held:
-                    raise ConfigError(f"the plan does not fit, plan again with girih plan: {error}") from None
-                self.notes.say(
-                    f"operators are tagged anew: the tagging of the run so far does not fit ({error})"
-                )
-                placed = place_net(replace(plan, tagging=None), self.strategy, facts, *halves)
-            plan, facts = placed.plan, placed.facts
-        return Plan.from_dict(self.ranks.broadcast(plan.to_dict())), facts
 
     def check(self, train: Dataset) -> None:
         """Refuses a directory that holds another run, and data in which a loaded position or negatives have no meaning."""
@@ -266,8 +224,7 @@ class TrainingRun:
             self.strategy, self.plan, self.session = rescaled(
                 scaling, self.strategy, *self.opened(), self.context, saved, self.state.num_updates
             )
-        if self._priced_by is not None and self.calibrated is not None:
-            self.plan = priced(self.plan, self.strategy, self._priced_by, self.calibrated.file, self.ranks)
+        self.plan = self.planning.priced(self.plan, self.strategy)
         if self._log is not None:
             self._log.first_steps = FirstSteps(since=step)
         self._evaluated = None
@@ -531,15 +488,7 @@ class TrainingRun:
 
     def step_cost(self, train: Dataset, calibration: Calibration) -> StepCost | None:
         """Adds up what a step on these data should take this machine, by its parts, on rank 0; None where nothing says so."""
-        plan, _ = self.opened()
-        halves = self.context.sparse, self.context.dense
-        facts = measured(self.facts, calibration, train, *halves, self.ranks)
-        if not self.ranks.first:
-            return None
-        if spreads_net(self.strategy):
-            facts = place_net(plan, self.strategy, facts, *halves).facts
-        prediction = price(self.strategy, facts)
-        return None if prediction is None else prediction.cost
+        return self.planning.step_cost(self.opened()[0], self.strategy, train, calibration)
 
     def summary(self, metrics: Metrics | None, duration_s: float) -> dict[str, Any]:
         """The content of ``summary.json``."""
