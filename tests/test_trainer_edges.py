@@ -1,6 +1,7 @@
 """Where a run can be stopped, resumed, saved twice or go wrong: nothing may be silently another thing."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,11 +9,13 @@ import torch
 
 import girih
 from girih import checkpoint
+from girih.checkpoint.save import Save
 from girih.cluster.cluster import Cluster
 from girih.config.file import RunConfig
 from girih.errors import (
     CheckpointError,
     ConfigError,
+    Lost,
     NonFiniteError,
     RoleError,
     RunDirectoryError,
@@ -78,12 +81,28 @@ def test_an_evaluation_that_a_stop_left_undone_is_made_up_for(log_directory, tmp
         resumed.fit(settings.dataset("train"), settings.dataset("valid"), epochs=2 - resumed.state.epoch)
         assert resumed.learning_rate.scale() == scale
         np.testing.assert_array_equal(predictions(resumed, settings), expected)
-
-    def evaluations(run):
-        lines = (run / "metrics.jsonl").read_text().splitlines()
-        return [(r["step"], r["auc"]) for r in map(json.loads, lines) if "split" in r]
-
     assert evaluations(tmp_path / "run") == evaluations(whole_run)
+
+
+def evaluations(run):
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    return [(r["step"], r["auc"]) for r in map(json.loads, lines) if "split" in r]
+
+
+@pytest.mark.parametrize("last", [8, 24])
+def test_so_is_the_evaluation_behind_the_last_step(log_directory, tmp_path, last):
+    """One of some steps, or that of an epoch's end."""
+    settings = settings_of(log_directory, *EVALUATED, f"train.max_steps={last}")
+    with settings.trainer(run=tmp_path / "whole") as whole:
+        whole.fit(settings.dataset("train"), settings.dataset("valid"))
+    assert fit_until(settings, tmp_path / "run", last) == last
+    with settings.trainer(run=tmp_path / "run") as resumed:
+        resumed.load(tmp_path / "run")
+        resumed.fit(settings.dataset("train"), settings.dataset("valid"), epochs=2 - resumed.state.epoch)
+        assert resumed.state.to_dict() | {"train_s": 0} == whole.state.to_dict() | {"train_s": 0}
+        assert resumed.learning_rate.scale() == whole.learning_rate.scale()
+    assert [step for step, _ in evaluations(tmp_path / "run")] == list(range(4, last + 1, 4))
+    assert evaluations(tmp_path / "run") == evaluations(tmp_path / "whole")
 
 
 def test_max_steps_at_an_epochs_end_ends_the_epoch(log_directory):
@@ -159,6 +178,96 @@ def test_early_stopping_goes_on_from_another_run_with_its_best(log_directory, tm
         second.fit(settings.dataset("train"), settings.dataset("valid"), epochs=2)
         assert second.state.step > steps  # a new fit is a new wish to train
         np.testing.assert_array_equal(predictions(second, settings), best)
+
+
+@pytest.fixture
+def giving_up(monkeypatch):
+    """Has the first save of each of some steps be given up, as where an embedding server is killed amid it."""
+    write = Save.write
+
+    def giving_up(*steps):
+        names = {checkpoint.name_of(step) for step in steps}
+
+        def lost():
+            raise Lost("the rows as they were when this save began are gone")
+
+        def written(save):
+            if save._name in names:
+                names.remove(save._name)
+                save._rows = SimpleNamespace(write=lost, close=save._rows.close)
+            return write(save)
+
+        monkeypatch.setattr(Save, "write", written)
+
+    return giving_up
+
+
+BEST = (
+    "train.epochs=12",
+    "sparse_optimizer.lr=0.1",
+    "train.early_stopping={metric='logloss', patience=1}",
+    "checkpoint.every_steps=10",
+    "checkpoint.keep=1",
+)
+
+
+class Known(Callback):
+    """Keeps step → logloss of all evaluations."""
+
+    def __init__(self):
+        self.judged = {}
+
+    def on_evaluation(self, record):
+        self.judged[record["step"]] = record["logloss"]
+
+
+@pytest.fixture(scope="module")
+def best_step(log_source):
+    """The step with the best weights where no save is given up, neither the first nor the last evaluation's."""
+    settings, known = settings_of(log_source, *BEST), Known()
+    with settings.trainer(callbacks=[known]) as trainer:
+        trainer.fit(settings.dataset("train"), settings.dataset("valid"))
+        assert min(known.judged) < trainer.state.best_step < max(known.judged)
+        return trainer.state.best_step
+
+
+@pytest.mark.parametrize("in_run", [True, False], ids=["run", ""])
+def test_best_weights_whose_save_is_given_up_leave_it_to_the_best_that_are_kept(
+    log_directory, tmp_path, best_step, giving_up, capsys, in_run
+):
+    giving_up(best_step)
+    settings, run = settings_of(log_directory, *BEST), tmp_path / "run"
+    known = Known()
+    with settings.trainer(run=run if in_run else None, callbacks=[known]) as trainer:
+        trainer.fit(settings.dataset("train"), settings.dataset("valid"))
+        others = {step: value for step, value in known.judged.items() if step != best_step}
+        state = trainer.state
+        assert (state.best_value, state.best_step) == min((value, step) for step, value in others.items())
+        assert trainer.evaluate(settings.dataset("valid")).logloss == state.best_value
+        expected = predictions(trainer, settings)
+    told = capsys.readouterr().err
+    assert (
+        f"the best weights so far, of step {best_step}, are in no checkpoint; the best now are those of step"
+        in told
+    )
+    if in_run:
+        for resume in (True, False):
+            with settings.trainer() as loaded:
+                loaded.load(run, resume=resume)
+                if resume:
+                    loaded.fit(settings.dataset("train"), settings.dataset("valid"), epochs=0)
+                np.testing.assert_array_equal(predictions(loaded, settings), expected)
+
+
+def test_where_all_saves_of_best_weights_are_given_up_the_last_ones_are_final(log_directory, giving_up):
+    settings = settings_of(log_directory, *BEST, "checkpoint.every_steps=1000")
+    giving_up(*range(10_000))
+    known = Known()
+    with settings.trainer(callbacks=[known]) as trainer:
+        trainer.fit(settings.dataset("train"), settings.dataset("valid"))
+        last = max(known.judged)
+        assert trainer.state.best_step in (None, last)
+        assert trainer.evaluate(settings.dataset("valid")).logloss == known.judged[last]
 
 
 def test_without_early_stopping_an_earlier_best_is_not_put_back(log_directory, tmp_path):

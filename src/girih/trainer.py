@@ -401,8 +401,8 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
         features, dims and optimizers may be others, and so may the strategy. Called before anything was trained.
 
         Args:
-            train: the data that is to be trained on, for a plan that depends on it, and for features that are standardized and that the
-                other run has not.
+            train: the data that is to be trained on, for a plan that depends on it, and for an evaluation before ``fit``: features that
+                are standardized and that the other run has not are measured on it, and else by ``fit``.
 
         Returns:
             What was taken, what was left and why; ``lines()`` has it in words.

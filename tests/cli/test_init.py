@@ -165,7 +165,7 @@ def test_partitions_and_folders(tmp_path, capsys):
         folder.mkdir(parents=True)
         write("csv", folder / "a.csv", {name: values[:500] for name, values in clicks().items()})
     _, config = written(capsys, tmp_path, tmp_path / "d")
-    assert config["data"]["train"] == f"{tmp_path}/d/**/*.csv*"
+    assert config["data"]["train"] == f"{tmp_path}/d/**/*.csv"
     assert "month" in {feature["name"] for feature in config["features"]}
     assert cli.run(["check", str(tmp_path / "config.toml")]) == 0
     files = [
@@ -173,6 +173,23 @@ def test_partitions_and_folders(tmp_path, capsys):
     ]  # as a shell writes a pattern out
     _, config = written(capsys, tmp_path, *files)
     assert config["data"]["train"] == [str(file) for file in files]
+
+
+def test_files_of_a_folder_are_those_that_end_so(tmp_path, capsys):
+    """Compressed ones too, and no copies that an editor or a download left."""
+    folder = tmp_path / "d"
+    folder.mkdir()
+    write("csv", folder / "a.csv", {name: values[:500] for name, values in clicks().items()})
+    (folder / "b.csv.gz").write_bytes(gzip.compress((folder / "a.csv").read_bytes()))
+    for name in ("a.csv.bak", "a.csv~", "c.csv.gz.part"):
+        (folder / name).write_text("what\nis this\n")
+    _, config = written(capsys, tmp_path, folder)
+    assert config["data"]["train"] == [f"{folder}/**/*.csv", f"{folder}/**/*.csv.gz"]
+    assert "user_id" in {feature["name"] for feature in config["features"]}
+    assert cli.run(["check", str(tmp_path / "config.toml")]) == 0
+    (folder / "b.csv.gz").unlink()
+    _, config = written(capsys, tmp_path, folder)
+    assert config["data"]["train"] == f"{folder}/**/*.csv"
 
 
 @pytest.mark.parametrize(

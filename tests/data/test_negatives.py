@@ -1,5 +1,6 @@
 """Items of a catalogue drawn into each batch."""
 
+import re
 from collections import Counter
 
 import numpy as np
@@ -8,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import girih
+from girih import cli
 from girih.errors import ConfigError, DataError
 
 TOWERS = {"user": ("user", "price"), "item_id": "item", "tower_dim": 4, "hidden": (4,)}
@@ -76,6 +78,58 @@ def test_rows_of_drawn_items_are_trained_and_other_models_refuse_them(log):
         pytest.raises(ConfigError, match="negatives: the loss of TwoTower compares no"),
     ):
         trainer.fit(with_items)
+
+
+CONFIG = """
+[data]
+train = "log.parquet"
+batch_size = 40
+[negatives]
+items = "items.parquet"
+features = ["tags", "item", "age"]
+per_step = 64
+[[features]]
+name = "user"
+kind = "categorical"
+[[features]]
+name = "tags"
+kind = "categorical"
+[[features]]
+name = "item"
+kind = "categorical"
+[[features]]
+name = "price"
+kind = "numeric"
+[[features]]
+name = "age"
+kind = "numeric"
+[labels]
+names = ["seen"]
+[model]
+name = "retrieval"
+user = ["user", "price"]
+item_id = "item"
+tower_dim = 4
+hidden = [4]
+[train]
+epochs = 2
+log_every_steps = 1
+"""
+
+
+def test_the_bar_s_total_has_the_drawn_items_too(log, tmp_path, capsys):
+    data, items = log
+    with_items = data.with_negatives(items, 64)
+    an_epoch = sum(batch.num_examples for batch in with_items)
+    assert an_epoch == with_items.num_epoch_examples == 90 + 3 * 64
+    assert data.num_epoch_examples == data.num_examples == with_items.num_examples == 90
+    (tmp_path / "config.toml").write_text(CONFIG)
+    with girih.Trainer.from_config(tmp_path / "config.toml") as trainer:
+        trainer.fit()
+    assert cli.run(["train", str(tmp_path / "config.toml"), "--run", str(tmp_path / "run")]) == 0
+    told = re.findall(r"^step (\d)  examples (\d+) of (\d+) \((.*?) %\)", capsys.readouterr().err, re.M)
+    total = str(2 * an_epoch)
+    assert told == 2 * [("1", "104", total, "18.4"), ("6", total, total, "100.0")]
 
 
 def test_a_catalogue_that_does_not_fit_is_refused(log, tmp_path):

@@ -361,12 +361,35 @@ def test_progressive_counts_are_of_labels_that_count():
     labels = np.array([[1.0, 1.0], [0.0, 9.0], [0.0, 0.0]], np.float32)
     counts = np.array([[1.0, 1.0], [1.0, 2.0], [0.0, 0.0]], np.float32)
     scores = ProgressiveScores(2, losses=("bce", "mse"))
-    scores.add(logits, labels, counts)
+    scores.add(logits, labels, label_weights=counts)
     found = progressive_metrics(scores.counts(), ["a", "b"], ("bce", "mse"))
     assert found["a"]["auc"] == 1
     assert found["a"]["num_examples"] == found["b"]["num_examples_last_hour"] == 2
     assert found["b"]["mae"] == pytest.approx((2 + 2 * 4) / 3)
     assert found["b"]["rmse"] == pytest.approx(((4 + 2 * 16) / 3) ** 0.5)
+
+
+@pytest.mark.parametrize("weighted", [False, True], ids=["", "weighted"])
+@pytest.mark.parametrize("counted", [False, True], ids=["", "counted"])
+def test_progressive_counts_are_those_of_an_evaluation(weighted, counted):
+    """An example that weighs nothing is counted, one that does not count for a label is not."""
+    rng = np.random.default_rng(11)
+    logits = rng.normal(size=(200, 2)).astype(np.float32)
+    labels = np.stack([rng.random(200) < 0.3, rng.normal(size=200)], axis=1).astype(np.float32)
+    weights = rng.choice([0.0, 0.5, 2.0], 200).astype(np.float32) if weighted else None
+    counts = rng.choice([0.0, 1.0, 3.0], (200, 2)).astype(np.float32) if counted else None
+    losses, names = ("bce", "mse"), ["a", "b"]
+    progressive, evaluated = ProgressiveScores(2, losses=losses), Scores(losses)
+    progressive.add(logits, labels, weights, counts)
+    evaluated.add(logits, labels, weights, label_weights=counts)
+    told, exact = progressive_metrics(progressive.counts(), names, losses), evaluated.result(names).by_label
+    for index, name in enumerate(names):
+        there = 200 if counts is None else np.count_nonzero(counts[:, index])
+        assert told[name]["num_examples"] == exact[name].num_examples == there
+    assert told["a"]["logloss"] == pytest.approx(exact["a"].logloss, rel=1e-6)
+    assert abs(told["a"]["auc"] - exact["a"].auc) <= told["a"]["auc_error"] + 1e-9
+    assert told["b"]["mae"] == pytest.approx(exact["b"].mae, rel=1e-6)
+    assert told["b"]["rmse"] == pytest.approx(exact["b"].rmse, rel=1e-6)
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -87,6 +87,22 @@ def test_evaluations_stay():
     ]
 
 
+@pytest.mark.parametrize(
+    ("metrics", "told"),
+    [
+        ({"auc": 0.75, "auc_last_hour": 0.875}, "0.87500 AUC of the last hour  0.75000 of all"),
+        ({"mae": 1.5, "mae_last_hour": 1.25, "rmse": 2.0}, "1.25000 MAE of the last hour  1.50000 of all"),
+        ({"mae": 1.5, "mae_last_hour": None}, "1.50000 of all"),
+    ],
+)
+def test_what_progressive_validation_says_stands_beside_the_loss(metrics, told):
+    where = console(terminal=False)
+    progress = Progress(None, console=where)
+    progress.on_evaluation({"step": 1, "split": "progressive", **metrics})
+    progress.update(record(1, samples_per_s=None, rows=None, hit_rate=None))
+    assert lines_of(where) == [f"step 1  examples 1,000  0.50000 loss  {told}"]
+
+
 def test_a_plan_says_who_owns_what_and_where_another_strategy_would_send_less():
     where = console(terminal=False)
     predicted = {"dense": "split", "bytes_per_step": 3 << 20, "synchronous_bytes_per_step": 1 << 20}

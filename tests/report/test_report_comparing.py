@@ -66,6 +66,19 @@ def test_options_that_differ_and_metrics(two, capsys, monkeypatch):
     assert float(lines[0]["auc"]) == summary["auc"]
 
 
+def test_errors_are_told_in_full(tmp_path):
+    runs = []
+    for name, mae in (("a", 0.125), ("b", 0.375)):
+        runs.append(tmp_path / name)
+        runs[-1].mkdir()
+        (runs[-1] / "config.toml").touch()
+        summary = {"auc": None, "by_label": {"spent": {"mae": mae, "rmse": 2 * mae}}}
+        (runs[-1] / "summary.json").write_text(json.dumps(summary))
+    shown = dict(compare(runs).shown_metrics())
+    assert "AUC" not in shown
+    assert (shown["MAE"], shown["RMSE"]) == (["0.12500", "0.37500"], ["0.25000", "0.75000"])
+
+
 def test_the_page_of_several_runs(two, tmp_path, capsys):
     a, b = two
     out = tmp_path / "both.html"

@@ -132,6 +132,45 @@ def test_the_page_shows_what_the_run_wrote(run_directory):
     assert 'class="notes"' not in page
 
 
+NUMBERS = """
+[labels]
+names = ["spent", "click"]
+loss = { spent = "huber" }
+"""
+CURVE = [{"prediction": 0.5, "label": 0.5}]
+BY_LABEL = {
+    "spent": {"auc": None, "mae": 0.75, "rmse": 1.25, "calibration_curve": []},
+    "click": {"auc": 0.5, "calibration_curve": CURVE},
+}
+
+
+@pytest.mark.parametrize("ended", [True, False])
+@pytest.mark.parametrize("config", [NUMBERS, ""], ids=["config", ""])
+def test_errors_take_the_place_of_auc_where_the_first_label_is_a_number(tmp_path, ended, config):
+    (tmp_path / "config.toml").write_text(config)
+    begun = ["MAE", "RMSE"] if config else ["AUC", "Logloss"]  # nothing else tells yet
+    assert re.findall(r"<figcaption><b>(.*?)</b>", page_in(tmp_path)[0])[1:3] == begun
+    lines, splits = [{"step": 10, "examples": 640, "loss": 0.5}], ("valid", "progressive")
+    for step in (10, 20):
+        errors = {"auc": None, "logloss": None, "mae": 8.125 / step, "rmse": 12.5 / step}
+        lines += [{"step": step, "split": split, **errors} for split in splits]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    if ended:
+        summary = {"auc": None, "logloss": None, "by_label": BY_LABEL}
+        (tmp_path / "summary.json").write_text(json.dumps(summary))
+    page, shown = page_in(tmp_path)
+    charts = re.findall(r"<figcaption><b>(.*?)</b>", page)
+    assert charts[:4] == ["Training loss", "MAE", "RMSE", "Speed"]
+    assert charts[-1] == ("click" if ended else "Memory")  # no calibration of a number
+    for title, key in (("MAE", "mae"), ("RMSE", "rmse")):
+        lines = {split: records_of(tmp_path, "step", key, split=split) for split in splits}
+        assert readings(page, title) == lines
+    tiles = re.findall(r"<dt>(.*?)</dt>", page[: page.index("<h2>")])
+    assert ("AUC" in tiles, "MAE" in tiles, "RMSE" in tiles) == (False, True, ended)
+    for value in ("0.75000", "1.25000") if ended else ("0.40625",):
+        assert value in shown[: shown.index("Curves")]
+
+
 def test_thinning_keeps_the_mean_and_the_extremes(make_run):
     directory = make_run("thinned", num_records=2400)
     lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]

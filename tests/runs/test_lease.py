@@ -1,5 +1,6 @@
 """Who has a run directory, and who had it."""
 
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -38,6 +39,15 @@ def test_a_directory_whose_launcher_lives_is_taken_though_nobody_holds_its_lock(
     (tmp_path / "config.toml").touch()
     with pytest.raises(RunDirectoryError, match=f"process {sleeping.pid} on .* is writing this run"):
         RunDirectory(tmp_path, resume=resume)
+
+
+def test_a_launcher_that_ended_and_is_not_waited_for_does_not_live(tmp_path, sleeping):
+    leave(tmp_path, lease := lease_of(sleeping.pid))
+    assert lease.lives
+    sleeping.kill()
+    os.waitid(os.P_PID, sleeping.pid, os.WEXITED | os.WNOWAIT)  # its parent may not do so for long
+    assert not lease.lives
+    RunDirectory(tmp_path).close()
 
 
 def test_a_directory_whose_launcher_is_gone_while_another_process_ends(tmp_path, sleeping):

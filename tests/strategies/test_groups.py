@@ -140,7 +140,7 @@ TWO = ["strategy.servers_per_group=2", "strategy.nets=2", "train.log_every_steps
 
 @pytest.mark.heavy
 def test_a_group_server_that_is_killed_ends_the_run_and_is_named_and_the_run_goes_on(directory, begin):
-    running = begin("hierarchical", *TWO, "checkpoint.every_steps=2")
+    running = begin("hierarchical", *TWO, "checkpoint.every_steps=2", "cluster.max_restarts=0")
     processes = running.until_it_trains()
     while not list((running.run / "checkpoints").glob("step-*")):
         assert running.process.poll() is None

@@ -26,6 +26,7 @@ eviction = {{ name = "lru", max_rows = 150 }}
 """
 SHORT = [f"train.max_steps={STEPS}", "train.epochs=1000000", "train.log_every_steps=5", "checkpoint.keep=9"]
 IN_STEP = [*SHORT, "strategy.staleness=0"]
+ENDLESS = IN_STEP[1:]
 OPTIONS = {
     "embedding-server": "embedding_servers",
     "embedding-worker": "embedding_workers",
@@ -224,6 +225,31 @@ def test_a_kill_meanwhile(begin, directory, role, index, after_s):
     assert last["steps"] == STEPS + 20
 
 
+@pytest.mark.parametrize("role", ["trainer", "embedding-worker"])
+def test_restarts_count_on(begin, role):
+    """A process that has come back as often as it may does not come back because all began anew meanwhile."""
+    running = begin("hybrid", *ENDLESS, "checkpoint.every_steps=20", "cluster.max_restarts=1")
+    until(running, 40)
+    os.kill(pid_of(running, role, life=0), signal.SIGKILL)
+    pid_of(running, role, life=1)
+    scale(running, "trainer=2")
+    os.kill(pid_of(running, role, life=0), signal.SIGKILL)
+    told = running.ends(1)
+    assert told.count("(restart 1 of at most 1)") == 1
+    assert f"{role} 0 was killed by signal 9" in told.splitlines()[-1]
+
+
+def pid_of(running, role, life):
+    """Waits for the first process of a role to be in one of its lives."""
+    while True:
+        assert running.process.poll() is None, running.process.communicate()
+        with suppress(FileNotFoundError):
+            for each in json.loads((running.run / "processes.json").read_text()):
+                if (each["role"], each["index"], each["incarnation"]) == (role, 0, life):
+                    return each["pid"]
+        time.sleep(0.01)
+
+
 def test_all_killed_meanwhile(begin, directory):
     before = options(trainers=2, embedding_servers=2)
     running = begin("hybrid", *SHORT, *before)
@@ -243,7 +269,7 @@ def test_all_killed_meanwhile(begin, directory):
 
 
 def test_what_is_refused(begin):
-    running = begin("hybrid", *IN_STEP[1:], *options(trainers=2))
+    running = begin("hybrid", *ENDLESS, *options(trainers=2))
     running.until_it_trains()
     for wanted, why in (
         ("embedding-sever=2", "unknown role 'embedding-sever'; did you mean 'embedding-server'?"),

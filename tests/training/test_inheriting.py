@@ -9,6 +9,9 @@ import pytest
 
 import girih
 from girih import cli
+from girih.checkpoint import Storage
+from girih.checkpoint.load import load
+from girih.data import NormalizationStats
 from girih.errors import ConfigError
 from strategies.runs import columns_of, latest, train
 
@@ -87,6 +90,29 @@ def test_other_features_dims_and_models_take_what_fits(parent, log_source, tmp_p
         child.init_from(parent, train=child.data["train"])
         np.testing.assert_array_equal(child.sparse.peek_rows("user", ids), rows)
         child.fit()
+
+
+@pytest.mark.parametrize("given", [True, False], ids=["train", ""])
+def test_moments_stay_and_those_of_new_features_are_measured(parent, log_source, tmp_path, given):
+    text = (log_source / "config.toml").read_text()
+    for name in ("train", "valid", "test"):
+        text = text.replace(f'"{name}.parquet"', f'"{log_source / name}.parquet"')
+    new = '[[features]]\nname = "age"\ncolumn = "item"\nkind = "numeric"\ntransform = ["standardize"]\n'
+    (tmp_path / "config.toml").write_text(text.replace("[labels]", f"{new}[labels]"))
+    overrides = {"data.train": str(log_source / "valid.parquet"), "train.max_steps": 1}
+    with girih.Trainer.from_config(tmp_path / "config.toml", overrides, progress=False) as child:
+        train = child.data["train"]
+        found = child.init_from(parent, train=train if given else None)
+        assert found.normalized == ["x0"]
+        assert (child._run.normalization is not None) == given
+        child.fit()
+        moments = child._run.normalization.to_dict()
+    measured = NormalizationStats.of(train).to_dict()
+    assert moments == {
+        "x0": load(Storage.at(latest(parent)), None).normalization.to_dict()["x0"],
+        "age": measured["age"],
+    }
+    assert moments["x0"] != measured["x0"]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

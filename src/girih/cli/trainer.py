@@ -137,7 +137,7 @@ def _train(
         newest: the checkpoint to go on from. init: that of another run, whose weights this one begins with.
     """
     start, train, epochs = time.perf_counter(), datasets["train"], settings.train.epochs
-    total = None if run is None or train.num_examples is None else train.num_examples * epochs
+    total = None if run is None or train.num_epoch_examples is None else train.num_epoch_examples * epochs
     console = Console(file=io.StringIO()) if run is None else None
     with (
         Progress(total, console=console) as progress,
@@ -169,8 +169,9 @@ def _train(
                 progress.message(f"stopped at step {trainer.state.step}; go on with: {again}")
             return 130
         if trainer.state.stopped_early:
-            best = f"its weights of step {trainer.state.best_step} are the final ones"
-            progress.message(f"stopped early at step {trainer.state.step}; {best}")
+            best = trainer.state.best_step
+            whose = "its latest weights" if best is None else f"its weights of step {best}"
+            progress.message(f"stopped early at step {trainer.state.step}; {whose} are the final ones")
         summary = trainer.summary(metrics, duration_s=time.perf_counter() - start)
         if run is None:
             return 0

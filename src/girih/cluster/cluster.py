@@ -196,6 +196,11 @@ class Cluster:
         if self._roles is not None and self._first:
             self._roles.end(name)
 
+    def remove_memory(self) -> None:
+        """Removes the shared memory of roles that were ended: one that was killed meanwhile left it, under names that its successor wants."""
+        if self._first:
+            remove_segments(self.segment)
+
     @contextmanager
     def explaining(self) -> Iterator[None]:
         """Says which process is gone, where all that is known is that one does not answer."""

@@ -16,7 +16,6 @@ import secrets
 import signal
 import sys
 import threading
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -65,12 +64,12 @@ def launch(what: Launch) -> int:
 def _scaled(ended: _Run, following: Launch) -> _Run:
     """The run with other numbers of processes, which all begin anew; with as many as before where those cannot be had."""
     try:
-        return _Run(following, ended.restarts)
+        return _Run(following, ended.deaths)
     except GirihError as error:
         request = requests.pending(following.run)
         if request is not None:
             requests.fail(following.run, request, str(error))
-        return _Run(replace(ended.what, command=ended.what.again), ended.restarts)
+        return _Run(replace(ended.what, command=ended.what.again), ended.deaths)
 
 
 @contextmanager
@@ -139,7 +138,7 @@ class _Run:
         following: the run to launch when this one has ended, with other numbers of processes; None where there is none.
     """
 
-    def __init__(self, what: Launch, restarts: Mapping[str, int] | None = None) -> None:
+    def __init__(self, what: Launch, deaths: Mapping[tuple[str, int], int] | None = None) -> None:
         self._what = what
         self.following: Launch | None = None
         self._rows_move = False
@@ -170,12 +169,11 @@ class _Run:
             max_restarts=what.options.max_restarts,
             reloads=self._begins_anew,
         )
-        self._supervisor.restarts.update(restarts or {})
+        self._supervisor.deaths.update(deaths or {})
         self._error: Exception | None = None
         self._stoppable, self._is_stopping = False, False
         self._order_s = 0.5
         self._life = 0
-        self._deaths: Counter[tuple[str, int]] = Counter()
         self._begin()
 
     @property
@@ -184,9 +182,9 @@ class _Run:
         return self._what
 
     @property
-    def restarts(self) -> Mapping[str, int]:
-        """See :class:`Supervisor`."""
-        return self._supervisor.restarts
+    def deaths(self) -> Mapping[tuple[str, int], int]:
+        """See :class:`Supervisor`: they count on where all processes begin anew, in whatever numbers."""
+        return self._supervisor.deaths
 
     def until_trainer_0_ends(self, signals: Sequence[bool]) -> int:
         """The status of the run.
@@ -246,8 +244,7 @@ class _Run:
     def _begin_anew(self) -> None:
         """Has all trainers go on from the last checkpoint, or from the start where there is none, and tells."""
         killed = self._killed()[0]
-        self._deaths[killed.name, killed.index] += 1
-        self._supervisor.restarts[killed.name] += 1
+        self._supervisor.deaths[killed.name, killed.index] += 1
         self._life += 1
         self._first.kill()
         self._first.wait()
@@ -267,9 +264,8 @@ class _Run:
         else:
             remove_segments(self._segments)
         whence = newest or "the start, since there is no checkpoint yet"
-        count = (
-            f"restart {self._deaths[killed.name, killed.index]} of at most {self._what.options.max_restarts}"
-        )
+        number, most = self.deaths[killed.name, killed.index], self._what.options.max_restarts
+        count = f"restart {number} of at most {most}"
         print(
             f"girih: {error_of(killed)}; all trainers go on from {whence} ({count})",
             file=sys.stderr,
@@ -282,14 +278,14 @@ class _Run:
         """Processes whose death is all trainers' that a signal ended, the one that came back least first: others may have crashed because it was gone."""
         first = [self._first] if (self._first.status() or 0) < 0 else []
         killed = [*first, *self._supervisor.killed_for_all()]
-        return sorted(killed, key=lambda handle: self._deaths[handle.name, handle.index])
+        return sorted(killed, key=lambda handle: self.deaths.get((handle.name, handle.index), 0))
 
     def _begins_anew(self) -> bool:
         """Whether a process was killed for which all trainers may begin anew: one that raised an error would do so again."""
         killed, most = self._killed(), self._what.options.max_restarts
         if not killed or self._is_stopping:
             return False
-        return self._deaths[killed[0].name, killed[0].index] < most
+        return self.deaths.get((killed[0].name, killed[0].index), 0) < most
 
     def _scale(self, stage: str, counts: Mapping[str, int], overrides: Sequence[str]) -> None:
         """Has trainers that come back begin with other numbers of processes, or all that follow this run."""

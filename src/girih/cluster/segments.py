@@ -89,11 +89,12 @@ def remove_segments(prefix: str) -> None:
 
 
 def start_of(pid: int | str) -> str:
-    """Returns when a process began, in ticks since the machine did: its number may be another one's by now."""
+    """Returns when a process began, in ticks since the machine did: its number may be another one's by now; "" where it has ended, waited for or not."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return ""
+    return "" if fields[0] in "ZX" else fields[19]
 
 
 def _is_of_dead_owner(name: str) -> bool:

@@ -38,7 +38,7 @@ class Supervisor:
 
     Attributes:
         handles: all that were started and not ended since.
-        restarts: of each role, how often one came back because it was killed.
+        deaths: role and index → how often such a process was killed, and came back.
     """
 
     def __init__(
@@ -55,18 +55,25 @@ class Supervisor:
         self._launcher, self._registry, self._failed = launcher, registry, failed
         self._num_trainers, self._max_restarts = num_trainers, max_restarts
         self.handles: list[Handle] = []
-        self.restarts: Counter[str] = Counter()
+        self.deaths: Counter[tuple[str, int]] = Counter()
         self._prepared: dict[tuple[str, int], Handle] = {}
         self._ending: set[Handle] = set()
         self._kept: set[str] = set()
         self._begun: dict[tuple[str, int], bytes] = {}  # what those are that listened once
         self._bearings: dict[str, Bearing] = {}
-        self._deaths: Counter[tuple[str, int]] = Counter()
         self._closing = threading.Event()
         self._error: Exception | None = None
         self._known = threading.Event()
         self._lock = threading.Lock()
         self._file: Path | None = None
+
+    @property
+    def restarts(self) -> Mapping[str, int]:
+        """Restarts by role: of processes that came back because they were killed."""
+        counts = Counter[str]()
+        for (name, _), times in list(self.deaths.items()):
+            counts[name] += times
+        return counts
 
     def prepare(self, counts: Mapping[str, int]) -> None:
         """Starts processes for roles that :meth:`start` will name: they load what they need meanwhile."""
@@ -244,8 +251,7 @@ class Supervisor:
         except OSError:  # the system starts no more processes
             return None
         again.begin(spec)
-        self._deaths[key] += 1
-        self.restarts[handle.name] += 1
+        self.deaths[key] += 1
         self.handles.remove(handle)
         return again
 
@@ -260,7 +266,7 @@ class Supervisor:
                 return
             self._register(again)
             self._write_processes()
-        count = f"restart {self._deaths[again.name, again.index]} of at most {self._max_restarts}"
+        count = f"restart {self.deaths[again.name, again.index]} of at most {self._max_restarts}"
         found = f"; {again.found}" if again.found else ""
         print(f"girih: {why}; it came back{found} ({count})", file=sys.stderr, flush=True)
 
@@ -270,7 +276,7 @@ class Supervisor:
 
     def _why_ending(self, handle: Handle) -> str:
         """Why a process that was killed does not come back, and which option would change that; "" where none would."""
-        bearing, deaths = self._bearings.get(handle.name, ENDS_RUN), self._deaths[handle.name, handle.index]
+        bearing, deaths = self._bearings.get(handle.name, ENDS_RUN), self.deaths[handle.name, handle.index]
         if bearing.policy is RestartPolicy.COME_BACK and deaths >= self._max_restarts:
             times = f"{deaths} time" + "s" * (deaths != 1)
             return f"it had come back {times}, and cluster.max_restarts = {self._max_restarts}"

@@ -125,6 +125,14 @@ class Dataset:
         return self.source.num_rows if self.plan.where is None else None
 
     @property
+    def num_epoch_examples(self) -> int | None:
+        """Examples that an epoch trains on: these rows, and those that are drawn for each batch; None where rows are not counted."""
+        rows, drawn = self.num_examples, self.negatives
+        if rows is None or drawn is None:
+            return rows
+        return rows + -(-rows // self.batch_size) * drawn.per_step
+
+    @property
     def with_labels(self) -> bool:
         """Whether batches hold labels."""
         return bool(self.plan.labels)

@@ -48,6 +48,9 @@ class Negatives:
     Args:
         items: batches of the catalogue, of the schema narrowed to ``features``.
 
+    Attributes:
+        per_step: S.
+
     Raises:
         ConfigError: a feature that the schema does not have. DataError: an empty catalogue.
     """
@@ -62,7 +65,7 @@ class Negatives:
         if not parts:
             raise DataError("negatives: the catalogue has no items; expected a row for each")
         self._catalogue = joined(parts, Buffers())
-        self._per_step, self._seed = per_step, seed
+        self.per_step, self._seed = per_step, seed
         place = iter(range(len(wanted)))
         self._sparse = [next(place) if feature.name in wanted else None for feature in schema.sparse]
         place = iter(range(len(wanted)))
@@ -75,7 +78,7 @@ class Negatives:
 
     def _drawn(self, batch: Batch) -> NDArray[np.int64]:
         random = np.random.default_rng([abs(self._seed), zlib.crc32(batch.ids.tobytes())])
-        return random.integers(0, self._catalogue.num_examples, self._per_step)
+        return random.integers(0, self._catalogue.num_examples, self.per_step)
 
     def _examples(self, drawn: NDArray[np.int64], batch: Batch) -> Batch:
         catalogue, size = self._catalogue, self._catalogue.num_examples

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -17,9 +18,9 @@ from girih.models.loss import Targets
 
 
 class _Fetched(NamedTuple):
-    """Tensors on the host, there once the event has passed."""
+    """Tensors on the host, by name, there once the event has passed."""
 
-    tensors: list[Tensor]
+    tensors: Mapping[str, Tensor]
     event: Any
 
 
@@ -37,19 +38,23 @@ class ScoredSteps:
 
     def add(self, outputs: Tensor, targets: Targets) -> None:
         """Adds B examples: logits [B, T], on any device."""
-        tensors = [outputs.detach().float(), targets.labels]
-        weights = targets.example_weights
-        if targets.label_weights is not None:
-            own = targets.label_weights
-            weights = own if weights is None else own * weights[:, None]
-        tensors += [] if weights is None else [weights]
+        given = {
+            "logits": outputs.detach().float(),
+            "labels": targets.labels,
+            "weights": targets.example_weights,
+            "label_weights": targets.label_weights,
+        }
+        tensors = {name: each for name, each in given.items() if each is not None}
         if outputs.device.type == "cpu":
             self._count(tensors)
             return
         with self._lock:
-            hosts = [torch.empty(each.shape, dtype=each.dtype, pin_memory=True) for each in tensors]
-            for host, each in zip(hosts, tensors, strict=True):
-                host.copy_(each, non_blocking=True)
+            hosts = {
+                name: torch.empty(each.shape, dtype=each.dtype, pin_memory=True)
+                for name, each in tensors.items()
+            }
+            for name, host in hosts.items():
+                host.copy_(tensors[name], non_blocking=True)
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(torch.cuda.current_stream(outputs.device))
             self._under_way.append(_Fetched(hosts, event))
@@ -66,7 +71,6 @@ class ScoredSteps:
                 fetched.event.synchronize()
                 self._count(fetched.tensors)
 
-    def _count(self, tensors: list[Tensor]) -> None:
-        logits, labels, *weights = (each.numpy() for each in tensors)
-        if len(logits):
-            self.scores.add(logits, labels, weights[0] if weights else None)
+    def _count(self, tensors: Mapping[str, Tensor]) -> None:
+        if len(tensors["logits"]):
+            self.scores.add(**{name: each.numpy() for name, each in tensors.items()})

@@ -47,19 +47,23 @@ class ProgressiveScores:
         self._periods: dict[int, Floats] = {}
 
     def add(
-        self, logits: NDArray[np.float32], labels: NDArray[np.float32], weights: NDArray[np.float32] | None
+        self,
+        logits: NDArray[np.float32],
+        labels: NDArray[np.float32],
+        weights: NDArray[np.float32] | None = None,
+        label_weights: NDArray[np.float32] | None = None,
     ) -> None:
         """Adds B examples; those with a logit that is NaN or infinite are left out.
 
         Args:
-            logits, labels: float32[B, T]. weights: float32[B], or [B, T], or None where all are 1; an example that
-                weighs 0 for one label of several is not counted for it.
+            logits, labels: float32[B, T].
+            weights: float32[B]; None where all are 1. One that weighs 0 is counted, as :class:`girih.metrics.Scores` counts it.
+            label_weights: float32[B, T], beside those of examples: where one is 0 the example is not counted for the label. None
+                where all are 1.
         """
         good = np.isfinite(logits).all(axis=1)
-        if not good.all():
-            logits, labels = logits[good], labels[good]
-            weights = None if weights is None else weights[good]
-        added = self._counted(logits.astype(np.float64), labels.astype(np.float64), weights)
+        own = [None if each is None else each[good].astype(np.float64) for each in (weights, label_weights)]
+        added = self._counted(logits[good].astype(np.float64), labels[good].astype(np.float64), *own)
         with self._lock:
             period = int(self._clock() // PERIOD_S)
             for old in [each for each in self._periods if each <= period - NUM_PERIODS]:
@@ -83,12 +87,13 @@ class ProgressiveScores:
     def _empty(self) -> Floats:
         return np.zeros((self._num_labels, 2 * NUM_BINS + _SUMS))
 
-    def _counted(self, logits: Floats, labels: Floats, weights: NDArray[np.float32] | None) -> Floats:
+    def _counted(
+        self, logits: Floats, labels: Floats, weights: Floats | None, label_weights: Floats | None
+    ) -> Floats:
         found = self._empty()
-        shape = (len(logits), self._num_labels)
-        own = np.ones(shape) if weights is None else weights.astype(np.float64)
-        present = own > 0 if own.shape == shape and weights is not None else np.ones(shape, np.bool_)
-        own = own if own.shape == shape else np.repeat(own[:, None], self._num_labels, axis=1)
+        own = np.ones(logits.shape) if label_weights is None else label_weights
+        present = own > 0
+        own = own if weights is None else own * weights[:, None]
         bins = np.clip((logits + MOST_LOGIT) * (NUM_BINS / (2 * MOST_LOGIT)), 0, NUM_BINS - 1).astype(
             np.int64
         )

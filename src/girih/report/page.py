@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -26,6 +27,8 @@ CURVES = (
     (Axis("loss", "Training loss"), "mean of a record"),
     (Axis("auc", "AUC"), ""),
     (Axis("logloss", "Logloss"), ""),
+    (Axis("mae", "MAE"), ""),
+    (Axis("rmse", "RMSE"), ""),
     (Axis("samples_per_s", "Speed", ",.0f", from_zero=True), "samples/s"),
     (Axis("rows", "Rows", ",.0f", from_zero=True), "in all tables"),
     (Axis("rss_bytes", "Memory", ".3f", from_zero=True, unit=2**30), "resident, of all processes, GiB"),
@@ -35,7 +38,9 @@ CURVES = (
     (Axis("imbalance", "Imbalance", ".3f"), "keys asked of the busiest trainer in a step, by the mean"),
     (Axis("lr_scale", "Learning rate", from_zero=True), "times the configured rate"),
 )
-EVALUATED = {"auc", "logloss"}
+OF_PROBABILITIES, OF_NUMBERS = ("auc", "logloss"), ("mae", "rmse")
+EVALUATED = {*OF_PROBABILITIES, *OF_NUMBERS}
+"""Curves of evaluations; a run has those of its first label's kind."""
 MAYBE = {"hit_rate", "gpu_share", "dram_share", "imbalance"}
 """Curves that only some runs have."""
 LABEL_COLUMNS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
@@ -114,6 +119,10 @@ def comparison_of(found: Comparison) -> str:
 def page_of(run: RunRecord) -> str:
     """Renders the whole page as HTML, with the JavaScript that draws its charts in it once."""
     by_label = {str(k): v for k, v in _part(run.summary, "by_label").items() if isinstance(v, Mapping)}
+    probabilities = [each for each in by_label.items() if not is_number(each[1].get("mae"))]
+    newest: Mapping[str, Any] = max(
+        (lines[-1] for lines in run.evaluations.values()), key=lambda line: line["step"], default={}
+    )
     return (
         _templates()
         .get_template("page.html")
@@ -121,9 +130,8 @@ def page_of(run: RunRecord) -> str:
             run=run,
             kind=_kind(run),
             label=_first_label(run),
-            newest=max(
-                (lines[-1] for lines in run.evaluations.values()), key=lambda line: line["step"], default={}
-            ),
+            newest=newest,
+            judged=list(_judged(run, newest)),
             last=run.training[-1] if run.training else {},
             curves=list(_curves(run)),
             label_titles=list(LABEL_COLUMNS),
@@ -131,7 +139,8 @@ def page_of(run: RunRecord) -> str:
                 (name, [show(metrics.get(key)) for key, show in LABEL_COLUMNS.values()])
                 for name, metrics in by_label.items()
             ],
-            calibration=[_calibration(*each) for each in list(by_label.items())[:MAX_CALIBRATION_PLOTS]],
+            calibration=[_calibration(*each) for each in probabilities[:MAX_CALIBRATION_PLOTS]],
+            num_without_plot=len(probabilities[MAX_CALIBRATION_PLOTS:]),
             timeline=timeline(run),
             totals=list(_totals(run.summary or {})),
             javascript=_drawing_code(),
@@ -182,12 +191,35 @@ def _first_label(run: RunRecord) -> str:
     return str(known[0]) if known else ""
 
 
+def _measures(run: RunRecord) -> Sequence[str]:
+    """The metrics by which the first label is judged."""
+    if _part(_part(run.settings, "labels"), "loss").get(_first_label(run), "bce") != "bce":
+        return OF_NUMBERS
+    told = [_final(run), *itertools.chain(*run.evaluations.values())]
+    return OF_NUMBERS if any(is_number(each.get("mae")) for each in told) else OF_PROBABILITIES
+
+
+def _judged(run: RunRecord, newest: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Title and value of each of these, of the final weights or else the newest."""
+    titles = {axis.field: axis.title for axis, _ in CURVES}
+    values = newest if run.summary is None else {**_final(run), **run.summary}
+    for name in _measures(run):
+        yield titles[name], values.get(name)
+
+
+def _final(run: RunRecord) -> Mapping[str, Any]:
+    """Metrics of the first label with the final weights; empty where there are none."""
+    return _part(_part(run.summary, "by_label"), _first_label(run))
+
+
 def _curves(run: RunRecord) -> Iterator[Card]:
     splits = sorted(run.evaluations, key=lambda split: (split not in _SPLITS, split != "valid", split))
     only = splits if len(splits) == 1 else []  # two or more have a legend
-    evaluations = {split: run.evaluations[split] for split in splits}
+    evaluations, measures = {split: run.evaluations[split] for split in splits}, _measures(run)
     for axis, unit in CURVES:
         if axis.field in EVALUATED:
+            if axis.field not in measures:
+                continue
             told = ", ".join([_first_label(run) or "first label", *only])
             yield axis.title, told, line_chart(STEP, axis, evaluations)
             continue

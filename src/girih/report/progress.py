@@ -161,10 +161,11 @@ class Progress(Callback):
 
     def _parts(self, record: Record) -> list[tuple[str, str]]:
         """Values, each with the unit that follows it."""
+        measure, title = ("mae", "MAE") if "mae" in self._progressive else ("auc", "AUC")
         shown = [
             (fraction(record.get("loss")), "loss"),
-            (fraction(self._progressive.get("auc_last_hour")), "AUC of the last hour"),
-            (fraction(self._progressive.get("auc")), "of all"),
+            (fraction(self._progressive.get(f"{measure}_last_hour")), f"{title} of the last hour"),
+            (fraction(self._progressive.get(measure)), "of all"),
             (short(record.get("samples_per_s")), "samples/s"),
             (short(record.get("rows")), "rows"),
             (percent(record.get("hit_rate")), "hits"),

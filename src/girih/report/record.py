@@ -106,7 +106,7 @@ def _read_metrics(run: RunRecord, path: Path) -> None:
     if not run.training:
         run.notes.append("There is no training record yet in metrics.jsonl: no curves.")
     if not run.evaluations:
-        run.notes.append("Nothing was evaluated yet: no AUC curve.")
+        run.notes.append("Nothing was evaluated yet: no curves of metrics.")
 
 
 def _read_summary(run: RunRecord, path: Path) -> None:

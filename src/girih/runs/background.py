@@ -17,6 +17,11 @@ class BackgroundTasks:
         self._worker = ThreadPoolExecutor(1, name)
         self._waiting: deque[tuple[Future[Any], Callable[[Any], None]]] = deque()
 
+    @property
+    def is_pending(self) -> bool:
+        """Whether there is something that was not told yet."""
+        return bool(self._waiting)
+
     def submit(self, compute: Callable[[], Any], tell: Callable[[Any], None]) -> None:
         """Computes in the thread; ``tell`` gets the result in :meth:`settle`, by the caller's thread."""
         while len(self._waiting) >= MOST_WAITING:

@@ -22,7 +22,7 @@ class Callback(Protocol):
     """
 
     def on_plan(self, plan: Record) -> None:
-        """Before the first step: the plan, as ``plan.json`` has it."""
+        """Receives the plan, as ``plan.json`` has it, before training begins, and again where it goes on by another one, as a scaled run does."""
         return
 
     def on_metrics(self, record: Record) -> None:

@@ -15,6 +15,7 @@ from girih.cluster.segments import temporary_directory
 from girih.comm.group import TrainerGroup
 from girih.errors import CheckpointError, Lost
 from girih.runs.background import BackgroundTasks
+from girih.runs.state import RunState
 from girih.runs.stats import Spans
 
 
@@ -41,7 +42,7 @@ class RunCheckpoints:
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._writing = BackgroundTasks("girih-checkpoint")
         self._latest: Storage | None = None  # of exactly what the trainer holds now
-        self._best: Storage | None = None
+        self._best: tuple[int, Storage] | None = None  # the best one that is there, and its step
         self._num_given_up = 0
 
     @property
@@ -53,18 +54,22 @@ class RunCheckpoints:
             self._temporary = temporary_directory("best")
         return Storage.at(self._temporary.name)
 
-    def begin(self, content: Callable[[], Content], best_step: int | None, spans: Spans) -> None:
+    def begin(self, content: Callable[[], Content], state: RunState, spans: Spans) -> None:
         """Begins a checkpoint, which is written while training goes on, once an earlier one is done.
+
+        Args:
+            content: of now; state: of the run, as :meth:`fall_back` takes it.
 
         Raises:
             StorageFullError: the disk is full; nothing is left behind. So does :meth:`settle`.
         """
         with spans("wait for checkpoint"):
             self.settle(wait=True)
+        self.fall_back(state)
         with spans("checkpoint"):
             root = Storage(self._ranks.broadcast(self.root.url if self._ranks.first else None))
             now = content()
-            done = functools.partial(self._note, root, best_step)
+            done = functools.partial(self._note, root, now.step, state.best_step)
             if self._ranks.broadcast(self._latest != root / checkpoint.name_of(now.step)):
                 self._writing.submit(functools.partial(_written, Save(root, now, self._ranks)), done)
             else:
@@ -82,6 +87,35 @@ class RunCheckpoints:
             begin()
             self.settle(wait=True)
             given_up = self._ranks.broadcast(self._num_given_up > before)
+
+    def fall_back(self, state: RunState) -> bool:
+        """Has the best weights be those of an earlier step where the best step's are in no checkpoint; called by all trainers.
+
+        So it is where their save was given up. From there on whatever is better than the earlier ones is the best again, and saved.
+
+        Returns:
+            Whether nothing moved since, so that they can be saved still.
+        """
+        if state.best_step is None:
+            return False
+        told: tuple[bool, int | None, float | None] | None = None
+        is_there = self._best is not None and self._best[0] == state.best_step
+        if self._ranks.first and not is_there and not self._writing.is_pending:
+            kept = RunState() if self._best is None else Manifest.read(self._best[1]).run
+            told = state.step == state.best_step, kept.best_step, kept.best_value
+        told = self._ranks.broadcast(told)
+        if told is None:
+            return False
+        is_now, best_step, best_value = told
+        if not is_now:
+            if self._ranks.first:
+                instead = "the next ones" if best_step is None else f"those of step {best_step}"
+                print(
+                    f"girih: the best weights so far, of step {state.best_step}, are in no checkpoint; the best now are {instead}",
+                    file=sys.stderr,
+                )
+            state.best_step, state.best_value = best_step, best_value
+        return is_now
 
     def newest(self) -> Storage:
         """The one of exactly what the trainer holds now, on all trainers; called by them where one was made.
@@ -111,9 +145,9 @@ class RunCheckpoints:
         """Rows or parameters move: the latest is no longer what the trainer holds."""
         self._latest = None
 
-    def set_best(self, place: Storage) -> None:
+    def set_best(self, step: int, place: Storage) -> None:
         """Sets the best checkpoint, that of an earlier run that goes on."""
-        self._best = place
+        self._best = step, place
 
     def best(self, step: int | None) -> Storage:
         """The one that was best, which is of this step.
@@ -121,8 +155,10 @@ class RunCheckpoints:
         Raises:
             CheckpointError: it is gone.
         """
-        best = (self._best or checkpoint.find(self.root, step=step)).url if self._ranks.first else None
-        return Storage(self._ranks.broadcast(best))
+        url = None
+        if self._ranks.first:
+            url = (checkpoint.find(self.root, step=step) if self._best is None else self._best[1]).url
+        return Storage(self._ranks.broadcast(url))
 
     def close(self) -> None:
         """Waits for what is being written, and ends."""
@@ -132,7 +168,7 @@ class RunCheckpoints:
             if self._temporary is not None:
                 self._temporary.cleanup()
 
-    def _note(self, root: Storage, best_step: int | None, place: Storage | None) -> None:
+    def _note(self, root: Storage, step: int, best_step: int | None, place: Storage | None) -> None:
         if place is None:
             self._num_given_up += 1
             print(
@@ -142,9 +178,9 @@ class RunCheckpoints:
         if not self._ranks.first:
             return
         self._latest = place
-        if best_step is not None and place.name == checkpoint.name_of(best_step):
-            self._best = place
-        checkpoint.rotate(root, self._keep, best_step)
+        if step == best_step:
+            self._best = step, place
+        checkpoint.rotate(root, self._keep, None if self._best is None else self._best[0])
 
 
 def _written(save: Save) -> Storage | None:

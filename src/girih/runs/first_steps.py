@@ -15,9 +15,11 @@ class FirstSteps:
     """Hears of every step of a run, and takes the first ones.
 
     Attributes:
+        since: the step behind which they are the first, where a run goes on with other processes.
         steps: that were taken.
     """
 
+    since: int = 0
     steps: int = 0
     _heard: int = 0
     _before: tuple[int, float] = (0, 0.0)

@@ -216,6 +216,8 @@ class RemoteStrategy(StrategyOptions):
             context.ranks.barrier()  # else some would call processes that end
             for name in ending:
                 processes.end(name)
+            if rows_move:
+                processes.remove_memory()
             # side by side; loaders begin with the next pass
             processes.prepare_anew({name: plan.roles[name] for name in (*ending, LOADER)})
             if rows_move:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,20 @@ from girih.training.planning import joined
 
 @dataclass
 class _KeepsConfig(Callback):
-    """Writes a run's ``config.toml`` once the run begins, when its directory is known to be its own."""
+    """Writes a run's ``config.toml`` once the run begins, when its directory is known to be its own.
+
+    Once alone: a run that was scaled goes on with a new plan, and the file has its new counts by then.
+    """
 
     run: Path
     settings: RunConfig
+    is_written: bool = field(default=False, init=False)
 
     def on_plan(self, plan: Record) -> None:
         """See :class:`Callback`."""
-        config.write_toml(self.run / "config.toml", self.settings.with_absolute_paths())
+        if not self.is_written:
+            config.write_toml(self.run / "config.toml", self.settings.with_absolute_paths())
+            self.is_written = True
 
 
 def trainer_of(
@@ -44,7 +50,7 @@ def trainer_of(
         raise ConfigError(f"overrides = {overrides!r}: expected a list or a mapping, as in [{overrides!r}]")
     settings = RunConfig.load(path, overrides=overrides, strategy=strategy)
     data: dict[str, Dataset] = {split: settings.dataset(split) for split in settings.data.splits}
-    num_examples = data["train"].num_examples
+    num_examples = data["train"].num_epoch_examples
     bar = Progress(None if num_examples is None else num_examples * settings.train.epochs)
     callbacks = [*callbacks, bar] if progress else list(callbacks)
     if run is not None:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from girih.checkpoint.load import Loaded
 from girih.checkpoint.parts import PartReader
-from girih.data import NormalizationStats
 from girih.dense.half import DenseHalf
 from girih.schema import Numeric, Schema
 from girih.sparse.groups.pack import Group
@@ -119,27 +118,20 @@ def put_parameters(loaded: Loaded, dense: DenseHalf, found: Inherited) -> None:
     dense.restore({**state, "model": model})
 
 
-def normalization_of(
-    loaded: Loaded, schema: Schema, measured: NormalizationStats | None, found: Inherited
-) -> NormalizationStats | None:
-    """Mean and deviation of the features to be standardized: the earlier run's, where it has them, since parameters were trained by them.
+def moments_of(loaded: Loaded, schema: Schema, found: Inherited) -> dict[str, Any]:
+    """Moments that the earlier run has of features to be standardized, as :meth:`NormalizationStats.to_dict` has them: parameters were trained by them.
 
-    Args:
-        measured: of the new data; None where nobody measured yet.
-
-    Returns:
-        None where some have to be measured first.
+    They stay, whatever is measured of the new data for the features that the earlier run has not, or transforms in another way.
     """
-    ours = {feature.name: feature for feature in schema.numeric if "standardize" in feature.transform}
     theirs = {feature.name: feature for feature in loaded.schema.numeric}
     saved = {} if loaded.normalization is None else loaded.normalization.to_dict()
     kept = {
-        name: saved[name] for name, own in ours.items() if name in saved and _alike(own, theirs.get(name))
+        own.name: saved[own.name]
+        for own in schema.numeric
+        if "standardize" in own.transform and own.name in saved and _alike(own, theirs.get(own.name))
     }
     found.normalized = sorted(kept)
-    if measured is None and len(kept) < len(ours):
-        return None
-    return NormalizationStats.from_dict({**(measured.to_dict() if measured else {}), **kept}, schema)
+    return kept
 
 
 def _alike(own: Numeric, other: Numeric | None) -> bool:

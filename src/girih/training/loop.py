@@ -33,6 +33,7 @@ class Loop:
     Attributes:
         save: begins a checkpoint of the state as it stands; called between steps only.
         settle_saves: called after every step; raises what went wrong with a checkpoint that was begun.
+        fall_back: called before an evaluation is compared with the best one, whose checkpoint may have been given up.
         feed: this trainer's share of the training data.
         score: scores the validation data (None comes on all ranks but the first), or None where there is none.
         ranks: this trainer among all; each step ends with what all agree on.
@@ -48,6 +49,7 @@ class Loop:
     log: RunLog
     save: Callable[[], None]
     settle_saves: Callable[[], None]
+    fall_back: Callable[[], object]
     score: Callable[[], Scores | None] | None
     label_names: Sequence[str]
     ranks: TrainerGroup
@@ -78,10 +80,22 @@ class Loop:
             nothing_new = self.state.step == before and not self._finished()  # in a stream
             if (self._epoch_is_read() or nothing_new) and not self.state.stopped_early:
                 self._end_epoch()
+        if self._is_behind(until_epoch) and not self.ranks.stopping:
+            self._meet_if_due()
+            if self._epoch_is_read():
+                self._end_epoch()
 
     def is_over(self, until_epoch: int) -> bool:
-        """Whether so many epochs are done, or the options end training before."""
-        return self.state.epoch >= until_epoch or self._is_past()
+        """Whether so many epochs are done, or the options end training before, and nothing is left that follows the last step."""
+        is_done = self.state.epoch >= until_epoch or self._is_past()
+        return is_done and not self._is_behind(until_epoch)
+
+    def _is_behind(self, until_epoch: int) -> bool:
+        """Whether a stop, or a pause, has kept an evaluation or the end of the epoch from following the last step."""
+        if self.state.epoch >= until_epoch or self.state.stopped_early or not self._is_past():
+            return False
+        is_due = self.score is not None and self._every(self.options.evaluate_every_steps)
+        return self._epoch_is_read() or (is_due and self.state.evaluated_step != self.state.step)
 
     def _train_on(self, batches: Stream) -> None:
         source: Iterator[tuple[Batch, Position]] = batches
@@ -251,6 +265,7 @@ class Loop:
             self.save()
 
     def _update_early_stopping(self, stopping: EarlyStopping, metrics: Metrics) -> None:
+        self.fall_back()
         state, value = self.state, getattr(metrics.first, stopping.metric)
         sign = DIRECTIONS[stopping.metric]
         if value is not None and (

@@ -192,6 +192,8 @@ def rescaled(
 ) -> tuple[Strategy, Plan, Session]:
     """The strategy, the plan and the session with other processes beside the trainers, and the rows where they belong.
 
+    The plan predicts no speed: that of before was of other processes.
+
     Args:
         saved: the checkpoint of this moment, where rows move. num_updates: that this trainer has made.
     """
@@ -203,6 +205,7 @@ def rescaled(
         options={**plan.options, **options},
         roles={**plan.roles, **scaling.counts},
         feed={**plan.feed, **loaders},
+        predicted={name: told for name, told in plan.predicted.items() if name != "speed"},
     )
     session = own.rescale(changed, context, session, plan)
     if saved is not None:

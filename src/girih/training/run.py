@@ -42,16 +42,15 @@ from girih.runs.stats import COMPILE, STALENESS, WAITS, Spans
 from girih.runs.summary import summarize
 from girih.runs.timeline import timelines, write_timeline
 from girih.runs.trained import TRAINED, repeated_from
-from girih.strategies.strategy import Strategy, note_on_rows, price, spreads_net
+from girih.strategies.strategy import Strategy, note_on_rows
 from girih.training import evaluation, random_state
 from girih.training.context import RunContext
-from girih.training.inheriting import Inherited, normalization_of, put_parameters, rows_that_fit
+from girih.training.inheriting import Inherited, moments_of, put_parameters, rows_that_fit
 from girih.training.learning_rate import LearningRate
 from girih.training.loop import Loop
 from girih.training.notes import Notes
-from girih.training.placing import place_net
-from girih.training.planning import decide
-from girih.training.pricing import Calibrated, measured, priced
+from girih.training.planned import Planning
+from girih.training.pricing import Calibrated
 from girih.training.progressive import ProgressiveValidation
 from girih.training.recipe import recipe
 from girih.training.rescaling import Rescaling, Scaling, rescaled
@@ -66,7 +65,7 @@ class TrainingRun:
         saving: how often checkpoints are made, and where.
         directory: where rank 0 writes; None writes nothing.
         plan: None until the session opens, unless there is one to hold.
-        calibrated: the machine, to predict a speed by; None predicts none.
+        calibrated: see :class:`Planning`.
         where: the file that options come from, if any.
         session: None until it opens.
         normalization: mean and deviation of standardized features, once they are known.
@@ -93,6 +92,8 @@ class TrainingRun:
     resumed: bool = False
     inherited: str | None = None
     compile_s: float = 0.0
+    _kept_moments: Mapping[str, Any] = field(default_factory=dict)
+    """Those of the run that it began with."""
     _log: RunLog | None = None
     _busy_s: float = 0.0
     _fit_from_s: tuple[float, float] = (0.0, 0.0)
@@ -110,6 +111,7 @@ class TrainingRun:
         self.notes = Notes(self.ranks, self.facts.schema.labels.names, compared)
         scored, labels = self.context.dense.scored, self.facts.schema.labels
         self.progressive = None if scored is None else ProgressiveValidation(scored, self.ranks, labels)
+        self.planning = Planning(self.context, self.facts, self.notes, self.plan, self.calibrated)
         self.rescaling = Rescaling(
             self.directory, self.ranks, self.context.processes, self.facts, held=self.plan is not None
         )
@@ -133,7 +135,7 @@ class TrainingRun:
         if self.session is not None:
             return self.session
         try:
-            sparse, pinned = self.context.sparse, self.plan
+            sparse = self.context.sparse
             specs = [group.spec for group in sparse.groups()]
             optimizers = ([segment.optimizer for segment in spec.segments] for spec in specs)
             evictions = (table.eviction for spec in specs for table in spec.tables)
@@ -142,24 +144,7 @@ class TrainingRun:
                 self._compile(ahead.on_disk())
             if sparse.store.is_tiered and sparse.store.on_gpu:
                 self._compile(ahead.above_host())
-            plan = decide(
-                self.strategy,
-                self.facts,
-                self.ranks,
-                sparse,
-                dense=self.context.dense,
-                train=train,
-                earlier=earlier,
-                pinned=pinned,
-            )
-            facts = self.facts if train is None else replace(self.facts, batch_size=train.batch_size)
-            calibrated = self.calibrated if train is not None and facts.device == "cpu" else None
-            if calibrated is not None and train is not None:
-                facts = measured(facts, calibrated.calibration, train, sparse, self.context.dense, self.ranks)
-            if spreads_net(self.strategy):
-                plan, facts = self._placed(plan, facts, held=pinned is not None)
-            if calibrated is not None:
-                plan = priced(plan, self.strategy, facts, calibrated.file, self.ranks)
+            plan = self.planning.plan(self.strategy, train, earlier)
             if plan.wire.get("compress_ids") or "float16" in plan.wire.values():
                 self._compile(ahead.packing())
             if {plan.wire.get(kind, "float32") for kind in ("activations", "dense_gradients")} != {"float32"}:
@@ -182,28 +167,6 @@ class TrainingRun:
             torch.manual_seed(self.options.seed + self.ranks.rank)
         self.learning_rate = LearningRate(self.session.optimizer, self.options.lr_schedule)
         return self.session
-
-    def _placed(self, plan: Plan, facts: Facts, *, held: bool) -> tuple[Plan, Facts]:
-        """The plan with a tagging, on all trainers; rank 0's facts say it too.
-
-        Args:
-            held: whether the user gave the plan; what an earlier run had is dropped where it does not fit.
-        """
-        if self.ranks.first:
-            halves = self.context.sparse, self.context.dense
-            try:
-                placed = place_net(plan, self.strategy, facts, *halves)
-            except ConfigError as error:
-                if plan.tagging is None:
-                    raise
-                if held:
-                    raise ConfigError(f"the plan does not fit, plan again with girih plan: {error}") from None
-                self.notes.say(
-                    f"operators are tagged anew: the tagging of the run so far does not fit ({error})"
-                )
-                placed = place_net(replace(plan, tagging=None), self.strategy, facts, *halves)
-            plan, facts = placed.plan, placed.facts
-        return Plan.from_dict(self.ranks.broadcast(plan.to_dict())), facts
 
     def check(self, train: Dataset) -> None:
         """Refuses a directory that holds another run, and data in which a loaded position or negatives have no meaning."""
@@ -261,6 +224,9 @@ class TrainingRun:
             self.strategy, self.plan, self.session = rescaled(
                 scaling, self.strategy, *self.opened(), self.context, saved, self.state.num_updates
             )
+        self.plan = self.planning.priced(self.plan, self.strategy)
+        if self._log is not None:
+            self._log.first_steps = FirstSteps(since=step)
         self._evaluated = None
         self.rescaling.done(scaling, self.strategy)
         self.ranks.end_pause()
@@ -299,6 +265,7 @@ class TrainingRun:
             log=log,
             save=self._begin_save,
             settle_saves=self.checkpoints.settle,
+            fall_back=lambda: self.checkpoints.fall_back(self.state),
             score=None if valid is None else lambda: self.score(valid),
             label_names=self.facts.schema.labels.names,
             save_every_steps=self.saving.every_steps if self.saves else None,
@@ -333,7 +300,8 @@ class TrainingRun:
         session.feed.end_training()
         self._note(log)
         scaling = self.rescaling.agreed(is_over=loop.is_over(until_epoch))
-        if self.saves and (scaling is None or scaling.needs_checkpoint):
+        best_is_lost = self.checkpoints.fall_back(self.state)
+        if best_is_lost or (self.saves and (scaling is None or scaling.needs_checkpoint)):
             self.checkpoints.settle_last(self._begin_save)
         if scaling is not None:
             self.rescaling.begin(scaling, self.strategy, self.opened()[0], self.state.step)
@@ -424,9 +392,11 @@ class TrainingRun:
         session.sparse.load(rows_that_fit(loaded, groups, found), step=0)
         put_parameters(loaded, session.dense, found)
         schema = self.facts.schema
-        self.normalization = normalization_of(loaded, schema, None, found)
-        if self.normalization is None and train is not None:
-            self.normalization = normalization_of(loaded, schema, self._measure(train), found)
+        self._kept_moments = moments_of(loaded, schema, found)
+        if set(self._kept_moments) == set(NormalizationStats.empty(schema).features):
+            self.normalization = NormalizationStats.from_dict(self._kept_moments, schema)
+        elif train is not None:
+            self.normalization = self._measure(train)
         self.inherited = place.url
         return found
 
@@ -443,7 +413,8 @@ class TrainingRun:
         if self.options.early_stopping is None:  # no best weights to come back to
             self.state.best_step, self.state.best_value, self.state.stopped_early = None, None, False
         if self.state.best_step is not None:
-            self.checkpoints.set_best(checkpoint.find(loaded.place.parent, step=self.state.best_step))
+            best = checkpoint.find(loaded.place.parent, step=self.state.best_step)
+            self.checkpoints.set_best(self.state.best_step, best)
         alike, were_alike = (
             {} if plan is None else plan.get("seeds", {})
             for plan in (self.opened()[0].to_dict(), loaded.plan)
@@ -517,15 +488,7 @@ class TrainingRun:
 
     def step_cost(self, train: Dataset, calibration: Calibration) -> StepCost | None:
         """Adds up what a step on these data should take this machine, by its parts, on rank 0; None where nothing says so."""
-        plan, _ = self.opened()
-        halves = self.context.sparse, self.context.dense
-        facts = measured(self.facts, calibration, train, *halves, self.ranks)
-        if not self.ranks.first:
-            return None
-        if spreads_net(self.strategy):
-            facts = place_net(plan, self.strategy, facts, *halves).facts
-        prediction = price(self.strategy, facts)
-        return None if prediction is None else prediction.cost
+        return self.planning.step_cost(self.opened()[0], self.strategy, train, calibration)
 
     def summary(self, metrics: Metrics | None, duration_s: float) -> dict[str, Any]:
         """The content of ``summary.json``."""
@@ -605,7 +568,11 @@ class TrainingRun:
         self.compile_s += ahead.make_ready(kernels, self.notes.say)
 
     def _measure(self, train: Dataset) -> NormalizationStats:
-        """Rank 0 reads what is to be standardized, and tells the others; None where it was stopped."""
+        """Mean and deviation of what is to be standardized: rank 0 reads it, and tells the others; those of an inherited run stay.
+
+        Raises:
+            KeyboardInterrupt: it was stopped.
+        """
         found = None
         if self.ranks.first:
             with contextlib.suppress(KeyboardInterrupt):
@@ -614,7 +581,7 @@ class TrainingRun:
         told = self.ranks.broadcast(found)
         if told is None:
             raise KeyboardInterrupt
-        return NormalizationStats.from_dict(told, self.facts.schema)
+        return NormalizationStats.from_dict({**told, **self._kept_moments}, self.facts.schema)
 
     def _note(self, log: RunLog, *, failed: bool = False) -> None:
         """Writes what was not yet written of the steps so far."""
@@ -630,7 +597,7 @@ class TrainingRun:
             write_timeline(self.directory / "timeline.json", processes, own.spans.totals_s)
 
     def _begin_save(self) -> None:
-        self.checkpoints.begin(self.content, self.state.best_step, self.context.stats.spans)
+        self.checkpoints.begin(self.content, self.state, self.context.stats.spans)
 
 
 def _predicted_speed(plan: Plan, first: FirstSteps | None) -> dict[str, Any]:
@@ -641,4 +608,5 @@ def _predicted_speed(plan: Plan, first: FirstSteps | None) -> dict[str, Any]:
     if first is None or (found := first.samples_per_s) is None:
         return {"predicted_samples_per_s": None, "predicted_from": None}
     told = "its first step" if first.steps == 1 else f"its first {first.steps} steps"
+    told += f" since it was scaled at step {first.since}" if first.since else ""
     return {"predicted_samples_per_s": found, "predicted_from": told}

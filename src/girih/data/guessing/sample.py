@@ -121,21 +121,20 @@ def typed(array: Any) -> Any:
     return words.cast(pa.large_string(), safe=False)
 
 
-def _files(path: str) -> tuple[str, tuple[File, ...]]:
-    """The files, and the pattern that names them in a config."""
+def _files(path: str) -> tuple[str | list[str], tuple[File, ...]]:
+    """The files, and what names them in a config: of a directory those of its most frequent ending."""
     if not os.path.isdir(path):
         return path, find_files(path)
-    found = Counter(
-        _ENDINGS[ending] + ":" + ending
-        for _, _, names in os.walk(path)
-        for name in names
-        if (ending := _ending(name))
-    )
-    if not found or found.most_common(1)[0][0].startswith("parquet:.parquet"):
-        return path, find_files(path, suffix=".parquet")
-    ending = found.most_common(1)[0][0].partition(":")[2]
-    pattern = f"{path.rstrip('/')}/**/*{ending}*"
-    return pattern, find_files(pattern)
+    found: dict[str, Counter[str]] = {}
+    for _, _, names in os.walk(path):
+        for name in names:
+            if ending := _ending(name):
+                found.setdefault(ending, Counter())[name[name.rindex(ending) :]] += 1  # compression included
+    most = max(found, key=lambda ending: found[ending].total(), default=".parquet")
+    if most == ".parquet":
+        return path, find_files(path, suffix=most)
+    patterns = [f"{path.rstrip('/')}/**/*{ending}" for ending in sorted(found[most])]
+    return patterns[0] if len(patterns) == 1 else patterns, find_files(patterns)
 
 
 def _ending(name: str) -> str | None:

@@ -1,0 +1,95 @@
+"""The plan of one run, on all its trainers: decided, the operators of its net placed, its speed predicted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from girih.data import Dataset
+from girih.errors import ConfigError
+from girih.planner.calibration import Calibration
+from girih.planner.facts import Facts
+from girih.planner.plan import Plan
+from girih.planner.speed.step import StepCost
+from girih.strategies.strategy import Strategy, price, spreads_net
+from girih.training.context import RunContext
+from girih.training.notes import Notes
+from girih.training.placing import place_net
+from girih.training.planning import decide
+from girih.training.pricing import Calibrated, measured, priced
+
+
+@dataclass
+class Planning:
+    """Makes the plan of a run. Methods are called by all trainers together.
+
+    Attributes:
+        pinned: the plan that the user gave, if any.
+        calibrated: the machine, to predict a speed by; None predicts none.
+    """
+
+    context: RunContext
+    facts: Facts
+    notes: Notes
+    pinned: Plan | None
+    calibrated: Calibrated | None
+    _priced_by: Facts | None = None
+
+    def plan(self, strategy: Strategy, train: Dataset | None, earlier: Plan | None) -> Plan:
+        """The plan to build from.
+
+        Args:
+            train: the training data, where it is known.
+            earlier: the plan of the run that goes on.
+
+        Raises:
+            ConfigError: see :func:`girih.training.planning.decide`.
+        """
+        sparse, dense, ranks = self.context.sparse, self.context.dense, self.context.ranks
+        plan = decide(
+            strategy, self.facts, ranks, sparse, dense=dense, train=train, earlier=earlier, pinned=self.pinned
+        )
+        facts = self.facts if train is None else replace(self.facts, batch_size=train.batch_size)
+        calibrated = self.calibrated if train is not None and facts.device == "cpu" else None
+        if calibrated is not None and train is not None:
+            facts = measured(facts, calibrated.calibration, train, sparse, dense, ranks)
+        if spreads_net(strategy):
+            plan, facts = self._placed(plan, strategy, facts)
+        self._priced_by = None if calibrated is None else facts
+        return self.priced(plan, strategy)
+
+    def priced(self, plan: Plan, strategy: Strategy) -> Plan:
+        """The plan with the speed that is predicted for it, by what was measured when the run's was made."""
+        if self._priced_by is None or self.calibrated is None:
+            return plan
+        return priced(plan, strategy, self._priced_by, self.calibrated.file, self.context.ranks)
+
+    def step_cost(
+        self, plan: Plan, strategy: Strategy, train: Dataset, calibration: Calibration
+    ) -> StepCost | None:
+        """Adds up what a step on these data should take this machine, by its parts, on rank 0; None where nothing says so."""
+        halves = self.context.sparse.following(plan), self.context.dense
+        facts = measured(self.facts, calibration, train, *halves, self.context.ranks)
+        if not self.context.ranks.first:
+            return None
+        if spreads_net(strategy):
+            facts = place_net(plan, strategy, facts, *halves).facts
+        prediction = price(strategy, facts)
+        return None if prediction is None else prediction.cost
+
+    def _placed(self, plan: Plan, strategy: Strategy, facts: Facts) -> tuple[Plan, Facts]:
+        """The plan with a tagging, on all trainers; rank 0's facts say it too. What an earlier run had is dropped where it does not fit."""
+        if self.context.ranks.first:
+            halves = self.context.sparse, self.context.dense
+            try:
+                placed = place_net(plan, strategy, facts, *halves)
+            except ConfigError as error:
+                if plan.tagging is None:
+                    raise
+                if self.pinned is not None:
+                    raise ConfigError(f"the plan does not fit, plan again with girih plan: {error}") from None
+                self.notes.say(
+                    f"operators are tagged anew: the tagging of the run so far does not fit ({error})"
+                )
+                placed = place_net(replace(plan, tagging=None), strategy, facts, *halves)
+            plan, facts = placed.plan, placed.facts
+        return Plan.from_dict(self.context.ranks.broadcast(plan.to_dict())), facts
