@@ -79,7 +79,14 @@ def show(run, role, busy, index=0, age_s=0.0, cores=0.0):
         name: {"at_s": at_s, "cpu_s": 5.0 * cores * had, "stats": {"live": {}, "busy_s": 5.0 * busy * had}}
         for name, at_s, had in (("now", now, 1.0), ("then", then, 0.0))
     }
-    shown = {"role": role, "index": index, "incarnation": 0, "pid": 1, "start": "", "host": socket.gethostname()}
+    shown = {
+        "role": role,
+        "index": index,
+        "incarnation": 0,
+        "pid": 1,
+        "start": "",
+        "host": socket.gethostname(),
+    }
     (run / "live").mkdir(exist_ok=True)
     (run / "live" / f"{role}-{index}.json").write_text(
         json.dumps({**shown, "begun_s": 0.0, "endpoint": "", **readings})
@@ -162,7 +169,10 @@ def test_a_change_is_kept_where_training_is_faster(site, caplog):
     with caplog.at_level(logging.INFO, logger="girih"):
         assert [site.window(0.8, rate=160) for _ in range(LOOKS)] == [None] * LOOKS
     assert "autoscale keeps loader 1 → 2: 100 → 160 samples/s" in caplog.text
-    assert site.until_asked(0.2) == ({"loader": 1}, "loader works 20% of the time; 1 would work less than 50%")
+    assert site.until_asked(0.2) == (
+        {"loader": 1},
+        "loader works 20% of the time; 1 would work less than 50%",
+    )
 
 
 def test_a_change_that_brought_nothing_is_taken_back_and_not_tried_again_soon(site):
@@ -203,7 +213,9 @@ def test_no_process_comes_where_no_core_is_left_unless_that_is_said(tmp_path, ca
     for _ in range(2 * LOOKS):
         assert within.window(1.0, cores=CORES) is None
     (line,) = [each for each in caplog.messages if "leaves out" in each]  # told once
-    assert line.startswith("autoscale leaves out loader 1 → 2 (loader works 100% of the time, and is the bottleneck): all cores")
+    assert line.startswith(
+        "autoscale leaves out loader 1 → 2 (loader works 100% of the time, and is the bottleneck): all cores"
+    )
     assert within.until_asked(1.0, cores=CORES - 0.9) is not None
     beyond = Site(tmp_path / "beyond", beyond_cores=True)
     assert beyond.until_asked(1.0, cores=CORES) is not None
@@ -232,7 +244,10 @@ def test_options_are_checked():
     options = build(ClusterOptions, {"autoscale": {"loader": [1, 3]}}, "[cluster]")
     assert options.autoscale["loader"] == (1, 3)
     for given, told in (
-        ({"loader": [3, 2]}, r"autoscale: loader = \[3, 2\]: expected the fewest and then the most processes"),
+        (
+            {"loader": [3, 2]},
+            r"autoscale: loader = \[3, 2\]: expected the fewest and then the most processes",
+        ),
         ({"lodaer": [1, 2]}, r"autoscale: unknown role 'lodaer'; did you mean 'loader'\?"),
         ({"loader": [0, 2]}, r"autoscale.loader\[0\] = 0"),
         ({"loader": [1, 2, 3]}, "expected a list of 2"),

@@ -110,6 +110,8 @@ def test_a_million_frames_end_nothing_change_nothing_and_take_no_memory(kind, tm
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * UNIT
         num_failed = play(endpoint, (any_frame(dice, endpoint.samples) for _ in range(num_frames)))
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * UNIT - before
-    print(f"{kind}: {num_frames:,} frames, of which {num_failed:,} failed; {grown >> 20} MiB more at the most")
+    print(
+        f"{kind}: {num_frames:,} frames, of which {num_failed:,} failed; {grown >> 20} MiB more at the most"
+    )
     assert num_failed > num_frames // 4
     assert grown < MOST_GROWTH_BYTES

@@ -50,7 +50,9 @@ def test_a_run_that_has_ended_is_its_summary_and_one_without_is_told_to_go_on(tm
     assert "ended, 100 steps, 6,400 examples, 1,234 samples/s, AUC 0.75000" in capsys.readouterr().out
 
 
-def test_the_bottleneck_is_whoever_waits_least_while_the_run_trains_if_anybody_works_most_of_the_time(tmp_path):
+def test_the_bottleneck_is_whoever_waits_least_while_the_run_trains_if_anybody_works_most_of_the_time(
+    tmp_path,
+):
     def process(role, busy, rate=None):
         return {"role": role, "index": 0, "busy": busy, "samples_per_s": rate}
 

@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from girih.comm.endpoints import connect, listen
+from girih.comm.endpoints import connect
 from girih.comm.serving import Service
 from girih.data.read_ahead import ReadAhead
 from girih.runs.busy import Busy, awaited, holding, waiting
@@ -39,11 +39,16 @@ def test_work_counts_but_for_its_waits():
 
 def test_what_fails_is_over():
     busy = Busy()
-    with pytest.raises(StopIteration), busy.working():
-        with pytest.raises(KeyError), waiting():
-            raise KeyError
-        time.sleep(TICK_S)
-        raise StopIteration
+
+    def fails():
+        with busy.working():
+            with pytest.raises(KeyError), waiting():
+                raise KeyError
+            time.sleep(TICK_S)
+            raise StopIteration
+
+    with pytest.raises(StopIteration):
+        fails()
     time.sleep(2 * TICK_S)
     assert busy.seconds() == about(TICK_S)
 

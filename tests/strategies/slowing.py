@@ -20,4 +20,3 @@ class Slowing:
         draft = self.file.with_suffix(".new")
         draft.write_text(json.dumps({"roles": roles or {}, **how}))
         draft.replace(self.file)
-

@@ -79,13 +79,26 @@ def test_numbers_follow_how_busy_processes_are(begin, directory, slowing, tmp_pa
 
 def test_what_cannot_change_by_itself_is_told_in_a_line(directory, tmp_path):
     for strategy, bounds, why in (
-        ("hybrid", "{trainer=[1,2]}", "trainers begin anew where their number changes, so it never does by itself"),
+        (
+            "hybrid",
+            "{trainer=[1,2]}",
+            "trainers begin anew where their number changes, so it never does by itself",
+        ),
         ("hybrid", "{loader=[1,3]}", "loaders = 3: expected at most one per trainer, 2 in all"),
-        ("hybrid", "{embedding-worker=[3,2]}", "embedding-worker = [3, 2]: expected the fewest and then the most"),
+        (
+            "hybrid",
+            "{embedding-worker=[3,2]}",
+            "embedding-worker = [3, 2]: expected the fewest and then the most",
+        ),
         ("synchronous", "{embedding-worker=[1,2]}", "strategy 'synchronous' has no embedding-worker"),
     ):
         told = train(
-            directory, strategy, tmp_path / "run", f"cluster.autoscale={bounds}", "strategy.trainers=2", status=2
+            directory,
+            strategy,
+            tmp_path / "run",
+            f"cluster.autoscale={bounds}",
+            "strategy.trainers=2",
+            status=2,
         )
         assert why in told
         assert told.count("\n") == 1

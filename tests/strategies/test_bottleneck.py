@@ -89,7 +89,9 @@ def test_a_trainer_that_the_others_wait_for(begin, slowing):
 
 
 def test_a_group_server(begin, slowing):
-    running = begin("hierarchical", *LONG, "strategy.servers_per_group=1", "strategy.nets=2", "strategy.tagging=rules")
+    running = begin(
+        "hierarchical", *LONG, "strategy.servers_per_group=1", "strategy.nets=2", "strategy.tagging=rules"
+    )
     running.until_it_trains()
     slowing.roles({"group-server": SLOW_S})
     found = seen(running)

@@ -78,7 +78,11 @@ def test_a_run_under_way_shows_its_processes_until_they_are_gone(begin, capsys):
     assert 0 < steps <= later["girih_request_seconds_count", "0", "embedding-worker", "pull"]
     assert samples["girih_examples_total", "0", "trainer"] <= steps * 32
     for title in ("trainer", "loader", "embedding-worker", "embedding-server"):
-        assert 0 < samples["girih_busy_seconds_total", "0", title] <= later["girih_busy_seconds_total", "0", title]
+        assert (
+            0
+            < samples["girih_busy_seconds_total", "0", title]
+            <= later["girih_busy_seconds_total", "0", title]
+        )
     assert (
         samples["girih_staleness_batches_count", "0", "trainer"] <= later["girih_steps_total", "0", "trainer"]
     )

@@ -34,7 +34,9 @@ def screen(status: Mapping[str, Any], width: int) -> RenderableType:
         shown.append(_line(f"bottleneck: none; no process works {percent(BOTTLENECK)} of the time"))
     if status["cores"]["full"] and status["totals"]["samples_per_s"]:
         there = count(status["cores"]["there"])
-        shown.append(_line(f"all cores of this host ({there}) are in use: more processes would have to share them"))
+        shown.append(
+            _line(f"all cores of this host ({there}) are in use: more processes would have to share them")
+        )
     missing = [p for p in status["processes"] if p["state"] != "running"]
     for process in missing if status["state"] != "killed" else ():
         why = f"silent for {duration(process['silent_s'])}" if process["state"] == "silent" else "gone"

@@ -44,10 +44,16 @@ def autoscaler_of(
 def _check(processes: Cluster, strategy: Strategy, facts: Facts, *, held: bool) -> None:
     bounds = processes.options.autoscale
     if held:
-        raise ConfigError("the run holds a plan that says how many processes there are; leave one of the two out")
+        raise ConfigError(
+            "the run holds a plan that says how many processes there are; leave one of the two out"
+        )
     for most in (False, True):
         scaled(strategy, {role: each[most] for role, each in bounds.items()}).plan(facts)
     if RoleName.TRAINER in bounds or not hasattr(strategy, "rescale"):
-        raise ConfigError("trainers begin anew where their number changes, so it never does by itself; use girih scale")
+        raise ConfigError(
+            "trainers begin anew where their number changes, so it never does by itself; use girih scale"
+        )
     if not processes.may_grow:
-        raise ConfigError("each process has its place here, as under --cluster; leave it out, and use girih scale")
+        raise ConfigError(
+            "each process has its place here, as under --cluster; leave it out, and use girih scale"
+        )

@@ -17,7 +17,7 @@ from typing import Final
 from girih.cluster.elastic import requests
 from girih.cluster.elastic.requests import Request
 from girih.errors import RunDirectoryError
-from girih.runs.live.bottleneck import BOTTLENECK, cores_used, is_full, busy_of
+from girih.runs.live.bottleneck import BOTTLENECK, busy_of, cores_used, is_full
 from girih.runs.live.reading import read_all
 
 _LOG = logging.getLogger(__name__)
@@ -83,10 +83,12 @@ class Autoscaler:
     def __init__(self, run: Path, bounds: Bounds, *, every_s: float, beyond_cores: bool = False) -> None:
         self._run, self._bounds, self._every_s, self._beyond_cores = run, bounds, every_s, beyond_cores
         self._windows: deque[Window] = deque(maxlen=LOOKS)
-        self._mark: tuple[float, int, float] | None = None  # when the window began, examples and seconds by then
+        # when the window under way began, and the examples and seconds by then
+        self._mark: tuple[float, int, float] | None = None
         self._next_s = time.monotonic()
         self._counts: Mapping[str, int] = {}
-        self._asked: tuple[Request, Change, float | None] | None = None  # and the rate before, of what is to be judged
+        # with the rate before, where it is to be judged
+        self._asked: tuple[Request, Change, float | None] | None = None
         self._judged: tuple[Change, float] | None = None
         self._held_s: dict[tuple[str, bool], float] = {}  # role and direction → until when it stays as it is
         self._withheld: Change | None = None
@@ -181,7 +183,10 @@ class Autoscaler:
         for role, (fewest, most) in self._bounds.items():
             count = self._counts.get(role, fewest)
             may_shrink, may_grow = (self._held_s.get((role, grows), 0.0) <= now for grows in (False, True))
-            allowed[role] = fewest if may_shrink else max(fewest, count), most if may_grow else min(most, count)
+            allowed[role] = (
+                fewest if may_shrink else max(fewest, count),
+                most if may_grow else min(most, count),
+            )
         return allowed
 
     def _tell_withheld(self, change: Change, why: str) -> None:
@@ -200,7 +205,9 @@ def out_of_bounds(counts: Mapping[str, int], bounds: Bounds) -> tuple[Change, st
     return None
 
 
-def decided(busy: Mapping[str, float], counts: Mapping[str, int], bounds: Bounds) -> tuple[Change | None, str]:
+def decided(
+    busy: Mapping[str, float], counts: Mapping[str, int], bounds: Bounds
+) -> tuple[Change | None, str]:
     """The change that busy shares ask for, and why; None where all is well, or nothing is known.
 
     Args:
@@ -217,4 +224,3 @@ def decided(busy: Mapping[str, float], counts: Mapping[str, int], bounds: Bounds
             told = f"{role} works {busy[role]:.0%} of the time; {count - 1} would work less than {IDLE:.0%}"
             return Change(role, count, count - 1), told
     return None, ""
-

@@ -292,7 +292,9 @@ class _Work:
         batch = self._known((request.client, net, number))
         gradients_of = unpack(request.frame.arrays)
         if call not in batch.calls:
-            raise WireError(f"call {call} of batch {number}; expected one that was computed and has no gradients yet")
+            raise WireError(
+                f"call {call} of batch {number}; expected one that was computed and has no gradients yet"
+            )
         found = batch.calls.pop(call)
         with self._stats.spans("part backward"):
             try:

@@ -208,7 +208,9 @@ class ShardedHalf(ABC, Generic[Found, Read]):
     ) -> Any:
         """As :meth:`move`, decided on the device; see :meth:`update_unless`."""
         given = by_group(self.groups_of_tables, gradients)
-        update = self.awaited(self._do(lambda: self.update_unless(agree, batch, reads, given, step, lr_scale)))
+        update = self.awaited(
+            self._do(lambda: self.update_unless(agree, batch, reads, given, step, lr_scale))
+        )
         before, self.last_step = self.last_step, step
         return replace(update, take_back=lambda: setattr(self, "last_step", before))
 
