@@ -162,7 +162,8 @@ class RemotePending:
 
     def wait(self) -> None:
         """Blocks until it is applied."""
-        told = awaited(self._asked)
+        asked: Future[Any] = self._asked
+        told = awaited(asked)
         if isinstance(told, Future):
             awaited(told)
 
