@@ -202,8 +202,18 @@ def test_one_fewer_that_made_training_slower_comes_back(site):
     site.goes_on()
     assert site.until_asked(0.1, rate=100)[0] == {"loader": 1}
     site.done()
-    found = [site.window(0.4, rate=90) for _ in range(LOOKS)][-1]
-    assert found == ({"loader": 2}, "loader 2 → 1 made training slower: 100 → 90 samples/s")
+    found = [site.window(0.4, rate=89) for _ in range(LOOKS)][-1]
+    assert found == ({"loader": 2}, "loader 2 → 1 made training slower: 100 → 89 samples/s")
+
+
+def test_one_fewer_that_changed_little_stays_away(site, caplog):
+    site.counts = {"loader": 2}
+    site.goes_on()
+    site.until_asked(0.1, rate=100)
+    site.done()
+    with caplog.at_level(logging.INFO, logger="girih"):
+        assert [site.window(0.4, rate=91) for _ in range(LOOKS)] == [None] * LOOKS
+    assert "autoscale keeps loader 2 → 1: 100 → 91 samples/s" in caplog.text
 
 
 def test_no_process_comes_where_no_core_is_left_unless_that_is_said(tmp_path, caplog):

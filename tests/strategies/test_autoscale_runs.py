@@ -48,10 +48,10 @@ def test_numbers_follow_how_busy_processes_are(begin, directory, slowing, tmp_pa
     slowing.roles({WORKER: SLOW_S})
     until_scaled(running, 1)
     until_logged(running, "autoscale keeps embedding-worker 1 → 2")
-    slowing.roles({"trainer": SLOW_S})
+    slowing.roles({"trainer": 2 * SLOW_S})
     until_scaled(running, 2)
     until_logged(running, "autoscale keeps embedding-worker 2 → 1")
-    slowing.roles({WORKER: SLOW_S / 2}, lock=str(tmp_path / "lock"))
+    slowing.roles({WORKER: 2 * SLOW_S}, lock=str(tmp_path / "lock"))
     told = until_scaled(running, 4)
     slowing.roles()
     assert [each["roles"] for each in told] == 2 * [{WORKER: [1, 2]}, {WORKER: [2, 1]}]

@@ -11,6 +11,7 @@ from scenes import write
 from girih.report.status import status_of
 from girih.runs.live.bottleneck import BOTTLENECK
 
+pytestmark = pytest.mark.heavy
 LONG = ["train.epochs=1000000", "train.log_every_steps=5", "metrics.port=0"]
 SLOW_S = 0.06
 WINDOW_S = 8.0

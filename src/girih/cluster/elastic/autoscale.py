@@ -26,7 +26,9 @@ LOOKS: Final = 3
 IDLE: Final = 0.5
 """One of a role goes where the others would work less than this share of the time. Below ``BOTTLENECK``: else the one that came would go."""
 GAIN: Final = 0.05
-"""A process more is kept where training is faster by this share, and one fewer where it is not slower by it."""
+"""A process more is kept where training is faster by this share."""
+LOSS: Final = 0.1
+"""One fewer is kept unless training is slower by this share: more than what a busy host changes by itself, so that it stays small in doubt."""
 HOLD: Final = 20
 """A change that was taken back is not tried again for so many times as long as it takes to decide one."""
 LOOK_S: Final = 0.5
@@ -144,7 +146,7 @@ class Autoscaler:
         """Keeps a change, or takes it back."""
         self._judged = None
         told = f"{before:.0f} → {rate:.0f} samples/s"
-        if rate >= before * (1 + GAIN if change.grows else 1 - GAIN):
+        if rate >= before * (1 + GAIN if change.grows else 1 - LOSS):
             _LOG.info("autoscale keeps %s: %s", change, told)
             self._windows.clear()
             return
