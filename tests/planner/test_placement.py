@@ -17,7 +17,7 @@ def schema_of(num_tables, num_numeric=0):
     return Schema([*features, *(Numeric(name=f"x{i}") for i in range(num_numeric))], "click")
 
 
-def busy_of(placement, num_ranks, of_features):
+def loads_of(placement, num_ranks, of_features):
     """The load of each rank."""
     total = [0.0] * num_ranks
     for name, load in of_features.items():
@@ -71,7 +71,7 @@ def test_every_rank_gets_a_table_and_none_more_than_grahams_bound(loads, num_ran
         return
     placement = balanced(schema, num_ranks, by_name)
     assert set(placement.owners) == {feature.name for feature in schema.features}
-    found = busy_of(placement, num_ranks, by_name | {f"x{i}": 0.0 for i in range(num_numeric)})
+    found = loads_of(placement, num_ranks, by_name | {f"x{i}": 0.0 for i in range(num_numeric)})
     best = max(max(loads), sum(loads) / num_ranks)  # no placement can be better
     assert max(found) <= 2 * best + 1e-6
     assert all(placement.schema_of(rank, schema).tables for rank in range(num_ranks))
@@ -83,7 +83,7 @@ def test_balanced_beats_modulo_where_loads_are_skewed():
         loads = {f"c{i}": float(load) for i, load in enumerate(rng.zipf(1.5, 26).clip(max=10_000))}
         schema = schema_of(26)
         worst = [
-            max(busy_of(place, num_ranks, loads))
+            max(loads_of(place, num_ranks, loads))
             for place in (balanced(schema, num_ranks, loads), modulo(schema, num_ranks))
         ]
         assert worst[0] < worst[1]
@@ -96,6 +96,6 @@ def test_a_thousand_tables_are_placed_over_64_shards_in_no_time():
     started = time.process_time()
     placement = balanced(schema, 64, loads)
     assert time.process_time() - started < 5
-    found = busy_of(placement, 64, loads)
+    found = loads_of(placement, 64, loads)
     assert max(found) <= 4 / 3 * max(*loads.values(), sum(loads.values()) / 64)
     assert min(found) > 0

@@ -64,16 +64,19 @@ def test_numbers_follow_how_busy_processes_are(begin, directory, slowing, tmp_pa
         assert re.fullmatch(why, each["why"]), each["why"]
     running.process.send_signal(signal.SIGINT)
     error = running.ends(130)
-    summary = json.loads((running.run / "summary.json").read_text())
-    assert [each["why"] for each in summary["scalings"]] == [each["why"] for each in told]
     shown = error + running.told
     assert f"autoscale asks for embedding-worker 1 → 2: {told[0]['why']}" in shown
     assert f"scaled at step {told[0]['step']}: embedding-worker 1 → 2" in shown
-    assert summary["lost_updates"] == 0
     manifest = json.loads((latest(running.run) / "manifest.json").read_text())
     assert manifest["plan"]["roles"][WORKER] == 1
-    ended = [f"train.max_steps={summary['steps']}", *LONG]
-    train(directory, "hybrid", tmp_path / "whole", *ended)
+    steps = manifest["state"]["run"]["step"] + 20
+    own = [*LONG, f"train.max_steps={steps}"]
+    summary = train(directory, "hybrid", running.run, *own, resume=True)
+    assert [(each["step"], each["why"]) for each in summary["scalings"]] == [
+        (each["step"], each["why"]) for each in told
+    ]
+    assert (summary["steps"], summary["lost_updates"]) == (steps, 0)
+    train(directory, "hybrid", tmp_path / "whole", *own)
     assert difference(running.run, tmp_path / "whole") == (0, 0)
 
 

@@ -176,7 +176,7 @@ def test_bytes_of_synchronous_are_those_of_keys_that_belong_to_another_trainer(
     }
 
 
-def test_busy_of_synchronous_are_those_of_each_step(directory, told, counted):
+def test_loads_of_synchronous_are_those_of_each_step(directory, told, counted):
     asked, rows, paced = [0] * TRAINERS, [0] * TRAINERS, 0
     for first in range(0, len(counted.train), TRAINERS):
         keys = [key for _, share, _ in counted.train[first : first + TRAINERS] for key in Counted.keys(share)]
@@ -195,7 +195,7 @@ def test_busy_of_synchronous_are_those_of_each_step(directory, told, counted):
     assert [line["imbalance"] for line in lines] == [paced / sum(asked)]
 
 
-def test_busy_of_hybrid_are_those_of_its_servers(told):
+def test_loads_of_hybrid_are_those_of_its_servers(told):
     asked = told["hybrid"]["loads"]["asked_keys"]
     assert len(asked) == SERVERS
     assert told["hybrid"]["imbalance"] == {"asked_keys": max(asked) * SERVERS / sum(asked)}

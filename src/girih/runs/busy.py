@@ -1,4 +1,4 @@
-"""How much of its time a process works: what ``girih status``, Prometheus and the autoscaler go by.
+"""Time in which a process works: ``girih status``, Prometheus and the autoscaler go by it.
 
 A process is *busy* while it does work of its own. It is not while it waits for another process: for an answer, for a request, for room
 at whoever takes what it makes, for the others of a collective. A wait for its own threads, its disk, its GPU or a core is work. Seconds

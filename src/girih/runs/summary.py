@@ -62,7 +62,7 @@ def summarize(
         ranks, histogram_of(DENSE_STALENESS, [own.snapshot(spans=False), *processes])
     )
     served = [s["counters"]["served_keys"] for s in processes if "served_keys" in s["counters"]]
-    loads = busy_of_trainers(ranks, own) or ({ASKED_KEYS: served} if any(served) else {})
+    loads = loads_of_trainers(ranks, own) or ({ASKED_KEYS: served} if any(served) else {})
     imbalance = imbalance_of(loads, own.counters[PACED_KEYS])
     return {
         "auc": None if metrics is None else metrics.auc,
@@ -126,7 +126,7 @@ def percentiles_of(ranks: TrainerGroup, own: Counter[int]) -> dict[str, int]:
     return {"median": median, "p99": p99, "max": numbers[-1]}
 
 
-def busy_of_trainers(ranks: TrainerGroup, own: Stats) -> dict[str, Sequence[float]]:
+def loads_of_trainers(ranks: TrainerGroup, own: Stats) -> dict[str, Sequence[float]]:
     """Work of each trainer in training steps, by rank; empty where they count none. Called by all trainers, together.
 
     Args:

@@ -22,7 +22,7 @@ from girih.runs.live.reading import read_all
 
 _LOG = logging.getLogger(__name__)
 LOOKS: Final = 3
-"""So many windows in a row must ask for the same."""
+"""Windows in a row that must ask for the same."""
 IDLE: Final = 0.5
 """One of a role goes where the others would work less than this share of the time. Below ``BOTTLENECK``: else the one that came would go."""
 GAIN: Final = 0.05

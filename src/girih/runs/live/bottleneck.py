@@ -1,4 +1,4 @@
-"""What limits a run, as the files of its processes show it: the role that is busiest, and the cores that are left."""
+"""Limits of a run, as the files of its processes show them: the role that is busiest, and the cores that are left."""
 
 from __future__ import annotations
 
