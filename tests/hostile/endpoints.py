@@ -306,7 +306,7 @@ def group(stack, path):
     whole = nn.Module()
     whole.net = net
     part = Part("net", 0, fx.GraphModule(whole, graph), 1, 1)
-    recipe = OptimizerRecipe.of(torch.optim.SGD(whole.parameters(), lr=0.1), whole)
+    recipe = OptimizerRecipe.of(torch.optim.SGD(whole.parameters(), lr=0.1, momentum=0.5), whole)
     role = group_server.GroupServer(
         parts=[part], index=0, recipe=recipe, num_nets=1, address="shm://", secret=b""
     )
@@ -315,21 +315,33 @@ def group(stack, path):
     stack.callback(work.close)
     x, gradient = pack([torch.ones(2, 3)], _take), pack([torch.ones(2, 2)], _take)
     of = group_protocol.Verb
-    needs, options = np.ones(1, np.int8), as_text(([{"lr": 0.1}], 1.0))
+    entries = work._live.entries(with_optimizer=False)
+    told = as_text([(name, key, True, None) for name, key, _ in entries])
+    saved = told, *pack([value for *_, value in entries], _take)
+    needs, options = np.ones(1, np.int8), as_text(([{"lr": 0.1, "momentum": 0.5}], 1.0))
     samples = [
         Frame(of.FORWARD, (0, 1, 0, 0, 1), (needs, *x)), Frame(of.BACKWARD, (0, 1, 0), tuple(gradient)),
         Frame(of.NORMS, (0, 1)), Frame(of.APPLY, (0, 1), (options,)), Frame(of.FORWARD, (0, 2, 0, 0, 1), (needs, *x)),
-        Frame(of.DISCARD, (0, 2)), Frame(of.FORWARD, (0, 3, 0, 0, 0), (needs, *x)), Frame(of.STATE, (0, 1)),
+        Frame(of.DISCARD, (0, 2)), Frame(of.FORWARD, (0, 3, 0, 0, 0), (needs, *x)), Frame(of.STATE, (0, 1)), Frame(of.RESTORE, (1,), saved),
         Frame(of.REST, (0,)), Frame(of.STATS, (0,)), Frame(of.LEAVE), Frame(of.MEET),
     ]  # fmt: skip
 
     def state():
         entries = work._live.entries(with_optimizer=True)
-        return [
+        told = [
             (name, key, digest(v.numpy()) if isinstance(v, torch.Tensor) else v) for name, key, v in entries
         ]
+        batches = {
+            key: (batch.read_at, sorted(batch.calls), _gradients_of(batch.net.named))
+            for key, batch in work._batches.items()
+        }
+        return told, batches, work._num_begun, work._num_done
 
     return Endpoint(work.handle, partial(settled, pool), state, samples)
+
+
+def _gradients_of(named):
+    return {name: digest(each.grad.numpy()) for name, each in named.items() if each.grad is not None}
 
 
 def parameters(stack, path):

@@ -6,6 +6,7 @@ import pytest
 
 from girih import cli
 from girih.report.status import _bottleneck, status_of
+from girih.runs.live.bottleneck import BOTTLENECK
 
 SUMMARY = {
     "steps": 100, "num_examples": 6400, "samples_per_s": 1234.5, "auc": 0.75, "logloss": 0.5, "num_rows": 99, "lost_updates": 0,
@@ -49,12 +50,17 @@ def test_a_run_that_has_ended_is_its_summary_and_one_without_is_told_to_go_on(tm
     assert "ended, 100 steps, 6,400 examples, 1,234 samples/s, AUC 0.75000" in capsys.readouterr().out
 
 
-def test_the_bottleneck_is_whoever_waits_least_while_the_run_trains(tmp_path):
+def test_the_bottleneck_is_whoever_waits_least_while_the_run_trains_if_anybody_works_most_of_the_time(
+    tmp_path,
+):
     def process(role, busy, rate=None):
         return {"role": role, "index": 0, "busy": busy, "samples_per_s": rate}
 
     waiting = [process("trainer", 0.25, 900.0), process("embedding-server", 0.875), process("loader", None)]
     assert _bottleneck(waiting) == {"role": "embedding-server", "index": 0, "busy": 0.875}
+    waiting[1]["busy"] = BOTTLENECK - 0.01  # each waits for the others in turn
+    assert _bottleneck(waiting) is None
+    waiting[1]["busy"] = 0.875
     waiting[0]["samples_per_s"] = 0.0  # it evaluates
     assert _bottleneck(waiting) is None
     (tmp_path / "config.toml").write_text("")

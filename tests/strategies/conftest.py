@@ -2,6 +2,7 @@
 
 import pytest
 from running import Running
+from slowing import Slowing
 
 from runs import command
 
@@ -19,3 +20,9 @@ def begin(directory, tmp_path):
     for each in started:
         each.process.kill()
         each.process.communicate()
+
+
+@pytest.fixture
+def slowing(tmp_path, monkeypatch):
+    """Slows roles down in processes that are started from here on."""
+    return Slowing(tmp_path, monkeypatch)

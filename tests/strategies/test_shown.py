@@ -63,7 +63,9 @@ def test_a_run_under_way_shows_its_processes_until_they_are_gone(begin, capsys):
         ("trainer", 0, "running"), ("loader", 0, "running"), ("embedding-worker", 0, "running"),
         ("embedding-server", 0, "running"), ("embedding-server", 1, "running"),
     }  # fmt: skip
-    assert found["bottleneck"] is not None
+    assert all(0.0 <= process["busy"] <= 1.0 for process in found["processes"])
+    assert found["cores"]["there"] == len(os.sched_getaffinity(0))
+    assert found["cores"]["used"] == pytest.approx(found["totals"]["cpu_cores"])
     assert found["totals"]["restarts"] == 0
 
     samples, names = scrape(run)
@@ -75,6 +77,12 @@ def test_a_run_under_way_shows_its_processes_until_they_are_gone(begin, capsys):
     steps = samples["girih_steps_total", "0", "trainer"]
     assert 0 < steps <= later["girih_request_seconds_count", "0", "embedding-worker", "pull"]
     assert samples["girih_examples_total", "0", "trainer"] <= steps * 32
+    for title in ("trainer", "loader", "embedding-worker", "embedding-server"):
+        assert (
+            0
+            < samples["girih_busy_seconds_total", "0", title]
+            <= later["girih_busy_seconds_total", "0", title]
+        )
     assert (
         samples["girih_staleness_batches_count", "0", "trainer"] <= later["girih_steps_total", "0", "trainer"]
     )

@@ -52,6 +52,7 @@ class Cluster:
         secret: what every connection proves to know.
         segment: begins the names of the shared memory of all roles of the run.
         incarnation: how often this trainer has been restarted.
+        options: those of the run's processes.
     """
 
     def __init__(self, *, hosts: Hosts | None = None) -> None:
@@ -71,6 +72,7 @@ class Cluster:
         self._error: Exception | None = None
         self._closed = threading.Event()
         self._max_restarts = 0
+        self.options = ClusterOptions()
 
     @classmethod
     def join(cls, trainers: int = 1, *, options: ClusterOptions | None = None) -> Cluster:
@@ -95,7 +97,7 @@ class Cluster:
             raise ConfigError(
                 f"strategy: trainers = {trainers}, but {size} were started; leave it out, or make them agree"
             )
-        options = options or ClusterOptions()
+        cluster.options = options = options or ClusterOptions()
         cluster._bind, cluster._max_restarts = options.bind, options.max_restarts
         cluster._encrypt = options.encrypt
         if size is not None and pipe is not None:

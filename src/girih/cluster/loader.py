@@ -13,7 +13,6 @@ Shapes: B examples of a share.
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -35,6 +34,7 @@ from girih.data.epoch import SkippedRows
 from girih.data.readings import Readings
 from girih.data.shares import label_scale, share_of
 from girih.errors import Lost, WireError
+from girih.runs.busy import holding, waiting
 from girih.runs.stats import Stats
 from girih.sparse.service.codec import BatchCodec
 from girih.sparse.service.protocol import Verb
@@ -137,8 +137,6 @@ class _Pass:
         self._work = work
         self._lanes = {trainer: _Lane(next_number=first) for trainer in trainers}
         self._changed = threading.Condition()
-        self._begun_s, self._waited_s = time.perf_counter(), 0.0
-        self._waiting_since_s: float | None = None
         self._thread = threading.Thread(target=self._read, name="girih-read", daemon=True)
         self._thread.start()
 
@@ -166,18 +164,23 @@ class _Pass:
             lane.match()
             self._changed.notify_all()
 
-    def live(self) -> tuple[int, float]:
-        """Shares that are ready, and seconds spent on making shares, not on waiting for room."""
-        since, waited_s = self._waiting_since_s, self._waited_s
-        now = time.perf_counter()
-        waited_s += 0.0 if since is None else now - since
-        return sum(len(lane.ready) for lane in self._lanes.values()), now - self._begun_s - waited_s
+    def num_ready(self) -> int:
+        """Shares that wait for their trainer."""
+        return sum(len(lane.ready) for lane in self._lanes.values())
 
     def _is_over(self) -> bool:
         return all(lane.last is not None for lane in self._lanes.values())
 
     def _read(self) -> None:
         role = self._work.role
+        with role.stats.busy.working(len(self._lanes) / len(role.trainers)):
+            last = self._serve(role)
+        for trainer in self._lanes:
+            with self._changing(trainer) as lane:
+                lane.last = lane.last or last
+
+    def _serve(self, role: Loader) -> Answer:
+        """Gives out all shares; returns what answers requests for more."""
         try:
             with closing(self._work.readings.reader(self._epoch, self._start)) as reader:
                 for number, (batch, after) in enumerate(reader, self._first):
@@ -191,23 +194,18 @@ class _Pass:
                             if lane.last is None:
                                 lane.ready.append(answer)
                     if self._is_over():
-                        return
+                        return OVER
             skipped = as_text(asdict(reader.skipped or SkippedRows()))
-            last: Answer = partial(Request.reply, fields=(0,), arrays=(skipped,))
+            return partial(Request.reply, fields=(0,), arrays=(skipped,))
         except Exception as error:
-            last = partial(Request.fail, error=error)
-        for trainer in self._lanes:
-            with self._changing(trainer) as lane:
-                lane.last = lane.last or last
+            return partial(Request.fail, error=error)
 
     def _has_room(self, trainer: int) -> bool:
         """Waits until a trainer has taken enough; False where it wants no more."""
         lane, most = self._lanes[trainer], self._work.role.data.read_ahead
         with self._changed:
-            self._waiting_since_s = start = time.perf_counter()
-            self._changed.wait_for(lambda: len(lane.ready) < most or lane.last is not None)
-            self._waiting_since_s = None
-            self._waited_s += time.perf_counter() - start
+            with waiting():
+                self._changed.wait_for(lambda: len(lane.ready) < most or lane.last is not None)
             return lane.last is None
 
 
@@ -230,8 +228,6 @@ class _Work(Service):
         self._workers = workers
         self._passes: dict[tuple[int, int], _Pass] = {}  # by number and trainer; one for all trainers in step
         self._stats = role.stats
-        self._passed_s = 0.0  # busy seconds of passes that are over
-        self._busy_told_s = 0.0
         # one dispatch at a time, of whichever reading, so that spans do not overlap
         self._dispatching = threading.Lock()
 
@@ -261,7 +257,7 @@ class _Work(Service):
     def _store(self, share: Batch, batch: int, number: int, trainer: int) -> tuple[int, int]:
         """Gives the ids to a worker; returns which, and the number under which it keeps them."""
         worker = (batch + trainer) % len(self._workers)
-        with self._dispatching, self._stats.spans("dispatch"):
+        with holding(self._dispatching), self._stats.spans("dispatch"):
             ids = self.role.codec.pack_ids(share)
             source = (number, trainer, batch, share.num_examples)
             (kept,) = answers([self._workers[worker]], Verb.STORE_IDS, source, ids, again=True)
@@ -303,8 +299,6 @@ class _Work(Service):
         ended = self._passes.pop((number, trainer), None)
         if ended is not None:
             ended.end(trainer)
-            if ended not in self._passes.values():
-                self._passed_s += ended.live()[1]
         answers(self._workers, Verb.DROP_IDS, (number, trainer, taken), again=True)
 
     def _store_again(self, request: Request) -> None:
@@ -323,18 +317,8 @@ class _Work(Service):
             )
 
     def _live(self) -> dict[str, Any]:
-        passes = set(self._passes.copy().values())
-        told = [each.live() for each in passes]
-        queues = {"shares": sum(ready for ready, _ in told)}
-        own = super()._live()
-        # it never falls, though the clock and the waits are not read at one moment
-        self._busy_told_s = max(self._busy_told_s, self._passed_s + sum(busy_s for _, busy_s in told))
-        return {
-            "queues": own["queues"] | queues,
-            "busy_s": self._busy_told_s,
-            "busy_threads": max(1, len(passes)),
-            **calls_of(self._workers),
-        }
+        ready = sum(each.num_ready() for each in set(self._passes.copy().values()))
+        return {"queues": super()._live()["queues"] | {"shares": ready}, **calls_of(self._workers)}
 
     def _read_stats(self, request: Request) -> None:
         request.reply((), (as_text(self._stats.snapshot()),))

@@ -9,7 +9,9 @@ from typing import Annotated, Any, Literal
 from girih.cluster.roles import RoleName
 from girih.config.bounds import Bounds, NonNegative
 from girih.config.options import Options
-from girih.errors import ConfigError
+from girih.errors import ConfigError, nearest
+
+NumProcesses = Annotated[int, Bounds(1, 1024)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +49,9 @@ class ClusterOptions(Options):
         address: of the cluster: "auto" for the one of this node, or ``HOST:PORT`` of its head.
         resources: role → what each of its processes is given on a cluster; by default a core, and a trainer that computes
             on GPUs one of them.
+        autoscale: role → the fewest and the most processes of it, whose number then follows how busy they are while a run is on.
+        autoscale_every_s: seconds over which that is looked at before a change, and that pass after it before it is looked at again.
+        autoscale_beyond_cores: whether processes are added where no core of the host is left for them.
         max_restarts: how often each process of a run may come back after it was killed; 0: the first death ends the run.
         bind: the address of this host at which processes listen; with trainers on several hosts each needs its own,
             as ``bind = "${HOST_IP}"``.
@@ -56,6 +61,9 @@ class ClusterOptions(Options):
     launcher: Literal["local", "ray"] = "local"
     address: str = "auto"
     resources: Mapping[RoleName, RoleResources] = field(default_factory=dict)
+    autoscale: Mapping[RoleName, tuple[NumProcesses, NumProcesses]] = field(default_factory=dict)
+    autoscale_every_s: Annotated[float, Bounds(1, 86_400)] = 60.0
+    autoscale_beyond_cores: bool = False
     max_restarts: Annotated[int, Bounds(0, 1_000_000)] = 3
     bind: str = "127.0.0.1"
     encrypt: bool = False
@@ -64,6 +72,12 @@ class ClusterOptions(Options):
         Options.__post_init__(self)
         if not self.bind or self.bind in ("*", "0.0.0.0", "::"):
             raise ConfigError(f"bind = {self.bind!r}: expected one address of this host, as 127.0.0.1")
+        for name, (fewest, most) in self.autoscale.items():
+            if name not in list(RoleName):
+                raise ConfigError(f"autoscale: unknown role {name!r}{nearest(name, map(str, RoleName))}")
+            if fewest > most:
+                told = f"autoscale: {name} = {[fewest, most]}: expected the fewest and then the most processes, as [1, 4]"
+                raise ConfigError(told)
 
     def resources_of(self, counts: Mapping[str, int], *, on_gpus: bool) -> Mapping[RoleName, RoleResources]:
         """The resources of a process of each role.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from enum import IntEnum
@@ -27,7 +26,7 @@ class Service:
     """Answers requests; an exception is the answer too.
 
     Args:
-        stats: of this process; they have how long requests took, how many wait, and how long the thread was busy.
+        stats: of this process; they have how long requests took, how many wait, and how long the thread worked.
     """
 
     def __init__(self, verbs: Mapping[Any, Callable[[Request], None]], stats: Stats) -> None:
@@ -35,8 +34,8 @@ class Service:
         self._timers = timers(verbs, stats)
         self._pool = ThreadPoolExecutor(1, "girih-serve")
         self._num_asked, self._asking = 0, threading.Lock()
-        self._num_done, self._busy_s = 0, 0.0  # of the one thread
-        self._watch = stats.watch
+        self._num_done = 0  # by the one thread
+        self._watch, self._busy = stats.watch, stats.busy
 
     def serve(self, at: Address, ready: Callable[[str], None], stop: threading.Event) -> None:
         """Answers until ``stop`` is set; says where it listens by ``ready``."""
@@ -76,19 +75,14 @@ class Service:
         self._pool.submit(self._do, work)
 
     def _do(self, work: Callable[[], None]) -> None:
-        start = time.perf_counter()
         try:
-            work()
+            with self._busy.working():
+                work()
         finally:
-            self._busy_s += time.perf_counter() - start
             self._num_done += 1
 
     def _live(self) -> dict[str, Any]:
-        return {
-            "queues": {"requests": max(0, self._num_asked - self._num_done)},
-            "busy_s": self._busy_s,
-            "busy_threads": 1,
-        }
+        return {"queues": {"requests": max(0, self._num_asked - self._num_done)}}
 
 
 def timers(verbs: Mapping[Any, Any], stats: Stats) -> dict[int, Callable[[float], None]]:

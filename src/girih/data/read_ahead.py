@@ -9,6 +9,8 @@ import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
+from girih.runs.busy import Busy, waiting
+
 T = TypeVar("T")
 
 JOIN_S = 10.0
@@ -27,9 +29,9 @@ class ReadAhead(Iterator[T], Generic[T]):
     def __init__(self, items: Iterable[T], depth: int = 4, closed: threading.Event | None = None) -> None:
         self._queue: queue.Queue[Any] = queue.Queue(maxsize=max(1, depth))
         self._stop = closed or threading.Event()
-        self._thread = threading.Thread(
-            target=_produce, args=(items, self._queue, self._stop), name="girih-read-ahead", daemon=True
-        )
+        self._busy = Busy()
+        words = (items, self._queue, self._stop, self._busy)
+        self._thread = threading.Thread(target=_produce, args=words, name="girih-read-ahead", daemon=True)
         self._close = weakref.finalize(self, _shut, self._queue, self._stop, self._thread)
         self._thread.start()
 
@@ -39,7 +41,8 @@ class ReadAhead(Iterator[T], Generic[T]):
     def __next__(self) -> T:
         if self._stop.is_set():
             raise StopIteration
-        item, error = self._queue.get()
+        with waiting(self._busy):
+            item, error = self._queue.get()
         if error is not None:
             self.close()
             raise error
@@ -66,14 +69,16 @@ def read_ahead(items: Iterable[T], depth: int = 4) -> ReadAhead[T]:
     return ReadAhead(items, depth)
 
 
-def _produce(items: Iterable[Any], out: queue.Queue[Any], stop: threading.Event) -> None:
+def _produce(items: Iterable[Any], out: queue.Queue[Any], stop: threading.Event, busy: Busy) -> None:
     iterator = None
     try:
         iterator = iter(items)
-        for item in iterator:
-            out.put((item, None))
-            if stop.is_set():
-                return
+        with busy.working():
+            for item in iterator:
+                with waiting():
+                    out.put((item, None))
+                if stop.is_set():
+                    return
         out.put((None, StopIteration()))
     except BaseException as error:  # whatever it is, it belongs to the consumer
         out.put((None, error))

@@ -11,9 +11,10 @@ from typing import Any
 
 from girih.errors import RunDirectoryError
 from girih.runs.directory import read_summary
+from girih.runs.live.bottleneck import BOTTLENECK, cores_used, is_full
 from girih.runs.live.others import SILENT_S
 from girih.runs.live.place import LIVE
-from girih.runs.live.process import state_of
+from girih.runs.live.process import num_cores, state_of
 from girih.runs.live.reading import Shown, read_all
 from girih.runs.stats import STALENESS
 
@@ -25,7 +26,8 @@ def status_of(run: Path) -> dict[str, Any]:
         ``run``; ``state``: "running", "silent" where no process says anything though one is there, "killed" where all are
         gone without an end, "ended", or "stopped" where there is no process and no summary; ``processes``, each with
         what :func:`_process` says; ``totals`` over them; ``bottleneck``: role, index and busy share of the
-        busiest process, or None; ``record``: the last training line of ``metrics.jsonl``; ``summary``.
+        busiest process, or None where none works :data:`BOTTLENECK` of the time; ``cores``: of this host, how many are ``used`` and
+        ``there``, and whether it is ``full``; ``record``: the last training line of ``metrics.jsonl``; ``summary``.
 
     Raises:
         RunDirectoryError: not a run directory, or its summary is damaged.
@@ -39,12 +41,14 @@ def status_of(run: Path) -> dict[str, Any]:
     shown, now = read_all(run), time.time()
     processes = [_process(each, now) for each in shown]
     summary = read_summary(run)
+    used = cores_used(each for each, told in zip(shown, processes, strict=True) if told["state"] == "running")
     return {
         "run": str(run),
         "state": _state(processes, summary),
         "processes": processes,
         "totals": _totals(processes),
         "bottleneck": _bottleneck(processes),
+        "cores": {"used": used, "there": num_cores(), "full": is_full(used)},
         "record": _last_record(run / "metrics.jsonl"),
         "summary": summary,
     }
@@ -116,12 +120,13 @@ def _totals(processes: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _bottleneck(processes: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The process that waits least for others, while the run trains."""
+    """The process that waits least for others, while the run trains; None where all wait for much of the time."""
     if not any(process["samples_per_s"] for process in processes):
         return None
-    known = [process for process in processes if process["busy"] is not None]
-    busiest = max(known, key=lambda process: process["busy"], default=None)
-    return None if busiest is None else {name: busiest[name] for name in ("role", "index", "busy")}
+    busiest = max(processes, key=lambda process: process["busy"] or 0.0)
+    if (busiest["busy"] or 0.0) < BOTTLENECK:
+        return None
+    return {name: busiest[name] for name in ("role", "index", "busy")}
 
 
 def _last_record(file: Path) -> dict[str, Any] | None:

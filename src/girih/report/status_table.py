@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from girih.report.text import DASH, count, duration, fraction, percent, short, size
+from girih.runs.live.bottleneck import BOTTLENECK
 
 SAID = {
     "running": "running",
@@ -29,6 +30,13 @@ def screen(status: Mapping[str, Any], width: int) -> RenderableType:
     if (busiest := status["bottleneck"]) is not None:
         name = f"{busiest['role']} {busiest['index']}"
         shown.append(_line(f"bottleneck: {name}, which works {percent(busiest['busy'])} of the time"))
+    elif status["totals"]["samples_per_s"]:
+        shown.append(_line(f"bottleneck: none; no process works {percent(BOTTLENECK)} of the time"))
+    if status["cores"]["full"] and status["totals"]["samples_per_s"]:
+        there = count(status["cores"]["there"])
+        shown.append(
+            _line(f"all cores of this host ({there}) are in use: more processes would have to share them")
+        )
     missing = [p for p in status["processes"] if p["state"] != "running"]
     for process in missing if status["state"] != "killed" else ():
         why = f"silent for {duration(process['silent_s'])}" if process["state"] == "silent" else "gone"

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from girih.runs.busy import Busy
+
 T = TypeVar("T")
 Source = Callable[[], Mapping[str, Any]]
 """Numbers by name, read from another thread than that which moves them: plain integers and floats."""
@@ -30,8 +32,6 @@ EXCHANGE_NS = "exchange_ns"
 """Counter of a trainer: nanoseconds of its training steps in exchanges with the others."""
 STALENESS = "staleness"
 """Histogram of a trainer, over its batches."""
-WAITS = ("read", "wait for rows", "wait for update", "wait for GPU")
-"""Phases of a step in which a trainer waits for others."""
 BOUNDS_S = (
     1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0,
 )  # fmt: skip
@@ -47,6 +47,7 @@ class Stats:
         histograms: name → value → how often.
         spans: phases, timed.
         requests: verb → how long requests took, from when they came to when they were answered.
+        busy: how long the process worked.
     """
 
     def __init__(self) -> None:
@@ -55,6 +56,7 @@ class Stats:
         self.histograms: defaultdict[str, Counter[int]] = defaultdict(Counter)
         self.spans = Spans()
         self.requests = Durations()
+        self.busy = Busy()
         self._adding = threading.Lock()
         self._sources: list[Source] = []
         self._reading = threading.Lock()
@@ -77,8 +79,8 @@ class Stats:
         """The numbers as they are now, as plain values for JSON; from any thread, while others count.
 
         Returns:
-            ``counters``, ``histograms``, ``phases`` and ``requests`` (see :meth:`Durations.read`), and ``live``: what sources say,
-            where several have one name its sum.
+            ``counters``, ``histograms``, ``phases`` and ``requests`` (see :meth:`Durations.read`), ``busy_s``, and ``live``: what
+            sources say, where several have one name its sum.
         """
         live: dict[str, Any] = {}
         with self._reading:
@@ -92,6 +94,7 @@ class Stats:
             "histograms": {name: {str(v): n for v, n in each.items()} for name, each in histograms.items()},
             "phases": self.spans.durations.read(),
             "requests": self.requests.read(),
+            "busy_s": self.busy.seconds(),
             "live": live,
         }
 

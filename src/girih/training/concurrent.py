@@ -16,6 +16,7 @@ from girih.data.batch import Batch
 from girih.dense.half import DenseHalf
 from girih.dense.outcome import Known
 from girih.errors import NonFiniteError, WireError
+from girih.runs.busy import Busy, waiting
 from girih.runs.stats import Spans
 from girih.sparse.half import Pulled, SparseHalf
 from girih.training.schedules import Step, Token, always, num_examples
@@ -54,7 +55,12 @@ class Concurrent:
         under_way, finished = deque[Future[Step[Token]]](), SimpleQueue[Future[Step[Token]]]()
         reading: Iterator[tuple[Batch, Token]] | None = iter(batches)
         failed: Exception | None = None
-        num_at_work = 0
+        num_at_work, working = 0, Busy()
+
+        def train(item: tuple[Batch, Token], pulled: Pulled) -> Step[Token]:
+            with working.working(1 / self.nets):
+                return training.train(item, pulled)
+
         with _pool(self.nets) as pool:
             while True:
                 if under_way and under_way[0].done():
@@ -69,7 +75,7 @@ class Concurrent:
                         if item is None:
                             reading = None
                             break
-                        begun = pool.submit(training.train, item, training.pull(item[0]))
+                        begun = pool.submit(train, item, training.pull(item[0]))
                     except Exception as error:  # raised behind the steps before it
                         reading, failed = None, error
                         break
@@ -77,7 +83,9 @@ class Concurrent:
                     under_way.append(begun)
                     num_at_work += 1
                 if num_at_work:
-                    if finished.get().exception() is not None:
+                    with waiting(working):
+                        done = finished.get()
+                    if done.exception() is not None:
                         reading = None  # it is raised in its turn
                     num_at_work -= 1
                 elif not under_way:

@@ -38,12 +38,13 @@ from girih.runs.live.others import Others
 from girih.runs.live.place import Who
 from girih.runs.log import RunLog, rewind
 from girih.runs.state import RunState
-from girih.runs.stats import COMPILE, STALENESS, WAITS, Spans
+from girih.runs.stats import COMPILE, STALENESS, Spans
 from girih.runs.summary import summarize
 from girih.runs.timeline import timelines, write_timeline
 from girih.runs.trained import TRAINED, repeated_from
 from girih.strategies.strategy import Strategy, note_on_rows
 from girih.training import evaluation, random_state
+from girih.training.autoscaling import autoscaler_of
 from girih.training.context import RunContext
 from girih.training.inheriting import Inherited, moments_of, put_parameters, rows_that_fit
 from girih.training.learning_rate import LearningRate
@@ -95,9 +96,6 @@ class TrainingRun:
     _kept_moments: Mapping[str, Any] = field(default_factory=dict)
     """Those of the run that it began with."""
     _log: RunLog | None = None
-    _busy_s: float = 0.0
-    _fit_from_s: tuple[float, float] = (0.0, 0.0)
-    """Seconds in steps, and those of them spent on work, when the phases of this fit began."""
     begins_anew: bool = False
     _loaders: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     _ended_loaders: dict[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -114,6 +112,9 @@ class TrainingRun:
         self.planning = Planning(self.context, self.facts, self.notes, self.plan, self.calibrated)
         self.rescaling = Rescaling(
             self.directory, self.ranks, self.context.processes, self.facts, held=self.plan is not None
+        )
+        self.autoscaler = autoscaler_of(
+            self.directory, self.context.processes, self.strategy, self.facts, held=self.plan is not None
         )
         self.saves = bool(self.ranks.broadcast(self.directory is not None or self.saving.dir is not None))
         self.checkpoints = RunCheckpoints(
@@ -247,7 +248,7 @@ class TrainingRun:
             self.progressive.restore(None)  # passes that a plan was measured by count nothing
         self._loaders = {}
         if not goes_on:
-            self._fit_from_s, self.context.stats.spans = (self.state.train_s, self._busy_s), Spans()
+            self.context.stats.spans = Spans()
         compiled_s = self.context.stats.spans.totals_s.get(COMPILE, 0.0)
         log = self.open_log()
         feed = session.feed.train(train, self.normalization)
@@ -274,10 +275,11 @@ class TrainingRun:
             spans=self.context.stats.spans,
             progressive=self.progressive,
             staleness=self.context.stats.histograms[STALENESS],
-            look=lambda: self.rescaling.poll(self.strategy, self.opened()[0], self.state.step),
+            look=self._look,
         )
         try:
-            loop.run(until_epoch)
+            with self.context.stats.busy.working():
+                loop.run(until_epoch)
             session.leave()
             session.sparse.sync()  # what is sent again may need this trainer's loader
             self.ranks.finish()  # others may need the loaders still
@@ -306,6 +308,13 @@ class TrainingRun:
         if scaling is not None:
             self.rescaling.begin(scaling, self.strategy, self.opened()[0], self.state.step)
         return scaling
+
+    def _look(self) -> None:
+        """Between two steps: looks whether there are to be other processes."""
+        plan, state = self.opened()[0], self.state
+        if self.autoscaler is not None:
+            self.autoscaler.look(plan.roles, state.examples, state.train_s)
+        self.rescaling.poll(self.strategy, plan, state.step)
 
     def _begin(self, log: RunLog, session: Session) -> None:
         """Writes and tells what holds from here on."""
@@ -549,18 +558,11 @@ class TrainingRun:
 
     def live(self) -> dict[str, Any]:
         """Numbers of this trainer for :meth:`girih.runs.stats.Stats.watch`; examples are its share of those of each batch."""
-        state, nets = self.state, 1 if self.plan is None else self.plan.schedule.get("nets", 1)
-        totals_s = dict(self.context.stats.spans.totals_s)
-        waited_s = sum(totals_s.get(name, 0.0) for name in WAITS)
-        begun_s, busy_before_s = self._fit_from_s
-        # it never falls, though a step's waits are known before its time is
-        self._busy_s = max(self._busy_s, busy_before_s + nets * (state.train_s - begun_s) - waited_s)
+        state = self.state
         return {
             "steps": state.step,
             "examples": state.examples / self.ranks.size,
             "refused": state.refused,
-            "busy_s": self._busy_s,
-            "busy_threads": nets,
         }
 
     def _compile(self, kernels: Sequence[str]) -> None:

@@ -32,6 +32,7 @@ class Request:
     Attributes:
         counts: role → processes that are wanted.
         asked_s: when it was asked for, in seconds since 1970.
+        why: the reason, where the run itself asked for it; "" where a user did.
         begun: what was known when training paused for it; None until then. ``step``, ``paused_s`` (since 1970), ``before``
             (role → processes) and ``lease``: the process that has the run, where it can be told from here.
     """
@@ -39,6 +40,7 @@ class Request:
     name: str
     counts: Mapping[str, int]
     asked_s: float
+    why: str = ""
     begun: Mapping[str, Any] | None = None
 
     @property
@@ -48,13 +50,13 @@ class Request:
         return None if lease is None else Lease(**lease)
 
 
-def ask(run: Path, counts: Mapping[str, int]) -> Request:
+def ask(run: Path, counts: Mapping[str, int], why: str = "") -> Request:
     """Asks for a scaling.
 
     Raises:
         RunDirectoryError: one is under way.
     """
-    request = Request(name=secrets.token_hex(8), counts=dict(counts), asked_s=time.time())
+    request = Request(name=secrets.token_hex(8), counts=dict(counts), asked_s=time.time(), why=why)
     draft = run / f".{REQUEST}.{request.name}"
     draft.write_text(json.dumps(asdict(request)), encoding="utf-8")
     try:
@@ -105,6 +107,7 @@ def end(run: Path, request: Request) -> dict[str, Any]:
         paused_s=round(now - begun["paused_s"], 3),
         seconds=round(now - request.asked_s, 3),
         at_s=round(now, 3),
+        why=request.why,
     )
 
 
@@ -129,7 +132,7 @@ def withdraw_stale(run: Path) -> None:
 
 def outcome(run: Path, request: Request) -> dict[str, Any] | None:
     """The outcome of a request; None while there is none. ``refused`` says why nothing was scaled, else ``step``, ``roles`` (role →
-    processes before and after), ``paused_s``, ``seconds`` since it was asked for, and ``at_s``, since 1970."""
+    processes before and after), ``paused_s``, ``seconds`` since it was asked for, ``at_s``, since 1970, and ``why``."""
     return next((line for line in reversed(_lines(run)) if line["name"] == request.name), None)
 
 

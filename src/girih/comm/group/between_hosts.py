@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from girih.comm.group.collectives import Collectives
+from girih.comm.group.collectives import Collectives, await_work
 from girih.comm.group.exchange import Counts, Sizes
 
 _Pieces = Sequence[Tensor]
@@ -180,7 +180,7 @@ class BetweenHosts:
                 works.append(group.send(messages[-1:], rank, _TAG))
                 self.num_messages += rank not in self._own
         for work in works:
-            work.wait()
+            await_work(work)
         return came
 
 

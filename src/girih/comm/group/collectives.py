@@ -25,6 +25,7 @@ from girih.comm.group.process_group import AbortableGroup
 from girih.comm.group.store import RegistryStore
 from girih.comm.registry import LocalRegistry, Registry
 from girih.errors import GirihError
+from girih.runs.busy import waiting
 
 LOOPBACK = "127.0.0.1"
 _FOREVER_S = 1e9
@@ -117,7 +118,7 @@ class Collectives:
         if self.size == 1:
             return list(values)
         most = torch.tensor(values, dtype=torch.float64)
-        self.process_group.allreduce(most, dist.ReduceOp.MAX).wait()
+        await_work(self.process_group.allreduce(most, dist.ReduceOp.MAX))
         return most.tolist()
 
     def any(self, flag: bool) -> bool:
@@ -172,7 +173,7 @@ class Collectives:
         work = self.process_group.alltoall_base(received, sent, list(received_sizes), list(sent_sizes))
 
         def end() -> Tensor:
-            work.wait()
+            await_work(work)
             return received
 
         return end
@@ -216,7 +217,7 @@ class Collectives:
             tensor.copy_(self._small_sum(tensor.reshape(-1)).view_as(tensor))
             return None
         work = self.process_group.allreduce([tensor])
-        return work if async_op else work.wait()
+        return work if async_op else await_work(work)
 
     def _small_sum(self, flat: Tensor) -> Tensor:
         """The sum, in at most half as many messages as a ring takes: gloo adds 144 bytes to each of them."""
@@ -231,12 +232,12 @@ class Collectives:
     def broadcast_tensor(self, tensor: Tensor) -> None:
         """Overwrites a tensor by rank 0's, in place."""
         if self.size > 1:
-            self.process_group.broadcast(tensor, 0).wait()
+            await_work(self.process_group.broadcast(tensor, 0))
 
     def barrier(self) -> None:
         """Returns when all have come here."""
         if self.size > 1:
-            self.process_group.barrier().wait()
+            await_work(self.process_group.barrier())
 
     def close(self) -> None:
         """Leaves the others.
@@ -261,20 +262,26 @@ class Collectives:
             group.abort()
 
     def _send(self, tensor: Tensor) -> None:
-        self.process_group.send([tensor], 0, 0).wait()
+        await_work(self.process_group.send([tensor], 0, 0))
 
     def _receive(self, source: int) -> dict[str, NDArray[Any]]:
         length = torch.zeros(1, dtype=torch.int64)
-        self.process_group.recv([length], source, 0).wait()
+        await_work(self.process_group.recv([length], source, 0))
         text = torch.empty(int(length), dtype=torch.uint8)
-        self.process_group.recv([text], source, 0).wait()
+        await_work(self.process_group.recv([text], source, 0))
         arrays = {}
         for name, dtype, shape in json.loads(bytes(text.numpy())):
             array = np.empty(shape, np.dtype(dtype))
             if array.size:
-                self.process_group.recv([_bytes_of(array)], source, 0).wait()
+                await_work(self.process_group.recv([_bytes_of(array)], source, 0))
             arrays[name] = array
         return arrays
+
+
+def await_work(work: Any) -> Any:
+    """Waits for a collective: until the others have come to it, and all bytes are here."""
+    with waiting():
+        return work.wait()
 
 
 def _in_turn(rows: Tensor) -> Tensor:

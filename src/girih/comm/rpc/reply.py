@@ -8,6 +8,7 @@ from concurrent.futures import Future
 
 from girih.comm.rpc.frames import Frame
 from girih.errors import WireTimeout
+from girih.runs.busy import waiting
 
 
 class Reply(Future[Frame]):
@@ -40,6 +41,20 @@ class Reply(Future[Frame]):
             raise WireTimeout(
                 f"{self.address}: kind {self.kind}: no answer within {timeout_s} s; it is still waited for"
             ) from None
+
+    def result(self, timeout: float | None = None) -> Frame:
+        """See :class:`Future`; who waits does no work meanwhile."""
+        if self.done():
+            return super().result()
+        with waiting():
+            return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """See :class:`Future`; the same."""
+        if self.done():
+            return super().exception()
+        with waiting():
+            return super().exception(timeout)
 
     def add_done_callback(self, fn: Callable[[Future[Frame]], object]) -> None:
         """Calls back once it is done, and drops ``fn`` then: that may hold this reply, and so the memory of its arrays."""

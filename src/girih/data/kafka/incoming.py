@@ -9,6 +9,7 @@ from typing import Any
 from girih.data.kafka.messages import Message
 from girih.data.kafka.topic import Topic, Trouble, client
 from girih.errors import DataError
+from girih.runs.busy import waiting
 
 WAIT_S = 0.2
 _AT_ONCE = 1000
@@ -45,7 +46,8 @@ class Incoming:
         """
         kafka = client()
         try:
-            found = self._consumer.consume(_AT_ONCE, WAIT_S)
+            with waiting():
+                found = self._consumer.consume(_AT_ONCE, WAIT_S)
         except kafka.KafkaException as error:
             raise DataError(f"{self._topic.address}: {error.args[0].str()}") from None
         for each in found:

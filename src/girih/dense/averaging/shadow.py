@@ -20,6 +20,7 @@ from girih.comm.messages import answer, answers, from_text
 from girih.comm.rpc import Client, Reply
 from girih.dense.service.protocol import Verb, ranges
 from girih.errors import ConfigError
+from girih.runs.busy import waiting
 from girih.runs.stats import Stats
 
 
@@ -98,7 +99,8 @@ class Shadow:
         """
         self.leave()
         with self._changed:
-            self._changed.wait_for(lambda: not self._busy)
+            with waiting():  # for the dense servers
+                self._changed.wait_for(lambda: not self._busy)
             if self._failure is not None:
                 raise self._failure
         beside = _flat(buffers)

@@ -8,8 +8,9 @@ from __future__ import annotations
 import itertools
 import time
 import warnings
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from girih.dense.halves.synchronous import SynchronousReplica
 from girih.models.embeddings import Embeddings, Jagged
 from girih.models.loss import Targets
 from girih.planner.costs import BUCKET_BYTES
+from girih.runs.busy import waiting
 
 
 class AllReducedReplica(SynchronousReplica):
@@ -35,6 +37,8 @@ class AllReducedReplica(SynchronousReplica):
     """
 
     _parallel: DistributedDataParallel | None = None
+    _passing: ExitStack | None = None
+    """Closed when the backward pass under way has ended."""
 
     def compute(
         self,
@@ -60,6 +64,12 @@ class AllReducedReplica(SynchronousReplica):
             if given:
                 return super()._outputs(batch, embeddings, train=train)
             return super()._outputs(*_one_example(batch, embeddings), train=train)[:0]
+
+    def _backward(self, outputs: Tensor, mean: Tensor | None, share: float) -> None:
+        """See :class:`Replica`; at its end this trainer waits for the gradients of the others."""
+        with ExitStack() as self._passing:
+            super()._backward(outputs, mean, share)
+        self._passing = None
 
     def _over_batch(self, targets: Targets, batch: Batch) -> Targets:
         """See :class:`Replica`; with the way to the rows of all trainers."""
@@ -129,6 +139,10 @@ class AllReducedReplica(SynchronousReplica):
         stats, size = self.stats_of_process, self.ranks.size
         stats.sent("dense", 2 * (size - 1) * buffer.numel() * buffer.element_size() // size)
         work = self.ranks.all_reduce(buffer, async_op=True)
+        if bucket.is_last() and self._passing is not None:
+            # behind all that is left to compute, and before DDP's own, which waits for all buckets
+            begin = partial(self._passing.enter_context, waiting())
+            torch.autograd.Variable._execution_engine.queue_callback(begin)
 
         def done(future: torch.futures.Future[list[Tensor]]) -> Tensor:
             stats.spans.add("allreduce", start, time.perf_counter() - start)

@@ -101,6 +101,10 @@ class DenseServer:
 
     def answer(self, request: Request) -> None:
         """Replies with the parameters and their version: after a step, or as they are; called by one thread."""
+        with self.replica.stats_of_process.busy.working():
+            self._answer(request)
+
+    def _answer(self, request: Request) -> None:
         try:
             if request.frame.kind == STEP:
                 gradient, given = request.frame.arrays

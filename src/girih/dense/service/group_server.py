@@ -7,7 +7,7 @@ while they compute. So the servers of a group work on different batches at once 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -35,10 +35,11 @@ from girih.dense.service.cut_parameters import Entry
 from girih.dense.service.group_protocol import MOST_ENTRIES, MOST_ENTRY_BYTES, RANDOM, Verb
 from girih.dense.service.live_parts import LiveParts, NetOnServer
 from girih.dense.service.recipe import OptimizerRecipe
-from girih.dense.service.tensors import num_bytes, pack, unpack
+from girih.dense.service.tensors import Arrays, num_bytes, pack, unpack
 from girih.dense.service.wire import PLAIN, GradientStreams, Wire
-from girih.errors import GirihError
+from girih.errors import GirihError, WireError
 from girih.kernels.cpu import ahead
+from girih.runs.busy import waiting
 from girih.runs.stats import DENSE_STALENESS, Stats
 
 PATIENCE_S = 40.0
@@ -178,7 +179,8 @@ class _Work:
         self._wire = role.wire
         self._stats = role.stats
         self._timers = timers(self._verbs, self._stats)
-        self._stats.watch(partial(_live, self._stats, max(2, role.num_nets), self._batches))
+        self._share = 1 / role.num_nets  # of one net, which has a thread of its own
+        self._stats.watch(lambda: {"queues": {"batches": len(self._batches)}})
         if role.averaging is not None:
             its = role.averaging
             servers = connect_all(RoleName.DENSE_SERVER, its.servers, secret=role.secret)
@@ -197,7 +199,11 @@ class _Work:
         work: Callable[[], None] = partial(self._verbs[Verb(request.frame.kind)], request)
         if request.frame.kind == Verb.FORWARD and self._drawing:
             work = self._in_turn(request, work)
-        self._pool.submit(attempt, request, work)
+        self._pool.submit(self._do, request, work)
+
+    def _do(self, request: Request, work: Callable[[], None]) -> None:
+        with self._stats.busy.working(self._share):
+            attempt(request, work)
 
     def _in_turn(self, request: Request, work: Callable[[], None]) -> Callable[[], None]:
         """Has forward passes of one net that draw random numbers do so in the order in which they came: else no run would be like another."""
@@ -209,7 +215,8 @@ class _Work:
 
         def in_turn() -> None:
             if before is not None:
-                before.wait()
+                with waiting():
+                    before.wait()
             try:
                 work()
             finally:
@@ -231,11 +238,31 @@ class _Work:
     def _forward(self, request: Request) -> None:
         net, number, call, part, train = request.frame.fields
         needs, *packed = request.frame.arrays
-        inputs = unpack(packed)
-        batch = self._begun((request.client, net, number)) if train else None
+        inputs, key = unpack(packed), (request.client, net, number)
+        begins = train and key not in self._batches
+        batch = self._begun(key) if train else None
+        try:
+            has, arrays = self._outputs(request, batch, call, part, inputs, needs.tolist())
+        except Exception:
+            if begins and batch is not None and not batch.calls:
+                self._drop(key)
+            raise
+        self._stats.sent("activations", num_bytes(arrays))
+        request.reply((), (has, *arrays))
+
+    def _outputs(
+        self,
+        request: Request,
+        batch: _Batch | None,
+        call: int,
+        part: int,
+        inputs: Sequence[Tensor | None],
+        needs: Sequence[int],
+    ) -> tuple[NDArray[np.int8], Arrays]:
+        """The outputs of a part, packed, and which of them have gradients; what its backward pass needs is kept with the batch."""
         modules = self._live.evaluated if batch is None else batch.net.modules
         with self._stats.spans("part forward"), torch.set_grad_enabled(batch is not None):
-            for given, wanted in zip(inputs, needs.tolist(), strict=True):
+            for given, wanted in zip(inputs, needs, strict=True):
                 if given is not None and wanted and batch is not None:
                     given.requires_grad_()
             with self._arithmetic(), self._naming(part, inputs):
@@ -244,8 +271,7 @@ class _Work:
         has = np.array([output.requires_grad for output in outputs], np.int8)
         if batch is not None:
             batch.calls[call] = _Call(part, inputs, outputs)
-        self._stats.sent("activations", num_bytes(arrays))
-        request.reply((), (has, *arrays))
+        return has, arrays
 
     @contextmanager
     def _naming(self, part: int, inputs: Sequence[Tensor | None]) -> Iterator[None]:
@@ -264,11 +290,20 @@ class _Work:
     def _backward(self, request: Request) -> None:
         net, number, call = request.frame.fields
         batch = self._known((request.client, net, number))
+        gradients_of = unpack(request.frame.arrays)
+        if call not in batch.calls:
+            raise WireError(
+                f"call {call} of batch {number}; expected one that was computed and has no gradients yet"
+            )
         found = batch.calls.pop(call)
         with self._stats.spans("part backward"):
-            pairs = zip(found.outputs, unpack(request.frame.arrays), strict=True)
-            given = [(output, gradient) for output, gradient in pairs if gradient is not None]
-            torch.autograd.backward([output for output, _ in given], [gradient for _, gradient in given])
+            try:
+                pairs = zip(found.outputs, gradients_of, strict=True)
+                given = [(output, gradient) for output, gradient in pairs if gradient is not None]
+                torch.autograd.backward([output for output, _ in given], [gradient for _, gradient in given])
+            except Exception:
+                batch.calls[call] = found  # gradients that do not fit its outputs have moved nothing
+                raise
             name = batch.net.nonfinite()
             gradients = [each.grad if each is not None else None for each in found.inputs]
             arrays = pack(gradients, request.buffer, batch.streams.of(self._names[found.part]))
@@ -281,17 +316,25 @@ class _Work:
 
     def _apply(self, request: Request) -> None:
         net, number = request.frame.fields
-        batch = self._known((request.client, net, number), last=True)
+        options, scale = from_text(request.frame.arrays[0])
+        key = request.client, net, number
+        batch = self._known(key, last=True)
         with self._lock:
             staleness = self._num_begun - batch.read_at
             self._num_begun += 1
-            self._stats.histograms[DENSE_STALENESS][staleness] += 1
-        with self._stats.spans("part apply"):
-            options, scale = from_text(request.frame.arrays[0])
-            self._live.move(batch.net, options, scale)
+        try:
+            with self._stats.spans("part apply"):
+                self._live.move(batch.net, options, scale)
+        except Exception:
+            with self._lock:
+                self._num_begun -= 1
+                if request.client not in self._gone:
+                    self._batches[key] = batch
+            raise
         batch.streams.apply()
         with self._lock:
             self._num_done += 1
+            self._stats.histograms[DENSE_STALENESS][staleness] += 1
         self._live.give_back(batch.net)
         if self._shadow is not None:
             self._shadow.stepped()
@@ -299,14 +342,18 @@ class _Work:
 
     def _discard(self, request: Request) -> None:
         net, number = request.frame.fields
+        self._drop((request.client, net, number))
+        request.reply()
+
+    def _drop(self, key: tuple[int, int, int]) -> None:
+        """Drops a batch, where it is here: buffers are as they were before it."""
         with self._lock:
-            batch = self._batches.pop((request.client, net, number), None)
+            batch = self._batches.pop(key, None)
         if batch is not None:
             batch.streams.discard()
             for buffer, before in zip(self._live.buffers(), batch.before, strict=True):
                 buffer.copy_(before)
             self._live.give_back(batch.net)
-        request.reply()
 
     def _state(self, request: Request) -> None:
         first, with_optimizer = request.frame.fields
@@ -349,11 +396,13 @@ class _Work:
         request.reply((first + len(told), len(entries)), (as_text(told), *arrays))
 
     def _restore(self, request: Request) -> None:
-        if request.frame.fields[0]:
+        (is_first,), entries = request.frame.fields, _entries_of(request.frame.arrays)
+        self._live.check(entries)
+        if is_first:
             self._live.forget_optimizer_state()
             for streams in self._streams.values():
                 streams.forget()
-        self._live.put(_entries_of(request.frame.arrays))
+        self._live.put(entries)
         request.reply()
 
     def _tell(self, request: Request) -> None:
@@ -411,13 +460,6 @@ class _Work:
                 f" is no connection for {self._patience_s:.0f} s; go on with --resume"
             )
         return batch
-
-
-def _live(stats: Stats, num_threads: int, batches: Mapping[Any, Any]) -> dict[str, Any]:
-    """Numbers of a server for :meth:`Stats.watch`."""
-    totals_s = dict(stats.spans.totals_s)
-    busy_s = sum(totals_s.get(f"part {verb}", 0.0) for verb in ("forward", "backward", "apply"))
-    return {"queues": {"batches": len(batches)}, "busy_s": busy_s, "busy_threads": num_threads}
 
 
 def _entries_of(arrays: Sequence[NDArray[Any]]) -> list[Entry]:

@@ -18,7 +18,7 @@ from girih.dense.graph import Part
 from girih.dense.service.cut_parameters import Entry
 from girih.dense.service.recipe import OptimizerRecipe, Options, take_options
 from girih.dense.twins import twin_of
-from girih.errors import ConfigError
+from girih.errors import ConfigError, WireError
 
 
 class NetOnServer:
@@ -155,6 +155,20 @@ class LiveParts:
             for name, parameter in self.named.items():
                 found += [(name, key, value) for key, value in self._state_of(parameter).items()]
         return found
+
+    def check(self, entries: Sequence[Entry]) -> None:
+        """Refuses what :meth:`put` could put only in part.
+
+        Raises:
+            WireError: an entry of no parameter or buffer that is here, or of another shape than that.
+        """
+        known = _tensors(self.modules, self._known_by)
+        for name, key, value in entries:
+            if name not in known or (key is not None and name not in self.named):
+                raise WireError(f"an entry of {name!r}; expected of a parameter or buffer here")
+            if key is None and not (isinstance(value, Tensor) and value.shape == known[name].shape):
+                came = list(value.shape) if isinstance(value, Tensor) else value
+                raise WireError(f"{name!r}: {came!r:.100}; expected a tensor of {list(known[name].shape)}")
 
     def put(self, entries: Iterable[Entry]) -> None:
         """Sets what :meth:`entries` gave; optimizer state that is not among what is put stays."""

@@ -54,7 +54,7 @@ METRICS = (
     Metric("girih_request_seconds", "histogram", "A request, from when it came to when it was answered.", "verb"),
     Metric("girih_phase_seconds", "histogram", "One pass through any other phase of the process.", "phase"),
     Metric("girih_queue_depth", "gauge", "What waits in the process: requests, samples, shares, updates or batches.", "queue"),
-    Metric("girih_busy_seconds_total", "counter", "Time in which the threads of a role worked, and did not wait."),
+    Metric("girih_busy_seconds_total", "counter", "Time in which the process worked, and did not wait for another one."),
     Metric("girih_rows", "gauge", "Rows of a table in this process.", "table"),
     Metric("girih_lookups_total", "counter", "Keys read for training."),
     Metric("girih_hits_total", "counter", "Keys read for training that had a row."),
@@ -80,7 +80,6 @@ _LIVE = {
     "steps": "girih_steps_total",
     "examples": "girih_examples_total",
     "refused": "girih_refused_steps_total",
-    "busy_s": "girih_busy_seconds_total",
     "retries": "girih_retries_total",
     "lost_calls": "girih_lost_calls_total",
 }
@@ -111,6 +110,7 @@ def samples(reading: Mapping[str, Any]) -> Iterator[Sample]:
     counters, live = stats["counters"], stats["live"]
     yield "process_resident_memory_bytes", None, reading["rss_bytes"]
     yield "process_cpu_seconds_total", None, reading["cpu_s"]
+    yield "girih_busy_seconds_total", None, stats["busy_s"]
     for names, values in ((_LIVE, live), (_STORE, live.get("store", {})), (_COUNTERS, counters)):
         for own, name in names.items():
             if own in values:

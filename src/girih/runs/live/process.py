@@ -26,6 +26,11 @@ def cpu_s() -> float:
     return time.process_time()
 
 
+def num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
 def start_of(pid: int) -> str:
     """Returns when a process of this host began, as the system says it: its number may be another one's by now; "" where there is none."""
     fields = _stat(pid)

@@ -59,9 +59,9 @@ class Shown:
 
     @property
     def busy(self) -> float | None:
-        """Share of the time in which the process worked, and did not wait for others."""
-        threads, rate = self.live("busy_threads"), self.per_second("busy_s")
-        return None if rate is None or not threads else min(1.0, rate / float(threads))
+        """Share of the time in which the process worked, and did not wait for others; see :mod:`girih.runs.busy`."""
+        rate = self._rate(lambda reading: reading["stats"].get("busy_s"))
+        return None if rate is None else min(1.0, rate)  # the clock of days may have been set
 
     def _rate(self, value: Any) -> float | None:
         seconds = self.now["at_s"] - self.then["at_s"]

@@ -25,6 +25,7 @@ from torch import Tensor
 from girih.comm.group import TrainerGroup
 from girih.comm.group.exchange import Counts, Exchange, Route
 from girih.kernels.buffers import Buffers
+from girih.runs.busy import awaited
 from girih.runs.stats import EXCHANGE_NS, Stats
 from girih.sparse.groups.bags import Pooling
 from girih.sparse.groups.shards import GroupKeys, Rows, addresses_in, as_rows
@@ -233,9 +234,9 @@ class GroupMessages:
         for step in steps:
             under_way.append(send(*step))
             if self._wire is None or len(under_way) > 1:
-                yield under_way.popleft().result()
+                yield awaited(under_way.popleft())
         while under_way:
-            yield under_way.popleft().result()
+            yield awaited(under_way.popleft())
 
     def send_keys(
         self, asked: list[RoutedKeys], num_parts: int, *, train: bool

@@ -23,6 +23,7 @@ from girih.checkpoint.storage import Storage
 from girih.data.batch import Batch
 from girih.data.shares import slices_of
 from girih.models.embeddings import Embeddings
+from girih.runs.busy import Busy, awaited
 from girih.sparse.groups.bags import Gradients
 from girih.sparse.groups.leaves import Leaves
 from girih.sparse.groups.local_shards import LocalShards, ShardsSave
@@ -73,7 +74,7 @@ class PulledHere(Generic[Found, Read]):
         """Blocks until they are here."""
         for part, arrival in self._parts:
             if examples is None or part.start < examples.stop:
-                arrival.result()
+                self._half.awaited(arrival)
         return self._arrived().embeddings(examples)
 
     def push(self, step: int, lr_scale: float = 1.0) -> Done:
@@ -82,13 +83,13 @@ class PulledHere(Generic[Found, Read]):
         Raises:
             NonFiniteError: a gradient is NaN or infinite; no row was moved.
         """
-        reads, _ = self._parts[-1][1].result()
+        reads, _ = self._half.awaited(self._parts[-1][1])
         self._half.move(self._batch, reads, self._arrived().gradients(), step, lr_scale)
         return Done()
 
     def push_unless(self, agree: Any, step: int, lr_scale: float = 1.0) -> Any:
         """Launches :meth:`push`, which moves nothing where the step is refused on the device; see :mod:`girih.sparse.halves.late`."""
-        reads, _ = self._parts[-1][1].result()
+        reads, _ = self._half.awaited(self._parts[-1][1])
         return self._half.move_unless(agree, self._batch, reads, self._arrived().gradients(), step, lr_scale)
 
     def discard(self, *, refused: bool = True) -> Done:
@@ -98,7 +99,7 @@ class PulledHere(Generic[Found, Read]):
     def _arrived(self) -> Leaves:
         """Leaves over all outputs, filled in or not."""
         if self._leaves is None:
-            _, outputs = self._parts[0][1].result()
+            _, outputs = self._half.awaited(self._parts[0][1])
             groups = self._half.groups_of_tables
             self._leaves = Leaves(groups, outputs, sequence_bounds(groups, self._batch), train=self._train)
         return self._leaves
@@ -123,6 +124,7 @@ class ShardedHalf(ABC, Generic[Found, Read]):
         self.groups_of_tables, self._shards = groups, shards
         self._micro_batches = micro_batches
         self._thread = ThreadPoolExecutor(1, "girih-sparse") if ahead or micro_batches > 1 else None
+        self._busy = Busy()  # of the thread
 
     @abstractmethod
     def find(self, batch: Batch, parts: Sequence[slice], *, train: bool) -> Found:
@@ -192,7 +194,7 @@ class ShardedHalf(ABC, Generic[Found, Read]):
     def move(self, batch: Batch, reads: list[Read], gradients: Gradients, step: int, lr_scale: float) -> None:
         """Moves rows by the gradients of all outputs, after all that was asked before; see :meth:`update`."""
         given = by_group(self.groups_of_tables, gradients)
-        self._do(lambda: self.update(batch, reads, given, step, lr_scale)).result()
+        self.awaited(self._do(lambda: self.update(batch, reads, given, step, lr_scale)))
         self.last_step = step
 
     def move_unless(
@@ -206,9 +208,15 @@ class ShardedHalf(ABC, Generic[Found, Read]):
     ) -> Any:
         """As :meth:`move`, decided on the device; see :meth:`update_unless`."""
         given = by_group(self.groups_of_tables, gradients)
-        update = self._do(lambda: self.update_unless(agree, batch, reads, given, step, lr_scale)).result()
+        update = self.awaited(
+            self._do(lambda: self.update_unless(agree, batch, reads, given, step, lr_scale))
+        )
         before, self.last_step = self.last_step, step
         return replace(update, take_back=lambda: setattr(self, "last_step", before))
+
+    def awaited(self, future: Future[T]) -> T:
+        """The result of what the thread does; a wait for it is work while it works, and none while it waits for others."""
+        return awaited(future, self._busy)
 
     def sync(self) -> None:
         """No-op: no update is ever in flight."""
@@ -232,7 +240,7 @@ class ShardedHalf(ABC, Generic[Found, Read]):
 
     def peek_rows(self, table: str, ids: NDArray[np.int64]) -> NDArray[np.float32]:
         """See :meth:`girih.sparse.groups.local_shards.LocalShards.peek`."""
-        return self._do(lambda: self._shards.peek(table, ids)).result()
+        return self.awaited(self._do(lambda: self._shards.peek(table, ids)))
 
     def stores(self) -> Iterator[tuple[str, Store]]:
         """Every shard here, and the place of its file in a checkpoint."""
@@ -276,7 +284,11 @@ class ShardedHalf(ABC, Generic[Found, Read]):
     def _do(self, work: Callable[[], T]) -> Future[T]:
         """Has the thread do it after all that it was asked before; without one, it is done here and now."""
         if self._thread is not None:
-            return self._thread.submit(work)
+            return self._thread.submit(self._done_by_thread, work)
         done: Future[Any] = Future()
         done.set_result(work())
         return done
+
+    def _done_by_thread(self, work: Callable[[], T]) -> T:
+        with self._busy.working():
+            return work()

@@ -29,6 +29,7 @@ from girih.comm.rpc import Client, Frame
 from girih.data.batch import Batch
 from girih.errors import ConfigError, GirihError, NonFiniteError, RemoteError, named
 from girih.models.embeddings import Embeddings
+from girih.runs.busy import awaited, waiting
 from girih.runs.stats import Stats
 from girih.sparse.groups.leaves import Leaves
 from girih.sparse.half import SparseStats
@@ -133,7 +134,7 @@ class RemotePulled:
 
     def _receive(self) -> Received:
         """Blocks until they are here, in arrays."""
-        frame, groups = self._reply.result(), self._half.groups
+        frame, groups = awaited(self._reply), self._half.groups
         num_whole = sum(output.whole for group in groups for output in group.outputs)
         end = len(frame.arrays) - num_whole
         outputs = [writable(array) for array in self._half.codec.unpack_embeddings(frame.arrays[:end])]
@@ -161,9 +162,10 @@ class RemotePending:
 
     def wait(self) -> None:
         """Blocks until it is applied."""
-        told = self._asked.result()
+        asked: Future[Any] = self._asked
+        told = awaited(asked)
         if isinstance(told, Future):
-            told.result()
+            awaited(told)
 
 
 class RemoteSave:
@@ -188,7 +190,8 @@ class RemoteSave:
         servers, self._servers = self._servers, ()
         parts: dict[str, Any] = {}
         replies = [server.call(Verb.WRITE, (int(write),)) for server in servers]
-        wait(replies)  # before one raises: the next save begins once none of them writes any more
+        with waiting():
+            wait(replies)  # before one raises: the next save begins once none of them writes any more
         for reply in replies:
             parts |= from_text(answer(reply).arrays[0])
         return parts

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from girih.comm.pinned import FromDevice, Sent, ToDevice
 from girih.comm.rpc import Frame
+from girih.runs.busy import awaited
 
 
 class Received(NamedTuple):
@@ -55,7 +56,7 @@ class Staging:
         coming = self._arrivals.submit(self._bring, receive)
 
         def taken_over() -> Received:
-            sent, received = coming.result()
+            sent, received = awaited(coming)
             return received._replace(outputs=sent.taken_over())
 
         return taken_over
