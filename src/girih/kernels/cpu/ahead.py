@@ -132,6 +132,11 @@ def serving() -> list[str]:
     ]
 
 
+def publishing() -> list[str]:
+    """Kernels that copy what changed."""
+    return ["device_slots.copy_values"]
+
+
 def make_ready(names: Iterable[str], tell: Callable[[str], None] = _LOG.warning) -> float:
     """Compiles those of some kernels that this machine has not compiled before.
 
