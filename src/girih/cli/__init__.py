@@ -35,6 +35,7 @@ COMMANDS = {
     "plan": "Print the plan of a run.",
     "predict": "Write a run's predictions for new data, in input order.",
     "prune": "Write a run without the rows seen seldom, or long ago.",
+    "published": "Show what a run published, and have servers go back to a version.",
     "report": "Draw a self-contained page per run, and one of several.",
     "scale": "Add processes to a run that is on, or remove some.",
     "status": "Show a run's processes: alive or not, load, bottleneck.",

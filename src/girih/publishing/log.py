@@ -17,7 +17,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from girih.checkpoint.storage import DOOMED, Storage
-from girih.errors import CheckpointError, MissingFileError
+from girih.config import read_toml
+from girih.errors import CheckpointError, ConfigError, MissingFileError
 from girih.publishing.manifest import HEAD, NAME, Head, SegmentManifest, read_pin, write_pin
 
 SEGMENTS, SNAPSHOTS = "segments", "snapshots"
@@ -134,6 +135,21 @@ class Log:
             raise CheckpointError(
                 f"{self.root}: version {number} is not there; there are {shown(versions)}; name one of them"
             )
+
+
+def find_log(address: str) -> Log:
+    """The log at an address, or that of a run directory.
+
+    Raises:
+        ConfigError: the run publishes nothing.
+    """
+    root = Storage.at(address)
+    if root.local is None or not (root.local / "config.toml").is_file():
+        return Log(root.absolute())
+    to = read_toml(root.local / "config.toml").get("publish", {}).get("to")
+    if not isinstance(to, str):
+        raise ConfigError(f"{address}: this run publishes nothing; train it with [publish] to, or name the address of a log")
+    return Log(Storage.at(to).absolute())
 
 
 def name_of(number: int) -> str:

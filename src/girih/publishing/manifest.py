@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from typing import Any
@@ -35,10 +35,10 @@ class SegmentManifest:
         run: names the run that wrote it. epoch: how often a process has begun to write to this log; each begins with a snapshot.
         step: steps of training. time: seconds since 1970, when the rows and parameters were as they are here.
         schema: as ``Schema.to_dict`` gives it; fingerprint: of that schema.
+        needs: feature → what the model reads of it, see :mod:`girih.models.needs`.
         recipe: see :mod:`girih.training.recipe`. normalization: of standardized features, if it is known.
-        dense: the dense half's parameters; names stand for tensors, which lie in ``dense.safetensors``.
-        parts: name → bytes and checksums; of one with rows also ``group``, ``tables`` (rows of each), ``shard``, ``num_shards``, and
-            ``left``, the number of keys that have no row any more.
+        parts: name → bytes and checksums: ``dense.safetensors``, with parameters and buffers by name, and those with rows. Of these
+            also ``group``, ``tables`` (rows of each), ``shard``, ``num_shards``, and ``left``, the number of keys that have no row any more.
     """
 
     number: int
@@ -49,9 +49,9 @@ class SegmentManifest:
     time: float
     schema: Mapping[str, Any]
     fingerprint: str
+    needs: Mapping[str, Sequence[str]]
     recipe: Mapping[str, Any]
-    normalization: Any
-    dense: Any
+    normalization: Mapping[str, Any] | None
     parts: Parts
     format: int = FORMAT
     girih: str = version("girih")
@@ -103,7 +103,9 @@ class SegmentManifest:
             ("run", str, self.run),
             ("time", float, self.time),
             ("schema", dict[str, Any], self.schema),
+            ("needs", dict[str, list[str]], self.needs),
             ("recipe", dict[str, Any], self.recipe),
+            ("normalization", dict[str, Any] | None, self.normalization),
             ("parts", dict[str, dict[str, Any]], self.parts),
         ):
             build(kind, found, what)

@@ -15,11 +15,11 @@ from typing import Any, Protocol
 
 from safetensors.torch import save as serialize
 
-from girih.checkpoint import trees
 from girih.checkpoint.manifest import DENSE, Parts, check_coverage
 from girih.checkpoint.storage import Storage
 from girih.comm.group import TrainerGroup
 from girih.errors import CheckpointError, GirihError, RoleError, StorageFullError
+from girih.models.needs import Needs
 from girih.publishing.log import Log
 from girih.publishing.manifest import NAME, Pointer, SegmentManifest
 from girih.publishing.shards import SegmentRows
@@ -49,13 +49,14 @@ class Version:
 
     Attributes:
         step: steps of training. parameters: the model's, as ``load_state_dict`` takes them.
-        recipe, normalization: see :class:`~girih.publishing.manifest.SegmentManifest`.
+        needs, recipe, normalization: see :class:`~girih.publishing.manifest.SegmentManifest`.
     """
 
     step: int
     schema: Schema
+    needs: Needs
     recipe: Mapping[str, Any]
-    normalization: Any
+    normalization: Mapping[str, Any] | None
     parameters: Mapping[str, Any]
     sparse: PublishedRows
 
@@ -82,8 +83,8 @@ class Segment:
         place = log.place(called.number, whole=called.previous is None).absolute()
         self._place = Storage(ranks.broadcast(place.url))
         self._time = time.time()
-        whole = {"model": version.parameters} if ranks.first else None
-        dense, self._tensors = trees.split({"dense": whole, "normalization": version.normalization})
+        parameters = version.parameters if ranks.first else {}
+        self._tensors = {name: each.detach().cpu().clone().contiguous() for name, each in parameters.items()}
         self._fields = {
             "number": called.number,
             "previous": called.previous,
@@ -93,8 +94,9 @@ class Segment:
             "time": self._time,
             "schema": version.schema.to_dict(),
             "fingerprint": version.schema.fingerprint(),
+            "needs": {feature: sorted(kinds) for feature, kinds in version.needs.items()},
             "recipe": version.recipe,
-            **dense,
+            "normalization": version.normalization,
         }
         self._rows = version.sparse.begin_segment(self._place, called.number, called.previous)
 
@@ -182,4 +184,4 @@ def in_words(place: Storage) -> Iterator[None]:
             raise
         if disk_full(error, place.url) is not None:
             raise StorageFullError(f"{place}: no space left for a segment; free some") from None
-        raise CheckpointError(f"{place}: {error.strerror or error}; may this user write there?") from None
+        raise CheckpointError(f"{place}: {error.strerror or error}; check the path and its permissions") from None

@@ -528,6 +528,7 @@ class TrainingRun:
         return Version(
             step=step,
             schema=self.facts.schema,
+            needs=self.context.sparse.needs,
             recipe=recipe(self.context.dense.module, self.options),
             normalization=None if self.normalization is None else self.normalization.to_dict(),
             parameters=session.dense.state()["model"],

@@ -1,0 +1,129 @@
+"""SIGKILL of publisher and follower at random moments: whoever serves has one whole version at any time, and the newest in the end."""
+
+import os
+import random
+import signal
+import subprocess
+import time
+
+import pytest
+from following import assert_is, follower, publish_here, words
+
+from girih.checkpoint import Storage
+from girih.errors import GirihError
+from girih.publishing.log import Log
+from girih.serving.followed import Followed
+
+NUM_KILLS = int(os.environ.get("GIRIH_KILLS", "4"))
+STEPS = 90
+EACH = [
+    f"train.max_steps={STEPS}", "train.epochs=3", "data.batch_size=64", "checkpoint.keep=200",
+    "tables=[{name='user',eviction={name='lru',max_rows=60}},{name='item',eviction={name='ttl',steps=3}}]",
+]  # fmt: skip
+FOLLOW = """
+import sys, time
+from pathlib import Path
+from girih.checkpoint import Storage
+from girih.publishing.log import Log
+from girih.serving.follow import Follower
+
+found = Follower(Log(Storage.at(sys.argv[1])), Path(sys.argv[2]), lambda line: print(line, flush=True))
+while True:
+    found.poll()
+    time.sleep(0.02)
+"""
+
+
+@pytest.fixture(scope="module")
+def expected(log_source, tmp_path_factory):
+    """Checkpoints of every step of a run that nobody killed."""
+    directory = tmp_path_factory.mktemp("expected")
+    run = directory / "run"
+    publish_here(log_source / "config.toml", run, directory / "log", *EACH, "checkpoint.every_steps=1", "publish.every_steps=30")
+    return run / "checkpoints"
+
+
+class Player:
+    """A process that is killed and started again."""
+
+    def __init__(self, command, out, again=None):
+        self._command, self._again, self._out = command, again or command, out
+        self._begin(command)
+
+    def _begin(self, command):
+        self.process = subprocess.Popen(list(map(str, command)), stdout=self._out, stderr=self._out)
+
+    def kill(self):
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+        self._begin(self._again)
+
+    def end(self):
+        self.process.kill()
+        self.process.wait()
+
+
+def look(directory, expected, seen):
+    """Whoever serves looks: what is there is the state of one step, or a moment ago it was."""
+    try:
+        version = Followed.read(directory)
+        if version is None or version.number in seen:
+            return
+        assert_is(version, directory, expected / f"step-{version.step:08d}")
+        seen[version.number] = version.step
+    except GirihError:
+        now = Followed.read(directory)  # gone meanwhile: another one is there
+        assert now is not None
+        assert now != version
+
+
+@pytest.mark.timeout(240 + 30 * NUM_KILLS)
+@pytest.mark.parametrize("seed", [1])
+def test_a_follower_serves_whole_versions_alone_and_catches_up(config, tmp_path, expected, seed):
+    rng, seen = random.Random(seed), {}
+    run, log, directory = tmp_path / "run", tmp_path / "log", tmp_path / "followed"
+    every = [*EACH, "checkpoint.every_steps=7", "publish.every_steps=1", "publish.snapshot_every=6", "publish.keep=3"]
+    train = words(config, run, log, *every)
+    script = tmp_path / "follow.py"
+    script.write_text(FOLLOW)
+    out = (tmp_path / "out").open("w")
+    publisher = Player(train, out, [*train, "--resume"])
+    followers = Player([train[0], script, log, directory], out)
+    kills = 0
+    try:
+        until = time.monotonic() + rng.uniform(3.0, 6.0)
+        while kills < NUM_KILLS:
+            look(directory, expected, seen)
+            time.sleep(0.01)
+            ended = publisher.process.poll() is not None
+            if time.monotonic() < until and not ended:
+                continue
+            if ended:  # it is through: another run of the same, to the same log
+                run = tmp_path / f"run-{kills}"
+                train = words(config, run, log, *every)
+                publisher = Player(train, out, [*train, "--resume"])
+            (publisher if rng.random() < 0.6 and not ended else followers).kill()
+            kills += 1
+            until = time.monotonic() + rng.uniform(0.3, 6.0)
+        publisher.process.wait(180)
+        deadline = time.monotonic() + 60
+        newest = Log(Storage.at(log)).head().newest
+        while (version := Followed.read(directory)) is None or version.number != newest.number:
+            look(directory, expected, seen)
+            assert time.monotonic() < deadline, (tmp_path / "out").read_text()
+            time.sleep(0.02)
+        look(directory, expected, seen)
+        assert version.step == STEPS
+        assert_is(version, directory, expected / f"step-{STEPS:08d}")
+    finally:
+        publisher.end()
+        followers.end()
+        out.close()
+    assert len(seen) > NUM_KILLS
+    told = (tmp_path / "out").read_text()
+    assert "version " in told
+    assert "Traceback" not in told
+    late = follower(log, tmp_path / "late")
+    late.poll()
+    assert_is(late.current, tmp_path / "late", expected / f"step-{STEPS:08d}")
+    late.close()
