@@ -323,13 +323,12 @@ def bad_requests(table):
         "binary_data_output = 7: expected true or false",
     )
     yield {"inputs": inputs}, {"Content-Encoding": "gzip"}, 400, "Content-Encoding = 'gzip'"
-    for size in ("x", "-1", "99999999", "1" * 30, "²"):
-        headers = {"Inference-Header-Content-Length": size}
+    for size in ("x", "-1", "99999999", "1" * 30):
         yield (
             {"inputs": inputs},
-            headers,
+            {"Inference-Header-Content-Length": size},
             400,
-            "Inference-Header-Content-Length" if size != "²" else "Inference-Header-Content-Length",
+            "Inference-Header-Content-Length",
         )
 
 
@@ -370,13 +369,7 @@ def bad_binaries(table):
 def test_wrong_and_hostile_requests_get_one_sentence_and_the_server_lives(site, table, expected):
     for content, headers, status, told in bad_requests(table):
         try:
-            found, answer = site.infer(
-                content,
-                {
-                    name: value.encode("latin-1", "replace").decode("latin-1")
-                    for name, value in headers.items()
-                },
-            )
+            found, answer = site.infer(content, headers)
         except (BrokenPipeError, ConnectionResetError):  # it did not read all of what is too large
             assert status == 413
             continue
@@ -410,11 +403,8 @@ def test_what_is_no_http_and_who_goes_away_hinder_nobody(site, table, expected):
     with socket.create_connection((host, int(port)), timeout=10) as connection:
         connection.sendall(chunked)
         piece = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
-        with pytest.raises(
-            (BrokenPipeError, ConnectionResetError)
-        ):  # no length was told; it reads no more than it takes
-            for _ in range(10_000):
-                connection.sendall(piece)
+        with pytest.raises((BrokenPipeError, ConnectionResetError)):  # it reads no more than it takes
+            connection.sendall(piece * 1000)
     for connection in idle:
         connection.close()
     np.testing.assert_array_equal(predictions(site.infer({"inputs": inputs_of(table)})), expected)

@@ -3,6 +3,7 @@
 import ctypes
 import multiprocessing
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -173,7 +174,7 @@ def test_a_writer_refuses_what_does_not_fit_and_leaves_nothing(tmp_path):
 
 def test_a_disk_without_room_is_told(tmp_path):
     with (
-        pytest.raises(OSError, match="no space left|too large"),
+        pytest.raises(OSError, match=r"no space left|too large"),
         MappedWriter(tmp_path / "rows", tables_of(), 1 << 50),
     ):
         pass
@@ -186,7 +187,7 @@ def test_every_damaged_byte_is_found(tmp_path):
     whole = path.read_bytes()
     for position in [*range(0, 520, 13), len(whole) - 1]:
         path.write_bytes(whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :])
-        with pytest.raises(CheckpointError, match="damaged|not a file of girih's"):
+        with pytest.raises(CheckpointError, match=r"damaged|not a file of girih's"):
             MappedFile(path, facts)
     for length in (0, 5, 300, len(whole) - 4):
         path.write_bytes(whole[:length])
@@ -223,9 +224,9 @@ def _shared_kib(path, waiting, told):
     told.put(None)
     waiting.wait(60)
     pss, inside = 0, False
-    for line in open("/proc/self/smaps"):
+    for line in Path("/proc/self/smaps").read_text().splitlines():
         if "-" in line.split()[0]:
-            inside = line.rstrip().endswith(str(path))
+            inside = line.endswith(str(path))
         elif inside and line.startswith("Pss:"):
             pss += int(line.split()[1])
     told.put(pss)
