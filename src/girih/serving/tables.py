@@ -48,7 +48,7 @@ def table_chunks(place: Storage, manifest: Manifest, table: str) -> Iterator[Tab
         number, dtype = names.index(table), file.description["dtype"]
         for chunk in file.chunks():
             own = np.flatnonzero(chunk["tables"] == number)
-            rows, counts = _widened(chunk[EMBEDDING][own], dtype), chunk["counts"][own].astype(np.int64)
+            rows, counts = widened(chunk[EMBEDDING][own], dtype), chunk["counts"][own].astype(np.int64)
             if len(own):
                 yield TableRows(chunk["ids"][own], rows, counts)
 
@@ -77,7 +77,7 @@ def _dim_of(place: Storage, manifest: Manifest, table: str) -> int:
     return int(tables[table]["dim"])
 
 
-def _widened(values: NDArray[Any], dtype: str) -> NDArray[np.float32]:
+def widened(values: NDArray[Any], dtype: str) -> NDArray[np.float32]:
     """Bits of 16-bit floats as float32; float32 as they are."""
     if dtype == "bfloat16":
         return (values.astype(np.uint32) << 16).view(np.float32)

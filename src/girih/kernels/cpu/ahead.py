@@ -60,6 +60,7 @@ _LOADING = ("transfer.", "update.begin_states", *_LEAST_USED)
 _ON_DISK = ("disk.", "disk_reads.", "tiers.")
 _ABOVE_HOST = ("device_slots.",)
 _MAPPED = ("mapped.",)
+_SERVING = ("strings.unpack",)
 _ON_THE_WIRE = ("wire_codecs.", "tensor_codecs.")
 _AS_LOOKUP = ("index.", "recency.", "transfer.", "update.drop_rows")
 """Made of the functions that those of ``lookup`` are made of, so taken with them."""
@@ -85,6 +86,7 @@ def training(
         *_ON_DISK,
         *_ABOVE_HOST,
         *_MAPPED,
+        *_SERVING,
         *_ON_THE_WIRE,
     }
     others -= {*(_EXPIRING if TTL in kinds else ()), *(_LEAST_USED if LFU in kinds else ())}

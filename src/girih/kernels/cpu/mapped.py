@@ -42,7 +42,6 @@ BLOCK = 1 << BLOCK_BITS
 ROW_BITS = 40
 ROW_MASK = (1 << ROW_BITS) - 1
 BURIED = ROW_MASK - 1  # the last row number that a slot can hold
-MOST_TABLES = 1 << 22
 
 # Columns of ``files``.
 INDEX, NUM_SLOTS, ROWS = range(3)

@@ -10,6 +10,12 @@ from girih.schema import Schema
 from girih.sparse.groups.pack import Group, pack
 
 
+def served_schema(schema: Schema) -> Schema:
+    """The schema without what training alone needs of its tables: optimizers, admission and eviction."""
+    tables = [replace(table, optimizer=None, admission=None, eviction=None) for table in schema.tables]
+    return Schema(schema.features, schema.labels, tables)
+
+
 def served_groups(schema: Schema, needs: Needs, seed: int) -> tuple[Group, ...]:
     """All tables packed by their columns and dtype alone, which are the same for whoever writes rows and whoever reads them.
 
@@ -20,5 +26,4 @@ def served_groups(schema: Schema, needs: Needs, seed: int) -> tuple[Group, ...]:
         schema: of the run. needs: what the model reads: ``girih.models.needs_of(model, schema)``.
         seed: of the run; initial values are a function of it.
     """
-    tables = [replace(table, optimizer=None, admission=None, eviction=None) for table in schema.tables]
-    return pack(Schema(schema.features, schema.labels, tables), needs, SGD(), seed=seed)  # which has no state
+    return pack(served_schema(schema), needs, SGD(), seed=seed)  # which has no state
