@@ -30,13 +30,13 @@ from girih.checkpoint.parts import PartReader
 from girih.errors import CheckpointError, ConfigError, RunDirectoryError
 from girih.kernels.cpu import ahead
 from girih.models import needs_of
+from girih.publishing.part import widened
 from girih.runs.files import disk_full
 from girih.schema import Schema
 from girih.serving import program
 from girih.serving.files import facts_of
 from girih.serving.opening import Opened
 from girih.serving.signature import NAME, Dense, Rows, Signature, inputs_of, outputs_of
-from girih.serving.tables import widened
 from girih.sparse.groups.pack import Group
 from girih.sparse.groups.served import served_groups
 from girih.store.arrays import Floats, Ints, Longs

@@ -70,11 +70,12 @@ def address_of(found: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def serve(directory: Path, name: str, options: ServeOptions, tell: Tell) -> None:
+def serve(directory: Path, name: str, options: ServeOptions, tell: Tell, *, follow: bool = False) -> None:
     """Answers until a signal comes.
 
     Args:
         directory: of an exported model. name: of the model, for clients. tell: receives a line once it answers.
+        follow: whether the directory is that of a follower, whose newest version answers.
 
     Raises:
         ConfigError: the address cannot be had, or a package is missing. KeyboardInterrupt: the signal.
@@ -83,9 +84,9 @@ def serve(directory: Path, name: str, options: ServeOptions, tell: Tell) -> None
     with bound(options.host, options.port) as listening:
         about = f"{name} at {address_of(listening)}"
         if options.workers == 1:
-            answer(directory, name, options, listening, lambda: tell(about))
+            answer(directory, name, options, listening, lambda: tell(about), follow=follow)
         else:
-            with Workers(directory, name, options, listening, tell) as workers:
+            with Workers(directory, name, options, listening, tell, follow=follow) as workers:
                 tell(f"{about}, {options.workers} workers")
                 workers.watch()
 
@@ -98,21 +99,26 @@ def answer(
     ready: Callable[[], None],
     *,
     verify: bool = True,
+    follow: bool = False,
 ) -> None:
     """Answers in this process; its numbers of threads are set.
 
     Args:
-        ready: called when it begins to. verify: whether checksums are compared first.
+        ready: called when it begins to. verify: whether checksums are compared first. follow: see :func:`serve`.
     """
     import torch
     import uvicorn
 
     from girih.serving.app import Server
     from girih.serving.served import Model, open_served
+    from girih.serving.watching import Watched, watch
 
     torch.set_num_threads(options.threads)
-    model = Model(name, *open_served(directory, verify=verify))
+    watched = Watched(directory) if follow else None
+    model = Model(name, *open_served(directory, verify=verify)) if watched is None else watched.model(name)
     server = Server(model, most_examples=options.max_batch, most_bytes=options.max_bytes)
+    if watched is not None:
+        watch(watched, server.replace)
     config = uvicorn.Config(
         server.app(),
         log_level="warning",
@@ -167,11 +173,20 @@ class Workers(contextlib.AbstractContextManager["Workers"]):
     """
 
     def __init__(
-        self, directory: Path, name: str, options: ServeOptions, listening: socket.socket, tell: Tell
+        self,
+        directory: Path,
+        name: str,
+        options: ServeOptions,
+        listening: socket.socket,
+        tell: Tell,
+        *,
+        follow: bool = False,
     ) -> None:
-        check_all(directory)  # once for all workers
+        if not follow:  # a follower has checked what it has
+            check_all(directory)  # once for all workers
         ahead.make_ready(ahead.serving(), tell)
-        self._told = json.dumps({"directory": str(directory), "name": name, "options": asdict(options)})
+        told = {"directory": str(directory), "name": name, "options": asdict(options), "follow": follow}
+        self._told = json.dumps(told)
         self._listening, self._tell = listening, tell
         self._shared = tempfile.TemporaryDirectory(prefix="girih-serve-")
         self._workers: list[_Worker] = []
@@ -259,7 +274,8 @@ def worker(descriptor: int, told: IO[str]) -> None:
         def ready() -> None:
             print(READY, flush=True)
 
-        answer(Path(given["directory"]), given["name"], options, listening, ready, verify=False)
+        directory, follow = Path(given["directory"]), given["follow"]
+        answer(directory, given["name"], options, listening, ready, verify=False, follow=follow)
 
 
 def _until_closed(told: IO[str]) -> None:

@@ -6,7 +6,7 @@ Shapes: n rows of a table, K rows of a chunk, D dim.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from girih.checkpoint import Manifest, Storage
 from girih.checkpoint.parts import PartReader
 from girih.models.needs import EMBEDDING
+from girih.publishing.part import widened
 from girih.store.snapshot.file import describe_header
 
 COLUMNS = ("ids", "tables", "counts", EMBEDDING)
@@ -75,10 +76,3 @@ def whole_table(place: Storage, manifest: Manifest, table: str) -> TableRows:
 def _dim_of(place: Storage, manifest: Manifest, table: str) -> int:
     tables = {each["name"]: each for each in manifest.schema["tables"]}
     return int(tables[table]["dim"])
-
-
-def widened(values: NDArray[Any], dtype: str) -> NDArray[np.float32]:
-    """Bits of 16-bit floats as float32; float32 as they are."""
-    if dtype == "bfloat16":
-        return (values.astype(np.uint32) << 16).view(np.float32)
-    return values.view(np.float16).astype(np.float32) if dtype == "float16" else values
