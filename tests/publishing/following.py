@@ -82,7 +82,7 @@ class Lines(list):
 def follower(log, directory, **options):
     lines = Lines()
     found = Follower(Log(Storage.at(log)), directory, lines, **options)
-    found.lines = lines
+    found.lines, found.again_s = lines, 0.0
     return found
 
 

@@ -1,5 +1,6 @@
 """SIGKILL of publisher and follower at random moments: whoever serves has one whole version at any time, and the newest in the end."""
 
+import json
 import os
 import random
 import signal
@@ -7,9 +8,9 @@ import subprocess
 import time
 
 import pytest
-from following import assert_is, follower, publish_here, words
+from following import SMALL, assert_is, follower, publish_here, words
 
-from girih.checkpoint import Storage
+from girih.checkpoint import Storage, find
 from girih.errors import GirihError
 from girih.publishing.log import Log
 from girih.serving.followed import Followed
@@ -18,7 +19,7 @@ NUM_KILLS = int(os.environ.get("GIRIH_KILLS", "4"))
 STEPS = 90
 EACH = [
     f"train.max_steps={STEPS}", "train.epochs=3", "data.batch_size=64", "checkpoint.keep=200",
-    "tables=[{name='user',eviction={name='lru',max_rows=60}},{name='item',eviction={name='ttl',steps=3}}]",
+    SMALL,
 ]  # fmt: skip
 FOLLOW = """
 import sys, time
@@ -127,3 +128,41 @@ def test_a_follower_serves_whole_versions_alone_and_catches_up(config, tmp_path,
     late.poll()
     assert_is(late.current, tmp_path / "late", expected / f"step-{STEPS:08d}")
     late.close()
+
+
+def processes(run, role):
+    try:
+        found = json.loads((run / "processes.json").read_text())
+    except (FileNotFoundError, ValueError):
+        return []
+    return [each["pid"] for each in found if each["role"] == role]
+
+
+@pytest.mark.timeout(300)
+def test_an_embedding_server_that_comes_back_has_all_rows_published_anew(config, tmp_path):
+    run, log = tmp_path / "run", tmp_path / "log"
+    options = [
+        "train.epochs=8", "data.batch_size=64", "strategy.staleness=0", "strategy.embedding_servers=2", "publish.every_steps=2",
+        "publish.keep=100", "checkpoint.keep=3", SMALL,
+    ]  # fmt: skip
+    command = words(config, run, log, *options, strategy="hybrid")
+    with (tmp_path / "out").open("w") as out:
+        train = subprocess.Popen(command, stdout=out, stderr=out)
+        there, deadline = Log(Storage.at(log)), time.monotonic() + 120
+        while not (pids := processes(run, "embedding-server")) or (head := there.head()) is None or head.newest.number < 5:
+            assert train.poll() is None, (tmp_path / "out").read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        before = there.head().newest.number
+        os.kill(pids[0], signal.SIGKILL)
+        assert train.wait(240) == 0, (tmp_path / "out").read_text()
+    assert json.loads((run / "summary.json").read_text())["restarts"]["embedding-server"] == 1
+    alone = set(there.numbers(whole=True)) - set(there.numbers(whole=False))
+    assert any(number > before for number in alone)
+    found = follower(log, tmp_path / "followed")
+    for number in there.versions():
+        there.go_back_to(number)
+        found.poll()
+        assert found.current.number == number
+    assert_is(found.current, tmp_path / "followed", find(run).local)
+    found.close()

@@ -8,6 +8,7 @@ be written) begins with a snapshot.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import threading
@@ -77,8 +78,8 @@ class Publisher:
         """Begins to publish, or to go on, behind a step."""
         self.next_step = self._multiple(step) if self.options.seconds is None else step + 1
         self._last = step, time.monotonic()
-        if self._ranks.first and self._opening is None:
-            self._opening = self._writing.submit(self._open)
+        if self._ranks.first:
+            self._is_open()
 
     def put_off(self) -> None:
         """Has the next segment wait for another time: some trainers make no more steps."""
@@ -161,13 +162,9 @@ class Publisher:
     def _last_plan(self, step: int) -> dict[str, Any] | None:
         """What all trainers do at the end: where the last segment is of this step, it may be done."""
         self.settle()
-        try:
-            if self._opening is not None:
-                self._opening.result()
-        except Exception as error:
-            self._note_failure(error, "segment")
-            self._opening = self._writing.submit(self._open)
-            return None
+        self._again_s = 0.0
+        if self._opening is not None:
+            self._opening.exception()
         if not self._is_open() or self._is_over:
             return None
         plan = {**self._called(step, True), "free": True, **self._next(step)}
@@ -238,9 +235,11 @@ class Publisher:
                 self._log.remove_old(self.options.keep)
 
     def _write_head(self, pointer: Pointer, *, whole: bool) -> None:
-        opened, before, there = self._opened, self._head, self._log.head()
+        opened, before, there = self._opened, self._head, None
         if opened is None:
             return
+        with contextlib.suppress(CheckpointError):  # a damaged one is written anew
+            there = self._log.head()
         if there is not None and (there.epoch > opened.epoch or (there.epoch == opened.epoch and there.run != opened.run)):
             self._is_over = True
             raise CheckpointError(
@@ -288,13 +287,19 @@ class Publisher:
         return name
 
     def _is_open(self) -> bool:
-        if self._opened is None and self._opening is not None and self._opening.done():
-            error = self._opening.exception()
-            if error is None:
-                self._opened = self._opening.result()
-            elif time.monotonic() >= self._again_s:
-                self._note_failure(error, "segment")
+        """Whether it is known what was published before; has a thread find out, again where that failed."""
+        if self._opened is not None:
+            return True
+        if self._opening is None:
+            if time.monotonic() >= self._again_s:
                 self._opening = self._writing.submit(self._open)
+        elif self._opening.done():
+            opening, self._opening = self._opening, None
+            error = opening.exception()
+            if error is None:
+                self._opened = opening.result()
+            else:
+                self._note_failure(error, "segment")
         return self._opened is not None
 
     def _next(self, step: int) -> dict[str, int]:

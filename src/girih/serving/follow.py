@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import fcntl
 import itertools
+import time
 import zlib
 from collections import deque
 from collections.abc import Callable
@@ -57,6 +58,7 @@ class Follower:
 
     Attributes:
         current: the version that is there; None before the first.
+        again_s: seconds from one try to the next where a version cannot be reached.
 
     Raises:
         ConfigError: another follower uses the directory.
@@ -69,6 +71,8 @@ class Follower:
         directory.mkdir(parents=True, exist_ok=True)
         self._lock = _locked(directory)
         ahead.make_ready([*ahead.writing_mapped(), *ahead.serving()], tell)
+        self.again_s = 1.0
+        self._gap: tuple[Head, float] | None = None  # found no way there; not to be tried before
         self._told: dict[str, str] = {}
         self._merging = Merging()
         self._recent: deque[set[str]] = deque(maxlen=_KEPT)
@@ -120,23 +124,27 @@ class Follower:
             self._say_once("repeat", f"the head went back to version {target}; stays at {current.number}")
             return
         self._settled("repeat")
-        self._go_to(target, head, pinned=pin is not None)
+        if self._gap is not None and self._gap[0] == head and time.monotonic() < self._gap[1]:
+            return
+        self._gap = head, time.monotonic() + self.again_s
+        if self._go_to(target, head, pinned=pin is not None):
+            self._gap = None
+            self._settled("gap")
 
-    def _go_to(self, target: int, head: Head, *, pinned: bool) -> None:
-        """Goes to a version, or as near to it as there is a way."""
+    def _go_to(self, target: int, head: Head, *, pinned: bool) -> bool:
+        """Goes to a version, or as near to it as there is a way; returns whether it found one."""
         current, gap = self.current, ""
         if current is not None and current.number < target and (pinned or _same(head, current)):
             found, why = self._segments(current.number, target, (current.run, current.epoch))
             if found:
                 self._put(None, found, head)
             if why is None:
-                self._settled("gap")
-                return
+                return True
             gap = f"version {current.number + len(found) + 1} cannot be reached: {why}"
         snapshot = self._snapshot_for(target, head)
         if self.current is not None and snapshot <= self.current.number <= target and (pinned or _same(head, self.current)):
             self._say_once("gap", f"{gap}; stays at {self.current.number} until there is a snapshot behind it")
-            return
+            return False
         crc = head.snapshot.manifest_crc32 if snapshot == head.snapshot.number else None
         base = self._read(snapshot, whole=True, expected=crc)
         found, why = [], None
@@ -149,8 +157,7 @@ class Follower:
         self._put(base, found, head)
         if why is not None:
             self._say_once("gap", f"version {snapshot + len(found) + 1} cannot be reached: {why}; stays at {snapshot + len(found)}")
-        else:
-            self._settled("gap")
+        return why is None
 
     def _snapshot_for(self, target: int, head: Head) -> int:
         if head.snapshot.number <= target:

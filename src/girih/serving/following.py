@@ -24,6 +24,7 @@ from girih.serving.follow import Follower
 READY = "ready"
 
 LOOK_EVERY_S = 0.1
+_LOOK_ELSEWHERE_EVERY_S = 0.25  # each look is two requests
 _AGAIN_S = 1.0
 _REFUSED = 2
 
@@ -88,14 +89,15 @@ def main() -> int:
     directory = Path(given["directory"])
     threading.Thread(target=_until_closed, name="girih-parent", daemon=True).start()
     try:
-        follower = Follower(Log(Storage(given["log"])), directory, _say)
+        log = Log(Storage(given["log"]))
+        follower = Follower(log, directory, _say)
         is_ready = False
         while True:
             follower.poll()
             if follower.current is not None and not is_ready:
                 is_ready = True
                 print(READY, flush=True)
-            time.sleep(LOOK_EVERY_S)
+            time.sleep(LOOK_EVERY_S if log.root.local is not None else _LOOK_ELSEWHERE_EVERY_S)
     except KeyboardInterrupt:
         return 0
     except GirihError as error:

@@ -197,7 +197,10 @@ class Loop:
             state.train_s += took
 
     def _end_epoch(self) -> None:
-        scores = None if self.state.evaluated_step == self.state.step else self._measure()
+        evaluates = self.score is not None and self.state.evaluated_step != self.state.step
+        if self.publisher is not None and evaluates:
+            self._publish(self.publisher)
+        scores = self._measure() if evaluates else None
         if self.ranks.stopping:
             return
         self.state.epoch += 1
@@ -211,18 +214,17 @@ class Loop:
         """All trainers together evaluate and save a checkpoint."""
         if self._every(self.options.evaluate_every_steps) or self._every(self.save_every_steps):
             self._settle(wait=True)
-        self._publish_if_due()
+        step = self.state.step
+        evaluates = self._every(self.options.evaluate_every_steps) and self.state.evaluated_step != step
+        if self.publisher is not None and (step >= self.publisher.next_step or evaluates):
+            self._publish(self.publisher)
         if self._every(self.options.evaluate_every_steps) and self.state.evaluated_step != self.state.step:
             self._record_metrics(self._measure())
         if self._every(self.save_every_steps) and self.state.saved_step != self.state.step:
             self._save()
 
-    def _publish_if_due(self) -> None:
-        """Publishes where it is time, and before an evaluation, in which nothing else would be published."""
-        publisher, step = self.publisher, self.state.step
-        evaluates = self._every(self.options.evaluate_every_steps) and self.state.evaluated_step != step
-        if publisher is None or not (step >= publisher.next_step or evaluates):
-            return
+    def _publish(self, publisher: Publisher) -> None:
+        """Publishes, when it is time or an evaluation comes, in which nothing else would be published."""
         self._settle(wait=True)
         self.session.leave()
         if self.ranks.rendezvous():
