@@ -50,7 +50,12 @@ def train(directory: Path, options: list[str], to: str | None) -> None:
         trainer.fit()
         summary, spans = trainer.summary(None, duration_s=1.0), trainer.spans.events()
     paused = [seconds for name, _, seconds in spans if name == "publish"]
-    told = {"done": done, "published": summary.get("published"), "paused": paused, "rows": summary["num_rows"]}
+    told = {
+        "done": done,
+        "published": summary.get("published"),
+        "paused": paused,
+        "rows": summary["num_rows"],
+    }
     (directory / "trainer.json").write_text(json.dumps(told))
 
 
@@ -101,7 +106,13 @@ def request_of(data: Path, candidates: int) -> bytes:
     inputs = []
     for name, column in zip(table.column_names, table.columns, strict=True):
         values = column.to_pylist()
-        kind = "FP32" if any(isinstance(value, float) for value in values) else "BYTES" if isinstance(values[0], str) else "INT64"
+        kind = (
+            "FP32"
+            if any(isinstance(value, float) for value in values)
+            else "BYTES"
+            if isinstance(values[0], str)
+            else "INT64"
+        )
         inputs.append({"name": name, "datatype": kind, "shape": [len(values)], "data": values})
     return json.dumps({"inputs": inputs}).encode()
 
@@ -166,7 +177,14 @@ def cost(report: harness.Report, options: argparse.Namespace, directory: Path) -
     """Adds the table of what publishing costs."""
     table = report.table(
         f"training with and without publishing, {options.rounds} rounds in turns of {options.cost_steps} steps",
-        {"every s": "{:g}", "steps/s without": "{:.2f}", "steps/s with": "{:.2f}", "of without": "{:.3f}×", "least": "{:.3f}×", "most": "{:.3f}×"},
+        {
+            "every s": "{:g}",
+            "steps/s without": "{:.2f}",
+            "steps/s with": "{:.2f}",
+            "of without": "{:.3f}×",
+            "least": "{:.3f}×",
+            "most": "{:.3f}×",
+        },
     )
 
     def speed(place: Path, more: list[str], to: str | None) -> float:
@@ -181,7 +199,9 @@ def cost(report: harness.Report, options: argparse.Namespace, directory: Path) -
                 ("with", [f"publish.every_s={every_s}"], str(place / "log")),
                 ("without", [], None),
             ]
-            found = {name: speed(place / name, more, to) for name, more, to in sides[:: -1 if number % 2 else 1]}
+            found = {
+                name: speed(place / name, more, to) for name, more, to in sides[:: -1 if number % 2 else 1]
+            }
             pairs.append((found["without"], found["with"]))
         ratios = [b / a for a, b in pairs]
         table.row({

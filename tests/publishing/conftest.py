@@ -1,7 +1,15 @@
 """Logs of short runs on the small generated click log."""
 
 import pytest
-from following import EVERY, SMALL, publish_here
+from following import EVERY, OPEN, SMALL, publish_here
+
+
+@pytest.fixture(autouse=True)
+def _closed():
+    yield
+    while OPEN:
+        OPEN.pop().close()
+
 
 @pytest.fixture
 def config(log_directory):

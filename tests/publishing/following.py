@@ -19,10 +19,15 @@ from girih.publishing.manifest import Pointer
 from girih.runs.publisher import Publisher
 from girih.serving.follow import Follower
 from girih.testing.store_verbs import read_snapshot
+from girih.training.run import TrainingRun
 
 EVERY = ["train.max_steps=12", "data.batch_size=64", "checkpoint.every_steps=1", "checkpoint.keep=50"]
 SMALL = "tables=[{name='user',eviction={name='lru',max_rows=60}},{name='item',eviction={name='ttl',steps=3}}]"
 """So small that most rows leave again."""
+
+
+OPEN = []
+"""Followers that the test at hand opened; conftest.py closes them."""
 
 
 def words(config, run, log, *overrides, resume=False, strategy="local"):
@@ -43,7 +48,7 @@ def publish(config, run, log, *overrides, resume=False, strategy="local", status
 @contextlib.contextmanager
 def patience():
     """Has runs of this process wait for each segment, so that none is skipped."""
-    begin, publish = Publisher.begin, Publisher.publish
+    begin, publish, run_publish = Publisher.begin, Publisher.publish, TrainingRun._publish
 
     def patiently_begin(self, step):
         begin(self, step)
@@ -54,7 +59,12 @@ def patience():
         publish(self, *given, **options)
         self._wait()
 
+    def when_rows_are_free(self):
+        self.checkpoints.settle(wait=True)
+        run_publish(self)
+
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TrainingRun, "_publish", when_rows_are_free)
         patch.setattr(Publisher, "begin", patiently_begin)
         patch.setattr(Publisher, "publish", patiently)
         yield
@@ -83,6 +93,7 @@ def follower(log, directory, **options):
     lines = Lines()
     found = Follower(Log(Storage.at(log)), directory, lines, **options)
     found.lines, found.again_s = lines, 0.0
+    OPEN.append(found)
     return found
 
 
@@ -152,17 +163,23 @@ class Replayed:
     def bring(self, number, *, whole=False):
         """Brings a segment, or a snapshot."""
         kind = "snapshots" if whole else "segments"
-        shutil.copytree(self.source / kind / name_of(number), self.path(number, whole=whole), dirs_exist_ok=True)
+        shutil.copytree(
+            self.source / kind / name_of(number), self.path(number, whole=whole), dirs_exist_ok=True
+        )
 
     def path(self, number, *, whole=False):
         return self.target / ("snapshots" if whole else "segments") / name_of(number)
 
     def say(self, number, snapshot=None):
         """Says in the head that a version is the newest."""
-        wholes = [n for n in self.old.numbers(whole=True) if n <= number and self.path(n, whole=True).exists()]
+        wholes = [
+            n for n in self.old.numbers(whole=True) if n <= number and self.path(n, whole=True).exists()
+        ]
         snapshot = snapshot or wholes[-1]
         self.new.write_head(
-            replace(self.head, newest=self._pointer(number, snapshot), snapshot=self._pointer(snapshot, snapshot))
+            replace(
+                self.head, newest=self._pointer(number, snapshot), snapshot=self._pointer(snapshot, snapshot)
+            )
         )
 
     def reveal(self, number):
@@ -179,4 +196,3 @@ class Replayed:
         manifest = self.old.read(number, whole=whole)
         crc = zlib.crc32(place.read("manifest.json"))
         return Pointer(number=number, step=manifest.step, time=manifest.time, manifest_crc32=crc)
-

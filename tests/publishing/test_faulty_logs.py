@@ -132,7 +132,9 @@ def test_a_segment_of_another_run_is_refused(scene, config, tmp_path):
     segments, snapshots = numbers(replayed)
     number = next(n for n in segments if n - 1 in segments and n not in snapshots)
     other = tmp_path / "other"
-    publish_here(config, tmp_path / "other-run", other, *EVERY, SMALL, "publish.every_steps=1", "publish.keep=50")
+    publish_here(
+        config, tmp_path / "other-run", other, *EVERY, SMALL, "publish.every_steps=1", "publish.keep=50"
+    )
     replayed.reveal(number - 1)
     found.poll()
     shutil.copytree(other / "segments" / f"{number:08d}", replayed.path(number))
@@ -196,12 +198,10 @@ def test_a_follower_goes_on_with_what_it_left_and_checks_it(scene, tmp_path):
     replayed.reveal(segments[-3])
     found.poll()
     found.close()
+    first = follower(replayed.target, tmp_path / "followed")
     with pytest.raises(ConfigError, match="another follower uses it"):
-        first = follower(replayed.target, tmp_path / "followed")
-        try:
-            follower(replayed.target, tmp_path / "followed")
-        finally:
-            first.close()
+        follower(replayed.target, tmp_path / "followed")
+    first.close()
     assert f"goes on with version {segments[-3]}" in first.lines[0]
     replayed.reveal(segments[-1])
     again = follower(replayed.target, tmp_path / "followed")

@@ -40,7 +40,14 @@ def expected(log_source, tmp_path_factory):
     """Checkpoints of every step of a run that nobody killed."""
     directory = tmp_path_factory.mktemp("expected")
     run = directory / "run"
-    publish_here(log_source / "config.toml", run, directory / "log", *EACH, "checkpoint.every_steps=1", "publish.every_steps=30")
+    publish_here(
+        log_source / "config.toml",
+        run,
+        directory / "log",
+        *EACH,
+        "checkpoint.every_steps=1",
+        "publish.every_steps=30",
+    )
     return run / "checkpoints"
 
 
@@ -83,7 +90,13 @@ def look(directory, expected, seen):
 def test_a_follower_serves_whole_versions_alone_and_catches_up(config, tmp_path, expected, seed):
     rng, seen = random.Random(seed), {}
     run, log, directory = tmp_path / "run", tmp_path / "log", tmp_path / "followed"
-    every = [*EACH, "checkpoint.every_steps=7", "publish.every_steps=1", "publish.snapshot_every=6", "publish.keep=3"]
+    every = [
+        *EACH,
+        "checkpoint.every_steps=7",
+        "publish.every_steps=1",
+        "publish.snapshot_every=6",
+        "publish.keep=3",
+    ]
     train = words(config, run, log, *every)
     script = tmp_path / "follow.py"
     script.write_text(FOLLOW)
@@ -149,7 +162,11 @@ def test_an_embedding_server_that_comes_back_has_all_rows_published_anew(config,
     with (tmp_path / "out").open("w") as out:
         train = subprocess.Popen(command, stdout=out, stderr=out)
         there, deadline = Log(Storage.at(log)), time.monotonic() + 120
-        while not (pids := processes(run, "embedding-server")) or (head := there.head()) is None or head.newest.number < 5:
+        while (
+            not (pids := processes(run, "embedding-server"))
+            or (head := there.head()) is None
+            or head.newest.number < 5
+        ):
             assert train.poll() is None, (tmp_path / "out").read_text()
             assert time.monotonic() < deadline
             time.sleep(0.02)

@@ -42,7 +42,9 @@ def test_what_leads_to_the_version_that_followers_stay_at_is_kept(patient, tmp_p
     found = follower(tmp_path / "log", tmp_path / "f")
     found.poll()
     assert found.current.number == back
-    with pytest.raises(CheckpointError, match=rf"version {back + 1} is not there; there are {wholes[0]} to {back}, "):
+    with pytest.raises(
+        CheckpointError, match=rf"version {back + 1} is not there; there are {wholes[0]} to {back}, "
+    ):
         log.go_back_to(back + 1)
     found.close()
 

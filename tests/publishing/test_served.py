@@ -51,7 +51,9 @@ def test_predictions_of_every_version_are_those_of_its_checkpoint(patient, tmp_p
         seen.append(number)
     found.merge_all()
     watched.look()
-    np.testing.assert_array_equal(answers(watched.served, table), expected(run, watched.served.version.step, table))
+    np.testing.assert_array_equal(
+        answers(watched.served, table), expected(run, watched.served.version.step, table)
+    )
     assert len(seen) == 12
     found.close()
 
@@ -85,10 +87,21 @@ def model_of(site):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_server_answers_by_what_was_published_last_while_training_goes_on(log_source, tmp_path, table, workers):
+def test_a_server_answers_by_what_was_published_last_while_training_goes_on(
+    log_source, tmp_path, table, workers
+):
     config, run, log = log_source / "config.toml", tmp_path / "run", tmp_path / "log"
-    options = ["train.epochs=6", "data.batch_size=64", SMALL, "checkpoint.every_steps=1", "checkpoint.keep=500", "publish.every_s=0.2"]
-    train = subprocess.Popen(words(config, run, log, *options), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    options = [
+        "train.epochs=6",
+        "data.batch_size=64",
+        SMALL,
+        "checkpoint.every_steps=1",
+        "checkpoint.keep=500",
+        "publish.every_s=0.2",
+    ]
+    train = subprocess.Popen(
+        words(config, run, log, *options), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
     body, got = {"inputs": inputs_of(table)}, {}
     with contextlib.ExitStack() as closing:
         closing.callback(train.wait)
@@ -125,13 +138,16 @@ def test_one_command_takes_a_server_back(patient, tmp_path, table, capsys):
             while not model_of(site)["versions"][0].endswith(f".{number}"):
                 assert time.monotonic() < deadline
                 time.sleep(0.02)
-            status, found = site.infer({"inputs": inputs_of(table)})
+            _, found = site.infer({"inputs": inputs_of(table)})
             step = int(found["model_version"].partition(".")[0])
             np.testing.assert_array_equal(np.float32(found["outputs"][0]["data"]), expected(run, step, table))
         assert site.stop() == 0
     capsys.readouterr()
     assert cli.run(["published", str(log), "--back-to", "99"]) == 2
-    assert capsys.readouterr().err == f"girih: {log}: version 99 is not there; there are 1 to 10; name one of them\n"
+    assert (
+        capsys.readouterr().err
+        == f"girih: {log}: version 99 is not there; there are 1 to 10; name one of them\n"
+    )
     assert cli.run(["published", str(log)]) == 0
     shown = capsys.readouterr().out
     assert f"{log}: newest version 10, of step 10" in shown
@@ -145,7 +161,12 @@ def test_a_follower_that_is_killed_is_started_again(patient, tmp_path):
     replayed = Replayed(source, tmp_path / "log")
     replayed.reveal(3)
     with Site(tmp_path / "log", "--follow", "--cache", tmp_path / "cache") as site:
-        children = subprocess.run(["pgrep", "-P", str(site.process.pid), "-f", "girih.serving.following"], capture_output=True, text=True, check=True)
+        children = subprocess.run(
+            ["pgrep", "-P", str(site.process.pid), "-f", "girih.serving.following"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         (child,) = children.stdout.split()
         subprocess.run(["kill", "-9", child], check=True)
         replayed.reveal(7)
@@ -167,7 +188,9 @@ def test_a_follower_that_is_killed_is_started_again(patient, tmp_path):
 def test_what_cannot_be_followed_is_one_line(log_source, tmp_path, given, told, capsys):
     run = tmp_path / "run"
     publish(log_source / "config.toml", run, tmp_path / "log", *EVERY, "train.max_steps=2")
-    (run / "config.toml").write_text((run / "config.toml").read_text().replace("[publish]", "[metrics]").replace("to = ", "targets = "))
+    (run / "config.toml").write_text(
+        (run / "config.toml").read_text().replace("[publish]", "[metrics]").replace("to = ", "targets = ")
+    )
     assert cli.run(["serve", *(word.format(run=run) for word in given)]) == 2
     assert told in capsys.readouterr().err
 
@@ -184,9 +207,18 @@ def test_a_run_names_the_log_that_it_publishes_to(log_source, tmp_path, capsys):
 def test_a_model_of_a_class_of_the_users_own_is_refused(log_directory, tmp_path):
     (log_directory / "mine.py").write_text("import girih\n\nclass Mine(girih.models.DeepFM):\n    pass\n")
     log = tmp_path / "log"
-    publish(log_directory / "config.toml", tmp_path / "run", log, *EVERY, "train.max_steps=2", "model.name=mine.py:Mine")
+    publish(
+        log_directory / "config.toml",
+        tmp_path / "run",
+        log,
+        *EVERY,
+        "train.max_steps=2",
+        "model.name=mine.py:Mine",
+    )
     found = follower(log, tmp_path / "followed")
     assert found.poll()
-    with pytest.raises(ConfigError, match="a class of the user's own, which a follower cannot make; export the run"):
+    with pytest.raises(
+        ConfigError, match="a class of the user's own, which a follower cannot make; export the run"
+    ):
         Watched(tmp_path / "followed")
     found.close()

@@ -37,7 +37,9 @@ class At(Callback):
 
 def fit(config, run, log, *options, callbacks=()):
     overrides = [*SHORT, f"publish.to={log}", *options]
-    with girih.Trainer.from_config(config, overrides, run=run, callbacks=callbacks, progress=False) as trainer:
+    with girih.Trainer.from_config(
+        config, overrides, run=run, callbacks=callbacks, progress=False
+    ) as trainer:
         trainer.fit()
         return trainer.summary(None, duration_s=1.0)["published"]
 
@@ -148,14 +150,24 @@ def test_a_run_publishes_no_more_once_another_one_has_taken_the_log_over(config,
 
     with patience():
         fit(config, tmp_path / "run", log, "publish.every_steps=1", callbacks=[At(5, take_over)])
-    assert "another run publishes there by now (other); this one publishes no more\n" in capfd.readouterr().err
+    assert (
+        "another run publishes there by now (other); this one publishes no more\n" in capfd.readouterr().err
+    )
     assert Log(Storage.at(log)).head() == other
 
 
 def test_early_stopping_publishes_the_best_weights_at_the_end(config, tmp_path):
     stopping = "train.early_stopping={metric='auc',patience=1}"
-    options = ["train.evaluate_every_steps=3", "train.max_steps=30", "train.epochs=4", "publish.every_steps=2", stopping]
-    run = publish_here(config, tmp_path / "run", tmp_path / "log", *EVERY[1:], *options, "sparse_optimizer.lr=2.0")
+    options = [
+        "train.evaluate_every_steps=3",
+        "train.max_steps=30",
+        "train.epochs=4",
+        "publish.every_steps=2",
+        stopping,
+    ]
+    run = publish_here(
+        config, tmp_path / "run", tmp_path / "log", *EVERY[1:], *options, "sparse_optimizer.lr=2.0"
+    )
     best = summary_of(run)["checkpoint_step"]
     assert best < summary_of(run)["steps"]
     found = follower(tmp_path / "log", tmp_path / "followed")
@@ -166,7 +178,9 @@ def test_early_stopping_publishes_the_best_weights_at_the_end(config, tmp_path):
 
 
 def test_rows_on_a_gpu_are_refused_by_name(config, tmp_path):
-    with pytest.raises(ConfigError, match=r"publish: store.tiers = \['gpu'\]: rows in GPU memory cannot be published"):
+    with pytest.raises(
+        ConfigError, match=r"publish: store.tiers = \['gpu'\]: rows in GPU memory cannot be published"
+    ):
         fit(config, tmp_path / "run", tmp_path / "log", "store.tiers=['gpu']", "store.shards=1")
 
 
@@ -187,7 +201,15 @@ def test_options_that_cannot_be_are_refused(config, tmp_path, options, told):
 
 
 def test_a_log_on_s3(config, tmp_path, s3_address):
-    run = publish_here(config, tmp_path / "run", s3_address, *EVERY, SMALL, "publish.every_steps=3", "publish.snapshot_every=2")
+    run = publish_here(
+        config,
+        tmp_path / "run",
+        s3_address,
+        *EVERY,
+        SMALL,
+        "publish.every_steps=3",
+        "publish.snapshot_every=2",
+    )
     found = follower(s3_address, tmp_path / "followed")
     assert found.poll()
     assert found.current.step == 12

@@ -16,7 +16,9 @@ from girih.report.text import count, size
 
 @cli.command()
 @click.argument("address", metavar="RUN|ADDRESS", type=click.Path())
-@click.option("--back-to", "back_to", metavar="NUMBER", type=int, help="Have servers go to a version and stay there.")
+@click.option(
+    "--back-to", "back_to", metavar="NUMBER", type=int, help="Have servers go to a version and stay there."
+)
 @click.option("--newest", is_flag=True, help="Have servers follow the newest version again.")
 def published(address: str, back_to: int | None, newest: bool) -> int:
     """Show what a run published, and have servers go back to a version."""
@@ -25,7 +27,9 @@ def published(address: str, back_to: int | None, newest: bool) -> int:
     log = find_log(address)
     if back_to is not None:
         log.go_back_to(back_to)
-        click.echo(f"{log.root}: servers go to version {back_to} and stay there until: girih published {address} --newest")
+        click.echo(
+            f"{log.root}: servers go to version {back_to} and stay there until: girih published {address} --newest"
+        )
         return 0
     if newest:
         log.go_on()
@@ -47,7 +51,9 @@ def _show(log: Log) -> None:
         soft_wrap=True,
     )
     if pin is not None:
-        console.print(f"servers stay at version {pin}, until: girih published {log.root} --newest", soft_wrap=True)
+        console.print(
+            f"servers stay at version {pin}, until: girih published {log.root} --newest", soft_wrap=True
+        )
     console.print(f"versions that can be had: {shown(versions)}", soft_wrap=True)
     table = Table(title="the last ones", title_justify="left")
     for column in ("version", "kind", "step", "rows", "left", "bytes"):
@@ -64,5 +70,7 @@ def _show(log: Log) -> None:
             parts = manifest.shards.values()
             rows, left = sum(sum(p["tables"].values()) for p in parts), sum(p["left"] for p in parts)
             num_bytes = sum(part["bytes"] for part in manifest.parts.values())
-            table.add_row(str(number), manifest.kind, count(manifest.step), count(rows), count(left), size(num_bytes))
+            table.add_row(
+                str(number), manifest.kind, count(manifest.step), count(rows), count(left), size(num_bytes)
+            )
     console.print(table)

@@ -25,9 +25,7 @@ _DEFAULT = ServeOptions()
 
 @cli.command("serve")
 @click.argument("model", metavar="RUN|DIR|ADDRESS", type=click.Path())
-@click.option(
-    "--follow", is_flag=True, help="Follow what a run publishes: RUN, or the ADDRESS of its log."
-)
+@click.option("--follow", is_flag=True, help="Follow what a run publishes: RUN, or the ADDRESS of its log.")
 @click.option(
     "--cache", metavar="DIR", type=PATH,
     help="With --follow, where the rows lie on this machine. Default: a temporary directory.",

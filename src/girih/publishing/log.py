@@ -75,7 +75,9 @@ class Log:
         newest, found = head.newest.number, []
         segments = self._complete(self.numbers(whole=False), newest, whole=False)
         at = None
-        for number in sorted({*segments, *(wholes := self._complete(self.numbers(whole=True), newest, whole=True))}):
+        for number in sorted(
+            {*segments, *(wholes := self._complete(self.numbers(whole=True), newest, whole=True))}
+        ):
             if number in wholes or at == number - 1:
                 found.append(number)
                 at = number
@@ -148,7 +150,9 @@ def find_log(address: str) -> Log:
         return Log(root.absolute())
     to = read_toml(root.local / "config.toml").get("publish", {}).get("to")
     if not isinstance(to, str):
-        raise ConfigError(f"{address}: this run publishes nothing; train it with [publish] to, or name the address of a log")
+        raise ConfigError(
+            f"{address}: this run publishes nothing; train it with [publish] to, or name the address of a log"
+        )
     return Log(Storage.at(to).absolute())
 
 

@@ -184,4 +184,6 @@ def in_words(place: Storage) -> Iterator[None]:
             raise
         if disk_full(error, place.url) is not None:
             raise StorageFullError(f"{place}: no space left for a segment; free some") from None
-        raise CheckpointError(f"{place}: {error.strerror or error}; check the path and its permissions") from None
+        raise CheckpointError(
+            f"{place}: {error.strerror or error}; check the path and its permissions"
+        ) from None

@@ -37,7 +37,7 @@ class SegmentRows(Protocol):
 
 def know_changes(files: Iterable[tuple[str, Store]], since: int) -> bool:
     """Whether all shards know what changed since then."""
-    return all([store.knows_changes(since) for _, store in files])
+    return all(store.knows_changes(since) for _, store in files)
 
 
 class ChangedRows:

@@ -240,12 +240,16 @@ class Publisher:
             return
         with contextlib.suppress(CheckpointError):  # a damaged one is written anew
             there = self._log.head()
-        if there is not None and (there.epoch > opened.epoch or (there.epoch == opened.epoch and there.run != opened.run)):
+        if there is not None and (
+            there.epoch > opened.epoch or (there.epoch == opened.epoch and there.run != opened.run)
+        ):
             self._is_over = True
             raise CheckpointError(
                 f"{self._log.root}: another run publishes there by now ({there.run}); this one publishes no more"
             )
-        newest = pointer if before is None or whole and pointer.number >= before.newest.number else before.newest
+        newest = (
+            pointer if before is None or (whole and pointer.number >= before.newest.number) else before.newest
+        )
         if pointer.number > newest.number:
             newest = pointer
         snapshot = pointer if whole or before is None else before.snapshot
@@ -269,7 +273,9 @@ class Publisher:
         newest = max(used, default=0) if there is None else there.newest.number
         run = self._name()
         if there is not None and there.run != run:
-            _say(f"publish: {self._log.root} has another run's versions, the newest {newest}; goes on behind them")
+            _say(
+                f"publish: {self._log.root} has another run's versions, the newest {newest}; goes on behind them"
+            )
         self._log.remove_unfinished(newest)
         return _Opened(run, 1 if there is None else there.epoch + 1, max([newest, *used]))
 

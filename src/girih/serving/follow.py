@@ -15,7 +15,7 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -48,7 +48,7 @@ class _Unreachable(CheckpointError):
     """A version to which nothing leads, for now."""
 
 
-class Follower:
+class Follower(AbstractContextManager["Follower"]):
     """Follows a log into a directory of this machine; one thread uses it.
 
     Args:
@@ -64,9 +64,7 @@ class Follower:
         ConfigError: another follower uses the directory.
     """
 
-    def __init__(
-        self, log: Log, directory: Path, tell: Tell, *, fingerprint: str | None = None
-    ) -> None:
+    def __init__(self, log: Log, directory: Path, tell: Tell, *, fingerprint: str | None = None) -> None:
         self._log, self.directory, self._tell, self._fingerprint = log, directory, tell, fingerprint
         directory.mkdir(parents=True, exist_ok=True)
         self._lock = _locked(directory)
@@ -109,6 +107,9 @@ class Follower:
         self._merging.close()
         self._lock.close()
 
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
     def _follow(self) -> None:
         head = self._log.head()
         if head is None:
@@ -142,8 +143,14 @@ class Follower:
                 return True
             gap = f"version {current.number + len(found) + 1} cannot be reached: {why}"
         snapshot = self._snapshot_for(target, head)
-        if self.current is not None and snapshot <= self.current.number <= target and (pinned or _same(head, self.current)):
-            self._say_once("gap", f"{gap}; stays at {self.current.number} until there is a snapshot behind it")
+        if (
+            self.current is not None
+            and snapshot <= self.current.number <= target
+            and (pinned or _same(head, self.current))
+        ):
+            self._say_once(
+                "gap", f"{gap}; stays at {self.current.number} until there is a snapshot behind it"
+            )
             return False
         crc = head.snapshot.manifest_crc32 if snapshot == head.snapshot.number else None
         base = self._read(snapshot, whole=True, expected=crc)
@@ -153,10 +160,15 @@ class Follower:
         if gap:
             self._tell(f"{gap}; begins again with snapshot {snapshot}")
         elif current is not None and not pinned and head.run != current.run:
-            self._tell(f"another run publishes now: {head.run}, after {current.run}; begins with snapshot {snapshot}")
+            self._tell(
+                f"another run publishes now: {head.run}, after {current.run}; begins with snapshot {snapshot}"
+            )
         self._put(base, found, head)
         if why is not None:
-            self._say_once("gap", f"version {snapshot + len(found) + 1} cannot be reached: {why}; stays at {snapshot + len(found)}")
+            self._say_once(
+                "gap",
+                f"version {snapshot + len(found) + 1} cannot be reached: {why}; stays at {snapshot + len(found)}",
+            )
         return why is None
 
     def _snapshot_for(self, target: int, head: Head) -> int:
@@ -179,7 +191,10 @@ class Follower:
                 return found, " ".join(str(error).split())
             theirs = each.manifest.run, each.manifest.epoch
             if each.manifest.previous != number - 1 or theirs != run:
-                return found, f"segment {number} is to be applied to version {each.manifest.previous} of {theirs}, not to {number - 1} of {run}"
+                return (
+                    found,
+                    f"segment {number} is to be applied to version {each.manifest.previous} of {theirs}, not to {number - 1} of {run}",
+                )
             found.append(each)
         return found, None
 

@@ -73,7 +73,9 @@ class Merging:
         """Whether nothing is being merged."""
         return self._under_way is None
 
-    def begin(self, path: Path, spec: GroupSpec, number: int, files: Sequence[RowsFile], *, whole: bool) -> None:
+    def begin(
+        self, path: Path, spec: GroupSpec, number: int, files: Sequence[RowsFile], *, whole: bool
+    ) -> None:
         """Begins to merge the newest files of a group's stack.
 
         Args:
@@ -119,7 +121,9 @@ def _concerns(part: Part, spec: GroupSpec) -> bool:
         return False
     expected = [(segment.name, segment.dim) for segment in spec.segments]
     if part.segments != expected:
-        raise CheckpointError(f"rows of tables {part.tables} have columns {part.segments}, expected {expected}")
+        raise CheckpointError(
+            f"rows of tables {part.tables} have columns {part.segments}, expected {expected}"
+        )
     return True
 
 

@@ -89,7 +89,18 @@ class Followed:
     @classmethod
     def of(cls, manifest: SegmentManifest, **local: Any) -> Followed:
         """A version that a segment, or a snapshot, leads to."""
-        shared = ("number", "run", "epoch", "step", "time", "schema", "fingerprint", "needs", "recipe", "normalization")
+        shared = (
+            "number",
+            "run",
+            "epoch",
+            "step",
+            "time",
+            "schema",
+            "fingerprint",
+            "needs",
+            "recipe",
+            "normalization",
+        )
         return cls(**{name: getattr(manifest, name) for name in shared}, **local)
 
     @property

@@ -110,9 +110,17 @@ class Watched:
         with torch.random.fork_rng(devices=[]):
             module: nn.Module = models.create(described["name"], schema, described["options"])
         # parameters stay such as have gradients: see :func:`girih.serving.served.open_served`
-        spec = dense_spec(filled(module, self._parameters(followed), followed.log), schema, options, torch.optim.SGD, Stats())
+        spec = dense_spec(
+            filled(module, self._parameters(followed), followed.log),
+            schema,
+            options,
+            torch.optim.SGD,
+            Stats(),
+        )
         groups = followed.groups()
-        stacks = [Stack(group.spec, files) for group, files in zip(groups, self._mapped(followed), strict=True)]
+        stacks = [
+            Stack(group.spec, files) for group, files in zip(groups, self._mapped(followed), strict=True)
+        ]
         return Served(groups, stacks, spec, _normalization(followed, schema), schema, _version(followed))
 
     def _next(self, followed: Followed) -> Served:
@@ -123,12 +131,16 @@ class Watched:
         if followed.dense == before.dense:
             return self.served.with_files(files, _version(followed))
         parameters = self._parameters(followed)
-        return self.served.with_files(files, _version(followed), parameters, _normalization(followed, self.served.schema))
+        return self.served.with_files(
+            files, _version(followed), parameters, _normalization(followed, self.served.schema)
+        )
 
     def _mapped(self, followed: Followed) -> list[list[MappedFile]]:
         names = [[file.name for file in files] for files in followed.rows]
         found = {
-            name: self._files.get(name) or MappedFile(self._directory / name) for each in names for name in each
+            name: self._files.get(name) or MappedFile(self._directory / name)
+            for each in names
+            for name in each
         }
         self._files = found
         return [[found[name] for name in each] for each in names]

@@ -106,7 +106,10 @@ class EmbeddingServer:
         )
         self.found = shards.found()
         try:
-            with ThreadPoolExecutor(1, "girih-write") as writing, ThreadPoolExecutor(2, "girih-send") as sending:
+            with (
+                ThreadPoolExecutor(1, "girih-write") as writing,
+                ThreadPoolExecutor(2, "girih-send") as sending,
+            ):
                 work = _Work(shards, self.num_contributors, self.num_senders, writing, sending, self.stats)
                 work.serve(self, ready, stop)
         finally:
