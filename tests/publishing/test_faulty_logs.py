@@ -166,8 +166,8 @@ def test_versions_of_another_schema_are_refused(scene, config, tmp_path):
     segments, _ = numbers(replayed)
     replayed.reveal(segments[0])
     found.poll()
-    log = tmp_path / "log"
-    publish_here(config, tmp_path / "wider", log, *EVERY, "features.user.dim=8", "publish.every_steps=2")
+    log, dims = tmp_path / "log", [f"features.{name}.dim=8" for name in ("user", "item", "tags")]
+    publish_here(config, tmp_path / "wider", log, *EVERY, *dims, "publish.every_steps=2")
     before = found.current.number
     assert not found.poll()
     assert found.current.number == before
@@ -208,7 +208,7 @@ def test_a_follower_goes_on_with_what_it_left_and_checks_it(scene, tmp_path):
     assert again.poll()
     check(again, checkpoint)
     again.close()
-    damage(max((tmp_path / "followed").glob("rows-*.safetensors"), key=lambda path: path.stat().st_size))
+    damage(tmp_path / "followed" / again.current.rows[0][-1].name)
     anew = follower(replayed.target, tmp_path / "followed")
     assert anew.current is None
     assert "damaged" in anew.lines[0]

@@ -21,7 +21,7 @@ from serving.serving_site import Site, inputs_of, tensors_of
 
 @pytest.fixture(scope="module")
 def table(log_source):
-    return pq.read_table(log_source / "test.parquet").drop_columns(["click"]).slice(0, 64)
+    return pq.read_table(log_source / "test.parquet").select(["user", "item", "tags", "x0"]).drop_null().slice(0, 64)
 
 
 def answers(served, table):
@@ -92,7 +92,7 @@ def test_a_server_answers_by_what_was_published_last_while_training_goes_on(
 ):
     config, run, log = log_source / "config.toml", tmp_path / "run", tmp_path / "log"
     options = [
-        "train.epochs=6",
+        "train.epochs=9",
         "data.batch_size=64",
         SMALL,
         "checkpoint.every_steps=1",
@@ -104,7 +104,7 @@ def test_a_server_answers_by_what_was_published_last_while_training_goes_on(
     )
     body, got = {"inputs": inputs_of(table)}, {}
     with contextlib.ExitStack() as closing:
-        closing.callback(train.wait)
+        closing.enter_context(train)
         closing.callback(train.kill)
         site = closing.enter_context(Site(log, "--follow", "--workers", workers, "--name", "clicks"))
         while train.poll() is None:
@@ -119,8 +119,8 @@ def test_a_server_answers_by_what_was_published_last_while_training_goes_on(
             time.sleep(0.02)
         status, found = site.infer(body)
         got[found["model_version"]] = found["outputs"][0]["data"]
-        assert site.stop() == 0
-    assert len(got) > 3
+        assert site.stop() == 130
+    assert len(got) > 2
     for version, predictions in got.items():
         step = int(version.partition(".")[0])
         np.testing.assert_array_equal(np.float32(predictions), expected(run, step, table))
@@ -141,7 +141,7 @@ def test_one_command_takes_a_server_back(patient, tmp_path, table, capsys):
             _, found = site.infer({"inputs": inputs_of(table)})
             step = int(found["model_version"].partition(".")[0])
             np.testing.assert_array_equal(np.float32(found["outputs"][0]["data"]), expected(run, step, table))
-        assert site.stop() == 0
+        assert site.stop() == 130
     capsys.readouterr()
     assert cli.run(["published", str(log), "--back-to", "99"]) == 2
     assert (
@@ -174,7 +174,7 @@ def test_a_follower_that_is_killed_is_started_again(patient, tmp_path):
         while not model_of(site)["versions"][0].endswith(".7"):
             assert time.monotonic() < deadline, site.errors
             time.sleep(0.05)
-        assert site.stop() == 0
+        assert site.stop() == 130
     assert "the follower ended with status -9; started another" in "".join(site.errors)
 
 

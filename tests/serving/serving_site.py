@@ -108,3 +108,5 @@ class Site:
             self.process.kill()
             self.process.wait()
         self.process.stdout.close()
+        self._reader.join(timeout=10)
+        self.process.stderr.close()
