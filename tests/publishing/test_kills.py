@@ -21,6 +21,21 @@ EACH = [
     f"train.max_steps={STEPS}", "train.epochs=3", "data.batch_size=64", "checkpoint.keep=200",
     SMALL,
 ]  # fmt: skip
+TRAIN = """
+import sys, time
+from girih import cli
+from girih.training.loop import Loop
+
+account = Loop._account
+
+def slowly(self, step):
+    account(self, step)
+    time.sleep(0.06)
+
+Loop._account = slowly
+sys.exit(cli.run(sys.argv[1:], own_process=True))
+"""
+"""Steps that take long enough to be killed amid."""
 FOLLOW = """
 import sys, time
 from pathlib import Path
@@ -97,29 +112,41 @@ def test_a_follower_serves_whole_versions_alone_and_catches_up(config, tmp_path,
         "publish.snapshot_every=6",
         "publish.keep=3",
     ]
-    train = words(config, run, log, *every)
-    script = tmp_path / "follow.py"
+    script, slow = tmp_path / "follow.py", tmp_path / "train.py"
     script.write_text(FOLLOW)
+    slow.write_text(TRAIN)
+
+    def training(run):
+        python, _, _, *rest = words(config, run, log, *every)
+        return [python, slow, *rest]
+
+    train = training(run)
     out = (tmp_path / "out").open("w")
     publisher = Player(train, out, [*train, "--resume"])
     followers = Player([train[0], script, log, directory], out)
     kills = 0
     try:
-        until = time.monotonic() + rng.uniform(3.0, 6.0)
+        until = None
         while kills < NUM_KILLS:
             look(directory, expected, seen)
             time.sleep(0.01)
+            if until is None:  # until there is something to lose
+                until = time.monotonic() + rng.uniform(0.0, 2.0) if len(seen) > 1 else None
+                assert publisher.process.poll() is None, (tmp_path / "out").read_text()
+                continue
             ended = publisher.process.poll() is not None
             if time.monotonic() < until and not ended:
                 continue
             if ended:  # it is through: another run of the same, to the same log
                 run = tmp_path / f"run-{kills}"
-                train = words(config, run, log, *every)
+                train = training(run)
                 publisher = Player(train, out, [*train, "--resume"])
             (publisher if rng.random() < 0.6 and not ended else followers).kill()
             kills += 1
-            until = time.monotonic() + rng.uniform(0.3, 6.0)
-        publisher.process.wait(180)
+            until = time.monotonic() + rng.uniform(0.3, 9.0)
+        while publisher.process.poll() is None:
+            look(directory, expected, seen)
+            time.sleep(0.01)
         deadline = time.monotonic() + 60
         newest = Log(Storage.at(log)).head().newest
         while (version := Followed.read(directory)) is None or version.number != newest.number:

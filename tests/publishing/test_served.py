@@ -21,7 +21,12 @@ from serving.serving_site import Site, inputs_of, tensors_of
 
 @pytest.fixture(scope="module")
 def table(log_source):
-    return pq.read_table(log_source / "test.parquet").select(["user", "item", "tags", "x0"]).drop_null().slice(0, 64)
+    return (
+        pq.read_table(log_source / "test.parquet")
+        .select(["user", "item", "tags", "x0"])
+        .drop_null()
+        .slice(0, 64)
+    )
 
 
 def answers(served, table):
