@@ -1,4 +1,4 @@
-"""What a segment says of itself, and the head of a log, which says what is there.
+"""The manifest of a segment, and the head of a log, which says what is there.
 
 Both are JSON with a checksum of all else in them. A segment's manifest is written behind its parts, and the head behind the
 manifest; so what the head names is complete.
@@ -121,7 +121,7 @@ class SegmentManifest:
 
 @dataclass(frozen=True, kw_only=True)
 class Pointer:
-    """What the head knows of a version: its number, the step, when it was taken, and the checksum of its manifest's file."""
+    """A version as the head knows it: its number, the step, when it was taken, and the checksum of its manifest's file."""
 
     number: int
     step: int

@@ -85,7 +85,7 @@ class Segment:
         self._time = time.time()
         parameters = version.parameters if ranks.first else {}
         self._tensors = {name: each.detach().cpu().clone().contiguous() for name, each in parameters.items()}
-        self._fields = {
+        self._fields: dict[str, Any] = {
             "number": called.number,
             "previous": called.previous,
             "run": called.run,
@@ -177,13 +177,16 @@ def in_words(place: Storage) -> Iterator[None]:
     Raises:
         StorageFullError: no space left. CheckpointError: whatever else keeps this user from writing there.
     """
+    full = StorageFullError(f"{place}: no space left for a segment; free some")
     try:
         yield
+    except StorageFullError:
+        raise full from None
+    except GirihError:
+        raise
     except OSError as error:
-        if isinstance(error, GirihError) and not isinstance(error, StorageFullError):
-            raise
         if disk_full(error, place.url) is not None:
-            raise StorageFullError(f"{place}: no space left for a segment; free some") from None
+            raise full from None
         raise CheckpointError(
             f"{place}: {error.strerror or error}; check the path and its permissions"
         ) from None

@@ -41,7 +41,7 @@ def know_changes(files: Iterable[tuple[str, Store]], since: int) -> bool:
 
 
 class ChangedRows:
-    """What changed in some shards since a version; notes of what changes begin anew.
+    """The changes of some shards since a version; notes of what changes begin anew.
 
     Args:
         files: the name of each part, and its shard.
@@ -165,7 +165,7 @@ def begin_rows(
     number: int,
     since: int | None,
 ) -> SegmentRows:
-    """What changed since a version, or all rows where it is None.
+    """Takes what changed since a version, or all rows where it is None.
 
     Raises:
         ConfigError: it is not known what changed; or rows lie in GPU memory.

@@ -147,7 +147,7 @@ class Publisher:
         self._copying.shutdown()
 
     def _plan(self, step: int, rows_free: bool) -> dict[str, Any]:
-        """What all trainers do now, and when the next segment is due."""
+        """Decides what all trainers do now, and when the next segment is due."""
         self.settle()
         plan: dict[str, Any] = {"number": None, "free": rows_free, **self._next(step)}
         if not self._is_open() or self._is_over or time.monotonic() < self._again_s:
@@ -160,7 +160,7 @@ class Publisher:
         return plan | self._called(step, rows_free)
 
     def _last_plan(self, step: int) -> dict[str, Any] | None:
-        """What all trainers do at the end: where the last segment is of this step, it may be done."""
+        """Decides what all trainers do at the end: where the last segment is of this step, it may be done."""
         self.settle()
         self._again_s = 0.0
         if self._opening is not None:
@@ -309,7 +309,7 @@ class Publisher:
         return self._opened is not None
 
     def _next(self, step: int) -> dict[str, int]:
-        """When the next segment is due; by steps per second since the last time, where it is to be after some seconds."""
+        """Says when the next segment is due; by steps per second since the last time, where it is to be after some seconds."""
         if self.options.seconds is None:
             return {"ahead": self._multiple(step) - step, "interval": self.options.every_steps or 1}
         (before, then), now = self._last, time.monotonic()

@@ -220,7 +220,7 @@ class Follower(AbstractContextManager["Follower"]):
 
     def _put(self, base: _Read | None, segments: list[_Read], head: Head) -> None:
         """Makes a version of files: a snapshot, or what is there, with segments on top; the last one is the current one then."""
-        last = (segments or [base])[-1]
+        last = segments[-1] if segments else base
         if last is None:
             return
         manifest, count = last.manifest, next(self._counts)

@@ -47,7 +47,7 @@ def write_rows(path: Path, group: Group, segments: Sequence[Sequence[Part]]) -> 
 
 
 def most_to_merge(files: Sequence[RowsFile]) -> int:
-    """How many of the newest files of a stack are to be one; 0 for none."""
+    """Counts the newest files of a stack that are to be one; 0 for none."""
     keys, found = 0, 0
     for number, file in enumerate(files):
         if number and keys * GROWTH >= file.keys:

@@ -1,4 +1,4 @@
-"""What a follower has on the disk of its machine: mapped files of rows, parameters, and one small file that says which of them are a version.
+"""A version as a follower has it on the disk of its machine: mapped files of rows, parameters, and one small file that says which of them are a version.
 
     current.json                     replaced whole whenever the version is another one, or its files are
     rows-<group>-<count>.safetensors  see ``girih.store.mapped.file``

@@ -87,7 +87,7 @@ class Watched:
         return True
 
     def _patiently(self, take: Callable[[Followed], Served]) -> tuple[Followed, Served]:
-        """What is current; once more where its files are gone by the time they are opened."""
+        """Takes what is current; once more where its files are gone by the time they are opened."""
         for _ in range(_TRIES):
             followed = Followed.read(self._directory)
             if followed is None:

@@ -1,4 +1,4 @@
-"""What changed in a shard since a moment: rows that were made or moved, and keys whose rows left.
+"""The changes of a shard since a moment: rows that were made or moved, and keys whose rows left.
 
 Kernels note it, by a bit a row and a list of keys (:mod:`girih.kernels.cpu.changes`); so to take it costs time by the number of
 changes, and by an eighth of a byte for each row there ever was.
@@ -22,7 +22,7 @@ from girih.store.arrays import Ints, Longs
 from girih.store.state import ShardState
 
 MOST_BYTES = 256 << 20
-"""What a shard's changes may take in memory; where there are more, all rows are as quickly written as those."""
+"""Bytes that a shard's changes may take in memory; where there are more, all rows are as quickly written as those."""
 _AT_ONCE = 1 << 13
 
 

@@ -269,7 +269,7 @@ class Store:
         return state.memory.noted_since == since and not too_many(state)
 
     def changes_since(self, since: int) -> Changes:
-        """What changed since then, copied; takes time by its size.
+        """Copies what changed since then; takes time by its size.
 
         Raises:
             ConfigError: it is not known; see :meth:`knows_changes`.
