@@ -31,6 +31,8 @@ ROOT = Path(__file__).resolve().parents[1]
 CONFIG = ROOT / "recipes" / "kuairand" / "kuairand.toml"
 ASK_EVERY_S = 0.02
 WARM_UP_STEPS = 20
+TRAIN = "train={epochs=1000,seed=7}"
+"""The recipe's, without evaluations, in which nothing is trained, and so without early stopping."""
 
 
 def train(directory: Path, options: list[str], to: str | None) -> None:
@@ -44,7 +46,7 @@ def train(directory: Path, options: list[str], to: str | None) -> None:
         def on_metrics(self, record: Any) -> None:
             done.append((record["step"], time.time()))
 
-    overrides = [*options, "train.log_every_steps=1", *([] if to is None else [f"publish.to={to}"])]
+    overrides = [TRAIN, *options, "train.log_every_steps=1", *([] if to is None else [f"publish.to={to}"])]
     with girih.Trainer.from_config(CONFIG, overrides, callbacks=[Clock()], progress=False) as trainer:
         trainer.data = {"train": trainer.data["train"]}
         trainer.fit()
@@ -80,6 +82,7 @@ class Client(threading.Thread):
         self._port, self._path, self._body = port, f"/v2/models/{name}/infer", body
         self.first: list[tuple[int, float]] = []
         self.took: list[float] = []
+        self.error: str | None = None
         self.stopped = threading.Event()
 
     def run(self) -> None:
@@ -88,7 +91,11 @@ class Client(threading.Thread):
         while not self.stopped.wait(ASK_EVERY_S):
             start = time.perf_counter()
             connection.request("POST", self._path, self._body)
-            content = json.loads(connection.getresponse().read())
+            response = connection.getresponse()
+            content = json.loads(response.read())
+            if response.status != 200:
+                self.error = content["error"]
+                return
             now = time.time()
             self.took.append(time.perf_counter() - start)
             step = int(content["model_version"].partition(".")[0])
@@ -106,13 +113,14 @@ def request_of(data: Path, candidates: int) -> bytes:
     inputs = []
     for name, column in zip(table.column_names, table.columns, strict=True):
         values = column.to_pylist()
-        kind = (
-            "FP32"
-            if any(isinstance(value, float) for value in values)
-            else "BYTES"
-            if isinstance(values[0], str)
-            else "INT64"
-        )
+        if isinstance(values[0], list):
+            lengths = [len(each) for each in values]
+            inputs.append(
+                {"name": f"{name}.lengths", "datatype": "INT32", "shape": [len(lengths)], "data": lengths}
+            )
+            values = [value for each in values for value in each]
+        kinds = {float: "FP32", str: "BYTES"}
+        kind = next((kinds[type(value)] for value in values if type(value) in kinds), "INT64")
         inputs.append({"name": name, "datatype": kind, "shape": [len(values)], "data": values})
     return json.dumps({"inputs": inputs}).encode()
 
@@ -145,6 +153,10 @@ def follow(report: harness.Report, options: argparse.Namespace, data: Path, dire
         log = place / "log"
         steps = [f"train.max_steps={options.steps}", f"publish.every_s={every_s}"]
         trainer = trained(place, steps, str(log), wait=False)
+        while not (log / "head.json").exists():
+            if trainer.poll() is not None:
+                sys.exit(1)
+            time.sleep(0.1)
         server = subprocess.Popen(
             [sys.executable, "-m", "girih", "serve", str(log), "--follow", "--port", "0", "--name", "kuairand"],
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
@@ -161,6 +173,8 @@ def follow(report: harness.Report, options: argparse.Namespace, data: Path, dire
             time.sleep(3.0)
             client.stopped.set()
             client.join()
+        if client.error is not None:
+            sys.exit(client.error)
         told = json.loads((place / "trainer.json").read_text())
         found, done = ages(told["done"], client.first), told["done"]
         table.row({
@@ -213,11 +227,11 @@ def cost(report: harness.Report, options: argparse.Namespace, directory: Path) -
 def main() -> None:
     """Measures, prints, and writes the JSON."""
     parser = harness.parser("freshness", __doc__)
-    parser.add_argument("--every-s", type=float, nargs="+", default=[1.0, 0.5])
-    parser.add_argument("--steps", type=int, default=600, help="of training, while the server follows")
-    parser.add_argument("--cost-steps", type=int, default=150, help="of each turn")
+    parser.add_argument("--every-s", type=float, nargs="+", default=[0.5])
+    parser.add_argument("--steps", type=int, default=300, help="of training, while the server follows")
+    parser.add_argument("--cost-steps", type=int, default=100, help="of each turn")
     parser.add_argument("--rounds", type=int, default=3, help="0 leaves out what publishing costs")
-    parser.add_argument("--candidates", type=int, default=100, help="examples of a request")
+    parser.add_argument("--candidates", type=int, default=20, help="examples of a request")
     parser.add_argument("--trainer", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--options", help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -9,7 +9,7 @@ from girih.config.bounds import Count, Positive
 from girih.config.options import Options
 from girih.errors import ConfigError
 
-EVERY_S = 1.0
+EVERY_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +18,7 @@ class PublishOptions(Options):
 
     Attributes:
         to: a directory, or any other fsspec address such as ``s3://bucket/ads``.
-        every_s: seconds of training between two segments; 1.0 where neither this nor ``every_steps`` is given.
+        every_s: seconds of training between two segments; 0.5 where neither this nor ``every_steps`` is given.
         every_steps: steps between two segments, in place of ``every_s``.
         snapshot_every: segments between two snapshots of all rows, from which new followers begin.
         keep: how many of these snapshots stay, with all segments behind the oldest of them.
