@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         read_parquet,
     )
     from girih.metrics import Metrics
+    from girih.publishing.options import PublishOptions
     from girih.runs.callbacks import Callback, MLflow, TensorBoard, WandB
     from girih.schema import Categorical, Labels, Numeric, Schema, Sequence
     from girih.serving.loaded import LoadedModel, load
@@ -54,6 +55,7 @@ __all__ = [
     "MLflow",
     "Metrics",
     "Numeric",
+    "PublishOptions",
     "ScheduleOptions",
     "Schema",
     "Sequence",
@@ -94,6 +96,7 @@ _HOMES = {
         "read_parquet",
     ),
     "girih.metrics": ("Metrics",),
+    "girih.publishing.options": ("PublishOptions",),
     "girih.config.schedule": ("ScheduleOptions",),
     "girih.config.train": ("EarlyStopping", "TrainOptions"),
     "girih.schema": ("Categorical", "Labels", "Numeric", "Schema", "Sequence"),

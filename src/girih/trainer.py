@@ -27,6 +27,7 @@ from girih.errors import ConfigError
 from girih.metrics import Metrics
 from girih.optim import SparseOptimizer
 from girih.planner.plan import Plan
+from girih.publishing.options import PublishOptions
 from girih.runs.callbacks import Callback, TensorBoard
 from girih.runs.directory import RunDirectory
 from girih.runs.live.place import Place, Who
@@ -80,6 +81,7 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
         calibrated: the machine, by which training examples per second are predicted; None predicts nothing.
         where: the file that options come from, for what is found wrong with them once the session opens.
         metrics: where each process of the run serves its metrics; nowhere where None.
+        publish: where ``fit`` publishes segments that servers follow, and how often; nowhere where None.
 
     Attributes:
         data: of a config, its datasets by split; empty where there is no config.
@@ -109,6 +111,7 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
         calibrated: Calibrated | None = None,
         where: str | None = None,
         metrics: MetricsOptions | None = None,
+        publish: PublishOptions | None = None,
     ) -> None:
         expect("model", model, nn.Module, "a torch.nn.Module, as girih.models.DeepFM(schema)")
         expect("sparse_optimizer", sparse_optimizer, SparseOptimizer | None, "one of girih.optim")
@@ -124,6 +127,7 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
         expect("checkpoints", checkpoints, CheckpointOptions | None, "girih.CheckpointOptions(...)")
         expect("plan", plan, Plan | None, "a plan, as girih plan prints it")
         expect("metrics", metrics, MetricsOptions | None, "girih.config.metrics.MetricsOptions(...)")
+        expect("publish", publish, PublishOptions | None, "girih.PublishOptions(to=...)")
         self.model = model
         self.schema = schema_of(model, schema)
         self.options = options or TrainOptions()
@@ -180,6 +184,7 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
                 plan=plan,
                 calibrated=calibrated,
                 where=where,
+                publishing=publish,
             )
             self._cluster.show_in(directory, metrics)
             self._cluster.prepare(roles_of(self.strategy))

@@ -23,6 +23,7 @@ class Index:
         fields |= {name: np.zeros((1, 1) if name != "cells" else 1, dtype) for name, dtype in empty.items()}
         fields |= {"saving": np.zeros(layout.HEADS, np.int64), "kept": np.zeros(0, np.uint8)}
         fields |= {"log": np.zeros((0, 1), np.int32), "log_bytes": np.zeros((0, 4), np.uint8)}
+        fields |= {"changed": np.zeros(0, np.uint8), "left": np.zeros((0, 2), np.int64)}
         fields |= {"scratch": np.zeros((1, 1), np.float32)}
         self.shard = layout.Shard(**{**fields, "scratch_halves": np.zeros(1, np.uint16)})
         self.shard.state[layout.INDEX_SHIFT] = layout.TAG_BITS - num_slots.bit_length() + 1

@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -63,3 +65,29 @@ TEXT = [
 def test_whole_numbers_spelled_as_floats_are_marked() -> None:
     _, floats = strings.ids_of_strings(*spans([*FLOATS, *TEXT]))
     assert floats.tolist() == [True] * len(FLOATS) + [False] * len(TEXT)
+
+
+@given(st.lists(st.binary(max_size=9), max_size=6), st.integers(-3, 3))
+def test_strings_behind_their_lengths_are_unpacked(words, cut):
+    """As the Open Inference Protocol sends them; what is too short or too long is found."""
+    packed = b"".join(len(word).to_bytes(4, "little") + word for word in words)
+    given = packed[:cut] if cut < 0 else packed + b"\1" * cut
+    offsets = np.zeros(len(words) + 1, np.int64)
+    out = np.empty(max(0, len(given) - 4 * len(words)), np.uint8)
+    taken = strings.unpack(sealed(np.frombuffer(given, np.uint8)), offsets, out)
+    if cut < 0 and packed:
+        assert taken != len(given)
+    else:
+        assert taken == len(packed)
+        assert [bytes(out[begin:end]) for begin, end in pairwise(offsets)] == words
+
+
+def test_a_length_that_leads_outside_is_found():
+    for length in (5, 2**31, 2**32 - 1):
+        data = length.to_bytes(4, "little") + b"abcd"
+        assert (
+            strings.unpack(
+                sealed(np.frombuffer(data, np.uint8)), np.zeros(2, np.int64), np.empty(4, np.uint8)
+            )
+            == -1
+        )

@@ -18,9 +18,15 @@ from girih.config import plain, write_toml
 from girih.config.file import RunConfig
 from girih.errors import CheckpointError, ConfigError, DataError, MissingFileError
 from girih.schema import Categorical, Numeric, Schema, Sequence
+from girih.serving.program import load_program
+from girih.serving.reading import RequestReader
+from girih.serving.served import Served, open_served
 from girih.testing.store_verbs import read_snapshot
 from models.zoo_cases import OPTIONS, features_for, required
+from serving.serving_site import tensors_of
 
+UNFOLLOWED = ()
+"""Models that torch.export cannot follow."""
 USUAL = ("deepfm", "din", "mmoe")
 """The rest of the zoo is for `make test-all`."""
 
@@ -85,6 +91,25 @@ def test_the_zoo_predicts_as_the_command_line_does(tmp_path, name):
             assert found.dtype == np.float32
             assert found.shape == ((100, 2) if name == "mmoe" else (100,))
             np.testing.assert_array_equal(found.reshape(100, -1), expected)
+
+    assert run("export", path, "--out", tmp_path / "model") == 0
+    signature, served = open_served(tmp_path / "model")
+    assert (signature.dense.program is not None) == (name not in UNFOLLOWED)
+    reader = RequestReader(served.schema, 64)
+    parts = [served.predict(reader.read(tensors_of(new.slice(start, 64)))) for start in (0, 64)]
+    np.testing.assert_array_equal(np.concatenate(parts), expected)
+    if signature.dense.program is not None:  # torch's program stands in for the module
+        module = load_program(tmp_path / "model" / signature.dense.program)
+        other = Served(
+            served.groups,
+            served.stacks,
+            replace(served.spec, module=module),
+            served.normalization,
+            schema,
+            served.version,
+        )
+        found = other.predict(reader.read(tensors_of(new.slice(0, 64))))
+        np.testing.assert_allclose(found, expected[:64], rtol=1e-5, atol=1e-7)
 
 
 @pytest.fixture(scope="module")

@@ -28,6 +28,7 @@ COMMANDS = {
     "check": "Check a config against its data, and estimate rows and memory.",
     "compare": "Show runs side by side: options that differ, and metrics.",
     "evaluate": "Evaluate a run's final weights.",
+    "export": "Write a run's final model to a directory that servers need alone.",
     "export-embeddings": "Write the rows of a table to Parquet: id, embedding, count.",
     "info": "Show the machine, the versions, and what runs on its GPUs.",
     "init": "Print a config for some data, guessed from a sample.",
@@ -35,8 +36,10 @@ COMMANDS = {
     "plan": "Print the plan of a run.",
     "predict": "Write a run's predictions for new data, in input order.",
     "prune": "Write a run without the rows seen seldom, or long ago.",
+    "published": "Show what a run published, and have servers go back to a version.",
     "report": "Draw a self-contained page per run, and one of several.",
     "scale": "Add processes to a run that is on, or remove some.",
+    "serve": "Answer requests for predictions by HTTP: Open Inference Protocol v2.",
     "status": "Show a run's processes: alive or not, load, bottleneck.",
     "train": "Train the model of a config file.",
 }

@@ -29,6 +29,7 @@ from girih.optim import Adagrad, SparseOptimizer
 from girih.planner.calibration import Calibration
 from girih.planner.facts import Facts
 from girih.planner.plan import Plan
+from girih.publishing.options import PublishOptions
 from girih.runs.directory import RunDirectory
 from girih.runs.stats import Stats
 from girih.schema import Schema
@@ -49,7 +50,7 @@ from girih.training.specs import dense_spec, sparse_spec
 SECTIONS = (
     "data", "defaults", "features", "tables", "labels", "model", "sparse_optimizer", "first_order_optimizer",
     "dense_optimizer", "checkpoint", "train", "schedule", "strategy", "store", "cluster", "metrics",
-    "negatives",
+    "negatives", "publish",
 )  # fmt: skip
 
 
@@ -82,6 +83,7 @@ class RunConfig:
     first_order_optimizer: SparseOptimizer | None
     dense_optimizer: OptimizerFactory
     negatives: NegativesOptions | None = None
+    publish: PublishOptions | None = None
     plan: Plan | None = None
     calibrated: Calibrated | None = None
     _cuts: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
@@ -127,6 +129,9 @@ class RunConfig:
         saves = section("checkpoint", CheckpointOptions, CheckpointOptions())
         if saves.dir is not None:
             saves = replace(saves, dir=relative_to(directory, saves.dir))
+        publish = section("publish", PublishOptions, None)
+        if publish is not None:
+            publish = replace(publish, to=relative_to(directory, publish.to))
         return cls(
             mapping=written,
             where=where,
@@ -141,6 +146,7 @@ class RunConfig:
             strategy=strategies.create(mapping.get("strategy", {}), f"{where}: [strategy]", directory),
             cluster=section("cluster", ClusterOptions, ClusterOptions()),
             negatives=section("negatives", NegativesOptions, None),
+            publish=publish,
             metrics=section("metrics", MetricsOptions, MetricsOptions()).below(directory),
             sparse_optimizer=section("sparse_optimizer", SparseOptimizer, Adagrad()),
             first_order_optimizer=section("first_order_optimizer", SparseOptimizer, None),
@@ -176,6 +182,8 @@ class RunConfig:
             mapping["metrics"]["targets"] = self._absolute(mapping["metrics"]["targets"])
         if self.checkpoint.dir is not None:
             mapping["checkpoint"]["dir"] = self._absolute(mapping["checkpoint"]["dir"])
+        if self.publish is not None:
+            mapping["publish"]["to"] = self._absolute(mapping["publish"]["to"])
         return mapping
 
     def _absolute(self, written: str) -> str:
@@ -318,6 +326,7 @@ class RunConfig:
                 calibrated=self.calibrated,
                 where=str(self.where),
                 metrics=self.metrics if trains else None,
+                publish=self.publish if trains else None,
             )
         except ConfigError as error:
             raise ConfigError(f"{self.where}: {error}") from None

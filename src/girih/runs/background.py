@@ -33,6 +33,11 @@ class BackgroundTasks:
         while self._waiting and (wait or self._waiting[0][0].done()):
             self._tell_next()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is being computed."""
+        return all(future.done() for future, _ in self._waiting)
+
     def close(self) -> None:
         """Settles everything and ends the thread."""
         try:

@@ -54,6 +54,11 @@ class RunCheckpoints:
             self._temporary = temporary_directory("best")
         return Storage.at(self._temporary.name)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether none is being written."""
+        return self._writing.is_idle
+
     def begin(self, content: Callable[[], Content], state: RunState, spans: Spans) -> None:
         """Begins a checkpoint, which is written while training goes on, once an earlier one is done.
 

@@ -28,6 +28,8 @@ from girih.runs.trained import TRAINED
 LOCK = ".lock"
 """Locked by the process that writes the run; holds its lease until the run ends by itself."""
 PROCESSES = "processes.json"
+PUBLISHED = "published.json"
+"""The name of the run to those who follow it."""
 TIERS = "tiers"
 """The directory of files below memory, none of which has a name."""
 BEFORE_TRAINING = frozenset(
@@ -44,6 +46,7 @@ BEFORE_TRAINING = frozenset(
         LOGS,
         TARGETS,
         TRAINED,
+        PUBLISHED,
     }
 )
 """All that a run may have written when it ends before its first record."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -40,9 +39,9 @@ from girih.models import needs_of
 from girih.models.needs import EMBEDDING, FIRST_ORDER, SEQUENCE
 from girih.optim import SGD
 from girih.runs.stats import Stats
-from girih.schema import Schema
 from girih.serving.opening import Opened, open_model
 from girih.serving.tables import TableRows, whole_table
+from girih.sparse.groups.served import served_schema
 from girih.sparse.halves.local import LocalSparse
 from girih.sparse.spec import SparseSpec
 from girih.training import evaluation
@@ -189,11 +188,8 @@ class LoadedModel(contextlib.AbstractContextManager["LoadedModel"]):
         """The tables, without what training needs of them."""
         if self._sparse is None:
             opened = self._opened
-            tables = [
-                replace(table, optimizer=None, admission=None, eviction=None) for table in self.schema.tables
-            ]
             spec = SparseSpec(
-                schema=Schema(self.schema.features, self.schema.labels, tables),
+                schema=served_schema(self.schema),
                 needs=needs_of(self.model, self.schema),
                 optimizer=SGD(),  # which has no state
                 store=opened.store,

@@ -6,7 +6,7 @@ Shapes: n rows of a table, K rows of a chunk, D dim.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from girih.checkpoint import Manifest, Storage
 from girih.checkpoint.parts import PartReader
 from girih.models.needs import EMBEDDING
+from girih.publishing.part import widened
 from girih.store.snapshot.file import describe_header
 
 COLUMNS = ("ids", "tables", "counts", EMBEDDING)
@@ -48,7 +49,7 @@ def table_chunks(place: Storage, manifest: Manifest, table: str) -> Iterator[Tab
         number, dtype = names.index(table), file.description["dtype"]
         for chunk in file.chunks():
             own = np.flatnonzero(chunk["tables"] == number)
-            rows, counts = _widened(chunk[EMBEDDING][own], dtype), chunk["counts"][own].astype(np.int64)
+            rows, counts = widened(chunk[EMBEDDING][own], dtype), chunk["counts"][own].astype(np.int64)
             if len(own):
                 yield TableRows(chunk["ids"][own], rows, counts)
 
@@ -75,10 +76,3 @@ def whole_table(place: Storage, manifest: Manifest, table: str) -> TableRows:
 def _dim_of(place: Storage, manifest: Manifest, table: str) -> int:
     tables = {each["name"]: each for each in manifest.schema["tables"]}
     return int(tables[table]["dim"])
-
-
-def _widened(values: NDArray[Any], dtype: str) -> NDArray[np.float32]:
-    """Bits of 16-bit floats as float32; float32 as they are."""
-    if dtype == "bfloat16":
-        return (values.astype(np.uint32) << 16).view(np.float32)
-    return values.view(np.float16).astype(np.float32) if dtype == "float16" else values

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from girih.checkpoint.save import SavedRows
 from girih.data.batch import Batch
 from girih.models.embeddings import Embeddings
+from girih.publishing.segment import PublishedRows
 
 
 class Pending(Protocol):
@@ -93,7 +94,7 @@ class SparseStats:
         return {**self.store, **self.balance}
 
 
-class SparseHalf(SavedRows, Protocol):
+class SparseHalf(SavedRows, PublishedRows, Protocol):
     """Owns the rows. All methods but ``pull`` and ``peek`` are called by all trainers, in the same order."""
 
     def prepare(self, batch: Batch) -> Any:

@@ -22,6 +22,7 @@ from girih.kernels.cpu import layout
 from girih.kernels.cpu.update import Terms
 from girih.store.accounting import held_bytes
 from girih.store.arrays import Floats, Ints, Longs
+from girih.store.changes import Changes, changes_of, too_many
 from girih.store.gpu.options import Gpu, GpuTier
 from girih.store.memory.options import ArenaOptions, Heap
 from girih.store.memory.pushes import Push, Pushes
@@ -56,6 +57,7 @@ class Store:
         clock: seconds since 1970, for tables whose rows expire after some seconds.
 
     Attributes:
+        on_gpu: whether rows lie in GPU memory, or the hottest of them.
         num_peeks, num_absent: keys that :meth:`peek` was asked for by this process, and those of them that had no row.
 
     Raises:
@@ -76,6 +78,7 @@ class Store:
     ) -> None:
         self.spec, self.shard, self.num_shards, self._dim = spec, shard, num_shards, spec.dim
         self.num_peeks, self.num_absent = 0, 0
+        self.on_gpu = isinstance(arena, Gpu) or gpu_tier is not None
         self.state: ShardState | GpuState
         if (tiers or gpu_tier) and not isinstance(arena, Heap | None):
             raise ConfigError(f"{arena.where}: tiers need private memory; use a heap arena, or one tier")
@@ -242,6 +245,43 @@ class Store:
             return Snapshot(found, directory, since)
         return ArrivingSnapshot(found, directory, since)
 
+    def note_changes(self, since: int) -> None:
+        """Keeps notes from now on of what changes, for :meth:`changes_since`; earlier ones are forgotten.
+
+        Args:
+            since: a name for this moment.
+
+        Raises:
+            ConfigError: rows lie in GPU memory, where nobody notes what changes.
+        """
+        state = self._noting()
+        with state.memory.lock:
+            state.memory.note_changes(since)
+
+    def knows_changes(self, since: int) -> bool:
+        """Whether :meth:`changes_since` can tell what changed since then.
+
+        Not where notes began at another moment, all rows were replaced since, more than
+        :data:`~girih.store.memory.shard_memory.MOST_LEFT` rows left, or what changed takes more than
+        :data:`girih.store.changes.MOST_BYTES`.
+        """
+        state = self._noting()
+        return state.memory.noted_since == since and not too_many(state)
+
+    def changes_since(self, since: int) -> Changes:
+        """Copies what changed since then; takes time by its size.
+
+        Raises:
+            ConfigError: it is not known; see :meth:`knows_changes`.
+        """
+        if not self.knows_changes(since):
+            raise ConfigError(
+                f"group {self.spec.name!r}: changes since {since} are not known; take a snapshot"
+            )
+        state = self._noting()
+        with state.memory.changing():
+            return changes_of(state)
+
     def restore(
         self,
         sources: Sequence[Source],
@@ -352,6 +392,14 @@ class Store:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    def _noting(self) -> ShardState:
+        if not isinstance(self.state, ShardState) or self.on_gpu:
+            raise ConfigError(
+                f"group {self.spec.name!r}: rows in GPU memory note no changes, so they cannot be published; use"
+                " store.tiers = ['dram'] or ['dram', 'ssd']"
+            )
+        return self.state
 
     def _whole(self, push: Push) -> ShardState:
         if type(self.state) is not ShardState:

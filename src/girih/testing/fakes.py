@@ -151,6 +151,9 @@ class FakeSave:
             sink.finish()
         return {"rows.json": {"bytes": len(self._text), "crc32": {"": zlib.crc32(self._text)}}}
 
+    def wait_copied(self) -> None:
+        """No-op."""
+
     def close(self) -> None:
         """No-op."""
 
@@ -219,6 +222,14 @@ class FakeSparse:
         return SparseStats({"rows": len(keys)}, names | Counter(table for table, _ in keys))
 
     def begin_save(self, writer: Storage) -> FakeSave:
+        """Takes the rows as they are."""
+        return FakeSave(writer, self.rows)
+
+    def knows_changes(self, since: int) -> bool:
+        """Knows of none."""
+        return False
+
+    def begin_segment(self, writer: Storage, number: int, since: int | None) -> FakeSave:
         """Takes the rows as they are."""
         return FakeSave(writer, self.rows)
 

@@ -14,8 +14,9 @@ from girih.dense.halves.replica import made_by
 from girih.dense.spec import DenseSpec
 from girih.models.embeddings import Embeddings
 from girih.planner.operators import OperatorGraph
+from girih.schema import Schema
 from girih.sparse.groups.leaves import Leaves
-from girih.sparse.groups.pack import sequence_bounds
+from girih.sparse.groups.pack import Group, sequence_bounds
 from girih.sparse.spec import SparseSpec
 
 EXAMPLES = 8
@@ -45,11 +46,16 @@ def operators_of(
 
 
 def example_of(spec: SparseSpec) -> tuple[Tensor, Embeddings]:
-    """Numeric inputs float32[B, X], of zeros, and embeddings at random, packed as those of a run.
+    """An example batch packed as those of a run; see :func:`example_for`."""
+    return example_for(spec.schema, spec.groups())
+
+
+def example_for(schema: Schema, groups: Sequence[Group], *, train: bool = True) -> tuple[Tensor, Embeddings]:
+    """Numeric inputs float32[B, X], of zeros, and embeddings at random, packed in groups; ``train`` has them collect gradients.
 
     Sequences have one to three ids.
     """
-    random, schema = np.random.default_rng(0), spec.schema
+    random = np.random.default_rng(0)
     lengths = np.array(
         [1 + example % MOST_IDS for _ in schema.sparse for example in range(EXAMPLES)], np.int64
     )
@@ -59,8 +65,7 @@ def example_of(spec: SparseSpec) -> tuple[Tensor, Embeddings]:
         numeric=np.zeros((EXAMPLES, len(schema.numeric)), np.float32),
         labels=np.zeros((EXAMPLES, len(schema.labels.names)), np.float32),
     )
-    groups = spec.groups()
     shapes = [output.shape_in(batch) for group in groups for output in group.outputs]
     outputs = [random.normal(scale=SCALE, size=shape).astype(np.float32) for shape in shapes]
-    leaves = Leaves(groups, outputs, sequence_bounds(groups, batch), train=True)
+    leaves = Leaves(groups, outputs, sequence_bounds(groups, batch), train=train)
     return torch.from_numpy(batch.numeric), leaves.embeddings()

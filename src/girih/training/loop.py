@@ -16,6 +16,7 @@ from girih.errors import NonFiniteError
 from girih.metrics import DIRECTIONS, Metrics, Scores
 from girih.runs.background import BackgroundTasks
 from girih.runs.log import RunLog
+from girih.runs.publisher import Publisher
 from girih.runs.state import RunState
 from girih.runs.stats import COMPILE, Spans
 from girih.training.feeds import Stream, TrainingFeed
@@ -39,6 +40,7 @@ class Loop:
         ranks: this trainer among all; each step ends with what all agree on.
         staleness: counts the batches by theirs.
         look: called between two steps, before it is known whether the next one is made.
+        publisher: knows when a segment is due; None publishes nothing. publish: begins one of the state as it stands.
     """
 
     session: Session
@@ -59,6 +61,8 @@ class Loop:
     staleness: Counter[int] = field(default_factory=Counter)
     progressive: ProgressiveValidation | None = None
     look: Callable[[], None] = lambda: None
+    publisher: Publisher | None = None
+    publish: Callable[[], None] = lambda: None
     _unsettled: deque[tuple[Step[Position], RunState, float]] = field(default_factory=deque)
     _metrics: BackgroundTasks = field(default_factory=partial(BackgroundTasks, "girih-metrics"))
 
@@ -207,7 +211,10 @@ class Loop:
             state.train_s += took
 
     def _end_epoch(self) -> None:
-        scores = None if self.state.evaluated_step == self.state.step else self._measure()
+        evaluates = self.score is not None and self.state.evaluated_step != self.state.step
+        if self.publisher is not None and evaluates:
+            self._publish(self.publisher)
+        scores = self._measure() if evaluates else None
         if self.ranks.stopping:
             return
         self.state.epoch += 1
@@ -221,10 +228,23 @@ class Loop:
         """All trainers together evaluate and save a checkpoint."""
         if self._every(self.options.evaluate_every_steps) or self._every(self.save_every_steps):
             self._settle(wait=True)
+        step = self.state.step
+        evaluates = self._every(self.options.evaluate_every_steps) and self.state.evaluated_step != step
+        if self.publisher is not None and (step >= self.publisher.next_step or evaluates):
+            self._publish(self.publisher)
         if self._every(self.options.evaluate_every_steps) and self.state.evaluated_step != self.state.step:
             self._record_metrics(self._measure())
         if self._every(self.save_every_steps) and self.state.saved_step != self.state.step:
             self._save()
+
+    def _publish(self, publisher: Publisher) -> None:
+        """Publishes, when it is time or an evaluation comes, in which nothing else would be published."""
+        self._settle(wait=True)
+        self.session.leave()
+        if self.ranks.rendezvous():
+            self.publish()
+        else:
+            publisher.put_off()
 
     def _measure(self) -> Scores | None:
         """Scores of the validation data; None where there is none, or where a stop was requested meanwhile."""
@@ -294,6 +314,8 @@ class Loop:
         ends = [(done // steps + 1) * steps for steps in periods if steps is not None]
         if self.options.max_steps is not None:
             ends.append(self.options.max_steps)
+        if self.publisher is not None and self.publisher.next_step > done:
+            ends.append(self.publisher.next_step)
         return done + number <= min(ends, default=done + number)
 
     def _every(self, steps: int | None) -> bool:

@@ -6,6 +6,7 @@ import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ from girih.planner.calibration import Calibration
 from girih.planner.facts import Facts
 from girih.planner.plan import Plan
 from girih.planner.speed.step import StepCost
+from girih.publishing.options import PublishOptions
+from girih.publishing.segment import Version
 from girih.runs.callbacks import Callback
 from girih.runs.checkpoints import RunCheckpoints
 from girih.runs.directory import remove_summary
@@ -37,11 +40,13 @@ from girih.runs.first_steps import FirstSteps
 from girih.runs.live.others import Others
 from girih.runs.live.place import Who
 from girih.runs.log import RunLog, rewind
+from girih.runs.publisher import Publisher
 from girih.runs.state import RunState
 from girih.runs.stats import COMPILE, STALENESS, Spans
 from girih.runs.summary import summarize
 from girih.runs.timeline import timelines, write_timeline
 from girih.runs.trained import TRAINED, repeated_from
+from girih.sparse.options import StoreOptions
 from girih.strategies.strategy import Strategy, note_on_rows
 from girih.training import evaluation, random_state
 from girih.training.autoscaling import autoscaler_of
@@ -64,6 +69,7 @@ class TrainingRun:
 
     Attributes:
         saving: how often checkpoints are made, and where.
+        publishing: where segments are published, and how often; None publishes nothing.
         directory: where rank 0 writes; None writes nothing.
         plan: None until the session opens, unless there is one to hold.
         calibrated: see :class:`Planning`.
@@ -87,6 +93,7 @@ class TrainingRun:
     plan: Plan | None
     calibrated: Calibrated | None
     where: str | None
+    publishing: PublishOptions | None = None
     session: Session | None = None
     state: RunState = field(default_factory=RunState)
     normalization: NormalizationStats | None = None
@@ -120,6 +127,9 @@ class TrainingRun:
         self.checkpoints = RunCheckpoints(
             self.directory, self.saving.keep, self.ranks, directory=self.saving.dir
         )
+        self.publisher = None
+        if self.publishing is not None:
+            self.publisher = Publisher(self.publishing, self.ranks, self.directory)
 
     def opened(self) -> tuple[Plan, Session]:
         """The plan and the session.
@@ -151,6 +161,9 @@ class TrainingRun:
             if {plan.wire.get(kind, "float32") for kind in ("activations", "dense_gradients")} != {"float32"}:
                 self._compile(ahead.packing_tensors())
             self.context = replace(self.context, sparse=sparse.following(plan))
+            if self.publisher is not None:
+                self._compile(ahead.publishing())
+                refuse_unpublished(self.context.sparse.store)
             self.session = self.strategy.build(plan, self.context)
             if hasattr(self.session.sparse, "live"):
                 self.context.stats.watch(self.session.sparse.live)
@@ -212,6 +225,9 @@ class TrainingRun:
             self.checkpoints.mark_final(state.best_step)
         if state.best_step is not None and not stopped:
             self.restore(self.checkpoints.best(state.best_step))
+        if self.publisher is not None and not self.begins_anew:
+            step = state.step if state.best_step is None or stopped else state.best_step
+            self.publisher.finish(partial(self.version, step), step, self.context.stats.spans)
         return stopped
 
     def _rescale(self, scaling: Scaling) -> None:
@@ -257,6 +273,8 @@ class TrainingRun:
         except BaseException:
             feed.close()
             raise
+        if self.publisher is not None:
+            self.publisher.begin(self.state.step)
         loop = Loop(
             session=session,
             feed=feed,
@@ -265,7 +283,7 @@ class TrainingRun:
             state=self.state,
             log=log,
             save=self._begin_save,
-            settle_saves=self.checkpoints.settle,
+            settle_saves=self._settle_saves,
             fall_back=lambda: self.checkpoints.fall_back(self.state),
             score=None if valid is None else lambda: self.score(valid),
             label_names=self.facts.schema.labels.names,
@@ -276,6 +294,8 @@ class TrainingRun:
             progressive=self.progressive,
             staleness=self.context.stats.histograms[STALENESS],
             look=self._look,
+            publisher=self.publisher,
+            publish=self._publish,
         )
         try:
             with self.context.stats.busy.working():
@@ -480,6 +500,21 @@ class TrainingRun:
             ),
         )
 
+    def version(self, step: int) -> Version:
+        """The state that a segment published now is of, with the weights of a step."""
+        _, session = self.opened()
+        session.sync()
+        self.ranks.barrier()
+        return Version(
+            step=step,
+            schema=self.facts.schema,
+            needs=self.context.sparse.needs,
+            recipe=recipe(self.context.dense.module, self.options),
+            normalization=None if self.normalization is None else self.normalization.to_dict(),
+            parameters=session.dense.state()["model"],
+            sparse=session.sparse,
+        )
+
     def known_normalization(self) -> NormalizationStats:
         """The normalization, which is empty where no feature is standardized.
 
@@ -518,6 +553,7 @@ class TrainingRun:
             **({} if self.inherited is None else {"init_from": self.inherited}),
             **_predicted_speed(plan, None if self._log is None else self._log.first_steps),
             **({} if self.progressive is None else {"progressive": self.progressive.metrics()}),
+            **({} if self.publisher is None else {"published": dict(self.publisher.counts)}),
         }
         return summarize(
             self.state,
@@ -555,6 +591,8 @@ class TrainingRun:
             if self._log is not None:
                 closing.callback(self._log.close)
             closing.callback(self.checkpoints.close)
+            if self.publisher is not None:
+                closing.callback(self.publisher.close)
 
     def live(self) -> dict[str, Any]:
         """Numbers of this trainer for :meth:`girih.runs.stats.Stats.watch`; examples are its share of those of each batch."""
@@ -599,7 +637,32 @@ class TrainingRun:
             write_timeline(self.directory / "timeline.json", processes, own.spans.totals_s)
 
     def _begin_save(self) -> None:
+        if self.publisher is not None:
+            self.publisher.wait_copied()
         self.checkpoints.begin(self.content, self.state, self.context.stats.spans)
+
+    def _settle_saves(self) -> None:
+        self.checkpoints.settle()
+        if self.publisher is not None:
+            self.publisher.settle()
+
+    def _publish(self) -> None:
+        if self.publisher is not None:
+            spans, rows_free = self.context.stats.spans, self.checkpoints.is_idle
+            step = self.state.step
+            self.publisher.publish(partial(self.version, step), step, spans, rows_free=rows_free)
+
+
+def refuse_unpublished(store: StoreOptions) -> None:
+    """Refuses to publish rows in GPU memory, where nobody notes what changes.
+
+    Raises:
+        ConfigError: names what keeps them there.
+    """
+    if store.on_gpu:
+        raise ConfigError(
+            f"publish: store.tiers = {list(store.tiers or ())}: rows in GPU memory cannot be published; set store.tiers = ['dram']"
+        )
 
 
 def _predicted_speed(plan: Plan, first: FirstSteps | None) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from girih.kernels.cpu import (
     disk_reads,
     gradients,
     lookup,
+    mapped,
     pool,
     routing,
     strings,
@@ -46,7 +47,7 @@ from girih.tables import LFU, TTL, Eviction
 
 MOST_PROCESSES = 4
 MODULES = (
-    dedup, device_slots, disk_reads, gradients, lookup, pool, routing, strings, take, tensor_codecs, tiers,
+    dedup, device_slots, disk_reads, gradients, lookup, mapped, pool, routing, strings, take, tensor_codecs, tiers,
     transfer, update, wire_codecs,
 )  # fmt: skip
 """Those that, with what they import, make all kernels."""
@@ -58,6 +59,8 @@ _REPAIRING = ("index.insert_all", "recency.walk")
 _LOADING = ("transfer.", "update.begin_states", *_LEAST_USED)
 _ON_DISK = ("disk.", "disk_reads.", "tiers.")
 _ABOVE_HOST = ("device_slots.",)
+_MAPPED = ("mapped.",)
+_SERVING = ("strings.unpack",)
 _ON_THE_WIRE = ("wire_codecs.", "tensor_codecs.")
 _AS_LOOKUP = ("index.", "recency.", "transfer.", "update.drop_rows")
 """Made of the functions that those of ``lookup`` are made of, so taken with them."""
@@ -82,6 +85,8 @@ def training(
         "update.apply_",
         *_ON_DISK,
         *_ABOVE_HOST,
+        *_MAPPED,
+        *_SERVING,
         *_ON_THE_WIRE,
     }
     others -= {*(_EXPIRING if TTL in kinds else ()), *(_LEAST_USED if LFU in kinds else ())}
@@ -113,6 +118,25 @@ def on_disk() -> list[str]:
 def above_host() -> list[str]:
     """Kernels that keep account of rows in GPU memory above the host's."""
     return [name for name in KERNELS if name.startswith(_ABOVE_HOST)]
+
+
+def writing_mapped() -> list[str]:
+    """Kernels that write rows into files to be mapped, and check such files."""
+    return [name for name in KERNELS if name.startswith(_MAPPED)]
+
+
+def serving() -> list[str]:
+    """Kernels that answer requests from mapped rows."""
+    return [
+        name
+        for name in KERNELS
+        if name.startswith((*_MAPPED, "dedup.dedup", "pool.stitch", "strings.", "take."))
+    ]
+
+
+def publishing() -> list[str]:
+    """Kernels that copy what changed."""
+    return ["device_slots.copy_values"]
 
 
 def make_ready(names: Iterable[str], tell: Callable[[str], None] = _LOG.warning) -> float:

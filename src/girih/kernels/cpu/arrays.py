@@ -34,6 +34,7 @@ F64x3 = Annotated[F64, 3]
 
 SealedI32 = Annotated[I32, SEALED]
 SealedI64 = Annotated[I64, SEALED]
+SealedI64x2 = Annotated[I64, 2, SEALED]
 SealedU8 = Annotated[U8, SEALED]
 SealedU8x2 = Annotated[U8, 2, SEALED]
 SealedU16 = Annotated[U16, SEALED]

@@ -31,6 +31,9 @@ TAG_BITS = 31
 # record of each chunk.
 SAVED, SAVE_ROWS, SAVE_PAGES, FIRST_PAGE, CHUNK_BITS, NUM_KEPT, LOST, HEADS = range(8)
 
+# The first entry of ``left``: how many keys follow, and whether one found no room.
+NUM_LEFT, LEFT_LOST = 0, 1
+
 # Columns of ``tables``: ends of the list and number of rows, then counters.
 NEWEST, OLDEST, TABLE_ROWS = 0, 1, 2
 LOOKUPS, HITS, NEW, REFUSED, FULL, EVICTED, EXPIRED, UPDATES, DROPPED = range(3, 12)
@@ -85,6 +88,8 @@ class Shard(NamedTuple):
         scratch_halves: uint16[W].
         saving: int64[·], how far a save has come; kept: uint8[·], one bit a record that the log has or had.
         log: int32[L, 2 + V], the records themselves; ``log_bytes`` is the same memory as uint8.
+        changed: uint8[·], one bit a row that changed since someone asked for notes (see ``changes``).
+        left: int64[1 + N, 2], (id, table) of keys whose rows left since then, behind how many there are.
     """
 
     slots: I64
@@ -102,6 +107,8 @@ class Shard(NamedTuple):
     kept: U8
     log: I32x2
     log_bytes: U8x2
+    changed: U8
+    left: I64x2
 
 
 class Layout(NamedTuple):

@@ -13,6 +13,7 @@ from girih.kernels.cpu import index, recency
 from girih.kernels.cpu import layout as at
 from girih.kernels.cpu.amid import LEAVING, MAKING, note
 from girih.kernels.cpu.arrays import F32, F64, I32
+from girih.kernels.cpu.changes import note_changed, note_left
 from girih.kernels.cpu.initial import fill_initial
 from girih.kernels.cpu.jit import njit_lean
 from girih.kernels.cpu.layout import Layout, Shard
@@ -112,6 +113,7 @@ def take_row(
     shard.meta[row, at.LAST_USED] = now
     shard.meta[row, at.COUNT] = count
     shard.meta[row, at.VERSION] = version
+    note_changed(shard, row)
     index.insert(shard, key_id, table, row)
     if shard.state[at.GROWING] != 0:
         index.move(shard, index.MOVES)
@@ -127,6 +129,7 @@ def drop_row(shard: Shard, layout: Layout, row: Any) -> None:
     """Takes a row from its key: out of the index, out of its list, onto the chain of free rows."""
     note(shard, LEAVING, row)
     keep_row(shard, row)
+    note_left(shard, row)
     table = np.int64(shard.meta[row, at.TABLE])
     index.delete(shard, shard.keys[row, 0], table)
     if layout.rules[table, at.EVICTION] != at.EVICT_NONE:

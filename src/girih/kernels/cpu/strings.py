@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from girih.kernels.cpu.arrays import I64, U64, Bools, SealedI64, SealedU8
+from girih.kernels.cpu.arrays import I64, U8, U64, Bools, SealedI64, SealedU8
 from girih.kernels.cpu.jit import kernel, njit_lean
 
 PRIME_1 = np.uint64(0x9E3779B185EBCA87)
@@ -146,3 +146,31 @@ def _ids_of_strings(data: SealedU8, starts: SealedI64, ends: SealedI64, ids: U64
             value = _xxh64(data, starts[row], ends[row])
             floats[row] = _is_whole_float(data, starts[row], ends[row])
         ids[row] = value
+
+
+@kernel()
+def unpack(data: SealedU8, offsets: I64, out: U8) -> Any:
+    """Strings that lie each behind its length, a little-endian uint32, to their bytes side by side.
+
+    Args:
+        offsets: int64[R+1], its first 0; written: where each string ends in ``out``.
+        out: uint8[·], written: as many bytes as ``data`` has without the lengths of R strings.
+
+    Returns:
+        Bytes of ``data`` that were read; less than all, or -1, where these are not R strings.
+    """
+    at = np.int64(0)
+    for row in range(len(offsets) - 1):
+        if at + 4 > len(data):
+            return np.int64(-1)
+        length = np.int64(data[at]) | np.int64(data[at + 1]) << 8 | np.int64(data[at + 2]) << 16
+        length |= np.int64(data[at + 3]) << 24
+        at += 4
+        start = offsets[row]
+        if at + length > len(data) or start + length > len(out):
+            return np.int64(-1)
+        for byte in range(length):
+            out[start + byte] = data[at + byte]
+        offsets[row + 1] = start + length
+        at += length
+    return at

@@ -25,6 +25,7 @@ import numpy as np
 from girih.kernels.cpu import index
 from girih.kernels.cpu import layout as at
 from girih.kernels.cpu.arrays import I32, I64, U8, F32x2, F64x2, I32x2
+from girih.kernels.cpu.changes import note_changed
 from girih.kernels.cpu.jit import kernel, njit_lean
 from girih.kernels.cpu.layout import Layout, Shard
 from girih.kernels.cpu.rows import begin_state, holds, prefetch_ahead, read_initial, read_row, write_row
@@ -297,6 +298,7 @@ def mark_changed(shard: Shard, slots: Slots, rows: I32, found: I32, version: int
         if rows[i] >= 0:
             row = np.int64(rows[i])
             keep_row(shard, row)
+            note_changed(shard, row)
             shard.meta[row, at.VERSION] = max(shard.meta[row, at.VERSION], np.int32(version))
             slots.flags[found[i]] |= CHANGED
 

@@ -15,6 +15,7 @@ from girih.kernels.cpu import index
 from girih.kernels.cpu import layout as at
 from girih.kernels.cpu.amid import SETTING, note, note_move
 from girih.kernels.cpu.arrays import F32, F64, I32, I64, F32x2, F64x2, SealedF32x2, sealed
+from girih.kernels.cpu.changes import note_changed
 from girih.kernels.cpu.jit import kernel, njit_lean
 from girih.kernels.cpu.layout import Layout, Shard
 from girih.kernels.cpu.optimizers import UPDATES, settle_row, update_row
@@ -64,6 +65,7 @@ def _row_of(shard: Shard, key_id: Any, table: Any, row: Any) -> Any:
 def _mark_moved(shard: Shard, table: Any, row: Any, step: Any) -> None:
     shard.tables[table, at.UPDATES] += 1
     keep_row(shard, row)
+    note_changed(shard, row)
     shard.meta[row, at.VERSION] = max(shard.meta[row, at.VERSION], np.int32(step))
 
 
@@ -254,6 +256,7 @@ def assign(shard: Shard, layout: Layout, rows: I32, values: F32x2, hyper: F64x2,
         row = np.int64(rows[i])
         note(shard, SETTING, row)
         keep_row(shard, row)
+        note_changed(shard, row)
         write_row(shard, layout, row, values, i)
         shard.meta[row, at.VERSION] = max(shard.meta[row, at.VERSION], np.int32(version))
         for segment in range(layout.segments.shape[0]):

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from girih.checkpoint.manifest import Parts, part_name, parts_for
 from girih.checkpoint.parts import PartReader
 from girih.checkpoint.storage import Storage
+from girih.publishing.shards import SegmentRows, begin_rows, know_changes
 from girih.sparse.groups.pack import Group
 from girih.sparse.options import StoreOptions
 from girih.store import LiveSnapshot, Push, SnapshotFile, Store, write_rows
@@ -161,6 +162,14 @@ class LocalShards:
     def begin_save(self, writer: Storage) -> ShardsSave:
         """Takes a live snapshot of every shard, to be written as parts of a checkpoint."""
         return ShardsSave(writer, self.files())
+
+    def knows_changes(self, since: int) -> bool:
+        """Whether all shards know what changed since a version."""
+        return know_changes(self.files(), since)
+
+    def begin_segment(self, writer: Storage, number: int, since: int | None) -> SegmentRows:
+        """See :func:`girih.publishing.shards.begin_rows`."""
+        return begin_rows(writer, self.files, self.pool, number, since)
 
     def load(self, reader: PartReader) -> None:
         """Replaces all rows by those of any number of shards that belong here.

@@ -23,6 +23,7 @@ from girih.checkpoint.storage import Storage
 from girih.data.batch import Batch
 from girih.data.shares import slices_of
 from girih.models.embeddings import Embeddings
+from girih.publishing.shards import SegmentRows
 from girih.runs.busy import Busy, awaited
 from girih.sparse.groups.bags import Gradients
 from girih.sparse.groups.leaves import Leaves
@@ -232,6 +233,14 @@ class ShardedHalf(ABC, Generic[Found, Read]):
     def begin_save(self, writer: Storage) -> ShardsSave:
         """Takes a live snapshot of every shard here, to be written as parts of a checkpoint."""
         return self._shards.begin_save(writer)
+
+    def knows_changes(self, since: int) -> bool:
+        """See :class:`girih.publishing.segment.PublishedRows`."""
+        return self._shards.knows_changes(since)
+
+    def begin_segment(self, writer: Storage, number: int, since: int | None) -> SegmentRows:
+        """See :class:`girih.publishing.segment.PublishedRows`."""
+        return self._shards.begin_segment(writer, number, since)
 
     def load(self, reader: PartReader, *, step: int) -> None:
         """Replaces all rows by those of any number of shards that belong here."""

@@ -38,7 +38,7 @@ from girih.sparse.halves.late import Agree, LateUpdate, Numbers, nonfinite_gradi
 from girih.sparse.halves.staging import Received, Staging
 from girih.sparse.service.codec import BatchCodec
 from girih.sparse.service.done_batches import DoneBatches
-from girih.sparse.service.protocol import NO_TURN, Verb
+from girih.sparse.service.protocol import NO_TURN, NO_VERSION, Verb
 from girih.sparse.spec import SparseSpec
 
 
@@ -192,6 +192,37 @@ class RemoteSave:
         replies = [server.call(Verb.WRITE, (int(write),)) for server in servers]
         with waiting():
             wait(replies)  # before one raises: the next save begins once none of them writes any more
+        for reply in replies:
+            parts |= from_text(answer(reply).arrays[0])
+        return parts
+
+
+class RemoteSegment:
+    """Servers hold rows of a segment as they were; each writes its parts when asked, beside all else that it does."""
+
+    def __init__(self, servers: Sequence[Client], *, whole: bool) -> None:
+        self._servers, self._whole = servers, whole
+
+    def write(self) -> dict[str, Any]:
+        """Has all servers write, side by side.
+
+        Raises:
+            Lost: one came back since the segment began, so that its rows as they were then are gone.
+        """
+        return self._end(write=True)
+
+    def wait_copied(self) -> None:
+        """No-op: a server waits before it begins a checkpoint."""
+
+    def close(self) -> None:
+        """Ends what was not written."""
+        self._end(write=False)
+
+    def _end(self, *, write: bool) -> dict[str, Any]:
+        servers, self._servers = self._servers, ()
+        parts: dict[str, Any] = {}
+        replies = [server.call(Verb.SEND, (int(self._whole), int(write))) for server in servers]
+        wait(replies)
         for reply in replies:
             parts |= from_text(answer(reply).arrays[0])
         return parts
@@ -372,6 +403,21 @@ class RemoteSparse:
         answers(self._servers, Verb.SAVE, (), (as_text(writer.absolute().url),), again=True)
         self._ranks.barrier()
         return RemoteSave(self._servers)
+
+    def knows_changes(self, since: int) -> bool:
+        """Asks all servers; others than rank 0 know of none that do not."""
+        return all(frame.fields[0] for frame in answers(self._servers, Verb.KNOW, (since,), again=True))
+
+    def begin_segment(self, writer: Storage, number: int, since: int | None) -> RemoteSegment:
+        """Has all servers take what changed, or all rows, while no trainer has anything in flight."""
+        self.sync()
+        self._ranks.barrier()
+        fields = (number, NO_VERSION if since is None else since)
+        try:
+            answers(self._servers, Verb.SEGMENT, fields, (as_text(writer.absolute().url),), again=True)
+        finally:
+            self._ranks.barrier()  # what went wrong is told by whoever asked for the segment
+        return RemoteSegment(self._servers, whole=since is None)
 
     def load(self, reader: PartReader, *, step: int) -> None:
         """Replaces all rows by those of any number of shards; what goes wrong is raised on all trainers."""

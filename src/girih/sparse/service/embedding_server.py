@@ -37,6 +37,7 @@ from girih.comm.messages import as_float, as_text, from_text
 from girih.comm.rpc import Request
 from girih.comm.serving import Service, attempt
 from girih.errors import Lost, NonFiniteError, WireError
+from girih.publishing.shards import SegmentRows
 from girih.runs.stats import UPDATES_SINCE_READ, Stats
 from girih.sparse.groups.local_shards import LocalShards, ShardsSave
 from girih.sparse.groups.shards import GroupKeys, as_rows
@@ -44,7 +45,7 @@ from girih.sparse.routing.shard_reader import Request as KeysOfAll
 from girih.sparse.routing.shard_reader import ShardReader
 from girih.sparse.service.done_batches import DoneBatches
 from girih.sparse.service.lanes import push_of
-from girih.sparse.service.protocol import KEYS_MISSING, NO_TURN, TOOK_NO_PART, Verb
+from girih.sparse.service.protocol import KEYS_MISSING, NO_TURN, NO_VERSION, TOOK_NO_PART, Verb
 from girih.sparse.spec import SparseSpec
 from girih.store import Push
 from girih.store.state import LAST_STEP
@@ -105,8 +106,11 @@ class EmbeddingServer:
         )
         self.found = shards.found()
         try:
-            with ThreadPoolExecutor(1, "girih-write") as writing:
-                work = _Work(shards, self.num_contributors, self.num_senders, writing, self.stats)
+            with (
+                ThreadPoolExecutor(1, "girih-write") as writing,
+                ThreadPoolExecutor(2, "girih-send") as sending,
+            ):
+                work = _Work(shards, self.num_contributors, self.num_senders, writing, sending, self.stats)
                 work.serve(self, ready, stop)
         finally:
             self.stats.unwatch()
@@ -124,13 +128,16 @@ class _Work(Service):
         num_contributors: int,
         num_senders: int | None,
         writing: ThreadPoolExecutor,
+        sending: ThreadPoolExecutor,
         stats: Stats,
     ) -> None:
         super().__init__({
             Verb.LOOKUP: self._lookup, Verb.UPDATE: self._take_part, Verb.DROP: self._take_part,
             Verb.ANEW: self._begin_anew, Verb.STATS: self._read_stats, Verb.SAVE: self._begin_save, Verb.LOAD: self._load,
+            Verb.KNOW: self._knows_changes, Verb.SEGMENT: self._begin_segment,
         }, stats)  # fmt: skip
-        self._shards, self._writing = shards, writing
+        self._shards, self._writing, self._sending = shards, writing, sending
+        self._segments: dict[bool, SegmentRows] = {}  # by whether it has all rows: begun, and not ended
         self._num_contributors, self._num_senders = num_contributors, num_senders
         self._readers = [ShardReader(stores, shards.pool) for stores in shards.stores]
         self._reads: dict[tuple[int, int], _Reads] = {}  # by trainer and number
@@ -146,6 +153,8 @@ class _Work(Service):
         """Takes a request in."""
         if request.frame.kind == Verb.WRITE:
             self._writing.submit(attempt, request, partial(self._write, request))
+        elif request.frame.kind == Verb.SEND:
+            self._sending.submit(attempt, request, partial(self._send, request))
         else:
             super().handle(request)
 
@@ -310,6 +319,7 @@ class _Work(Service):
         save, self._save = self._save, None
         if save is not None:
             save.close()
+        self._end_segments()
         self._writing.submit(int).result()  # one that is being written, which nobody will complete
         request.reply((self._num_lost, self._last_step))
 
@@ -320,6 +330,8 @@ class _Work(Service):
     def _begin_save(self, request: Request) -> None:
         if self._save is not None:  # of whoever did not hear that it began
             self._save.close()
+        if (whole := self._segments.get(True)) is not None:
+            whole.wait_copied()
         self._save = self._shards.begin_save(Storage(from_text(request.frame.arrays[0])))
         request.reply()
 
@@ -332,6 +344,41 @@ class _Work(Service):
             with closing(save):
                 parts = save.write() if request.frame.fields[0] else {}
         request.reply((), (as_text(parts),))
+
+    def _knows_changes(self, request: Request) -> None:
+        (since,) = request.frame.fields
+        request.reply((int(self._shards.knows_changes(since)),))
+
+    def _begin_segment(self, request: Request) -> None:
+        number, since = request.frame.fields
+        before = self._segments.pop(since == NO_VERSION, None)
+        if before is not None:  # of whoever did not hear that it began
+            before.close()
+        writer = Storage(from_text(request.frame.arrays[0]))
+        rows = self._shards.begin_segment(writer, number, None if since == NO_VERSION else since)
+        self._segments[since == NO_VERSION] = rows
+        request.reply()
+
+    def _send(self, request: Request) -> None:
+        whole, write = map(bool, request.frame.fields)
+        rows = self._segments.get(whole)
+        parts: Parts = {}
+        if rows is None and write:
+            raise Lost("the rows of this segment are gone: their server came back since it began")
+        if rows is not None:
+            try:
+                parts = rows.write() if write else {}
+            finally:
+                rows.close()
+                if self._segments.get(whole) is rows:
+                    del self._segments[whole]
+        request.reply((), (as_text(parts),))
+
+    def _end_segments(self) -> None:
+        """Ends segments that nobody will complete."""
+        for rows in list(self._segments.values()):
+            rows.close()
+        self._segments.clear()
 
     def _load(self, request: Request) -> None:
         self._shards.load(PartReader.from_dict(from_text(request.frame.arrays[0])))

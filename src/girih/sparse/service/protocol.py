@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+NO_VERSION = -1
+"""The version before a snapshot."""
 NO_TURN = -1
 """The turn of a batch that was read ahead for nothing."""
 TOOK_NO_PART = (0, 0)
@@ -45,6 +47,8 @@ class Verb(IntEnum):
     STORE_AGAIN: (pass, trainer, share); text (where its batch begins): the worker that kept its ids came back without them → (worker, sample).
     ANEW: trainers begin anew; what others began is dropped → (updates lost by this, or by an earlier one; the last step).
     STATS: (with spans) → text. SAVE: text (the checkpoint's address) → (). WRITE: (whether to write) → text (facts of parts). LOAD: text (address, parts) → ().
+    KNOW: (version) → (whether all shards know what changed since then). SEGMENT: (number, the version it is to be applied to, or NO_VERSION for
+        all rows); text (the segment's address) → (). SEND: (whether all rows, whether to write) → text (facts of parts).
     """
 
     STORE_IDS = 1
@@ -65,3 +69,6 @@ class Verb(IntEnum):
     ANEW = 16
     GO_ON = 17
     STORE_AGAIN = 18
+    KNOW = 19
+    SEGMENT = 20
+    SEND = 21

@@ -36,6 +36,9 @@ NO_SAVE: dict[str, Any] = {
     "log": np.zeros((0, LINKS), np.int32),
     "log_bytes": np.zeros((0, 4 * LINKS), np.uint8),
 }
+NO_NOTES: dict[str, Any] = {"changed": np.zeros(0, np.uint8), "left": np.zeros((0, 2), np.int64)}
+MOST_LEFT = (1 << 20) - 1
+"""Keys whose rows left that notes of changes have room for: 16 MiB of address space, filled as they come."""
 
 
 class Keeper(Protocol):
@@ -56,12 +59,14 @@ class ShardMemory:
         pushes: those that were applied, or cut short.
         saving: what keeps records as a save needs them; None while there is no save.
         num_returned_slots: slots of an index that grows whose memory went back to the system.
+        noted_since: what whoever asked for notes of changes called the moment from which on they are kept; None keeps none.
     """
 
     def __init__(self, arena: Arena, num_columns: int, num_words: int) -> None:
         self.arena = arena
         self.lock = threading.Lock()
         self.saving: Keeper | None = None
+        self.noted_since: int | None = None
         self._row_bytes = 4 * num_words
         self.num_returned_slots = 0
         self._closed = False
@@ -88,6 +93,7 @@ class ShardMemory:
             scratch=np.zeros((2, num_columns), np.float32),
             scratch_halves=np.zeros(num_columns, np.uint16),
             **NO_SAVE,
+            **NO_NOTES,
         )
         self._see_index()
 
@@ -180,6 +186,23 @@ class ShardMemory:
         """Nothing is kept any more, and the memory for it given back; to be called with the lock held."""
         self.saving = None
         self.arrays = self.arrays._replace(**NO_SAVE)
+
+    def note_changes(self, since: int) -> None:
+        """Keeps notes, from now on, of rows that change and of keys whose rows leave; earlier ones are forgotten."""
+        arrays = self.arrays
+        if not len(arrays.left):  # address space alone, until rows change
+            num_bytes = -(-self.arena.reserve_rows // 8)
+            changed, left = np.zeros(num_bytes, np.uint8), np.zeros((1 + MOST_LEFT, 2), np.int64)
+            self.arrays = arrays._replace(changed=changed, left=left)
+        else:
+            arrays.changed[: -(-int(arrays.state[layout.ROWS_EVER]) // 8)] = 0
+            arrays.left[0] = 0
+        self.noted_since = since
+
+    def forget_changes(self) -> None:
+        """Ends the notes: what is there now is no change of what was."""
+        self.noted_since = None
+        self.arrays = self.arrays._replace(**NO_NOTES)
 
     def grow_rows(self, more: int = 1) -> None:
         """Makes sure that ``more`` rows can be made.
@@ -307,7 +330,8 @@ class ShardMemory:
         )
 
     def clear(self) -> None:
-        """Forgets all rows, counters and Bloom filters; memory of rows stays."""
+        """Forgets all rows, counters, Bloom filters and notes of changes; memory of rows stays."""
+        self.forget_changes()
         state = self.arrays.state
         side, num_slots = int(state[layout.INDEX_SIDE]), int(state[layout.INDEX_SLOTS])
         self.arena.clear(_side(side), 0, SLOT_BYTES * num_slots)

@@ -28,7 +28,7 @@ from girih.kernels.cpu.tiers import (
 )
 from girih.store.arrays import Bytes, Floats, Ints, Longs
 from girih.store.memory import mapping
-from girih.store.memory.shard_memory import NO_SAVE
+from girih.store.memory.shard_memory import NO_NOTES, NO_SAVE
 
 _FIRST_STAGED = 1 << 10
 _CALLS_KEPT = 3  # a read, what is fetched for the next one, and the update
@@ -212,4 +212,5 @@ def shard_of_records(values: Floats, tables: Longs, num_columns: int) -> Shard:
         scratch=np.zeros((2, num_columns), np.float32),
         scratch_halves=np.zeros(num_columns, np.uint16),
         **NO_SAVE,
+        **NO_NOTES,
     )

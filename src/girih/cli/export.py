@@ -1,0 +1,36 @@
+"""``girih export``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from girih.cli import cli
+from girih.cli.words import PATH
+from girih.serving.exporting import begin, export
+from girih.serving.opening import open_model
+
+
+@cli.command("export")
+@click.argument("run", metavar="RUN|CHECKPOINT", type=click.Path())
+@click.option("--out", metavar="DIR", type=PATH, required=True, help="A directory that is missing or empty.")
+@click.option("--name", metavar="NAME", help="The model's name for clients. Default: that of the run.")
+def export_command(run: str, out: Path, name: str | None) -> int:
+    """Write a run's final model to a directory that servers need alone."""
+    begin(out)
+    opened = open_model(run)
+    if not opened.final:
+        click.echo(f"{run}: not finished; using {opened.place.name}", err=True)
+    signature = export(opened, out, name or model_name(run), lambda line: click.echo(line, err=True))
+    num_bytes = sum(facts["bytes"] for facts in signature.files.values())
+    num_rows = sum(rows.num_rows for rows in signature.rows)
+    click.echo(
+        f"{signature.name}, step {signature.step}: {num_rows:,} rows, {num_bytes / 1e6:,.1f} MB, in {out}"
+    )
+    return 0
+
+
+def model_name(run: str) -> str:
+    """The name of a model where none is given: that of its run directory."""
+    return Path(run).resolve().name or "model"

@@ -1,0 +1,118 @@
+"""``girih serve``."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from girih.cli import cli
+from girih.cli.export import model_name
+from girih.cli.words import PATH
+from girih.errors import ConfigError
+from girih.publishing.log import find_log
+from girih.serving.cached import exported
+from girih.serving.following import Following
+from girih.serving.options import HOST, PORT, ServeOptions
+from girih.serving.server import require_packages, serve
+from girih.serving.signature import Signature
+
+_DEFAULT = ServeOptions()
+
+
+@cli.command("serve")
+@click.argument("model", metavar="RUN|DIR|ADDRESS", type=click.Path())
+@click.option("--follow", is_flag=True, help="Follow what a run publishes: RUN, or the ADDRESS of its log.")
+@click.option(
+    "--cache", metavar="DIR", type=PATH,
+    help="With --follow, where the rows lie on this machine. Default: a temporary directory.",
+)  # fmt: skip
+@click.option(
+    "--name", metavar="NAME", help="The model's name for clients. Default: that of the export, or the run."
+)
+@click.option("--host", metavar="HOST", default=HOST, show_default=True)
+@click.option(
+    "--port", metavar="PORT", type=int, default=PORT, show_default=True, help="0 takes any that is free."
+)
+@click.option(
+    "--workers",
+    metavar="N",
+    type=int,
+    default=_DEFAULT.workers,
+    show_default=True,
+    help="Processes at one port.",
+)
+@click.option(
+    "--threads",
+    metavar="N",
+    type=int,
+    default=_DEFAULT.threads,
+    show_default=True,
+    help="Computing threads of each.",
+)
+@click.option(
+    "--max-batch",
+    metavar="N",
+    type=int,
+    default=_DEFAULT.max_batch,
+    show_default=True,
+    help="Examples of a request.",
+)
+@click.option(
+    "--max-bytes",
+    metavar="N",
+    type=int,
+    default=_DEFAULT.max_bytes,
+    show_default=True,
+    help="Bytes of a request.",
+)
+def serve_command(
+    model: str,
+    follow: bool,
+    cache: Path | None,
+    name: str | None,
+    host: str,
+    port: int,
+    workers: int,
+    threads: int,
+    max_batch: int,
+    max_bytes: int,
+) -> int:
+    """Answer requests for predictions by HTTP: Open Inference Protocol v2."""
+    options = ServeOptions(
+        host=host, port=port, workers=workers, threads=threads, max_batch=max_batch, max_bytes=max_bytes
+    )
+
+    def tell(line: str) -> None:
+        click.echo(line, err=True)
+
+    if cache is not None and not follow:
+        raise ConfigError("--cache: is for --follow; leave it out")
+    if follow:
+        _follow(model, cache, name or model_name(model), options, tell)
+        return 0
+    with exported(model, model_name(model), tell) as directory:
+        serve(
+            directory,
+            name or Signature.read(directory).name,
+            options,
+            lambda line: click.echo(f"serving {line}"),
+        )
+    return 0
+
+
+def _follow(
+    model: str, cache: Path | None, name: str, options: ServeOptions, tell: Callable[[str], None]
+) -> None:
+    """Answers by the newest version of what a run publishes."""
+    require_packages()
+    log = find_log(model)
+    with contextlib.ExitStack() as closing:
+        if cache is None:
+            cache = Path(closing.enter_context(tempfile.TemporaryDirectory(prefix="girih-follow-")))
+        tell(f"following {log.root}")
+        closing.enter_context(Following(log, cache.absolute(), tell))
+        serve(cache, name, options, lambda line: click.echo(f"serving {line}"), follow=True)

@@ -1,0 +1,209 @@
+"""Rows in immutable files that are mapped into memory: their index is written, checked, and asked by many keys at once.
+
+An index is int64[C, 2], two words a slot: an id, and ``table << 40 | row + 1``, 0 in a free slot, so that fresh memory
+is an empty index. It holds the key itself, so that asking touches no row. A key without a row any more is *buried*: its
+slot says :data:`BURIED` for the row. Keys begin at a home that the upper half of their hash spreads over blocks of
+:data:`BLOCK` slots and its lowest bits over the slots of a block, and go on slot by slot, around the end. Slots stay where they
+are for good, and at least one in four is free.
+
+Shapes: C slots, K keys, U unique keys, S files of a stack, W columns of a row.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+
+from girih.kernels.cpu import layout as at
+from girih.kernels.cpu.arrays import (
+    I32,
+    I64,
+    U8,
+    U16,
+    U64,
+    F32x2,
+    I64x2,
+    SealedI32,
+    SealedI64,
+    SealedI64x2,
+)
+from girih.kernels.cpu.hashing import key_hash, low_bits, scaled
+from girih.kernels.cpu.initial import fill_initial
+from girih.kernels.cpu.jit import JIT_DISABLED, cgutils, intrinsic, kernel, njit_lean, types
+from girih.kernels.cpu.layout import Layout
+from girih.kernels.cpu.prefetch import address_of, prefetch_address, row_address
+from girih.kernels.cpu.rounding import narrow_row, widen_row
+from girih.kernels.cpu.vector import copy_from
+
+BLOCK_BITS = 8
+BLOCK = 1 << BLOCK_BITS
+ROW_BITS = 40
+ROW_MASK = (1 << ROW_BITS) - 1
+BURIED = ROW_MASK - 1  # the last row number that a slot can hold
+
+# Columns of ``files``.
+INDEX, NUM_SLOTS, ROWS = range(3)
+FILE_COLUMNS = 3
+_AT_ONCE = 64
+_SLOT_BYTES = 16
+
+if JIT_DISABLED:
+
+    def word_at(address: Any) -> Any:
+        """The int64 at an address."""
+        return ctypes.c_int64.from_address(int(address)).value
+
+else:
+
+    @intrinsic
+    def word_at(typing_context: Any, address: Any) -> Any:
+        """The int64 at an address."""
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.load(builder.inttoptr(arguments[0], cgutils.ir.IntType(64).as_pointer()))
+
+        return types.int64(types.int64), generate
+
+
+@njit_lean
+def home_of(key: Any, num_slots: Any) -> Any:
+    """The slot at which the probe of a key with this hash begins."""
+    return (scaled(key, num_slots >> BLOCK_BITS) << BLOCK_BITS) + low_bits(key, BLOCK - 1)
+
+
+@njit_lean
+def row_in(index: Any, num_slots: Any, key: Any, key_id: Any, table: Any) -> Any:
+    """The row of a key with this hash in the index at an address, ``BURIED``, or ``NO_ROW``."""
+    slot = home_of(key, num_slots)
+    while True:
+        word = word_at(index + _SLOT_BYTES * slot + 8)
+        if word == 0:
+            return np.int64(at.NO_ROW)
+        if (word >> ROW_BITS) == table and word_at(index + _SLOT_BYTES * slot) == key_id:
+            return (word & ROW_MASK) - 1
+        slot += 1
+        if slot == num_slots:
+            slot = np.int64(0)
+
+
+@kernel()
+def insert(index: I64x2, ids: SealedI64, tables: SealedI32, first: int, taken: U8) -> Any:
+    """Adds keys to an index; one that is there, with a row or buried, stays as it is.
+
+    Args:
+        first: the row of the first key that is new; those of others follow. -1 buries them all.
+        taken: uint8[K], written: 1 for each key that is new.
+
+    Returns:
+        How many are new.
+    """
+    start, num_slots, num_new = address_of(index), index.shape[0], np.int64(0)
+    num_keys = ids.shape[0]
+    for begin in range(0, num_keys, _AT_ONCE):
+        end = min(begin + _AT_ONCE, num_keys)
+        for i in range(begin, end):
+            home = home_of(key_hash(ids[i], np.int64(tables[i])), num_slots)
+            prefetch_address(start + _SLOT_BYTES * home)
+        for i in range(begin, end):
+            key_id, table = ids[i], np.int64(tables[i])
+            key = key_hash(key_id, table)
+            taken[i] = 0
+            if row_in(start, num_slots, key, key_id, table) != at.NO_ROW:
+                continue
+            slot = home_of(key, num_slots)
+            while index[slot, 1] != 0:
+                slot += 1
+                if slot == num_slots:
+                    slot = np.int64(0)
+            row = np.int64(BURIED) if first < 0 else np.int64(first) + num_new
+            index[slot, 0] = key_id
+            index[slot, 1] = (table << ROW_BITS) | (row + 1)
+            taken[i] = 1
+            num_new += 1
+    return num_new
+
+
+@kernel()
+def first_unsound(index: SealedI64x2, num_rows: int, num_tables: int) -> Any:
+    """The first slot that no reader may follow, or -1; the number of slots where there is no free one."""
+    num_free = 0
+    for slot in range(index.shape[0]):
+        word = index[slot, 1]
+        if word == 0:
+            num_free += 1
+            continue
+        row = (word & ROW_MASK) - 1
+        table = word >> ROW_BITS
+        if table < 0 or table >= num_tables or row < 0 or (row >= num_rows and row != BURIED):
+            return slot
+    return np.int64(-1) if num_free > 0 else np.int64(index.shape[0])
+
+
+@kernel()
+def find_unknown(files: I64x2, ids: SealedI64, tables: SealedI32, unknown: U8) -> None:
+    """Writes to ``unknown``, uint8[K], 1 for each key that no file of a stack has, with a row or buried; see :func:`read_stack`."""
+    for i in range(ids.shape[0]):
+        key, unknown[i] = key_hash(ids[i], np.int64(tables[i])), 1
+        for f in range(files.shape[0]):
+            row = row_in(files[f, INDEX], files[f, NUM_SLOTS], key, ids[i], np.int64(tables[i]))
+            if row != at.NO_ROW:
+                unknown[i] = 0
+                break
+
+
+@kernel()
+def read_stack(
+    files: I64x2,
+    layout: Layout,
+    ids: I64,
+    tables: I32,
+    keys: U64,
+    halves: U16,
+    in_place: bool,
+    found: I32,
+    out: F32x2,
+    addresses: I64,
+) -> None:
+    """Reads each key in the first file of a stack that knows it; one that has no row, or is buried, has its initial value.
+
+    Args:
+        files: int64[S, 3], newest first: the address of the index, its number of slots, the address of the rows.
+        ids, tables: int64[U], int32[U].
+        keys: scratch, uint64[U]. halves: scratch, uint16[W], for rows of 16 bits.
+        in_place: whether rows stay where they are; else they are copied to ``out``.
+        found: int32[U], written: the file that has the row, -1 for none, -2 for a key that is buried.
+        out: float32[U, W], written where a row has its initial value, or is copied.
+        addresses: int64[U], written: where each key's float32[W] lie.
+    """
+    num_keys, num_files, dim = ids.shape[0], files.shape[0], out.shape[1]
+    for first in range(0, num_keys, _AT_ONCE):
+        last = min(first + _AT_ONCE, num_keys)
+        for i in range(first, last):
+            keys[i] = key_hash(ids[i], np.int64(tables[i]))
+            for f in range(num_files):
+                prefetch_address(files[f, INDEX] + _SLOT_BYTES * home_of(keys[i], files[f, NUM_SLOTS]))
+        for i in range(first, last):
+            key_id, table, row, file = ids[i], np.int64(tables[i]), np.int64(at.NO_ROW), np.int64(-1)
+            for f in range(num_files):
+                row = row_in(files[f, INDEX], files[f, NUM_SLOTS], keys[i], key_id, table)
+                if row != at.NO_ROW:
+                    file = np.int64(f)
+                    break
+            if file < 0 or row == BURIED:
+                found[i] = -1 if file < 0 else -2
+                fill_initial(layout, key_id, table, out[i])
+                if layout.dtype != at.FLOAT32:  # as a row would keep it
+                    narrow_row(layout.dtype, out[i], halves)
+                    widen_row(layout.dtype, halves, out[i])
+                addresses[i] = row_address(out, i)
+                continue
+            found[i] = file
+            address = files[file, ROWS] + 4 * dim * row
+            if in_place:
+                prefetch_address(address)
+                addresses[i] = address
+            else:
+                copy_from(row_address(out, i), address, dim)
+                addresses[i] = row_address(out, i)

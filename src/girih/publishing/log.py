@@ -1,0 +1,172 @@
+"""A log: where its segments lie, which versions can be had, and which are removed.
+
+    head.json                       the newest version, the newest snapshot
+    pin.json                        the version that followers have to stay at, if any
+    segments/00000017/              leads from version 16 to version 17
+    snapshots/00000100/             all rows of version 100
+        manifest.json  dense.safetensors  tables/<group>/shard-0000.safetensors
+
+Where a version has a snapshot and a segment, both lead to the same rows. Nothing is renamed, but files that are replaced whole on a disk of
+this machine.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from girih.checkpoint.storage import DOOMED, Storage
+from girih.config import read_toml
+from girih.errors import CheckpointError, ConfigError, MissingFileError
+from girih.publishing.manifest import HEAD, NAME, Head, SegmentManifest, read_pin, write_pin
+
+SEGMENTS, SNAPSHOTS = "segments", "snapshots"
+_NUMBER = re.compile(r"\d{8,}")
+
+
+@dataclass(frozen=True)
+class Log:
+    """A log at an address."""
+
+    root: Storage
+
+    def head(self) -> Head | None:
+        """See :meth:`Head.read`."""
+        return Head.read(self.root)
+
+    def write_head(self, head: Head) -> None:
+        """Replaces the head whole."""
+        self.root.make()
+        self.root.replace(HEAD, head.to_bytes())
+
+    def pin(self) -> int | None:
+        """See :func:`girih.publishing.manifest.read_pin`."""
+        return read_pin(self.root)
+
+    def place(self, number: int, *, whole: bool) -> Storage:
+        """The storage of a segment, or of a snapshot."""
+        return self.root / (SNAPSHOTS if whole else SEGMENTS) / name_of(number)
+
+    def read(self, number: int, *, whole: bool, expected: int | None = None) -> SegmentManifest:
+        """The manifest of a segment, or of a snapshot.
+
+        Raises:
+            MissingFileError: there is none. CheckpointError: damaged, or of another number.
+        """
+        place = self.place(number, whole=whole)
+        manifest = SegmentManifest.read(place, expected)
+        if manifest.number != number or (manifest.previous is None) != whole:
+            raise CheckpointError(
+                f"{place}/{NAME}: says {manifest.kind} {manifest.number}; expected {'snapshot' if whole else 'delta'} {number}"
+            )
+        return manifest
+
+    def numbers(self, *, whole: bool) -> list[int]:
+        """Numbers of the segments, or snapshots, that are there or have been begun, in order."""
+        names = (self.root / (SNAPSHOTS if whole else SEGMENTS)).names()
+        return sorted(int(name) for name in names if _NUMBER.fullmatch(name))
+
+    def versions(self) -> list[int]:
+        """Numbers of the versions that can be had: those with a snapshot, and those to which segments lead from there."""
+        head = self.head()
+        if head is None:
+            return []
+        newest, found = head.newest.number, []
+        segments = self._complete(self.numbers(whole=False), newest, whole=False)
+        at = None
+        for number in sorted(
+            {*segments, *(wholes := self._complete(self.numbers(whole=True), newest, whole=True))}
+        ):
+            if number in wholes or at == number - 1:
+                found.append(number)
+                at = number
+        return found
+
+    def go_back_to(self, number: int) -> None:
+        """Has followers go to a version and stay there, whatever is published.
+
+        Raises:
+            CheckpointError: it is gone, or was never there; lists what is there.
+        """
+        self._expect(number)
+        write_pin(self.root, number)
+        self._expect(number)  # it may have been removed meanwhile
+
+    def go_on(self) -> None:
+        """Has followers follow the newest version again."""
+        write_pin(self.root, None)
+
+    def remove_unfinished(self, newest: int) -> None:
+        """Removes segments and snapshots behind the newest version, which a killed process left, and what it was removing."""
+        for whole, directory in ((False, SEGMENTS), (True, SNAPSHOTS)):
+            place = self.root / directory
+            for number in self.numbers(whole=whole):
+                if number > newest or not self.place(number, whole=whole).exists(NAME):
+                    place.remove(name_of(number), first=NAME)
+            for name in place.names():
+                if name.startswith(DOOMED):
+                    place.remove(name, first=NAME)
+
+    def remove_old(self, keep: int) -> None:
+        """Removes all that lies before the last ``keep`` snapshots, but for what leads to the version that followers have to stay at."""
+        head, pin = self.head(), self.pin()
+        if head is None:
+            return
+        wholes = [n for n in self.numbers(whole=True) if n <= head.snapshot.number]
+        if len(wholes) <= keep:
+            return
+        oldest = wholes[-keep]
+        base = max((n for n in wholes if pin is not None and n <= pin), default=None)
+        self._remove((n for n in wholes if n < oldest and n != base), whole=True)
+        stays = range(0) if base is None or pin is None else range(base, pin + 1)
+        self._remove((n for n in self.numbers(whole=False) if n <= oldest and n not in stays), whole=False)
+
+    def _remove(self, numbers: Iterable[int], *, whole: bool) -> None:
+        for number in numbers:
+            (self.root / (SNAPSHOTS if whole else SEGMENTS)).remove(name_of(number), first=NAME)
+
+    def _complete(self, numbers: Iterable[int], newest: int, *, whole: bool) -> set[int]:
+        return {n for n in numbers if n <= newest and self.place(n, whole=whole).exists(NAME)}
+
+    def _expect(self, number: int) -> None:
+        if self.head() is None:
+            raise MissingFileError(f"{self.root}: nothing was published there")
+        versions = self.versions()
+        if number not in versions:
+            raise CheckpointError(
+                f"{self.root}: version {number} is not there; there are {shown(versions)}; name one of them"
+            )
+
+
+def find_log(address: str) -> Log:
+    """The log at an address, or that of a run directory.
+
+    Raises:
+        ConfigError: the run publishes nothing.
+    """
+    root = Storage.at(address)
+    if root.local is None or not (root.local / "config.toml").is_file():
+        return Log(root.absolute())
+    to = read_toml(root.local / "config.toml").get("publish", {}).get("to")
+    if not isinstance(to, str):
+        raise ConfigError(
+            f"{address}: this run publishes nothing; train it with [publish] to, or name the address of a log"
+        )
+    return Log(Storage.at(to).absolute())
+
+
+def name_of(number: int) -> str:
+    """``00000017``."""
+    return f"{number:08d}"
+
+
+def shown(numbers: list[int]) -> str:
+    """Numbers in order, runs of them as ``3 to 9``."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(a) if a == b else f"{a} to {b}" for a, b in runs) or "none"

@@ -1,0 +1,235 @@
+"""The server as an ASGI application: the Open Inference Protocol over HTTP, health and metrics.
+
+A request is answered where it arrives, in the one thread of the process: what it waits for is arithmetic alone. So requests of one
+worker follow each other, and each reads :attr:`~girih.serving.served.Model.current` once.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from importlib.metadata import version as version_of
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from girih.errors import DataError, GirihError, UserError
+from girih.schema import Schema
+from girih.serving import protocol
+from girih.serving.metrics import CONTENT_TYPE, ServingMetrics
+from girih.serving.options import ServeOptions
+from girih.serving.reading import RequestReader, TooLarge
+from girih.serving.served import Model, Served, open_served
+
+_LOG = logging.getLogger(__name__)
+
+
+class NotServed(UserError, LookupError):
+    """A model or a version that is not here."""
+
+
+class NotReady(GirihError, RuntimeError):
+    """No version of the model is here yet."""
+
+
+STATUS: tuple[tuple[type[Exception], int], ...] = (
+    (TooLarge, 413),
+    (NotServed, 404),
+    (NotReady, 503),
+    (UserError, 400),
+)
+"""HTTP statuses of errors, the first that fits; others are 500."""
+
+
+class Server:
+    """Answers requests for one model.
+
+    Args:
+        most_examples, most_bytes: of a request; more is refused with status 413.
+
+    Raises:
+        ConfigError: prometheus-client is missing.
+    """
+
+    def __init__(self, model: Model, *, most_examples: int, most_bytes: int) -> None:
+        self._model, self._most_bytes = model, most_bytes
+        self._metrics = ServingMetrics()
+        self._reader = RequestReader(Schema.from_dict(model.signature.schema), most_examples)
+        self._outputs = model.signature.outputs
+        if model.current is not None:
+            self.replace(model.current)
+
+    def replace(self, served: Served) -> None:
+        """Has the next request answered by another version; those that are being answered keep theirs. Any thread may call it."""
+        self._model.current = served
+        self._metrics.serves(served.version)
+
+    def app(self) -> Starlette:
+        """The ASGI application."""
+        routes = [
+            Route("/v2", self.metadata),
+            Route("/v2/health/live", self.live),
+            Route("/v2/health/ready", self.ready),
+            Route("/metrics", self.metrics),
+        ]
+        for path in ("/v2/models/{name}", "/v2/models/{name}/versions/{version}"):
+            routes += [
+                Route(path, self.model_metadata),
+                Route(f"{path}/ready", self.model_ready),
+                Route(f"{path}/infer", self.infer, methods=["POST"]),
+            ]
+        return Starlette(routes=routes, exception_handlers={404: _no_route, 405: _no_route})
+
+    async def metadata(self, request: Request) -> Response:
+        """``GET /v2``."""
+        found = {"name": "girih", "version": version_of("girih"), "extensions": list(protocol.EXTENSIONS)}
+        return JSONResponse(found)
+
+    async def live(self, request: Request) -> Response:
+        """``GET /v2/health/live``: whether the process answers."""
+        return JSONResponse({"live": True})
+
+    async def ready(self, request: Request) -> Response:
+        """``GET /v2/health/ready``: whether there is a version of the model to answer with."""
+        is_ready = self._model.current is not None
+        return JSONResponse({"ready": is_ready}, 200 if is_ready else 503)
+
+    async def metrics(self, request: Request) -> Response:
+        """``GET /metrics``."""
+        return Response(self._metrics.text(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def model_metadata(self, request: Request) -> Response:
+        """``GET /v2/models/NAME``."""
+        try:
+            served = self._served(request)
+        except GirihError as error:
+            return refusal(error)
+        model = self._model
+        return JSONResponse(protocol.metadata(model.signature, model.name, str(served.version)))
+
+    async def model_ready(self, request: Request) -> Response:
+        """``GET /v2/models/NAME/ready``."""
+        try:
+            self._served(request)
+        except GirihError as error:
+            return refusal(error)
+        return JSONResponse({"name": self._model.name, "ready": True})
+
+    async def infer(self, request: Request) -> Response:
+        """``POST /v2/models/NAME/infer``."""
+        try:
+            body = await self._body(request)
+        except ClientDisconnect:
+            return Response(status_code=400)
+        except UserError as error:
+            self._metrics.requests.labels(str(status_of(error))).inc()
+            return refusal(error, close=True)
+        start = time.perf_counter()
+        try:
+            response = self._answer(request, body)
+        except GirihError as error:
+            response = refusal(error)
+        except (
+            Exception
+        ) as error:  # whatever a model raises on numbers that it cannot take; the server goes on
+            _LOG.exception("a request failed")
+            response = refusal(RuntimeError(f"the model failed: {type(error).__name__}: {error}"[:200]))
+        self._metrics.seconds.observe(time.perf_counter() - start)
+        self._metrics.requests.labels(str(response.status_code)).inc()
+        return response
+
+    def _answer(self, request: Request, body: bytes) -> Response:
+        served = self._served(request)  # this one from here to the end
+        asked = protocol.parse(body, request.headers.get(protocol.JSON_LENGTH), self._outputs)
+        batch = self._reader.read(asked.tensors)
+        predictions = served.predict(batch)
+        try:
+            found = protocol.answer(asked, predictions, self._outputs, self._model.name, str(served.version))
+        except ValueError:
+            return JSONResponse(
+                {
+                    "error": "a prediction is NaN or infinite, which JSON cannot say; ask for it as binary_data"
+                },
+                500,
+            )
+        self._metrics.examples.inc(batch.num_examples)
+        return Response(found.body, headers=dict(found.headers))
+
+    def _served(self, request: Request) -> Served:
+        """The version that answers.
+
+        Raises:
+            NotServed: the path names another model, or another version. NotReady: there is none yet.
+        """
+        name, version = request.path_params["name"], request.path_params.get("version")
+        if name != self._model.name:
+            raise NotServed(f"model {name[:80]!r} is not here; this server has {self._model.name!r}")
+        served = self._model.current
+        if served is None:
+            raise NotReady(f"model {name!r} is not ready yet; ask again")
+        if version is not None and version != str(served.version):
+            raise NotServed(
+                f"version {version[:80]!r} of {name!r} is not here; this server has {served.version}"
+            )
+        return served
+
+    async def _body(self, request: Request) -> bytes:
+        """The body of a request.
+
+        Raises:
+            TooLarge: more bytes than are taken; the rest is not read. DataError: it is compressed.
+        """
+        if request.headers.get("Content-Encoding", "identity") != "identity":
+            raise DataError(
+                f"Content-Encoding = {request.headers['Content-Encoding'][:40]!r}: expected none; send the body as it is"
+            )
+        told = request.headers.get("Content-Length", "")
+        if told.isdigit() and int(told) > self._most_bytes:
+            raise self._too_large(int(told))
+        pieces, size = [], 0
+        async for piece in request.stream():
+            pieces.append(piece)
+            size += len(piece)
+            if size > self._most_bytes:
+                raise self._too_large(size)
+        return b"".join(pieces)
+
+    def _too_large(self, size: int) -> TooLarge:
+        return TooLarge(
+            f"a body of {size:,} bytes; expected at most {self._most_bytes:,}: send several requests"
+        )
+
+
+def application(directory: Path, name: str | None = None) -> Starlette:
+    """The ASGI application of an exported model, for a host of ASGI applications: see ``deploy/``.
+
+    Args:
+        name: of the model, for clients; that of the export where None.
+
+    Raises:
+        MissingFileError, CheckpointError: no exported model, or a damaged one.
+    """
+    options = ServeOptions()
+    signature, served = open_served(directory)
+    model = Model(name or signature.name, signature, served)
+    return Server(model, most_examples=options.max_batch, most_bytes=options.max_bytes).app()
+
+
+def status_of(error: Exception) -> int:
+    """The HTTP status of an error."""
+    return next((status for kind, status in STATUS if isinstance(error, kind)), 500)
+
+
+def refusal(error: Exception, *, close: bool = False) -> Response:
+    """An error as the protocol has it: one sentence. ``close`` ends the connection, of which the rest was not read."""
+    headers = {"Connection": "close"} if close else None
+    return JSONResponse({"error": " ".join(str(error).split())}, status_of(error), headers=headers)
+
+
+async def _no_route(request: Request, error: Any) -> Response:
+    told = f"{request.method} {request.url.path[:80]}: no such path; see /v2 and /v2/models/NAME"
+    return JSONResponse({"error": told}, error.status_code)

@@ -1,0 +1,87 @@
+"""The exported model of a run, made where it is missing: what ``girih serve RUN`` serves."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from girih.errors import CheckpointError, MissingFileError
+from girih.serving.signature import NAME, Signature
+
+EXPORTED = "exported"
+"""The directory in a run's that holds the export of its final model."""
+_MAKING = ".making-"
+
+
+@contextlib.contextmanager
+def exported(path: str, name: str, tell: Callable[[str], None]) -> Iterator[Path]:
+    """A directory with the exported model of a run, for as long as it is needed.
+
+    It is kept in the run directory, and used again as long as its checkpoint is the final one; where nothing can be written there, or there is
+    none, it is in a temporary one.
+
+    Args:
+        path: an exported directory, which is used as it is; a run directory, or a checkpoint. name: of the model, where it is made.
+        tell: receives a line on what is made.
+
+    Raises:
+        MissingFileError, CheckpointError: neither an exported model nor a checkpoint there.
+    """
+    if (Path(path) / NAME).is_file():
+        yield Path(path)
+        return
+    # which takes a second to import
+    from girih.serving.exporting import export, source_of
+    from girih.serving.opening import open_model
+
+    opened = open_model(path)
+    run = (
+        Path(path)
+        if (Path(path) / "config.toml").is_file() or (Path(path) / "checkpoints").is_dir()
+        else None
+    )
+    if run is not None and os.access(run, os.W_OK):
+        kept = run / EXPORTED
+        if not _is_of(kept, source_of(opened.place, opened.manifest)):
+            tell(f"{path}: exporting {opened.place.name} to {kept}")
+            making = Path(tempfile.mkdtemp(prefix=_MAKING, dir=run))
+            try:
+                export(opened, making, name, tell, programs=False)
+                _put(making, kept)
+            finally:
+                shutil.rmtree(making, ignore_errors=True)
+        yield kept
+        return
+    with tempfile.TemporaryDirectory(prefix="girih-export-") as temporary:
+        tell(f"{path}: exporting {opened.place.name} to a temporary directory")
+        export(opened, Path(temporary), name, tell, programs=False)
+        yield Path(temporary)
+
+
+def _is_of(directory: Path, source: object) -> bool:
+    try:
+        return dict(Signature.read(directory).source) == source
+    except (MissingFileError, CheckpointError):
+        return False
+
+
+def _put(made: Path, place: Path) -> None:
+    """Gives a directory its name; one that has it goes. Whoever serves that one has its files open, and goes on."""
+    os.chmod(made, 0o777 & ~_umask())
+    old = place.with_name(f".old-{place.name}-{os.getpid()}")
+    with contextlib.suppress(FileNotFoundError):
+        os.replace(place, old)
+    try:
+        os.replace(made, place)
+    finally:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

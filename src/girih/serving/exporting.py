@@ -1,0 +1,253 @@
+"""``girih export``: the final model of a run as a directory that needs no checkpoint.
+
+    signature.json          what goes in and out, how to make the model, checksums; written last
+    rows-<i>.safetensors    a group's rows, to be mapped: see ``girih.store.mapped.file``
+    dense.safetensors       parameters and buffers of the net
+    dense.pt2, dense.onnx   the net as a program, where it could be made
+
+Shapes: K rows of a chunk, W columns of a row.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from girih.checkpoint import Manifest, Storage
+from girih.checkpoint.load import Loaded, load_model
+from girih.checkpoint.load import load as load_checkpoint
+from girih.checkpoint.parts import PartReader
+from girih.errors import CheckpointError, ConfigError, RunDirectoryError
+from girih.kernels.cpu import ahead
+from girih.models import needs_of
+from girih.publishing.part import widened
+from girih.runs.files import disk_full
+from girih.schema import Schema
+from girih.serving import program
+from girih.serving.files import facts_of
+from girih.serving.opening import Opened
+from girih.serving.signature import NAME, Dense, Rows, Signature, inputs_of, outputs_of
+from girih.sparse.groups.pack import Group
+from girih.sparse.groups.served import served_groups
+from girih.store.arrays import Floats, Ints, Longs
+from girih.store.mapped import MappedWriter, Written
+from girih.training.example import example_for
+from girih.training.recipe import recipe
+
+PARAMETERS, PROGRAM, ONNX = "dense.safetensors", "dense.pt2", "dense.onnx"
+_OURS = re.compile(r"rows-\d+\.safetensors|dense\.(safetensors|pt2|onnx)|\..*\.unfinished")
+Tell = Callable[[str], None]
+
+
+def export(opened: Opened, out: Path, name: str, tell: Tell, *, programs: bool = True) -> Signature:
+    """Writes a model as a directory; what stands there of an export that was cut short is replaced.
+
+    Args:
+        opened: the run's model. out: missing or empty. name: of the model, as clients will ask for it.
+        tell: receives a line on what could not be made.
+        programs: whether the net is exported as a program too, and as ONNX; a class of the user's own always is, for nothing else
+            says what it computes.
+
+    Raises:
+        RunDirectoryError: something else lies there. CheckpointError: the checkpoint is damaged.
+        ConfigError: the model's class is the user's own, and torch cannot export it. StorageFullError: the disk is full.
+    """
+    begin(out)
+    loaded = load_checkpoint(opened.place, opened.schema)
+    load_model(loaded, opened.model)
+    schema, model = opened.schema, opened.model.eval()
+    needs = needs_of(model, schema)
+    ahead.make_ready([*ahead.writing_mapped(), *ahead.serving()])
+    groups = served_groups(schema, needs, opened.options.seed)
+    files: dict[str, Mapping[str, int]] = {}
+    rows = []
+    for number, group in enumerate(groups):
+        file = f"rows-{number}.safetensors"
+        written = write_group(opened.place, opened.manifest, group, out / file)
+        files[file] = written.to_dict()
+        tables = tuple(table.name for table in group.spec.tables)
+        rows.append(Rows(file=file, tables=tables, num_rows=written.rows))
+    made = recipe(model, opened.options)
+    dense = _write_dense(model, schema, groups, out, tell, wanted=programs, required=made["model"] is None)
+    for file in (dense.parameters, dense.program, dense.onnx):
+        if file is not None:
+            _sync(out / file)
+            files[file] = facts_of(out / file)
+    signature = Signature(
+        name=name,
+        step=opened.manifest.step,
+        final=opened.final,
+        inputs=inputs_of(schema),
+        outputs=outputs_of(schema),
+        schema=schema.to_dict(),
+        fingerprint=schema.fingerprint(),
+        needs={feature: tuple(sorted(kinds)) for feature, kinds in needs.items()},
+        recipe=made,
+        normalization=_normalization(loaded),
+        rows=tuple(rows),
+        dense=dense,
+        source=source_of(opened.place, opened.manifest),
+        files=files,
+    )
+    signature.write(out)
+    _sync(out)
+    return signature
+
+
+def begin(out: Path) -> None:
+    """Makes the directory, and clears it of an export that was cut short.
+
+    Raises:
+        RunDirectoryError: something else lies there.
+    """
+    if out.exists() and not out.is_dir():
+        raise RunDirectoryError(f"--out {out}: is a file; name a directory that is missing or empty")
+    out.mkdir(parents=True, exist_ok=True)
+    names = sorted(os.listdir(out))
+    others = [name for name in names if not _OURS.fullmatch(name)]
+    if others:
+        what = "an exported model" if NAME in others else others[0]
+        raise RunDirectoryError(
+            f"--out {out}: not empty (it holds {what}); name another directory, or remove it"
+        )
+    for name in names:
+        (out / name).unlink()
+
+
+def source_of(place: Storage, manifest: Manifest) -> dict[str, Any]:
+    """The checkpoint's name, and a checksum by which the same one is known again."""
+    parts = json.dumps(manifest.parts, sort_keys=True)
+    return {"checkpoint": place.name, "crc32": zlib.crc32(parts.encode())}
+
+
+def write_group(place: Storage, manifest: Manifest, group: Group, path: Path) -> Written:
+    """Writes the rows of a group's tables, chunk by chunk, from whatever parts of a checkpoint hold them.
+
+    Raises:
+        CheckpointError: a part is damaged. StorageFullError: the disk is full.
+    """
+    names = [table.name for table in group.spec.tables]
+    parts = {part: facts for part, facts in manifest.shards.items() if set(names) & set(facts["tables"])}
+    most = sum(facts["tables"].get(name, 0) for facts in parts.values() for name in names)
+    reader = PartReader(place, manifest.shards)
+    with MappedWriter(path, group.spec, most) as writer:
+        for part in sorted(parts):
+            for ids, tables, rows in _rows_in(reader, part, group):
+                writer.add(ids, tables, rows)
+        return writer.finish()
+
+
+def _rows_in(reader: PartReader, part: str, group: Group) -> Iterator[tuple[Longs, Ints, Floats]]:
+    """A part's rows of a group's tables, some at a time: ids int64[K], tables of the group int32[K], rows float32[K, W]."""
+    columns = [segment.name for segment in group.spec.segments]
+    file = reader.open(part)
+    try:
+        file.check_columns(("ids", "tables", *columns))
+    except KeyError as error:
+        raise CheckpointError(f"{file.where}: has no column {error}; use another checkpoint") from None
+    names = [table["name"] for table in file.description["tables"]]
+    own = {table.name: number for number, table in enumerate(group.spec.tables)}
+    numbers = np.array([own.get(name, -1) for name in names], np.int32)
+    for chunk in file.chunks():
+        theirs = chunk["tables"]
+        if len(theirs) and not 0 <= theirs.min() <= theirs.max() < len(names):
+            raise CheckpointError(
+                f"{file.where}: damaged: a row of a table that it does not have; use another checkpoint"
+            )
+        tables = numbers[theirs]
+        here = np.flatnonzero(tables >= 0)
+        parts = [widened(chunk[name][here], file.description["dtype"]) for name in columns]
+        yield chunk["ids"][here], tables[here], np.concatenate(parts, axis=1) if len(parts) > 1 else parts[0]
+
+
+def _write_dense(
+    model: nn.Module,
+    schema: Schema,
+    groups: Sequence[Group],
+    out: Path,
+    tell: Tell,
+    *,
+    wanted: bool,
+    required: bool,
+) -> Dense:
+    """Writes the net's parameters, and the net as a program where that is wanted and can be."""
+    example = example_for(schema, groups, train=False)
+    inputs = program.inputs_of(example[1])
+    tensors = {
+        name: tensor.detach().cpu().clone().contiguous() for name, tensor in model.state_dict().items()
+    }
+    try:
+        save_file(tensors, out / PARAMETERS)
+    except OSError as error:
+        raise disk_full(error, out / PARAMETERS) or error from None
+    has_program = has_onnx = False
+    if wanted or required:
+        exported = _program(model, example, tell, required=required)
+        if exported is not None:
+            torch.export.save(exported, out / PROGRAM)
+            has_program, has_onnx = True, wanted and _onnx(exported, inputs, out / ONNX, tell)
+    return Dense(
+        parameters=PARAMETERS,
+        program=PROGRAM if has_program else None,
+        onnx=ONNX if has_onnx else None,
+        inputs=tuple(inputs),
+    )
+
+
+def _program(model: nn.Module, example: tuple[Any, Any], tell: Tell, *, required: bool) -> Any:
+    """What torch.export makes of the net; None, and a line, where it cannot and something else will do."""
+    kind = type(model).__name__
+    try:
+        return program.export_program(model.cpu(), *example)
+    except Exception as error:  # whatever torch meets in a model
+        reason = _reason(error)
+        if required:
+            raise ConfigError(
+                f"{kind}: a class of yours is served as what torch.export makes of it, which failed: {reason}; see docs/serving.md"
+            ) from None
+        tell(f"no {PROGRAM}, nor {ONNX}: torch.export cannot follow {kind}: {reason}")
+        return None
+
+
+def _onnx(exported: Any, inputs: program.Inputs, path: Path, tell: Tell) -> bool:
+    missing = program.missing_for_onnx()
+    if missing is not None:
+        tell(f"no {ONNX}: {missing} is not installed; pip install 'girih[onnx]'")
+        return False
+    try:
+        program.write_onnx(exported, inputs, path)
+    except Exception as error:  # whatever the converter meets in a program
+        path.unlink(missing_ok=True)
+        tell(f"no {ONNX}: torch.onnx cannot convert it: {_reason(error)}")
+        return False
+    return True
+
+
+def _reason(error: Exception) -> str:
+    """The first line of an error, which may be long."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = lines[0] if lines else type(error).__name__
+    return text if len(text) <= 160 else text[:157] + "..."
+
+
+def _normalization(loaded: Loaded) -> dict[str, Any] | None:
+    return None if loaded.normalization is None else loaded.normalization.to_dict()
+
+
+def _sync(path: Path) -> None:
+    """Has a file, or a directory's names, where they stay."""
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)

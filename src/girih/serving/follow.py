@@ -1,0 +1,361 @@
+"""Follows a log: what is published comes into mapped files on this machine, one whole version after the other.
+
+    head.json ──► which version? ──► segments behind the current one, if all lead there ──► a file on top of each stack
+                                └──► else the newest snapshot, and the segments behind it ──► new stacks
+
+Whatever is missing, damaged, repeated or of another model is told in a line and leaves the current version as it is; the next look finds
+the way again, from a snapshot where there is no other.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any
+
+from girih.checkpoint.manifest import DENSE
+from girih.errors import CheckpointError, ConfigError, GirihError, StorageFullError
+from girih.kernels.cpu import ahead
+from girih.publishing.log import Log
+from girih.publishing.manifest import Head, SegmentManifest
+from girih.publishing.part import Part
+from girih.runs.files import disk_full, unfinished
+from girih.serving.follow_rows import Merging, most_to_merge, replaced, write_rows
+from girih.serving.followed import CURRENT, Followed, RowsFile, groups_of
+
+Tell = Callable[[str], None]
+_AT_ONCE = 64  # segments that become one file
+_KEPT = 3  # versions whose files stay, for whoever is about to map them
+
+
+@dataclass(frozen=True)
+class _Read:
+    """A segment or a snapshot, whole and checked."""
+
+    manifest: SegmentManifest
+    parts: list[Part]
+    dense: bytes
+
+
+class _Unreachable(CheckpointError):
+    """A version to which nothing leads, for now."""
+
+
+class Follower(AbstractContextManager["Follower"]):
+    """Follows a log into a directory of this machine; one thread uses it.
+
+    Args:
+        directory: for this follower alone; what an earlier one left there is gone on with.
+        tell: receives a line on everything that happens.
+        fingerprint: of the schema that is served; that of the first version where None. Versions of others are refused.
+
+    Attributes:
+        current: the version that is there; None before the first.
+        again_s: seconds from one try to the next where a version cannot be reached.
+
+    Raises:
+        ConfigError: another follower uses the directory.
+    """
+
+    def __init__(self, log: Log, directory: Path, tell: Tell, *, fingerprint: str | None = None) -> None:
+        self._log, self.directory, self._tell, self._fingerprint = log, directory, tell, fingerprint
+        directory.mkdir(parents=True, exist_ok=True)
+        self._lock = _locked(directory)
+        ahead.make_ready([*ahead.writing_mapped(), *ahead.serving()], tell)
+        self.again_s = 1.0
+        self._gap: tuple[Head, float] | None = None  # found no way there; not to be tried before
+        self._told: dict[str, str] = {}
+        self._merging = Merging()
+        self._recent: deque[set[str]] = deque(maxlen=_KEPT)
+        self.current = self._left_here()
+        if self.current is not None:
+            self._fingerprint = self._fingerprint or self.current.fingerprint
+            self._recent.append(self.current.files)
+        self._counts = itertools.count(self._next_count())
+        self._clean()
+
+    def poll(self) -> bool:
+        """Looks once for what is new; returns whether :attr:`current` is another version than before."""
+        before = None if self.current is None else self.current.number
+        try:
+            self._take_merged()
+            self._follow()
+            self._settled("log")
+        except (GirihError, OSError) as error:
+            self._say_once("log", " ".join(str(error).split()))
+        after = None if self.current is None else self.current.number
+        if after != before:
+            self._merge()
+        return after != before
+
+    def merge_all(self) -> None:
+        """Waits until stacks are as short as they are to be."""
+        self._merge()
+        while not self._merging.is_idle:
+            self._take_merged(wait=True)
+            self._merge()
+
+    def close(self) -> None:
+        """Ends; what is there stays."""
+        self._merging.close()
+        self._lock.close()
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _follow(self) -> None:
+        head = self._log.head()
+        if head is None:
+            self._say_once("empty", f"{self._log.root}: nothing is published there yet; waits")
+            return
+        self._settled("empty")
+        pin, current = self._log.pin(), self.current
+        target = head.newest.number if pin is None else pin
+        if current is not None and current.number == target and (pin is not None or _same(head, current)):
+            self._note_newest(head)
+            return
+        if current is not None and pin is None and _same(head, current) and target < current.number:
+            self._say_once("repeat", f"the head went back to version {target}; stays at {current.number}")
+            return
+        self._settled("repeat")
+        if self._gap is not None and self._gap[0] == head and time.monotonic() < self._gap[1]:
+            return
+        self._gap = head, time.monotonic() + self.again_s
+        if self._go_to(target, head, pinned=pin is not None):
+            self._gap = None
+            self._settled("gap")
+
+    def _go_to(self, target: int, head: Head, *, pinned: bool) -> bool:
+        """Goes to a version, or as near to it as there is a way; returns whether it found one."""
+        current, gap = self.current, ""
+        if current is not None and current.number < target and (pinned or _same(head, current)):
+            found, why = self._segments(current.number, target, (current.run, current.epoch))
+            if found:
+                self._put(None, found, head)
+            if why is None:
+                return True
+            gap = f"version {current.number + len(found) + 1} cannot be reached: {why}"
+        snapshot = self._snapshot_for(target, head)
+        if (
+            self.current is not None
+            and snapshot <= self.current.number <= target
+            and (pinned or _same(head, self.current))
+        ):
+            self._say_once(
+                "gap", f"{gap}; stays at {self.current.number} until there is a snapshot behind it"
+            )
+            return False
+        crc = head.snapshot.manifest_crc32 if snapshot == head.snapshot.number else None
+        base = self._read(snapshot, whole=True, expected=crc)
+        found, why = [], None
+        if snapshot < target:
+            found, why = self._segments(snapshot, target, (base.manifest.run, base.manifest.epoch))
+        if gap:
+            self._tell(f"{gap}; begins again with snapshot {snapshot}")
+        elif current is not None and not pinned and head.run != current.run:
+            self._tell(
+                f"another run publishes now: {head.run}, after {current.run}; begins with snapshot {snapshot}"
+            )
+        self._put(base, found, head)
+        if why is not None:
+            self._say_once(
+                "gap",
+                f"version {snapshot + len(found) + 1} cannot be reached: {why}; stays at {snapshot + len(found)}",
+            )
+        return why is None
+
+    def _snapshot_for(self, target: int, head: Head) -> int:
+        if head.snapshot.number <= target:
+            return head.snapshot.number
+        there = [number for number in self._log.numbers(whole=True) if number <= target]
+        if not there:
+            raise _Unreachable(f"version {target} cannot be reached: no snapshot leads to it")
+        return there[-1]
+
+    def _segments(self, after: int, target: int, run: tuple[str, int]) -> tuple[list[_Read], str | None]:
+        """The segments behind a version, in order; and why the next one cannot be had, None where all are there."""
+        found: list[_Read] = []
+        for number in range(after + 1, min(target, after + _AT_ONCE) + 1):
+            try:
+                each = self._read(number, whole=False)
+            except StorageFullError:
+                raise
+            except (GirihError, OSError) as error:
+                return found, " ".join(str(error).split())
+            theirs = each.manifest.run, each.manifest.epoch
+            if each.manifest.previous != number - 1 or theirs != run:
+                return (
+                    found,
+                    f"segment {number} is to be applied to version {each.manifest.previous} of {theirs}, not to {number - 1} of {run}",
+                )
+            found.append(each)
+        return found, None
+
+    def _read(self, number: int, *, whole: bool, expected: int | None = None) -> _Read:
+        """Reads a segment or a snapshot, all of it.
+
+        Raises:
+            MissingFileError: it, or a part of it, is not there. CheckpointError: damaged, or of another model.
+        """
+        manifest = self._log.read(number, whole=whole, expected=expected)
+        if self._fingerprint is not None and manifest.fingerprint != self._fingerprint:
+            raise CheckpointError(
+                f"version {number} has schema {manifest.fingerprint}, this follower {self._fingerprint}; start one anew for it"
+            )
+        place, parts = self._log.place(number, whole=whole), []
+        for name, facts in manifest.shards.items():
+            with place.fetch(name) as file:
+                parts.append(Part(file, f"{place}/{name}", facts))
+        dense, facts = place.read(DENSE), manifest.parts[DENSE]
+        if zlib.crc32(dense) != facts["crc32"].get(""):
+            raise CheckpointError(f"{place}/{DENSE}: damaged: its checksum differs")
+        return _Read(manifest, parts, dense)
+
+    def _put(self, base: _Read | None, segments: list[_Read], head: Head) -> None:
+        """Makes a version of files: a snapshot, or what is there, with segments on top; the last one is the current one then."""
+        last = segments[-1] if segments else base
+        if last is None:
+            return
+        manifest, count = last.manifest, next(self._counts)
+        groups = groups_of(manifest.schema, manifest.needs, manifest.recipe, str(self._log.root))
+        kept: list[tuple[RowsFile, ...]]
+        if base is None:
+            kept = list(self.current.rows) if self.current is not None else []
+        else:
+            kept = [
+                (write_rows(self.directory / f"rows-{g}-{count}.safetensors", group, [base.parts]),)
+                for g, group in enumerate(groups)
+            ]
+            count = next(self._counts)
+        rows = []
+        for g, group in enumerate(groups):
+            newest_first = [each.parts for each in reversed(segments)]
+            on_top: tuple[RowsFile, ...] = ()
+            if segments:
+                file = write_rows(self.directory / f"rows-{g}-{count}.safetensors", group, newest_first)
+                on_top = (file,) if file.keys else ()
+            rows.append((*on_top, *kept[g]))
+        dense = f"dense-{count}.safetensors"
+        _write(self.directory / dense, last.dense)
+        self._become(
+            Followed.of(
+                manifest,
+                log=self._log.root.url,
+                newest=head.newest.number,
+                rows=tuple(rows),
+                dense=dense,
+                dense_crc32=zlib.crc32(last.dense),
+            )
+        )
+        self._fingerprint = self._fingerprint or manifest.fingerprint
+        what = f"snapshot {base.manifest.number}" if base is not None else ""
+        if segments:
+            first, final = segments[0].manifest.number, manifest.number
+            shown = f"segment {final}" if first == final else f"segments {first} to {final}"
+            what = f"{what} and {shown}" if what else shown
+        self._tell(f"version {manifest.number}, step {manifest.step}, by {what}")
+
+    def _become(self, version: Followed) -> None:
+        version.write(self.directory)
+        self.current = version
+        self._recent.append(version.files)
+        self._clean()
+
+    def _note_newest(self, head: Head) -> None:
+        if self.current is not None and self.current.newest != head.newest.number:
+            self.current = replace(self.current, newest=head.newest.number)
+            self.current.write(self.directory)
+
+    def _merge(self) -> None:
+        """Begins to merge files of the stack that most needs it."""
+        if self.current is None or not self._merging.is_idle:
+            return
+        wanted = [(most_to_merge(files), g) for g, files in enumerate(self.current.rows)]
+        most, g = max(wanted, default=(0, 0))
+        if most < 2:
+            return
+        files, spec = self.current.rows[g], self.current.groups()[g].spec
+        path = self.directory / f"rows-{g}-{next(self._counts)}.safetensors"
+        self._merging.begin(path, spec, g, files[:most], whole=most == len(files))
+
+    def _take_merged(self, *, wait: bool = False) -> None:
+        found = self._merging.result(wait=wait)
+        if found is None or self.current is None:
+            return
+        g, merged, by = found
+        files = replaced(self.current.rows[g], merged, by) if g < len(self.current.rows) else None
+        if files is not None:
+            self._become(self.current.with_rows(g, files))
+        self._merge()
+
+    def _left_here(self) -> Followed | None:
+        """The version that an earlier follower left here, if it is of this log and whole."""
+        try:
+            found = Followed.read(self.directory)
+            if found is None:
+                return None
+            if found.log != self._log.root.url:
+                raise CheckpointError(f"{self.directory}: has versions of {found.log}")
+            if self._fingerprint is not None and found.fingerprint != self._fingerprint:
+                raise CheckpointError(f"{self.directory}: has versions of another schema")
+            found.stacks(self.directory, verify=True)
+            found.parameters(self.directory)
+        except GirihError as error:
+            self._tell(f"{error}; begins anew")
+            (self.directory / CURRENT).unlink(missing_ok=True)
+            return None
+        self._tell(f"goes on with version {found.number}, step {found.step}, which is here")
+        return found
+
+    def _next_count(self) -> int:
+        names = (path.stem.rpartition("-")[2] for path in self.directory.glob("*-*.safetensors"))
+        return max((int(name) for name in names if name.isdigit()), default=0) + 1
+
+    def _clean(self) -> None:
+        """Removes files of versions that nobody is about to map any more, and what a killed follower left."""
+        stays: set[str] = set().union(*self._recent)
+        stays |= {self._merging.name or ""}
+        for path in [*self.directory.glob("rows-*.safetensors"), *self.directory.glob("dense-*.safetensors")]:
+            if path.name not in stays:
+                path.unlink(missing_ok=True)
+        if self._merging.is_idle:
+            for path in unfinished(self.directory):
+                path.unlink(missing_ok=True)
+
+    def _say_once(self, kind: str, what: str) -> None:
+        if self._told.get(kind) != what:
+            self._told[kind] = what
+            self._tell(what)
+
+    def _settled(self, kind: str) -> None:
+        self._told.pop(kind, None)
+
+
+def _same(head: Head, current: Followed) -> bool:
+    return (head.run, head.epoch) == (current.run, current.epoch)
+
+
+def _locked(directory: Path) -> IO[Any]:
+    lock = (directory / ".lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise ConfigError(f"{directory}: another follower uses it; name another directory") from None
+    return lock
+
+
+def _write(path: Path, content: bytes) -> None:
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+        raise disk_full(error, path) or error from None

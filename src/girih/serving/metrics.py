@@ -1,0 +1,75 @@
+"""Metrics of a server for Prometheus. Where several workers serve one port, each scrape gives the sums over all of them.
+
+docs/serving.md lists them.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from girih.errors import ConfigError
+from girih.serving.served import Version
+
+SHARED = "PROMETHEUS_MULTIPROC_DIR"
+"""The variable by which prometheus-client finds the files that the workers of a server share."""
+BOUNDS_S = (0.0005, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class ServingMetrics:
+    """The metrics of one worker.
+
+    Raises:
+        ConfigError: prometheus-client is missing.
+    """
+
+    def __init__(self) -> None:
+        try:
+            from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+        except ImportError:
+            raise ConfigError(
+                "serve: prometheus-client is not installed; pip install 'girih[serve]'"
+            ) from None
+        self._registry = CollectorRegistry()
+        own: dict[str, Any] = {"registry": self._registry}
+        self.seconds = Histogram(
+            "girih_serving_seconds",
+            "Answering a request, from when its body was there.",
+            buckets=BOUNDS_S,
+            **own,
+        )
+        self.requests = Counter(
+            "girih_serving_requests_total", "Requests for predictions, by HTTP status.", ["status"], **own
+        )
+        self.examples = Counter(
+            "girih_serving_examples_total", "Examples that were given predictions.", **own
+        )
+        # of several workers the one that is behind
+        self._step = Gauge(
+            "girih_serving_step",
+            "Steps of training in the version that answers.",
+            multiprocess_mode="livemin",
+            **own,
+        )
+        self._number = Gauge(
+            "girih_serving_version",
+            "The last published segment in the version that answers.",
+            multiprocess_mode="livemin",
+            **own,
+        )
+
+    def serves(self, version: Version) -> None:
+        """Notes the version that answers from now on."""
+        self._step.set(version.step)
+        self._number.set(version.number)
+
+    def text(self) -> bytes:
+        """All metrics, of all workers, as Prometheus reads them."""
+        from prometheus_client import CollectorRegistry, generate_latest, multiprocess
+
+        registry = self._registry
+        if SHARED in os.environ:
+            registry = CollectorRegistry()
+            multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+        return generate_latest(registry)

@@ -1,0 +1,312 @@
+"""Tensors of a request to a batch: as the columns of a file are read, without a dataset.
+
+Integers and numbers that need nothing done to them, which are most, are taken as they lie. Strings, times, weights and whatever is
+transformed go through the decoder that reads files, so that they mean the same.
+
+A tensor is a column:
+
+    [n]        a value for each example; [n, 1] is the same
+    [n, L]     a list of L values for each
+    [M]        all examples' lists one after the other, where NAME.lengths, int32 or int64 [n], says how many each has
+    [1]        one value, or one list, for all examples, where others have n
+
+Shapes: n examples, F categorical and sequence features, X numeric features, M values of a column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from girih.data.batch import Batch
+from girih.data.decode.columns import keep_last
+from girih.data.decode.decoder import decode
+from girih.data.decode.rows import Bags
+from girih.data.given import columns_as_given, columns_of
+from girih.data.position import Cursor
+from girih.data.read_plan import ReadPlan, make_read_plan
+from girih.data.unit import Unit
+from girih.errors import DataError, UserError, nearest
+from girih.kernels.buffers import Buffers
+from girih.schema import Categorical, Numeric, Schema
+from girih.serving.signature import LENGTHS
+from girih.serving.tensors import Tensor
+
+MOST_IDS = 1 << 22
+"""Ids of one request, those of shared lists counted for each example."""
+_WHERE = "request"
+_MOST_PLANS = 256
+
+
+class TooLarge(UserError, ValueError):
+    """A request of more examples, ids or bytes than the server takes."""
+
+
+class Column(NamedTuple):
+    """A column of a request: values, where each example's list begins (None: one value each), how many examples have their own."""
+
+    values: Any
+    offsets: NDArray[np.int64] | None
+    num_rows: int
+
+
+class RequestReader:
+    """Reads requests for a schema.
+
+    Args:
+        most_examples: of a request.
+    """
+
+    def __init__(self, schema: Schema, most_examples: int) -> None:
+        self._schema, self._most = schema, most_examples
+        self._columns = columns_of(schema)
+        self._known = {*self._columns, *(name + LENGTHS for name in self._columns)}
+        self._plain = {f.name for f in schema.features if _is_plain(f)}
+        self._plans: dict[tuple[Any, ...], ReadPlan] = {}
+        self._buffers = Buffers()
+
+    def read(self, tensors: Mapping[str, Tensor]) -> Batch:
+        """A batch of the examples of a request, its numbers not standardized yet.
+
+        Raises:
+            DataError: an input that is missing, that no feature reads, of a type that cannot serve, of a shape that disagrees with
+                the others', or a value that cannot be used; it names the input.
+            TooLarge: more examples than ``most_examples``, or than :data:`MOST_IDS` ids.
+        """
+        columns = self._columns_in(tensors)
+        size = self._size(columns)
+        features: list[tuple[Any, int]] = []  # those for the decoder, with the rows that they are read of
+        bags: list[Bags | None] = []
+        for feature in self._schema.sparse:
+            own = (
+                self._plain_bags(feature, columns[feature.source], size)
+                if feature.name in self._plain
+                else None
+            )
+            bags.append(own)
+            if own is None:
+                features.append((feature, self._rows_of(feature, columns, size)))
+        numeric = np.zeros((size, len(self._schema.numeric)), np.float32)
+        for place, number in enumerate(self._schema.numeric):
+            if number.name not in self._plain or not _fill(numeric, place, columns[number.source]):
+                features.append((number, self._rows_of(number, columns, size)))
+        if not np.isfinite(numeric).all() and numeric.size:  # the decoder says which, and what it should be
+            features = [(f, r) for f, r in features if not isinstance(f, Numeric)]
+            features += [(f, self._rows_of(f, columns, size)) for f in self._schema.numeric]
+        for num_rows in {rows for _, rows in features}:
+            self._decode([f for f, rows in features if rows == num_rows], columns, num_rows, bags, numeric)
+        return _batch([each for each in bags if each is not None], numeric)
+
+    def _columns_in(self, tensors: Mapping[str, Tensor]) -> dict[str, Column]:
+        """Each column that the schema reads."""
+        for name in tensors:
+            if name not in self._known:
+                raise DataError(f"input {name!r}: no feature reads it{nearest(name, self._known)}")
+        found = {}
+        for name in self._columns:
+            tensor = tensors.get(name)
+            if tensor is None:
+                raise DataError(f"input {name!r} is missing; expected {', '.join(self._columns)}")
+            lengths = None if name + LENGTHS in self._columns else tensors.get(name + LENGTHS)
+            found[name] = _column(tensor, lengths)
+        return found
+
+    def _size(self, columns: Mapping[str, Column]) -> int:
+        """n, which all columns agree on that do not hold for all examples."""
+        size = max((column.num_rows for column in columns.values()), default=0)
+        largest = next(name for name, column in columns.items() if column.num_rows == size)
+        if any(column.num_rows == 0 for column in columns.values()):
+            raise DataError("no examples: an input has none; expected at least one")
+        if size > self._most:
+            raise TooLarge(
+                f"{size:,} examples in one request; expected at most {self._most:,}: send several requests"
+            )
+        num_ids = 0
+        for name, column in columns.items():
+            if column.num_rows not in (1, size):
+                raise DataError(
+                    f"input {name!r} has {column.num_rows:,} examples, {largest!r} has {size:,}; expected as many, or 1 for all"
+                )
+            num_ids += len(column.values) * (size // column.num_rows)
+        if num_ids > MOST_IDS:
+            raise TooLarge(
+                f"{num_ids:,} values in one request; expected at most {MOST_IDS:,}: send several requests"
+            )
+        return size
+
+    def _plain_bags(self, feature: Any, column: Column, size: int) -> Bags | None:
+        """The ids of a feature that are integers; None where the decoder is to read them."""
+        ids, offsets, num_rows = column
+        if not isinstance(ids, np.ndarray) or ids.dtype.kind not in "iu":
+            return None
+        ids = ids.view(np.int64) if ids.dtype == np.uint64 else ids.astype(np.int64, copy=False)
+        if offsets is not None and feature.max_length:
+            ids, offsets = keep_last(ids, offsets, feature.max_length)
+        return _repeated(Bags(ids, offsets), num_rows, size)
+
+    def _rows_of(self, feature: Any, columns: Mapping[str, Column], size: int) -> int:
+        """1 where all examples share what a feature reads, else n."""
+        return max(columns[name].num_rows for name in _sources(feature)) if size > 1 else size
+
+    def _decode(
+        self,
+        features: Sequence[Any],
+        columns: Mapping[str, Column],
+        num_rows: int,
+        bags: list[Bags | None],
+        numeric: NDArray[np.float32],
+    ) -> None:
+        """Fills in what features read of columns of so many rows, repeated where that is 1 and there are more examples."""
+        names = list(dict.fromkeys(name for feature in features for name in _sources(feature)))
+        table = pa.table({name: _arrow(name, columns[name], num_rows) for name in names})
+        plan = self._plan([feature.name for feature in features], table)
+        unit = Unit(table, _WHERE, Cursor(1), range(1, num_rows + 1))
+        rows, bad = decode(unit, plan, self._buffers)
+        if bad:
+            raise DataError(unit.locate(bad[0]))
+        size = len(numeric)
+        places = {f.name: place for place, f in enumerate(self._schema.sparse)}
+        for feature, own in zip(plan.schema.sparse, rows.bags, strict=True):
+            bags[places[feature.name]] = _repeated(own, num_rows, size)
+        places = {f.name: place for place, f in enumerate(self._schema.numeric)}
+        for number, values in zip(plan.schema.numeric, rows.numeric.T, strict=True):
+            numeric[:, places[number.name]] = values
+
+    def _plan(self, names: Sequence[str], table: Any) -> ReadPlan:
+        """What the decoder is to read of a table; made once for columns of these types."""
+        key = (*names, *table.schema.types)
+        plan = self._plans.get(key)
+        if plan is None:
+            narrowed = columns_as_given(self._schema.narrowed(names), table)
+            plan = make_read_plan(narrowed, (), False)
+            plan.check_types(dict(zip(table.schema.names, table.schema.types, strict=True)), _WHERE)
+            if len(self._plans) < _MOST_PLANS:
+                self._plans[key] = plan
+        return plan
+
+
+def _is_plain(feature: Any) -> bool:
+    """Whether values that are integers, or numbers, are taken as they are."""
+    if isinstance(feature, Numeric):
+        return not set(feature.transform) - {"standardize"}
+    if isinstance(feature, Categorical) and (feature.bucketize or feature.transform or feature.weights):
+        return False
+    return not feature.separator
+
+
+def _sources(feature: Any) -> list[str]:
+    weights = feature.weights if isinstance(feature, Categorical) else None
+    return [feature.source, *([weights] if weights else [])]
+
+
+def _column(tensor: Tensor, lengths: Tensor | None) -> Column:
+    """A tensor, and the lengths of its lists if they have any, as a column."""
+    if lengths is not None:
+        return Column(tensor.values, _offsets(tensor, lengths), lengths.num_values)
+    num_rows = tensor.shape[0]
+    if len(tensor.shape) == 1 or tensor.shape[1] == 1:
+        return Column(tensor.values, None, num_rows)
+    return Column(tensor.values, np.arange(num_rows + 1) * tensor.shape[1], num_rows)
+
+
+def _offsets(tensor: Tensor, lengths: Tensor) -> NDArray[np.int64]:
+    """int64[n+1]: where each example's list begins, and the last one's ends."""
+    given, name = lengths.values, tensor.name
+    if (
+        lengths.datatype not in ("INT32", "INT64")
+        or not isinstance(given, np.ndarray)
+        or len(lengths.shape) != 1
+    ):
+        raise DataError(
+            f"input {lengths.name!r}: {lengths.datatype}{list(lengths.shape)}; expected INT32 or INT64 of [n]"
+        )
+    if len(tensor.shape) != 1:
+        raise DataError(
+            f"input {name!r}: a shape of {list(tensor.shape)} beside {lengths.name!r}; expected [M], all lists one after the other"
+        )
+    if len(given) and (given.min() < 0 or given.max() > tensor.num_values):
+        raise DataError(
+            f"input {lengths.name!r}: lengths from {given.min():,} to {given.max():,}; expected 0 to {tensor.num_values:,}"
+        )
+    offsets = np.zeros(len(given) + 1, np.int64)
+    np.cumsum(given, out=offsets[1:])
+    if offsets[-1] != tensor.num_values:
+        raise DataError(
+            f"input {name!r} has {tensor.num_values:,} values, {lengths.name!r} sums to {offsets[-1]:,}; expected as many"
+        )
+    return offsets
+
+
+def _fill(numeric: NDArray[np.float32], place: int, column: Column) -> bool:
+    """Writes a numeric feature's column; False where the decoder is to read it."""
+    values = column.values
+    if column.offsets is not None or not isinstance(values, np.ndarray):
+        return False
+    if values.dtype.kind not in "fiu":
+        return False
+    if values.dtype.kind != "f":
+        values = values.astype(np.float64)  # as the decoder does it
+    with np.errstate(over="ignore"):  # what does not fit becomes inf, and is found
+        numeric[:, place] = values
+    return True
+
+
+def _repeated(bags: Bags, num_rows: int, size: int) -> Bags:
+    """The bags of one example for all; those of n as they are."""
+    if num_rows == size:
+        return bags
+    ids, offsets, weights = bags
+    tiled = None if weights is None else np.tile(weights, size)
+    return Bags(np.tile(ids, size), None if offsets is None else np.arange(size + 1) * len(ids), tiled)
+
+
+def _arrow(name: str, column: Column, num_rows: int) -> Any:
+    """A column of so many rows as Arrow has it."""
+    values = column.values if isinstance(column.values, pa.Array) else pa.array(column.values)
+    if column.offsets is not None:
+        values = pa.LargeListArray.from_arrays(pa.array(column.offsets), values)
+    if column.num_rows != num_rows:
+        values = values.take(pa.array(np.zeros(num_rows, np.int64)))
+    return values
+
+
+def _batch(bags: Sequence[Bags], numeric: NDArray[np.float32]) -> Batch:
+    """A batch of the bags of all features, int64[N], and numbers, float32[n, X]."""
+    size = len(numeric)
+    ids = np.concatenate([each.ids for each in bags]) if bags else np.empty(0, np.int64)
+    weights = None
+    if any(each.weights is not None for each in bags):
+        ones = (np.ones(len(each.ids), np.float32) if each.weights is None else each.weights for each in bags)
+        weights = np.concatenate(list(ones))
+    return Batch(
+        ids=ids,
+        offsets=_bounds(bags, size),
+        weights=weights,
+        numeric=numeric,
+        labels=np.empty((size, 0), np.float32),
+    )
+
+
+def _bounds(bags: Sequence[Bags], size: int) -> NDArray[np.int32]:
+    """Offsets of a batch, int32[F·n+1]."""
+    if all(each.offsets is None for each in bags):
+        return _singles(len(bags) * size)
+    bounds, first = np.zeros(len(bags) * size + 1, np.int32), 0
+    for f, each in enumerate(bags):
+        ends = bounds[f * size + 1 : (f + 1) * size + 1]
+        ends[:] = np.arange(1, size + 1) if each.offsets is None else each.offsets[1:]
+        ends += first
+        first += len(each.ids)
+    return bounds
+
+
+@lru_cache(maxsize=64)
+def _singles(count: int) -> NDArray[np.int32]:
+    bounds = np.arange(count + 1, dtype=np.int32)
+    bounds.flags.writeable = False
+    return bounds

@@ -1,0 +1,216 @@
+"""One version of a model as a server has it: rows in mapped files, a dense half, and all that turns a batch into predictions.
+
+A server answers each request by one :class:`Served` from begin to end, and moves to another version by putting another one in its
+place (:class:`Model`): an attribute is set at once or not at all.
+
+Shapes: B examples, T labels.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load as parse
+from torch import Tensor, nn
+
+from girih import models
+from girih.data import Batch, NormalizationStats
+from girih.dense.halves.replica import Replica
+from girih.dense.spec import DenseSpec
+from girih.errors import CheckpointError, ConfigError, MissingFileError
+from girih.kernels.cpu import ahead
+from girih.models.loss import probabilities
+from girih.runs.stats import Stats
+from girih.schema import Schema
+from girih.serving.files import check_file
+from girih.serving.program import ProgramNet, load_program
+from girih.serving.signature import Signature
+from girih.sparse.groups.pack import Group
+from girih.sparse.groups.served import served_groups
+from girih.sparse.halves.mapped import MappedSparse
+from girih.store.mapped import MappedFile, Stack
+from girih.training.recipe import train_options
+from girih.training.specs import dense_spec
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """The version of a model that answers.
+
+    Attributes:
+        step: steps of training in it. number: of the last published segment in it, 0 for an export as it is.
+    """
+
+    step: int
+    number: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.step}.{self.number}" if self.number else str(self.step)
+
+
+class Served:
+    """One version of a model. One thread at a time may use it; stacks, and the dense half, may be shared by several versions.
+
+    Args:
+        groups: of tables. stacks: the rows of each, newest files first.
+        spec: of the dense half. dense: that half, where there is one already; else it is made.
+        normalization: of numeric features. schema: of the model. version: what answers name.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        stacks: Sequence[Stack],
+        spec: DenseSpec,
+        normalization: NormalizationStats,
+        schema: Schema,
+        version: Version,
+        dense: Replica | None = None,
+    ) -> None:
+        self.groups, self.stacks = tuple(groups), tuple(stacks)
+        self.spec, self.dense = spec, dense or Replica(spec)
+        self.normalization, self.schema, self.version = normalization, schema, version
+        self._sparse = MappedSparse(groups, stacks)
+
+    def predict(self, batch: Batch) -> NDArray[np.float32]:
+        """Predictions, float32[B, T], as ``girih predict`` gives them.
+
+        Args:
+            batch: at least one example, its numbers not standardized yet.
+        """
+        batch = self.normalization.apply(batch)
+        logits = self.dense.predict(batch, self._sparse.peek(batch).wait())
+        return probabilities(logits.numpy(), self.schema.labels.losses)
+
+    def with_files(
+        self,
+        files: Sequence[Sequence[MappedFile]],
+        version: Version,
+        parameters: Mapping[str, Tensor] | None = None,
+        normalization: NormalizationStats | None = None,
+    ) -> Served:
+        """Another version of the same model; this one stays as it is.
+
+        Args:
+            files: those of each group's stack, newest first; files that this one has may be among them.
+            parameters: of the dense half, all of them by name; None keeps those that are there.
+            normalization: None keeps this one's.
+
+        Raises:
+            CheckpointError: rows or parameters of another model.
+        """
+        stacks = [Stack(group.spec, own) for group, own in zip(self.groups, files, strict=True)]
+        spec, dense = self.spec, None if parameters is not None else self.dense
+        if parameters is not None:
+            spec = replace(spec, module=filled(copy.deepcopy(spec.module), parameters, version))
+        kept = self.normalization if normalization is None else normalization
+        return Served(self.groups, stacks, spec, kept, self.schema, version, dense)
+
+
+class Model:
+    """A named model and the version of it that answers now.
+
+    Attributes:
+        name: as clients ask for it. signature: of its export.
+        current: None until there is one; whoever answers a request reads it once.
+    """
+
+    def __init__(self, name: str, signature: Signature, current: Served | None = None) -> None:
+        self.name, self.signature, self.current = name, signature, current
+
+
+def open_served(directory: Path, *, verify: bool = True) -> tuple[Signature, Served]:
+    """The model in an exported directory, ready to answer.
+
+    Args:
+        verify: compares the checksum of every file, which reads all of them.
+
+    Raises:
+        MissingFileError: no export, or a file of it is gone. CheckpointError: damaged, or of another format.
+    """
+    signature = Signature.read(directory)
+    ahead.make_ready(ahead.serving())
+    try:
+        schema = Schema.from_dict(signature.schema, str(directory))
+        normalization = NormalizationStats.empty(schema)
+        if signature.normalization is not None:
+            normalization = NormalizationStats.from_dict(signature.normalization, schema)
+        options = replace(train_options(signature.recipe["train"]), device="cpu")
+        module = _module(directory, signature, schema, verify=verify)
+        needs = {name: frozenset(kinds) for name, kinds in signature.needs.items()}
+        groups = served_groups(schema, needs, options.seed)
+    except (ConfigError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{directory}: its signature is damaged: {error}; export the model again"
+        ) from None
+    found = [list(rows.tables) for rows in signature.rows]
+    if found != [[table.name for table in group.spec.tables] for group in groups]:
+        raise CheckpointError(
+            f"{directory}: its tables {found} are packed otherwise than this girih packs them; export the model again"
+        )
+    stacks = []
+    for group, rows in zip(groups, signature.rows, strict=True):
+        facts = signature.files[rows.file] if verify else None
+        stacks.append(Stack(group.spec, [MappedFile(directory / rows.file, facts)]))
+    # parameters stay such as have gradients: torch multiplies others otherwise, and predictions would differ in their last bits
+    spec = dense_spec(module, schema, options, torch.optim.SGD, Stats())
+    return signature, Served(groups, stacks, spec, normalization, schema, Version(signature.step))
+
+
+def _module(directory: Path, signature: Signature, schema: Schema, *, verify: bool) -> nn.Module:
+    """The net with its parameters: made anew, or, where it is of a class of the user's, as it was exported."""
+    described = signature.recipe["model"]
+    file = signature.dense.parameters
+    path = check_file(directory, file, signature.files) if verify else directory / file
+    parameters = parameters_in(path)
+    if described is not None:
+        with torch.random.fork_rng(devices=[]):
+            module = models.create(described["name"], schema, described["options"])
+        return filled(module, parameters, directory)
+    program = signature.dense.program
+    if program is None:
+        raise CheckpointError(
+            f"{directory}: neither a recipe nor a program of its net; export the model again"
+        )
+    path = check_file(directory, program, signature.files) if verify else directory / program
+    return filled(load_program(path), parameters, directory)
+
+
+def parameters_in(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file.
+
+    Raises:
+        MissingFileError: it is gone. CheckpointError: damaged.
+    """
+    try:
+        return parse(path.read_bytes())
+    except FileNotFoundError:
+        raise MissingFileError(f"{path}: no such file; export the model again") from None
+    except SafetensorError as error:
+        raise CheckpointError(f"{path}: damaged: {error}; export the model again") from None
+
+
+def filled(module: nn.Module, parameters: Mapping[str, Tensor], where: Any) -> nn.Module:
+    """The module with these parameters and buffers.
+
+    Raises:
+        CheckpointError: they are another model's.
+    """
+    try:
+        if isinstance(module, ProgramNet):
+            module.load_parameters(parameters)
+        else:
+            module.load_state_dict(dict(parameters))
+    except (RuntimeError, KeyError) as error:
+        raise CheckpointError(
+            f"{where}: parameters of another model: {' '.join(str(error).split())}"
+        ) from None
+    return module

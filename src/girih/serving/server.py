@@ -1,0 +1,287 @@
+"""A server as processes: one that answers itself, or several workers that share its port, and one that looks after them.
+
+Workers are started anew as processes of their own, with the socket handed over: they all wait for connections at the same one.
+They end when the pipe that they were given is closed, so that none outlives who looks after it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from girih.errors import ConfigError, RoleError
+from girih.kernels.cpu import ahead
+from girih.serving.files import check_all
+from girih.serving.metrics import SHARED
+from girih.serving.options import ServeOptions
+
+READY = "ready"
+DRAIN_S = 5
+"""Requests that are being answered when a server ends get so long."""
+_LOOK_EVERY_S = 0.2
+_SHORT_LIFE_S = 10.0
+_MOST_SHORT_LIVES = 3
+Tell = Callable[[str], None]
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A socket with the address of a server, which does not listen yet: who connects before the model is there is refused.
+
+    Raises:
+        ConfigError: the port is taken, or the host is not an address of this machine.
+    """
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+    except OSError as error:
+        raise ConfigError(
+            f"--host {host}: {error.strerror or error}; expected an address of this machine"
+        ) from None
+    found = socket.socket(family, socket.SOCK_STREAM)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        found.bind((host, port))
+    except OSError as error:
+        found.close()
+        if error.errno == errno.EADDRINUSE:
+            raise _taken(host, port) from None
+        told = os.strerror(error.errno).lower() if error.errno else str(error)
+        raise ConfigError(
+            f"--host {host} --port {port}: {told}; expected an address of this machine"
+        ) from None
+    return found
+
+
+def address_of(found: socket.socket) -> str:
+    """``http://HOST:PORT``."""
+    host, port = found.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def serve(directory: Path, name: str, options: ServeOptions, tell: Tell, *, follow: bool = False) -> None:
+    """Answers until a signal comes.
+
+    Args:
+        directory: of an exported model. name: of the model, for clients. tell: receives a line once it answers.
+        follow: whether the directory is that of a follower, whose newest version answers.
+
+    Raises:
+        ConfigError: the address cannot be had, or a package is missing. KeyboardInterrupt: the signal.
+    """
+    require_packages()
+    with bound(options.host, options.port) as listening:
+        about = f"{name} at {address_of(listening)}"
+        if options.workers == 1:
+            answer(directory, name, options, listening, lambda: tell(about), follow=follow)
+        else:
+            with Workers(directory, name, options, listening, tell, follow=follow) as workers:
+                tell(f"{about}, {options.workers} workers")
+                workers.watch()
+
+
+def answer(
+    directory: Path,
+    name: str,
+    options: ServeOptions,
+    listening: socket.socket,
+    ready: Callable[[], None],
+    *,
+    verify: bool = True,
+    follow: bool = False,
+) -> None:
+    """Answers in this process; its numbers of threads are set.
+
+    Args:
+        ready: called when it begins to. verify: whether checksums are compared first. follow: see :func:`serve`.
+    """
+    import torch
+    import uvicorn
+
+    from girih.serving.app import Server
+    from girih.serving.served import Model, open_served
+    from girih.serving.watching import Watched, watch
+
+    torch.set_num_threads(options.threads)
+    watched = Watched(directory) if follow else None
+    model = Model(name, *open_served(directory, verify=verify)) if watched is None else watched.model(name)
+    server = Server(model, most_examples=options.max_batch, most_bytes=options.max_bytes)
+    if watched is not None:
+        watch(watched, server.replace)
+    config = uvicorn.Config(
+        server.app(),
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        timeout_graceful_shutdown=DRAIN_S,
+        ws="none",
+    )
+
+    class Answering(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            ready()
+
+    host, port = listening.getsockname()[:2]
+    try:
+        Answering(config).run(sockets=[listening])
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:  # bound by somebody else too, who listened first
+            raise _taken(host, port) from None
+        raise
+
+
+def require_packages() -> None:
+    """Refuses to serve without the packages that do it.
+
+    Raises:
+        ConfigError: names the one that is missing.
+    """
+    try:
+        import prometheus_client  # noqa: F401
+        import starlette  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(f"serve: {error.name} is not installed; pip install 'girih[serve]'") from None
+
+
+@dataclass
+class _Worker:
+    """A process that answers. It says on its output that it is ready, and ends when its input does."""
+
+    process: subprocess.Popen[str]
+    begun_s: float
+
+
+class Workers(contextlib.AbstractContextManager["Workers"]):
+    """Processes that answer at one socket; all of them do when this is entered.
+
+    Raises:
+        ConfigError: one of them could not begin.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        name: str,
+        options: ServeOptions,
+        listening: socket.socket,
+        tell: Tell,
+        *,
+        follow: bool = False,
+    ) -> None:
+        if not follow:  # a follower has checked what it has
+            check_all(directory)  # once for all workers
+        ahead.make_ready(ahead.serving(), tell)
+        told = {"directory": str(directory), "name": name, "options": asdict(options), "follow": follow}
+        self._told = json.dumps(told)
+        self._listening, self._tell = listening, tell
+        self._shared = tempfile.TemporaryDirectory(prefix="girih-serve-")
+        self._workers: list[_Worker] = []
+        self._short_lives = 0
+        try:
+            self._workers += [self._started() for _ in range(options.workers)]
+            for worker in self._workers:
+                self._await(worker)
+        except BaseException:
+            self.close()
+            raise
+
+    def watch(self) -> None:
+        """Starts those anew that end; returns never.
+
+        Raises:
+            RoleError: they end again and again.
+        """
+        from prometheus_client import multiprocess
+
+        while True:
+            time.sleep(_LOOK_EVERY_S)
+            for number, worker in enumerate(self._workers):
+                status = worker.process.poll()
+                if status is None:
+                    continue
+                short = time.monotonic() - worker.begun_s < _SHORT_LIFE_S
+                self._short_lives = self._short_lives + 1 if short else 0
+                if self._short_lives >= _MOST_SHORT_LIVES:
+                    raise RoleError(
+                        f"serve: workers end as soon as they begin, the last one with status {status}"
+                    )
+                multiprocess.mark_process_dead(worker.process.pid, self._shared.name)  # type: ignore[no-untyped-call]
+                self._tell(f"worker {worker.process.pid} ended with status {status}; started another")
+                self._workers[number] = self._started()
+
+    def close(self) -> None:
+        """Ends all workers; those that do not end in time are killed."""
+        for worker in self._workers:
+            worker.process.terminate()
+        deadline = time.monotonic() + DRAIN_S + 1
+        for worker in self._workers:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                worker.process.wait(max(0.0, deadline - time.monotonic()))
+            worker.process.kill()
+            worker.process.wait()
+        self._workers.clear()
+        self._shared.cleanup()
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _started(self) -> _Worker:
+        descriptor = self._listening.fileno()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "girih.serving.worker", str(descriptor)],
+            pass_fds=(descriptor,),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, SHARED: self._shared.name},
+            text=True,
+            start_new_session=True,  # signals of the terminal reach who looks after it
+        )
+        process.stdin.write(self._told + "\n")  # type: ignore[union-attr]
+        process.stdin.flush()  # type: ignore[union-attr]
+        return _Worker(process, time.monotonic())
+
+    def _await(self, worker: _Worker) -> None:
+        if (worker.process.stdout.readline().strip()) != READY:  # type: ignore[union-attr]
+            status = worker.process.wait()
+            raise ConfigError(f"serve: a worker could not begin (status {status}); see its message above")
+
+
+def worker(descriptor: int, told: IO[str]) -> None:
+    """A worker's work: see :mod:`girih.serving.worker`.
+
+    Args:
+        descriptor: of the socket. told: the pipe that begins with what to serve; its end means that this process is to end.
+    """
+    given: dict[str, Any] = json.loads(told.readline())
+    options = ServeOptions(**given["options"])
+    with socket.socket(fileno=descriptor) as listening:
+        threading.Thread(target=_until_closed, args=(told,), name="girih-parent", daemon=True).start()
+
+        def ready() -> None:
+            print(READY, flush=True)
+
+        directory, follow = Path(given["directory"]), given["follow"]
+        answer(directory, given["name"], options, listening, ready, verify=False, follow=follow)
+
+
+def _until_closed(told: IO[str]) -> None:
+    told.read()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _taken(host: str, port: int) -> ConfigError:
+    return ConfigError(f"--port {port}: {host}:{port} is taken; name another, or 0 for any that is free")

@@ -1,0 +1,194 @@
+"""``signature.json`` of an exported model: what goes in, what comes out, and how the rest of the directory is read.
+
+It is written last: a directory is whole when it is there. A checksum of all else in it comes first.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from girih.config import build
+from girih.data.given import columns_of
+from girih.errors import CheckpointError, MissingFileError
+from girih.runs.files import write_whole
+from girih.schema import Categorical, Numeric, Schema, Sequence
+
+NAME = "signature.json"
+FORMAT = 1
+CHECKSUM = "crc32"
+LENGTHS = ".lengths"
+"""Behind the name of an input: the tensor that says how many values each example has of it."""
+PREDICTION = "prediction"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Input:
+    """A column of examples that the model reads.
+
+    Attributes:
+        name: the column, as in the data that it was trained on.
+        kind: ``ids``, ``numbers``, ``weights`` or ``times``.
+        datatype: of the Open Inference Protocol, as it is announced; ids may be strings (BYTES) or integers of any width.
+        sequence: whether examples have lists of it, as a rule.
+        features: names of the features that read it.
+    """
+
+    name: str
+    kind: str
+    datatype: str
+    sequence: bool
+    features: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """A label's predictions, FP32 [n]: probabilities, or the output itself where its loss is ``mse`` or ``huber``."""
+
+    name: str
+    label: str
+    loss: str
+    datatype: str = "FP32"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """A group of tables and its file of rows, see :mod:`girih.store.mapped.file`; ``rows`` of them by table."""
+
+    file: str
+    tables: tuple[str, ...]
+    num_rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dense:
+    """Files of the dense half.
+
+    Attributes:
+        parameters: parameters and buffers by name, as safetensors.
+        program: what ``torch.export`` made of the net, None where it could not. onnx: the same as ONNX.
+        inputs: the tensors that both take, in order: ``numeric``, then embeddings; see :mod:`girih.serving.program`.
+    """
+
+    parameters: str
+    program: str | None
+    onnx: str | None
+    inputs: tuple[Mapping[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signature:
+    """``signature.json``.
+
+    Attributes:
+        name: of the model. step: steps that it was trained for. final: whether the run ended with these weights.
+        inputs, outputs: see above.
+        schema: as ``Schema.to_dict`` gives it; fingerprint: of that schema.
+        needs: feature → what the model reads of it, see :mod:`girih.models.needs`.
+        recipe: how to make the module again, and how to compute with it; ``model`` is None for a class of the user's own.
+        normalization: mean and deviation of standardized features, None where there are none.
+        rows: each group's, in the order of :func:`~girih.sparse.groups.served.served_groups`.
+        source: the checkpoint's name, and a checksum of its parts.
+        files: name → ``bytes`` and ``crc32``, and for rows how many keys have one and how many are buried.
+    """
+
+    name: str
+    step: int
+    final: bool
+    inputs: tuple[Input, ...]
+    outputs: tuple[Output, ...]
+    schema: Mapping[str, Any]
+    fingerprint: str
+    needs: Mapping[str, tuple[str, ...]]
+    recipe: Mapping[str, Any]
+    normalization: Mapping[str, Any] | None
+    rows: tuple[Rows, ...]
+    dense: Dense
+    source: Mapping[str, Any]
+    files: Mapping[str, Mapping[str, int]]
+    format: int = FORMAT
+    girih: str = version("girih")
+
+    def write(self, directory: Path) -> None:
+        """Writes it whole."""
+        text = json.dumps(asdict(self), indent=1)
+        write_whole(directory / NAME, f'{{\n "{CHECKSUM}": {zlib.crc32(text.encode())},{text[1:]}\n')
+
+    @classmethod
+    def read(cls, directory: Path) -> Signature:
+        """Reads it; the other files are not looked at.
+
+        Raises:
+            MissingFileError: there is none, so this is no whole export. CheckpointError: damaged, or of another format.
+        """
+        file = directory / NAME
+        try:
+            content = json.loads(file.read_text(encoding="utf-8"))
+        except (FileNotFoundError, NotADirectoryError):
+            raise MissingFileError(f"{directory}: no {NAME}, so this is not a whole exported model") from None
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{file}: damaged ({error}); export the model again") from None
+        try:
+            if content["format"] != FORMAT:
+                raise CheckpointError(
+                    f"{file}: format {content['format']}, which girih {content['girih']} wrote; this girih reads format {FORMAT}:"
+                    " export the model again"
+                )
+            checksum = content.pop(CHECKSUM)
+            if zlib.crc32(json.dumps(content, indent=1).encode()) != checksum:
+                raise ValueError("its checksum differs")
+            found: Signature = build(cls, content, str(file))
+        except CheckpointError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(
+                f"{file}: damaged ({type(error).__name__}: {error}); export the model again"
+            ) from None
+        return found
+
+
+def inputs_of(schema: Schema) -> tuple[Input, ...]:
+    """The columns that a schema's features read, in the order in which they are first read."""
+    return tuple(_input(name, schema) for name in columns_of(schema))
+
+
+def outputs_of(schema: Schema) -> tuple[Output, ...]:
+    """An output for each label, named as the columns of ``girih predict``."""
+    labels, losses = schema.labels.names, schema.labels.losses
+    names = [PREDICTION] if len(labels) == 1 else [f"{PREDICTION}_{label}" for label in labels]
+    return tuple(
+        Output(name=name, label=label, loss=loss)
+        for name, label, loss in zip(names, labels, losses, strict=True)
+    )
+
+
+def _input(name: str, schema: Schema) -> Input:
+    readers = [feature for feature in schema.features if feature.source == name]
+    features = tuple(feature.name for feature in readers)
+    if not readers:
+        weighted = [f for f in schema.features if isinstance(f, Categorical) and f.weights == name]
+        text = weighted[0].separator is not None
+        return Input(
+            name=name, kind="weights", datatype="BYTES" if text else "FP32", sequence=not text,
+            features=tuple(feature.name for feature in weighted),
+        )  # fmt: skip
+    kind, datatype, sequence = _kind_of(readers[0])
+    return Input(name=name, kind=kind, datatype=datatype, sequence=sequence, features=features)
+
+
+def _kind_of(feature: Any) -> tuple[str, str, bool]:
+    if not isinstance(feature, Sequence) and feature.part_of_time:
+        return "times", "INT64", False
+    if isinstance(feature, Numeric):
+        return "numbers", "FP32", False
+    if isinstance(feature, Categorical) and feature.bucketize:
+        return "numbers", "FP64", False
+    if feature.separator:
+        return "ids", "BYTES", False
+    bags = isinstance(feature, Categorical) and bool(feature.weights)
+    return "ids", "INT64", bags or isinstance(feature, Sequence)

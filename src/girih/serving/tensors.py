@@ -1,0 +1,139 @@
+"""Tensors of requests and answers, as the Open Inference Protocol has them: in JSON, or as bytes behind it.
+
+Shapes: M values of a tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from girih.data.paths import one_line
+from girih.errors import DataError, nearest
+from girih.kernels.cpu import strings
+from girih.kernels.cpu.arrays import sealed
+
+BYTES = "BYTES"
+NUMPY: dict[str, np.dtype[Any]] = {
+    "BOOL": np.dtype(np.bool_),
+    "UINT8": np.dtype("<u1"), "UINT16": np.dtype("<u2"), "UINT32": np.dtype("<u4"), "UINT64": np.dtype("<u8"),
+    "INT8": np.dtype("<i1"), "INT16": np.dtype("<i2"), "INT32": np.dtype("<i4"), "INT64": np.dtype("<i8"),
+    "FP16": np.dtype("<f2"), "FP32": np.dtype("<f4"), "FP64": np.dtype("<f8"),
+}  # fmt: skip
+_ARROW = {name: pa.from_numpy_dtype(dtype) for name, dtype in NUMPY.items()} | {BYTES: pa.large_string()}
+_MOST_DIMS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One tensor of a request.
+
+    Attributes:
+        shape: [n], or [n, L]. values: M values, row by row: an array of numpy, or one of Arrow, for strings and where some are null.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    values: Any
+
+    @property
+    def num_values(self) -> int:
+        """M."""
+        return len(self.values)
+
+
+def from_bytes(name: str, datatype: str, shape: tuple[int, ...], data: memoryview) -> Tensor:
+    """A tensor whose values are bytes behind the JSON: little-endian, or of strings each with its length before it.
+
+    Raises:
+        DataError: as many bytes as the tensor cannot have.
+    """
+    count = _num_values(name, shape)
+    if datatype == BYTES:
+        return Tensor(name, datatype, shape, _strings(name, count, data))
+    dtype = _known(name, datatype)
+    if len(data) != count * dtype.itemsize:
+        raise DataError(
+            f"input {name!r}: {len(data):,} bytes for {datatype}{list(shape)}; expected {count * dtype.itemsize:,}"
+        )
+    return Tensor(name, datatype, shape, np.frombuffer(data, dtype))
+
+
+def from_json(name: str, datatype: str, shape: tuple[int, ...], data: Any) -> Tensor:
+    """A tensor whose values are a list in JSON, nested or flat; null is a missing value.
+
+    Raises:
+        DataError: not as many values as the shape says, or values of another type.
+    """
+    count = _num_values(name, shape)
+    if not isinstance(data, list):
+        raise DataError(f"input {name!r}: data is no list; expected {count:,} values")
+    if len(shape) > 1 and data and isinstance(data[0], list):
+        try:
+            data = list(chain.from_iterable(data))
+        except TypeError:
+            raise DataError(f"input {name!r}: data mixes values and lists; expected either") from None
+    if len(data) != count:
+        raise DataError(
+            f"input {name!r}: {len(data):,} values for a shape of {list(shape)}; expected {count:,}"
+        )
+    if datatype != BYTES:
+        _known(name, datatype)
+    try:
+        values = pa.array(data, _ARROW[datatype])
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise DataError(f"input {name!r}: {one_line(error)}; expected values of {datatype}") from None
+    plain = datatype != BYTES and values.null_count == 0 and datatype != "BOOL"
+    return Tensor(name, datatype, shape, values.to_numpy() if plain else values)
+
+
+def shape_of(name: str, given: Any) -> tuple[int, ...]:
+    """The shape of a tensor, as JSON says it.
+
+    Raises:
+        DataError: none, or of more than two dims.
+    """
+    fits = isinstance(given, list) and 1 <= len(given) <= _MOST_DIMS
+    if not fits or not all(type(size) is int and size >= 0 for size in given):
+        raise DataError(f"input {name!r}: shape = {given!r:.80}; expected [n], or [n, length]")
+    return tuple(given)
+
+
+def _known(name: str, datatype: str) -> np.dtype[Any]:
+    if not isinstance(datatype, str) or datatype not in NUMPY:
+        raise DataError(f"input {name!r}: datatype = {datatype!r:.40}{nearest(str(datatype)[:40], _ARROW)}")
+    return NUMPY[datatype]
+
+
+def _num_values(name: str, shape: Sequence[int]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    if count > np.iinfo(np.int32).max:
+        raise DataError(f"input {name!r}: a shape of {list(shape)} has too many values; send fewer")
+    return count
+
+
+def _strings(name: str, count: int, data: memoryview) -> Any:
+    """Strings, each behind its length as uint32, as an Arrow array."""
+    offsets = np.zeros(count + 1, np.int64)
+    text = np.empty(max(0, len(data) - 4 * count), np.uint8)
+    taken = strings.unpack(sealed(np.frombuffer(data, np.uint8)), offsets, text)
+    if taken != len(data):
+        raise DataError(
+            f"input {name!r}: {len(data):,} bytes are not {count:,} strings, each behind its length of 4 bytes"
+        )
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(text)]
+    return pa.Array.from_buffers(pa.large_binary(), count, buffers)
+
+
+def to_bytes(values: NDArray[np.float32]) -> bytes:
+    """The values of an output behind the JSON."""
+    return np.ascontiguousarray(values, "<f4").tobytes()

@@ -1,0 +1,190 @@
+"""A worker's end of following: it looks at the one small file that a follower replaces, and answers by what that names from then on."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as parse
+from torch import Tensor, nn
+
+from girih import models
+from girih.data import NormalizationStats
+from girih.errors import CheckpointError, ConfigError, GirihError, MissingFileError
+from girih.kernels.cpu import ahead
+from girih.runs.stats import Stats
+from girih.schema import Schema
+from girih.serving.followed import CURRENT, Followed
+from girih.serving.served import Model, Served, Version, filled
+from girih.serving.signature import Dense, Signature, inputs_of, outputs_of
+from girih.store.mapped import MappedFile, Stack
+from girih.training.recipe import train_options
+from girih.training.specs import dense_spec
+
+_LOG = logging.getLogger(__name__)
+LOOK_EVERY_S = 0.05
+_TRIES = 20
+
+
+class Watched:
+    """Versions that a follower has, opened one after the other; files that several of them have are mapped once.
+
+    Args:
+        directory: of a follower that has a version.
+
+    Attributes:
+        served: the version that was opened last. followed: the same as its files.
+
+    Raises:
+        ConfigError: there is no version yet, or the model is of a class of the user's own. CheckpointError: damaged.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory, self._files = directory, dict[str, MappedFile]()
+        ahead.make_ready(ahead.serving())
+        self._seen = self._mark()
+        self.followed, self.served = self._patiently(self._opened)
+
+    def model(self, name: str) -> Model:
+        """The model, by the name that clients have for it."""
+        followed, schema = self.followed, self.served.schema
+        signature = Signature(
+            name=name,
+            step=followed.step,
+            final=False,
+            inputs=inputs_of(schema),
+            outputs=outputs_of(schema),
+            schema=followed.schema,
+            fingerprint=followed.fingerprint,
+            needs={feature: tuple(kinds) for feature, kinds in followed.needs.items()},
+            recipe=followed.recipe,
+            normalization=followed.normalization,
+            rows=(),
+            dense=Dense(parameters=followed.dense, program=None, onnx=None, inputs=()),
+            source={"log": followed.log},
+            files={},
+        )
+        return Model(name, signature, self.served)
+
+    def look(self) -> bool:
+        """Opens what is there now, where it is something else than before; returns whether it is.
+
+        Raises:
+            CheckpointError: damaged, or of another model. MissingFileError: it is gone already; look again.
+        """
+        mark = self._mark()
+        if mark == self._seen:
+            return False
+        self.followed, self.served = self._patiently(self._next)
+        self._seen = mark
+        return True
+
+    def _patiently(self, take: Callable[[Followed], Served]) -> tuple[Followed, Served]:
+        """Takes what is current; once more where its files are gone by the time they are opened."""
+        for _ in range(_TRIES):
+            followed = Followed.read(self._directory)
+            if followed is None:
+                raise ConfigError(f"{self._directory}: has no version yet")
+            try:
+                return followed, take(followed)
+            except MissingFileError as error:
+                gone = error
+        raise gone
+
+    def _opened(self, followed: Followed) -> Served:
+        """The first version, of which all is made."""
+        described = followed.recipe.get("model")
+        if described is None:
+            raise ConfigError(
+                f"{followed.log}: its model is of a class of the user's own, which a follower cannot make; export the run and serve that"
+            )
+        schema = Schema.from_dict(followed.schema, followed.log)
+        options = replace(train_options(followed.recipe["train"]), device="cpu")
+        with torch.random.fork_rng(devices=[]):
+            module: nn.Module = models.create(described["name"], schema, described["options"])
+        # parameters stay such as have gradients: see :func:`girih.serving.served.open_served`
+        spec = dense_spec(
+            filled(module, self._parameters(followed), followed.log),
+            schema,
+            options,
+            torch.optim.SGD,
+            Stats(),
+        )
+        groups = followed.groups()
+        stacks = [
+            Stack(group.spec, files) for group, files in zip(groups, self._mapped(followed), strict=True)
+        ]
+        return Served(groups, stacks, spec, _normalization(followed, schema), schema, _version(followed))
+
+    def _next(self, followed: Followed) -> Served:
+        before = self.followed
+        if followed.fingerprint != before.fingerprint or followed.recipe != before.recipe:
+            return self._opened(followed)
+        files = self._mapped(followed)
+        if followed.dense == before.dense:
+            return self.served.with_files(files, _version(followed))
+        parameters = self._parameters(followed)
+        return self.served.with_files(
+            files, _version(followed), parameters, _normalization(followed, self.served.schema)
+        )
+
+    def _mapped(self, followed: Followed) -> list[list[MappedFile]]:
+        names = [[file.name for file in files] for files in followed.rows]
+        found = {
+            name: self._files.get(name) or MappedFile(self._directory / name)
+            for each in names
+            for name in each
+        }
+        self._files = found
+        return [[found[name] for name in each] for each in names]
+
+    def _parameters(self, followed: Followed) -> dict[str, Tensor]:
+        try:
+            return parse(followed.parameters(self._directory))
+        except SafetensorError as error:
+            raise CheckpointError(f"{self._directory / followed.dense}: damaged: {error}") from None
+
+    def _mark(self) -> Any:
+        """Says whether the small file is another one: it is replaced, never written to."""
+        try:
+            found = os.stat(self._directory / CURRENT)
+        except FileNotFoundError:
+            return None
+        return found.st_ino, found.st_mtime_ns
+
+
+def watch(watched: Watched, put: Callable[[Served], None]) -> None:
+    """Has a thread look for versions for as long as the process lives; each goes to ``put``."""
+
+    def work() -> None:
+        told = ""
+        while True:
+            pause.wait(LOOK_EVERY_S)
+            try:
+                if watched.look():
+                    put(watched.served)
+                told = ""
+            except (GirihError, OSError) as error:
+                if str(error) != told:
+                    told = str(error)
+                    _LOG.warning("stays at version %s: %s", watched.served.version, told)
+
+    pause = threading.Event()
+    threading.Thread(target=work, name="girih-watch", daemon=True).start()
+
+
+def _version(followed: Followed) -> Version:
+    return Version(followed.step, followed.number)
+
+
+def _normalization(followed: Followed, schema: Schema) -> NormalizationStats:
+    if followed.normalization is None:
+        return NormalizationStats.empty(schema)
+    return NormalizationStats.from_dict(followed.normalization, schema)

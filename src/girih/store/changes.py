@@ -1,0 +1,100 @@
+"""The changes of a shard since a moment: rows that were made or moved, and keys whose rows left.
+
+Kernels note it, by a bit a row and a list of keys (:mod:`girih.kernels.cpu.changes`); so to take it costs time by the number of
+changes, and by an eighth of a byte for each row there ever was.
+
+A key may leave and come back, or come and leave, any number of times: what counts is whether it has a row when changes are taken. One
+that has is among the rows, since whoever makes a row notes it; one that has none is among those that left.
+
+Shapes: D rows that changed, G keys that left, W columns of a row that training sees, K rows at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from girih.kernels.cpu import index, layout
+from girih.store.arrays import Ints, Longs
+from girih.store.state import ShardState
+
+MOST_BYTES = 256 << 20
+"""Bytes that a shard's changes may take in memory; where there are more, all rows are as quickly written as those."""
+_AT_ONCE = 1 << 13
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Rows that changed, as they are, and keys that have no row any more.
+
+    Attributes:
+        ids, tables: int64[D], int32[D]: the keys of the rows, each once.
+        rows: float32[D, W], or uint16[D, W], the bits of 16-bit floats: what training sees, without optimizer state.
+        left_ids, left_tables: int64[G], int32[G]: keys that have no row, each once.
+    """
+
+    ids: Longs
+    tables: Ints
+    rows: NDArray[Any]
+    left_ids: Longs
+    left_tables: Ints
+
+
+def num_changed(state: ShardState) -> int:
+    """The number of rows that changed, some of which may have left."""
+    return int(np.bitwise_count(_bits(state)).sum())
+
+
+def too_many(state: ShardState) -> bool:
+    """Whether changes are no longer known by notes, or too many to be held in memory."""
+    lost = bool(state.memory.arrays.left[0, layout.LEFT_LOST])
+    width = state.spec.dim * (4 if state.spec.dtype == "float32" else 2)
+    return lost or num_changed(state) * (width + 12) > MOST_BYTES
+
+
+def changes_of(state: ShardState) -> Changes:
+    """Copies what changed since notes began; called with the lock held."""
+    memory = state.memory
+    arrays = memory.arrays
+    changed = _set_bits(_bits(state))
+    tables = arrays.meta[changed, layout.TABLE]
+    live = changed[tables >= 0]
+    halves = state.spec.dtype != "float32"
+    rows = np.empty((len(live), state.spec.dim), np.uint16 if halves else np.float32)
+    for first in range(0, len(live), _AT_ONCE):
+        some = live[first : first + _AT_ONCE]
+        for part in memory.stretches(len(some), 4):
+            words = np.empty((len(some[part]), state.layout.num_words - layout.META_COLUMNS), np.int32)
+            state.copy_values(some[part], words, reads=False)
+            rows[first : first + _AT_ONCE][part] = words.view(rows.dtype)[:, : state.spec.dim]
+    return Changes(arrays.keys[live, 0], arrays.meta[live, layout.TABLE], rows, *_left(state))
+
+
+def _bits(state: ShardState) -> NDArray[np.uint8]:
+    arrays = state.memory.arrays
+    return arrays.changed[: -(-int(arrays.state[layout.ROWS_EVER]) // 8)]
+
+
+def _set_bits(bits: NDArray[np.uint8]) -> Ints:
+    """The numbers of the bits that are set, in order."""
+    some = np.flatnonzero(bits)
+    each = np.unpackbits(bits[some], bitorder="little").reshape(-1, 8).view(np.bool_)
+    return (8 * some[:, None] + np.arange(8))[each].astype(np.int32)
+
+
+def _left(state: ShardState) -> tuple[Longs, Ints]:
+    """Keys whose rows left and that have none again, each once."""
+    arrays = state.memory.arrays
+    noted = arrays.left[1 : 1 + int(arrays.left[0, layout.NUM_LEFT])]
+    ids, tables = np.ascontiguousarray(noted[:, 0]), noted[:, 1].astype(np.int32)
+    rows = np.empty(len(ids), np.int32)
+    index.find_all(arrays, ids, tables, rows)
+    ids, tables = ids[rows < 0], tables[rows < 0]
+    order = np.lexsort((ids, tables))
+    ids, tables = ids[order], tables[order]
+    first = np.ones(len(ids), np.bool_)
+    first[1:] = (ids[1:] != ids[:-1]) | (tables[1:] != tables[:-1])
+    return ids[first], tables[first]

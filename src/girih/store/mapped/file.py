@@ -1,0 +1,205 @@
+"""A file of rows to be mapped: a safetensors file, of which every tensor begins with a cache line.
+
+    index: I64 [C, 2]   open addressing; two words a slot: an id, and table << 40 | row + 1, 0 where the slot is free
+                        (``girih.kernels.cpu.mapped``); the row of a buried key is 2⁴⁰ - 2
+    rows:  F32 [n, W]   the columns that predictions read, one after the other: embedding, first-order weight
+
+Table numbers are those of the group. The header's ``girih`` is JSON: ``version``, ``group``, ``tables`` (names by number), ``segments``
+(``[[name, dim], …]``, whose dims sum to W), ``num_buried``. Checksums are not in the file but with whoever refers to it.
+
+Shapes: C slots, a multiple of 256; n rows, W columns of a row, K rows of a chunk.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from girih.errors import CheckpointError, MissingFileError
+from girih.kernels.cpu import mapped
+from girih.kernels.cpu.arrays import sealed
+from girih.store.arrays import Floats, Ints, Longs
+from girih.store.snapshot.tensorfile import DTYPES, Tensor, TensorHeader
+from girih.store.spec import GroupSpec
+
+KIND = "girih mapped rows"
+VERSION = 1
+INDEX, ROWS = "index", "rows"
+_PIECE = 64 << 20
+_SLOTS_AT_ONCE = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The facts by which a file is known again, as plain values for JSON.
+
+    Attributes:
+        bytes: its size. crc32: of all of it. rows, buried: keys with a row, and without one.
+    """
+
+    bytes: int
+    crc32: int
+    rows: int
+    buried: int
+
+    def to_dict(self) -> dict[str, int]:
+        """For JSON; ``Written(**facts)`` is the inverse."""
+        return asdict(self)
+
+
+def description_of(spec: GroupSpec, num_buried: int) -> dict[str, Any]:
+    """What a file says of itself, and a reader expects."""
+    return {
+        "version": VERSION,
+        "group": spec.name,
+        "tables": [table.name for table in spec.tables],
+        "segments": [[segment.name, segment.dim] for segment in spec.segments],
+        "num_buried": num_buried,
+    }
+
+
+class MappedFile:
+    """An immutable file of rows, mapped; processes that map the same file share its memory.
+
+    Args:
+        path: what :class:`~girih.store.mapped.writer.MappedWriter` wrote. It may be deleted while this lives.
+        facts: its size and checksum, which are compared: that reads the whole file. None leaves both out, where another process
+            of the machine has just done it; the form is checked, but an index that leads elsewhere is believed.
+
+    Attributes:
+        path: of the file. index: int64[C, 2]. rows: float32[n, W]; both read only. description: see the module.
+
+    Raises:
+        MissingFileError: it is gone. CheckpointError: damaged, or not such a file.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], facts: Written | Mapping[str, int] | None = None
+    ) -> None:
+        self.path = Path(path)
+        try:
+            with self.path.open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                start = file.read(8)
+                header = TensorHeader(file.read(TensorHeader.length(start, size, str(path))), str(path))
+                memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except FileNotFoundError:
+            raise MissingFileError(f"{path}: no such file of rows") from None
+        except CheckpointError:
+            raise self._damaged("its header cannot be read") from None
+        self.description = self._described(header)
+        if header.size != size:
+            raise self._damaged(f"{size:,} bytes, expected {header.size:,}")
+        declared = {tensor.name: tensor for tensor in header.tensors}
+        self.index = self._tensor(memory, declared, INDEX, header)
+        self.rows = self._tensor(memory, declared, ROWS, header)
+        width = sum(dim for _, dim in self.description["segments"])
+        if self.index.shape[1:] != (2,) or len(self.index) % mapped.BLOCK or not len(self.index):
+            raise self._damaged(
+                f"an index of {list(self.index.shape)}, expected [C, 2], C a multiple of {mapped.BLOCK}"
+            )
+        if self.rows.shape[1:] != (width,):
+            raise self._damaged(f"rows of {list(self.rows.shape)}, expected [n, {width}]")
+        if facts is not None:
+            self._verify(memory, facts if isinstance(facts, Written) else Written(**facts))
+
+    @property
+    def num_rows(self) -> int:
+        """Keys with a row, n."""
+        return len(self.rows)
+
+    @property
+    def num_buried(self) -> int:
+        """Keys that have no row any more."""
+        return int(self.description["num_buried"])
+
+    def expect(self, spec: GroupSpec) -> None:
+        """Refuses rows of other tables or columns than a group's.
+
+        Raises:
+            CheckpointError: says what differs.
+        """
+        expected = description_of(spec, self.num_buried)
+        for what, theirs in expected.items():
+            if what != "group" and self.description[what] != theirs:
+                raise CheckpointError(
+                    f"{self.path}: its {what} are {self.description[what]}, the model's are {theirs}; export the model again"
+                )
+
+    def chunks(self) -> Iterator[tuple[Longs, Ints, Floats]]:
+        """All keys with rows, some at a time: ids int64[K], tables int32[K], rows float32[K, W]; in the order of slots."""
+        for ids, tables, rows in self._keys():
+            own = rows != mapped.BURIED
+            yield ids[own], tables[own], self.rows[rows[own]]
+
+    def buried(self) -> Iterator[tuple[Longs, Ints]]:
+        """All keys that have no row any more, some at a time: ids int64[K], tables int32[K]."""
+        for ids, tables, rows in self._keys():
+            own = rows == mapped.BURIED
+            yield ids[own], tables[own]
+
+    def _keys(self) -> Iterator[tuple[Longs, Ints, Longs]]:
+        for start in range(0, len(self.index), _SLOTS_AT_ONCE):
+            slots = self.index[start : start + _SLOTS_AT_ONCE]
+            slots = slots[slots[:, 1] != 0]
+            tables = (slots[:, 1] >> mapped.ROW_BITS).astype(np.int32)
+            yield slots[:, 0], tables, (slots[:, 1] & mapped.ROW_MASK) - 1
+
+    def _verify(self, memory: mmap.mmap, facts: Written) -> None:
+        if len(memory) != facts.bytes:
+            raise self._damaged(f"{len(memory):,} bytes, expected {facts.bytes:,}")
+        found = 0
+        with memoryview(memory) as data:
+            for start in range(0, len(data), _PIECE):
+                found = zlib.crc32(data[start : start + _PIECE], found)
+        if found != facts.crc32:
+            raise self._damaged(f"its checksum is {found}, expected {facts.crc32}")
+        unsound = mapped.first_unsound(sealed(self.index), len(self.rows), len(self.description["tables"]))
+        if unsound >= 0:
+            raise self._damaged(f"slot {unsound:,} of its index leads nowhere")
+
+    def _described(self, header: TensorHeader) -> dict[str, Any]:
+        if header.metadata.get("kind") != KIND:
+            raise CheckpointError(
+                f"{self.path}: not a file of girih's mapped rows; expected what `girih export` wrote"
+            )
+        try:
+            description: dict[str, Any] = json.loads(header.metadata["girih"])
+            if description["version"] != VERSION:
+                raise CheckpointError(
+                    f"{self.path}: format {description['version']}, expected {VERSION}; export the model again with this girih"
+                )
+            numbers = [description["num_buried"], *(dim for _, dim in description["segments"])]
+            if not all(type(number) is int and number >= 0 for number in numbers):
+                raise ValueError("expected counts")
+            if not all(isinstance(name, str) for name in description["tables"]):
+                raise ValueError("expected names of tables")
+        except CheckpointError:
+            raise
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise self._damaged(f"its description cannot be read: {error}") from None
+        return description
+
+    def _tensor(
+        self, memory: mmap.mmap, declared: Mapping[str, Tensor], name: str, header: TensorHeader
+    ) -> Any:
+        expected = {INDEX: "I64", ROWS: "F32"}[name]
+        start = header.num_bytes
+        for tensor in header.tensors:
+            if tensor.name == name:
+                if tensor.dtype != expected or len(tensor.shape) != 2:
+                    break
+                return sealed(np.ndarray(tensor.shape, DTYPES[expected], memory, start))
+            start += tensor.num_bytes
+        raise self._damaged(f"no tensor {name!r} of {expected}[·, ·]; it has {sorted(declared)}")
+
+    def _damaged(self, what: str) -> CheckpointError:
+        return CheckpointError(f"{self.path}: damaged: {what}; export the model again")

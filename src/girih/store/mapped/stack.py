@@ -1,0 +1,80 @@
+"""A group's rows as a stack of mapped files; it stands where a store stands in reading.
+
+Shapes: U unique keys, W columns of a row, S files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from girih.kernels.cpu import mapped
+from girih.kernels.cpu.arrays import sealed
+from girih.store.arrays import Bools, Floats, Ints, Longs
+from girih.store.mapped.file import MappedFile
+from girih.store.rows.record import row_layout
+from girih.store.spec import GroupSpec
+
+
+class Stack:
+    """Mapped files of one group, newest first: a key is looked up in each until one knows it, with a row or buried.
+
+    A key that none knows, or that is buried, has its initial value, as the store would give it. It never changes, and any number
+    of threads may read. A stack with another file on top is another object: ``Stack(spec, [newer, *stack.files])``.
+
+    Args:
+        spec: the group: its tables, segments, initializers, dtype and seed.
+
+    Attributes:
+        files: newest first. shard, num_shards: 0 of 1, as groups read them of a store.
+
+    Raises:
+        CheckpointError: a file of other tables or columns.
+    """
+
+    shard, num_shards = 0, 1
+
+    def __init__(self, spec: GroupSpec, files: Sequence[MappedFile]) -> None:
+        for file in files:
+            file.expect(spec)
+        self.spec, self.files = spec, tuple(files)
+        self._described = described(self.files)
+        self._layout = row_layout(spec, 0, 1).kernel
+
+    def peek(self, ids: Longs, tables: Ints, out: Floats, addresses: Longs | None = None) -> Ints:
+        """Reads rows, or initial values where there is none; as :meth:`girih.store.Store.peek`, but believes what it is given.
+
+        Args:
+            ids, tables: int64[U], int32[U], contiguous: the keys.
+            out: float32[U, W], written: initial values; without ``addresses`` rows too.
+            addresses: int64[U], written: where each key's float32[W] lie, in a file or in ``out``.
+
+        Returns:
+            int32[U]: the number of the file that has the row; -1 for a key that none knows, -2 for a buried one.
+        """
+        size = len(ids)
+        found = np.empty(size, np.int32)
+        mapped.read_stack(
+            self._described, self._layout, ids, tables, np.empty(size, np.uint64), np.empty(self.spec.dim, np.uint16),
+            addresses is not None, found, out, np.empty(size, np.int64) if addresses is None else addresses,
+        )  # fmt: skip
+        return found
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all files, which processes that map them share."""
+        return sum(file.index.nbytes + file.rows.nbytes for file in self.files)
+
+
+def described(files: Sequence[MappedFile]) -> Longs:
+    """The files as kernels take them, int64[S, 3]; they must live as long as it is used."""
+    columns = [[file.index.ctypes.data, len(file.index), file.rows.ctypes.data] for file in files]
+    return np.array(columns, np.int64).reshape(len(files), mapped.FILE_COLUMNS)
+
+
+def unknown(files: Longs, ids: Longs, tables: Ints) -> Bools:
+    """Which keys, int64[K] and int32[K], none of these files knows, bool[K]."""
+    found = np.ones(len(ids), np.uint8)
+    mapped.find_unknown(files, sealed(np.ascontiguousarray(ids)), sealed(np.ascontiguousarray(tables)), found)
+    return found.view(np.bool_)

@@ -1,0 +1,199 @@
+"""Writes files of rows to be mapped, chunk by chunk: tables may be larger than memory.
+
+Rows go to the file as they come. The index is made in the file's own mapped memory, which the system writes out as it sees fit.
+
+Shapes: n rows, W columns of a row, K keys of a chunk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import struct
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from girih.errors import ConfigError
+from girih.kernels.cpu import mapped
+from girih.kernels.cpu.arrays import sealed
+from girih.runs.files import disk_full
+from girih.store.arrays import Bools, Floats, Ints, Longs
+from girih.store.mapped.file import INDEX, KIND, ROWS, MappedFile, Written, description_of
+from girih.store.mapped.stack import described, unknown
+from girih.store.spec import GroupSpec
+
+_LOAD = 0.7  # of the index, at most
+_LINE = 64
+_PIECE = 64 << 20
+_UNFINISHED = ".unfinished"
+
+
+class MappedWriter(contextlib.AbstractContextManager["MappedWriter"]):
+    """One file on its way, which takes its name when it is whole.
+
+    A key counts as it was first said, with a row or buried; later ones are left out. So newer rows are added before older ones.
+
+    Args:
+        path: of the file; replaced where it is there.
+        spec: the group: its tables by number, and segments.
+        most_keys: keys that will be added or buried, at most: the index is made for so many.
+        most_rows: those of them that get rows, at most; all where None.
+
+    Raises:
+        StorageFullError: the disk has no room for so many.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], spec: GroupSpec, most_keys: int, most_rows: int | None = None
+    ) -> None:
+        self.path, self.spec = Path(path), spec
+        self._most_keys = most_keys
+        self._most_rows = most_keys if most_rows is None else most_rows
+        self._num_rows = self._num_buried = 0
+        num_slots = -(-(1 + int(most_keys / _LOAD)) // mapped.BLOCK) * mapped.BLOCK
+        self._num_slots = num_slots
+        self._length = len(self._header(self._most_rows, most_keys))
+        self._rows_at = self._length + 16 * num_slots
+        self._unfinished = self.path.with_name(f".{self.path.name}{_UNFINISHED}")
+        self._file = self._unfinished.open("w+b")
+        try:
+            size = self._rows_at + 4 * spec.dim * self._most_rows
+            os.posix_fallocate(self._file.fileno(), 0, size)  # a full disk is told here, not by a signal
+            memory = mmap.mmap(self._file.fileno(), self._rows_at)
+        except OSError as error:
+            self._abandon()
+            raise disk_full(error, path) or error from None
+        self._memory = memory
+        self._index = np.ndarray((num_slots, 2), np.int64, memory, self._length)
+
+    def add(self, ids: Longs, tables: Ints, rows: Floats) -> int:
+        """Adds keys with rows.
+
+        Args:
+            ids, tables: int64[K], int32[K], the keys.
+            rows: float32[K, W].
+
+        Returns:
+            How many of the keys are new.
+
+        Raises:
+            ConfigError: arrays of other shapes, a table that the group has not, or more keys than were announced.
+        """
+        if rows.shape != (len(ids), self.spec.dim) or rows.dtype != np.float32:
+            raise ConfigError(
+                f"{self.path}: rows: received {rows.dtype}{list(rows.shape)}; expected float32[{len(ids)}, {self.spec.dim}]"
+            )
+        taken = self._insert(ids, tables, self._num_rows)
+        new = rows[taken]
+        if self._num_rows + len(new) > self._most_rows:
+            raise ConfigError(f"{self.path}: more rows than the {self._most_rows:,} that were announced")
+        data = memoryview(np.ascontiguousarray(new).reshape(-1).view(np.uint8))  # type: ignore[arg-type]
+        position = self._rows_at + 4 * self.spec.dim * self._num_rows
+        while len(data):
+            written = os.pwrite(self._file.fileno(), data[:_PIECE], position)
+            data, position = data[written:], position + written
+        self._num_rows += len(new)
+        return len(new)
+
+    def bury(self, ids: Longs, tables: Ints) -> int:
+        """Adds keys that have no row any more, whatever older files say; see :meth:`add`."""
+        taken = self._insert(ids, tables, -1)
+        self._num_buried += int(taken.sum())
+        return int(taken.sum())
+
+    def finish(self) -> Written:
+        """Has the file where it stays, whole, under its name; returns its facts.
+
+        Raises:
+            StorageFullError: the disk is full.
+        """
+        try:
+            self._memory.flush()
+            size = self._rows_at + 4 * self.spec.dim * self._num_rows
+            self._file.truncate(size)
+            os.pwrite(self._file.fileno(), self._header(self._num_rows, self._num_buried), 0)
+            os.fsync(self._file.fileno())
+            crc = self._file.seek(0)
+            while piece := self._file.read(_PIECE):
+                crc = zlib.crc32(piece, crc)
+            os.replace(self._unfinished, self.path)
+            self._file.close()
+        except OSError as error:
+            raise disk_full(error, self.path) or error from None
+        return Written(size, crc, self._num_rows, self._num_buried)
+
+    def __exit__(self, *error: object) -> None:
+        """Leaves nothing of a file that was not finished."""
+        if not self._file.closed:
+            self._abandon()
+
+    def _insert(self, ids: Longs, tables: Ints, first: int) -> Bools:
+        """Which of the keys are new, bool[K]; they are in the index then."""
+        if ids.dtype != np.int64 or tables.dtype != np.int32 or ids.shape != tables.shape or ids.ndim != 1:
+            raise ConfigError(
+                f"{self.path}: keys: received {ids.dtype}{list(ids.shape)} and {tables.dtype}{list(tables.shape)};"
+                " expected int64[K] and int32[K]"
+            )
+        if len(tables) and not 0 <= tables.min() <= tables.max() < len(self.spec.tables):
+            raise ConfigError(
+                f"{self.path}: table numbers from {tables.min()} to {tables.max()}; expected 0 to {len(self.spec.tables) - 1}"
+            )
+        if self._num_rows + self._num_buried + len(ids) >= len(self._index):
+            raise ConfigError(f"{self.path}: more keys than the {self._most_keys:,} that were announced")
+        taken = np.empty(len(ids), np.uint8)
+        mapped.insert(
+            self._index, sealed(np.ascontiguousarray(ids)), sealed(np.ascontiguousarray(tables)), first, taken
+        )
+        return taken.view(np.bool_)
+
+    def _header(self, num_rows: int, num_buried: int) -> bytes:
+        """The file's first bytes, of the same length whatever the numbers are."""
+        index_bytes, row_bytes = 16 * self._num_slots, 4 * self.spec.dim * num_rows
+        content = {
+            "__metadata__": {"kind": KIND, "girih": json.dumps(description_of(self.spec, num_buried))},
+            INDEX: {"dtype": "I64", "shape": [self._num_slots, 2], "data_offsets": [0, index_bytes]},
+            ROWS: {
+                "dtype": "F32",
+                "shape": [num_rows, self.spec.dim],
+                "data_offsets": [index_bytes, index_bytes + row_bytes],
+            },
+        }
+        text = json.dumps(content, separators=(",", ":")).encode()
+        length = getattr(self, "_length", None) or -(-(8 + len(text)) // _LINE) * _LINE
+        return struct.pack("<Q", length - 8) + text + b" " * (length - 8 - len(text))
+
+    def _abandon(self) -> None:
+        self._file.close()
+        self._unfinished.unlink(missing_ok=True)
+
+
+def merge(
+    path: str | os.PathLike[str], spec: GroupSpec, files: Iterable[MappedFile], *, keep_buried: bool = False
+) -> Written:
+    """Writes a stack of files as one; reads as they do.
+
+    Args:
+        files: newest first.
+        keep_buried: keeps the keys that have no row any more, for there are older files than these.
+    """
+    files = list(files)
+    for file in files:
+        file.expect(spec)
+    most_rows = sum(file.num_rows for file in files)
+    most_keys = most_rows + keep_buried * sum(file.num_buried for file in files)
+    with MappedWriter(path, spec, most_keys, most_rows) as writer:
+        for number, file in enumerate(files):
+            newer = described(files[:number])
+            if keep_buried:
+                for ids, tables in file.buried():
+                    new = unknown(newer, ids, tables)
+                    writer.bury(ids[new], tables[new])
+            for ids, tables, rows in file.chunks():
+                new = unknown(newer, ids, tables)
+                writer.add(ids[new], tables[new], rows[new])
+        return writer.finish()

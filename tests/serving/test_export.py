@@ -1,0 +1,405 @@
+"""``girih export``: a directory that needs no checkpoint, whole or not at all, and what is damaged in it told."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import girih
+from girih import cli
+from girih.checkpoint import Manifest, Storage
+from girih.config import plain, write_toml
+from girih.errors import CheckpointError, MissingFileError
+from girih.schema import Categorical, Numeric, Schema, Sequence
+from girih.serving.cached import EXPORTED, exported
+from girih.serving.opening import final_weights
+from girih.serving.program import inputs_of, missing_for_onnx
+from girih.serving.reading import RequestReader
+from girih.serving.served import Version, open_served
+from girih.serving.signature import NAME, Signature
+from girih.store.mapped import MappedFile, MappedWriter
+from serving.serving_site import tensors_of
+
+
+def run(*words):
+    return cli.run([str(word) for word in words])
+
+
+@pytest.fixture(scope="module")
+def trained(log_source, tmp_path_factory):
+    """A finished run; only read."""
+    path = tmp_path_factory.mktemp("trained") / "run"
+    words = ("store.shards=2", "train.max_steps=9")
+    assert run("train", log_source / "config.toml", "--run", path, "--set", *words) == 0
+    return path
+
+
+@pytest.fixture(scope="module")
+def made(trained, tmp_path_factory):
+    """Its export; only read."""
+    path = tmp_path_factory.mktemp("made") / "model"
+    assert run("export", trained, "--out", path) == 0
+    return path
+
+
+def predicted(run_path, data, out):
+    assert run("predict", run_path, "--data", data, "--out", out) == 0
+    table = pq.read_table(out)
+    return np.stack([table[name].to_numpy() for name in table.column_names], axis=1)
+
+
+def answers(directory, table, size):
+    """Predictions of an exported model, in requests of so many examples."""
+    _, served = open_served(directory)
+    reader = RequestReader(served.schema, size)
+    parts = [table.slice(start, size) for start in range(0, table.num_rows, size)]
+    return np.concatenate([served.predict(reader.read(tensors_of(part))) for part in parts])
+
+
+def test_the_directory_says_what_it_holds_and_holds_it(made, trained):
+    content = json.loads((made / NAME).read_text())
+    assert [each["name"] for each in content["inputs"]] == ["user", "item", "tags", "x0"]
+    assert [each["datatype"] for each in content["inputs"]] == ["INT64", "INT64", "INT64", "FP32"]
+    assert content["outputs"] == [{"name": "prediction", "label": "click", "loss": "bce", "datatype": "FP32"}]
+    manifest = Manifest.read(final_weights(trained)[0])
+    assert (content["step"], content["fingerprint"], content["name"]) == (9, manifest.fingerprint, "run")
+    assert content["girih"] == manifest.girih
+    listed = {NAME, *content["files"]}
+    assert set(os.listdir(made)) == listed
+    for name, facts in content["files"].items():
+        assert (made / name).stat().st_size == facts["bytes"]
+    assert content["rows"] == [
+        {
+            "file": "rows-0.safetensors",
+            "tables": ["user", "item", "tags"],
+            "num_rows": sum(manifest.rows.values()),
+        }
+    ]
+    file = MappedFile(made / "rows-0.safetensors", content["files"]["rows-0.safetensors"])
+    with girih.load(trained) as model:
+        users = model.table("user")
+    ids, tables, rows = (np.concatenate(parts) for parts in zip(*file.chunks(), strict=True))
+    own = tables == 0
+    order = np.argsort(ids[own])
+    np.testing.assert_array_equal(ids[own][order], users.ids)
+    np.testing.assert_array_equal(rows[own][order][:, :4], users.rows)
+    parameters = load_file(made / "dense.safetensors")
+    assert set(parameters) == set(model.model.state_dict())
+
+
+def test_answers_are_those_of_predict_without_the_run(made, trained, log_source, tmp_path):
+    expected = predicted(trained, log_source / "test.parquet", tmp_path / "out.parquet")
+    table = pq.read_table(log_source / "test.parquet").drop_columns(["click"])
+    elsewhere = tmp_path / "elsewhere"
+    shutil.copytree(made, elsewhere)
+    np.testing.assert_array_equal(answers(elsewhere, table, 128), expected)
+
+
+def test_a_program_of_torch_alone_computes_the_same(made, log_source):
+    signature, served = open_served(made)
+    assert signature.dense.program == "dense.pt2"
+    table = pq.read_table(log_source / "test.parquet").drop_columns(["click"]).slice(0, 128)
+    batch = served.normalization.apply(RequestReader(served.schema, 200).read(tensors_of(table)))
+    embeddings = served._sparse.peek(batch).wait()
+    assert [dict(each) for each in signature.dense.inputs] == inputs_of(embeddings)
+    program = torch.export.load(made / "dense.pt2").module()
+    given = (torch.from_numpy(batch.numeric), *embeddings.tensors())
+    with torch.no_grad():
+        logits = program(*given)
+        np.testing.assert_allclose(logits.numpy(), served.dense.predict(batch, embeddings).numpy(), rtol=1e-5)
+        one = [tensor[:1] for tensor in given]
+        np.testing.assert_allclose(
+            program(*one).numpy(), logits[:1].numpy(), rtol=1e-5
+        )  # any number of examples
+
+
+@pytest.mark.skipif(missing_for_onnx() is not None, reason="onnx is not installed")
+def test_a_runtime_that_is_not_torch_computes_the_same(made, log_source):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    _, served = open_served(made)
+    session = onnxruntime.InferenceSession(str(made / "dense.onnx"), providers=["CPUExecutionProvider"])
+    for size in (1, 128):
+        table = pq.read_table(log_source / "test.parquet").drop_columns(["click"]).slice(0, size)
+        batch = served.normalization.apply(RequestReader(served.schema, 200).read(tensors_of(table)))
+        embeddings = served._sparse.peek(batch).wait()
+        names = ["numeric", *(each["name"] for each in inputs_of(embeddings))]
+        given = dict(zip(names, (batch.numeric, *(t.numpy() for t in embeddings.tensors())), strict=True))
+        wanted = {each.name for each in session.get_inputs()}  # what the net does not read is left out
+        (logits,) = session.run(["logits"], {name: given[name] for name in given if name in wanted})
+        np.testing.assert_allclose(
+            logits, served.dense.predict(batch, embeddings).numpy(), rtol=1e-4, atol=1e-6
+        )
+
+
+def test_without_onnx_one_line_says_so(trained, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("girih.serving.program.missing_for_onnx", lambda: "onnxscript")
+    assert run("export", trained, "--out", tmp_path / "model", "--name", "clicks") == 0
+    told = capsys.readouterr()
+    assert told.err == "no dense.onnx: onnxscript is not installed; pip install 'girih[onnx]'\n"
+    assert told.out.startswith("clicks, step 9: ")
+    assert "dense.onnx" not in os.listdir(tmp_path / "model")
+
+
+RICH = [
+    Categorical(name="user", dim=4, table="people"),
+    Categorical(name="friend", dim=4, table="people"),
+    Categorical(name="word", dim=4),
+    Categorical(name="tags", dim=4, weights="tag_weights", pooling="sum", max_length=3),
+    Categorical(name="genres", dim=4, separator="|", pooling="sqrtn"),
+    Categorical(name="age", dim=4, column="years", bucketize=(18.0, 30.5, 60.0)),
+    Categorical(name="hour", dim=4, column="moment", transform="hour"),
+    Sequence(name="seen", dim=4, table="people", max_length=4),
+    Numeric(name="weekday", column="moment", transform="weekday"),
+    Numeric(name="price", transform=("log1p", "standardize")),
+    Numeric(name="years"),
+]
+
+
+def rich(rows, seed, labels=()):
+    rng = np.random.default_rng(seed)
+    tags = rng.integers(0, 6, rows)
+    words = np.array(["a", "7", "007", "höhe", "", "x" * 50, "7.0"])
+    columns = {
+        "user": rng.integers(-9, 9, rows),
+        "friend": rng.integers(0, 99, rows).astype(np.uint16),
+        "word": pa.array(words[rng.integers(0, len(words), rows)]),
+        "tags": [rng.integers(0, 5, n).tolist() for n in tags],
+        "tag_weights": [rng.random(n).astype(np.float32).tolist() for n in tags],
+        "genres": pa.array(["|".join(map(str, rng.integers(0, 4, n))) for n in rng.integers(0, 4, rows)]),
+        "years": rng.uniform(0, 90, rows),
+        "moment": rng.integers(1_600_000_000, 1_700_000_000, rows),
+        "seen": [rng.integers(0, 99, n).tolist() for n in rng.integers(0, 9, rows)],
+        "price": rng.exponential(5, rows).astype(np.float32),
+    }
+    return pa.table(columns | {label: rng.random(rows).astype(np.float32) for label in labels})
+
+
+@pytest.fixture(scope="module")
+def rich_run(tmp_path_factory):
+    """A run with strings, weights, transforms, shared tables, 16-bit rows, a sequence and two labels of two losses; and new data."""
+    path = tmp_path_factory.mktemp("rich")
+    schema = Schema(
+        RICH,
+        girih.Labels(names=("click", "stay"), loss={"stay": "mse"}),
+        [girih.Table(name="word", dtype="float16")],
+    )
+    for name, seed in (("train", 1), ("new", 2)):
+        pq.write_table(
+            rich(300, seed, ("click", "stay") if name == "train" else ()), path / f"{name}.parquet"
+        )
+    described = {key: plain(value) for key, value in schema.to_dict().items()}
+    described["tables"] = [table for table in described["tables"] if table["name"] in ("word", "people")]
+    write_toml(
+        path / "config.toml",
+        {
+            "data": {"train": "train.parquet", "batch_size": 100},
+            **described,
+            "model": {"name": "dnn", "hidden": [8], "batch_norm": True},
+            "train": {"seed": 5},
+        },
+    )
+    assert run("train", path / "config.toml", "--run", path / "run") == 0
+    return path
+
+
+def test_strings_weights_times_transforms_and_two_labels_answer_as_predict_does(rich_run, tmp_path):
+    expected = predicted(rich_run / "run", rich_run / "new.parquet", tmp_path / "out.parquet")
+    assert expected.shape == (300, 2)
+    assert run("export", rich_run / "run", "--out", tmp_path / "model") == 0
+    table = pq.read_table(rich_run / "new.parquet")
+    np.testing.assert_array_equal(answers(tmp_path / "model", table, 100), expected)
+    outputs = Signature.read(tmp_path / "model").outputs
+    assert [(each.name, each.loss) for each in outputs] == [
+        ("prediction_click", "bce"),
+        ("prediction_stay", "mse"),
+    ]
+    inputs = {each.name: each for each in Signature.read(tmp_path / "model").inputs}
+    assert {name: each.kind for name, each in inputs.items() if each.kind != "ids"} == {
+        "tag_weights": "weights", "years": "numbers", "moment": "times", "price": "numbers",
+    }  # fmt: skip
+    assert inputs["years"].features == ("age", "years")
+    assert [name for name, each in inputs.items() if each.sequence] == ["tags", "seen", "tag_weights"]
+
+
+OWN = """
+import torch
+from torch import nn
+
+class Mine(nn.Module):
+    def __init__(self, schema, width=3):
+        super().__init__()
+        self.schema, self.net = schema, nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, 1))
+
+    def forward(self, numeric, embeddings):
+        return self.net(embeddings.concatenated(["user", "item"])) {more}
+"""
+
+
+@pytest.fixture
+def own_run(log_directory, monkeypatch):
+    """Trains a class of the user's own, whose forward ends as the argument says."""
+
+    def trained(more=""):
+        (log_directory / "mine.py").write_text(OWN.format(more=more))
+        words = ("model={name='mine.py:Mine'}", "train.max_steps=5")
+        assert (
+            run("train", log_directory / "config.toml", "--run", log_directory / "run", "--set", *words) == 0
+        )
+        return log_directory / "run"
+
+    return trained
+
+
+def test_a_class_of_the_users_is_served_without_its_code(own_run, log_directory, tmp_path):
+    path = own_run()
+    expected = predicted(path, log_directory / "test.parquet", tmp_path / "out.parquet")
+    assert run("export", path, "--out", tmp_path / "model") == 0
+    (log_directory / "mine.py").unlink()
+    table = pq.read_table(log_directory / "test.parquet").drop_columns(["click"])
+    np.testing.assert_array_equal(answers(tmp_path / "model", table, 128), expected)
+    _, served = open_served(tmp_path / "model")
+    doubled = {
+        name: 2 * tensor for name, tensor in load_file(tmp_path / "model" / "dense.safetensors").items()
+    }
+    other = served.with_files([stack.files for stack in served.stacks], Version(6), doubled)
+    batch = RequestReader(served.schema, 200).read(tensors_of(table.slice(0, 128)))
+    assert not np.allclose(other.predict(batch), expected[:128])
+    np.testing.assert_array_equal(served.predict(batch), expected[:128])  # as it was
+
+
+def test_a_class_that_torch_cannot_export_is_refused_in_one_line(own_run, tmp_path, capsys):
+    path = own_run("* (1 if float(numeric.sum()) > 0 else 2)")
+    capsys.readouterr()
+    assert run("export", path, "--out", tmp_path / "model") == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert told.startswith(
+        "girih: Mine: a class of yours is served as what torch.export makes of it, which failed: "
+    )
+    assert NAME not in os.listdir(tmp_path / "model")
+
+
+def test_a_new_version_on_top_hides_rows_and_buries_keys(made, log_source, tmp_path):
+    _, served = open_served(made)
+    (stack,) = served.stacks
+    ids, tables, rows = next(stack.files[0].chunks())
+    with MappedWriter(tmp_path / "newer", stack.spec, 2 * len(ids)) as writer:
+        writer.bury(ids[::2], tables[::2])
+        writer.add(ids[1::2], tables[1::2], rows[1::2] + 1)
+        facts = writer.finish()
+    newer = served.with_files([[MappedFile(tmp_path / "newer", facts), *stack.files]], Version(9, 1))
+    assert (str(served.version), str(newer.version)) == ("9", "9.1")
+    out = np.empty((len(ids), stack.spec.dim), np.float32)
+    newer.stacks[0].peek(ids, tables, out)
+    np.testing.assert_array_equal(out[1::2], rows[1::2] + 1)
+    assert (served.stacks[0].peek(ids, tables, out) == 0).all()
+    np.testing.assert_array_equal(out, rows)
+    table = pq.read_table(log_source / "test.parquet").drop_columns(["click"]).slice(0, 64)
+    batch = RequestReader(served.schema, 200).read(tensors_of(table))
+    assert not np.allclose(newer.predict(batch), served.predict(batch))
+
+
+def test_the_output_directory_is_refused_unless_it_is_empty_or_an_export_cut_short(
+    trained, made, tmp_path, capsys
+):
+    out = tmp_path / "model"
+    out.mkdir()
+    (out / "rows-0.safetensors").write_text("half")
+    (out / ".rows-1.safetensors.unfinished").write_text("half")
+    assert run("export", trained, "--out", out) == 0
+    capsys.readouterr()
+    assert run("export", trained, "--out", out) == 2
+    assert "not empty (it holds an exported model)" in capsys.readouterr().err
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "mine.txt").write_text("keep")
+    assert run("export", trained, "--out", tmp_path / "notes") == 2
+    assert "not empty (it holds mine.txt)" in capsys.readouterr().err
+    assert os.listdir(tmp_path / "notes") == ["mine.txt"]
+    assert run("export", trained, "--out", tmp_path / "notes" / "mine.txt") == 2
+    assert "is a file" in capsys.readouterr().err
+    assert run("export", tmp_path / "none", "--out", tmp_path / "other") == 2
+
+
+KILLED = """
+import os, sys
+from girih.serving import exporting
+from girih import cli
+write = exporting._write_dense
+def killed(*arguments, **options):
+    os.kill(os.getpid(), 9)
+exporting._write_dense = killed
+cli.run(sys.argv[1:])
+"""
+
+
+def test_an_export_that_was_killed_is_none_and_is_made_again(trained, tmp_path):
+    out = tmp_path / "model"
+    command = [sys.executable, "-c", KILLED, "export", str(trained), "--out", str(out)]
+    assert subprocess.run(command, check=False).returncode == -9
+    assert "rows-0.safetensors" in os.listdir(out)
+    with pytest.raises(MissingFileError, match="not a whole exported model"):
+        open_served(out)
+    assert run("export", trained, "--out", out) == 0
+    open_served(out)
+
+
+def test_damage_is_told_by_the_name_of_the_file(made, tmp_path):
+    for name in sorted(os.listdir(made)):
+        copy = tmp_path / name
+        shutil.copytree(made, copy)
+        damaged = copy / name
+        content = bytearray(damaged.read_bytes())
+        content[len(content) // 2] ^= 1
+        damaged.write_bytes(content)
+        if name in ("dense.onnx", "dense.pt2"):  # which this server does not need
+            open_served(copy)
+            continue
+        with pytest.raises(CheckpointError, match=f"{name}: damaged"):
+            open_served(copy)
+        damaged.unlink()
+        with pytest.raises(MissingFileError):
+            open_served(copy)
+    copy = tmp_path / "newer"
+    shutil.copytree(made, copy)
+    content = json.loads((copy / NAME).read_text())
+    (copy / NAME).write_text(json.dumps(content | {"format": 99}))
+    with pytest.raises(
+        CheckpointError, match=r"format 99, .* this girih reads format 1: export the model again"
+    ):
+        open_served(copy)
+
+
+def test_a_run_is_exported_once_until_it_has_other_weights(trained, tmp_path):
+    path, told = tmp_path / "run", []
+    shutil.copytree(trained, path)
+    with exported(str(path), "run", told.append) as first:
+        assert first == path / EXPORTED
+        kept = Signature.read(first)
+    with exported(str(path), "run", told.append) as again:
+        assert again == first
+    assert told == [f"{path}: exporting step-00000009 to {path / EXPORTED}"]
+    assert kept.dense.program is None
+    assert [name for name in os.listdir(path) if name.startswith(".making")] == []
+    manifest = Manifest.read(Storage.at(path / "checkpoints" / "step-00000009"))
+    signature = kept
+    assert signature.source["checkpoint"] == "step-00000009"
+    content = json.loads((first / NAME).read_text())
+    assert content["fingerprint"] == manifest.fingerprint
+    (first / NAME).unlink()  # of another run, or damaged
+    with exported(str(path), "run", told.append) as third:
+        open_served(third)
+    assert len(told) == 2
+    with exported(str(path / "checkpoints" / "step-00000009"), "run", told.append) as temporary:
+        assert path not in temporary.parents
+        open_served(temporary)
+    assert not temporary.exists()
+    with exported(str(first), "run", told.append) as itself:
+        assert itself == first
