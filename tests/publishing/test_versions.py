@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from following import EVERY, SMALL, assert_is, follower, publish, publish_here, rows_in, summary_of
 
-from girih.checkpoint import Storage
+from girih.checkpoint import Storage, find
 from girih.publishing.log import Log
 from girih.publishing.manifest import write_pin
 
@@ -47,6 +47,26 @@ def test_every_version_has_the_rows_and_parameters_of_its_step(config, tmp_path,
         with_all.close()
     assert steps == sorted(steps)
     assert steps[-1] == (12 if strategy == "local" else 40)
+
+
+APART = {
+    "asynchronous": ["strategy.trainers=2", "strategy.embedding_servers=2"],
+    "hierarchical": ["strategy.groups=2", "strategy.trainers_per_group=1", "strategy.servers_per_group=0"],
+    "hybrid": ["strategy.trainers=2", "strategy.staleness=4"],
+}
+
+
+@pytest.mark.parametrize("strategy", APART)
+def test_trainers_that_go_apart_meet_to_publish(config, tmp_path, strategy):
+    options = ["train.max_steps=30", "data.batch_size=64", SMALL, "publish.every_s=0.1", *APART[strategy]]
+    run = publish(config, tmp_path / "run", tmp_path / "log", *options, strategy=strategy)
+    found = follower(tmp_path / "log", tmp_path / "followed")
+    for number in versions_of(tmp_path / "log"):  # by way of all segments
+        write_pin(Storage.at(tmp_path / "log"), number)
+        found.poll()
+        assert found.current.number == number
+    assert number > 1
+    assert_is(found.current, tmp_path / "followed", find(run).local)
 
 
 @pytest.mark.parametrize(
