@@ -32,8 +32,9 @@ def tensors_of(table):
         if pa.types.is_string(array.type):
             found[name] = from_json(name, "BYTES", (len(array),), array.to_pylist())
         else:
-            values = array.to_numpy(zero_copy_only=False)
-            found[name] = Tensor(name, DATATYPES[values.dtype], (len(values),), values)
+            datatype = DATATYPES[np.dtype(array.type.to_pandas_dtype())]
+            values = array if array.null_count else array.to_numpy()
+            found[name] = Tensor(name, datatype, (len(array),), values)
     return found
 
 
@@ -41,7 +42,7 @@ def inputs_of(table):
     """The same as JSON has them."""
     found = []
     for tensor in tensors_of(table).values():
-        data = tensor.values.tolist()
+        data = tensor.values.tolist()  # None where a value is missing
         described = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
         found.append(described | {"data": data})
     return found

@@ -99,7 +99,8 @@ def serve_command(
             directory,
             name or Signature.read(directory).name,
             options,
-            lambda line: click.echo(f"serving {line}"),
+            _ready,
+            tell,
         )
     return 0
 
@@ -115,4 +116,8 @@ def _follow(
             cache = Path(closing.enter_context(tempfile.TemporaryDirectory(prefix="girih-follow-")))
         tell(f"following {log.root}")
         closing.enter_context(Following(log, cache.absolute(), tell))
-        serve(cache, name, options, lambda line: click.echo(f"serving {line}"), follow=True)
+        serve(cache, name, options, _ready, tell, follow=True)
+
+
+def _ready(line: str) -> None:
+    click.echo(f"serving {line}")

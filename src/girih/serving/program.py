@@ -13,14 +13,16 @@ Shapes: B examples, X numeric features, T labels.
 
 from __future__ import annotations
 
+import copy
 import importlib.util
+import io
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -62,8 +64,19 @@ class ProgramNet(nn.Module):
 
     def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
         """float32[B, X] and embeddings to logits float32[B, T]."""
-        logits: Tensor = self.program(numeric, *embeddings.tensors())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # torch warns of its own ways to unpack arguments
+            logits: Tensor = self.program(numeric, *embeddings.tensors())
         return logits
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ProgramNet:
+        with _quietly():
+            return ProgramNet(copy.deepcopy(self.program, memo))
+
+    def train(self, mode: bool = True) -> Self:
+        """Notes the mode alone: a program computes as it was exported, in evaluation mode, and has no other."""
+        self.training = mode
+        return self
 
     def load_parameters(self, parameters: Mapping[str, Tensor]) -> None:
         """Takes the parameters and buffers of the module by their names there; the program may have left some out."""
@@ -170,7 +183,10 @@ def _quietly() -> Iterator[None]:
     try:
         for logger in loggers:
             logger.setLevel(logging.CRITICAL)
-        with warnings.catch_warnings():
+        with (
+            warnings.catch_warnings(),
+            redirect_stderr(io.StringIO()),
+        ):  # it prints graphs that it cannot follow
             warnings.simplefilter("ignore")
             yield
     finally:

@@ -70,11 +70,14 @@ def address_of(found: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def serve(directory: Path, name: str, options: ServeOptions, tell: Tell, *, follow: bool = False) -> None:
+def serve(
+    directory: Path, name: str, options: ServeOptions, ready: Tell, tell: Tell, *, follow: bool = False
+) -> None:
     """Answers until a signal comes.
 
     Args:
-        directory: of an exported model. name: of the model, for clients. tell: receives a line once it answers.
+        directory: of an exported model. name: of the model, for clients.
+        ready: receives a line once it answers. tell: a line for whatever happens besides.
         follow: whether the directory is that of a follower, whose newest version answers.
 
     Raises:
@@ -84,10 +87,10 @@ def serve(directory: Path, name: str, options: ServeOptions, tell: Tell, *, foll
     with bound(options.host, options.port) as listening:
         about = f"{name} at {address_of(listening)}"
         if options.workers == 1:
-            answer(directory, name, options, listening, lambda: tell(about), follow=follow)
+            answer(directory, name, options, listening, lambda: ready(about), follow=follow)
         else:
             with Workers(directory, name, options, listening, tell, follow=follow) as workers:
-                tell(f"{about}, {options.workers} workers")
+                ready(f"{about}, {options.workers} workers")
                 workers.watch()
 
 
@@ -121,7 +124,7 @@ def answer(
         watch(watched, server.replace)
     config = uvicorn.Config(
         server.app(),
-        log_level="warning",
+        log_level="error",  # strangers who speak no HTTP get status 400, and no line
         access_log=False,
         lifespan="off",
         server_header=False,
