@@ -275,7 +275,6 @@ def bad_requests(table):
         "ids are integers or strings",
     )
     yield {"inputs": changed(table, "x0", datatype="BYTES", data=["a"] * 128)}, {}, 400, "expected numbers"
-    yield {"inputs": changed(table, "x0", data=[1e300] * 128)}, {}, 400, "expected a"
     yield (
         {"inputs": changed(table, "x0", data=[float("inf")] * 128)},
         {},
@@ -387,7 +386,7 @@ def test_wrong_and_hostile_requests_get_one_sentence_and_the_server_lives(site, 
         except (BrokenPipeError, ConnectionResetError):  # it did not read all of what is too large
             assert status == 413
             continue
-        assert (found, list(answer)) == (status, ["error"]), (str(content)[:200], answer)
+        assert (found, list(answer)) == (status, ["error"]), (str(content)[-200:], told, str(answer)[:200])
         assert told in answer["error"], (told, answer)
         assert "\n" not in answer["error"]
         assert len(answer["error"]) < 600
