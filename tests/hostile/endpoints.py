@@ -165,7 +165,8 @@ def registry(stack, path):
 def server(stack, path, num_contributors=2):
     shards = LocalShards(SPEC.groups(), SPEC.store, place=0, num_places=1, segment=None)
     writing = stack.enter_context(ThreadPoolExecutor(1))
-    work = embedding_server._Work(shards, num_contributors, None, writing, Stats())
+    sending = stack.enter_context(ThreadPoolExecutor(1))
+    work = embedding_server._Work(shards, num_contributors, None, writing, sending, Stats())
     stack.callback(shards.close)
     stack.callback(work._pool.shutdown)
     keys, counts, lengths = np.arange(6), np.ones(6, np.int32), np.array([3, 3])

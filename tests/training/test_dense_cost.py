@@ -18,8 +18,15 @@ from girih.training.dense_cost import measure_dense_cost, with_update
 PASS_S, EXAMPLE_S, DIM = 0.02, 0.0005, 4
 
 
+def compute(seconds):
+    """Takes so much processor time."""
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+
 class Known(torch.nn.Module):
-    """Sleeps, and keeps two numbers for each of a row: those that it squares."""
+    """Computes for a known time, and keeps two numbers for each of a row: those that it squares."""
 
     def __init__(self):
         super().__init__()
@@ -28,10 +35,10 @@ class Known(torch.nn.Module):
 
     def forward(self, numeric, embeddings):
         examples = len(numeric)
-        time.sleep((PASS_S + EXAMPLE_S * examples) / 2)
+        compute((PASS_S + EXAMPLE_S * examples) / 2)
         self.calls += 1
         made = embeddings["user"] + 1.0
-        made.register_hook(lambda gradient: time.sleep((PASS_S + EXAMPLE_S * examples) / 2))
+        made.register_hook(lambda gradient: compute((PASS_S + EXAMPLE_S * examples) / 2))
         return (made.square() + (made + 1.0).square()).sum(1, keepdim=True) + self.moved
 
 
@@ -55,7 +62,7 @@ def test_memory_and_time_of_a_pass_and_of_an_example(tmp_path, rows):
     assert cost.bytes_per_example == 2 * DIM * 4
     assert 0.5 * PASS_S < cost.pass_s < 5 * PASS_S
     assert 0.5 * EXAMPLE_S < cost.example_s < 5 * EXAMPLE_S
-    assert 0 < cost.busy_threads < 0.8  # it sleeps
+    assert 0.8 < cost.busy_threads < 1.5  # others may have the processor meanwhile
 
 
 @pytest.mark.parametrize(
