@@ -29,6 +29,9 @@ from girih.store.mapped import MappedFile, MappedWriter
 from serving.serving_site import tensors_of
 
 
+COLUMNS = ["user", "item", "tags", "x0"]
+
+
 def run(*words):
     return cli.run([str(word) for word in words])
 
@@ -97,7 +100,7 @@ def test_the_directory_says_what_it_holds_and_holds_it(made, trained):
 
 def test_answers_are_those_of_predict_without_the_run(made, trained, log_source, tmp_path):
     expected = predicted(trained, log_source / "test.parquet", tmp_path / "out.parquet")
-    table = pq.read_table(log_source / "test.parquet").drop_columns(["click"])
+    table = pq.read_table(log_source / "test.parquet").select(COLUMNS)
     elsewhere = tmp_path / "elsewhere"
     shutil.copytree(made, elsewhere)
     np.testing.assert_array_equal(answers(elsewhere, table, 128), expected)
@@ -106,7 +109,7 @@ def test_answers_are_those_of_predict_without_the_run(made, trained, log_source,
 def test_a_program_of_torch_alone_computes_the_same(made, log_source):
     signature, served = open_served(made)
     assert signature.dense.program == "dense.pt2"
-    table = pq.read_table(log_source / "test.parquet").drop_columns(["click"]).slice(0, 128)
+    table = pq.read_table(log_source / "test.parquet").select(COLUMNS).slice(0, 128)
     batch = served.normalization.apply(RequestReader(served.schema, 200).read(tensors_of(table)))
     embeddings = served._sparse.peek(batch).wait()
     assert [dict(each) for each in signature.dense.inputs] == inputs_of(embeddings)
@@ -127,7 +130,7 @@ def test_a_runtime_that_is_not_torch_computes_the_same(made, log_source):
     _, served = open_served(made)
     session = onnxruntime.InferenceSession(str(made / "dense.onnx"), providers=["CPUExecutionProvider"])
     for size in (1, 128):
-        table = pq.read_table(log_source / "test.parquet").drop_columns(["click"]).slice(0, size)
+        table = pq.read_table(log_source / "test.parquet").select(COLUMNS).slice(0, size)
         batch = served.normalization.apply(RequestReader(served.schema, 200).read(tensors_of(table)))
         embeddings = served._sparse.peek(batch).wait()
         names = ["numeric", *(each["name"] for each in inputs_of(embeddings))]
@@ -263,7 +266,7 @@ def test_a_class_of_the_users_is_served_without_its_code(own_run, log_directory,
     expected = predicted(path, log_directory / "test.parquet", tmp_path / "out.parquet")
     assert run("export", path, "--out", tmp_path / "model") == 0
     (log_directory / "mine.py").unlink()
-    table = pq.read_table(log_directory / "test.parquet").drop_columns(["click"])
+    table = pq.read_table(log_directory / "test.parquet").select(COLUMNS)
     np.testing.assert_array_equal(answers(tmp_path / "model", table, 128), expected)
     _, served = open_served(tmp_path / "model")
     doubled = {
@@ -302,7 +305,7 @@ def test_a_new_version_on_top_hides_rows_and_buries_keys(made, log_source, tmp_p
     np.testing.assert_array_equal(out[1::2], rows[1::2] + 1)
     assert (served.stacks[0].peek(ids, tables, out) == 0).all()
     np.testing.assert_array_equal(out, rows)
-    table = pq.read_table(log_source / "test.parquet").drop_columns(["click"]).slice(0, 64)
+    table = pq.read_table(log_source / "test.parquet").select(COLUMNS).slice(0, 64)
     batch = RequestReader(served.schema, 200).read(tensors_of(table))
     assert not np.allclose(newer.predict(batch), served.predict(batch))
 

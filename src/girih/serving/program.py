@@ -17,7 +17,8 @@ import importlib.util
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from io import StringIO
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -62,8 +63,14 @@ class ProgramNet(nn.Module):
 
     def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
         """float32[B, X] and embeddings to logits float32[B, T]."""
-        logits: Tensor = self.program(numeric, *embeddings.tensors())
-        return logits
+        (logits,) = self.program(numeric, *embeddings.tensors())
+        found: Tensor = logits
+        return found
+
+    def train(self, mode: bool = True) -> ProgramNet:
+        """A program is what its model was in evaluation mode, and has no other."""
+        self.training = mode
+        return self
 
     def load_parameters(self, parameters: Mapping[str, Tensor]) -> None:
         """Takes the parameters and buffers of the module by their names there; the program may have left some out."""
@@ -134,6 +141,9 @@ def load_program(path: Path) -> ProgramNet:
     for node in loaded.graph.nodes:
         if node.op == "call_function" and node.target is torch.ops.aten.linear.default:
             node.target = F.linear  # which :class:`~girih.dense.accel.linear.LinearBy` knows
+    # flat in and out, as it is called here: without the trees of arguments that torch would compare at each call
+    loaded.graph.set_codegen(torch.fx.graph.CodeGen())
+    loaded._forward_pre_hooks.clear()
     loaded.recompile()
     return ProgramNet(loaded)
 
@@ -170,7 +180,7 @@ def _quietly() -> Iterator[None]:
     try:
         for logger in loggers:
             logger.setLevel(logging.CRITICAL)
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:

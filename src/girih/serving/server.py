@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import logging
 import os
 import signal
 import socket
@@ -28,6 +29,7 @@ from girih.serving.files import check_all
 from girih.serving.metrics import SHARED
 from girih.serving.options import ServeOptions
 
+_LOG = logging.getLogger(__name__)
 READY = "ready"
 DRAIN_S = 5
 """Requests that are being answered when a server ends get so long."""
@@ -85,7 +87,7 @@ def serve(directory: Path, name: str, options: ServeOptions, tell: Tell) -> None
         if options.workers == 1:
             answer(directory, name, options, listening, lambda: tell(about))
         else:
-            with Workers(directory, name, options, listening, tell) as workers:
+            with Workers(directory, name, options, listening, _LOG.warning) as workers:
                 tell(f"{about}, {options.workers} workers")
                 workers.watch()
 
@@ -115,7 +117,7 @@ def answer(
     server = Server(model, most_examples=options.max_batch, most_bytes=options.max_bytes)
     config = uvicorn.Config(
         server.app(),
-        log_level="warning",
+        log_level="error",
         access_log=False,
         lifespan="off",
         server_header=False,

@@ -87,7 +87,9 @@ def from_json(name: str, datatype: str, shape: tuple[int, ...], data: Any) -> Te
     if datatype != BYTES:
         _known(name, datatype)
     try:
-        values = pa.array(data, _ARROW[datatype])
+        kind = _ARROW[datatype]
+        # told to make integers, Arrow would cut fractions off
+        values = pa.array(data).cast(kind) if pa.types.is_integer(kind) else pa.array(data, kind)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise DataError(f"input {name!r}: {one_line(error)}; expected values of {datatype}") from None
     plain = datatype != BYTES and values.null_count == 0 and datatype != "BOOL"
