@@ -28,7 +28,6 @@ from girih.serving.signature import NAME, Signature
 from girih.store.mapped import MappedFile, MappedWriter
 from serving.serving_site import tensors_of
 
-
 COLUMNS = ["user", "item", "tags", "x0"]
 
 

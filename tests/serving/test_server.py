@@ -259,9 +259,13 @@ def bad_requests(table):
         "datatype = 'INT46'; did you mean 'INT64'?",
     )
     yield {"inputs": changed(table, "user", datatype=None)}, {}, 400, "datatype = None"
-    yield {"inputs": changed(table, "user", datatype="FP32")}, {}, 400, "ids are integers or strings"
+    yield (
+        {"inputs": changed(table, "user", datatype="FP32", data=[0.5] * 128)},
+        {},
+        400,
+        "ids are integers or strings",
+    )
     yield {"inputs": changed(table, "x0", datatype="BYTES", data=["a"] * 128)}, {}, 400, "expected numbers"
-    yield {"inputs": changed(table, "x0", data=[1e300] * 128)}, {}, 400, "expected a"
     yield (
         {"inputs": changed(table, "x0", data=[float("inf")] * 128)},
         {},

@@ -79,10 +79,10 @@ def export(opened: Opened, out: Path, name: str, tell: Tell, *, programs: bool =
         rows.append(Rows(file=file, tables=tables, num_rows=written.rows))
     made = recipe(model, opened.options)
     dense = _write_dense(model, schema, groups, out, tell, wanted=programs, required=made["model"] is None)
-    for file in (dense.parameters, dense.program, dense.onnx):
-        if file is not None:
-            _sync(out / file)
-            files[file] = facts_of(out / file)
+    for dense_file in (dense.parameters, dense.program, dense.onnx):
+        if dense_file is not None:
+            _sync(out / dense_file)
+            files[dense_file] = facts_of(out / dense_file)
     signature = Signature(
         name=name,
         step=opened.manifest.step,

@@ -13,6 +13,7 @@ Shapes: B examples, X numeric features, T labels.
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import logging
 import warnings
@@ -71,6 +72,11 @@ class ProgramNet(nn.Module):
         """A program is what its model was in evaluation mode, and has no other."""
         self.training = mode
         return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ProgramNet:
+        with warnings.catch_warnings():  # torch's own ways of copying are deprecated by torch
+            warnings.simplefilter("ignore", FutureWarning)
+            return ProgramNet(copy.deepcopy(self.program, memo))
 
     def load_parameters(self, parameters: Mapping[str, Tensor]) -> None:
         """Takes the parameters and buffers of the module by their names there; the program may have left some out."""
