@@ -53,6 +53,8 @@ def bound(host: str, port: int) -> socket.socket:
         ) from None
     found = socket.socket(family, socket.SOCK_STREAM)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # connections have it from here: asyncio does not know that they are TCP's, and an answer would wait 40 ms for its own head to be acknowledged
+    found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     try:
         found.bind((host, port))
     except OSError as error:
