@@ -31,12 +31,10 @@ def tensors_of(table):
             array = array.flatten()
         if pa.types.is_string(array.type):
             found[name] = from_json(name, "BYTES", (len(array),), array.to_pylist())
-        elif array.null_count:
-            datatype = DATATYPES[np.dtype(array.type.to_pandas_dtype())]
-            found[name] = from_json(name, datatype, (len(array),), array.to_pylist())
         else:
-            values = array.to_numpy(zero_copy_only=False)
-            found[name] = Tensor(name, DATATYPES[values.dtype], (len(values),), values)
+            datatype = DATATYPES[np.dtype(array.type.to_pandas_dtype())]
+            values = array if array.null_count else array.to_numpy()
+            found[name] = Tensor(name, datatype, (len(array),), values)
     return found
 
 
@@ -44,7 +42,7 @@ def inputs_of(table):
     """The same as JSON has them."""
     found = []
     for tensor in tensors_of(table).values():
-        data = tensor.values.tolist()  # of numpy or Arrow
+        data = tensor.values.tolist()  # None where a value is missing
         described = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
         found.append(described | {"data": data})
     return found
@@ -110,6 +108,6 @@ class Site:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
-        self._reader.join(timeout=10)
         self.process.stdout.close()
+        self._reader.join(timeout=10)
         self.process.stderr.close()

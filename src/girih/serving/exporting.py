@@ -205,7 +205,7 @@ def _write_dense(
 
 
 def _program(model: nn.Module, example: tuple[Any, Any], tell: Tell, *, required: bool) -> Any:
-    """What torch.export makes of the net; None, and a line, where it cannot and something else will do."""
+    """The net as torch.export makes it; None, and a line, where it cannot and something else will do."""
     kind = type(model).__name__
     try:
         return program.export_program(model.cpu(), *example)

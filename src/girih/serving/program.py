@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import io
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from io import StringIO
+from contextlib import contextmanager, redirect_stderr
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -64,19 +64,19 @@ class ProgramNet(nn.Module):
 
     def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
         """float32[B, X] and embeddings to logits float32[B, T]."""
-        (logits,) = self.program(numeric, *embeddings.tensors())
-        found: Tensor = logits
-        return found
-
-    def train(self, mode: bool = True) -> ProgramNet:
-        """A program is what its model was in evaluation mode, and has no other."""
-        self.training = mode
-        return self
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # torch warns of its own ways to unpack arguments
+            logits: Tensor = self.program(numeric, *embeddings.tensors())
+        return logits
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ProgramNet:
-        with warnings.catch_warnings():  # torch's own ways of copying are deprecated by torch
-            warnings.simplefilter("ignore", FutureWarning)
+        with _quietly():
             return ProgramNet(copy.deepcopy(self.program, memo))
+
+    def train(self, mode: bool = True) -> Self:
+        """Notes the mode alone: a program computes as it was exported, in evaluation mode, and has no other."""
+        self.training = mode
+        return self
 
     def load_parameters(self, parameters: Mapping[str, Tensor]) -> None:
         """Takes the parameters and buffers of the module by their names there; the program may have left some out."""
@@ -147,9 +147,6 @@ def load_program(path: Path) -> ProgramNet:
     for node in loaded.graph.nodes:
         if node.op == "call_function" and node.target is torch.ops.aten.linear.default:
             node.target = F.linear  # which :class:`~girih.dense.accel.linear.LinearBy` knows
-    # flat in and out, as it is called here: without the trees of arguments that torch would compare at each call
-    loaded.graph.set_codegen(torch.fx.graph.CodeGen())
-    loaded._forward_pre_hooks.clear()
     loaded.recompile()
     return ProgramNet(loaded)
 
@@ -186,7 +183,10 @@ def _quietly() -> Iterator[None]:
     try:
         for logger in loggers:
             logger.setLevel(logging.CRITICAL)
-        with warnings.catch_warnings(), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+        with (
+            warnings.catch_warnings(),
+            redirect_stderr(io.StringIO()),
+        ):  # it prints graphs that it cannot follow
             warnings.simplefilter("ignore")
             yield
     finally:

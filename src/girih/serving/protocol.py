@@ -127,7 +127,7 @@ def answer(
 
 
 def metadata(signature: Signature, name: str, version: str) -> dict[str, Any]:
-    """What ``GET /v2/models/NAME`` says."""
+    """The answer to ``GET /v2/models/NAME``."""
     inputs: list[dict[str, Any]] = []
     for each in signature.inputs:
         inputs.append({"name": each.name, "datatype": each.datatype, "shape": [-1]})

@@ -178,7 +178,7 @@ class RequestReader:
             numeric[:, places[number.name]] = values
 
     def _plan(self, names: Sequence[str], table: Any) -> ReadPlan:
-        """What the decoder is to read of a table; made once for columns of these types."""
+        """The plan by which the decoder reads a table; made once for columns of these types."""
         key = (*names, *table.schema.types)
         plan = self._plans.get(key)
         if plan is None:

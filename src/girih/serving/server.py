@@ -89,7 +89,7 @@ def serve(directory: Path, name: str, options: ServeOptions, tell: Tell) -> None
         if options.workers == 1:
             answer(directory, name, options, listening, lambda: tell(about))
         else:
-            with Workers(directory, name, options, listening, _LOG.warning) as workers:
+            with Workers(directory, name, options, listening, tell) as workers:
                 tell(f"{about}, {options.workers} workers")
                 workers.watch()
 
@@ -209,7 +209,7 @@ class Workers(contextlib.AbstractContextManager["Workers"]):
                         f"serve: workers end as soon as they begin, the last one with status {status}"
                     )
                 multiprocess.mark_process_dead(worker.process.pid, self._shared.name)  # type: ignore[no-untyped-call]
-                self._tell(f"worker {worker.process.pid} ended with status {status}; started another")
+                _LOG.warning("worker %d ended with status %s; started another", worker.process.pid, status)
                 self._workers[number] = self._started()
 
     def close(self) -> None:

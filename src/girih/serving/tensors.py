@@ -84,14 +84,16 @@ def from_json(name: str, datatype: str, shape: tuple[int, ...], data: Any) -> Te
         raise DataError(
             f"input {name!r}: {len(data):,} values for a shape of {list(shape)}; expected {count:,}"
         )
-    if datatype != BYTES:
-        _known(name, datatype)
+    whole = datatype != BYTES and _known(name, datatype).kind in "iu"
     try:
-        kind = _ARROW[datatype]
-        # told to make integers, Arrow would cut fractions off
-        values = pa.array(data).cast(kind) if pa.types.is_integer(kind) else pa.array(data, kind)
+        kind = pa.array(data).type if whole else None
+        values = pa.array(data, _ARROW[datatype])
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise DataError(f"input {name!r}: {one_line(error)}; expected values of {datatype}") from None
+    if kind is not None and not (
+        pa.types.is_integer(kind) or pa.types.is_null(kind)
+    ):  # which Arrow made integers of
+        raise DataError(f"input {name!r}: data of {kind}; expected values of {datatype}")
     plain = datatype != BYTES and values.null_count == 0 and datatype != "BOOL"
     return Tensor(name, datatype, shape, values.to_numpy() if plain else values)
 

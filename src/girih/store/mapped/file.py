@@ -56,7 +56,7 @@ class Written:
 
 
 def description_of(spec: GroupSpec, num_buried: int) -> dict[str, Any]:
-    """What a file says of itself, and a reader expects."""
+    """The description that a file has of itself, and a reader expects."""
     return {
         "version": VERSION,
         "group": spec.name,
