@@ -119,7 +119,7 @@ def answer(
     server = Server(model, most_examples=options.max_batch, most_bytes=options.max_bytes)
     config = uvicorn.Config(
         server.app(),
-        log_level="error",
+        log_level="error",  # strangers who speak no HTTP get status 400, and no line
         access_log=False,
         lifespan="off",
         server_header=False,
