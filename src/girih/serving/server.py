@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import logging
 import os
 import signal
 import socket
@@ -28,6 +29,7 @@ from girih.serving.files import check_all
 from girih.serving.metrics import SHARED
 from girih.serving.options import ServeOptions
 
+_LOG = logging.getLogger(__name__)
 READY = "ready"
 DRAIN_S = 5
 """Requests that are being answered when a server ends get so long."""
@@ -51,6 +53,8 @@ def bound(host: str, port: int) -> socket.socket:
         ) from None
     found = socket.socket(family, socket.SOCK_STREAM)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # connections have it from here: asyncio does not know that they are TCP's, and an answer would wait 40 ms for its own head to be acknowledged
+    found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     try:
         found.bind((host, port))
     except OSError as error:
@@ -223,7 +227,7 @@ class Workers(contextlib.AbstractContextManager["Workers"]):
                         f"serve: workers end as soon as they begin, the last one with status {status}"
                     )
                 multiprocess.mark_process_dead(worker.process.pid, self._shared.name)  # type: ignore[no-untyped-call]
-                self._tell(f"worker {worker.process.pid} ended with status {status}; started another")
+                _LOG.warning("worker %d ended with status %s; started another", worker.process.pid, status)
                 self._workers[number] = self._started()
 
     def close(self) -> None:

@@ -33,7 +33,7 @@ from girih.kernels.cpu.hashing import key_hash, low_bits, scaled
 from girih.kernels.cpu.initial import fill_initial
 from girih.kernels.cpu.jit import JIT_DISABLED, cgutils, intrinsic, kernel, njit_lean, types
 from girih.kernels.cpu.layout import Layout
-from girih.kernels.cpu.prefetch import address_of, prefetch_address, row_address
+from girih.kernels.cpu.prefetch import address_of, prefetch_address, prefetch_words, row_address
 from girih.kernels.cpu.rounding import narrow_row, widen_row
 from girih.kernels.cpu.vector import copy_from
 
@@ -200,10 +200,10 @@ def read_stack(
                 addresses[i] = row_address(out, i)
                 continue
             found[i] = file
-            address = files[file, ROWS] + 4 * dim * row
-            if in_place:
-                prefetch_address(address)
-                addresses[i] = address
-            else:
-                copy_from(row_address(out, i), address, dim)
-                addresses[i] = row_address(out, i)
+            addresses[i] = files[file, ROWS] + 4 * dim * row
+            prefetch_words(addresses[i], dim)
+        if not in_place:
+            for i in range(first, last):  # which are on their way by now
+                if found[i] >= 0:
+                    copy_from(row_address(out, i), addresses[i], dim)
+                    addresses[i] = row_address(out, i)
