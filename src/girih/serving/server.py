@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import logging
 import os
 import signal
 import socket
@@ -29,7 +28,6 @@ from girih.serving.files import check_all
 from girih.serving.metrics import SHARED
 from girih.serving.options import ServeOptions
 
-_LOG = logging.getLogger(__name__)
 READY = "ready"
 DRAIN_S = 5
 """Requests that are being answered when a server ends get so long."""
@@ -227,7 +225,7 @@ class Workers(contextlib.AbstractContextManager["Workers"]):
                         f"serve: workers end as soon as they begin, the last one with status {status}"
                     )
                 multiprocess.mark_process_dead(worker.process.pid, self._shared.name)  # type: ignore[no-untyped-call]
-                _LOG.warning("worker %d ended with status %s; started another", worker.process.pid, status)
+                self._tell(f"worker {worker.process.pid} ended with status {status}; started another")
                 self._workers[number] = self._started()
 
     def close(self) -> None:
