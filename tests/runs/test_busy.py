@@ -14,7 +14,7 @@ from girih.runs.busy import Busy, awaited, holding, waiting
 from girih.runs.stats import Stats
 
 SECRET = b"of this run"
-TICK_S = 0.05
+TICK_S = 0.2  # of which 0.6 are what a busy machine may add
 
 
 def about(seconds):

@@ -252,7 +252,7 @@ def test_all_roles_at_once(begin, undisturbed, seed):
     time.sleep(random.Random(seed).random())
     for pid in [life_of(running, index, role)["pid"] for role, index in roles]:
         os.kill(pid, signal.SIGKILL)
-    told = running.ends(0)
+    told = running.ends(0, within_s=120)  # three processes start, on cores that others may have
     assert told.count("it came back") == 3
     summary = json.loads((running.run / "summary.json").read_text())
     assert summary["restarts"] == {role: 1 for role, _ in roles}
