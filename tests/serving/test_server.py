@@ -268,6 +268,10 @@ def bad_requests(table):
         "datatype = 'INT46'; did you mean 'INT64'?",
     )
     yield {"inputs": changed(table, "user", datatype=None)}, {}, 400, "datatype = None"
+    uneven = [[1, 2], [], *[[1]] * 126]
+    yield {"inputs": changed(table, "user", shape=[128, 1], data=uneven)}, {}, 400, "lists of other lengths"
+    none = changed(table, "user", shape=[2_000_000_000, 0], data=[])
+    yield {"inputs": none}, {}, 413, "2,000,000,000 examples in one request; expected at most 200"
     yield (
         {"inputs": changed(table, "user", datatype="FP32", data=[0.5] * 128)},
         {},

@@ -112,6 +112,10 @@ class RequestReader:
             tensor = tensors.get(name)
             if tensor is None:
                 raise DataError(f"input {name!r} is missing; expected {', '.join(self._columns)}")
+            if len(tensor.shape) == 2 and tensor.shape[0] > self._most:  # before anything is made of so many
+                raise TooLarge(
+                    f"{tensor.shape[0]:,} examples in one request; expected at most {self._most:,}: send several requests"
+                )
             lengths = None if name + LENGTHS in self._columns else tensors.get(name + LENGTHS)
             found[name] = _column(tensor, lengths)
         return found

@@ -76,10 +76,13 @@ def from_json(name: str, datatype: str, shape: tuple[int, ...], data: Any) -> Te
     if not isinstance(data, list):
         raise DataError(f"input {name!r}: data is no list; expected {count:,} values")
     if len(shape) > 1 and data and isinstance(data[0], list):
-        try:
-            data = list(chain.from_iterable(data))
-        except TypeError:
-            raise DataError(f"input {name!r}: data mixes values and lists; expected either") from None
+        if not all(isinstance(row, list) for row in data):
+            raise DataError(f"input {name!r}: data mixes values and lists; expected either")
+        if len(data) != shape[0] or any(len(row) != shape[1] for row in data):
+            raise DataError(
+                f"input {name!r}: data has lists of other lengths than a shape of {list(shape)}; expected {shape[0]:,} lists of {shape[1]:,}"
+            )
+        data = list(chain.from_iterable(data))
     if len(data) != count:
         raise DataError(
             f"input {name!r}: {len(data):,} values for a shape of {list(shape)}; expected {count:,}"
