@@ -23,6 +23,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from girih.checkpoint.parts_upload import PartsUpload
 from girih.errors import CheckpointError, ConfigError, GirihError, MissingFileError
+from girih.runs.files import sync
 from girih.store import DiskFile, Sink
 
 WRITING, DOOMED = ".writing-", ".old-"
@@ -183,9 +184,9 @@ class Storage:
         if old is None or root is None:
             return
         for directory in (*sorted((p for p in old.rglob("*") if p.is_dir()), reverse=True), old):
-            _sync(directory)
+            sync(directory)
         os.rename(old, root / name)
-        _sync(root)
+        sync(root)
 
     def remove(self, name: str, first: str) -> None:
         """Removes what has a name, if any: its name or the file ``first`` goes first, so that nobody trusts the rest."""
@@ -252,11 +253,3 @@ def _protocols(files: AbstractFileSystem) -> tuple[str, ...]:
 
 def _line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -28,6 +28,15 @@ def write_whole(path: Path, text: str) -> None:
         raise disk_full(error, path) or error from None
 
 
+def sync(path: Path) -> None:
+    """Has a file, or the names in a directory, where they stay, whatever becomes of the machine."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def unfinished(directory: Path) -> list[Path]:
     """Files that :func:`write_whole` left when its process was killed."""
     return list(directory.glob(f".*{_UNFINISHED}"))

@@ -31,7 +31,7 @@ from girih.errors import CheckpointError, ConfigError, RunDirectoryError
 from girih.kernels.cpu import ahead
 from girih.models import needs_of
 from girih.publishing.part import widened
-from girih.runs.files import disk_full
+from girih.runs.files import disk_full, sync
 from girih.schema import Schema
 from girih.serving import program
 from girih.serving.files import facts_of
@@ -81,7 +81,7 @@ def export(opened: Opened, out: Path, name: str, tell: Tell, *, programs: bool =
     dense = _write_dense(model, schema, groups, out, tell, wanted=programs, required=made["model"] is None)
     for dense_file in (dense.parameters, dense.program, dense.onnx):
         if dense_file is not None:
-            _sync(out / dense_file)
+            sync(out / dense_file)
             files[dense_file] = facts_of(out / dense_file)
     signature = Signature(
         name=name,
@@ -100,7 +100,7 @@ def export(opened: Opened, out: Path, name: str, tell: Tell, *, programs: bool =
         files=files,
     )
     signature.write(out)
-    _sync(out)
+    sync(out)
     return signature
 
 
@@ -242,12 +242,3 @@ def _reason(error: Exception) -> str:
 
 def _normalization(loaded: Loaded) -> dict[str, Any] | None:
     return None if loaded.normalization is None else loaded.normalization.to_dict()
-
-
-def _sync(path: Path) -> None:
-    """Has a file, or a directory's names, where they stay."""
-    opened = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)

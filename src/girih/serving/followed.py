@@ -10,7 +10,6 @@ Whoever serves reads ``current.json``, maps what it names, and has one version w
 from __future__ import annotations
 
 import json
-import os
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -189,12 +188,3 @@ def groups_of(
         return served_groups(Schema.from_dict(schema, where), read, seed)
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{where}: its schema or recipe cannot be used: {error}") from None
-
-
-def sync(directory: Path) -> None:
-    """Has the names of a directory's files where they stay."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
