@@ -91,6 +91,7 @@ claims: setup
 	$(BIN)/girih bench picasso_fig15 --rounds 1
 	$(BIN)/girih bench hierarchical_quality
 	$(BIN)/girih bench hierarchical_speed
+	$(BIN)/girih bench hierarchical_scale --calibration docs/results/prediction/calibration.json
 
 demo: setup
 	$(BIN)/python examples/demo/demo.py

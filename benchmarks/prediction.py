@@ -207,7 +207,7 @@ def _predicted(
     known = calibration if link == NO_LINK else calibration.over(GOODPUT * bytes_per_s(link))
     settings = RunConfig.load(_config(run.config, options, directory), overrides=_overrides(run))
     _, net = settings.planned_net(known)
-    (own,) = (each.prediction for each in settings.offers(known, net) if each.own)
+    own = settings.offer(known, net).prediction
     if own is None:
         raise SystemExit(f"{run.name}: no speed is predicted")
     return own.to_dict()

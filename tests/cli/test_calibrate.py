@@ -52,6 +52,28 @@ def test_a_plan_says_what_its_bytes_take_and_where_that_is_from(calibrated, stra
         assert predicted["synchronous_communication_ms_per_step"] > 0
 
 
+def test_a_plan_for_other_machines_says_so(calibrated, capsys):
+    words = (
+        "plan",
+        calibrated.parent / "config.toml",
+        "--strategy",
+        "synchronous",
+        *TWO,
+        "--calibration",
+        calibrated,
+    )
+    predicted = []
+    for more in ((), ("--machines", 2, "--gbit", 0.004), ("--gbit", 0.002)):  # 1, 0.5 and 0.25 MB/s
+        assert run(*words, *more) == 0
+        predicted.append(json.loads(capsys.readouterr().out)["predicted"])
+    assert predicted[1]["communication_from"] == {"file": str(calibrated), "trainers": 3, "machines": 2}
+    own, half, quarter = (each["communication_ms_per_step"] for each in predicted)
+    assert (
+        half > own + predicted[0]["bytes_per_step"] / 1e3
+    )  # twice the time for each byte, and messages as they were
+    assert quarter - half == pytest.approx(2 * (half - own))
+
+
 @pytest.fixture
 def worked(calibrated):
     """The same with the work of steps: 1 µs an id and 10 ms a step."""
@@ -140,6 +162,9 @@ def test_mistakes_are_one_line(log_directory, calibrated, capsys):
         (("calibrate", "--out", log_directory / "none" / "c.json"), "expected a file in a directory"),
         (("plan", config, "--calibration", log_directory / "none.json"), "girih calibrate writes one"),
         (("plan", config, "--calibration", log_directory / "bad.json"), "version = 7: expected 3"),
+        (("plan", config, "--machines", 4), "--machines 4: expected --calibration FILE beside it"),
+        (("plan", config, "--gbit", 2.5), "--gbit 2.5: expected --calibration FILE beside it"),
+        (("plan", config, "--calibration", calibrated, "--machines", 0), "0 is not in the range x>=1"),
     ):
         assert run(*words) == 2
         error = capsys.readouterr().err

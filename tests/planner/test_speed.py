@@ -1,6 +1,6 @@
 """The cost model against steps computed by hand; what holds of it whatever the numbers are."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -184,6 +184,27 @@ def test_trainers_in_step_pass_a_workers_link_one_behind_the_other():
     free = price(BY_NAME["asynchronous"](trainers=4), four).cost.path_s["messages"]
     assert each == pytest.approx([free * 5 / 2, free * 3 / 2, free, free])
     assert base == pytest.approx(speed("asynchronous").cost.path_s["messages"] * 3 / 2)
+
+
+def test_more_machines_share_the_work_and_a_trainer_on_its_own_waits_for_no_core():
+    """Four trainers of four threads: on one machine of four cores a pass takes four times as long as on four."""
+    four = facts(4, threads=4)
+    one = price(BY_NAME["asynchronous"](trainers=4), four)
+    apart = price(BY_NAME["asynchronous"](trainers=4), replace(four, calibration=four.calibration.spread(4)))
+    assert apart.seconds[CORES] == pytest.approx(one.seconds[CORES] / 4)
+    assert one.cost.path_s["forward and backward"] == pytest.approx(4 * DENSE.seconds(250))
+    assert apart.cost.path_s["forward and backward"] == pytest.approx(DENSE.seconds(250))
+    assert apart.samples_per_s > one.samples_per_s
+    assert calibration().spread(1) == calibration()
+
+
+def test_devices_of_groups_on_machines_of_their_own_have_all_their_cores():
+    options = asdict(BY_NAME["hierarchical"](groups=2, trainers_per_group=2, servers_per_group=2))
+    known = facts(4, free_bytes=8e9)
+    spread = replace(known, calibration=known.calibration.spread(8))
+    devices = [group_of(GRAPH, options, known_of(each, options)).trainer for each in (known, spread)]
+    assert [each.cores for each in devices] == [CORE_COUNT / 8, CORE_COUNT]
+    assert [each.memory_bytes for each in devices] == [1e9, 8e9]
 
 
 def test_substitution_computes_operators_in_parts_and_the_rest_on_each_trainer():

@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -25,6 +26,7 @@ from girih.strategies import measures_of
 from girih.training.comparing import Offer
 
 MOST_GROUPS = 6
+GBIT = 1e9 / 8  # bytes
 
 
 @cli.command()
@@ -38,6 +40,18 @@ MOST_GROUPS = 6
     help="Predict times, and samples/s of every strategy, by a file of girih calibrate.",
 )
 @click.option(
+    "--machines",
+    type=click.IntRange(1),
+    metavar="COUNT",
+    help="Predict for so many machines like the calibrated one, with processes spread over them evenly; needs --calibration.",
+)
+@click.option(
+    "--gbit",
+    type=click.FloatRange(0, min_open=True),
+    metavar="RATE",
+    help="Predict for links of so many Gbit/s for each process and direction; needs --calibration.",
+)
+@click.option(
     "--picture", metavar="FILE.svg", type=PATH,
     help="Draw which operators group servers run, for hierarchical with servers_per_group.",
 )  # fmt: skip
@@ -47,15 +61,19 @@ def plan(
     strategy: str | None,
     out: Path | None,
     calibrated: Path | None,
+    machines: int | None,
+    gbit: float | None,
     picture: Path | None,
 ) -> int:
     """Print the plan of a run as JSON, for girih train --plan FILE; a summary goes to standard error."""
     settings = RunConfig.load(config_file, overrides=overrides, strategy=strategy)
     found: tuple[Offer, ...] = ()
-    calibration = None if calibrated is None else Calibration.read(calibrated)
+    calibration = _machines(calibrated, machines, gbit)
     decided, net = settings.planned_net(calibration)
     if calibration is not None:
-        marked = {"communication_from": {"file": str(calibrated), "trainers": calibration.trainers}}
+        source = {"file": str(calibrated), "trainers": calibration.trainers}
+        spread = {} if machines is None else {"machines": machines}
+        marked: dict[str, Any] = {"communication_from": source | spread}
         found = settings.offers(calibration, net)
         (own,) = (offer for offer in found if offer.own)
         if own.prediction is not None:
@@ -97,6 +115,21 @@ def plan(
             err=True,
         )
     return 0
+
+
+def _machines(file: Path | None, count: int | None, gbit: float | None) -> Calibration | None:
+    """The machines that speeds are predicted for; None where nothing was calibrated."""
+    if file is None:
+        for name, value in (("machines", count), ("gbit", gbit)):
+            if value is not None:
+                raise ConfigError(
+                    f"--{name} {value:g}: expected --calibration FILE beside it; girih calibrate writes one"
+                )
+        return None
+    found = Calibration.read(file)
+    if gbit is not None:
+        found = found.over(gbit * GBIT)
+    return found if count is None else found.spread(count)
 
 
 def tier_lines(settings: RunConfig, decided: Plan) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ from girih.sparse.spec import SparseSpec
 from girih.strategies import Strategy, measures_of
 from girih.strategies.strategy import spreads_net
 from girih.trainer import Trainer
-from girih.training.comparing import Offer, offers
+from girih.training.comparing import Offer, offer, offers
 from girih.training.dense_cost import host_bytes
 from girih.training.example import operators_of
 from girih.training.placing import PlacedNet, place_net
@@ -264,7 +264,7 @@ class RunConfig:
             if not spreads_net(self.strategy):
                 return plan, None
             if calibration is not None:
-                with threads_of(facts.num_trainers):
+                with threads_of(facts.num_trainers, calibration.machines):
                     facts = measured(facts, calibration, data, sparse, dense, TrainerGroup())
             placed = place_net(plan, self.strategy, facts, sparse, dense)
             return placed.plan, placed
@@ -277,6 +277,14 @@ class RunConfig:
         Args:
             placed: where operators run, as :meth:`planned_net` has found; else that is decided anew.
         """
+        return offers(self.strategy, self._facts_by(calibration, placed))
+
+    def offer(self, calibration: Calibration, placed: PlacedNet | None = None) -> Offer:
+        """The first of :meth:`offers`: this configuration as it is."""
+        return offer(self.strategy, self._facts_by(calibration, placed), own=True)
+
+    def _facts_by(self, calibration: Calibration, placed: PlacedNet | None) -> Callable[[Strategy], Facts]:
+        """Facts for a strategy, with all that a speed is predicted from."""
         model = self.model()
         sparse, data = self.sparse(model), self.dataset("train")
         dense = dense_spec(model, self.schema, self.train, self.dense_optimizer, Stats())
@@ -286,7 +294,7 @@ class RunConfig:
             count = strategy.trainers
             if count not in known:
                 facts = replace(facts_of(sparse, dense, count, self.schedule), free_bytes=host_bytes())
-                with threads_of(count):
+                with threads_of(count, calibration.machines):
                     known[count] = measured(facts, calibration, data, sparse, dense, TrainerGroup())
             facts = replace(known[count], links=calibration.links)
             if strategy is self.strategy and placed is not None:
@@ -296,7 +304,7 @@ class RunConfig:
                 return replace(facts, graph=operators_of(sparse, dense, strategy))
             return facts
 
-        return offers(self.strategy, facts_for)
+        return facts_for
 
     def trainer(
         self,

@@ -136,6 +136,7 @@ class Calibration:
         codecs: by name, as in configs.
         work: None where links alone are known, which predict communication and no speed.
         overheads: way to train → what it takes beyond its parts, see :func:`girih.strategies.strategy.way_of`.
+        machines: how many such machines there are; see :meth:`spread`.
         version: of this layout.
     """
 
@@ -146,6 +147,7 @@ class Calibration:
     codecs: Mapping[str, CodecSpeed] = field(default_factory=dict)
     work: Work | None = None
     overheads: Mapping[str, Overhead] = field(default_factory=dict)
+    machines: Annotated[int, Bounds(1)] = 1
     version: int = VERSION
 
     def __post_init__(self) -> None:
@@ -154,8 +156,8 @@ class Calibration:
 
     @property
     def cores(self) -> int:
-        """Cores of the machine; as many as trainers where that was not written down."""
-        return int(self.machine.get("cores", self.trainers))
+        """Cores of all machines; of one, as many as trainers where that was not written down."""
+        return self.machines * int(self.machine.get("cores", self.trainers))
 
     def over(self, bytes_per_s: float) -> Calibration:
         """The same machine, with links that carry no more than ``bytes_per_s`` in each direction."""
@@ -164,6 +166,10 @@ class Calibration:
             for name, link in self.links.items()
         }
         return replace(self, links=slower)
+
+    def spread(self, machines: int) -> Calibration:
+        """So many machines like this one, over which processes and their work are spread evenly."""
+        return replace(self, machines=machines)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""

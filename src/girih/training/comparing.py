@@ -57,7 +57,7 @@ def offers(own: Strategy, facts_of: Callable[[Strategy], Facts]) -> tuple[Offer,
     """
     count = max(LEAST_TRAINERS, own.trainers)
     others = [each for kind in BY_NAME.values() for each in kind.with_trainers(count)]  # type: ignore[attr-defined]
-    return tuple(_offer(each, facts_of, own=each is own) for each in (own, *(o for o in others if o != own)))
+    return tuple(offer(each, facts_of, own=each is own) for each in (own, *(o for o in others if o != own)))
 
 
 def choose(found: Sequence[Offer]) -> tuple[Offer | None, str]:
@@ -88,7 +88,8 @@ def options_of(strategy: Strategy) -> str:
     return ", ".join(f"{name} = {value!r}" for name, value in told.items())
 
 
-def _offer(strategy: Strategy, facts_of: Callable[[Strategy], Facts], *, own: bool) -> Offer:
+def offer(strategy: Strategy, facts_of: Callable[[Strategy], Facts], *, own: bool) -> Offer:
+    """One strategy, with its predicted speed or why it has none; arguments as of :func:`offers`, ``own`` as of :class:`Offer`."""
     try:
         facts = facts_of(strategy)
         strategy.plan(facts)

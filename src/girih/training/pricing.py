@@ -94,10 +94,10 @@ def measured(
 
 
 @contextmanager
-def threads_of(num_trainers: int) -> Iterator[None]:
-    """As many of torch's threads as each of so many trainers on this machine has, put back afterwards."""
+def threads_of(num_trainers: int, machines: int = 1) -> Iterator[None]:
+    """As many of torch's threads as each of so many trainers has on so many machines like this one, put back afterwards."""
     before = torch.get_num_threads()
-    torch.set_num_threads(max(1, before // num_trainers))
+    torch.set_num_threads(min(before, max(1, before * machines // num_trainers)))
     try:
         yield
     finally:

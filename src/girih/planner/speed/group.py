@@ -56,7 +56,7 @@ def group_of(graph: OperatorGraph, options: Mapping[str, Any], known: Known) -> 
     """The group that ``[strategy]`` asks for, at the speeds that were calibrated.
 
     Where no pass was measured, see :func:`timed`, a core computes as fast as in the calibrated products. All processes of all groups
-    share the cores of one machine evenly.
+    share the cores of the machines evenly.
 
     Args:
         options: of :class:`girih.strategies.hierarchical.Hierarchical`, by name.
@@ -112,6 +112,7 @@ def known_of(facts: Facts, options: Mapping[str, Any]) -> Known:
     """Picks what facts say of a group."""
     trainers = options["groups"] * options["trainers_per_group"]
     processes = trainers + options["groups"] * options["servers_per_group"]
+    machines = 1 if facts.calibration is None else facts.calibration.machines
     free = facts.free_bytes
     if free is None and facts.dense_cost is not None:
         free = facts.dense_cost.free_bytes
@@ -120,7 +121,7 @@ def known_of(facts: Facts, options: Mapping[str, Any]) -> Known:
         threads=facts.threads,
         calibration=facts.calibration,
         dense=facts.dense_cost,
-        memory_bytes=None if not free else free / processes,
+        memory_bytes=None if not free else free * machines / processes,
     )
 
 
