@@ -90,7 +90,7 @@ claims: setup
 	$(BIN)/girih bench picasso_table8 --rounds 1
 	$(BIN)/girih bench picasso_fig15 --rounds 1
 	$(BIN)/girih bench hierarchical_quality
-	$(BIN)/girih bench hierarchical_speed
+	$(BIN)/girih bench hierarchical_speed --calibration docs/results/prediction/calibration.json
 	$(BIN)/girih bench hierarchical_scale --calibration docs/results/prediction/calibration.json
 
 demo: setup

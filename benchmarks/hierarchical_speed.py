@@ -6,7 +6,7 @@ examples, in all arms but those of ``batches``. All processes share the cores of
 the others lose in time. Options that the strategy refuses are skipped, with what it says. What is kept in ``--results`` is not
 run again.
 
-    girih bench hierarchical_speed
+    girih bench hierarchical_speed --calibration docs/results/prediction/calibration.json
     girih bench hierarchical_speed --parts ablation --rate 200mbit
 """
 
@@ -26,7 +26,9 @@ from experiments import RUNNING_PARTS, Results, Run, add_options, results
 from persia_wire import busiest, bytes_per_s, middle, short
 
 from girih import strategies
+from girih.config.file import RunConfig
 from girih.errors import ConfigError
+from girih.planner.calibration import Calibration
 
 PARTS = {
     "trainers": "Figure 3a: a copy each, EASGD",
@@ -35,6 +37,7 @@ PARTS = {
     "ablation": "Figure 11: one group",
     "batches": "§4.2: batch size and compression, one group",
 }
+AUTO = "compression where it pays"
 BFLOAT16 = {"wire_activations": "bfloat16", "wire_dense_gradients": "bfloat16"}
 ABLATION: dict[str, dict[str, Any]] = {
     "rules and refinement": {"tagging": "refined"},
@@ -45,7 +48,7 @@ ABLATION: dict[str, dict[str, Any]] = {
     "bfloat16": BFLOAT16,
     "int8 activations, bfloat16 gradients": BFLOAT16 | {"wire_activations": "int8"},
     "int8 activations, top-k gradients": {"wire_activations": "int8", "wire_dense_gradients": "topk"},
-    "compression where it pays": {"wire_activations": "auto", "wire_dense_gradients": "auto"},
+    AUTO: {"wire_activations": "auto", "wire_dense_gradients": "auto"},
 }
 TITLES = {letter: role for letter, role in network.LETTERS.items() if letter in "tgd"}
 """Hosts whose processor and link the second table shows."""
@@ -86,10 +89,15 @@ def main() -> None:
     parser.add_argument("--cardinality", type=int, default=50_000, help="ids that a feature may have")
     parser.add_argument("--dim", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument(
+        "--calibration", type=Path, metavar="FILE",
+        help=f"of girih calibrate, by which the arm {AUTO!r} chooses its codecs; it is left out without one",
+    )  # fmt: skip
     fleet.add_windows(parser)
     options = parser.parse_args()
     if options.quick:
         vars(options).update(QUICK)
+    calibrated = options.calibration and Calibration.read(options.calibration)
     report = harness.Report("hierarchical_speed", options)
     report.not_identical(
         f"all processes share {fleet.CORES} cores, where the paper's have machines of their own: samples/s by trainers or nets"
@@ -103,7 +111,7 @@ def main() -> None:
     if reason is None:
         kept = results(options, "hierarchical-speed", parts=RUNNING_PARTS)
         with tempfile.TemporaryDirectory() as directory:
-            bench = Bench(options, kept, Path(directory))
+            bench = Bench(options, kept, Path(directory), calibrated)
             bench.run_all(report)
         _show_speed(report, options, bench.found)
         _show_use(report, options, bench.found)
@@ -157,12 +165,14 @@ class Bench:
     """Runs, kept ones among them.
 
     Attributes:
+        calibration: by which ``AUTO`` chooses.
         found: part and arm → its runs, one a round.
     """
 
     options: argparse.Namespace
     kept: Results
     directory: Path
+    calibration: Calibration | None
     found: dict[tuple[str, str], list[Found]] = field(default_factory=dict)
 
     def run_all(self, report: harness.Report) -> None:
@@ -177,36 +187,64 @@ class Bench:
             if (reason := refused(arm)) is not None:
                 report.skip(" / ".join(key), reason)
                 del wanted[key]
+            elif "auto" in arm.strategy.values():
+                del wanted[key]
+                if self.calibration is None:
+                    report.skip(" / ".join(key), "it needs --calibration")
+                    continue
+                chosen = self._chosen(arm, self.calibration)
+                wanted[key[0], f"{key[1]}: {' and '.join(chosen.values())}"] = Arm(
+                    {**arm.strategy, **chosen}, arm.batch
+                )
         for number in range(options.rounds):
             for key, arm in wanted.items():
                 self.found.setdefault(key, []).append(self._run(key, arm, number))
 
+    def _chosen(self, arm: Arm, calibration: Calibration) -> dict[str, str]:
+        """The codecs that ``girih plan`` chooses, as options of the strategy: a run chooses none itself."""
+        overrides = self._overrides(self._task(arm), arm)
+        settings = RunConfig.load(
+            self._config(self._task(arm), 4 * arm.batch * arm.trainers), overrides=overrides
+        )
+        wire = settings.planned(calibration.over(bytes_per_s(self.options.rate))).wire
+        return {f"wire_{kind}": wire[kind] for kind in ("activations", "dense_gradients")}
+
     def _run(self, key: tuple[str, str], arm: Arm, number: int) -> Found:
         options = self.options
-        task = {name: getattr(options, name) for name in ("cardinality", "dim")}
-        task |= {"batch": arm.batch, "model": QUICK_MODEL if options.quick else MODEL}
         conditions = fleet.windows_of(vars(options)) | {"rate": options.rate}
-        run = Run("/".join((options.rate, *key, str(number))), task, arm.strategy, conditions)
+        run = Run("/".join((options.rate, *key, str(number))), self._task(arm), arm.strategy, conditions)
         return self.kept.measure(run, lambda run: self._measured(run, arm))
 
-    def _measured(self, run: Run, arm: Arm) -> dict[str, Any]:
-        options, task = self.options, run.config
-        steps = options.warmup + options.steps * options.windows + AHEAD + arm.strategy.get("nets", 1)
-        rows = steps * arm.batch * arm.trainers
+    def _task(self, arm: Arm) -> dict[str, Any]:
+        """What an arm trains."""
+        task = {name: getattr(self.options, name) for name in ("cardinality", "dim")}
+        return task | {"batch": arm.batch, "model": QUICK_MODEL if self.options.quick else MODEL}
+
+    def _overrides(self, task: Mapping[str, Any], arm: Arm) -> tuple[str, ...]:
+        return (
+            fleet.strategy_override(arm.strategy),
+            fleet.override("model", task["model"]),
+            f"data.batch_size = {arm.batch * arm.trainers}",
+        )
+
+    def _config(self, task: Mapping[str, Any], rows: int) -> str:
+        """A config whose data have so many rows."""
         config = self.directory / str(rows) / "config.toml"
         if not config.exists():
             fleet.write_task(
                 config.parent, rows=rows, cardinality=task["cardinality"], dim=task["dim"], shuffle=False
             )
+        return str(config)
+
+    def _measured(self, run: Run, arm: Arm) -> dict[str, Any]:
+        options, task = self.options, run.config
+        steps = options.warmup + options.steps * options.windows + AHEAD + arm.strategy.get("nets", 1)
+        config = self._config(task, steps * arm.batch * arm.trainers)
         counts = {"trainer": arm.trainers, **strategies.create(dict(arm.strategy), "strategy").roles}
         with network.network(network.names_apart(counts), options.rate) as hosts:
             plan = fleet.Plan(
-                str(config),
-                (
-                    fleet.strategy_override(arm.strategy),
-                    fleet.override("model", task["model"]),
-                    f"data.batch_size = {arm.batch * arm.trainers}",
-                ),
+                config,
+                self._overrides(task, arm),
                 **fleet.windows_of(vars(options)),
                 hosts=network.apart(hosts),
                 links=tuple(hosts.links.values()),
