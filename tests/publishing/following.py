@@ -2,14 +2,17 @@
 
 import contextlib
 import json
+import os
 import shutil
 import subprocess
 import sys
 import zlib
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+from patience import patient
 from safetensors.numpy import load
 
 from girih import cli
@@ -37,10 +40,16 @@ def words(config, run, log, *overrides, resume=False, strategy="local"):
     return [str(word) for word in [*command, *(["--resume"] if resume else [])]]
 
 
+def patiently():
+    """The environment of processes that wait for each segment, so that none is skipped."""
+    path = [str(Path(__file__).parent / "patient"), os.environ.get("PYTHONPATH", "")]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(path)}
+
+
 def publish(config, run, log, *overrides, resume=False, strategy="local", status=0):
-    """Trains in processes of its own; returns the run, or what went wrong where that is expected."""
+    """Trains in processes of its own, which wait for each segment; returns the run, or what went wrong where that is expected."""
     command = words(config, run, log, *overrides, resume=resume, strategy=strategy)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=patiently(), check=False)
     assert done.returncode == status, done.stdout + done.stderr
     return run if status == 0 else done.stderr
 
@@ -48,25 +57,9 @@ def publish(config, run, log, *overrides, resume=False, strategy="local", status
 @contextlib.contextmanager
 def patience():
     """Has runs of this process wait for each segment, so that none is skipped."""
-    begin, publish, run_publish = Publisher.begin, Publisher.publish, TrainingRun._publish
-
-    def patiently_begin(self, step):
-        begin(self, step)
-        with contextlib.suppress(Exception):
-            self._opening.result()
-
-    def patiently(self, *given, **options):
-        publish(self, *given, **options)
-        self._wait()
-
-    def when_rows_are_free(self):
-        self.checkpoints.settle(wait=True)
-        run_publish(self)
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TrainingRun, "_publish", when_rows_are_free)
-        patch.setattr(Publisher, "begin", patiently_begin)
-        patch.setattr(Publisher, "publish", patiently)
+        for owner, method, patiently in patient(Publisher, TrainingRun):
+            patch.setattr(owner, method, patiently)
         yield
 
 

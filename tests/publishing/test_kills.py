@@ -8,12 +8,12 @@ import subprocess
 import time
 
 import pytest
-from following import SMALL, assert_is, follower, publish_here, words
+from following import SMALL, assert_is, follower, patiently, publish_here, words
 
 from girih.checkpoint import Storage, find
 from girih.errors import GirihError
 from girih.publishing.log import Log
-from girih.serving.followed import Followed
+from girih.serving.followed import CURRENT, Followed
 
 NUM_KILLS = int(os.environ.get("GIRIH_KILLS", "4"))
 STEPS = 90
@@ -22,20 +22,20 @@ EACH = [
     SMALL,
 ]  # fmt: skip
 TRAIN = """
-import sys, time
+import os, sys, time
 from girih import cli
 from girih.training.loop import Loop
 
-account = Loop._account
+account, followed = Loop._account, sys.argv.pop(1)
 
 def slowly(self, step):
     account(self, step)
-    time.sleep(0.06)
+    time.sleep(0.06 if os.path.exists(followed) else 0.6)
 
 Loop._account = slowly
 sys.exit(cli.run(sys.argv[1:], own_process=True))
 """
-"""Steps that take long enough to be killed amid."""
+"""Steps that take long enough to be killed amid, and longer until somebody follows."""
 FOLLOW = """
 import sys, time
 from pathlib import Path
@@ -118,7 +118,7 @@ def test_a_follower_serves_whole_versions_alone_and_catches_up(config, tmp_path,
 
     def training(run):
         python, _, _, *rest = words(config, run, log, *every)
-        return [python, slow, *rest]
+        return [python, slow, directory / CURRENT, *rest]
 
     train = training(run)
     out = (tmp_path / "out").open("w")
@@ -187,7 +187,7 @@ def test_an_embedding_server_that_comes_back_has_all_rows_published_anew(config,
     ]  # fmt: skip
     command = words(config, run, log, *options, strategy="hybrid")
     with (tmp_path / "out").open("w") as out:
-        train = subprocess.Popen(command, stdout=out, stderr=out)
+        train = subprocess.Popen(command, stdout=out, stderr=out, env=patiently())
         there, deadline = Log(Storage.at(log)), time.monotonic() + 120
         while (
             not (pids := processes(run, "embedding-server"))

@@ -1,13 +1,22 @@
 """What stays in a log and what is removed, the way back, and how a run goes on."""
 
 import json
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 
 import pytest
-from following import SMALL, Replayed, follower, publish_here
+from following import SMALL, Replayed, assert_is, follower, patience, publish_here
 
-from girih.checkpoint import Storage
+from girih import Trainer
+from girih.checkpoint import Storage, find
+from girih.comm.group import TrainerGroup
 from girih.errors import CheckpointError, MissingFileError
 from girih.publishing.log import Log, shown
+from girih.publishing.manifest import Pointer, write_pin
+from girih.publishing.options import PublishOptions
+from girih.runs.callbacks import Callback
+from girih.runs.publisher import Publisher
 
 
 def test_numbers_are_shown_in_runs():
@@ -47,6 +56,130 @@ def test_what_leads_to_the_version_that_followers_stay_at_is_kept(patient, tmp_p
     ):
         log.go_back_to(back + 1)
     found.close()
+
+
+def unfinished(replayed, number):
+    """Leaves a snapshot as a process that was killed leaves it."""
+    (replayed.path(number, whole=True) / "manifest.json").unlink()
+
+
+def test_snapshots_that_were_never_finished_do_not_count_as_those_to_keep(patient, tmp_path):
+    _, source = patient
+    replayed = Replayed(source, tmp_path / "log")
+    log, wholes = replayed.new, replayed.old.numbers(whole=True)
+    replayed.reveal(replayed.old.numbers(whole=False)[-1])
+    unfinished(replayed, wholes[1])
+    before = log.versions()
+    log.remove_old(len(wholes) - 1)
+    assert log.versions() == before
+    log.remove_old(1)
+    assert log.numbers(whole=True) == wholes[-1:]  # nor does what was left stay
+
+
+def test_a_version_that_followers_stay_at_is_kept_though_a_snapshot_before_it_was_never_finished(
+    patient, tmp_path
+):
+    _, source = patient
+    replayed = Replayed(source, tmp_path / "log")
+    log, wholes = replayed.new, replayed.old.numbers(whole=True)
+    replayed.reveal(replayed.old.numbers(whole=False)[-1])
+    unfinished(replayed, wholes[1])
+    log.go_back_to(wholes[1] + 1)
+    log.remove_old(1)
+    assert wholes[1] + 1 in log.versions()
+    found = follower(tmp_path / "log", tmp_path / "f")
+    assert found.poll(), found.lines
+    assert found.current.number == wholes[1] + 1
+
+
+def test_a_way_back_that_is_refused_leaves_followers_where_they_were(patient, tmp_path, monkeypatch):
+    _, source = patient
+    replayed = Replayed(source, tmp_path / "log")
+    log = replayed.new
+    replayed.reveal(replayed.old.numbers(whole=False)[-1])
+    first, *_, last = log.versions()
+
+    def removed_meanwhile(root, number):
+        write_pin(root, number)
+        if number == first:
+            log.remove_old(1)
+            shutil.rmtree(replayed.path(first, whole=True), ignore_errors=True)
+
+    for before in (None, last):
+        replayed.reveal(replayed.old.numbers(whole=False)[-1])
+        if before is not None:
+            log.go_back_to(before)
+        with monkeypatch.context() as patch:
+            patch.setattr("girih.publishing.log.write_pin", removed_meanwhile)
+            with pytest.raises(CheckpointError, match=f"version {first} is not there"):
+                log.go_back_to(first)
+        assert log.pin() == before
+
+
+def test_a_damaged_pin_is_replaced_by_the_next_one(patient, tmp_path):
+    _, source = patient
+    replayed = Replayed(source, tmp_path / "log")
+    replayed.reveal(3)
+    (tmp_path / "log" / "pin.json").write_text("{}")
+    replayed.new.go_back_to(2)
+    assert replayed.new.pin() == 2
+
+
+def test_of_processes_that_open_a_log_at_once_each_has_an_epoch_and_numbers_of_its_own(patient, tmp_path):
+    _, source = patient
+    replayed = Replayed(source, tmp_path / "log")
+    replayed.reveal(7)
+    head = replayed.new.head()
+    options = PublishOptions(to=str(tmp_path / "log"))
+    publishers = [Publisher(options, TrainerGroup(), None) for _ in range(6)]
+    with ThreadPoolExecutor(len(publishers)) as pool:
+        opened = list(pool.map(Publisher._open, publishers))
+    for publisher in publishers:
+        publisher.close()
+    epochs = sorted(each.epoch for each in opened)
+    assert len(set(epochs)) == len(epochs)
+    assert epochs[0] > head.epoch
+    numbers = sorted(each.number for each in opened)
+    assert numbers[0] >= 7
+    assert min(after - before for before, after in pairwise(numbers)) >= 1000
+
+
+def test_a_run_that_opened_a_log_with_another_one_spoils_nothing_of_it(config, tmp_path, capfd):
+    log, runs = tmp_path / "log", [tmp_path / "one", tmp_path / "two"]
+    options = ["data.batch_size=64", "train.log_every_steps=1", "store.shards=1", f"publish.to={log}"]
+
+    class Begins(Callback):
+        """Trains another run, whole, before the first version of this one."""
+
+        def on_metrics(self, record):
+            if record["step"] == 2:
+                with Trainer.from_config(
+                    config,
+                    [*options, "publish.every_steps=1", "train.max_steps=3"],
+                    run=runs[1],
+                    progress=False,
+                ) as other:
+                    other.fit()
+
+    with patience():
+        first = [*options, "publish.every_steps=4", "train.max_steps=6"]
+        with Trainer.from_config(config, first, run=runs[0], callbacks=[Begins()], progress=False) as trainer:
+            trainer.fit()
+    assert "another run publishes there by now" in capfd.readouterr().err
+    found = follower(log, tmp_path / "f")
+    assert found.poll(), found.lines
+    assert found.current.step == 3
+    assert_is(found.current, tmp_path / "f", find(runs[1]).local)
+
+
+def test_a_head_never_goes_back_to_an_earlier_snapshot(tmp_path):
+    publisher = Publisher(PublishOptions(to=str(tmp_path / "log")), TrainerGroup(), None)
+    publisher._opened = publisher._open()
+    for number, whole in ((1, True), (2, False), (5, True), (2, True)):
+        publisher._write_head(Pointer(number=number, step=number, time=0.0, manifest_crc32=1), whole=whole)
+    publisher.close()
+    head = Log(Storage.at(tmp_path / "log")).head()
+    assert (head.newest.number, head.snapshot.number) == (5, 5)
 
 
 def test_a_version_that_was_never_there_is_refused(tmp_path):

@@ -1,6 +1,9 @@
 """Servers that follow: each answer is by one version, and the newest ones come within a look or two."""
 
 import contextlib
+import errno
+import os
+import signal
 import subprocess
 import time
 
@@ -14,6 +17,8 @@ from girih import cli
 from girih.checkpoint import Storage
 from girih.errors import ConfigError
 from girih.publishing.log import Log
+from girih.serving.followed import Followed
+from girih.serving.following import Following
 from girih.serving.reading import RequestReader
 from girih.serving.watching import Watched
 from serving.serving_site import Site, inputs_of, tensors_of
@@ -97,26 +102,28 @@ def test_a_server_answers_by_what_was_published_last_while_training_goes_on(
 ):
     config, run, log = log_source / "config.toml", tmp_path / "run", tmp_path / "log"
     options = [
-        "train.epochs=9",
+        "train.epochs=100000",  # until enough has been seen
         "data.batch_size=64",
         SMALL,
         "checkpoint.every_steps=1",
-        "checkpoint.keep=500",
+        "checkpoint.keep=100000",
         "publish.every_s=0.2",
     ]
-    train = subprocess.Popen(
-        words(config, run, log, *options), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
+    told = (tmp_path / "told").open("w+")
+    train = subprocess.Popen(words(config, run, log, *options), stdout=told, stderr=told)
     body, got = {"inputs": inputs_of(table)}, {}
     with contextlib.ExitStack() as closing:
+        closing.enter_context(told)
         closing.enter_context(train)
         closing.callback(train.kill)
         site = closing.enter_context(Site(log, "--follow", "--workers", workers, "--name", "clicks"))
-        while train.poll() is None:
+        while len(got) < 4:
+            assert train.poll() is None, (tmp_path / "told").read_text()
             status, found = site.infer(body)
             assert status == 200
             got[found["model_version"]] = found["outputs"][0]["data"]
-        assert train.returncode == 0, train.stderr.read()
+        train.send_signal(signal.SIGINT)
+        assert train.wait(60) == 130, (tmp_path / "told").read_text()
         newest = Log(Storage.at(log)).head().newest
         deadline = time.monotonic() + 10
         while model_of(site)["versions"] != [f"{newest.step}.{newest.number}"]:
@@ -125,7 +132,6 @@ def test_a_server_answers_by_what_was_published_last_while_training_goes_on(
         status, found = site.infer(body)
         got[found["model_version"]] = found["outputs"][0]["data"]
         assert site.stop() == 130
-    assert len(got) > 2
     for version, predictions in got.items():
         step = int(version.partition(".")[0])
         np.testing.assert_array_equal(np.float32(predictions), expected(run, step, table))
@@ -181,6 +187,31 @@ def test_a_follower_that_is_killed_is_started_again(patient, tmp_path):
             time.sleep(0.05)
         assert site.stop() == 130
     assert "the follower ended with status -9; started another" in "".join(site.errors)
+
+
+def test_a_follower_is_started_again_once_the_system_starts_processes(patient, tmp_path, monkeypatch):
+    _, source = patient
+    replayed, told = Replayed(source, tmp_path / "log"), []
+    replayed.reveal(3)
+    popen, errors = subprocess.Popen, [OSError(errno.EAGAIN, "no more processes")] * 2
+
+    def started(*words, **options):
+        if errors:
+            raise errors.pop()
+        return popen(*words, **options)
+
+    with Following(Log(Storage.at(tmp_path / "log")), tmp_path / "cache", told.append) as following:
+        monkeypatch.setattr(subprocess, "Popen", started)
+        os.kill(following._process.pid, signal.SIGKILL)
+        replayed.reveal(7)
+        deadline = time.monotonic() + 60
+        while Followed.read(tmp_path / "cache").number != 7:
+            assert time.monotonic() < deadline, told
+            time.sleep(0.05)
+    assert told == [
+        "the follower ended with status -9; cannot start another: [Errno 11] no more processes; tries again",
+        "the follower ended with status -9; started another",
+    ]
 
 
 @pytest.mark.parametrize(

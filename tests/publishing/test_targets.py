@@ -4,7 +4,6 @@ import os
 import shutil
 import subprocess
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -18,6 +17,7 @@ from girih.publishing.manifest import Head, Pointer
 from girih.publishing.segment import Segment
 from girih.publishing.shards import AllRows
 from girih.runs.callbacks import Callback
+from girih.runs.publisher import Publisher
 from girih.store import Store
 from girih.testing.store_verbs import group, look
 
@@ -93,23 +93,29 @@ def test_a_forbidden_address_ends_training_where_it_is_to(config, tmp_path):
 
 
 def test_a_slow_address_makes_segments_fewer_and_holds_no_step_up(config, tmp_path, monkeypatch):
-    write, begun = Segment.write, threading.Event()
+    write, begin, sent, steps = Segment.write, Publisher.begin, threading.Event(), []
 
     def slowly(self):
-        begun.set()
-        time.sleep(0.4)
+        assert sent.wait(60), "training waits for a segment"
         return write(self)
 
+    def once_it_is_open(self, step):
+        begin(self, step)
+        self._opening.result()
+
+    def note(record):
+        steps.append((record["step"], sent.is_set()))
+        if record["step"] == 8:
+            sent.set()
+
     monkeypatch.setattr(Segment, "write", slowly)
-    steps = []
-    note = At(None, lambda: None)
-    note.on_metrics = lambda record: steps.append((record["step"], time.perf_counter()))
-    told = fit(config, tmp_path / "run", tmp_path / "log", "publish.every_steps=1", callbacks=[note])
-    assert begun.is_set()
-    assert told["skipped"] >= 3
+    monkeypatch.setattr(Publisher, "begin", once_it_is_open)
+    noted = At(None, None)
+    noted.on_metrics = note
+    told = fit(config, tmp_path / "run", tmp_path / "log", "publish.every_steps=1", callbacks=[noted])
+    assert [step for step, is_sent in steps if not is_sent] == list(range(1, 9))
+    assert told["skipped"] >= 6
     assert told["failed"] == 0
-    apart = np.diff([at for _, at in steps[2:]])
-    assert np.median(apart) < 0.2
     found = follower(tmp_path / "log", tmp_path / "followed")
     found.poll()
     assert found.current.step == 10
@@ -154,6 +160,48 @@ def test_a_run_publishes_no_more_once_another_one_has_taken_the_log_over(config,
         "another run publishes there by now (other); this one publishes no more\n" in capfd.readouterr().err
     )
     assert Log(Storage.at(log)).head() == other
+
+
+def test_no_version_of_all_rows_begins_while_a_snapshot_is_on_its_way(config, tmp_path, monkeypatch):
+    write, publish, begin, write_head = Segment.write, Publisher.publish, Publisher.begin, Log.write_head
+    sent, snapshots = threading.Event(), []
+
+    def writing(self):
+        number, whole = self._fields["number"], self._fields["previous"] is None
+        if number == 2 and whole:
+            assert sent.wait(60)
+        if number == 3:
+            raise CheckpointError("this one cannot be written")
+        return write(self)
+
+    def once_it_is_open(self, step):
+        begin(self, step)
+        self._opening.result()
+
+    def one_after_the_other(self, *given, **options):
+        publish(self, *given, **options)
+        if "segment" in self._writes:
+            self._writes["segment"][0].exception()
+        self.settle()
+        self._again_s = 0.0
+
+    def noted(self, head):
+        snapshots.append(head.snapshot.number)
+        write_head(self, head)
+
+    monkeypatch.setattr(Segment, "write", writing)
+    monkeypatch.setattr(Publisher, "begin", once_it_is_open)
+    monkeypatch.setattr(Publisher, "publish", one_after_the_other)
+    monkeypatch.setattr(Log, "write_head", noted)
+    options = ["publish.every_steps=1", "publish.snapshot_every=1", "publish.keep=50"]
+    told = fit(config, tmp_path / "run", tmp_path / "log", *options, callbacks=[At(8, sent.set)])
+    assert told["failed"] == 1
+    assert told["skipped"] >= 3
+    assert snapshots == sorted(snapshots)
+    found = follower(tmp_path / "log", tmp_path / "followed")
+    assert found.poll(), found.lines
+    assert found.current.step == 10
+    assert_is(found.current, tmp_path / "followed", find(tmp_path / "run").local)
 
 
 def test_early_stopping_publishes_the_best_weights_at_the_end(config, tmp_path):

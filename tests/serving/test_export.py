@@ -330,6 +330,68 @@ def test_the_output_directory_is_refused_unless_it_is_empty_or_an_export_cut_sho
     assert run("export", tmp_path / "none", "--out", tmp_path / "other") == 2
 
 
+def test_a_name_that_no_path_can_hold_is_refused(trained, made, tmp_path, capsys):
+    for words in (["export", trained, "--out", tmp_path / "out"], ["serve", made, "--port", 0]):
+        assert run(*words, "--name", "ads/clicks") == 2
+        told = capsys.readouterr().err
+        assert (
+            told
+            == "girih: --name 'ads/clicks': expected a name without slashes, as clients ask for /v2/models/NAME\n"
+        )
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_run_that_is_not_finished_is_told_once_and_one_that_is_missing_leaves_nothing(trained, tmp_path):
+    path = tmp_path / "run"
+    shutil.copytree(trained, path)
+    (path / "summary.json").unlink()
+    place = Storage.at(path / "checkpoints" / "step-00000009")
+    Manifest.read(place).marked(place, final=False)
+    command = [sys.executable, "-m", "girih", "export", str(path), "--out", str(tmp_path / "model")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("not finished; using step-00000009") == 1
+    assert run("export", tmp_path / "none", "--out", tmp_path / "other") == 2
+    assert not (tmp_path / "other").exists()
+
+
+LIMITED = """
+import resource, sys
+from girih import cli
+limit = int(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+sys.exit(cli.run(sys.argv[2:]))
+"""
+"""As if the disk were full from so many bytes of a file on."""
+
+
+def test_a_full_disk_is_one_line_whichever_file_it_cuts_short(log_directory, tmp_path):
+    wide = ["train.max_steps=2", "model.hidden=[512, 256]"]
+    assert run("train", log_directory / "config.toml", "--run", tmp_path / "run", "--set", *wide) == 0
+    assert run("export", tmp_path / "run", "--out", tmp_path / "whole") == 0
+    sizes = {name: (tmp_path / "whole" / name).stat().st_size for name in os.listdir(tmp_path / "whole")}
+    assert sizes["rows-0.safetensors"] < sizes["dense.safetensors"] < sizes["dense.pt2"]
+    for name in ("rows-0.safetensors", "dense.safetensors", "dense.pt2"):
+        limit = str(sizes[name] - 1)
+        command = [
+            sys.executable,
+            "-c",
+            LIMITED,
+            limit,
+            "export",
+            str(tmp_path / "run"),
+            "--out",
+            str(tmp_path / name),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (
+            done.stderr
+            == f"girih: {tmp_path / name / name}: no space left on the disk; free some and try again\n"
+        )
+        assert done.returncode == 2
+        assert NAME not in os.listdir(tmp_path / name)
+
+
 KILLED = """
 import os, sys
 from girih.serving import exporting

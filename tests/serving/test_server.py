@@ -1,5 +1,6 @@
 """``girih serve``: real processes, asked by a client that is not ours, by hand, and by those who mean no good."""
 
+import errno
 import json
 import os
 import re
@@ -17,6 +18,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from girih import cli
+from girih.serving.options import ServeOptions
+from girih.serving.server import Workers, bound
 from girih.serving.signature import LENGTHS
 from serving.serving_site import Site, inputs_of, tensors_of
 
@@ -530,6 +533,40 @@ def test_workers_share_a_port_and_the_memory_of_the_tables_and_one_that_dies_is_
         both = children_of(site.process.pid)
         site.process.kill()  # whoever looks after them is gone: so are they
         until(lambda: not any(os.path.exists(f"/proc/{pid}") and is_alive(pid) for pid in both))
+
+
+class Replaced(Exception):
+    """Ends whoever looks after workers."""
+
+
+def test_a_worker_is_replaced_once_the_system_starts_processes_again(place, monkeypatch):
+    told, errors = [], [OSError(errno.EAGAIN, "no more processes")] * 2
+    popen = subprocess.Popen
+
+    def tell(line):
+        told.append(line)
+        if "started another" in line:
+            raise Replaced
+
+    def started(*words, **options):
+        if errors:
+            raise errors.pop()
+        return popen(*words, **options)
+
+    with (
+        bound("127.0.0.1", 0) as listening,
+        Workers(place / "clicks", "run", ServeOptions(workers=2), listening, tell) as workers,
+    ):
+        gone = workers._workers[0].process
+        gone.kill()
+        monkeypatch.setattr(subprocess, "Popen", started)
+        with pytest.raises(Replaced):
+            workers.watch()
+    begin = f"worker {gone.pid} ended with status -9; "
+    assert [line for line in told if line.startswith("worker")] == [
+        f"{begin}cannot start another: [Errno 11] no more processes; tries again",
+        f"{begin}started another",
+    ]
 
 
 def is_alive(pid):

@@ -1,5 +1,7 @@
 """Embedding servers and workers, and what of PERSIA's defects lies between processes."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 
 import numpy as np
@@ -11,9 +13,10 @@ import girih
 from girih.checkpoint import Storage
 from girih.checkpoint.parts import PartReader
 from girih.comm.messages import answer, as_text, from_text
-from girih.errors import GirihError, NonFiniteError, WireError
+from girih.errors import GirihError, NonFiniteError, StorageFullError, WireError
 from girih.runs.stats import wire_bytes
 from girih.sparse.groups.bags import Bags
+from girih.sparse.groups.local_shards import LocalShards
 from girih.sparse.groups.shards import as_rows
 from girih.sparse.halves.staging import Staging
 from girih.sparse.routing.shard_reader import ShardReader
@@ -352,6 +355,30 @@ def test_errors_of_another_process_are_told():
             trainer.pull(batch_of([1], [1]))
         told = trainer.stats().processes["embedding-worker 0"]
         assert told["gauges"]["kept_samples"] == 2  # what was pulled, and not yet pushed
+
+
+def test_a_segment_that_one_server_cannot_begin_is_in_the_way_of_no_checkpoint(tmp_path, monkeypatch):
+    begin = LocalShards.begin_segment
+
+    def refuse(self, *given):
+        if self._first_file == 1:
+            raise StorageFullError("no space left for what changes meanwhile")
+        time.sleep(0.2)  # the other one has answered by then
+        return begin(self, *given)
+
+    with site(num_servers=3) as here:
+        (trainer,) = here.trainers
+        trainer.pull(here.keep(batch_of(range(20), range(20)))).discard()
+        monkeypatch.setattr(LocalShards, "begin_segment", refuse)
+        with pytest.raises(StorageFullError, match="no space left for what changes meanwhile"):
+            trainer.begin_segment(Storage.at(tmp_path / "segment"), 1, None)
+        saved = ThreadPoolExecutor(1).submit(
+            lambda: trainer.begin_save(Storage.at(tmp_path / "save")).write()
+        )
+        assert len(saved.result(30)) == 3
+        monkeypatch.undo()
+        parts = trainer.begin_segment(Storage.at(tmp_path / "again"), 2, None).write()
+        assert len(parts) == 3
 
 
 @pytest.mark.parametrize("prefetch", [False, True])

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from girih.errors import ConfigError
+from girih.errors import ConfigError, StorageFullError
 from girih.store import Heap, Store, Tiers, changes
 from girih.store.memory import shard_memory
 from girih.tables import LFU, LRU, TTL, MinCount
@@ -111,6 +111,16 @@ def test_notes_hold_while_rows_and_index_grow():
         look(store, np.arange(30_000), np.zeros(30_000, np.int32), 1)
         found = store.changes_since(0)
         assert np.array_equal(np.sort(found.ids), np.arange(30_000))
+
+
+def test_notes_have_room_for_every_row_that_a_store_can_hold():
+    with Store(group(("t",)), arena=Heap(reserve_rows=1003)) as store:
+        store.note_changes(0)
+        look(store, np.arange(1003), np.zeros(1003, np.int32), 1)
+        assert np.array_equal(np.sort(store.changes_since(0).ids), np.arange(1003))
+        with pytest.raises(StorageFullError, match="reserved for 1,003 rows"):
+            look(store, *keys_of(1003), 2)
+        assert np.array_equal(np.sort(store.changes_since(0).ids), np.arange(1003))
 
 
 def test_changes_are_known_since_the_last_moment_alone():

@@ -8,7 +8,7 @@ import click
 
 from girih.cli import cli
 from girih.cli.words import PATH
-from girih.serving.exporting import begin, export
+from girih.serving.exporting import export
 from girih.serving.opening import open_model
 
 
@@ -18,11 +18,7 @@ from girih.serving.opening import open_model
 @click.option("--name", metavar="NAME", help="The model's name for clients. Default: that of the run.")
 def export_command(run: str, out: Path, name: str | None) -> int:
     """Write a run's final model to a directory that servers need alone."""
-    begin(out)
-    opened = open_model(run)
-    if not opened.final:
-        click.echo(f"{run}: not finished; using {opened.place.name}", err=True)
-    signature = export(opened, out, name or model_name(run), lambda line: click.echo(line, err=True))
+    signature = export(open_model(run), out, name or model_name(run), lambda line: click.echo(line, err=True))
     num_bytes = sum(facts["bytes"] for facts in signature.files.values())
     num_rows = sum(rows.num_rows for rows in signature.rows)
     click.echo(

@@ -49,18 +49,24 @@ def answers(
     *,
     again: bool = False,
 ) -> list[Frame]:
-    """Asks all of them the same, side by side; waits for their answers.
+    """Asks all of them the same, side by side; waits for their answers, and raises the first error once all are here.
 
     Args:
         again: asks one again that was restarted before it answered, for what may be done twice.
     """
     asked = [(client, client.call(kind, fields, arrays)) for client in clients]
-    found = []
+    found: list[Frame] = []
+    errors: list[Exception] = []
     for client, first in asked:
-        reply = first
-        while again and isinstance(reply.exception(), Lost):
-            reply = client.call(kind, fields, arrays)
-        found.append(answer(reply))
+        try:
+            reply = first
+            while again and isinstance(reply.exception(), Lost):
+                reply = client.call(kind, fields, arrays)
+            found.append(answer(reply))
+        except Exception as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
     return found
 
 

@@ -5,6 +5,7 @@
     segments/00000017/              leads from version 16 to version 17
     snapshots/00000100/             all rows of version 100
         manifest.json  dense.safetensors  tables/<group>/shard-0000.safetensors
+    epochs/00000003-<name>          the mark of a process that writes in epoch 3
 
 Where a version has a snapshot and a segment, both lead to the same rows. Nothing is renamed, but files that are replaced whole on a disk of
 this machine.
@@ -12,16 +13,17 @@ this machine.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from girih.checkpoint.storage import DOOMED, Storage
 from girih.config import read_toml
-from girih.errors import CheckpointError, ConfigError, MissingFileError
+from girih.errors import CheckpointError, ConfigError, GirihError, MissingFileError
 from girih.publishing.manifest import HEAD, NAME, Head, SegmentManifest, read_pin, write_pin
 
-SEGMENTS, SNAPSHOTS = "segments", "snapshots"
+SEGMENTS, SNAPSHOTS, EPOCHS = "segments", "snapshots", "epochs"
 _NUMBER = re.compile(r"\d{8,}")
 
 
@@ -67,6 +69,10 @@ class Log:
         names = (self.root / (SNAPSHOTS if whole else SEGMENTS)).names()
         return sorted(int(name) for name in names if _NUMBER.fullmatch(name))
 
+    def snapshots(self, most: int) -> list[int]:
+        """Numbers of the snapshots that are whole, up to a version, in order."""
+        return sorted(self._complete(self.numbers(whole=True), most, whole=True))
+
     def versions(self) -> list[int]:
         """Numbers of the versions that can be had: those with a snapshot, and those to which segments lead from there."""
         head = self.head()
@@ -75,23 +81,39 @@ class Log:
         newest, found = head.newest.number, []
         segments = self._complete(self.numbers(whole=False), newest, whole=False)
         at = None
-        for number in sorted(
-            {*segments, *(wholes := self._complete(self.numbers(whole=True), newest, whole=True))}
-        ):
+        wholes = set(self.snapshots(newest))
+        for number in sorted(segments | wholes):
             if number in wholes or at == number - 1:
                 found.append(number)
                 at = number
         return found
 
+    def claim(self, epoch: int, name: str) -> bool:
+        """Marks an epoch as that of a process; returns whether no other one has.
+
+        Of two that do so at once, one at most has it: whoever writes later sees the mark of the other.
+        """
+        place = self.root / EPOCHS
+        place.make()
+        place.replace(f"{name_of(epoch)}-{name}", b"")
+        return len([each for each in place.names() if each.startswith(f"{name_of(epoch)}-")]) == 1
+
     def go_back_to(self, number: int) -> None:
         """Has followers go to a version and stay there, whatever is published.
 
         Raises:
-            CheckpointError: it is gone, or was never there; lists what is there.
+            CheckpointError: it is gone, or was never there; lists what is there. Followers do what they did before.
         """
         self._expect(number)
+        before = None
+        with contextlib.suppress(CheckpointError):  # a damaged one is written anew
+            before = self.pin()
         write_pin(self.root, number)
-        self._expect(number)  # it may have been removed meanwhile
+        try:
+            self._expect(number)  # it may have been removed meanwhile
+        except GirihError:
+            write_pin(self.root, before)
+            raise
 
     def go_on(self) -> None:
         """Has followers follow the newest version again."""
@@ -113,12 +135,12 @@ class Log:
         head, pin = self.head(), self.pin()
         if head is None:
             return
-        wholes = [n for n in self.numbers(whole=True) if n <= head.snapshot.number]
+        wholes = self.snapshots(head.snapshot.number)
         if len(wholes) <= keep:
             return
         oldest = wholes[-keep]
         base = max((n for n in wholes if pin is not None and n <= pin), default=None)
-        self._remove((n for n in wholes if n < oldest and n != base), whole=True)
+        self._remove((n for n in self.numbers(whole=True) if n < oldest and n != base), whole=True)
         stays = range(0) if base is None or pin is None else range(base, pin + 1)
         self._remove((n for n in self.numbers(whole=False) if n <= oldest and n not in stays), whole=False)
 

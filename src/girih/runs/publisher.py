@@ -9,7 +9,9 @@ be written) begins with a snapshot.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
+import random
 import sys
 import threading
 import time
@@ -34,6 +36,8 @@ from girih.runs.stats import Spans
 
 _MOST_WAIT_S = 60.0
 _LAST_TRIES = 2
+_APART = 1000
+"""Numbers between those of two processes that found the same head, so that neither writes where the other does until it learns of it."""
 
 
 @dataclass
@@ -110,7 +114,7 @@ class Publisher:
         """
         with spans("publish"):
             for _ in range(_LAST_TRIES):
-                self._wait()
+                self.wait()
                 told = self._ranks.broadcast(self._last_plan(step) if self._ranks.first else None)
                 if told is None:
                     break
@@ -121,7 +125,7 @@ class Publisher:
                 if told["done"] and not changed:
                     break
                 self._begin(current, plan)
-            self._wait()
+            self.wait()
         if self._ranks.first and self._published_step != step:
             _say(f"publish: the final state, of step {step}, is not in {self._log.root}")
 
@@ -141,6 +145,12 @@ class Publisher:
                 elif self._ranks.first:
                     self._note_success(name)
 
+    def wait(self) -> None:
+        """Returns once what is under way is written, or cannot be; see :meth:`settle`."""
+        for future, _ in self._writes.values():
+            future.exception()
+        self.settle()
+
     def close(self) -> None:
         """Ends once what is under way is written, or cannot be."""
         self._writing.shutdown()
@@ -149,6 +159,7 @@ class Publisher:
     def _plan(self, step: int, rows_free: bool) -> dict[str, Any]:
         """Decides what all trainers do now, and when the next segment is due."""
         self.settle()
+        rows_free = rows_free and "snapshot" not in self._writes  # which copies them too
         plan: dict[str, Any] = {"number": None, "free": rows_free, **self._next(step)}
         if not self._is_open() or self._is_over or time.monotonic() < self._again_s:
             return plan
@@ -179,7 +190,7 @@ class Publisher:
         return {
             "number": number,
             "previous": self._base,
-            "whole_too": due and rows_free and "snapshot" not in self._writes,
+            "whole_too": due and rows_free,
             "run": self._opened.run,
             "epoch": self._opened.epoch,
             "step": step,
@@ -247,12 +258,14 @@ class Publisher:
             raise CheckpointError(
                 f"{self._log.root}: another run publishes there by now ({there.run}); this one publishes no more"
             )
-        newest = (
-            pointer if before is None or (whole and pointer.number >= before.newest.number) else before.newest
-        )
-        if pointer.number > newest.number:
-            newest = pointer
-        snapshot = pointer if whole or before is None else before.snapshot
+        newest = snapshot = pointer
+        if before is not None:
+            if pointer.number < before.newest.number or (
+                pointer.number == before.newest.number and not whole
+            ):
+                newest = before.newest
+            if not whole or pointer.number < before.snapshot.number:  # a later one was written meanwhile
+                snapshot = before.snapshot
         self._head = Head(
             run=opened.run, epoch=opened.epoch, newest=newest, snapshot=snapshot, written=time.time()
         )
@@ -277,7 +290,18 @@ class Publisher:
                 f"publish: {self._log.root} has another run's versions, the newest {newest}; goes on behind them"
             )
         self._log.remove_unfinished(newest)
-        return _Opened(run, 1 if there is None else there.epoch + 1, max([newest, *used]))
+        first = 1 if there is None else there.epoch + 1
+        epoch = self._claimed(first)
+        return _Opened(run, epoch, max([newest, *used]) + (epoch - first) * _APART)
+
+    def _claimed(self, first: int) -> int:
+        """The next epoch that no other process has, though it may not have published anything yet."""
+        name = uuid.uuid4().hex
+        for epoch in itertools.count(first):
+            if self._log.claim(epoch, name):
+                break
+            time.sleep(random.uniform(0.0, 0.2))  # else two that begin at once would go on side by side
+        return epoch
 
     def _name(self) -> str:
         """The name of this run to its followers: the same after a restart."""
@@ -322,11 +346,6 @@ class Publisher:
     def _multiple(self, step: int) -> int:
         steps = self.options.every_steps or 1
         return (step // steps + 1) * steps
-
-    def _wait(self) -> None:
-        for future, _ in self._writes.values():
-            future.exception()
-        self.settle()
 
     def _note_success(self, name: str) -> None:
         self._tries, self._again_s = 0, 0.0

@@ -10,6 +10,7 @@ Shapes: K rows of a chunk, W columns of a row.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -20,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save as serialize
 from torch import nn
 
 from girih.checkpoint import Manifest, Storage
@@ -36,7 +37,7 @@ from girih.schema import Schema
 from girih.serving import program
 from girih.serving.files import facts_of
 from girih.serving.opening import Opened
-from girih.serving.signature import NAME, Dense, Rows, Signature, inputs_of, outputs_of
+from girih.serving.signature import NAME, Dense, Rows, Signature, check_name, inputs_of, outputs_of
 from girih.sparse.groups.pack import Group
 from girih.sparse.groups.served import served_groups
 from girih.store.arrays import Floats, Ints, Longs
@@ -60,8 +61,9 @@ def export(opened: Opened, out: Path, name: str, tell: Tell, *, programs: bool =
 
     Raises:
         RunDirectoryError: something else lies there. CheckpointError: the checkpoint is damaged.
-        ConfigError: the model's class is the user's own, and torch cannot export it. StorageFullError: the disk is full.
+        ConfigError: a name with a slash; or the model's class is the user's own, and torch cannot export it. StorageFullError: the disk is full.
     """
+    check_name(name)
     begin(out)
     loaded = load_checkpoint(opened.place, opened.schema)
     load_model(loaded, opened.model)
@@ -100,6 +102,7 @@ def export(opened: Opened, out: Path, name: str, tell: Tell, *, programs: bool =
         files=files,
     )
     signature.write(out)
+    sync(out / NAME)
     sync(out)
     return signature
 
@@ -186,15 +189,14 @@ def _write_dense(
     tensors = {
         name: tensor.detach().cpu().clone().contiguous() for name, tensor in model.state_dict().items()
     }
-    try:
-        save_file(tensors, out / PARAMETERS)
-    except OSError as error:
-        raise disk_full(error, out / PARAMETERS) or error from None
+    _write(out / PARAMETERS, serialize(tensors))
     has_program = has_onnx = False
     if wanted or required:
         exported = _program(model, example, tell, required=required)
         if exported is not None:
-            torch.export.save(exported, out / PROGRAM)
+            content = io.BytesIO()  # torch tells of a full disk in no words that one could know it by
+            torch.export.save(exported, content)
+            _write(out / PROGRAM, content.getbuffer())
             has_program, has_onnx = True, wanted and _onnx(exported, inputs, out / ONNX, tell)
     return Dense(
         parameters=PARAMETERS,
@@ -228,9 +230,18 @@ def _onnx(exported: Any, inputs: program.Inputs, path: Path, tell: Tell) -> bool
         program.write_onnx(exported, inputs, path)
     except Exception as error:  # whatever the converter meets in a program
         path.unlink(missing_ok=True)
+        if isinstance(error, OSError) and (full := disk_full(error, path)) is not None:
+            raise full from None
         tell(f"no {ONNX}: torch.onnx cannot convert it: {_reason(error)}")
         return False
     return True
+
+
+def _write(path: Path, content: bytes | memoryview) -> None:
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise disk_full(error, path) or error from None
 
 
 def _reason(error: Exception) -> str:

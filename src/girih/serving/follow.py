@@ -174,7 +174,7 @@ class Follower(AbstractContextManager["Follower"]):
     def _snapshot_for(self, target: int, head: Head) -> int:
         if head.snapshot.number <= target:
             return head.snapshot.number
-        there = [number for number in self._log.numbers(whole=True) if number <= target]
+        there = self._log.snapshots(target)
         if not there:
             raise _Unreachable(f"version {target} cannot be reached: no snapshot leads to it")
         return there[-1]

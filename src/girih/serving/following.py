@@ -19,13 +19,13 @@ from pathlib import Path
 from girih.checkpoint.storage import Storage
 from girih.errors import GirihError, RoleError
 from girih.publishing.log import Log
+from girih.serving.children import AGAIN_S, let_go, started
 from girih.serving.follow import Follower
 
 READY = "ready"
 
 LOOK_EVERY_S = 0.1
 _LOOK_ELSEWHERE_EVERY_S = 0.25  # each look is two requests
-_AGAIN_S = 1.0
 _REFUSED = 2
 
 
@@ -58,29 +58,34 @@ class Following(contextlib.AbstractContextManager["Following"]):
         self._ending.set()
         self._process.kill()
         self._process.wait()
+        let_go(self._process)
 
     def __exit__(self, *error: object) -> None:
         self.close()
 
     def _look_after(self) -> None:
         while True:
-            status = self._process.wait()
-            if self._ending.wait(_AGAIN_S):
+            status, told = self._process.wait(), ""
+            while not self._ending.wait(AGAIN_S):
+                try:
+                    process = self._started()
+                except OSError as error:
+                    if str(error) != told:
+                        told = str(error)
+                        self._tell(
+                            f"the follower ended with status {status}; cannot start another: {told}; tries again"
+                        )
+                    continue
+                let_go(self._process)
+                self._process = process
+                self._tell(f"the follower ended with status {status}; started another")
+                break
+            if self._ending.is_set():
+                self._process.kill()  # it may have been started since
                 return
-            self._tell(f"the follower ended with status {status}; started another")
-            self._process = self._started()
 
     def _started(self) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "girih.serving.following"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,  # signals of the terminal reach who looks after it
-        )
-        process.stdin.write(self._told + "\n")  # type: ignore[union-attr]
-        process.stdin.flush()  # type: ignore[union-attr]
-        return process
+        return started("girih.serving.following", told=self._told)
 
 
 def main() -> int:

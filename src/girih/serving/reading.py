@@ -21,10 +21,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from girih.data.batch import Batch
-from girih.data.decode.columns import keep_last
+from girih.data.decode.columns import is_string, keep_last
 from girih.data.decode.decoder import decode
 from girih.data.decode.rows import Bags
 from girih.data.given import columns_as_given, columns_of
@@ -38,7 +39,9 @@ from girih.serving.signature import LENGTHS
 from girih.serving.tensors import Tensor
 
 MOST_IDS = 1 << 22
-"""Ids of one request, those of shared lists counted for each example."""
+"""Ids of one request, those of shared lists, and of strings that a separator splits, counted for each example."""
+MOST_BYTES = 256 << 20
+"""Bytes of a column that is repeated for each example before it is read."""
 _WHERE = "request"
 _MOST_PLANS = 256
 
@@ -67,6 +70,11 @@ class RequestReader:
         self._columns = columns_of(schema)
         self._known = {*self._columns, *(name + LENGTHS for name in self._columns)}
         self._plain = {f.name for f in schema.features if _is_plain(f)}
+        self._separators: dict[str, set[str]] = {}  # those at which strings of a column are split
+        for feature in schema.features:
+            if not isinstance(feature, Numeric) and feature.separator:
+                for name in _sources(feature):
+                    self._separators.setdefault(name, set()).add(feature.separator)
         self._plans: dict[tuple[Any, ...], ReadPlan] = {}
         self._buffers = Buffers()
 
@@ -76,7 +84,7 @@ class RequestReader:
         Raises:
             DataError: an input that is missing, that no feature reads, of a type that cannot serve, of a shape that disagrees with
                 the others', or a value that cannot be used; it names the input.
-            TooLarge: more examples than ``most_examples``, or than :data:`MOST_IDS` ids.
+            TooLarge: more examples than ``most_examples``, more than :data:`MOST_IDS` ids, or than :data:`MOST_BYTES` of a shared string.
         """
         columns = self._columns_in(tensors)
         size = self._size(columns)
@@ -136,12 +144,21 @@ class RequestReader:
                 raise DataError(
                     f"input {name!r} has {column.num_rows:,} examples, {largest!r} has {size:,}; expected as many, or 1 for all"
                 )
-            num_ids += len(column.values) * (size // column.num_rows)
+            num_ids += self._num_values(name, column) * (size // column.num_rows)
         if num_ids > MOST_IDS:
             raise TooLarge(
                 f"{num_ids:,} values in one request; expected at most {MOST_IDS:,}: send several requests"
             )
         return size
+
+    def _num_values(self, name: str, column: Column) -> int:
+        """How many values a column has, once its strings are split."""
+        values, separators = column.values, self._separators.get(name)
+        is_split = separators is not None and column.offsets is None
+        if not (is_split and isinstance(values, pa.Array) and is_string(values.type)):
+            return len(values)
+        most = max(pc.sum(pc.count_substring(values, each)).as_py() or 0 for each in separators or ())
+        return len(values) + most
 
     def _plain_bags(self, feature: Any, column: Column, size: int) -> Bags | None:
         """The ids of a feature that are integers; None where the decoder is to read them."""
@@ -270,11 +287,20 @@ def _repeated(bags: Bags, num_rows: int, size: int) -> Bags:
 
 
 def _arrow(name: str, column: Column, num_rows: int) -> Any:
-    """A column of so many rows as Arrow has it."""
+    """A column of so many rows as Arrow has it.
+
+    Raises:
+        TooLarge: it is repeated, and takes more than :data:`MOST_BYTES` then.
+    """
     values = column.values if isinstance(column.values, pa.Array) else pa.array(column.values)
     if column.offsets is not None:
         values = pa.LargeListArray.from_arrays(pa.array(column.offsets), values)
     if column.num_rows != num_rows:
+        if values.nbytes * num_rows > MOST_BYTES:
+            raise TooLarge(
+                f"input {name!r}: {values.nbytes:,} bytes for each of {num_rows:,} examples; expected at most {MOST_BYTES:,} in all:"
+                " send several requests"
+            )
         values = values.take(pa.array(np.zeros(num_rows, np.int64)))
     return values
 

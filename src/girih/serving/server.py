@@ -13,7 +13,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -24,9 +23,11 @@ from typing import IO, Any
 
 from girih.errors import ConfigError, RoleError
 from girih.kernels.cpu import ahead
+from girih.serving.children import AGAIN_S, let_go, started
 from girih.serving.files import check_all
 from girih.serving.metrics import SHARED
 from girih.serving.options import ServeOptions
+from girih.serving.signature import check_name
 
 READY = "ready"
 DRAIN_S = 5
@@ -83,8 +84,9 @@ def serve(
         follow: whether the directory is that of a follower, whose newest version answers.
 
     Raises:
-        ConfigError: the address cannot be had, or a package is missing. KeyboardInterrupt: the signal.
+        ConfigError: the address cannot be had, the name has a slash, or a package is missing. KeyboardInterrupt: the signal.
     """
+    check_name(name)
     require_packages()
     with bound(options.host, options.port) as listening:
         about = f"{name} at {address_of(listening)}"
@@ -164,10 +166,15 @@ def require_packages() -> None:
 
 @dataclass
 class _Worker:
-    """A process that answers. It says on its output that it is ready, and ends when its input does."""
+    """A process that answers. It says on its output that it is ready, and ends when its input does.
+
+    Attributes:
+        again_s: when to try again to start another in its place; 0 where nobody has yet.
+    """
 
     process: subprocess.Popen[str]
     begun_s: float
+    again_s: float = 0.0
 
 
 class Workers(contextlib.AbstractContextManager["Workers"]):
@@ -210,23 +217,34 @@ class Workers(contextlib.AbstractContextManager["Workers"]):
         Raises:
             RoleError: they end again and again.
         """
-        from prometheus_client import multiprocess
-
         while True:
             time.sleep(_LOOK_EVERY_S)
             for number, worker in enumerate(self._workers):
                 status = worker.process.poll()
-                if status is None:
+                if status is None or time.monotonic() < worker.again_s:
                     continue
-                short = time.monotonic() - worker.begun_s < _SHORT_LIFE_S
-                self._short_lives = self._short_lives + 1 if short else 0
-                if self._short_lives >= _MOST_SHORT_LIVES:
-                    raise RoleError(
-                        f"serve: workers end as soon as they begin, the last one with status {status}"
-                    )
-                multiprocess.mark_process_dead(worker.process.pid, self._shared.name)  # type: ignore[no-untyped-call]
+                if not worker.again_s:
+                    self._note_end(worker, status)
+                try:
+                    self._workers[number] = self._started()
+                except OSError as error:
+                    if not worker.again_s:
+                        self._tell(
+                            f"worker {worker.process.pid} ended with status {status}; cannot start another: {error}; tries again"
+                        )
+                    worker.again_s = time.monotonic() + AGAIN_S
+                    continue
+                let_go(worker.process)
                 self._tell(f"worker {worker.process.pid} ended with status {status}; started another")
-                self._workers[number] = self._started()
+
+    def _note_end(self, worker: _Worker, status: int) -> None:
+        from prometheus_client import multiprocess
+
+        short = time.monotonic() - worker.begun_s < _SHORT_LIFE_S
+        self._short_lives = self._short_lives + 1 if short else 0
+        if self._short_lives >= _MOST_SHORT_LIVES:
+            raise RoleError(f"serve: workers end as soon as they begin, the last one with status {status}")
+        multiprocess.mark_process_dead(worker.process.pid, self._shared.name)  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
         """Ends all workers; those that do not end in time are killed."""
@@ -238,6 +256,7 @@ class Workers(contextlib.AbstractContextManager["Workers"]):
                 worker.process.wait(max(0.0, deadline - time.monotonic()))
             worker.process.kill()
             worker.process.wait()
+            let_go(worker.process)
         self._workers.clear()
         self._shared.cleanup()
 
@@ -246,17 +265,13 @@ class Workers(contextlib.AbstractContextManager["Workers"]):
 
     def _started(self) -> _Worker:
         descriptor = self._listening.fileno()
-        process = subprocess.Popen(
-            [sys.executable, "-m", "girih.serving.worker", str(descriptor)],
-            pass_fds=(descriptor,),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, SHARED: self._shared.name},
-            text=True,
-            start_new_session=True,  # signals of the terminal reach who looks after it
+        process = started(
+            "girih.serving.worker",
+            str(descriptor),
+            told=self._told,
+            environment={**os.environ, SHARED: self._shared.name},
+            descriptors=(descriptor,),
         )
-        process.stdin.write(self._told + "\n")  # type: ignore[union-attr]
-        process.stdin.flush()  # type: ignore[union-attr]
         return _Worker(process, time.monotonic())
 
     def _await(self, worker: _Worker) -> None:

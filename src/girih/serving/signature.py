@@ -15,7 +15,7 @@ from typing import Any
 
 from girih.config import build
 from girih.data.given import columns_of
-from girih.errors import CheckpointError, MissingFileError
+from girih.errors import CheckpointError, ConfigError, MissingFileError
 from girih.runs.files import write_whole
 from girih.schema import Categorical, Numeric, Schema, Sequence
 
@@ -150,6 +150,18 @@ class Signature:
                 f"{file}: damaged ({type(error).__name__}: {error}); export the model again"
             ) from None
         return found
+
+
+def check_name(name: str) -> None:
+    """Refuses names of models that no path of a request can hold.
+
+    Raises:
+        ConfigError: it has a slash.
+    """
+    if "/" in name:
+        raise ConfigError(
+            f"--name {name!r}: expected a name without slashes, as clients ask for /v2/models/NAME"
+        )
 
 
 def inputs_of(schema: Schema) -> tuple[Input, ...]:

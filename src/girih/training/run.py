@@ -233,6 +233,8 @@ class TrainingRun:
     def _rescale(self, scaling: Scaling) -> None:
         """Goes on with other processes beside the trainers, which have stopped for it."""
         step = self.state.step
+        if self.publisher is not None:
+            self.publisher.wait()  # those who write a segment may be about to end
         self._ended_loaders |= {f"{title}, until step {step}": told for title, told in self._loaders.items()}
         saved = self.checkpoints.newest() if scaling.rows_move else None
         if saved is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from typing import Any
@@ -413,11 +414,16 @@ class RemoteSparse:
         self.sync()
         self._ranks.barrier()
         fields = (number, NO_VERSION if since is None else since)
+        segment = RemoteSegment(self._servers, whole=since is None)
         try:
             answers(self._servers, Verb.SEGMENT, fields, (as_text(writer.absolute().url),), again=True)
+        except GirihError:
+            with suppress(GirihError):  # the first error is the one to tell
+                segment.close()  # else the others would wait for it before their next checkpoint
+            raise
         finally:
             self._ranks.barrier()  # what went wrong is told by whoever asked for the segment
-        return RemoteSegment(self._servers, whole=since is None)
+        return segment
 
     def load(self, reader: PartReader, *, step: int) -> None:
         """Replaces all rows by those of any number of shards; what goes wrong is raised on all trainers."""

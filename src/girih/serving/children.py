@@ -1,0 +1,48 @@
+"""Processes that a server starts: each is told on its input what to do, and ends when that is closed."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+AGAIN_S = 1.0
+"""Seconds until another one is tried where none could be started."""
+
+
+def started(
+    module: str,
+    *words: str,
+    told: str,
+    environment: Mapping[str, str] | None = None,
+    descriptors: Sequence[int] = (),
+) -> subprocess.Popen[str]:
+    """Starts a module as a process, whose first line of input says what it is to do.
+
+    Args:
+        words: of its command. environment: all of it; this process's where None. descriptors: files that it gets.
+
+    Raises:
+        OSError: the system starts no process.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-m", module, *words],
+        pass_fds=descriptors,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment,
+        text=True,
+        start_new_session=True,  # signals of the terminal reach who looks after it
+    )
+    with contextlib.suppress(BrokenPipeError):  # it has ended, as whoever waits for it learns
+        process.stdin.write(told + "\n")  # type: ignore[union-attr]
+        process.stdin.flush()  # type: ignore[union-attr]
+    return process
+
+
+def let_go(process: subprocess.Popen[str]) -> None:
+    """Closes the pipes to a process that has ended."""
+    for pipe in (process.stdin, process.stdout):
+        with contextlib.suppress(OSError):
+            pipe.close()  # type: ignore[union-attr]

@@ -1,0 +1,88 @@
+"""Requests that would take much more memory than their bytes: refused before anything of the kind is made."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from girih.schema import Categorical, Schema, Sequence
+from girih.serving import reading
+from girih.serving.app import status_of
+from girih.serving.reading import MOST_IDS, RequestReader, TooLarge
+from girih.serving.tensors import from_json
+
+EXAMPLES = 8192
+SCHEMA = Schema(
+    [
+        Categorical(name="item", dim=4),
+        Categorical(name="genres", dim=4, separator="|"),
+        Categorical(name="tags", dim=4, separator=",", weights="tag_weights"),
+        Sequence(name="seen", dim=4, separator=" ", max_length=3),
+    ],
+    labels="click",
+)
+
+
+def tensors(size, **given):
+    """All inputs, for ``size`` examples; those that are given are lists of strings, of one for all or of ``size``."""
+    inputs = {name: ["1"] for name in ("genres", "tags", "tag_weights", "seen")} | given
+    found = {name: from_json(name, "BYTES", (len(data),), data) for name, data in inputs.items()}
+    return found | {"item": from_json("item", "INT64", (size,), list(range(size)))}
+
+
+@pytest.fixture
+def reader():
+    return RequestReader(SCHEMA, EXAMPLES)
+
+
+def refused(reader, given):
+    with pytest.raises(TooLarge) as found:
+        reader.read(given)
+    told = str(found.value)
+    assert status_of(found.value) == 413
+    assert "\n" not in told
+    assert told.endswith(": send several requests")
+    return told
+
+
+@pytest.mark.parametrize("name", ["genres", "seen"])
+def test_ids_that_a_separator_makes_of_a_shared_string_are_counted_for_each_example(
+    reader, name, monkeypatch
+):
+    def not_before(*_):
+        raise AssertionError("it was split before it was refused")
+
+    separator = {"genres": "|", "seen": " "}[name]
+    shared = separator.join(["7"] * 600)  # 1.2 kB
+    monkeypatch.setattr(reading, "decode", not_before)
+    told = refused(reader, tensors(EXAMPLES, **{name: [shared]}))
+    assert f"values in one request; expected at most {MOST_IDS:,}" in told
+
+
+def test_ids_that_a_separator_makes_of_each_string_are_counted(reader, monkeypatch):
+    monkeypatch.setattr(reading, "MOST_IDS", 1000)
+    many = tensors(10, genres=["|".join(["7"] * 100)] * 10)
+    assert "1,0" in refused(reader, many)
+    assert reader.read(tensors(10, genres=["|".join(["7"] * 90)] * 10)).num_examples == 10
+
+
+def test_a_shared_string_beside_weights_of_each_example_is_repeated_within_a_bound(reader):
+    shared = ["x" * 50_000]  # 400 MB for all examples
+    told = refused(reader, tensors(EXAMPLES, tags=shared, tag_weights=["1"] * EXAMPLES))
+    assert "input 'tags': 50," in told
+    assert f"bytes for each of {EXAMPLES:,} examples; expected at most 268,435,456 in all" in told
+
+
+def test_strings_that_are_split_read_as_ever_within_the_bounds(reader):
+    batch = reader.read(
+        tensors(3, genres=["1|2"], tags=["5,6"], tag_weights=["1,2"] * 3, seen=["1 2 3 4", "", "9"])
+    )
+    counts = np.diff(batch.offsets).reshape(4, 3)
+    assert counts.tolist() == [[1] * 3, [2] * 3, [2] * 3, [3, 0, 1]]
+    seen = batch.ids[batch.offsets[9] : batch.offsets[12]]
+    assert seen.tolist() == [2, 3, 4, 9]
+
+
+def test_integers_of_a_column_that_would_be_split_are_counted_as_they_are(reader):
+    missing = from_json("genres", "INT64", (3,), [1, None, 2])
+    assert isinstance(missing.values, pa.Array)
+    assert reader._num_values("genres", reading.Column(missing.values, None, 3)) == 3
