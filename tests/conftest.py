@@ -12,13 +12,16 @@ from pathlib import Path
 import fsspec
 import pyarrow.parquet as pq
 import pytest
-import torch
+
+gc.disable()  # until all modules are imported; see pytest_collection
+
+import torch  # noqa: E402
 
 # Kernels for GPUs are interpreted where there is none; asked when triton is imported.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-from girih.testing.click_log import click_log
+from girih.testing.click_log import click_log  # noqa: E402
 
 CONFIG = """
 [data]
@@ -79,6 +82,16 @@ def pytest_collection_modifyitems(items):
         if item.path.parent.name == "gpu":
             item.add_marker("gpu")
     items.sort(key=lambda item: item.path.parent.name not in ("strategies", "docs", "cli", "checkpoint"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Collects garbage from here on: while modules were imported, each collection would have looked through all of them."""
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -12,7 +12,6 @@ import time
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
-from sklearn.metrics import log_loss, roc_auc_score
 
 from companions import Companion
 from girih import cli
@@ -64,6 +63,8 @@ def test_train_writes_what_the_contract_lists(trained, capsys):
 
 
 def test_evaluate_predict_and_summary_agree(trained, log_directory, capsys):
+    from sklearn.metrics import log_loss, roc_auc_score  # here, as each process that tests would load it
+
     summary = json.loads((trained / "summary.json").read_text())
     assert run("evaluate", trained) == 0
     assert f"{summary['auc']:.5f}" in capsys.readouterr().out

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="
 SAY = """
 import importlib, sys
 importlib.import_module("{}")
-print(*(name for name in ("torch", "numba") if name in sys.modules))
+print(*(name for name in ("torch", "numba", "pyarrow") if name in sys.modules))
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmRSS")))
 """
 MOST_ROLE_BYTES = 250 << 20
@@ -33,7 +33,7 @@ def loaded_with(module):
 @pytest.mark.parametrize(
     "module", ["girih.cluster.launch", "girih.cli.train", "girih.cli.calibrate", "girih.cluster.child"]
 )
-def test_the_launcher_loads_neither_torch_nor_numba(module):
+def test_the_launcher_loads_no_library_of_numbers(module):
     names, _ = loaded_with(module)
     assert names == set()
 
@@ -61,7 +61,14 @@ WITH_TORCH = {MODULES[RoleName.GROUP_SERVER]}  # it computes parts of the net
 def test_a_role_loads_no_torch_and_is_small_when_it_is_empty(module):
     names, resident_bytes = loaded_with(module)
     assert "torch" not in names
+    assert ("pyarrow" in names) == (module == MODULES[RoleName.LOADER])  # the others read no files
     assert resident_bytes < MOST_ROLE_BYTES
+
+
+@pytest.mark.parametrize("module", ["girih.serving.following", "girih.cli.serve"])
+def test_who_follows_a_log_and_who_looks_after_workers_load_no_torch(module):
+    names, _ = loaded_with(module)
+    assert "torch" not in names
 
 
 def test_only_who_starts_processes_pickles():

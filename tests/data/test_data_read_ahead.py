@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from girih.data import read_ahead
+from girih.data.read_ahead import read_ahead
 
 
 def no_threads():

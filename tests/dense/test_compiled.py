@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from torch._dynamo.backends.debugging import aot_eager
 
 import girih
 from companions import together
@@ -40,6 +39,8 @@ class Graphs:
         self.modes = []
 
     def __call__(self, graph, inputs, mode=None):
+        from torch._dynamo.backends.debugging import aot_eager
+
         self.modes.append(mode)
         return aot_eager(graph, inputs)
 

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.metrics import log_loss, roc_auc_score
 
 from girih.errors import ConfigError, DataError, NonFiniteError
 from girih.metrics import DIRECTIONS, Scores
@@ -95,6 +94,8 @@ def generated(num_examples, seed=0, ties=False):
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_scikit_learn_agrees(ties, weighted):
+    from sklearn.metrics import log_loss, roc_auc_score
+
     logits, labels, weights, _ = generated(20_000, ties=ties)
     weights = weights if weighted else None
     metrics = scores_of(logits, labels, weights).result(["click"]).first
@@ -158,6 +159,8 @@ def test_a_whole_weight_is_so_many_copies(examples):
 
 
 def test_a_fractional_label_is_two_weighted_examples():
+    from sklearn.metrics import roc_auc_score
+
     logits, _, weights, groups = generated(500, ties=True)
     labels = np.random.default_rng(1).random(500).astype(np.float32)
     fractional = scores_of(logits, labels, weights, groups).result(["click"]).first
@@ -310,6 +313,8 @@ def test_wrong_names_are_refused():
 
 
 def test_a_million_scores_take_no_time():
+    from sklearn.metrics import roc_auc_score
+
     logits, labels, _, groups = generated(1_000_000)
     scores = Scores()
     for start in range(0, len(logits), 4096):

@@ -3,7 +3,6 @@
 import math
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
 
 from girih.planner.operators import Edge, Operator, OperatorGraph
 from girih.planner.tagging.group import CodecCost, Device, HierarchicalGroup, WireCost
@@ -129,6 +128,8 @@ def by_milp(graph, group, *, limit_s=20.0):
     Returns:
         The bound, and the device of each bundle in the solver's best placement.
     """
+    from scipy.optimize import Bounds, LinearConstraint, milp
+
     index = Index(graph)
     ledger = Ledger(index, group, [0] * len(index.bundles))
     num_bundles, num_servers, num_ops = len(index.bundles), len(group.servers), len(index.operators)

@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from following import EVERY, SMALL, Replayed, follower, publish, words
+from following import EVERY, SMALL, Replayed, follower, publish, publish_here, words
 
 import girih
 from girih import cli
@@ -96,7 +96,7 @@ def model_of(site):
     return found
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.heavy), 2])
 def test_a_server_answers_by_what_was_published_last_while_training_goes_on(
     log_source, tmp_path, table, workers
 ):
@@ -223,7 +223,7 @@ def test_a_follower_is_started_again_once_the_system_starts_processes(patient, t
 )
 def test_what_cannot_be_followed_is_one_line(log_source, tmp_path, given, told, capsys):
     run = tmp_path / "run"
-    publish(log_source / "config.toml", run, tmp_path / "log", *EVERY, "train.max_steps=2")
+    publish_here(log_source / "config.toml", run, tmp_path / "log", *EVERY, "train.max_steps=2")
     (run / "config.toml").write_text(
         (run / "config.toml").read_text().replace("[publish]", "[metrics]").replace("to = ", "targets = ")
     )
@@ -232,9 +232,10 @@ def test_what_cannot_be_followed_is_one_line(log_source, tmp_path, given, told, 
 
 
 def test_a_run_names_the_log_that_it_publishes_to(log_source, tmp_path, capsys):
-    run = publish(log_source / "config.toml", tmp_path / "run", tmp_path / "log", *EVERY, "train.max_steps=2")
+    config, run, log = log_source / "config.toml", tmp_path / "run", tmp_path / "log"
+    publish_here(config, run, log, *EVERY, "train.max_steps=2")
     assert cli.run(["published", str(run)]) == 0
-    assert f"{tmp_path / 'log'}: newest version" in capsys.readouterr().out
+    assert f"{log}: newest version" in capsys.readouterr().out
     assert cli.run(["published", str(run), "--back-to", "1", "--newest"]) == 2
     assert cli.run(["published", str(tmp_path / "nowhere")]) == 2
     assert "nothing was published there" in capsys.readouterr().err

@@ -5,7 +5,6 @@ import logging
 from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -122,6 +121,8 @@ def trained(log_source, tmp_path_factory):
 
 
 def test_all_ways_to_give_examples_agree(trained, log_source):
+    import pandas as pd
+
     table = pq.read_table(log_source / "test.parquet").slice(0, 128)
     rows = table.to_pylist()
     with girih.load(trained) as model:
@@ -159,6 +160,8 @@ def test_missing_values_read_as_nulls_of_files_do(trained, tmp_path):
 
 
 def test_embeddings_and_tables_are_the_rows_of_the_checkpoint(trained):
+    import pandas as pd
+
     kept = {}
     for file in sorted((trained / "checkpoints").glob("*/tables/*/*.safetensors")):
         snapshot = read_snapshot(file)

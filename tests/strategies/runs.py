@@ -8,6 +8,7 @@ import sys
 import numpy as np
 from safetensors.numpy import load_file
 
+from girih import cli
 from girih.testing.store_verbs import read_snapshot
 
 
@@ -30,6 +31,12 @@ def train(directory, strategy, run, *overrides, resume=False, status=0, more=())
     )
     assert done.returncode == status, done.stdout + done.stderr
     return json.loads((run / "summary.json").read_text()) if status == 0 else done.stderr
+
+
+def train_here(directory, strategy, run, *overrides, resume=False):
+    """Trains by one trainer as :func:`train` does, in this process."""
+    assert cli.run(command(directory, strategy, run, *overrides, resume=resume)[3:]) == 0
+    return json.loads((run / "summary.json").read_text())
 
 
 def latest(run):

@@ -9,12 +9,12 @@ import time
 
 import pytest
 from running import processes_of
-from scenes import write
+from scenes import play_all, write
 
 import girih
 from girih.cluster.roles import RestartPolicy
 from girih.sparse.options import StoreOptions
-from runs import difference, train
+from runs import difference
 
 SERVERS = ["strategy.embedding_servers=2", "strategy.embedding_workers=2"]
 STEPS = 300
@@ -32,7 +32,8 @@ def directory(tmp_path_factory):
 @pytest.fixture(scope="module")
 def undisturbed(directory):
     """The run without a death, at τ = 0, whose every step sees all before it."""
-    train(directory, "hybrid", directory / "undisturbed", *TWO, "strategy.staleness=0")
+    scene = {"name": "undisturbed", "strategy": "hybrid", "overrides": [*TWO, "strategy.staleness=0"]}
+    play_all(directory, [scene], 2)
     return directory / "undisturbed"
 
 

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from running import Running
-from scenes import play_all, write
+from scenes import play, play_all, write
 
-from runs import command, difference, latest, train
+from runs import command, difference, latest
 
 TWO = ["strategy.trainers=2"]
 ROLES = ["strategy.embedding_servers=2", "strategy.embedding_workers=2"]
@@ -44,9 +44,9 @@ def test_a_signal_ends_a_run_with_a_checkpoint_from_which_it_goes_on(
     assert "go on with" in running.ends(130)
     assert not {"processes.json", "live", "targets"} & set(os.listdir(running.run))
     stopped_at = int(latest(running.run).name.removeprefix("step-"))
-    summary = train(
-        directory, strategy, running.run, *counts, *LONG, f"train.max_steps={stopped_at + 3}", resume=True
-    )
+    scene = {"name": "gone-on", "strategy": strategy, "load": running.run}
+    scene["overrides"] = [*counts, *LONG, f"train.max_steps={stopped_at + 3}"]
+    summary = play_all(directory, [scene], 2)["gone-on"] if TWO[0] in counts else play(directory, scene)
     assert summary["steps"] == stopped_at + 3
 
 

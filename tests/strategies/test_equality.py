@@ -85,8 +85,7 @@ def directory(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def two(directory):
-    scenes = [*SYNCHRONOUS, *HYBRID, *CHANGED, COMPRESSED, HALF, *LONG, *DIEN[1::2]]
-    return play_all(directory, scenes, 2)
+    return play_all(directory, [*SYNCHRONOUS, *HYBRID, *CHANGED, COMPRESSED, HALF, *DIEN[1::2]], 2)
 
 
 @pytest.fixture(scope="module")
@@ -188,8 +187,10 @@ def test_one_trainer_equals_local_bit_for_bit(directory, scene):
     assert difference(directory / f"local-{scene['config']}", directory / scene["name"]) == (0, 0)
 
 
-def test_asynchronous_on_two_trainers_trains_on_all_examples(directory, two):
-    synchronous, asynchronous = (two[scene["name"]] for scene in LONG)
+@pytest.mark.heavy
+def test_asynchronous_on_two_trainers_trains_on_all_examples(directory):
+    played = play_all(directory, LONG, 2)
+    synchronous, asynchronous = (played[scene["name"]] for scene in LONG)
     assert asynchronous["num_examples"] == EPOCHS * STEPS * SIZE
     assert asynchronous["num_rows"] == synchronous["num_rows"]
     assert asynchronous["auc"] == pytest.approx(synchronous["auc"], abs=0.03)

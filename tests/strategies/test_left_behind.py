@@ -7,7 +7,7 @@ import pytest
 from running import processes_of
 from scenes import write
 
-from runs import train
+from runs import train, train_here
 
 ROLES = ["strategy.trainers=2", "strategy.embedding_servers=2"]
 LONG = ["train.epochs=1000000", "train.log_every_steps=2"]
@@ -36,9 +36,9 @@ def test_what_a_run_leaves_whose_processes_were_all_killed_goes_with_a_run_elsew
     assert any(name.startswith("/dev/shm/") for name in running.left())
     unfinished = running.run / ".summary.json.unfinished"
     unfinished.touch()
-    train(directory, "local", tmp_path / "other", "train.max_steps=1")
+    train_here(directory, "local", tmp_path / "other", "train.max_steps=1")
     assert not running.left()
-    summary = train(directory, "local", running.run, "train.max_steps=1", resume=True)
+    summary = train_here(directory, "local", running.run, "train.max_steps=1", resume=True)
     assert summary["steps"] >= 1
     assert not unfinished.exists()
     assert not (running.run / "processes.json").exists()

@@ -13,7 +13,7 @@ import pytest
 from running import Running
 
 from kafka_broker import PARTITIONS, TURN, Broker, in_turns, records
-from runs import command, difference, latest, train
+from runs import command, difference, latest, train, train_here
 
 pytest.importorskip("confluent_kafka")
 heavy = pytest.mark.heavy
@@ -130,7 +130,7 @@ def whole(summary, num_records):
 
 
 def test_a_run_from_a_topic_is_that_from_a_file_of_the_same_order(directory, tmp_path, broker):
-    summary = train(directory, "local", tmp_path / "run", TO_THE_END)
+    summary = train_here(directory, "local", tmp_path / "run", TO_THE_END)
     whole(summary, FIRST)
     told = summary["progressive"]["click"]
     assert told["auc_last_hour"] == told["auc"] > 0.6
@@ -140,7 +140,7 @@ def test_a_run_from_a_topic_is_that_from_a_file_of_the_same_order(directory, tmp
     pq.write_table(pa.Table.from_pylist(in_turns(records(FIRST))), tmp_path / "rows.parquet")
     text = CONFIG.replace('"kafka"', '"parquet"').format(train="rows.parquet")
     (tmp_path / "config.toml").write_text(text)
-    train(directory, "local", tmp_path / "file", "data.shuffle=false")
+    train_here(directory, "local", tmp_path / "file", "data.shuffle=false")
     assert difference(tmp_path / "run", tmp_path / "file") == (0, 0)
 
 

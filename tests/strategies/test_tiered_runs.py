@@ -16,7 +16,7 @@ from companions import ALL_S, Companion
 from girih import checkpoint, cli
 from girih.checkpoint.parts import PartReader
 from girih.store.tiers import slot_memory
-from runs import command, dense_of, train
+from runs import command, dense_of, train, train_here
 
 TIERS = [
     'store.tiers=["dram","ssd"]', "store.hot_rows=150", "store.warm_up_steps=4", "store.flush_every_steps=3",
@@ -53,12 +53,6 @@ def few_slots(tmp_path, monkeypatch):
         f"import girih.store.tiers.slot_memory as slots\nslots._FIRST_STAGED = {FEW_SLOTS}\n"
     )
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
-
-
-def train_here(directory, strategy, run, *overrides, resume=False):
-    """Like :func:`runs.train`, in this process."""
-    assert cli.run(command(directory, strategy, run, *overrides, resume=resume)[3:]) == 0
-    return json.loads((run / "summary.json").read_text())
 
 
 def begin(directory, run, *overrides):

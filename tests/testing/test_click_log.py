@@ -4,8 +4,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import roc_auc_score
 
 from girih.data import NormalizationStats, read_parquet
 from girih.errors import ConfigError
@@ -61,6 +59,9 @@ def test_labels_are_drawn_from_the_probabilities():
 
 
 def test_the_ceiling_is_well_above_what_a_linear_model_of_the_numbers_reaches(tmp_path):
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.metrics import roc_auc_score
+
     table, p = click_log(30_000)
     pq.write_table(table, tmp_path / "a.parquet")
     dataset = read_parquet(tmp_path / "a.parquet", click_log_schema(), batch_size=30_000)

@@ -8,7 +8,8 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import click
 
@@ -48,6 +49,18 @@ LINE_WIDTH = 100
 """The width of the list of commands, which has a line for each, whatever the terminal's width."""
 
 
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Has no garbage collected while modules are imported: each collection looks through all that is there already."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
 class LazyGroup(click.Group):
     """Imports a command when it is named: most of them import torch."""
 
@@ -60,7 +73,8 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """One command, which registers itself as it is imported."""
         if cmd_name in COMMANDS:
-            importlib.import_module(f"girih.cli.{cmd_name.replace('-', '_')}")
+            with uncollected():
+                importlib.import_module(f"girih.cli.{cmd_name.replace('-', '_')}")
         return super().get_command(ctx, cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -8,6 +8,7 @@ import click
 
 from girih.cli import cli
 from girih.cli.words import PATH
+from girih.serving.cached import model_name
 from girih.serving.exporting import export
 from girih.serving.opening import open_model
 
@@ -25,8 +26,3 @@ def export_command(run: str, out: Path, name: str | None) -> int:
         f"{signature.name}, step {signature.step}: {num_rows:,} rows, {num_bytes / 1e6:,.1f} MB, in {out}"
     )
     return 0
-
-
-def model_name(run: str) -> str:
-    """The name of a model where none is given: that of its run directory."""
-    return Path(run).resolve().name or "model"

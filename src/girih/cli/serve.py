@@ -10,11 +10,10 @@ from pathlib import Path
 import click
 
 from girih.cli import cli
-from girih.cli.export import model_name
 from girih.cli.words import PATH
 from girih.errors import ConfigError
 from girih.publishing.log import find_log
-from girih.serving.cached import exported
+from girih.serving.cached import exported, model_name
 from girih.serving.following import Following
 from girih.serving.options import HOST, PORT, ServeOptions
 from girih.serving.server import require_packages, serve

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from girih import config, strategies
-from girih.cli import cli
+from girih.cli import cli, uncollected
 from girih.cli.words import PATH, config_options
 from girih.cluster.launch import launch
 from girih.cluster.launchers.machines import Launch
@@ -96,7 +96,8 @@ def train(
                         environment=config.variables_in(written),
                     )
                 )
-        from girih.cli import trainer
+        with uncollected():
+            from girih.cli import trainer
 
         own_process = bool(context.find_root().obj)
         if own_process:

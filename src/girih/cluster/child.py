@@ -46,9 +46,11 @@ def main() -> int:
     stop, told = threading.Event(), queue.SimpleQueue[dict[str, Any] | None]()
     hearing = (pipe, stop, told, hello["segments"])
     threading.Thread(target=_until_left_alone, args=hearing, name="girih-parent", daemon=True).start()
+    gc.disable()  # no collection has to look through all that is being imported
     importlib.import_module(MODULES[RoleName(sys.argv[1])])  # while whoever started this gets ready
     importlib.import_module("girih.kernels.cpu.jit").warm_up()  # of itself, this file loads no numba
-    gc.freeze()  # no collection has to look through all that was imported
+    gc.freeze()  # nor later on
+    gc.enable()
     if (message := told.get()) is None:
         return 0  # it is not needed after all
     role = pickle.loads(from_text(message["role"]))  # a private pipe from the parent, no socket

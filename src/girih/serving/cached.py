@@ -17,6 +17,11 @@ EXPORTED = "exported"
 _MAKING = ".making-"
 
 
+def model_name(run: str) -> str:
+    """The name of a model where none is given: that of its run directory."""
+    return Path(run).resolve().name or "model"
+
+
 @contextlib.contextmanager
 def exported(path: str, name: str, tell: Callable[[str], None]) -> Iterator[Path]:
     """A directory with the exported model of a run, for as long as it is needed.

@@ -6,10 +6,12 @@ docs/serving.md lists them.
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from girih.errors import ConfigError
-from girih.serving.served import Version
+
+if TYPE_CHECKING:
+    from girih.serving.served import Version
 
 SHARED = "PROMETHEUS_MULTIPROC_DIR"
 """The variable by which prometheus-client finds the files that the workers of a server share."""

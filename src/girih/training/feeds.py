@@ -20,8 +20,9 @@ from girih.comm.messages import answer, answers, as_text, from_text
 from girih.comm.peers import CONNECTED_S
 from girih.comm.registry import Registry, resolver
 from girih.comm.rpc import Client, Frame, Reply
-from girih.data import Batch, Dataset, NormalizationStats, Position, read_ahead
+from girih.data import Batch, Dataset, NormalizationStats, Position
 from girih.data.batch import Share
+from girih.data.read_ahead import read_ahead
 from girih.data.shares import share_of
 from girih.errors import ConfigError, GirihError, Lost
 from girih.schema import Schema

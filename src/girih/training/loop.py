@@ -11,7 +11,8 @@ from functools import partial
 
 from girih.comm.group import TrainerGroup
 from girih.config.train import EarlyStopping, TrainOptions
-from girih.data import Batch, Position, read_ahead
+from girih.data import Batch, Position
+from girih.data.read_ahead import read_ahead
 from girih.errors import NonFiniteError
 from girih.metrics import DIRECTIONS, Metrics, Scores
 from girih.runs.background import BackgroundTasks

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
-
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from girih import config
 from girih.config.train import TrainOptions
-from girih.models.zoo import description_of
+
+if TYPE_CHECKING:
+    from torch import nn
 
 _KEPT = ("seed", "precision", "dense_forward")
 
 
 def recipe(model: nn.Module, options: TrainOptions) -> dict[str, Any]:
     """``{"model": …, "train": …}`` as plain values; the model is None where it is of a class of the user's own."""
+    from girih.models.zoo import description_of  # followers read recipes, and have no torch
+
     return {"model": description_of(model), "train": {name: getattr(options, name) for name in _KEPT}}
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.dataset as pads
 from numpy.typing import NDArray
 
 from girih.data.paths import File, one_line
@@ -38,6 +37,8 @@ def arrow_source(data: Any) -> Source:
         ConfigError: an object that holds none, or holds it in a way that cannot be read again.
         DataError: no rows.
     """
+    import pyarrow.dataset as pads  # which imports pandas, where that is installed
+
     if isinstance(data, pads.Dataset) and not isinstance(data, pads.InMemoryDataset):
         return FragmentSource(data)
     return TableSource(_table_of(data))
@@ -147,6 +148,8 @@ class FragmentSource(FileSource):
 
 def _table_of(data: Any) -> Any:
     """The rows of a container or a stream as one table."""
+    import pyarrow.dataset as pads
+
     try:
         if isinstance(data, pa.Table):
             return data
@@ -218,6 +221,8 @@ def _decoded(rows: Any) -> Any:
 
 
 def _row_groups(file: Any) -> list[Any]:
+    import pyarrow.dataset as pads
+
     if not isinstance(file, pads.ParquetFileFragment):
         return [file]
     try:
@@ -228,6 +233,8 @@ def _row_groups(file: Any) -> list[Any]:
 
 def _num_rows(fragment: Any) -> int | None:
     """Rows of a row group; None for other files, whose rows nobody has counted."""
+    import pyarrow.dataset as pads
+
     if not isinstance(fragment, pads.ParquetFileFragment):
         return None
     return int(sum(group.num_rows for group in fragment.row_groups))

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, TypeVar
 import llvmlite.binding as _typed_llvm
 import numba as _typed_numba
 from numba import extending as _typed_extending
+from numba.core import caching as _typed_caching
 from numba.core import cgutils as _typed_cgutils
 from numba.core import codegen as _typed_codegen
 from numba.core import compiler as _typed_compiler
@@ -32,6 +33,7 @@ from numba.core import typed_passes as _typed_passes
 from numba.core import types as _typed_types
 
 numba: Any = _typed_numba  # its own type hints cover only a part of it
+caching: Any = _typed_caching
 cgutils: Any = _typed_cgutils
 extending: Any = _typed_extending
 intrinsic: Any = extending.intrinsic
@@ -136,9 +138,24 @@ def _cached(function: Callable[..., Any]) -> Any:
     theirs = numba.config.CACHE_DIR
     numba.config.CACHE_DIR = CACHE_DIRECTORY  # read while decorating only: others' functions keep theirs
     try:
-        return numba.njit(cache=True, **_OPTIONS)(function)
+        dispatcher = numba.njit(**_OPTIONS)(function)
+        dispatcher._cache = _Cache(function)
+        return dispatcher
     finally:
         numba.config.CACHE_DIR = theirs
+
+
+class _Cache(caching.FunctionCache):  # type: ignore[misc]
+    """Loads a compiled kernel as it lies on the disk.
+
+    Numba would register all that it can compile before: a third of a second in each process, and memory. Where a kernel is
+    compiled after all, the compiler does so itself.
+    """
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        with self._guard_against_spurious_io_errors():
+            return self._load_overload(sig, target_context)
+        return None
 
 
 @machinery.register_pass(mutates_CFG=True, analysis_only=False)
@@ -213,7 +230,7 @@ def njit_lean(function: F) -> F:
 
 
 def warm_up() -> None:
-    """Has numba begin: the first kernel that a process calls takes a third of a second more than any other."""
+    """Has numba begin: the first kernel that a process calls takes longer than any other."""
     _nothing(0)
 
 
