@@ -8,8 +8,8 @@ minute, and every fifth fault stops a process for ten seconds instead. So many p
 config's times ``--rates``.
 
 **Flat** is a role whose resident memory, descriptors and threads grow by no more than 2 % in the second half of the run: Theil and Sen's
-slope, over the length of that half. A process counts from 30 s of age on, and is measured by the median of all of its role that are
-as old (by doublings up to four minutes), so that a fresh one, which holds less, is no fall, and an older one no growth. Of the whole
+slope, over the length of that half. A process counts from 30 s of age on, and is compared with those of its role that are
+as old (by doublings up to four minutes), so that a fresh one, which holds less, is no fall, and one that fills up no growth. Of the whole
 run it is the sum of its processes' shares of memory (PSS), and its shared memory. The undisturbed run, whose processes are as old as
 itself, says whether a process grows by age.
 """
@@ -45,11 +45,14 @@ STOP_EVERY = 5
 SAMPLE_S = 5.0
 WARM_S, AGES_S = 30.0, (60.0, 120.0, 240.0)
 MOST_GROWTH = 0.02
-LEAST_POINTS = 10
+LEAST_PAIRS = 50
 TAIL_BYTES = 1 << 16
 LAST_FAULT_AT = 0.97
 WHAT = {"rss_bytes": "RSS MB", "descriptors": "descriptors", "threads": "threads"}
 CALIBRATING = 3
+
+Sample = tuple[float, float, float, int]
+"""Seconds, age of the process in seconds, what it held, and its pid."""
 
 
 @dataclass
@@ -90,7 +93,7 @@ def main() -> None:
     parser.add_argument("--every-s", type=float, default=60.0, help="from fault to fault")
     parser.add_argument("--stopped-s", type=float, default=10.0, help="a process that is stopped")
     parser.add_argument("--passes", type=int, help="over the data; default: as many as the minutes allow")
-    parser.add_argument("--rates", type=float, default=0.02, help="learning rates, of the config's")
+    parser.add_argument("--rates", type=float, default=0.01, help="learning rates, of the config's")
     parser.add_argument("--save-every-steps", type=int, default=20, help="from checkpoint to checkpoint")
     parser.add_argument("--config", type=Path, default=RECIPE)
     parser.add_argument("--seed", type=int, default=1)
@@ -305,28 +308,28 @@ def tail_of(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in whole]
 
 
-def growth(samples: Iterable[tuple[float, float, float]], begin_s: float, end_s: float) -> float | None:
+def growth(samples: Iterable[Sample], begin_s: float, end_s: float) -> float | None:
     """The growth of what processes hold between two moments, as a share of its level; None where there is too little to say.
 
     Args:
-        samples: (seconds, age of the process in seconds, what it held), of all processes that are alike.
+        samples: of all processes that are alike.
     """
-    by_age: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)
-    for at_s, age_s, value in samples:
-        if begin_s <= at_s <= end_s and age_s >= WARM_S:
-            by_age[bisect_right(AGES_S, age_s)].append((at_s, value))
-    points = []
-    for alike in by_age.values():
-        level = statistics.median(value for _, value in alike)
-        points += [(at_s, value / level if level else 1.0) for at_s, value in alike]
-    if len(points) < LEAST_POINTS:
+    by_age: defaultdict[int, list[Sample]] = defaultdict(list)
+    for each in samples:
+        if begin_s <= each[0] <= end_s and each[1] >= WARM_S and each[2] > 0:
+            by_age[bisect_right(AGES_S, each[1])].append(each)
+    slopes = []
+    for age, alike in by_age.items():
+        at, _, values, lives = np.array(alike).T
+        first, second = np.triu_indices(len(at), 1)
+        counts = at[first] != at[second]
+        if age < len(AGES_S):
+            counts &= lives[first] != lives[second]  # in one life it is older, too
+        first, second = first[counts], second[counts]
+        slopes.append((np.log(values[second]) - np.log(values[first])) / (at[second] - at[first]))
+    if sum(map(len, slopes)) < LEAST_PAIRS:
         return None
-    at, shares = np.array(points).T
-    first, second = np.triu_indices(len(at), 1)
-    apart = at[second] - at[first] != 0
-    first, second = first[apart], second[apart]
-    slopes = (shares[second] - shares[first]) / (at[second] - at[first])
-    return float(np.median(slopes)) * (end_s - begin_s)
+    return float(np.expm1(np.median(np.concatenate(slopes)) * (end_s - begin_s)))
 
 
 def came_of(report: harness.Report, runs: Mapping[str, Soaked], passes: int) -> None:
@@ -376,12 +379,12 @@ def holdings(report: harness.Report, runs: Mapping[str, Soaked]) -> None:
                 scale = 1e6 if what == "rss_bytes" else 1
                 if late:
                     row[column] = statistics.median(getattr(each, what) for each in late) / scale
-                samples = ((each.at_s, each.age_s, getattr(each, what)) for each in held)
+                samples = ((each.at_s, each.age_s, getattr(each, what), each.pid) for each in held)
                 row[f"{column} grew"] = growth(samples, half_s, run.ended_s)
             row["flat"] = verdict(row[f"{column} grew"] for column in WHAT.values())
             table.row(row)
         for role, points in whole_of(run).items():
-            grew = growth(((at_s, math.inf, value) for at_s, value in points), half_s, run.ended_s)
+            grew = growth(((at_s, math.inf, value, 0) for at_s, value in points), half_s, run.ended_s)
             level = [value for at_s, value in points if at_s >= half_s]
             table.row(
                 {
