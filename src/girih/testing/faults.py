@@ -39,6 +39,7 @@ class Faults:
         swapped: the one behind it comes first, where that is there.
         dropped: it does not come, and the connection breaks soon.
         delay: it, and all behind it, is late by up to ``delay_s`` seconds.
+        parted: the connection breaks before it, and none is made to that address for ``parted_s`` seconds.
         cut_after: after so many messages the connection breaks, and nobody listens any more; None: never.
         seed: of the dice.
     """
@@ -51,8 +52,27 @@ class Faults:
     dropped: float = 0.0
     delay: float = 0.5
     delay_s: float = 0.0
+    parted: float = 0.0
+    parted_s: float = 1.0
     cut_after: int | None = None
     seed: int = 0
+
+
+def faulty(
+    dial: Callable[[str], Dialer], faults: Faults, tell: Callable[[str], object] = lambda fault: None
+) -> Callable[[str], Dialer]:
+    """Returns a ``dial`` on whose connections things go wrong; each address has dice of its own.
+
+    Args:
+        tell: called with the name of each fault when it happens, by whichever thread meets it.
+    """
+    dice: dict[str, _Dice] = {}
+
+    def dial_faulty(address: str) -> Dialer:
+        thrown = dice.setdefault(address, _Dice(faults, len(dice), tell))
+        return FaultyDialer(dial(address), thrown)
+
+    return dial_faulty
 
 
 def connect(
@@ -65,9 +85,8 @@ def connect(
     dialer: Callable[[str], Dialer] = dialer,
 ) -> Client:
     """See :func:`girih.comm.endpoints.connect`."""
-    dice = _Dice(faults)
     return Client(
-        lambda where: FaultyDialer(dialer(where), dice),
+        faulty(dialer, faults),
         address,
         secret=secret,
         timeout_s=timeout_s,
@@ -76,12 +95,28 @@ def connect(
 
 
 class _Dice(random.Random):
-    """One client's."""
+    """The dice of one address, and what lasts longer than a connection to it."""
 
-    def __init__(self, faults: Faults) -> None:
-        super().__init__(faults.seed)
-        self.faults = faults
+    def __init__(self, faults: Faults, number: int, tell: Callable[[str], object]) -> None:
+        super().__init__(f"{faults.seed}/{number}" if number else faults.seed)
+        self.faults, self.tell = faults, tell
         self.num_messages = 0
+        self._parted_until_s = 0.0
+
+    def meets(self, fault: str) -> bool:
+        """Whether a fault happens, which is told."""
+        happens = bool(self.random() < getattr(self.faults, fault))
+        if happens:
+            self.tell(fault)
+        return happens
+
+    def part(self) -> None:
+        """Has no connection made for a while, nor go on."""
+        self._parted_until_s = time.monotonic() + self.faults.parted_s
+
+    def is_parted(self) -> bool:
+        """Whether it is so now."""
+        return time.monotonic() < self._parted_until_s
 
     def cut(self) -> bool:
         """Whether it is over for good."""
@@ -98,10 +133,10 @@ class FaultyDialer:
     def dial(self, secret: bytes, hello: Hello, timeout_s: float) -> tuple[Connection, Welcome]:
         if self._dice.cut():
             raise ConnectionRefusedError("cut")
-        if self._dice.random() < self._dice.faults.refused:
+        if self._dice.is_parted() or self._dice.meets("refused"):
             raise ConnectionResetError("of these faults")
         connection, welcome = self._inner.dial(secret, hello, timeout_s)
-        if self._dice.random() < self._dice.faults.refused:  # the server has begun a session by now
+        if self._dice.meets("refused"):  # the server has begun a session by now
             connection.close()
             raise ConnectionResetError("of these faults")
         return FaultyConnection(connection, self._dice), welcome
@@ -130,11 +165,11 @@ class FaultyConnection:
             self._break()
         elif kind == "amid":
             self._break(parts)
-        if self._meets("dropped"):
+        if self._dice.meets("dropped"):
             self._break_soon()
             return True
         flushed = self._inner.send(parts)
-        if self._meets("doubled"):
+        if self._dice.meets("doubled"):
             flushed = self._inner.send(parts)
         if kind == "after":
             self._break()
@@ -148,20 +183,17 @@ class FaultyConnection:
         parts = self._inner.receive()
         if parts is None:
             return None
-        if self._meets("dropped"):
+        if self._dice.meets("dropped"):
             self._break_soon()
             return self.receive()
-        if self._meets("swapped") and (behind := self._inner.receive()) is not None:
+        if self._dice.meets("swapped") and (behind := self._inner.receive()) is not None:
             self._come.append(parts)
             return behind
-        if self._meets("doubled"):
+        if self._dice.meets("doubled"):
             self._come.append(parts)
         if self._breaks():
             self._break()
         return self._late_or_corrupt(parts)
-
-    def _meets(self, fault: str) -> bool:
-        return bool(self._dice.random() < getattr(self._dice.faults, fault))
 
     def _break_soon(self) -> None:
         def end() -> None:
@@ -174,9 +206,12 @@ class FaultyConnection:
 
     def _breaks(self) -> str | None:
         self._dice.num_messages += 1
-        if self._dice.cut():
+        if self._dice.cut() or self._dice.is_parted():
             return "before"
-        if self._dice.random() < self._dice.faults.broken:
+        if self._dice.meets("parted"):
+            self._dice.part()
+            return "before"
+        if self._dice.meets("broken"):
             return self._dice.choice(("before", "amid", "after"))
         return None
 
@@ -201,9 +236,9 @@ class FaultyConnection:
 
     def _late_or_corrupt(self, parts: Sequence[Part]) -> list[Part]:
         faults, dice, parts = self._dice.faults, self._dice, list(parts)
-        if faults.delay_s and dice.random() < faults.delay:
+        if faults.delay_s and dice.meets("delay"):
             time.sleep(dice.uniform(0, faults.delay_s))
-        if dice.random() < faults.corrupt:
+        if dice.meets("corrupt"):
             damaged: NDArray[Any] = np.array(parts[0])
             for _ in range(dice.randint(1, _MOST_FLIPPED)):
                 damaged[dice.randrange(_HEADER_BYTES)] ^= dice.randint(1, 255)

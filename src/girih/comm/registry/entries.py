@@ -84,12 +84,26 @@ class LocalRegistry:
         with self._changed:
             return self._values.get(key)
 
-    def wait(self, keys: Sequence[str], timeout_s: float = WAIT_S) -> None:
-        """See :class:`Registry`."""
+    def wait(
+        self,
+        keys: Sequence[str],
+        timeout_s: float = WAIT_S,
+        is_given_up: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """See :class:`Registry`.
+
+        Args:
+            is_given_up: asked whenever anything changes, and after :meth:`wake`.
+
+        Raises:
+            WireError: it is given up, or the registry is closed.
+        """
         with self._changed:
-            there = self._changed.wait_for(lambda: self._closed or self.check(keys), timeout_s)
-            if self._closed:
-                raise WireError("the registry is closed")
+            there = self._changed.wait_for(
+                lambda: self._closed or is_given_up() or self.check(keys), timeout_s
+            )
+            if self._closed or is_given_up():
+                raise WireError("the registry is closed" if self._closed else "who waits is gone")
             if not there:
                 missing = [key for key in keys if key not in self._values]
                 raise WireTimeout(f"{', '.join(missing)}: not in the registry after {timeout_s:.0f} s")
@@ -126,6 +140,11 @@ class LocalRegistry:
             if value is not None:
                 self._num_characters -= len(key) + len(value)
             return value is not None
+
+    def wake(self) -> None:
+        """Has whoever waits ask whether that is given up."""
+        with self._changed:
+            self._changed.notify_all()
 
     def close(self) -> None:
         """Whoever waits gets ``WireError``."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -24,24 +25,43 @@ _VERBS: Final = ("set", "get", "wait", "check", "add", "compare_set", "delete")
 
 def serve(registry: LocalRegistry, secret: bytes, listener: SocketListener) -> Server:
     """Answers :class:`RemoteRegistry` until the server is closed."""
-    return Server(listener, partial(_hear, registry), secret=secret, incarnation=0)
+    work = _Work(registry)
+    return Server(listener, work.hear, secret=secret, incarnation=0, gone=work.forget)
 
 
-def _hear(registry: LocalRegistry, request: Request) -> None:
-    verb, *arguments = _unpacked(request.frame)
-    if verb == "wait":  # for long, while others ask
-        threading.Thread(
-            target=_answer, args=(registry, request, verb, arguments), name="girih-registry", daemon=True
-        ).start()
-    else:
-        _answer(registry, request, verb, arguments)
+class _Work:
+    """The work of the server, by its thread; a wait has one of its own, until its client is gone."""
 
+    def __init__(self, registry: LocalRegistry) -> None:
+        self._registry = registry
+        self._gone: defaultdict[int, threading.Event] = defaultdict(threading.Event)  # of clients that waited
 
-def _answer(registry: LocalRegistry, request: Request, verb: str, arguments: list[Any]) -> None:
-    try:
+    def hear(self, request: Request) -> None:
+        """Answers a request."""
+        verb, *arguments = _unpacked(request.frame)
+        if verb == "wait":  # for long, while others ask
+            waits = partial(self._registry.wait, is_given_up=self._gone[request.client].is_set)
+            threading.Thread(
+                target=_answer, args=(waits, request, arguments), name="girih-registry", daemon=True
+            ).start()
+            return
         if verb not in _VERBS:
-            raise ValueError(f"{verb!r} is not asked of a registry; expected one of {', '.join(_VERBS)}")
-        reply = {"is": getattr(registry, verb)(*arguments)}
+            request.fail(
+                ValueError(f"{verb!r} is not asked of a registry; expected one of {', '.join(_VERBS)}")
+            )
+            return
+        _answer(getattr(self._registry, verb), request, arguments)
+
+    def forget(self, client: int) -> None:
+        """Ends the waits of a client that is gone, which would last for ever."""
+        if client in self._gone:
+            self._gone.pop(client).set()
+            self._registry.wake()
+
+
+def _answer(verb: Callable[..., Any], request: Request, arguments: Sequence[Any]) -> None:
+    try:
+        reply = {"is": verb(*arguments)}
     except WireTimeout as error:
         reply = {"timeout": str(error)}
     except Exception as error:

@@ -1,0 +1,125 @@
+"""What a soak says of growth, and small runs of the benchmarks of faults and of metrics from end to end."""
+
+import json
+import random
+import sys
+
+import pyarrow.parquet as pq
+import pytest
+
+from companions import ran
+from girih.cli import bench
+from girih.testing.click_log import click_log
+
+CONFIG = """
+[data]
+train = "train.parquet"
+valid = "valid.parquet"
+test = "valid.parquet"
+batch_size = 64
+[[features]]
+name = "user"
+kind = "categorical"
+dim = 4
+[[features]]
+name = "item"
+kind = "categorical"
+dim = 4
+[labels]
+names = ["click"]
+[model]
+name = "deepfm"
+hidden = [8]
+[sparse_optimizer]
+name = "adagrad"
+lr = 0.05
+[train]
+early_stopping = { metric = "auc", patience = 0 }
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def folder():
+    """Benchmarks import each other as a program does: from their own folder."""
+    sys.path.insert(0, str(bench.FOLDER))
+    yield
+    sys.path.remove(str(bench.FOLDER))
+
+
+def lives(leak_per_s=0.0, growth_by_age=0.0, every_s=120.0):
+    """(seconds, age, what is held, life) over an hour, by processes that are killed now and then."""
+    dice, born_s = random.Random(0), 0.0
+    for at_s in range(0, 3600, 5):
+        if dice.random() < 5 / every_s:
+            born_s = float(at_s)
+        age_s = at_s - born_s
+        level = 100.0 + growth_by_age * min(age_s, 240.0) + leak_per_s * at_s
+        yield float(at_s), age_s, level * dice.uniform(0.99, 1.01), int(born_s)
+
+
+def test_a_leak_grows_and_processes_that_are_killed_and_fill_up_again_do_not():
+    from soak import MOST_GROWTH, growth
+
+    assert abs(growth(lives(), 1800, 3600)) < MOST_GROWTH / 4
+    assert abs(growth(lives(growth_by_age=0.2), 1800, 3600)) < MOST_GROWTH / 2
+    assert growth(lives(leak_per_s=0.005), 1800, 3600) == pytest.approx(0.08, abs=0.01)
+    assert growth(lives(leak_per_s=0.005, growth_by_age=0.2), 1800, 3600) > MOST_GROWTH
+
+
+def test_one_more_descriptor_now_and_then_is_growth_in_a_process_that_is_never_killed():
+    from soak import MOST_GROWTH, growth, verdict
+
+    steps = [(float(s), float(s), 20 + s // 600, 1) for s in range(0, 3600, 5)]
+    assert growth(steps, 1800, 3600) > MOST_GROWTH
+    assert verdict([growth(steps, 1800, 3600), 0.0]) == "no"
+    assert verdict([0.0, -0.5]) == "yes"
+    assert growth(steps[:20], 0, 100) is None
+    assert verdict([None, 0.0]) == "too short to say"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    made = tmp_path_factory.mktemp("soak")
+    for name, size in (("train", 6400), ("valid", 1000)):
+        table, _ = click_log(size, start=0, cardinality=300)
+        pq.write_table(table, made / f"{name}.parquet", row_group_size=1000)
+    (made / "config.toml").write_text(CONFIG)
+    return made
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(600)
+def test_a_short_soak_survives_its_faults_and_leaves_nothing(place):
+    words = ["--config", place / "config.toml", "--passes", "60", "--every-s", "3", "--stopped-s", "1"]
+    words += ["--rates", "1", "--json", place / "soak.json", "--svg", place / "soak.svg"]
+    done = ran(bench.FOLDER / "soak.py", *map(str, words), cwd=place)
+    assert done.returncode == 0, done.stderr
+    came_of, held, stalled = json.loads((place / "soak.json").read_text())["tables"]
+    faults, usual = came_of["rows"]
+    assert (faults["run"], usual["run"]) == ("faults", "undisturbed")
+    assert faults["killed"] >= 3
+    assert faults["restarts"] == faults["killed"]
+    assert usual["restarts"] == usual["killed"] == usual["stopped"] == usual["lost updates"] == 0
+    assert faults["left behind"] == usual["left behind"] == 0
+    assert abs(faults["of undisturbed"]) < 0.05
+    roles = {"embedding-server", "embedding-worker", "loader", "trainer", "launcher"}
+    assert {row["role"] for row in held["rows"]} == roles | {"all, PSS", "shared memory"}
+    assert {row["role"] for row in stalled["rows"]} <= roles
+    by_minute = json.loads((place / "soak.minutes.json").read_text())
+    assert len(by_minute["faults"]["faults"]) == faults["killed"] + faults["stopped"]
+    assert [at for at, _ in by_minute["undisturbed"]["aucs"]] == list(range(1, 61))
+    assert "<svg" in (place / "soak.svg").read_text()
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(600)
+def test_metrics_are_asked_for_while_runs_are_timed(tmp_path):
+    words = ["--rounds", "1", "--examples", "20000", "--json", "scraped.json"]
+    done = ran(bench.FOLDER / "scraped.py", *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (table,) = json.loads((tmp_path / "scraped.json").read_text())["tables"]
+    without, quiet, asked = table["rows"]
+    assert without["of no port"] == 1
+    assert all(row["samples/s"] > 0 for row in table["rows"])
+    assert without["answers"] is quiet["answers"] is None
+    assert asked["answers"] > 0 < asked["ms"]

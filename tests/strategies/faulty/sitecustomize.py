@@ -1,0 +1,93 @@
+"""Has connections meet faults in all processes of a run that a test starts with this directory on their path.
+
+``GIRIH_FAULTS`` names a directory with ``faults.json``: fields of :class:`girih.testing.faults.Faults`, whose seed is made one of each
+process. Each fault is a line of ``met`` there. A server keeps a journal beside it, ``server-PID``, of what is told it and done: ``read TRAINER NUMBER``,
+``ended TRAINER NUMBER``, ``applied STEP`` and ``anew``.
+"""
+
+import importlib.abc
+import importlib.machinery
+import json
+import os
+import sys
+import zlib
+
+DIRECTORY = os.environ.get("GIRIH_FAULTS", "")
+
+
+def teller(name):
+    """Writes lines at once: a process may be killed."""
+    file = os.open(os.path.join(DIRECTORY, name), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    return lambda *words: os.write(file, (" ".join(map(str, words)) + "\n").encode())
+
+
+def have_faults(endpoints):
+    from girih.testing.faults import Faults, faulty
+
+    with open(os.path.join(DIRECTORY, "faults.json")) as file:
+        asked = json.load(file)
+    who = f"{asked.pop('seed')} {sys.argv} {os.environ.get('RANK')}"
+    endpoints.dialer = faulty(endpoints.dialer, Faults(**asked, seed=zlib.crc32(who.encode())), teller("met"))
+
+
+def keep_journal(server):
+    tell, work = teller(f"server-{os.getpid()}"), server._Work
+    lookup, take_part, apply_turn, begin_anew = (
+        work._lookup, work._take_part, work._apply_turn, work._begin_anew,
+    )  # fmt: skip
+
+    def looked_up(self, request):
+        _, trainer, number, _, _, train = request.frame.fields
+        lookup(self, request)
+        if train:
+            tell("read", trainer, number)
+
+    def took_part(self, request):
+        _, trainer, number, turn = request.frame.fields[:4]
+        is_over = turn == server.NO_TURN or self._was_applied(trainer, turn)
+        take_part(self, request)
+        if is_over:
+            tell("ended", trainer, number)
+
+    def applied_turn(self, parts):
+        apply_turn(self, parts)
+        updates = [request for request, _ in parts.values() if request.frame.kind == server.Verb.UPDATE]
+        for request, _ in parts.values():
+            tell("ended", *request.frame.fields[1:3])
+        if updates:
+            tell("applied", updates[0].frame.fields[-2])
+
+    def began_anew(self, request):
+        begin_anew(self, request)
+        tell("anew")
+
+    work._lookup, work._take_part, work._apply_turn, work._begin_anew = (
+        looked_up, took_part, applied_turn, began_anew,
+    )  # fmt: skip
+
+
+CHANGED = {
+    "girih.comm.endpoints": have_faults,
+    "girih.sparse.service.embedding_server": keep_journal,
+}
+
+
+class Changing(importlib.abc.MetaPathFinder):
+    """Changes modules as they are imported."""
+
+    def find_spec(self, name, path, target=None):
+        if name not in CHANGED:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        execute = spec.loader.exec_module
+
+        def exec_module(module):
+            execute(module)
+            CHANGED[name](module)
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+if DIRECTORY:
+    sys.meta_path.insert(0, Changing())
