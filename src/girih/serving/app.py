@@ -60,6 +60,7 @@ class Server:
         self._metrics = ServingMetrics()
         self._reader = RequestReader(Schema.from_dict(model.signature.schema), most_examples)
         self._outputs = model.signature.outputs
+        self._parser = protocol.Parser(self._outputs)
         if model.current is not None:
             self.replace(model.current)
 
@@ -144,8 +145,8 @@ class Server:
 
     def _answer(self, request: Request, body: bytes) -> Response:
         served = self._served(request)  # this one from here to the end
-        asked = protocol.parse(body, request.headers.get(protocol.JSON_LENGTH), self._outputs)
-        batch = self._reader.read(asked.tensors)
+        asked = self._parser.parse(body, request.headers.get(protocol.JSON_LENGTH))
+        batch = self._reader.read_request(asked)
         predictions = served.predict(batch)
         try:
             found = protocol.answer(asked, predictions, self._outputs, self._model.name, str(served.version))

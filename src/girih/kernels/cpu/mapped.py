@@ -6,7 +6,7 @@ slot says :data:`BURIED` for the row. Keys begin at a home that the upper half o
 :data:`BLOCK` slots and its lowest bits over the slots of a block, and go on slot by slot, around the end. Slots stay where they
 are for good, and at least one in four is free.
 
-Shapes: C slots, K keys, U unique keys, S files of a stack, W columns of a row.
+Shapes: C slots, K keys, U unique keys, S files of a stack, W columns of a row, B examples, F features of a batch, P of them, D and E columns.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ BURIED = ROW_MASK - 1  # the last row number that a slot can hold
 # Columns of ``files``.
 INDEX, NUM_SLOTS, ROWS = range(3)
 FILE_COLUMNS = 3
-_AT_ONCE = 64
+AT_ONCE = 64
+"""Keys that are asked for together."""
 _SLOT_BYTES = 16
 
 if JIT_DISABLED:
@@ -101,8 +102,8 @@ def insert(index: I64x2, ids: SealedI64, tables: SealedI32, first: int, taken: U
     """
     start, num_slots, num_new = address_of(index), index.shape[0], np.int64(0)
     num_keys = ids.shape[0]
-    for begin in range(0, num_keys, _AT_ONCE):
-        end = min(begin + _AT_ONCE, num_keys)
+    for begin in range(0, num_keys, AT_ONCE):
+        end = min(begin + AT_ONCE, num_keys)
         for i in range(begin, end):
             home = home_of(key_hash(ids[i], np.int64(tables[i])), num_slots)
             prefetch_address(start + _SLOT_BYTES * home)
@@ -178,8 +179,8 @@ def read_stack(
         addresses: int64[U], written: where each key's float32[W] lie.
     """
     num_keys, num_files, dim = ids.shape[0], files.shape[0], out.shape[1]
-    for first in range(0, num_keys, _AT_ONCE):
-        last = min(first + _AT_ONCE, num_keys)
+    for first in range(0, num_keys, AT_ONCE):
+        last = min(first + AT_ONCE, num_keys)
         for i in range(first, last):
             keys[i] = key_hash(ids[i], np.int64(tables[i]))
             for f in range(num_files):
@@ -207,3 +208,71 @@ def read_stack(
                 if found[i] >= 0:
                     copy_from(row_address(out, i), addresses[i], dim)
                     addresses[i] = row_address(out, i)
+
+
+@kernel()
+def copy_each(
+    files: I64x2,
+    layout: Layout,
+    ids: SealedI64,
+    num_examples: int,
+    features: I64,
+    tables: I32,
+    places: I64,
+    keys: U64,
+    halves: U16,
+    made: F32x2,
+    addresses: I64,
+    target: int,
+    dim: int,
+    tail: int,
+    num_tail: int,
+) -> None:
+    """Copies the row of every id to its bag, where each bag is one id: what :func:`read_stack` and ``pool.stitch`` do of unique keys.
+
+    A row is copied while it is on its way from memory, and no id is numbered. One that is the same as the one before it, as where all
+    examples share it, is not looked up again.
+
+    Args:
+        files: see :func:`read_stack`.
+        ids: int64[F·B], feature by feature.
+        features, tables, places: int64[P], int32[P], int64[P]: which features, the table of each, and its place in the output.
+        keys, addresses: scratch, uint64 and int64 of :data:`AT_ONCE`. halves: scratch, uint16[W], for rows of 16 bits.
+        made: scratch, float32[AT_ONCE, W], for initial values.
+        target, dim: the address of float32[B, P, D], and D. tail, num_tail: that of the columns behind, float32[B, P, E], and E, which may be 0.
+    """
+    num_files, width, num_places = files.shape[0], made.shape[1], features.shape[0]
+    for f in range(num_places):
+        table, begin = np.int64(tables[f]), features[f] * num_examples
+        end = begin + num_examples
+        for first in range(begin, end, AT_ONCE):
+            last = min(first + AT_ONCE, end)
+            for i in range(first, last):
+                key = key_hash(ids[i], table)
+                keys[i - first] = key
+                if i == first or ids[i] != ids[i - 1]:
+                    for s in range(num_files):
+                        prefetch_address(files[s, INDEX] + _SLOT_BYTES * home_of(key, files[s, NUM_SLOTS]))
+            for i in range(first, last):
+                key_id, row, n = ids[i], np.int64(at.NO_ROW), i - first
+                if n > 0 and key_id == ids[i - 1]:
+                    addresses[n] = addresses[n - 1]
+                    continue
+                for s in range(num_files):
+                    row = row_in(files[s, INDEX], files[s, NUM_SLOTS], keys[n], key_id, table)
+                    if row != at.NO_ROW:
+                        addresses[n] = files[s, ROWS] + 4 * width * row
+                        break
+                if row == at.NO_ROW or row == BURIED:
+                    fill_initial(layout, key_id, table, made[n])
+                    if layout.dtype != at.FLOAT32:  # as a row would keep it
+                        narrow_row(layout.dtype, made[n], halves)
+                        widen_row(layout.dtype, halves, made[n])
+                    addresses[n] = row_address(made, n)
+                else:
+                    prefetch_words(addresses[n], dim + num_tail)
+            for i in range(first, last):
+                bag, address = (i - begin) * num_places + places[f], addresses[i - first]
+                copy_from(target + 4 * dim * bag, address, dim)
+                if num_tail > 0:
+                    copy_from(tail + 4 * num_tail * bag, address + 4 * dim, num_tail)
