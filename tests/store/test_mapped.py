@@ -17,7 +17,7 @@ from girih.kernels.cpu.arrays import sealed
 from girih.kernels.cpu.jit import JIT_DISABLED
 from girih.optim import SGD
 from girih.store import GroupSpec, Heap, Segment, Store, TableSpec
-from girih.store.mapped import MappedFile, MappedWriter, Stack, Written, merge
+from girih.store.mapped import MappedFile, MappedWriter, Stack, Written, merge, writer
 from girih.tables import Constant, Normal, Uniform, Zeros
 from girih.testing.store_verbs import group, peek
 
@@ -131,6 +131,28 @@ def test_keys_without_a_row_have_the_initial_values_of_the_store(tmp_path, dtype
     keys = [(i, t) for i in [*IDS, *range(100)] for t in range(3)]
     for values in (read(Stack(spec, []), keys)[0], read_each(Stack(spec, []), keys)):
         np.testing.assert_array_equal(values, initial(spec, keys))
+
+
+@pytest.mark.parametrize("memory", [1 << 40, 1])
+def test_rows_are_written_in_large_pieces_and_the_index_in_memory_or_in_the_file(
+    tmp_path, monkeypatch, memory
+):
+    monkeypatch.setattr(writer, "_ROWS_TOGETHER", 10_000)
+    monkeypatch.setattr(writer, "_PAGE", 4096)
+    monkeypatch.setattr(writer, "_memory_bytes", lambda: memory)
+    spec, ids = group(("a", "b"), dim=17), np.arange(3000)
+    tables, rows = (ids % 2).astype(np.int32), np.random.default_rng(1).random((3000, 17), np.float32)
+    with MappedWriter(tmp_path / "rows", spec, 6000) as made:
+        for part in np.array_split(ids, 7):
+            made.add(part, tables[part], rows[part])
+        made.bury(ids + 10_000, tables[:500].repeat(6))
+        facts = made.finish()
+    found = MappedFile(tmp_path / "rows", facts)
+    assert (found.num_rows, found.num_buried) == (3000, 3000)
+    np.testing.assert_array_equal(found.rows, rows)
+    out = np.empty((3000, 17), np.float32)
+    Stack(spec, [found]).peek(ids, tables, out)
+    np.testing.assert_array_equal(out, rows)
 
 
 def test_many_rows_in_chunks_are_what_a_stranger_reads(tmp_path):

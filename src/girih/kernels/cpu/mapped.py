@@ -230,49 +230,52 @@ def copy_each(
 ) -> None:
     """Copies the row of every id to its bag, where each bag is one id: what :func:`read_stack` and ``pool.stitch`` do of unique keys.
 
-    A row is copied while it is on its way from memory, and no id is numbered. One that is the same as the one before it, as where all
-    examples share it, is not looked up again.
+    Rows are on their way from memory while others are looked up, and no id is numbered. One that is the same as in the example before, as where
+    all share it, is not looked up again. Bags are written in the order of memory.
 
     Args:
         files: see :func:`read_stack`.
         ids: int64[F·B], feature by feature.
         features, tables, places: int64[P], int32[P], int64[P]: which features, the table of each, and its place in the output.
-        keys, addresses: scratch, uint64 and int64 of :data:`AT_ONCE`. halves: scratch, uint16[W], for rows of 16 bits.
-        made: scratch, float32[AT_ONCE, W], for initial values.
+        keys, addresses: scratch, uint64[K] and int64[K], K at least P: ids of so many are on their way together.
+        halves: scratch, uint16[W], for rows of 16 bits. made: scratch, float32[K, W], for initial values.
         target, dim: the address of float32[B, P, D], and D. tail, num_tail: that of the columns behind, float32[B, P, E], and E, which may be 0.
     """
     num_files, width, num_places = files.shape[0], made.shape[1], features.shape[0]
-    for f in range(num_places):
-        table, begin = np.int64(tables[f]), features[f] * num_examples
-        end = begin + num_examples
-        for first in range(begin, end, AT_ONCE):
-            last = min(first + AT_ONCE, end)
-            for i in range(first, last):
-                key = key_hash(ids[i], table)
-                keys[i - first] = key
-                if i == first or ids[i] != ids[i - 1]:
+    step = addresses.shape[0] // num_places
+    for first in range(0, num_examples, step):
+        size = min(step, num_examples - first)
+        for f in range(num_places):
+            begin, table = features[f] * num_examples + first, np.int64(tables[f])
+            for b in range(size):
+                key = key_hash(ids[begin + b], table)
+                keys[f * step + b] = key
+                if b == 0 or ids[begin + b] != ids[begin + b - 1]:
                     for s in range(num_files):
                         prefetch_address(files[s, INDEX] + _SLOT_BYTES * home_of(key, files[s, NUM_SLOTS]))
-            for i in range(first, last):
-                key_id, row, n = ids[i], np.int64(at.NO_ROW), i - first
-                if n > 0 and key_id == ids[i - 1]:
-                    addresses[n] = addresses[n - 1]
+        for f in range(num_places):
+            begin, table = features[f] * num_examples + first, np.int64(tables[f])
+            for b in range(size):
+                key_id, row = ids[begin + b], np.int64(at.NO_ROW)
+                place, n = b * num_places + places[f], f * step + b
+                if b > 0 and key_id == ids[begin + b - 1]:
+                    addresses[place] = addresses[place - num_places]
                     continue
                 for s in range(num_files):
                     row = row_in(files[s, INDEX], files[s, NUM_SLOTS], keys[n], key_id, table)
                     if row != at.NO_ROW:
-                        addresses[n] = files[s, ROWS] + 4 * width * row
+                        addresses[place] = files[s, ROWS] + 4 * width * row
                         break
                 if row == at.NO_ROW or row == BURIED:
                     fill_initial(layout, key_id, table, made[n])
                     if layout.dtype != at.FLOAT32:  # as a row would keep it
                         narrow_row(layout.dtype, made[n], halves)
                         widen_row(layout.dtype, halves, made[n])
-                    addresses[n] = row_address(made, n)
+                    addresses[place] = row_address(made, n)
                 else:
-                    prefetch_words(addresses[n], dim + num_tail)
-            for i in range(first, last):
-                bag, address = (i - begin) * num_places + places[f], addresses[i - first]
-                copy_from(target + 4 * dim * bag, address, dim)
-                if num_tail > 0:
-                    copy_from(tail + 4 * num_tail * bag, address + 4 * dim, num_tail)
+                    prefetch_words(addresses[place], dim + num_tail)
+        for n in range(size * num_places):
+            bag = first * num_places + n
+            copy_from(target + 4 * dim * bag, addresses[n], dim)
+            if num_tail > 0:
+                copy_from(tail + 4 * num_tail * bag, addresses[n] + 4 * dim, num_tail)

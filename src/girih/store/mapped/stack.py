@@ -17,6 +17,9 @@ from girih.store.rows.record import row_layout
 from girih.store.spec import GroupSpec
 
 
+_TOGETHER = 512  # ids that are on their way together: their rows stay in L2
+
+
 class Stack:
     """Mapped files of one group, newest first: a key is looked up in each until one knows it, with a row or buried.
 
@@ -79,7 +82,7 @@ class Stack:
             features, tables, places: int64[P], int32[P], int64[P], contiguous: which features, the table of each, and its place in ``out``.
             out: float32[B, P, D], written. tail: float32[B, P, E], written: the columns behind; None leaves them out.
         """
-        size, width = mapped.AT_ONCE, self.spec.dim
+        size, width = max(_TOGETHER, len(features)), self.spec.dim
         mapped.copy_each(
             self._described, self._layout, sealed(ids), len(out), features, tables, places, np.empty(size, np.uint64),
             np.empty(width, np.uint16), np.empty((size, width), np.float32), np.empty(size, np.int64), out.ctypes.data,
