@@ -3,6 +3,9 @@
 The server is a process of its own on one core, with one computing thread; clients are threads of another process on another
 core, each with one connection, asking again as soon as it is answered. Requests are made before: 500 candidates of one user, binary,
 ids drawn by Zipf's law, of which a few have no row. A DeepFM of 26 features (dim 16) and 13 numbers, hidden = [128, 64], unless said otherwise.
+
+With ``updates`` a follower, on the server's core too, takes in what training on one core publishes: recorded before, and written again at the same
+speed while clients ask. ``shared`` requests give half of the features once for all candidates, as those of a user are.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import json
 import multiprocessing
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,7 +22,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +32,7 @@ import harness
 import numpy as np
 import pyarrow as pa
 import torch
+from updates import Replay, record, schema_of
 
 import girih
 from girih.serving import protocol
@@ -41,6 +46,9 @@ from girih.store.mapped import MappedWriter
 NUM_REQUESTS = 64
 PAST_ROWS = 1.02
 """Ids are drawn from so many times the rows of a table: those behind them have none."""
+_MORE_S = 4.0
+"""Seconds of updates beside those of a measurement: before it begins, and behind its end."""
+_VERSION = re.compile(rb'"model_version": ?"([^"]*)"')
 ASKING = ("parsed", "read to a batch", "predicted", "answered")
 
 
@@ -55,6 +63,8 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
     parser.add_argument("--json-too", action="store_true", help="also asks in JSON")
+    parser.add_argument("--every-s", type=float, default=0.5, help="training between two updates; 0 leaves updates out")
+    parser.add_argument("--batch-size", type=int, default=2048, help="of the training that makes updates")
     options = parser.parse_args()
     report = harness.Report("serving", options)
     cores = sorted(os.sched_getaffinity(0))
@@ -62,48 +72,70 @@ def main() -> None:
         report.not_identical("one core for server and clients: each takes time from the other")
     with tempfile.TemporaryDirectory(prefix="girih-bench-") as directory:
         model = made(Path(directory), options)
-        kinds = {"binary": True} | ({"JSON": False} if options.json_too else {})
-        of_kind = {kind: requests(model, options, binary=binary) for kind, binary in kinds.items()}
+        of_kind = {
+            "binary": requests(model, options, binary=True),
+            "binary, shared": requests(model, options, binary=True, shared=True),
+        }
+        if options.json_too:
+            of_kind["JSON"] = requests(model, options, binary=False)
         inside(report, model, of_kind, cores[0])
         title = f"DeepFM of {options.features} features, dim {options.dim}, hidden {options.hidden}; {options.candidates} candidates"
         table = report.table(
             f"{title}: asked by HTTP, server and clients on a core each",
             {
-                "body": "{}", "clients": "{}", "requests/s": "{:,.0f}", "examples/s": "{:,.0f}", "p50 ms": "{:.2f}",
-                "p99 ms": "{:.2f}", "longest ms": "{:.1f}", "asked": "{:,}",
+                "body": "{}", "updates": "{}", "clients": "{}", "requests/s": "{:,.0f}", "examples/s": "{:,.0f}", "p50 ms": "{:.2f}",
+                "p99 ms": "{:.2f}", "longest ms": "{:.1f}", "asked": "{:,}", "versions": "{}",
             },
         )  # fmt: skip
-        with serving(model, cores[0]) as address:
-            for kind, bodies in of_kind.items():
+
+        def row(kind: str, clients: int, updates: str, address: tuple[str, int]) -> None:
+            found, versions = asked(address, of_kind[kind], clients, options.seconds, cores[-1])
+            rate = len(found) / options.seconds
+            p50, p99 = np.percentile(found, [50, 99])
+            table.row({
+                "body": kind, "updates": updates, "clients": clients, "requests/s": rate, "examples/s": rate * options.candidates,
+                "p50 ms": 1e3 * p50, "p99 ms": 1e3 * p99, "longest ms": 1e3 * max(found), "asked": len(found), "versions": len(versions),
+            })  # fmt: skip
+
+        with serving([str(model)], cores[0]) as address:
+            for kind in of_kind:
                 for clients in options.clients:
-                    found = asked(address, bodies, clients, options.seconds, cores[-1])
-                    rate = len(found) / options.seconds
-                    p50, p99 = np.percentile(found, [50, 99])
-                    row = {
-                        "body": kind,
-                        "clients": clients,
-                        "requests/s": rate,
-                        "examples/s": rate * options.candidates,
-                    }
-                    row |= {
-                        "p50 ms": 1e3 * p50,
-                        "p99 ms": 1e3 * p99,
-                        "longest ms": 1e3 * max(found),
-                        "asked": len(found),
-                    }
-                    table.row(row)
+                    row(kind, clients, "none", address)
+        if options.every_s:
+            with_updates(report, options, Path(directory), cores, row)
     report.finish()
+
+
+def with_updates(
+    report: harness.Report,
+    options: Any,
+    directory: Path,
+    cores: Sequence[int],
+    row: Callable[[str, int, str, tuple[str, int]], None],
+) -> None:
+    """Adds the rows with updates: for each number of clients a server that begins with the same version."""
+    log = directory / "log"
+    record(log, options, options.seconds + _MORE_S, options.every_s, cores[-1])
+    filled = -(-options.rows // options.batch_size)
+    for clients in options.clients:
+        place = directory / f"replayed-{clients}"
+        replay = Replay(log, place / "log", filled)
+        if clients == options.clients[0]:
+            columns = {"versions": "{}", "in s": "{:.1f}", "rows, median": "{:,.0f}"}
+            report.table("updates: what training on one core publishes", columns).row({
+                "versions": len(replay.rows), "in s": replay.seconds, "rows, median": float(np.median(replay.rows)),
+            })  # fmt: skip
+        words = [str(place / "log"), "--follow", "--cache", str(place / "cache"), "--name", "bench"]
+        with serving(words, cores[0]) as address, replay.running(cores[-1]):
+            row("binary", clients, f"every {options.every_s:g} s", address)
+        shutil.rmtree(place)
 
 
 def made(directory: Path, options: Any) -> Path:
     """An exported model with random rows."""
-    names = [f"c{n}" for n in range(options.features)]
-    numbers = [f"x{n}" for n in range(options.numbers)]
-    features = [girih.Categorical(name=name, dim=options.dim) for name in names]
-    features += [girih.Numeric(name=name, transform="standardize") for name in numbers]
-    schema = girih.Schema(features, "click")
+    schema = schema_of(options)
     rng = np.random.default_rng(0)
-    columns = {name: rng.integers(0, 9, 512) for name in names} | {name: rng.random(512) for name in numbers}
+    columns = {f.name: rng.integers(0, 9, 512) for f in schema.sparse} | {f.name: rng.random(512) for f in schema.numeric}
     data = girih.read_arrow(pa.table(columns | {"click": rng.integers(0, 2, 512)}), schema, batch_size=256)
     with girih.Trainer(
         girih.models.DeepFM(schema, hidden=tuple(options.hidden)), run=str(directory / "run")
@@ -126,23 +158,27 @@ def made(directory: Path, options: Any) -> Path:
     return path
 
 
-def requests(model: Path, options: Any, *, binary: bool) -> list[tuple[bytes, str]]:
-    """Bodies, and the header that says how much of them is JSON."""
+def requests(
+    model: Path, options: Any, *, binary: bool, shared: bool = False
+) -> list[tuple[bytes, str]]:
+    """Bodies, and the header that says how much of them is JSON.
+
+    Args:
+        shared: gives the first half of the ids, and of the numbers, once for all candidates.
+    """
     rng, found = np.random.default_rng(1), []
     signature = Signature.read(model)
+    kinds = [[each.name for each in signature.inputs if (each.kind == "ids") == ids] for ids in (True, False)]
+    once = {name for names in kinds for name in names[: len(names) // 2]} if shared else set()
     for _ in range(NUM_REQUESTS):
         described, tail = [], b""
         for each in signature.inputs:
+            size = 1 if each.name in once else options.candidates
             if each.kind == "ids":
-                values = rng.zipf(1.2, options.candidates) % int(PAST_ROWS * options.rows)
-                values = values.astype(np.int64)
+                values = (rng.zipf(1.2, size) % int(PAST_ROWS * options.rows)).astype(np.int64)
             else:
-                values = rng.random(options.candidates, np.float32)
-            tensor: dict[str, Any] = {
-                "name": each.name,
-                "datatype": each.datatype,
-                "shape": [options.candidates],
-            }
+                values = rng.random(size, np.float32)
+            tensor: dict[str, Any] = {"name": each.name, "datatype": each.datatype, "shape": [size]}
             if binary:
                 tensor["parameters"] = {"binary_data_size": values.nbytes}
                 tail += values.tobytes()
@@ -155,7 +191,7 @@ def requests(model: Path, options: Any, *, binary: bool) -> list[tuple[bytes, st
 
 
 def inside(
-    report: harness.Report, model: Path, of_kind: dict[str, list[tuple[bytes, str]]], core: int
+    report: harness.Report, model: Path, of_kind: Mapping[str, list[tuple[bytes, str]]], core: int
 ) -> None:
     """Adds a table of where the time goes in the server's process, without HTTP."""
     before = os.sched_getaffinity(0)
@@ -163,13 +199,14 @@ def inside(
     try:
         with harness.threads(1):
             signature, served = open_served(model)
+            reader, parser = RequestReader(served.schema, 1 << 20), protocol.Parser(signature.outputs)
             table = report.table(
                 "Inside, without HTTP", {"body": "{}", "part": "{}", "p50 ms": "{:.3f}", "p99 ms": "{:.3f}"}
             )
             for kind, bodies in of_kind.items():
-                parts = [spent(signature, served, body, length) for body, length in 10 * bodies][
-                    len(bodies) :
-                ]
+                parts = [
+                    spent(signature, served, reader, parser, body, length) for body, length in 10 * bodies
+                ][len(bodies) :]
                 for number, name in enumerate((*ASKING, "all")):
                     times = [sum(each) if name == "all" else each[number] for each in parts]
                     p50, p99 = np.percentile(times, [50, 99])
@@ -178,13 +215,19 @@ def inside(
         os.sched_setaffinity(0, before)
 
 
-def spent(signature: Signature, served: Served, body: bytes, length: str) -> tuple[float, ...]:
+def spent(
+    signature: Signature,
+    served: Served,
+    reader: RequestReader,
+    parser: protocol.Parser,
+    body: bytes,
+    length: str,
+) -> tuple[float, ...]:
     """Seconds of each part of an answer."""
-    reader = _reader(served)
     at = [time.perf_counter()]
-    request = protocol.parse(body, length or None, signature.outputs)
+    request = parser.parse(body, length or None)
     at.append(time.perf_counter())
-    batch = reader.read(request.tensors)
+    batch = reader.read_request(request)
     at.append(time.perf_counter())
     predictions = served.predict(batch)
     at.append(time.perf_counter())
@@ -193,19 +236,15 @@ def spent(signature: Signature, served: Served, body: bytes, length: str) -> tup
     return tuple(np.diff(at))
 
 
-_READERS: dict[int, RequestReader] = {}
-
-
-def _reader(served: Served) -> RequestReader:
-    return _READERS.setdefault(id(served), RequestReader(served.schema, 1 << 20))
-
-
 @contextmanager
-def serving(model: Path, core: int) -> Iterator[tuple[str, int]]:
-    """A server on one core; its host and port."""
-    command = [sys.executable, "-m", "girih", "serve", str(model), "--port", "0"]
+def serving(words: Sequence[str], core: int) -> Iterator[tuple[str, int]]:
+    """A server on one core, with all its processes; its host and port."""
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, preexec_fn=lambda: os.sched_setaffinity(0, {core})
+        [sys.executable, "-m", "girih", "serve", *words, "--port", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL if "--follow" in words else None,  # a line for each version
+        text=True,
+        preexec_fn=lambda: os.sched_setaffinity(0, {core}),
     )
     try:
         line = process.stdout.readline() if process.stdout else ""
@@ -220,13 +259,13 @@ def serving(model: Path, core: int) -> Iterator[tuple[str, int]]:
 
 def asked(
     address: tuple[str, int], bodies: Sequence[tuple[bytes, str]], clients: int, seconds: float, core: int
-) -> list[float]:
-    """Seconds of each answer to so many clients, in a process on a core of its own."""
+) -> tuple[list[float], set[bytes]]:
+    """Seconds of each answer to so many clients, in a process on a core of its own; and the versions that answered."""
     context = multiprocessing.get_context("fork")
     told = context.SimpleQueue()
     process = context.Process(target=_ask_all, args=(address, bodies, clients, seconds, core, told.put))
     process.start()
-    found: list[float] = told.get()
+    found: tuple[list[float], set[bytes]] = told.get()
     process.join()
     return found
 
@@ -242,11 +281,12 @@ def _ask_all(
     os.sched_setaffinity(0, {core})
     torch.set_num_threads(1)
     times: list[list[float]] = [[] for _ in range(clients)]
+    versions: set[bytes] = set()
     begin = time.perf_counter() + 1.0  # the first second warms up
     threads = [
         threading.Thread(
             target=_ask,
-            args=(address, bodies[n % len(bodies) :] + bodies[: n % len(bodies)], begin, seconds, times[n]),
+            args=(address, bodies[n % len(bodies) :] + bodies[: n % len(bodies)], begin, seconds, times[n], versions),
         )
         for n in range(clients)
     ]
@@ -254,7 +294,7 @@ def _ask_all(
         thread.start()
     for thread in threads:
         thread.join()
-    tell([each for own in times for each in own])
+    tell(([each for own in times for each in own], versions))
 
 
 def _ask(
@@ -263,6 +303,7 @@ def _ask(
     begin: float,
     seconds: float,
     times: list[float],
+    versions: set[bytes],
 ) -> None:
     heads = [
         f"POST /v2/models/bench/infer HTTP/1.1\r\nHost: bench\r\nContent-Length: {len(body)}\r\n"
@@ -279,10 +320,11 @@ def _ask(
             if start >= begin + seconds:
                 return
             connection.sendall(messages[number % len(messages)])
-            _answer(connection)
+            answer = _answer(connection)
             end = time.perf_counter()
             if start >= begin:
                 times.append(end - start)
+                versions.add(_VERSION.search(answer)[1])  # type: ignore[index]
             number += 1
 
 

@@ -17,7 +17,7 @@ from girih.kernels.cpu.arrays import sealed
 from girih.kernels.cpu.jit import JIT_DISABLED
 from girih.optim import SGD
 from girih.store import GroupSpec, Heap, Segment, Store, TableSpec
-from girih.store.mapped import MappedFile, MappedWriter, Stack, Written, merge
+from girih.store.mapped import MappedFile, MappedWriter, Stack, Written, merge, writer
 from girih.tables import Constant, Normal, Uniform, Zeros
 from girih.testing.store_verbs import group, peek
 
@@ -67,6 +67,24 @@ def read(stack, keys):
     return values, found
 
 
+def read_each(stack, keys):
+    """The same by :meth:`Stack.copy_each`, of one feature for each table, in another order; each example has one key's id, twice."""
+    size, (ids, tables) = len(stack.spec.tables), arrays(keys)
+    ids, tables = np.repeat(ids, 2), np.repeat(tables, 2)
+    places = np.arange(size)[::-1].copy()
+    out = np.full((len(ids), size, 4), np.nan, np.float32)
+    tail = np.full((len(ids), size, stack.spec.dim - 4), np.nan, np.float32)
+    given = np.tile(ids, size + 1)  # the batch has one more feature in front
+    features = np.arange(1, size + 1)
+    stack.copy_each(given, features, np.arange(size, dtype=np.int32), places, out, tail)
+    alone = np.full_like(out, np.nan)
+    stack.copy_each(given, features, np.arange(size, dtype=np.int32), places, alone, None)
+    np.testing.assert_array_equal(alone, out)
+    values = np.concatenate([out, tail], axis=2)[np.arange(len(ids)), places[tables]]
+    np.testing.assert_array_equal(values[::2], values[1::2])
+    return values[::2]
+
+
 def initial(spec, keys):
     with Store(spec, arena=Heap(reserve_rows=1000)) as store:
         return peek(store, *arrays(keys))
@@ -97,6 +115,7 @@ def test_a_stack_reads_as_dictionaries_do(tmp_path_factory, layers):
         else:
             assert found[number] == (-2 if key in known else -1)
     np.testing.assert_array_equal(values, expected)
+    np.testing.assert_array_equal(read_each(stack, keys), expected)
     for keep in (True, False):
         facts = merge(directory / "merged", spec, files, keep_buried=keep)
         assert facts.rows == sum(row is not None for row in known.values())
@@ -110,7 +129,30 @@ def test_a_stack_reads_as_dictionaries_do(tmp_path_factory, layers):
 def test_keys_without_a_row_have_the_initial_values_of_the_store(tmp_path, dtype):
     spec = tables_of(dtype)
     keys = [(i, t) for i in [*IDS, *range(100)] for t in range(3)]
-    np.testing.assert_array_equal(read(Stack(spec, []), keys)[0], initial(spec, keys))
+    for values in (read(Stack(spec, []), keys)[0], read_each(Stack(spec, []), keys)):
+        np.testing.assert_array_equal(values, initial(spec, keys))
+
+
+@pytest.mark.parametrize("memory", [1 << 40, 1])
+def test_rows_are_written_in_large_pieces_and_the_index_in_memory_or_in_the_file(
+    tmp_path, monkeypatch, memory
+):
+    monkeypatch.setattr(writer, "_ROWS_TOGETHER", 10_000)
+    monkeypatch.setattr(writer, "_PAGE", 4096)
+    monkeypatch.setattr(writer, "_memory_bytes", lambda: memory)
+    spec, ids = group(("a", "b"), dim=17), np.arange(3000)
+    tables, rows = (ids % 2).astype(np.int32), np.random.default_rng(1).random((3000, 17), np.float32)
+    with MappedWriter(tmp_path / "rows", spec, 6000) as made:
+        for part in np.array_split(ids, 7):
+            made.add(part, tables[part], rows[part])
+        made.bury(ids + 10_000, tables[:500].repeat(6))
+        facts = made.finish()
+    found = MappedFile(tmp_path / "rows", facts)
+    assert (found.num_rows, found.num_buried) == (3000, 3000)
+    np.testing.assert_array_equal(found.rows, rows)
+    out = np.empty((3000, 17), np.float32)
+    Stack(spec, [found]).peek(ids, tables, out)
+    np.testing.assert_array_equal(out, rows)
 
 
 def test_many_rows_in_chunks_are_what_a_stranger_reads(tmp_path):

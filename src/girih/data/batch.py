@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -93,3 +94,19 @@ class Batch:
         """Slice of a feature's ids."""
         size = self.num_examples
         return slice(int(self.offsets[feature * size]), int(self.offsets[(feature + 1) * size]))
+
+    @property
+    def has_single_ids(self) -> bool:
+        """Whether each bag is one id."""
+        if len(self.ids) != len(self.offsets) - 1:
+            return False
+        bounds = single_bags(len(self.ids))
+        return self.offsets is bounds or np.array_equal(self.offsets, bounds)
+
+
+@lru_cache(maxsize=64)
+def single_bags(count: int) -> NDArray[np.int32]:
+    """Offsets of so many bags of one id each, int32[count + 1], read only."""
+    bounds = np.arange(count + 1, dtype=np.int32)
+    bounds.flags.writeable = False
+    return bounds

@@ -98,9 +98,18 @@ class NormalizationStats:
         if not self.features:
             return batch
         numeric = batch.numeric.copy()
-        values = (numeric[:, self.places] - self.mean) / self.std
-        numeric[:, self.places] = np.where(np.isnan(values), 0.0, values)
+        values = numeric[:, self._columns] - self.mean
+        values /= self.std
+        np.copyto(values, 0.0, where=np.isnan(values))
+        numeric[:, self._columns] = values
         return replace(batch, numeric=numeric)
+
+    @property
+    def _columns(self) -> slice | tuple[int, ...]:
+        """The places, as a slice where they stand side by side: numpy takes that without a copy."""
+        first, size = self.places[0], len(self.places)
+        side_by_side = self.places == tuple(range(first, first + size))
+        return slice(first, first + size) if side_by_side else self.places
 
     def to_dict(self) -> dict[str, Any]:
         """A mapping by feature, in numbers that JSON holds exactly."""

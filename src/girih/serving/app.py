@@ -7,6 +7,7 @@ worker follow each other, and each reads :attr:`~girih.serving.served.Model.curr
 from __future__ import annotations
 
 import logging
+import re
 import time
 from importlib.metadata import version as version_of
 from pathlib import Path
@@ -16,6 +17,7 @@ from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from girih.errors import DataError, GirihError, UserError
 from girih.schema import Schema
@@ -26,6 +28,7 @@ from girih.serving.reading import RequestReader, TooLarge
 from girih.serving.served import Model, Served, open_served
 
 _LOG = logging.getLogger(__name__)
+_INFER = re.compile("/v2/models/(?P<name>[^/]+)(?:/versions/(?P<version>[^/]+))?/infer")
 
 
 class NotServed(UserError, LookupError):
@@ -60,6 +63,7 @@ class Server:
         self._metrics = ServingMetrics()
         self._reader = RequestReader(Schema.from_dict(model.signature.schema), most_examples)
         self._outputs = model.signature.outputs
+        self._parser = protocol.Parser(self._outputs)
         if model.current is not None:
             self.replace(model.current)
 
@@ -68,8 +72,25 @@ class Server:
         self._model.current = served
         self._metrics.serves(served.version)
 
-    def app(self) -> Starlette:
+    def app(self) -> ASGIApp:
         """The ASGI application."""
+        routes = self._routes()
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            """Answers requests for predictions at once; all else is found by routes, which takes longer than to read such a request."""
+            found = None
+            if scope["type"] == "http" and scope["method"] == "POST" and not scope.get("root_path"):
+                found = _INFER.fullmatch(scope["path"])
+            if found is None:
+                await routes(scope, receive, send)
+                return
+            scope["path_params"] = {name: part for name, part in found.groupdict().items() if part}
+            response = await self.infer(Request(scope, receive, send))
+            await response(scope, receive, send)
+
+        return app
+
+    def _routes(self) -> Starlette:
         routes = [
             Route("/v2", self.metadata),
             Route("/v2/health/live", self.live),
@@ -144,8 +165,8 @@ class Server:
 
     def _answer(self, request: Request, body: bytes) -> Response:
         served = self._served(request)  # this one from here to the end
-        asked = protocol.parse(body, request.headers.get(protocol.JSON_LENGTH), self._outputs)
-        batch = self._reader.read(asked.tensors)
+        asked = self._parser.parse(body, request.headers.get(protocol.JSON_LENGTH))
+        batch = self._reader.read_request(asked)
         predictions = served.predict(batch)
         try:
             found = protocol.answer(asked, predictions, self._outputs, self._model.name, str(served.version))
@@ -204,7 +225,7 @@ class Server:
         )
 
 
-def application(directory: Path, name: str | None = None) -> Starlette:
+def application(directory: Path, name: str | None = None) -> ASGIApp:
     """The ASGI application of an exported model, for a host of ASGI applications: see ``deploy/``.
 
     Args:

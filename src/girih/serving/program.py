@@ -13,7 +13,6 @@ Shapes: B examples, X numeric features, T labels.
 
 from __future__ import annotations
 
-import copy
 import importlib.util
 import io
 import logging
@@ -56,22 +55,20 @@ class FlatNet(nn.Module):
 
 
 class ProgramNet(nn.Module):
-    """A model made of an exported program: it stands where the module itself stood."""
+    """A model made of an exported program: it stands where the module itself stood.
 
-    def __init__(self, program: nn.Module) -> None:
+    It has the program's code, and modules of its own that hold its tensors, so that copies have no part of what torch knows of programs.
+    """
+
+    def __init__(self, program: torch.fx.GraphModule) -> None:
         super().__init__()
-        self.program = program
+        self._code: Callable[..., Sequence[Tensor]] = type(program).forward
+        self.program = _tensors_in(program)
 
     def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
         """float32[B, X] and embeddings to logits float32[B, T]."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # torch warns of its own ways to unpack arguments
-            logits: Tensor = self.program(numeric, *embeddings.tensors())
+        (logits,) = self._code(self.program, numeric, *embeddings.tensors())
         return logits
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> ProgramNet:
-        with _quietly():
-            return ProgramNet(copy.deepcopy(self.program, memo))
 
     def train(self, mode: bool = True) -> Self:
         """Notes the mode alone: a program computes as it was exported, in evaluation mode, and has no other."""
@@ -141,14 +138,32 @@ def export_program(module: nn.Module, numeric: Tensor, embeddings: Embeddings) -
 
 
 def load_program(path: Path) -> ProgramNet:
-    """The program in a file; its linear layers are computed as those of modules are."""
+    """The program in a file; its linear layers are computed as those of modules are.
+
+    What torch checks of each batch, and how it packs arguments, is left out: batches are such as it was exported for.
+    """
     with _quietly():
-        loaded: Any = torch.export.load(path).module()
+        loaded: Any = torch.export.load(path).module(check_guards=False)
     for node in loaded.graph.nodes:
         if node.op == "call_function" and node.target is torch.ops.aten.linear.default:
             node.target = F.linear  # which :class:`~girih.dense.accel.linear.LinearBy` knows
+    loaded.graph.set_codegen(torch.fx.graph.CodeGen())
     loaded.recompile()
     return ProgramNet(loaded)
+
+
+def _tensors_in(module: nn.Module) -> nn.Module:
+    """A plain module with the tensors of another one under their names."""
+    found = nn.Module()
+    found._parameters.update(module._parameters)
+    found._buffers.update(module._buffers)
+    found._non_persistent_buffers_set |= module._non_persistent_buffers_set
+    for name, value in vars(module).items():
+        if isinstance(value, Tensor):  # a constant
+            setattr(found, name, value)
+    for name, child in module.named_children():
+        found.add_module(name, child if isinstance(child, torch.fx.GraphModule) else _tensors_in(child))
+    return found
 
 
 def missing_for_onnx() -> str | None:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,8 @@ JSON_LENGTH = "Inference-Header-Content-Length"
 EXTENSIONS = ("binary_tensor_data",)
 PLATFORM = "girih"
 _JSON, _BINARY = "application/json", "application/octet-stream"
+_MOST_KNOWN, _LONGEST_KNOWN = 64, 1 << 16
+"""JSON that a parser keeps: of so many requests, of at most so many bytes each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,17 +34,55 @@ class Wanted:
     binary: bool
 
 
+class Placed(NamedTuple):
+    """A tensor as bytes: where they begin behind the JSON, and how many they are."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    begin: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layout:
+    """Where the tensors of a request lie that are all bytes; requests whose JSON is the same share one."""
+
+    tensors: tuple[Placed, ...]
+    num_bytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """A request for predictions.
 
     Attributes:
-        id: the caller's own, sent back; None where it has none. tensors: by name. outputs: those asked for.
+        id: the caller's own, sent back; None where it has none. outputs: those asked for.
+        layout: where the tensors lie in ``data``; None where the JSON holds some of them. data: the bytes behind the JSON.
+        given: the tensors by name, where they were made already.
     """
 
     id: str | None
-    tensors: Mapping[str, Tensor]
     outputs: Sequence[Wanted]
+    layout: Layout | None
+    data: memoryview
+    given: Mapping[str, Tensor] | None = None
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """The tensors by name.
+
+        Raises:
+            DataError: bytes that are not what their shape and datatype say.
+        """
+        if self.given is not None or self.layout is None:
+            return self.given or {}
+        return {
+            each.name: from_bytes(
+                each.name, each.datatype, each.shape, self.data[each.begin : each.begin + each.size]
+            )
+            for each in self.layout.tensors
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,50 +93,77 @@ class Answer:
     headers: Mapping[str, str]
 
 
-def parse(body: bytes, json_length: str | None, outputs: Sequence[Output]) -> Request:
-    """Reads a request.
+class Parser:
+    """Reads requests for a model. JSON that came before, with all tensors as bytes behind it, is not read again.
 
     Args:
-        json_length: the header :data:`JSON_LENGTH`; None where all of the body is JSON.
         outputs: those that the model has.
-
-    Raises:
-        DataError: no JSON, no tensors, or what they say does not fit together; says where.
     """
-    length = len(body) if json_length is None else _length(json_length, len(body))
-    try:
-        content = json.loads(body[:length])
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"the body is no JSON ({str(error)[:120]}); expected an inference request") from None
-    inputs = content.get("inputs") if isinstance(content, dict) else None
-    if not isinstance(inputs, list) or not inputs:
-        raise DataError(
-            'the body has no list of inputs; expected {"inputs": [{"name", "shape", "datatype", "data"}, …]}'
-        )
-    tensors: dict[str, Tensor] = {}
-    data, at = memoryview(body), length
-    for number, given in enumerate(inputs):
-        name = given.get("name") if isinstance(given, dict) else None
-        if not isinstance(name, str):
-            raise DataError(f"input {number} has no name; expected one of the model's inputs")
-        if name in tensors:
-            raise DataError(f"input {name!r} is there twice")
-        size = _parameters(given, f"input {name!r}").get("binary_data_size")
-        shape, datatype = shape_of(name, given.get("shape")), given.get("datatype")
-        if size is None:
-            if "data" not in given:
-                raise DataError(f"input {name!r} has neither data nor the parameter binary_data_size")
-            tensors[name] = from_json(name, datatype, shape, given["data"])
-            continue
-        if type(size) is not int or not 0 <= size <= len(body) - at:
+
+    def __init__(self, outputs: Sequence[Output]) -> None:
+        self._outputs = outputs
+        self._known: dict[bytes, tuple[str | None, Sequence[Wanted], Layout]] = {}
+
+    def parse(self, body: bytes, json_length: str | None) -> Request:
+        """Reads a request.
+
+        Args:
+            json_length: the header :data:`JSON_LENGTH`; None where all of the body is JSON.
+
+        Raises:
+            DataError: no JSON, no tensors, or what they say does not fit together; says where.
+        """
+        length = len(body) if json_length is None else _length(json_length, len(body))
+        head, data = body[:length], memoryview(body)[length:]
+        known = self._known.get(head)
+        if known is not None and known[2].num_bytes == len(data):
+            return Request(*known, data)
+        found = self._read(head, data)
+        if found.layout is not None and length <= _LONGEST_KNOWN:
+            while len(self._known) >= _MOST_KNOWN:
+                del self._known[next(iter(self._known))]
+            self._known[head] = found.id, found.outputs, found.layout
+        return found
+
+    def _read(self, head: bytes, data: memoryview) -> Request:
+        try:
+            content = json.loads(head)
+        except (ValueError, RecursionError) as error:
             raise DataError(
-                f"input {name!r}: binary_data_size = {size!r:.40}; expected at most the {len(body) - at:,} bytes that are left"
+                f"the body is no JSON ({str(error)[:120]}); expected an inference request"
+            ) from None
+        inputs = content.get("inputs") if isinstance(content, dict) else None
+        if not isinstance(inputs, list) or not inputs:
+            raise DataError(
+                'the body has no list of inputs; expected {"inputs": [{"name", "shape", "datatype", "data"}, …]}'
             )
-        tensors[name] = from_bytes(name, datatype, shape, data[at : at + size])
-        at += size
-    if at != len(body):
-        raise DataError(f"{len(body) - at:,} bytes are left behind the inputs; expected none")
-    return Request(_id(content), tensors, _wanted(content, outputs))
+        given: dict[str, Tensor] = {}
+        placed: list[Placed] = []
+        at = 0
+        for number, described in enumerate(inputs):
+            name = described.get("name") if isinstance(described, dict) else None
+            if not isinstance(name, str):
+                raise DataError(f"input {number} has no name; expected one of the model's inputs")
+            if name in given:
+                raise DataError(f"input {name!r} is there twice")
+            size = _parameters(described, f"input {name!r}").get("binary_data_size")
+            shape, datatype = shape_of(name, described.get("shape")), described.get("datatype")
+            if size is None:
+                if "data" not in described:
+                    raise DataError(f"input {name!r} has neither data nor the parameter binary_data_size")
+                given[name] = from_json(name, datatype, shape, described["data"])
+                continue
+            if type(size) is not int or not 0 <= size <= len(data) - at:
+                raise DataError(
+                    f"input {name!r}: binary_data_size = {size!r:.40}; expected at most the {len(data) - at:,} bytes that are left"
+                )
+            given[name] = from_bytes(name, datatype, shape, data[at : at + size])
+            placed.append(Placed(name, datatype, shape, at, size))
+            at += size
+        if at != len(data):
+            raise DataError(f"{len(data) - at:,} bytes are left behind the inputs; expected none")
+        layout = Layout(tuple(placed), at) if len(placed) == len(given) else None
+        return Request(_id(content), _wanted(content, self._outputs), layout, data, given)
 
 
 def answer(

@@ -23,7 +23,6 @@ from torch import Tensor, nn
 
 from girih import models
 from girih.data import Batch, NormalizationStats
-from girih.dense.halves.replica import Replica
 from girih.dense.spec import DenseSpec
 from girih.errors import CheckpointError, ConfigError, MissingFileError
 from girih.kernels.cpu import ahead
@@ -31,6 +30,7 @@ from girih.models.loss import probabilities
 from girih.runs.stats import Stats
 from girih.schema import Schema
 from girih.serving.files import check_file
+from girih.serving.net import ServedNet
 from girih.serving.program import ProgramNet, load_program
 from girih.serving.signature import Signature
 from girih.sparse.groups.pack import Group
@@ -73,12 +73,14 @@ class Served:
         normalization: NormalizationStats,
         schema: Schema,
         version: Version,
-        dense: Replica | None = None,
+        dense: ServedNet | None = None,
     ) -> None:
         self.groups, self.stacks = tuple(groups), tuple(stacks)
-        self.spec, self.dense = spec, dense or Replica(spec)
         self.normalization, self.schema, self.version = normalization, schema, version
         self._sparse = MappedSparse(groups, stacks)
+        self.spec, self.dense = spec, dense or ServedNet(spec)
+        if dense is None:
+            self.dense.straighten(spec, schema, lambda batch: self._sparse.peek(batch).wait())
 
     def predict(self, batch: Batch) -> NDArray[np.float32]:
         """Predictions, float32[B, T], as ``girih predict`` gives them.
@@ -108,9 +110,10 @@ class Served:
             CheckpointError: rows or parameters of another model.
         """
         stacks = [Stack(group.spec, own) for group, own in zip(self.groups, files, strict=True)]
-        spec, dense = self.spec, None if parameters is not None else self.dense
+        spec, dense = self.spec, self.dense
         if parameters is not None:
             spec = replace(spec, module=filled(copy.deepcopy(spec.module), parameters, version))
+            dense = ServedNet(spec, dense.straight)
         kept = self.normalization if normalization is None else normalization
         return Served(self.groups, stacks, spec, kept, self.schema, version, dense)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import json
 import os
 import signal
@@ -33,6 +34,8 @@ READY = "ready"
 DRAIN_S = 5
 """Requests that are being answered when a server ends get so long."""
 _LOOK_EVERY_S = 0.2
+_SWITCH_S = 0.0005
+"""A thread that wants to run waits for another one so long; Python has ten times that."""
 _SHORT_LIFE_S = 10.0
 _MOST_SHORT_LIVES = 3
 Tell = Callable[[str], None]
@@ -141,6 +144,9 @@ def answer(
             await super().startup(sockets)
             ready()
 
+    # a version that is being opened lets a request go first; and what is here by now, the collector need not look through again
+    sys.setswitchinterval(_SWITCH_S)
+    gc.freeze()
     host, port = listening.getsockname()[:2]
     try:
         Answering(config).run(sockets=[listening])

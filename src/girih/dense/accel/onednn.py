@@ -50,7 +50,11 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if not _serves(input, weight, bias):
         return F.linear(input, weight, bias)
     flat = input if input.dim() == 2 else input.reshape(-1, input.shape[-1])
-    output: Tensor = _Linear.apply(flat, weight, bias)  # type: ignore[no-untyped-call]
+    output: Tensor = (
+        _Linear.apply(flat, weight, bias)  # type: ignore[no-untyped-call]
+        if torch.is_grad_enabled()
+        else _product(flat, weight, bias)
+    )
     # a view of it would cost copies where the next layer works in place
     return output if input.dim() == 2 else output.view(*input.shape[:-1], -1)
 

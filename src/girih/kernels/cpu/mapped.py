@@ -6,7 +6,7 @@ slot says :data:`BURIED` for the row. Keys begin at a home that the upper half o
 :data:`BLOCK` slots and its lowest bits over the slots of a block, and go on slot by slot, around the end. Slots stay where they
 are for good, and at least one in four is free.
 
-Shapes: C slots, K keys, U unique keys, S files of a stack, W columns of a row.
+Shapes: C slots, K keys, U unique keys, S files of a stack, W columns of a row, B examples, F features of a batch, P of them, D and E columns.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ BURIED = ROW_MASK - 1  # the last row number that a slot can hold
 # Columns of ``files``.
 INDEX, NUM_SLOTS, ROWS = range(3)
 FILE_COLUMNS = 3
-_AT_ONCE = 64
+AT_ONCE = 64
+"""Keys that are asked for together."""
 _SLOT_BYTES = 16
 
 if JIT_DISABLED:
@@ -101,8 +102,8 @@ def insert(index: I64x2, ids: SealedI64, tables: SealedI32, first: int, taken: U
     """
     start, num_slots, num_new = address_of(index), index.shape[0], np.int64(0)
     num_keys = ids.shape[0]
-    for begin in range(0, num_keys, _AT_ONCE):
-        end = min(begin + _AT_ONCE, num_keys)
+    for begin in range(0, num_keys, AT_ONCE):
+        end = min(begin + AT_ONCE, num_keys)
         for i in range(begin, end):
             home = home_of(key_hash(ids[i], np.int64(tables[i])), num_slots)
             prefetch_address(start + _SLOT_BYTES * home)
@@ -178,8 +179,8 @@ def read_stack(
         addresses: int64[U], written: where each key's float32[W] lie.
     """
     num_keys, num_files, dim = ids.shape[0], files.shape[0], out.shape[1]
-    for first in range(0, num_keys, _AT_ONCE):
-        last = min(first + _AT_ONCE, num_keys)
+    for first in range(0, num_keys, AT_ONCE):
+        last = min(first + AT_ONCE, num_keys)
         for i in range(first, last):
             keys[i] = key_hash(ids[i], np.int64(tables[i]))
             for f in range(num_files):
@@ -207,3 +208,74 @@ def read_stack(
                 if found[i] >= 0:
                     copy_from(row_address(out, i), addresses[i], dim)
                     addresses[i] = row_address(out, i)
+
+
+@kernel()
+def copy_each(
+    files: I64x2,
+    layout: Layout,
+    ids: SealedI64,
+    num_examples: int,
+    features: I64,
+    tables: I32,
+    places: I64,
+    keys: U64,
+    halves: U16,
+    made: F32x2,
+    addresses: I64,
+    target: int,
+    dim: int,
+    tail: int,
+    num_tail: int,
+) -> None:
+    """Copies the row of every id to its bag, where each bag is one id: what :func:`read_stack` and ``pool.stitch`` do of unique keys.
+
+    Rows are on their way from memory while others are looked up, and no id is numbered. One that is the same as in the example before, as where
+    all share it, is not looked up again. Bags are written in the order of memory.
+
+    Args:
+        files: see :func:`read_stack`.
+        ids: int64[F·B], feature by feature.
+        features, tables, places: int64[P], int32[P], int64[P]: which features, the table of each, and its place in the output.
+        keys, addresses: scratch, uint64[K] and int64[K], K at least P: ids of so many are on their way together.
+        halves: scratch, uint16[W], for rows of 16 bits. made: scratch, float32[K, W], for initial values.
+        target, dim: the address of float32[B, P, D], and D. tail, num_tail: that of the columns behind, float32[B, P, E], and E, which may be 0.
+    """
+    num_files, width, num_places = files.shape[0], made.shape[1], features.shape[0]
+    step = addresses.shape[0] // num_places
+    for first in range(0, num_examples, step):
+        size = min(step, num_examples - first)
+        for f in range(num_places):
+            begin, table = features[f] * num_examples + first, np.int64(tables[f])
+            for b in range(size):
+                key = key_hash(ids[begin + b], table)
+                keys[f * step + b] = key
+                if b == 0 or ids[begin + b] != ids[begin + b - 1]:
+                    for s in range(num_files):
+                        prefetch_address(files[s, INDEX] + _SLOT_BYTES * home_of(key, files[s, NUM_SLOTS]))
+        for f in range(num_places):
+            begin, table = features[f] * num_examples + first, np.int64(tables[f])
+            for b in range(size):
+                key_id, row = ids[begin + b], np.int64(at.NO_ROW)
+                place, n = b * num_places + places[f], f * step + b
+                if b > 0 and key_id == ids[begin + b - 1]:
+                    addresses[place] = addresses[place - num_places]
+                    continue
+                for s in range(num_files):
+                    row = row_in(files[s, INDEX], files[s, NUM_SLOTS], keys[n], key_id, table)
+                    if row != at.NO_ROW:
+                        addresses[place] = files[s, ROWS] + 4 * width * row
+                        break
+                if row == at.NO_ROW or row == BURIED:
+                    fill_initial(layout, key_id, table, made[n])
+                    if layout.dtype != at.FLOAT32:  # as a row would keep it
+                        narrow_row(layout.dtype, made[n], halves)
+                        widen_row(layout.dtype, halves, made[n])
+                    addresses[place] = row_address(made, n)
+                else:
+                    prefetch_words(addresses[place], dim + num_tail)
+        for n in range(size * num_places):
+            bag = first * num_places + n
+            copy_from(target + 4 * dim * bag, addresses[n], dim)
+            if num_tail > 0:
+                copy_from(tail + 4 * num_tail * bag, addresses[n] + 4 * dim, num_tail)

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
+import numpy as np
+from numpy.typing import NDArray
+
 from girih.data.batch import Batch
+from girih.kernels.buffers import Buffers
 from girih.models.embeddings import Embeddings
 from girih.sparse.groups.group import CpuGroup
 from girih.sparse.groups.leaves import Leaves
 from girih.sparse.groups.pack import Group, sequence_bounds
+from girih.sparse.groups.partition import passes
 from girih.store.mapped import Stack
 
 
@@ -24,16 +29,43 @@ class MappedSparse:
 
     def __init__(self, groups: Sequence[Group], stacks: Sequence[Stack]) -> None:
         self.groups, self.stacks = tuple(groups), tuple(stacks)
-        # a stack has what a group asks of a store where it reads
-        self._groups = [
-            CpuGroup(group, cast(Any, [stack]), None) for group, stack in zip(groups, stacks, strict=True)
-        ]
+        self._groups = [_MappedGroup(group, stack) for group, stack in zip(groups, stacks, strict=True)]
 
     def peek(self, batch: Batch) -> PeekedHere:
         """Reads a batch; see :meth:`girih.sparse.half.SparseHalf.peek`."""
-        reads = [group.read(batch, 0, train=False) for group in self._groups]
-        outputs = [output for read in reads for output in read.outputs]
+        outputs = [output for group in self._groups for output in group.read(batch)]
         return PeekedHere(Leaves(self.groups, outputs, sequence_bounds(self.groups, batch), train=False))
+
+
+class _MappedGroup:
+    """One group whose rows lie in a stack."""
+
+    def __init__(self, group: Group, stack: Stack) -> None:
+        self._group, self._stack = group, stack
+        self._buffers = Buffers()
+        # a stack has what a group asks of a store where it reads
+        self._by_keys = CpuGroup(group, cast(Any, [stack]), None)
+        self._places = _places_in_one_pass(group)
+
+    def read(self, batch: Batch) -> Sequence[NDArray[np.float32]]:
+        """The tensors of all outputs."""
+        if self._places is None or batch.weights is not None or not batch.has_single_ids:
+            return self._by_keys.read(batch, 0, train=False).outputs
+        outputs = [self._buffers.take(np.float32, *each.shape_in(batch)) for each in self._group.outputs]
+        tail = outputs[1] if len(outputs) > 1 else None
+        self._stack.copy_each(
+            batch.ids, self._group.features, self._group.tables, self._places, outputs[0], tail
+        )
+        return outputs
+
+
+def _places_in_one_pass(group: Group) -> NDArray[np.int64] | None:
+    """The place of each of a group's features in its outputs, where one pass over rows makes all of these; else None."""
+    first, features = group.outputs[0], group.features.tolist()
+    if first.whole or first.first_column or len(passes(group.outputs)) > 1:
+        return None
+    places = first.features.tolist()
+    return np.array([places.index(each) for each in features]) if set(places) == set(features) else None
 
 
 class PeekedHere:

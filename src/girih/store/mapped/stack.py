@@ -1,6 +1,6 @@
 """A group's rows as a stack of mapped files; it stands where a store stands in reading.
 
-Shapes: U unique keys, W columns of a row, S files.
+Shapes: U unique keys, B examples, F features of a batch, P of them, W columns of a row, D and E of them, S files.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from girih.store.arrays import Bools, Floats, Ints, Longs
 from girih.store.mapped.file import MappedFile
 from girih.store.rows.record import row_layout
 from girih.store.spec import GroupSpec
+
+
+_TOGETHER = 512  # ids that are on their way together: their rows stay in L2
 
 
 class Stack:
@@ -60,6 +63,31 @@ class Stack:
             addresses is not None, found, out, np.empty(size, np.int64) if addresses is None else addresses,
         )  # fmt: skip
         return found
+
+    def copy_each(
+        self,
+        ids: Longs,
+        features: Longs,
+        tables: Ints,
+        places: Longs,
+        out: Floats,
+        tail: Floats | None,
+    ) -> None:
+        """Copies the first columns of the row of every id of some features to its place, where each example has one id of a feature.
+
+        That is what :meth:`peek` of unique keys leads to, and faster where few ids are alike.
+
+        Args:
+            ids: int64[F·B], feature by feature.
+            features, tables, places: int64[P], int32[P], int64[P], contiguous: which features, the table of each, and its place in ``out``.
+            out: float32[B, P, D], written. tail: float32[B, P, E], written: the columns behind; None leaves them out.
+        """
+        size, width = max(_TOGETHER, len(features)), self.spec.dim
+        mapped.copy_each(
+            self._described, self._layout, sealed(ids), len(out), features, tables, places, np.empty(size, np.uint64),
+            np.empty(width, np.uint16), np.empty((size, width), np.float32), np.empty(size, np.int64), out.ctypes.data,
+            out.shape[2], 0 if tail is None else tail.ctypes.data, 0 if tail is None else tail.shape[2],
+        )  # fmt: skip
 
     @property
     def num_bytes(self) -> int:

@@ -1,6 +1,8 @@
 """Writes files of rows to be mapped, chunk by chunk: tables may be larger than memory.
 
-Rows go to the file as they come. The index is made in the file's own mapped memory, which the system writes out as it sees fit.
+Rows go to the file as they come, in large pieces: a file system that can then keeps them in memory in pages of 2 MiB, and whoever maps them
+finds a row without a walk through page tables, which takes as long as to read it. So does the index, which is made in memory; where that would take a
+quarter of all there is, it is made in the file's own mapped memory, which the system writes out as it sees fit.
 
 Shapes: n rows, W columns of a row, K keys of a chunk.
 """
@@ -30,6 +32,8 @@ from girih.store.spec import GroupSpec
 _LOAD = 0.7  # of the index, at most
 _LINE = 64
 _PIECE = 64 << 20
+_PAGE = 2 << 20
+_ROWS_TOGETHER = 16 << 20
 _UNFINISHED = ".unfinished"
 
 
@@ -64,11 +68,20 @@ class MappedWriter(contextlib.AbstractContextManager["MappedWriter"]):
         try:
             size = self._rows_at + 4 * spec.dim * self._most_rows
             os.posix_fallocate(self._file.fileno(), 0, size)  # a full disk is told here, not by a signal
-            memory = mmap.mmap(self._file.fileno(), self._rows_at)
+            self._in_file = 4 * self._rows_at > _memory_bytes()
+            memory = (
+                mmap.mmap(self._file.fileno(), self._rows_at)
+                if self._in_file
+                else mmap.mmap(-1, self._rows_at, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            )
         except OSError as error:
             self._abandon()
             raise disk_full(error, path) or error from None
+        if not self._in_file and hasattr(mmap, "MADV_HUGEPAGE"):
+            with contextlib.suppress(OSError):  # a kernel without huge pages
+                memory.madvise(mmap.MADV_HUGEPAGE)
         self._memory = memory
+        self._rows, self._written = bytearray(), self._rows_at  # rows that are not written yet, and where they go
         self._index = np.ndarray((num_slots, 2), np.int64, memory, self._length)
 
     def add(self, ids: Longs, tables: Ints, rows: Floats) -> int:
@@ -92,11 +105,10 @@ class MappedWriter(contextlib.AbstractContextManager["MappedWriter"]):
         new = rows[taken]
         if self._num_rows + len(new) > self._most_rows:
             raise ConfigError(f"{self.path}: more rows than the {self._most_rows:,} that were announced")
-        data = memoryview(np.ascontiguousarray(new).reshape(-1).view(np.uint8))  # type: ignore[arg-type]
-        position = self._rows_at + 4 * self.spec.dim * self._num_rows
-        while len(data):
-            written = os.pwrite(self._file.fileno(), data[:_PIECE], position)
-            data, position = data[written:], position + written
+        self._rows += memoryview(np.ascontiguousarray(new).reshape(-1).view(np.uint8))  # type: ignore[arg-type]
+        if len(self._rows) >= _ROWS_TOGETHER:
+            end = (self._written + len(self._rows)) // _PAGE * _PAGE  # of a page in the file
+            self._write_rows(end - self._written)
         self._num_rows += len(new)
         return len(new)
 
@@ -113,10 +125,14 @@ class MappedWriter(contextlib.AbstractContextManager["MappedWriter"]):
             StorageFullError: the disk is full.
         """
         try:
-            self._memory.flush()
+            self._write_rows(len(self._rows))
             size = self._rows_at + 4 * self.spec.dim * self._num_rows
             self._file.truncate(size)
-            os.pwrite(self._file.fileno(), self._header(self._num_rows, self._num_buried), 0)
+            self._memory[: self._length] = self._header(self._num_rows, self._num_buried)
+            if self._in_file:
+                self._memory.flush()
+            else:
+                self._write(memoryview(self._memory), 0)
             os.fsync(self._file.fileno())
             crc = self._file.seek(0)
             while piece := self._file.read(_PIECE):
@@ -151,6 +167,18 @@ class MappedWriter(contextlib.AbstractContextManager["MappedWriter"]):
         )
         return taken.view(np.bool_)
 
+    def _write_rows(self, size: int) -> None:
+        """Writes the first bytes of the rows that wait."""
+        with memoryview(self._rows) as data:
+            self._write(data[:size], self._written)
+        del self._rows[:size]
+        self._written += size
+
+    def _write(self, data: memoryview, position: int) -> None:
+        while len(data):
+            written = os.pwrite(self._file.fileno(), data[:_PIECE], position)
+            data, position = data[written:], position + written
+
     def _header(self, num_rows: int, num_buried: int) -> bytes:
         """The file's first bytes, of the same length whatever the numbers are."""
         index_bytes, row_bytes = 16 * self._num_slots, 4 * self.spec.dim * num_rows
@@ -170,6 +198,10 @@ class MappedWriter(contextlib.AbstractContextManager["MappedWriter"]):
     def _abandon(self) -> None:
         self._file.close()
         self._unfinished.unlink(missing_ok=True)
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def merge(

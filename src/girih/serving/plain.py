@@ -1,0 +1,136 @@
+"""Requests whose tensors are bytes that need nothing done to them, which most are: read by a plan, a few copies for all columns.
+
+A plan is made once for all requests of one layout. Whatever it is not for, and whatever is wrong, is left to
+:class:`~girih.serving.reading.RequestReader`, which says so.
+
+Shapes: n examples, F categorical and sequence features, X numeric features, K columns of a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from girih.data.batch import Batch, single_bags
+from girih.data.given import columns_of
+from girih.kernels.buffers import Buffers
+from girih.schema import Schema
+from girih.serving.protocol import Layout, Placed
+from girih.serving.tensors import NUMPY
+
+MOST_IDS = 1 << 22
+"""Ids of one request, those of shared lists, and of strings that a separator splits, counted for each example."""
+_MOST_PLANS = 64
+
+
+class _Run(NamedTuple):
+    """Columns side by side, of one type, in the request as in the batch.
+
+    Attributes:
+        first: the place of the first of them in the batch. begin: their first byte. num_rows: values of each: n, or 1 for all.
+    """
+
+    first: int
+    num_columns: int
+    begin: int
+    dtype: np.dtype[np.generic]
+    num_rows: int
+
+    @property
+    def end(self) -> int:
+        return self.begin + self.num_columns * self.num_rows * self.dtype.itemsize
+
+    def read(self, data: memoryview) -> NDArray[np.generic]:
+        """The columns, [K, n] or [K, 1]."""
+        found = np.frombuffer(data, self.dtype, self.num_columns * self.num_rows, self.begin)
+        return found.reshape(self.num_columns, self.num_rows)
+
+
+class _Plan(NamedTuple):
+    """Runs of ids and of numbers, for so many examples."""
+
+    num_examples: int
+    ids: Sequence[_Run]
+    numbers: Sequence[_Run]
+
+
+class PlainReader:
+    """Reads requests by plans.
+
+    Args:
+        plain: names of the features whose values are taken as they are. most_examples: of a request.
+    """
+
+    def __init__(self, schema: Schema, plain: Collection[str], most_examples: int) -> None:
+        self._columns = columns_of(schema)
+        self._most_examples = most_examples
+        features = (*schema.sparse, *schema.numeric)
+        self._sources: tuple[list[str], list[str]] | None = None
+        if all(feature.name in plain for feature in features):
+            self._sources = [f.source for f in schema.sparse], [f.source for f in schema.numeric]
+        self._plans: dict[Layout, _Plan | None] = {}
+        self._buffers = Buffers()
+
+    def read(self, layout: Layout, data: memoryview) -> Batch | None:
+        """A batch of the examples of a request, its numbers not standardized yet; None where it is to be read otherwise."""
+        if layout not in self._plans:
+            while len(self._plans) >= _MOST_PLANS:
+                del self._plans[next(iter(self._plans))]
+            self._plans[layout] = self._plan(layout)
+        plan = self._plans[layout]
+        if plan is None or self._sources is None:
+            return None
+        size, num_features, num_numbers = plan.num_examples, *map(len, self._sources)
+        ids = self._buffers.take(np.int64, num_features, size)
+        for run in plan.ids:
+            ids[run.first : run.first + run.num_columns] = run.read(data)
+        numeric = np.empty((size, num_numbers), np.float32)
+        with np.errstate(over="ignore"):  # what does not fit becomes inf
+            for run in plan.numbers:
+                values = run.read(data)
+                if values.dtype.kind != "f":
+                    values = values.astype(np.float64)  # as the decoder does it
+                numeric[:, run.first : run.first + run.num_columns] = values.T
+        if not np.isfinite(numeric).all():  # the decoder says which, and what it should be
+            return None
+        return Batch(
+            ids=ids.reshape(-1),
+            offsets=single_bags(num_features * size),
+            numeric=numeric,
+            labels=np.empty((size, 0), np.float32),
+        )
+
+    def _plan(self, layout: Layout) -> _Plan | None:
+        columns = {each.name: each for each in layout.tensors}
+        if self._sources is None or set(columns) != set(self._columns):
+            return None
+        if any(len(each.shape) == 2 and each.shape[1] != 1 for each in layout.tensors):
+            return None
+        size = max(each.shape[0] for each in layout.tensors)
+        if not all(each.shape[0] in (1, size) for each in layout.tensors):
+            return None
+        if not 0 < size <= self._most_examples or size * len(columns) > MOST_IDS:
+            return None
+        ids, numbers = ([columns[name] for name in names] for names in self._sources)
+        kinds = {name: NUMPY[each.datatype].kind for name, each in columns.items() if each.datatype in NUMPY}
+        if not all(kinds.get(each.name, "") in ("i", "u") for each in ids):
+            return None
+        if not all(kinds.get(each.name, "") in ("f", "i", "u") for each in numbers):
+            return None
+        return _Plan(size, _runs(ids), _runs(numbers))
+
+
+def _runs(columns: Sequence[Placed]) -> list[_Run]:
+    """Columns in the order of a batch, those together that lie together."""
+    found: list[_Run] = []
+    for place, each in enumerate(columns):
+        dtype, num_rows = NUMPY[each.datatype], each.shape[0]
+        last = found[-1] if found else None
+        if last is not None and (last.end, last.dtype, last.num_rows) == (each.begin, dtype, num_rows):
+            found[-1] = last._replace(num_columns=last.num_columns + 1)
+        else:
+            found.append(_Run(place, 1, each.begin, dtype, num_rows))
+    return found
