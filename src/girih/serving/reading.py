@@ -160,7 +160,7 @@ class RequestReader:
         return size
 
     def _num_values(self, name: str, column: Column) -> int:
-        """How many values a column has, once its strings are split."""
+        """Counts the values of a column, once its strings are split."""
         values, separators = column.values, self._separators.get(name)
         is_split = separators is not None and column.offsets is None
         if not (is_split and isinstance(values, pa.Array) and is_string(values.type)):
