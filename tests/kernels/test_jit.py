@@ -81,9 +81,9 @@ def test_kernels_run_wherever_they_can_be_kept_and_where_they_cannot(tmp_path, p
     if place == "none":
         own.mkdir()
         own.chmod(0o777)  # others could put kernels there
-    code = "from girih.kernels.cpu.hashing import mix; print(mix(5))"
+    code = "import sys; from girih.kernels.cpu.hashing import mix; print(mix(5), 'numba.cpython.heapq' in sys.modules)"
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(cache), "TMPDIR": str(temporary)}
-    for _ in range(2):
+    for run in range(2):
         done = subprocess.run(
             [sys.executable, "-W", "error", "-c", code],
             capture_output=True,
@@ -91,6 +91,7 @@ def test_kernels_run_wherever_they_can_be_kept_and_where_they_cannot(tmp_path, p
             env=environment,
             check=False,
         )
-        assert done.stdout.strip() == "13168350753275463132", done.stderr
+        compiles = run == 0 or place == "none"  # what is kept is loaded without all that numba can compile
+        assert done.stdout.strip() == f"13168350753275463132 {compiles}", done.stderr
     kept = {name for name, path in (("cache", cache), ("temporary", own)) if list(path.rglob("*.nbi"))}
     assert kept == {place} - {"none"}

@@ -77,7 +77,7 @@ LRU = "tables=[{name='user', eviction={name='lru', max_rows=40}}]"
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
-    directory = write(tmp_path_factory.mktemp("equality"))
+    directory = write(tmp_path_factory.mktemp("equality"), held_out=301)
     for config in CONFIGS:
         play(directory, {"name": f"local-{config}", "config": config})
     return directory

@@ -1,8 +1,9 @@
 """Progressive validation under every strategy: each example of each step is counted once, by whichever trainer has it."""
 
 import pytest
-from scenes import SIZE, STEPS, play, play_all, write
+from scenes import SIZE, play, play_all, write
 
+STEPS = 30
 WANTED = ["train.progressive_validation=true"]
 EQUAL = {
     "synchronous": ("synchronous", []),
@@ -29,7 +30,7 @@ def scenes(config, strategies):
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
-    return write(tmp_path_factory.mktemp("progressive"))
+    return write(tmp_path_factory.mktemp("progressive"), num_examples=EXAMPLES, held_out=101)
 
 
 @pytest.fixture(scope="module")

@@ -153,9 +153,11 @@ class _Cache(caching.FunctionCache):  # type: ignore[misc]
     """
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """The kernel for some types of arguments; None where it is not there."""
+        found = None
         with self._guard_against_spurious_io_errors():
-            return self._load_overload(sig, target_context)
-        return None
+            found = self._load_overload(sig, target_context)
+        return found
 
 
 @machinery.register_pass(mutates_CFG=True, analysis_only=False)
