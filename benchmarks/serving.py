@@ -63,7 +63,9 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
     parser.add_argument("--json-too", action="store_true", help="also asks in JSON")
-    parser.add_argument("--every-s", type=float, default=0.5, help="training between two updates; 0 leaves updates out")
+    parser.add_argument(
+        "--every-s", type=float, default=0.5, help="training between two updates; 0 leaves updates out"
+    )
     parser.add_argument("--batch-size", type=int, default=2048, help="of the training that makes updates")
     options = parser.parse_args()
     report = harness.Report("serving", options)
@@ -135,7 +137,9 @@ def made(directory: Path, options: Any) -> Path:
     """An exported model with random rows."""
     schema = schema_of(options)
     rng = np.random.default_rng(0)
-    columns = {f.name: rng.integers(0, 9, 512) for f in schema.sparse} | {f.name: rng.random(512) for f in schema.numeric}
+    columns = {f.name: rng.integers(0, 9, 512) for f in schema.sparse} | {
+        f.name: rng.random(512) for f in schema.numeric
+    }
     data = girih.read_arrow(pa.table(columns | {"click": rng.integers(0, 2, 512)}), schema, batch_size=256)
     with girih.Trainer(
         girih.models.DeepFM(schema, hidden=tuple(options.hidden)), run=str(directory / "run")
@@ -158,9 +162,7 @@ def made(directory: Path, options: Any) -> Path:
     return path
 
 
-def requests(
-    model: Path, options: Any, *, binary: bool, shared: bool = False
-) -> list[tuple[bytes, str]]:
+def requests(model: Path, options: Any, *, binary: bool, shared: bool = False) -> list[tuple[bytes, str]]:
     """Bodies, and the header that says how much of them is JSON.
 
     Args:
@@ -286,7 +288,14 @@ def _ask_all(
     threads = [
         threading.Thread(
             target=_ask,
-            args=(address, bodies[n % len(bodies) :] + bodies[: n % len(bodies)], begin, seconds, times[n], versions),
+            args=(
+                address,
+                bodies[n % len(bodies) :] + bodies[: n % len(bodies)],
+                begin,
+                seconds,
+                times[n],
+                versions,
+            ),
         )
         for n in range(clients)
     ]

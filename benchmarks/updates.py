@@ -134,7 +134,9 @@ class Replay:
         for kind in (SNAPSHOTS, SEGMENTS):
             if (self._source / kind / name_of(number)).exists():
                 source, target = (place / kind / name_of(number) for place in (self._source, self._target))
-                shutil.copytree(source, target, copy_function=os.link)  # which takes the client's core no time
+                shutil.copytree(
+                    source, target, copy_function=os.link
+                )  # which takes the client's core no time
         head, whole = self._old.head(), self._old.numbers(whole=True)
         if head is None:
             raise SystemExit(f"{self._source}: nothing was published there")

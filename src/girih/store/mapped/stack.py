@@ -16,7 +16,6 @@ from girih.store.mapped.file import MappedFile
 from girih.store.rows.record import row_layout
 from girih.store.spec import GroupSpec
 
-
 _TOGETHER = 512  # ids that are on their way together: their rows stay in L2
 
 
