@@ -4,8 +4,8 @@
 
 The run is the KuaiRand recipe (``recipes/kuairand/prepare.py`` makes DIRECTORY), or ``--config FILE``, under ``hybrid`` at τ = 4 with two
 trainers, servers and workers, for as many passes as take ``--minutes`` undisturbed. Role after role is killed, at a random moment of each
-minute, and every fifth fault stops a process for ten seconds instead. So many passes would be learnt by heart: learning rates are the
-config's times ``--rates``.
+minute, but not before training has gone on after the last fault; every fifth fault stops a process for ten seconds instead. So many
+passes would be learnt by heart: learning rates are the config's times ``--rates``.
 
 **Flat** is a role whose resident memory, descriptors and threads grow by no more than 2 % in the second half of the run: Theil and Sen's
 slope, over the length of that half. A process counts from 30 s of age on, and is compared with those of its role that are
@@ -244,6 +244,8 @@ class Hand:
         self._see(found, now_s)
         if not found.begun_s or self._next is None or self._furthest > self._most_steps:
             return
+        if found.faults and found.faults[-1].stalled_s is None:
+            return  # one after the other: trainers that are killed while they come back would never do
         at_s, kind, role, number = self._next
         if now_s < found.begun_s + at_s:
             return
