@@ -31,6 +31,7 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,7 @@ def main() -> None:
     parser = harness.parser("soak", __doc__)
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--every-s", type=float, default=60.0, help="from fault to fault")
+    parser.add_argument("--faults", type=int, help="at most; default: until the run is nearly over")
     parser.add_argument("--stopped-s", type=float, default=10.0, help="a process that is stopped")
     parser.add_argument("--passes", type=int, help="over the data; default: as many as the minutes allow")
     parser.add_argument("--rates", type=float, default=0.01, help="learning rates, of the config's")
@@ -153,14 +155,12 @@ def passes_of(options: argparse.Namespace, sets: Sequence[str], folder: Path) ->
 
 
 def faults_of(options: argparse.Namespace) -> Iterator[tuple[float, str, str, int]]:
-    """(seconds since training began, kind, role, a number to choose one of its processes by), without end."""
+    """(seconds since training began, kind, role, a number to choose one of its processes by)."""
     dice, roles = random.Random(options.seed), ROLES[STRATEGY]
-    number = 0
-    while True:
+    for number in count() if options.faults is None else range(options.faults):
         kind = "stop" if number % STOP_EVERY == STOP_EVERY - 1 else "kill"
         at_s = options.every_s * (number + dice.uniform(0.5, 1.0))
         yield at_s, kind, roles[number % len(roles)], dice.randrange(1 << 16)
-        number += 1
 
 
 def soak(
