@@ -113,7 +113,8 @@ def test_a_short_soak_survives_its_faults_and_leaves_nothing(place):
     faults, usual = came_of["rows"]
     assert (faults["run"], usual["run"]) == ("faults", "undisturbed")
     assert faults["killed"] >= 2
-    assert faults["restarts"] == faults["killed"]
+    # one that is killed just before a trainer begins anew with all the others
+    assert 2 <= faults["restarts"] <= faults["killed"]
     assert usual["restarts"] == usual["killed"] == usual["stopped"] == usual["lost updates"] == 0
     assert faults["left behind"] == usual["left behind"] == 0
     assert abs(faults["of undisturbed"]) < 0.05
