@@ -4,8 +4,8 @@
 
 The run is the KuaiRand recipe (``recipes/kuairand/prepare.py`` makes DIRECTORY), or ``--config FILE``, under ``hybrid`` at τ = 4 with two
 trainers, servers and workers, for as many passes as take ``--minutes`` undisturbed. Role after role is killed, at a random moment of each
-minute, and every fifth fault stops a process for ten seconds instead. So many passes would be learnt by heart: learning rates are the
-config's times ``--rates``.
+minute, but not before training has gone on after the last fault; every fifth fault stops a process for ten seconds instead. So many
+passes would be learnt by heart: learning rates are the config's times ``--rates``.
 
 **Flat** is a role whose resident memory, descriptors and threads grow by no more than 2 % in the second half of the run: Theil and Sen's
 slope, over the length of that half. A process counts from 30 s of age on, and is compared with those of its role that are
@@ -31,6 +31,7 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,7 @@ def main() -> None:
     parser = harness.parser("soak", __doc__)
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--every-s", type=float, default=60.0, help="from fault to fault")
+    parser.add_argument("--faults", type=int, help="at most; default: until the run is nearly over")
     parser.add_argument("--stopped-s", type=float, default=10.0, help="a process that is stopped")
     parser.add_argument("--passes", type=int, help="over the data; default: as many as the minutes allow")
     parser.add_argument("--rates", type=float, default=0.01, help="learning rates, of the config's")
@@ -153,14 +155,12 @@ def passes_of(options: argparse.Namespace, sets: Sequence[str], folder: Path) ->
 
 
 def faults_of(options: argparse.Namespace) -> Iterator[tuple[float, str, str, int]]:
-    """(seconds since training began, kind, role, a number to choose one of its processes by), without end."""
+    """(seconds since training began, kind, role, a number to choose one of its processes by)."""
     dice, roles = random.Random(options.seed), ROLES[STRATEGY]
-    number = 0
-    while True:
+    for number in count() if options.faults is None else range(options.faults):
         kind = "stop" if number % STOP_EVERY == STOP_EVERY - 1 else "kill"
         at_s = options.every_s * (number + dice.uniform(0.5, 1.0))
         yield at_s, kind, roles[number % len(roles)], dice.randrange(1 << 16)
-        number += 1
 
 
 def soak(
@@ -244,6 +244,8 @@ class Hand:
         self._see(found, now_s)
         if not found.begun_s or self._next is None or self._furthest > self._most_steps:
             return
+        if found.faults and found.faults[-1].stalled_s is None:
+            return  # one after the other: trainers that are killed while they come back would never do
         at_s, kind, role, number = self._next
         if now_s < found.begun_s + at_s:
             return

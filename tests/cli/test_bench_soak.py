@@ -1,16 +1,20 @@
 """What a soak says of growth, and small runs of the benchmarks of faults and of metrics from end to end."""
 
 import json
+import os
 import random
+import signal
+import subprocess
 import sys
+from contextlib import suppress
 
 import pyarrow.parquet as pq
 import pytest
 
-from companions import ran
 from girih.cli import bench
 from girih.testing.click_log import click_log
 
+PATIENCE_S = int(os.environ.get("GIRIH_PATIENCE_S", "280"))
 CONFIG = """
 [data]
 train = "train.parquet"
@@ -80,25 +84,37 @@ def test_one_more_descriptor_now_and_then_is_growth_in_a_process_that_is_never_k
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     made = tmp_path_factory.mktemp("soak")
-    for name, size in (("train", 6400), ("valid", 1000)):
+    for name, size in (("train", 3200), ("valid", 1000)):
         table, _ = click_log(size, start=0, cardinality=300)
         pq.write_table(table, made / f"{name}.parquet", row_group_size=1000)
     (made / "config.toml").write_text(CONFIG)
     return made
 
 
+def ran(name, *words, cwd):
+    """A benchmark's tables; none of its runs outlives it."""
+    command = [sys.executable, bench.FOLDER / f"{name}.py", *words, "--json", cwd / f"{name}.json"]
+    told = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(command, cwd=cwd, start_new_session=True, **told) as process:
+        try:
+            printed = process.communicate(timeout=PATIENCE_S)[0]
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, printed
+    return json.loads((cwd / f"{name}.json").read_text())["tables"]
+
+
 @pytest.mark.heavy
 @pytest.mark.timeout(600)
 def test_a_short_soak_survives_its_faults_and_leaves_nothing(place):
-    words = ["--config", place / "config.toml", "--passes", "60", "--every-s", "3", "--stopped-s", "1"]
-    words += ["--rates", "1", "--json", place / "soak.json", "--svg", place / "soak.svg"]
-    done = ran(bench.FOLDER / "soak.py", *map(str, words), cwd=place)
-    assert done.returncode == 0, done.stderr
-    came_of, held, stalled = json.loads((place / "soak.json").read_text())["tables"]
+    words = f"--config {place}/config.toml --passes 8 --every-s 1 --faults 5 --stopped-s 1 --rates 1 --svg {place}/soak.svg"
+    came_of, held, stalled = ran("soak", *words.split(), cwd=place)
     faults, usual = came_of["rows"]
     assert (faults["run"], usual["run"]) == ("faults", "undisturbed")
-    assert faults["killed"] >= 3
-    assert faults["restarts"] == faults["killed"]
+    assert faults["killed"] >= 2
+    # one that is killed just before a trainer begins anew with all the others
+    assert 2 <= faults["restarts"] <= faults["killed"]
     assert usual["restarts"] == usual["killed"] == usual["stopped"] == usual["lost updates"] == 0
     assert faults["left behind"] == usual["left behind"] == 0
     assert abs(faults["of undisturbed"]) < 0.05
@@ -107,17 +123,14 @@ def test_a_short_soak_survives_its_faults_and_leaves_nothing(place):
     assert {row["role"] for row in stalled["rows"]} <= roles
     by_minute = json.loads((place / "soak.minutes.json").read_text())
     assert len(by_minute["faults"]["faults"]) == faults["killed"] + faults["stopped"]
-    assert [at for at, _ in by_minute["undisturbed"]["aucs"]] == list(range(1, 61))
+    assert [at for at, _ in by_minute["undisturbed"]["aucs"]] == list(range(1, 9))
     assert "<svg" in (place / "soak.svg").read_text()
 
 
 @pytest.mark.heavy
 @pytest.mark.timeout(600)
 def test_metrics_are_asked_for_while_runs_are_timed(tmp_path):
-    words = ["--rounds", "1", "--examples", "20000", "--json", "scraped.json"]
-    done = ran(bench.FOLDER / "scraped.py", *words, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    (table,) = json.loads((tmp_path / "scraped.json").read_text())["tables"]
+    (table,) = ran("scraped", "--rounds", "1", "--examples", "20000", cwd=tmp_path)
     without, quiet, asked = table["rows"]
     assert without["of no port"] == 1
     assert all(row["samples/s"] > 0 for row in table["rows"])
