@@ -227,14 +227,14 @@ class Bench:
             f"data.batch_size = {arm.batch * arm.trainers}",
         )
 
-    def _config(self, task: Mapping[str, Any], rows: int) -> str:
+    def _config(self, task: Mapping[str, Any], rows: int) -> Path:
         """A config whose data have so many rows."""
         config = self.directory / str(rows) / "config.toml"
         if not config.exists():
             fleet.write_task(
                 config.parent, rows=rows, cardinality=task["cardinality"], dim=task["dim"], shuffle=False
             )
-        return str(config)
+        return config
 
     def _measured(self, run: Run, arm: Arm) -> dict[str, Any]:
         options, task = self.options, run.config
@@ -243,7 +243,7 @@ class Bench:
         counts = {"trainer": arm.trainers, **strategies.create(dict(arm.strategy), "strategy").roles}
         with network.network(network.names_apart(counts), options.rate) as hosts:
             plan = fleet.Plan(
-                config,
+                str(config),
                 self._overrides(task, arm),
                 **fleet.windows_of(vars(options)),
                 hosts=network.apart(hosts),

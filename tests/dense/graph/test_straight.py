@@ -23,7 +23,8 @@ def case_of(name):
     def batch(num_examples, seed=1):
         found = case.batch(num_examples, seed)
         embeddings = found.embeddings.mapped(
-            lambda values: values.detach().float(), lambda each: each._replace(values=each.values.detach().float())
+            lambda values: values.detach().float(),
+            lambda each: each._replace(values=each.values.detach().float()),
         )
         return found.numeric.float(), embeddings
 
@@ -82,5 +83,7 @@ class Attends(nn.Module):
 @pytest.mark.parametrize("kind", [Refuses, Attends])
 def test_what_cannot_be_straight_stays_as_it_is(kind):
     _, batch = case_of("dnn")
-    numeric, embeddings = batch(6)
-    assert straight(DenseSpec(module=kind(), optimizer=torch.optim.SGD), torch.randn(6, 4), embeddings) is None
+    _, embeddings = batch(6)
+    assert (
+        straight(DenseSpec(module=kind(), optimizer=torch.optim.SGD), torch.randn(6, 4), embeddings) is None
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -69,20 +70,36 @@ def choose_wire(
     found = []
     for _, forward, backward in pairs:
         wire = WireCost(activations=forward, gradients=backward)
-        found.append((wire, tag(graph, replace(group, wire=wire), how=how, limit_s=limit_s / len(pairs))))
-    most = max(tagged.examples_per_s for _, tagged in found)
-    wire, tagged = next(each for each in found if each[1].examples_per_s * GAIN >= most)
-    plain = found[0][1].examples_per_s
+        tagged = tag(graph, replace(group, wire=wire), how=how, limit_s=limit_s / len(pairs))
+        found.append((wire, tagged, _in_flight(tagged, group)))
+    plain, most = found[0][2], max(speed for *_, speed in found)
+    wire, tagged, speed = next(each for each in found if each[2] * GAIN >= most)
     named = f"{wire.activations.name} for activations, {wire.gradients.name} for gradients"
     if len(found) == 1:
         why = f"{named}: as given"
     elif tagged is found[0][1]:
         why = f"{named}: {plain:,.0f} examples/s predicted, at most {most:,.0f} with another codec, which does not pay"
     else:
-        why = f"{named}: {tagged.examples_per_s:,.0f} examples/s predicted, {plain:,.0f} without compression"
+        why = f"{named}: {speed:,.0f} examples/s predicted, {plain:,.0f} without compression"
     return Chosen(
         wire=wire,
         tagged=tagged,
         why=why,
-        examples_per_s={(w.activations.name, w.gradients.name): each.examples_per_s for w, each in found},
+        examples_per_s={(w.activations.name, w.gradients.name): speed for w, _, speed in found},
     )
+
+
+def _in_flight(tagged: Tagged, group: HierarchicalGroup) -> float:
+    """Examples per second of the group with the steps that its nets have under way.
+
+    As :func:`girih.planner.speed.step.predict`: a step waits for what it computes and sends itself, one after the other, and for those of
+    the trainer's other nets at the busiest device. With few nets, sending less pays though no link is busy all the time.
+    """
+    trainer, *servers = tagged.loads.values()
+    of_group = group.batch_size * group.trainers  # examples of a step of all trainers, each of which has one net's
+    busiest_s = of_group / tagged.examples_per_s
+    path_s = of_group * trainer.cpu_s + group.batch_size * sum(server.cpu_s for server in servers)
+    if group.trainer.bytes_per_s:
+        path_s += of_group * (trainer.sent_bytes + trainer.received_bytes) / group.trainer.bytes_per_s
+    step_s = max(busiest_s, (path_s + (group.nets - 1) * busiest_s) / group.nets)
+    return of_group / step_s if step_s else math.inf
