@@ -96,7 +96,9 @@ def _in_flight(tagged: Tagged, group: HierarchicalGroup) -> float:
     the trainer's other nets at the busiest device. With few nets, sending less pays though no link is busy all the time.
     """
     trainer, *servers = tagged.loads.values()
-    of_group = group.batch_size * group.trainers  # examples of a step of all trainers, each of which has one net's
+    of_group = (
+        group.batch_size * group.trainers
+    )  # examples of a step of all trainers, each of which has one net's
     busiest_s = of_group / tagged.examples_per_s
     path_s = of_group * trainer.cpu_s + group.batch_size * sum(server.cpu_s for server in servers)
     if group.trainer.bytes_per_s:
