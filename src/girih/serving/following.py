@@ -24,6 +24,8 @@ from girih.serving.follow import Follower
 
 READY = "ready"
 
+_NICE = 10
+"""Where a core is shared, answers go ahead of updates."""
 LOOK_EVERY_S = 0.1
 _LOOK_ELSEWHERE_EVERY_S = 0.25  # each look is two requests
 _REFUSED = 2
@@ -90,6 +92,7 @@ class Following(contextlib.AbstractContextManager["Following"]):
 
 def main() -> int:
     """Follows until it is told to end; returns the status of the process."""
+    os.nice(_NICE)
     given = json.loads(sys.stdin.readline())
     directory = Path(given["directory"])
     threading.Thread(target=_until_closed, name="girih-parent", daemon=True).start()
