@@ -1,0 +1,57 @@
+"""Memory levels off where each step has shapes of its own: oneDNN's caches keep few primitives."""
+
+import ctypes
+import os
+import subprocess
+import sys
+
+import pytest
+
+from girih.dense.accel import onednn
+from girih.dense.accel.primitives import CAPACITIES
+
+PRODUCTS = """
+import ctypes, os, girih, torch
+class Info(ctypes.Structure):
+    _fields_ = [(f"field{number}", ctypes.c_size_t) for number in range(10)]
+libc = ctypes.CDLL(None)
+libc.mallinfo2.restype = Info
+torch.set_num_threads(1)
+layer = torch.nn.Linear(64, 80)
+def step(rows):
+    torch.ops.mkldnn._linear_pointwise(torch.ones(rows, 64), layer.weight, layer.bias, "none", [], "")
+def in_use():
+    return libc.mallinfo2().field7
+for rows in range(1000, 1100):
+    step(rows)
+before = in_use()
+for rows in range(1100, 1300):
+    step(rows)
+print(in_use() - before)
+"""
+
+
+def environment(**variables):
+    return {name: value for name, value in os.environ.items() if name not in CAPACITIES} | variables
+
+
+def printed(code, **variables):
+    return subprocess.check_output([sys.executable, "-c", code], env=environment(**variables), text=True).strip()
+
+
+@pytest.mark.skipif(
+    not onednn.available() or not hasattr(ctypes.CDLL(None), "mallinfo2"),
+    reason="needs oneDNN's products and glibc 2.33",
+)
+def test_shapes_that_do_not_come_again_hold_no_memory():
+    many = dict.fromkeys(CAPACITIES, "1024")  # as oneDNN and PyTorch have it
+    few, all_kept = int(printed(PRODUCTS)), int(printed(PRODUCTS, **many))
+    assert all_kept > 16 << 20  # 200 primitives
+    assert few < all_kept / 10
+
+
+@pytest.mark.parametrize("name", CAPACITIES)
+def test_what_the_environment_says_holds(name):
+    tell = f"import os, girih; print(*(os.environ[name] for name in {CAPACITIES}))"
+    assert printed(tell) == "64 64"
+    assert printed(tell, **{name: "7"}).split() == ["7" if each == name else "64" for each in CAPACITIES]
