@@ -150,16 +150,19 @@ def test_a_host_that_cannot_be_listened_at_is_told():
 
 def test_nobody_waits_for_a_process_that_is_gone(server, monkeypatch):
     monkeypatch.setattr(server_module, "_SESSION_S", 0.5)
-    others = threading.active_count()
+    before = set(threading.enumerate())  # those of other tests' registries among them
+
+    def waits():
+        return any(thread.name == "girih-registry" for thread in set(threading.enumerate()) - before)
+
     words = (
         "import sys; from girih.comm.registry.remote import RemoteRegistry;"
         "RemoteRegistry(sys.argv[1], b'of this run').wait(['never'], 3600)"
     )
     with subprocess.Popen([sys.executable, "-c", words, server.address]) as waiting:
-        until(lambda: any(thread.name == "girih-registry" for thread in threading.enumerate()), 30)
+        until(waits, 30)
         waiting.kill()
-    until(lambda: all(thread.name != "girih-registry" for thread in threading.enumerate()), 20)
-    assert threading.active_count() <= others
+    until(lambda: not waits(), 20)
     server.registry.set("never", "x")
     assert server.registry.get("never") == "x"
 

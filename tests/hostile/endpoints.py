@@ -137,8 +137,8 @@ class Impatient(LocalRegistry):
         super().__init__()
         self._values = Counting()
 
-    def wait(self, keys, timeout_s=0.0):
-        super().wait(keys, min(timeout_s, 0.0))
+    def wait(self, keys, timeout_s=0.0, **more):
+        super().wait(keys, min(timeout_s, 0.0), **more)
 
 
 def registry(stack, path):
@@ -159,7 +159,7 @@ def registry(stack, path):
             if thread.name == "girih-registry":
                 thread.join(20)
 
-    return Endpoint(partial(remote._hear, held), settle, lambda: held._values.num_changes, samples)
+    return Endpoint(remote._Work(held).hear, settle, lambda: held._values.num_changes, samples)
 
 
 def server(stack, path, num_contributors=2):

@@ -168,7 +168,7 @@ class Calibration:
         return replace(self, links=slower)
 
     def spread(self, machines: int) -> Calibration:
-        """So many machines like this one, over which processes and their work are spread evenly."""
+        """Returns the calibration of so many machines like this one, over which processes and their work are spread evenly."""
         return replace(self, machines=machines)
 
     def to_dict(self) -> dict[str, Any]:

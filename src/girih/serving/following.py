@@ -25,7 +25,7 @@ from girih.serving.follow import Follower
 READY = "ready"
 
 _NICE = 10
-"""Where a core is shared, answers go ahead of updates."""
+"""Answers go ahead of updates on a core that both share."""
 LOOK_EVERY_S = 0.1
 _LOOK_ELSEWHERE_EVERY_S = 0.25  # each look is two requests
 _REFUSED = 2

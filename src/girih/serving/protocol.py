@@ -46,7 +46,7 @@ class Placed(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
-    """Where the tensors of a request lie that are all bytes; requests whose JSON is the same share one."""
+    """The places of tensors in a request whose tensors are all bytes; requests whose JSON is the same share one."""
 
     tensors: tuple[Placed, ...]
     num_bytes: int
