@@ -36,7 +36,9 @@ def environment(**variables):
 
 
 def printed(code, **variables):
-    return subprocess.check_output([sys.executable, "-c", code], env=environment(**variables), text=True).strip()
+    return subprocess.check_output(
+        [sys.executable, "-c", code], env=environment(**variables), text=True
+    ).strip()
 
 
 @pytest.mark.skipif(
