@@ -36,7 +36,9 @@ def environment(**variables):
 
 
 def printed(code, **variables):
-    return subprocess.check_output([sys.executable, "-c", code], env=environment(**variables), text=True).strip()
+    return subprocess.check_output(
+        [sys.executable, "-c", code], env=environment(**variables), text=True
+    ).strip()
 
 
 @pytest.mark.skipif(
@@ -53,5 +55,5 @@ def test_shapes_that_do_not_come_again_hold_no_memory():
 @pytest.mark.parametrize("name", CAPACITIES)
 def test_what_the_environment_says_holds(name):
     tell = f"import os, girih; print(*(os.environ[name] for name in {CAPACITIES}))"
-    assert printed(tell) == "64 64"
-    assert printed(tell, **{name: "7"}).split() == ["7" if each == name else "64" for each in CAPACITIES]
+    assert printed(tell) == "32 32"
+    assert printed(tell, **{name: "7"}).split() == ["7" if each == name else "32" for each in CAPACITIES]
