@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from girih.dense.accel import openmp, primitives
+from girih.dense.accel import openmp
 
 if TYPE_CHECKING:
     from girih import errors, models, nn, optim, tables
@@ -114,7 +114,6 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 openmp.sleep_soon()
-primitives.keep_few()
 
 
 def __getattr__(name: str) -> Any:

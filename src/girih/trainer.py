@@ -21,6 +21,7 @@ from girih.config.metrics import MetricsOptions
 from girih.config.schedule import ScheduleOptions
 from girih.config.train import Steps, TrainOptions
 from girih.data import Batch, Dataset
+from girih.dense.accel.primitives import keep_few
 from girih.dense.half import DenseHalf
 from girih.dense.options import OptimizerFactory
 from girih.errors import ConfigError
@@ -130,6 +131,7 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
         expect("publish", publish, PublishOptions | None, "girih.PublishOptions(to=...)")
         self.model = model
         self.schema = schema_of(model, schema)
+        keep_few(self.schema)
         self.options = options or TrainOptions()
         self.strategy: Strategy = strategy or Local()
         check_watched(self.options, self.schema)

@@ -11,7 +11,10 @@ from girih.dense.accel import onednn
 from girih.dense.accel.primitives import CAPACITIES
 
 PRODUCTS = """
-import ctypes, os, girih, torch
+import ctypes, os, torch
+from girih.dense.accel.primitives import keep_few
+from girih.schema import Categorical, Schema, Sequence
+keep_few(Schema([Categorical(name="user", dim=4), Sequence(name="seen", dim=4)], labels="click"))
 class Info(ctypes.Structure):
     _fields_ = [(f"field{number}", ctypes.c_size_t) for number in range(10)]
 libc = ctypes.CDLL(None)
@@ -52,8 +55,26 @@ def test_shapes_that_do_not_come_again_hold_no_memory():
     assert few < all_kept / 10
 
 
+TRAINER = """
+import os, girih
+from girih.schema import Categorical, Schema, Sequence
+features = [Categorical(name="user", dim=4)] + [Sequence(name="seen", dim=4)] * HISTORY
+schema = Schema(features, labels="click")
+girih.Trainer(girih.models.DNN(schema, hidden=[4]))
+print(*(os.environ.get(name) for name in NAMES))
+"""
+
+
+def told(history, **variables):
+    code = TRAINER.replace("HISTORY", str(history)).replace("NAMES", str(list(CAPACITIES)))
+    return printed(code, **variables).split()
+
+
+def test_trainers_of_histories_keep_few():
+    assert told(1) == list(CAPACITIES.values())
+    assert told(0) == ["None", "None"]
+
+
 @pytest.mark.parametrize("name", CAPACITIES)
 def test_what_the_environment_says_holds(name):
-    tell = f"import os, girih; print(*(os.environ[name] for name in {list(CAPACITIES)}))"
-    assert printed(tell).split() == list(CAPACITIES.values())
-    assert printed(tell, **{name: "7"}).split() == list((CAPACITIES | {name: "7"}).values())
+    assert told(1, **{name: "7"}) == list((CAPACITIES | {name: "7"}).values())

@@ -9,11 +9,18 @@ from __future__ import annotations
 
 import os
 
+from girih.schema import Schema, Sequence
+
 CAPACITIES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "32"}
 """What oneDNN and PyTorch read at the first product: a step of a DLRM of nine layers fits, which at 32 makes 18 of oneDNN's anew."""
 
 
-def keep_few() -> None:
-    """Sets how many primitives the caches keep, each unless the environment says it; later than a first product it changes nothing."""
+def keep_few(schema: Schema) -> None:
+    """Sets how many primitives the caches keep where features are histories, each unless the environment says it.
+
+    Of other features the shapes of all steps are the same. After a first product this changes nothing.
+    """
+    if not any(isinstance(feature, Sequence) for feature in schema.features):
+        return
     for name, capacity in CAPACITIES.items():
         os.environ.setdefault(name, capacity)
