@@ -12,7 +12,7 @@ import os
 from girih.schema import Schema, Sequence
 
 CAPACITIES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "32"}
-"""What oneDNN and PyTorch read at the first product: a step of a DLRM of nine layers fits, which at 32 makes 18 of oneDNN's anew."""
+"""Read by oneDNN and by PyTorch at the first product: a step of a DLRM of nine layers fits, which at 32 makes 18 of oneDNN's anew."""
 
 
 def keep_few(schema: Schema) -> None:
