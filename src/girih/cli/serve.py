@@ -6,6 +6,7 @@ import contextlib
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -22,6 +23,12 @@ from girih.serving.signature import Signature
 _DEFAULT = ServeOptions()
 
 
+def _count(name: str, told: str) -> Callable[[Any], Any]:
+    """An option of :class:`ServeOptions` that is a number."""
+    default = getattr(_DEFAULT, name.removeprefix("--").replace("-", "_"))
+    return click.option(name, metavar="N", type=int, default=default, show_default=True, help=told)
+
+
 @cli.command("serve")
 @click.argument("model", metavar="RUN|DIR|ADDRESS", type=click.Path())
 @click.option("--follow", is_flag=True, help="Follow what a run publishes: RUN, or the ADDRESS of its log.")
@@ -36,38 +43,10 @@ _DEFAULT = ServeOptions()
 @click.option(
     "--port", metavar="PORT", type=int, default=PORT, show_default=True, help="0 takes any that is free."
 )
-@click.option(
-    "--workers",
-    metavar="N",
-    type=int,
-    default=_DEFAULT.workers,
-    show_default=True,
-    help="Processes at one port.",
-)
-@click.option(
-    "--threads",
-    metavar="N",
-    type=int,
-    default=_DEFAULT.threads,
-    show_default=True,
-    help="Computing threads of each.",
-)
-@click.option(
-    "--max-batch",
-    metavar="N",
-    type=int,
-    default=_DEFAULT.max_batch,
-    show_default=True,
-    help="Examples of a request.",
-)
-@click.option(
-    "--max-bytes",
-    metavar="N",
-    type=int,
-    default=_DEFAULT.max_bytes,
-    show_default=True,
-    help="Bytes of a request.",
-)
+@_count("--workers", "Processes at one port.")
+@_count("--threads", "Computing threads of each.")
+@_count("--max-batch", "Examples of a request.")
+@_count("--max-bytes", "Bytes of a request.")
 def serve_command(
     model: str,
     follow: bool,

@@ -51,7 +51,7 @@ def straight(spec: DenseSpec, numeric: Tensor, embeddings: Embeddings) -> Straig
         return found if _computes_as(found, spec, batches_of(numeric, embeddings, TRIED)) else None
     except (
         Exception
-    ):  # a model that takes other values than the example has; as it is, it says so of those that it is given
+    ):  # of a model that takes other values than the example has; it says so of those that it is given
         _LOG.debug("no straight code", exc_info=True)
         return None
     finally:

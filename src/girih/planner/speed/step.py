@@ -81,9 +81,13 @@ def predict(cost: StepCost, cores: float) -> Prediction:
     seconds = cost.seconds(cores)
     bound = max(seconds, key=lambda name: seconds[name])
     busiest_s = max(each for name, each in seconds.items() if name != PATH)
-    others = cost.in_flight - 1
-    step_s = max(busiest_s, (sum(cost.path_s.values()) + others * busiest_s) / cost.in_flight)
+    step_s = step_seconds(busiest_s, sum(cost.path_s.values()), cost.in_flight)
     return Prediction(samples_per_s=cost.examples / step_s, bound=bound, seconds=seconds, cost=cost)
+
+
+def step_seconds(busiest_s: float, path_s: float, in_flight: float) -> float:
+    """Seconds from one step to the next: max(busiest, (path + (N − 1) · busiest) / N), with N = ``in_flight`` steps under way."""
+    return max(busiest_s, (path_s + (in_flight - 1) * busiest_s) / in_flight)
 
 
 def _ms(seconds: Mapping[str, float]) -> dict[str, float]:

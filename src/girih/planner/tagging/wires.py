@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from girih.planner.calibration import CodecSpeed
 from girih.planner.operators import OperatorGraph
+from girih.planner.speed.step import step_seconds
 from girih.planner.tagging.group import CodecCost, HierarchicalGroup, WireCost
 from girih.planner.tagging.tag import LIMIT_S, How, Tagged, tag
 
@@ -92,7 +93,7 @@ def choose_wire(
 def _in_flight(tagged: Tagged, group: HierarchicalGroup) -> float:
     """Examples per second of the group with the steps that its nets have under way.
 
-    As :func:`girih.planner.speed.step.predict`: a step waits for what it computes and sends itself, one after the other, and for those of
+    A step waits for what it computes and sends itself, one after the other, and for those of
     the trainer's other nets at the busiest device. With few nets, sending less pays though no link is busy all the time.
     """
     trainer, *servers = tagged.loads.values()
@@ -103,5 +104,5 @@ def _in_flight(tagged: Tagged, group: HierarchicalGroup) -> float:
     path_s = of_group * trainer.cpu_s + group.batch_size * sum(server.cpu_s for server in servers)
     if group.trainer.bytes_per_s:
         path_s += of_group * (trainer.sent_bytes + trainer.received_bytes) / group.trainer.bytes_per_s
-    step_s = max(busiest_s, (path_s + (group.nets - 1) * busiest_s) / group.nets)
+    step_s = step_seconds(busiest_s, path_s, group.nets)
     return of_group / step_s if step_s else math.inf

@@ -81,10 +81,8 @@ class MappedWriter(contextlib.AbstractContextManager["MappedWriter"]):
             with contextlib.suppress(OSError):  # a kernel without huge pages
                 memory.madvise(mmap.MADV_HUGEPAGE)
         self._memory = memory
-        self._rows, self._written = (
-            bytearray(),
-            self._rows_at,
-        )  # rows that are not written yet, and where they go
+        self._rows = bytearray()  # that are not written yet
+        self._written = self._rows_at  # where they go
         self._index = np.ndarray((num_slots, 2), np.int64, memory, self._length)
 
     def add(self, ids: Longs, tables: Ints, rows: Floats) -> int:
