@@ -26,23 +26,19 @@ _UNUSABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True, kw_only=True)
-class SegmentManifest:
-    """``manifest.json`` of a segment.
+class VersionFacts:
+    """A version as its log and its followers know it, without rows and parameters.
 
     Attributes:
-        number: of the version that it leads to.
-        previous: of the version that it is to be applied to; None where it has all rows: a snapshot.
+        number: of the version.
         run: names the run that wrote it. epoch: how often a process has begun to write to this log; each begins with a snapshot.
         step: steps of training. time: seconds since 1970, when the rows and parameters were as they are here.
         schema: as ``Schema.to_dict`` gives it; fingerprint: of that schema.
         needs: feature → what the model reads of it, see :mod:`girih.models.needs`.
         recipe: see :mod:`girih.training.recipe`. normalization: of standardized features, if it is known.
-        parts: name → bytes and checksums: ``dense.safetensors``, with parameters and buffers by name, and those with rows. Of these
-            also ``group``, ``tables`` (rows of each), ``shard``, ``num_shards``, and ``left``, the number of keys that have no row any more.
     """
 
     number: int
-    previous: int | None
     run: str
     epoch: int
     step: int
@@ -52,6 +48,19 @@ class SegmentManifest:
     needs: Mapping[str, Sequence[str]]
     recipe: Mapping[str, Any]
     normalization: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentManifest(VersionFacts):
+    """``manifest.json`` of a segment, with the facts of the version that it leads to.
+
+    Attributes:
+        previous: of the version that it is to be applied to; None where it has all rows: a snapshot.
+        parts: name → bytes and checksums: ``dense.safetensors``, with parameters and buffers by name, and those with rows. Of these
+            also ``group``, ``tables`` (rows of each), ``shard``, ``num_shards``, and ``left``, the number of keys that have no row any more.
+    """
+
+    previous: int | None
     parts: Parts
     format: int = FORMAT
     girih: str = version("girih")

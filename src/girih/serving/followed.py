@@ -12,13 +12,13 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from girih.config import build
 from girih.errors import CheckpointError, MissingFileError
-from girih.publishing.manifest import SegmentManifest
+from girih.publishing.manifest import SegmentManifest, VersionFacts
 from girih.runs.files import write_whole
 from girih.schema import Schema
 from girih.sparse.groups.pack import Group
@@ -57,29 +57,17 @@ class RowsFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Followed:
+class Followed(VersionFacts):
     """One version as it lies on this machine.
 
     Attributes:
-        number, run, epoch, step, time, schema, fingerprint, needs, recipe, normalization: as
-            :class:`~girih.publishing.manifest.SegmentManifest` has them.
         log: the address of the log. newest: the newest number that was known there.
         rows: of each group, in the order of :func:`~girih.sparse.groups.served.served_groups`, the files of its stack, newest first.
         dense: the file of parameters. dense_crc32: its checksum.
     """
 
     log: str
-    number: int
     newest: int
-    run: str
-    epoch: int
-    step: int
-    time: float
-    schema: Mapping[str, Any]
-    fingerprint: str
-    needs: Mapping[str, Sequence[str]]
-    recipe: Mapping[str, Any]
-    normalization: Mapping[str, Any] | None
     rows: tuple[tuple[RowsFile, ...], ...]
     dense: str
     dense_crc32: int
@@ -88,19 +76,8 @@ class Followed:
     @classmethod
     def of(cls, manifest: SegmentManifest, **local: Any) -> Followed:
         """A version that a segment, or a snapshot, leads to."""
-        shared = (
-            "number",
-            "run",
-            "epoch",
-            "step",
-            "time",
-            "schema",
-            "fingerprint",
-            "needs",
-            "recipe",
-            "normalization",
-        )
-        return cls(**{name: getattr(manifest, name) for name in shared}, **local)
+        shared = {each.name: getattr(manifest, each.name) for each in fields(VersionFacts)}
+        return cls(**shared, **local)
 
     @property
     def files(self) -> set[str]:
