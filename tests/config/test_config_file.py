@@ -1,3 +1,5 @@
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import tomli_w
 
@@ -109,3 +111,14 @@ def test_a_default_dim_is_of_what_says_none_itself_and_set_finds_features_by_nam
     ).schema
     assert [(each.name, each.dim) for each in schema.tables] == [("own", 2), ("item", 8)]
     assert schema.features[0].table_name == "own"
+
+
+@pytest.mark.parametrize(
+    ("train", "most"),
+    [({"epochs": 3}, 30), ({"epochs": 3, "max_steps": 5}, 20), ({"max_steps": 5}, 10), ({}, 10)],
+)
+def test_a_run_trains_on_its_epochs_or_up_to_its_last_step(settings, tmp_path, train, most):
+    rows = {"user": range(10), "click": [0.0, 1.0] * 5}
+    pq.write_table(pa.table(rows), tmp_path / "here" / "a.parquet")
+    first, _ = settings({"train": "a.parquet", "batch_size": 4}, train=train)
+    assert first.most_examples(first.dataset("train")) == most

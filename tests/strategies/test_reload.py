@@ -244,6 +244,17 @@ def test_loaders_of_groups_come_back_alone(begin):
 
 
 @heavy
+def test_a_loader_that_dies_just_before_a_trainer_is_counted_too(begin):
+    running = begin("hierarchical", *SHORT, *GROUPS, "cluster.max_restarts=1")
+    kill(running, 0, has_saved(running), role="loader")
+    kill(running, 1, lambda: True)
+    told = running.ends(0, 5 * END_S)
+    assert told.count("all trainers go on from") == 1, told
+    summary = json.loads((running.run / "summary.json").read_text())
+    assert (summary["steps"], summary["restarts"]) == (STEPS, {"loader": 1, "trainer": 1})
+
+
+@heavy
 def test_a_group_server_that_dies_too_often_ends_the_run(begin):
     endless = ["train.max_steps=1000000", "cluster.max_restarts=1"]
     running = begin(

@@ -137,7 +137,7 @@ def _train(
         newest: the checkpoint to go on from. init: that of another run, whose weights this one begins with.
     """
     start, train, epochs = time.perf_counter(), datasets["train"], settings.train.epochs
-    total = None if run is None or train.num_epoch_examples is None else train.num_epoch_examples * epochs
+    total = None if run is None else settings.most_examples(train)
     console = Console(file=io.StringIO()) if run is None else None
     with (
         Progress(total, console=console) as progress,

@@ -244,13 +244,11 @@ class _Run:
     def _begin_anew(self) -> None:
         """Has all trainers go on from the last checkpoint, or from the start where there is none, and tells."""
         killed = self._killed()[0]
-        self._supervisor.deaths[killed.name, killed.index] += 1
+        self._supervisor.count_before_all_end(killed)
         self._life += 1
         self._first.kill()
         self._first.wait()
-        self._serving.join(
-            SAID_S
-        )  # other numbers of processes, which it may have told last, hold from here on
+        self._serving.join(SAID_S)  # other numbers of processes, told last, hold from here on
         newest = self._what.newest()  # none is completed any more
         are_there = all(map(self._supervisor.has_all, self._what.outliving))
         are_kept = newest is not None and are_there and not self._rows_move

@@ -144,6 +144,19 @@ class Supervisor:
         """Processes whose death has all trainers begin anew, that a signal ended: trainers beside the first one, and roles that bear it so."""
         return [handle for handle in list(self.handles) if self._is_for_all(handle)]
 
+    def count_before_all_end(self, killed: Handle) -> None:
+        """Counts the death for which all are to begin anew, and those of processes that would else have come back by themselves.
+
+        None of these ends the run, or comes back, from here on.
+        """
+        with self._lock:
+            for handle in {killed, *self.handles}:
+                comes_back = self._bearings.get(handle.name, ENDS_RUN).policy is RestartPolicy.COME_BACK
+                is_new = (handle.status() or 0) < 0 and handle not in self._ending
+                if handle is killed or (comes_back and is_new):
+                    self.deaths[handle.name, handle.index] += 1
+                    self._ending.add(handle)
+
     def _is_for_all(self, handle: Handle) -> bool:
         if (handle.status() or 0) >= 0 or handle in self._ending:
             return False

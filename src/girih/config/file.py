@@ -220,6 +220,15 @@ class RunConfig:
                 raise
             raise ConfigError(f"{self.where}: {error}") from None
 
+    def most_examples(self, train: Dataset) -> int | None:
+        """How many examples the run trains on unless it stops early; None where nobody knows."""
+        limits = []
+        if train.num_epoch_examples is not None:
+            limits.append(train.num_epoch_examples * self.train.epochs)
+        if self.train.max_steps is not None:
+            limits.append(self.train.max_steps * self.data.batch_size)
+        return min(limits, default=None)
+
     def _items(self, options: NegativesOptions) -> Dataset:
         """The catalogue that negatives are drawn from."""
         names = [feature.name for feature in self.schema.features]

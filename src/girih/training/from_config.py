@@ -50,8 +50,7 @@ def trainer_of(
         raise ConfigError(f"overrides = {overrides!r}: expected a list or a mapping, as in [{overrides!r}]")
     settings = RunConfig.load(path, overrides=overrides, strategy=strategy)
     data: dict[str, Dataset] = {split: settings.dataset(split) for split in settings.data.splits}
-    num_examples = data["train"].num_epoch_examples
-    bar = Progress(None if num_examples is None else num_examples * settings.train.epochs)
+    bar = Progress(settings.most_examples(data["train"]))
     callbacks = [*callbacks, bar] if progress else list(callbacks)
     if run is not None:
         callbacks = [*callbacks, _KeepsConfig(Path(run), settings)]
