@@ -270,7 +270,7 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
     def learning_rate(self) -> LearningRate:
         """The schedule of the learning rates, once the session is open."""
         self._run.opened()
-        return self._run.learning_rate
+        return self._run.standing.learning_rate
 
     def fit(
         self, train: Dataset | None = None, valid: Dataset | None = None, *, epochs: int | None = None
@@ -332,7 +332,7 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
             data = self._configured("test", "valid")
         expect_data("data", data, self.schema)
         with self._cluster.explaining():
-            return self._run.evaluate(data)
+            return self._run.scoring.evaluate(data)
 
     def _configured(self, *splits: str) -> Dataset:
         """The first of some splits that the config has."""
@@ -348,7 +348,7 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
         """Each batch in order, with its probabilities float32[B, T]; see :meth:`evaluate`, labels may be missing."""
         expect_data("data", data, self.schema, labels=False)
         with self._cluster.explaining():
-            yield from self._run.predictions(data)
+            yield from self._run.scoring.predictions(data)
 
     def predict(self, data: Dataset) -> NDArray[np.float32]:
         """Probabilities of all examples in order, float32[examples, T]."""
@@ -363,7 +363,7 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
         """
         expect_data("data", data, self.schema, labels=False)
         with self._cluster.explaining():
-            parts = list(self._run.outputs(data))
+            parts = list(self._run.scoring.outputs(data))
         if not parts:
             raise ConfigError("outputs: the data have no examples")
         return np.concatenate(parts)

@@ -1,7 +1,7 @@
 import json
 
 import torch
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from girih.checkpoint import trees
@@ -36,6 +36,7 @@ def same(one, other):
     return one == other
 
 
+@settings(deadline=None)
 @given(nested)
 @example({trees.ITEMS: None})
 @example({trees.TENSOR: "a tensor"})

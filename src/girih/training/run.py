@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from girih import checkpoint
 from girih.checkpoint import CheckpointOptions, Storage
-from girih.checkpoint.load import Loaded, believed, load
+from girih.checkpoint.load import Loaded, load
 from girih.checkpoint.save import Content
 from girih.cluster.elastic import requests
 from girih.cluster.roles import RoleName
 from girih.config.train import TrainOptions
-from girih.data import Batch, Dataset, NormalizationStats, Position
+from girih.data import Dataset, NormalizationStats, Position
 from girih.errors import ConfigError, RunDirectoryError
 from girih.kernels.cpu import ahead
 from girih.kernels.cpu.jit import warm_up
-from girih.metrics import Metrics, Scores
+from girih.metrics import Metrics
 from girih.planner.calibration import Calibration
 from girih.planner.facts import Facts
 from girih.planner.plan import Plan
@@ -48,19 +46,22 @@ from girih.runs.timeline import timelines, write_timeline
 from girih.runs.trained import TRAINED, repeated_from
 from girih.sparse.options import StoreOptions
 from girih.strategies.strategy import Strategy, note_on_rows
-from girih.training import evaluation, random_state
+from girih.training import random_state
 from girih.training.autoscaling import autoscaler_of
+from girih.training.compiling import Compiling
 from girih.training.context import RunContext
-from girih.training.inheriting import Inherited, moments_of, put_parameters, rows_that_fit
+from girih.training.inheriting import Inherited, put_parameters, rows_that_fit
 from girih.training.learning_rate import LearningRate
 from girih.training.loop import Loop
+from girih.training.normalizing import Normalizing
 from girih.training.notes import Notes
 from girih.training.planned import Planning
 from girih.training.pricing import Calibrated
 from girih.training.progressive import ProgressiveValidation
-from girih.training.recipe import recipe
 from girih.training.rescaling import Rescaling, Scaling, rescaled
+from girih.training.scoring import Scoring
 from girih.training.session import Session
+from girih.training.standing import Standing
 
 
 @dataclass(kw_only=True)
@@ -75,12 +76,11 @@ class TrainingRun:
         calibrated: see :class:`Planning`.
         where: the file that options come from, if any.
         session: None until it opens.
-        normalization: mean and deviation of standardized features, once they are known.
         resumed: whether it goes on from a checkpoint.
-        compile_s: seconds that kernels took to compile, before the first step, and torch in steps.
         saves: whether it makes checkpoints.
         begins_anew: whether it stopped to begin anew with other numbers of processes.
-        inherited: the checkpoint of another run whose weights it began with, if any.
+        standing: where it stands, as a checkpoint has it.
+        scoring: judges its weights as they are.
     """
 
     context: RunContext
@@ -95,27 +95,30 @@ class TrainingRun:
     where: str | None
     publishing: PublishOptions | None = None
     session: Session | None = None
-    state: RunState = field(default_factory=RunState)
-    normalization: NormalizationStats | None = None
     resumed: bool = False
-    inherited: str | None = None
-    compile_s: float = 0.0
-    _kept_moments: Mapping[str, Any] = field(default_factory=dict)
-    """Those of the run that it began with."""
-    _log: RunLog | None = None
     begins_anew: bool = False
+    _log: RunLog | None = None
+    _compiled_in_steps_s: float = 0.0
     _loaders: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     _ended_loaders: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    _evaluated: Mapping[str, int] | None = field(default_factory=dict)
-    """Counters of the store after the last evaluation; None where others have read without training since."""
 
     def __post_init__(self) -> None:
-        self.ranks = self.context.ranks
+        ranks, dense, schema = self.context.ranks, self.context.dense, self.facts.schema
+        self.ranks = ranks
+        self.notes = Notes(ranks, schema.labels.names, bool(getattr(dense.module, "loss_over_batch", False)))
+        self.compiling = Compiling(self.notes.say)
+        self.standing = Standing(
+            schema=schema,
+            options=self.options,
+            ranks=ranks,
+            dense=dense,
+            normalizing=Normalizing(schema, ranks),
+            progressive=None
+            if dense.scored is None
+            else ProgressiveValidation(dense.scored, ranks, schema.labels),
+        )
+        self.scoring = Scoring(self._ready, ranks, self.options, schema.labels, self.notes)
         self.context.stats.watch(self.live)
-        compared = bool(getattr(self.context.dense.module, "loss_over_batch", False))
-        self.notes = Notes(self.ranks, self.facts.schema.labels.names, compared)
-        scored, labels = self.context.dense.scored, self.facts.schema.labels
-        self.progressive = None if scored is None else ProgressiveValidation(scored, self.ranks, labels)
         self.planning = Planning(self.context, self.facts, self.notes, self.plan, self.calibrated)
         self.rescaling = Rescaling(
             self.directory, self.ranks, self.context.processes, self.facts, held=self.plan is not None
@@ -130,6 +133,11 @@ class TrainingRun:
         self.publisher = None
         if self.publishing is not None:
             self.publisher = Publisher(self.publishing, self.ranks, self.directory)
+
+    @property
+    def state(self) -> RunState:
+        """How far it has come."""
+        return self.standing.state
 
     def opened(self) -> tuple[Plan, Session]:
         """The plan and the session.
@@ -147,22 +155,12 @@ class TrainingRun:
             return self.session
         try:
             sparse = self.context.sparse
-            specs = [group.spec for group in sparse.groups()]
-            optimizers = ([segment.optimizer for segment in spec.segments] for spec in specs)
-            evictions = (table.eviction for spec in specs for table in spec.tables)
-            self._compile(ahead.training(optimizers, evictions))
-            if sparse.store.on_ssd:
-                self._compile(ahead.on_disk())
-            if sparse.store.is_tiered and sparse.store.on_gpu:
-                self._compile(ahead.above_host())
+            self.compiling.for_rows(sparse)
             plan = self.planning.plan(self.strategy, train, earlier)
-            if plan.wire.get("compress_ids") or "float16" in plan.wire.values():
-                self._compile(ahead.packing())
-            if {plan.wire.get(kind, "float32") for kind in ("activations", "dense_gradients")} != {"float32"}:
-                self._compile(ahead.packing_tensors())
+            self.compiling.for_wire(plan)
             self.context = replace(self.context, sparse=sparse.following(plan))
             if self.publisher is not None:
-                self._compile(ahead.publishing())
+                self.compiling(ahead.publishing())
                 refuse_unpublished(self.context.sparse.store)
             self.session = self.strategy.build(plan, self.context)
             if hasattr(self.session.sparse, "live"):
@@ -179,7 +177,7 @@ class TrainingRun:
         self.plan = plan
         if not self.ranks.first and plan.seeds.get("dropout") == "per_rank":
             torch.manual_seed(self.options.seed + self.ranks.rank)
-        self.learning_rate = LearningRate(self.session.optimizer, self.options.lr_schedule)
+        self.standing.learning_rate = LearningRate(self.session.optimizer, self.options.lr_schedule)
         return self.session
 
     def check(self, train: Dataset) -> None:
@@ -227,7 +225,7 @@ class TrainingRun:
             self.restore(self.checkpoints.best(state.best_step))
         if self.publisher is not None and not self.begins_anew:
             step = state.step if state.best_step is None or stopped else state.best_step
-            self.publisher.finish(partial(self.version, step), step, self.context.stats.spans)
+            self.publisher.finish(partial(self._version, step), step, self.context.stats.spans)
         return stopped
 
     def _rescale(self, scaling: Scaling) -> None:
@@ -238,7 +236,7 @@ class TrainingRun:
         self._ended_loaders |= {f"{title}, until step {step}": told for title, told in self._loaders.items()}
         saved = self.checkpoints.newest() if scaling.rows_move else None
         if saved is not None:
-            self._compile(ahead.loading())
+            self.compiling(ahead.loading())
         with self.context.stats.spans("scale"):
             self.strategy, self.plan, self.session = rescaled(
                 scaling, self.strategy, *self.opened(), self.context, saved, self.state.num_updates
@@ -246,7 +244,7 @@ class TrainingRun:
         self.plan = self.planning.priced(self.plan, self.strategy)
         if self._log is not None:
             self._log.first_steps = FirstSteps(since=step)
-        self._evaluated = None
+        self.scoring.forget()
         self.rescaling.done(scaling, self.strategy)
         self.ranks.end_pause()
 
@@ -260,16 +258,16 @@ class TrainingRun:
         """
         self.checkpoints.forget_latest()
         session = self.open(train)
-        if self.normalization is None:
-            self.normalization = self._measure(train)
-        if self.progressive is not None and self.state.step == 0:
-            self.progressive.restore(None)  # passes that a plan was measured by count nothing
+        standing = self.standing
+        normalization = standing.normalizing.of(train)
+        if standing.progressive is not None and standing.state.step == 0:
+            standing.progressive.restore(None)  # passes that a plan was measured by count nothing
         self._loaders = {}
         if not goes_on:
             self.context.stats.spans = Spans()
         compiled_s = self.context.stats.spans.totals_s.get(COMPILE, 0.0)
         log = self.open_log()
-        feed = session.feed.train(train, self.normalization)
+        feed = session.feed.train(train, normalization)
         try:
             self._begin(log, session)
         except BaseException:
@@ -280,20 +278,20 @@ class TrainingRun:
         loop = Loop(
             session=session,
             feed=feed,
-            learning_rate=self.learning_rate,
+            learning_rate=standing.learning_rate,
             options=self.options,
-            state=self.state,
+            state=standing.state,
             log=log,
             save=self._begin_save,
             settle_saves=self._settle_saves,
             fall_back=lambda: self.checkpoints.fall_back(self.state),
-            score=None if valid is None else lambda: self.score(valid),
+            score=None if valid is None else lambda: self.scoring.score(valid),
             label_names=self.facts.schema.labels.names,
             save_every_steps=self.saving.every_steps if self.saves else None,
             ranks=self.ranks,
             notes=self.notes,
             spans=self.context.stats.spans,
-            progressive=self.progressive,
+            progressive=standing.progressive,
             staleness=self.context.stats.histograms[STALENESS],
             look=self._look,
             publisher=self.publisher,
@@ -318,7 +316,7 @@ class TrainingRun:
                 session.feed.end_training()
             raise
         finally:
-            self.compile_s += self.context.stats.spans.totals_s.get(COMPILE, 0.0) - compiled_s
+            self._compiled_in_steps_s += self.context.stats.spans.totals_s.get(COMPILE, 0.0) - compiled_s
         session.sync()  # what went wrong with the last updates is raised here
         self.ranks.barrier()  # one that is behind still reads
         session.feed.end_training()
@@ -348,51 +346,6 @@ class TrainingRun:
         for callback in self.callbacks:
             callback.on_plan(plan)
 
-    def score(self, data: Dataset) -> Scores | None:
-        """Scores a dataset; see :func:`girih.training.evaluation.score`."""
-        session, normalization = self.open(), self.known_normalization()
-        before, self._evaluated = self._evaluated, None
-        if before is None:
-            before = session.sparse.stats().store
-        scores = evaluation.score(
-            data,
-            session,
-            normalization,
-            self.ranks,
-            self.options.gauc_by,
-            self.facts.schema.labels.losses,
-        )
-        self._evaluated = session.sparse.stats().store
-        self.notes.evaluation(data.addresses[0], scores, before, self._evaluated)
-        return scores
-
-    def predictions(self, data: Dataset) -> Iterator[tuple[Batch, NDArray[np.float32]]]:
-        """Each batch in order, with its probabilities float32[B, T], on all trainers."""
-        session, normalization = self.open(), self.known_normalization()
-        self._evaluated = None
-        losses = self.facts.schema.labels.losses
-        yield from evaluation.predictions(data, session, normalization, losses)
-
-    def outputs(self, data: Dataset) -> Iterator[NDArray[np.float32]]:
-        """All that the model's ``forward`` returns of each batch in order, on all trainers."""
-        session, normalization = self.open(), self.known_normalization()
-        self._evaluated = None
-        for _, outputs in evaluation.outputs_of(data, session, normalization):
-            yield outputs.numpy()
-
-    def evaluate(self, data: Dataset) -> Metrics:
-        """Exact metrics, on all trainers; raises KeyboardInterrupt where a stop was requested meanwhile."""
-        scores = self.score(data)
-        if self.ranks.stopping:
-            self.ranks.forget_stop()
-            raise KeyboardInterrupt
-        own = (
-            None
-            if scores is None
-            else scores.result(self.facts.schema.labels.names, self.options.rank_at).as_dict()
-        )
-        return Metrics.from_dict(self.ranks.broadcast(own))
-
     def restore(self, place: Storage, train: Dataset | None = None, *, resume: bool = False) -> None:
         """Takes rows, parameters and normalization from a checkpoint, or nothing where that fails.
 
@@ -403,14 +356,12 @@ class TrainingRun:
         loaded = load(place, self.facts.schema)
         session = self.open(train, None if loaded.plan is None else Plan.from_dict(loaded.plan, place.url))
         if resume:
-            with believed(place):
-                self.learning_rate.check(loaded.state["learning_rate"])
-                random_state.check(loaded.random)
+            self.standing.check(loaded)
         self.checkpoints.forget_latest()
-        self._compile(ahead.loading())
+        self.compiling(ahead.loading())
         rows_stay = resume and self.context.processes.rows_stayed
         loaded.put(sparse=None if rows_stay else session.sparse, dense=session.dense)
-        self.normalization = loaded.normalization
+        self.standing.normalizing.stats = loaded.normalization
         if resume:
             self._go_on(loaded)
 
@@ -418,50 +369,26 @@ class TrainingRun:
         """Begins with what fits of another run's checkpoint, see ``Trainer.init_from``."""
         loaded, found = load(place, None), Inherited(place.url)
         session = self.open(train)
-        self._compile(ahead.loading())
+        self.compiling(ahead.loading())
         groups = self.context.sparse.groups()
         session.sparse.load(rows_that_fit(loaded, groups, found), step=0)
         put_parameters(loaded, session.dense, found)
-        schema = self.facts.schema
-        self._kept_moments = moments_of(loaded, schema, found)
-        if set(self._kept_moments) == set(NormalizationStats.empty(schema).features):
-            self.normalization = NormalizationStats.from_dict(self._kept_moments, schema)
-        elif train is not None:
-            self.normalization = self._measure(train)
-        self.inherited = place.url
+        self.standing.normalizing.inherit(loaded, found, train)
+        self.standing.inherited = place.url
         return found
 
     def _go_on(self, loaded: Loaded) -> None:
-        with believed(loaded.place):
-            of_each = [RunState.from_dict(each) for each in loaded.state.get("trainers", ())]
-        alike = all(each.step == loaded.run.step for each in of_each)
-        known = len(of_each) == self.ranks.size and (alike or self.ranks.apart)
-        self.state = of_each[self.ranks.rank] if known else loaded.run
-        self.inherited = loaded.state.get("inherited")
-        if self.progressive is not None:
-            with believed(loaded.place):
-                self.progressive.restore(loaded.state.get("progressive"))
-        if self.options.early_stopping is None:  # no best weights to come back to
-            self.state.best_step, self.state.best_value, self.state.stopped_early = None, None, False
+        self.standing.go_on(loaded, self.opened()[0])
         if self.state.best_step is not None:
             best = checkpoint.find(loaded.place.parent, step=self.state.best_step)
             self.checkpoints.set_best(self.state.best_step, best)
-        alike, were_alike = (
-            {} if plan is None else plan.get("seeds", {})
-            for plan in (self.opened()[0].to_dict(), loaded.plan)
-        )
-        with believed(loaded.place):
-            self.learning_rate.restore(loaded.state["learning_rate"])
-            random_state.restore(
-                loaded.random,
-                self.ranks.rank,
-                alike=alike.get("dropout") == "alike",
-                were_alike=were_alike.get("dropout") == "alike",
-                device=self.context.dense.device,
-            )
         self._put_rest(loaded)
         self.resumed = True
         self._log = None  # the next one drops the records that come after this state
+
+    def content(self) -> Content:
+        """The content of a checkpoint made now."""
+        return self.standing.content(*self.opened())
 
     def _put_rest(self, loaded: Loaded) -> None:
         """Has the dense half go on where it was, if the net is spread as it was; says so where it is not."""
@@ -475,70 +402,13 @@ class TrainingRun:
                 f" {loaded.place.name}: dropout draws other masks than it would have"
             )
 
-    def content(self) -> Content:
-        """The content of a checkpoint made now."""
-        plan, session = self.opened()
-        session.sync()
-        self.ranks.barrier()
-        return Content(
-            step=self.state.step,
-            schema=self.facts.schema,
-            state={
-                "run": self.state.to_dict(),
-                "trainers": self.ranks.gather(self.state.to_dict()),  # which may be at other places
-                "learning_rate": self.learning_rate.state(),
-                "normalization": None if self.normalization is None else self.normalization.to_dict(),
-                "recipe": recipe(self.context.dense.module, self.options),
-                **({} if self.inherited is None else {"inherited": self.inherited}),
-                **({} if self.progressive is None else {"progressive": self.progressive.state()}),
-            },
-            sparse=session.sparse,
-            dense=session.dense,
-            plan=plan.to_dict(),
-            random=random_state.gather(
-                self.ranks,
-                self.context.dense.device,
-                None if session.beside is None else session.beside.rest(),
-            ),
-        )
-
-    def version(self, step: int) -> Version:
-        """The state that a segment published now is of, with the weights of a step."""
-        _, session = self.opened()
-        session.sync()
-        self.ranks.barrier()
-        return Version(
-            step=step,
-            schema=self.facts.schema,
-            needs=self.context.sparse.needs,
-            recipe=recipe(self.context.dense.module, self.options),
-            normalization=None if self.normalization is None else self.normalization.to_dict(),
-            parameters=session.dense.state()["model"],
-            sparse=session.sparse,
-        )
-
-    def known_normalization(self) -> NormalizationStats:
-        """The normalization, which is empty where no feature is standardized.
-
-        Raises:
-            ConfigError: it would have to be measured first.
-        """
-        if self.normalization is not None:
-            return self.normalization
-        empty = NormalizationStats.empty(self.facts.schema)
-        if empty.features:
-            raise ConfigError(
-                f"feature {empty.features[0]!r} is standardized by the training data: fit or load first"
-            )
-        return empty
-
     def step_cost(self, train: Dataset, calibration: Calibration) -> StepCost | None:
         """Adds up what a step on these data should take this machine, by its parts, on rank 0; None where nothing says so."""
         return self.planning.step_cost(self.opened()[0], self.strategy, train, calibration)
 
     def summary(self, metrics: Metrics | None, duration_s: float) -> dict[str, Any]:
         """The content of ``summary.json``."""
-        plan, session = self.opened()
+        (plan, session), progressive = self.opened(), self.standing.progressive
         facts = {
             "strategy": self.strategy.name,
             "trainers": self.ranks.size,
@@ -548,13 +418,13 @@ class TrainingRun:
             "model": self.facts.model.name,
             "dense_parameters": self.facts.model.num_parameters,
             "duration_s": duration_s,
-            "compile_s": self.compile_s,
+            "compile_s": self.compiling.seconds + self._compiled_in_steps_s,
             "restarts": self.context.processes.restarts,
             "scalings": [] if self.directory is None else requests.history(self.directory),
             **({"plan": dict(plan.predicted)} if plan.predicted else {}),
-            **({} if self.inherited is None else {"init_from": self.inherited}),
+            **({} if self.standing.inherited is None else {"init_from": self.standing.inherited}),
             **_predicted_speed(plan, None if self._log is None else self._log.first_steps),
-            **({} if self.progressive is None else {"progressive": self.progressive.metrics()}),
+            **({} if progressive is None else {"progressive": progressive.metrics()}),
             **({} if self.publisher is None else {"published": dict(self.publisher.counts)}),
         }
         return summarize(
@@ -605,31 +475,15 @@ class TrainingRun:
             "refused": state.refused,
         }
 
-    def _compile(self, kernels: Sequence[str]) -> None:
-        """Compiles kernels before a step waits for them, so that no rate and no time of a phase counts it."""
-        self.compile_s += ahead.make_ready(kernels, self.notes.say)
-
-    def _measure(self, train: Dataset) -> NormalizationStats:
-        """Mean and deviation of what is to be standardized: rank 0 reads it, and tells the others; those of an inherited run stay.
-
-        Raises:
-            KeyboardInterrupt: it was stopped.
-        """
-        found = None
-        if self.ranks.first:
-            with contextlib.suppress(KeyboardInterrupt):
-                measured = NormalizationStats.of(train, stop_requested=lambda: self.ranks.stop_requested)
-                found = measured.to_dict()
-        told = self.ranks.broadcast(found)
-        if told is None:
-            raise KeyboardInterrupt
-        return NormalizationStats.from_dict({**told, **self._kept_moments}, self.facts.schema)
-
     def _note(self, log: RunLog, *, failed: bool = False) -> None:
         """Writes what was not yet written of the steps so far."""
         own, (_, session) = self.context.stats, self.opened()
         sparse, dense = session.sparse, session.dense
-        log.flush(self.state, self.learning_rate.scale(), None if failed else lambda: sparse.stats().counters)
+        log.flush(
+            self.state,
+            self.standing.learning_rate.scale(),
+            None if failed else lambda: sparse.stats().counters,
+        )
         if failed:
             processes = {f"trainer {self.ranks.rank}": own.spans.events()}
         else:
@@ -652,7 +506,13 @@ class TrainingRun:
         if self.publisher is not None:
             spans, rows_free = self.context.stats.spans, self.checkpoints.is_idle
             step = self.state.step
-            self.publisher.publish(partial(self.version, step), step, spans, rows_free=rows_free)
+            self.publisher.publish(partial(self._version, step), step, spans, rows_free=rows_free)
+
+    def _version(self, step: int) -> Version:
+        return self.standing.version(step, self.context.sparse, self.opened()[1])
+
+    def _ready(self) -> tuple[Session, NormalizationStats]:
+        return self.open(), self.standing.normalizing.known()
 
 
 def refuse_unpublished(store: StoreOptions) -> None:
