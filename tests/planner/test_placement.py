@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from girih import Categorical, Numeric, Schema, Sequence
@@ -57,6 +57,7 @@ def test_what_must_be_together_is_whatever_its_tables():
         modulo(schema, 4, together)
 
 
+@settings(deadline=None)
 @given(
     loads=st.lists(st.floats(0, 1e6), min_size=1, max_size=40),
     num_ranks=st.integers(1, 8),
