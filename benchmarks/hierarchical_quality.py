@@ -1,17 +1,19 @@
 """HT's Figures 3, 4 and 7: normalised entropy by trainers with a dense copy each, by nets on one copy, and by groups.
 
-    GIRIH_DATA=... girih bench hierarchical_quality [--data kuairand] [--parts nets trainers] [--most 4] [--quick]
+    GIRIH_DATA=... girih bench hierarchical_quality [--data kuairand] [--parts nets trainers] [--counts 2 4] [--quick]
 
 All arms train on the same examples once, each update on as many: a net's step takes the examples of one update, so that copies share
 the updates out among themselves, as the paper's do. Learning rates (sparse and dense by one factor) are chosen for each arm by
 itself: the best normalised entropy on validation data with seed 1; seeds 2 to 4 are reported, with the weights that were best
-on validation data. ``trainers``: the paper's EASGD system (§2.2, Figure 3), every trainer with one net and a copy. ``nets``: nets
-of one trainer, on one copy (Figure 4). ``groups``: ``--most`` trainers in groups with two group servers each, beside as many
-trainers of EASGD (Figure 7). Quality only: what else the machine does changes no figure but the staleness that there happens to be.
+on validation data. Rates are constant, or, where data is ``-decayed``, fall linearly to nothing, since the mean of copies is less
+noisy than one copy at the same rate. ``trainers``: the paper's EASGD system (§2.2, Figure 3), every trainer with one net and a copy. ``nets``: nets
+of one trainer, on one copy (Figure 4). ``groups``: as many trainers as the last of ``--counts``, in groups with two group servers
+each, beside as many trainers of EASGD (Figure 7). Quality only: what else the machine does changes no figure but the staleness that there happens to be.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -33,13 +35,15 @@ from experiments import (
     tuned,
 )
 from pictures import Chart, write_picture
-from strategy_quality import CASES, MOST_FACTORS, REPORTED, TUNED, Arm, generate
+from strategy_quality import CASES, MOST_FACTORS, NUM_TRAIN, REPORTED, TUNED, Arm, generate
 
 METRIC = "normalized_entropy"
 DATA = {
     "kuairand": replace(CASES["kuairand/dnn"], update=64, passes=1),
     "generated": replace(CASES["generated/dnn"], update=512),
 }
+DECAYED = "-decayed"
+DATA |= {name + DECAYED: case for name, case in DATA.items()}
 """One pass, as the paper's, and small updates: eight copies are to be averaged more than a few times."""
 PARTS = ("trainers", "nets", "groups")
 SERVERS_PER_GROUP = 2
@@ -56,25 +60,29 @@ HEADER = [
 def main() -> None:
     parser = harness.parser("hierarchical_quality", __doc__)
     add_options(parser)
-    parser.add_argument("--data", nargs="+", default=list(DATA), choices=list(DATA))
+    parser.add_argument("--data", nargs="+", default=["kuairand", "generated"], choices=list(DATA))
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
+    parser.add_argument("--counts", nargs="+", type=int, default=[2, 4, 8], help="of trainers, and of nets")
     parser.add_argument(
-        "--most", type=int, default=8, help="trainers, or nets, of the largest arm: a power of two"
+        "--groups", nargs="+", type=int, default=[1, 2, 4], help="of as many trainers as the last count"
     )
     options = parser.parse_args()
-    if options.most < 2 or options.most & (options.most - 1):
-        parser.error(f"--most {options.most}: expected a power of two from 2 on")
+    if min(options.counts) < 2:
+        parser.error(f"--counts {min(options.counts)}: expected 2 or more; one is always trained")
+    uneven = [groups for groups in options.groups if options.counts[-1] % groups]
+    if uneven:
+        parser.error(f"--groups {uneven[0]}: cannot share {options.counts[-1]} trainers evenly")
     report = harness.Report("hierarchical_quality", options)
-    if "kuairand" in options.data:
+    if any(DATA[data].data == "kuairand" for data in options.data):
         find_data(parser)
-    if "generated" in options.data:
+    if any(DATA[data].data == "generated" for data in options.data):
         generate()
     kept = results(options, "hierarchical-quality")
     rows, rates, charts = [], [], []
     for data in options.data:
         runs = {
             name: _trained(data, name, arm, kept, quick=options.quick)
-            for name, arm in arms(options.parts, options.most).items()
+            for name, arm in arms(options.parts, options.counts, options.groups).items()
         }
         rows += [_row(data, name, runs) for name in runs]
         rates += [[data, name, tried(kept, f"{data}/{name}", TUNED, _told)] for name in runs]
@@ -88,13 +96,14 @@ def main() -> None:
     report.finish()
 
 
-def arms(parts: Sequence[str], most: int) -> dict[str, Arm]:
-    """Name → arm, the one that others are held against first; 2, 4, … of each part.
+def arms(parts: Sequence[str], counts: Sequence[int], groups: Sequence[int]) -> dict[str, Arm]:
+    """Name → arm, the one that others are held against first.
 
     Args:
-        most: trainers or nets of a part's largest arm; all arms of ``groups`` have as many trainers.
+        counts: of trainers, and of nets; all arms of ``groups`` have as many trainers as the last says.
+        groups: how many there are, in each arm of that part.
     """
-    counts = [2**power for power in range(1, most.bit_length())]
+    most = counts[-1]
     made = {ONE: _arm(groups=1)}
     if "nets" in parts:
         made |= {f"{nets} nets of one trainer": _arm(groups=1, nets=nets) for nets in counts}
@@ -103,10 +112,10 @@ def arms(parts: Sequence[str], most: int) -> dict[str, Arm]:
     if "groups" in parts:
         made |= {easgd(most): _arm(groups=most)}
         made |= {
-            f"{groups} {'group' if groups == 1 else 'groups'} of {most // groups} trainers": _arm(
-                groups=groups, trainers_per_group=most // groups, servers_per_group=SERVERS_PER_GROUP
+            f"{count} {'group' if count == 1 else 'groups'} of {most // count} trainers": _arm(
+                groups=count, trainers_per_group=most // count, servers_per_group=SERVERS_PER_GROUP
             )
-            for groups in (1, *counts[:-1])
+            for count in groups
         }
     return made
 
@@ -125,6 +134,11 @@ def config(data: str, arm: Arm, factor: float, seed: int, *, quick: bool) -> dic
     """The config of one run, without ``[strategy]``."""
     made = DATA[data].config(arm, factor, seed, quick=quick)
     made["train"]["early_stopping"] = {"metric": METRIC, "patience": 1000}
+    if data.endswith(DECAYED):
+        steps = math.ceil(NUM_TRAIN[DATA[data].data] / made["data"]["batch_size"])
+        made["train"]["lr_schedule"] = {
+            "name": "LinearLR", "start_factor": 1.0, "end_factor": 0.0, "total_iters": steps, "interval": "step"
+        }  # fmt: skip
     return made
 
 

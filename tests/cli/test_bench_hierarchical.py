@@ -27,7 +27,7 @@ def test_all_arms_of_quality_train_on_as_many_examples_in_as_many_updates(tmp_pa
 
     monkeypatch.setenv("KUAIRAND", "nowhere")
     monkeypatch.setenv("CLICKLOG", "nowhere")
-    arms = quality.arms(quality.PARTS, 8)
+    arms = quality.arms(quality.PARTS, [2, 4, 8], [1, 2, 4])
     assert len(arms) == 1 + 3 + 3 + 3
     for data, case in quality.DATA.items():
         for name, arm in arms.items():
@@ -67,7 +67,8 @@ def test_quality_chooses_rates_on_validation_data_and_is_held_against_one_traine
 
     def words():
         monkeypatch.setattr(sys, "argv", [
-            "hierarchical_quality", "--data", "generated", "--parts", "trainers", "groups", "--most", "4",
+            "hierarchical_quality", "--data", "generated", "--parts", "trainers", "groups",
+            "--counts", "2", "4", "--groups", "1", "2",
             "--results", str(tmp_path / "results"), "--docs", str(tmp_path), "--json", str(tmp_path / "found.json"),
         ])  # fmt: skip
         quality.main()
@@ -96,6 +97,14 @@ def test_quality_chooses_rates_on_validation_data_and_is_held_against_one_traine
     assert words()[0] == shown
     assert len(trained) == once, "what is kept is not trained again"
     capsys.readouterr()
+    for wrong, told in (
+        (["--counts", "1", "2"], "--counts 1: expected"),
+        (["--groups", "3"], "--groups 3: cannot"),
+    ):
+        monkeypatch.setattr(sys, "argv", ["hierarchical_quality", *wrong])
+        with pytest.raises(SystemExit):
+            quality.main()
+        assert told in capsys.readouterr().err
 
 
 def test_arms_of_speed_differ_in_one_thing_and_refused_ones_say_why():
@@ -212,8 +221,10 @@ def test_quality_runs_on_a_log(tmp_path, monkeypatch):
         "--quick",
         "--data",
         "generated",
-        "--most",
+        "--counts",
         "2",
+        "--groups",
+        "1",
     ]
     done = subprocess.run(
         [*words, "--json", "found.json"], cwd=tmp_path, capture_output=True, text=True, check=False
