@@ -37,6 +37,7 @@ from girih.comm.registry import find
 from girih.config.file import RunConfig
 from girih.data import Dataset
 from girih.data.options import SplitName
+from girih.planner import plan as plans
 from girih.sparse.service.protocol import NO_TURN, Verb
 from girih.trainer import Trainer
 
@@ -60,6 +61,7 @@ class Plan:
         keep: where run directories go that are to be kept; None keeps none.
         fill: rows that servers have made, of ids 0, 1, …, before the first step.
         sample_ms: how often processes and links are looked at within the windows; None looks at their ends alone.
+        held: a file of ``girih plan``, which the run holds.
     """
 
     config: str
@@ -72,6 +74,7 @@ class Plan:
     keep: str | None = None
     fill: int = 0
     sample_ms: float | None = None
+    held: str | None = None
 
     @property
     def max_steps(self) -> int:
@@ -304,6 +307,9 @@ def _run(plan: Plan) -> dict[str, Any]:
     strategy = settings.strategy
     data = {split: settings.dataset(split) for split in SPLITS if getattr(settings.data, split) is not None}
     words = ["train", plan.config, *(word for each in overrides for word in ("--set", each))]
+    if plan.held is not None:
+        settings = dataclasses.replace(settings, plan=plans.Plan.read(Path(plan.held)))
+        words += ["--plan", plan.held]
     cluster = Cluster.found(strategy.trainers, words, hosts=plan.hosts)
     try:
         ranks = cluster.ranks

@@ -2,9 +2,10 @@
 
 Every process has a host of its own (a network namespace), whose link has the bandwidth of ``--rate`` in each direction
 (``tc tbf``); needs root; the transport is TCP. DLRM over 26 categorical and 13 numeric features; a net's step has ``--batch``
-examples, in all arms but those of ``batches``. All processes share the cores of this machine: what more trainers add in work,
-the others lose in time. Options that the strategy refuses are skipped, with what it says. What is kept in ``--results`` is not
-run again.
+examples, in all arms but those of ``batches``. With a ``--calibration``, operators of groups go where ``girih plan`` puts them for this
+machine and those links; without, where it puts them for a machine that nobody measured. All processes share the cores of this
+machine: what more trainers add in work, the others lose in time. Options that the strategy refuses are skipped, with what it
+says. What is kept in ``--results`` is not run again.
 
     girih bench hierarchical_speed --calibration docs/results/prediction/calibration.json
     girih bench hierarchical_speed --parts ablation --rate 200mbit
@@ -13,6 +14,7 @@ run again.
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -29,6 +31,7 @@ from girih import strategies
 from girih.config.file import RunConfig
 from girih.errors import ConfigError
 from girih.planner.calibration import Calibration
+from girih.planner.plan import Plan
 
 PARTS = {
     "trainers": "Figure 3a: a copy each, EASGD",
@@ -91,7 +94,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument(
         "--calibration", type=Path, metavar="FILE",
-        help=f"of girih calibrate, by which the arm {AUTO!r} chooses its codecs; it is left out without one",
+        help=f"of girih calibrate, by which groups are planned; without one the arm {AUTO!r} is left out",
     )  # fmt: skip
     fleet.add_windows(parser)
     options = parser.parse_args()
@@ -201,17 +204,30 @@ class Bench:
                 self.found.setdefault(key, []).append(self._run(key, arm, number))
 
     def _chosen(self, arm: Arm, calibration: Calibration) -> dict[str, str]:
-        """The codecs that ``girih plan`` chooses, as options of the strategy: a run chooses none itself."""
-        overrides = self._overrides(self._task(arm), arm)
-        settings = RunConfig.load(
-            self._config(self._task(arm), 4 * arm.batch * arm.trainers), overrides=overrides
-        )
-        wire = settings.planned(calibration.over(bytes_per_s(self.options.rate))).wire
+        """The codecs that ``girih plan`` chooses, as options of the strategy."""
+        wire = self._planned(arm, calibration).wire
         return {f"wire_{kind}": wire[kind] for kind in ("activations", "dense_gradients")}
+
+    def _planned(self, arm: Arm, calibration: Calibration) -> Plan:
+        task = self._task(arm)
+        config = self._config(task, 4 * arm.batch * arm.trainers)
+        settings = RunConfig.load(config, overrides=self._overrides(task, arm))
+        return settings.planned(calibration.over(bytes_per_s(self.options.rate)))
+
+    def _held(self, arm: Arm) -> Path | None:
+        """The plan that an arm's run holds: that of its group, where there is a calibration."""
+        if self.calibration is None or "servers_per_group" not in arm.strategy:
+            return None
+        plan = self._planned(arm, self.calibration)
+        file = self.directory / "plan.json"
+        file.write_text(json.dumps(plan.to_dict()))
+        return file
 
     def _run(self, key: tuple[str, str], arm: Arm, number: int) -> Found:
         options = self.options
         conditions = fleet.windows_of(vars(options)) | {"rate": options.rate}
+        if self.calibration is not None and "servers_per_group" in arm.strategy:
+            conditions["planned_for"] = options.rate
         run = Run("/".join((options.rate, *key, str(number))), self._task(arm), arm.strategy, conditions)
         return self.kept.measure(run, lambda run: self._measured(run, arm))
 
@@ -239,7 +255,7 @@ class Bench:
     def _measured(self, run: Run, arm: Arm) -> dict[str, Any]:
         options, task = self.options, run.config
         steps = options.warmup + options.steps * options.windows + AHEAD + arm.strategy.get("nets", 1)
-        config = self._config(task, steps * arm.batch * arm.trainers)
+        config, held = self._config(task, steps * arm.batch * arm.trainers), self._held(arm)
         counts = {"trainer": arm.trainers, **strategies.create(dict(arm.strategy), "strategy").roles}
         with network.network(network.names_apart(counts), options.rate) as hosts:
             plan = fleet.Plan(
@@ -248,6 +264,7 @@ class Bench:
                 **fleet.windows_of(vars(options)),
                 hosts=network.apart(hosts),
                 links=tuple(hosts.links.values()),
+                held=None if held is None else str(held),
             )
             found = fleet.measure(plan, timeout_s=900.0, tries=1 if options.quick else fleet.TRIES)
         return short(found, hosts)

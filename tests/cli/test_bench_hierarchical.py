@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ import pytest
 from girih.cli import bench
 from girih.config import write_toml
 from girih.config.file import RunConfig
+from girih.planner.calibration import Calibration
+from girih.planner.plan import Plan
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -127,6 +130,22 @@ def test_arms_of_speed_differ_in_one_thing_and_refused_ones_say_why():
     assert "tagging" in speed.refused(speed.Arm({**first.strategy, "tagging": "best"}, 8))
 
 
+def test_groups_are_planned_for_the_links_of_the_benchmark(tmp_path):
+    import hierarchical_speed as speed
+
+    file = bench.FOLDER.parent / "docs" / "results" / "prediction" / "calibration.json"
+    group = speed.arms("ablation", 2, 512)["rules and refinement"]
+    predicted = {}
+    for rate in ("1gbit", "10mbit"):
+        options = Namespace(cardinality=50, dim=16, batch=512, rate=rate, quick=False)
+        measured = speed.Bench(options, None, tmp_path, Calibration.read(file))
+        plan = Plan.read(measured._held(group))
+        assert set(plan.tagging.devices.values()) == {"trainer", "server 0", "server 1"}
+        predicted[rate] = plan.predicted["speed"]["samples_per_s"]
+        assert measured._held(speed.arms("trainers", 2, 512)["2 × 1 net"]) is None
+    assert predicted["10mbit"] < predicted["1gbit"] / 10  # 58 kB an example, each way, over 100 times less
+
+
 def test_use_is_processor_time_and_bytes_over_time():
     import fleet
     import hierarchical_speed as speed
@@ -181,6 +200,8 @@ def test_groups_run_over_links_and_are_kept(tmp_path):
     if (reason := network_missing()) is not None:
         pytest.skip(reason)
     words = [sys.executable, str(bench.FOLDER / "hierarchical_speed.py"), "--quick", "--parts", "groups"]
+    calibration = bench.FOLDER.parent / "docs" / "results" / "prediction" / "calibration.json"
+    words += ["--calibration", str(calibration)]
     for round_ in range(2):
         done = subprocess.run(
             [*words, "--json", "found.json"], cwd=tmp_path, capture_output=True, text=True, check=False
