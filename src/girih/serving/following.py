@@ -102,13 +102,14 @@ def main() -> int:
     try:
         log = Log(Storage(given["log"]))
         follower = Follower(log, directory, _say)
-        is_ready, wanted, level = False, _NICE, 0
+        is_ready, wanted, level = False, 0, 0  # nobody is answered before there is a version
         while True:
             if wanted != level and _stand_back(wanted):
                 level = wanted
             begin = time.monotonic()
             follower.poll()
-            wanted = 0 if time.monotonic() - begin > _LATE_S else _NICE
+            has_time = follower.current is not None and time.monotonic() - begin <= _LATE_S
+            wanted = _NICE if has_time else 0
             if follower.current is not None and not is_ready:
                 is_ready = True
                 print(READY, flush=True)
