@@ -211,9 +211,9 @@ class MappedWriter(contextlib.AbstractContextManager["MappedWriter"]):
 
     def _write_rows(self, size: int) -> None:
         """Writes the first bytes of the rows that wait."""
-        with memoryview(self._waiting) as data:
-            self._rows_crc = zlib.crc32(data[:size], self._rows_crc)
-            self._write(data[:size], self._written)
+        data = self._waiting.data[:size]
+        self._rows_crc = zlib.crc32(data, self._rows_crc)
+        self._write(data, self._written)
         self._num_waiting -= size
         self._waiting[: self._num_waiting] = self._waiting[size : size + self._num_waiting]
         self._written += size
