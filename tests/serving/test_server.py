@@ -430,6 +430,92 @@ def test_what_is_no_http_and_who_goes_away_hinder_nobody(site, table, expected):
     np.testing.assert_array_equal(predictions(site.infer({"inputs": inputs_of(table)})), expected)
 
 
+def answered(connection):
+    """(status, JSON) of one answer; that it goes on is left out."""
+    with connection.makefile("rb", buffering=0) as file:
+        status, length = int(file.readline().split()[1]), 0
+        if status == 100:
+            assert file.readline() == b"\r\n"
+            status = int(file.readline().split()[1])
+        while (line := file.readline()) not in (b"\r\n", b""):
+            if line.lower().startswith(b"content-length:"):
+                length = int(line.split(b":")[1])
+        body = b""
+        while len(body) < length:
+            body += file.read(length - len(body))
+    return status, json.loads(body)
+
+
+@pytest.fixture
+def asking(site, table):
+    """A connection, and a function that makes a request: its head, given lines of it, and its body."""
+    host, port = site.url.split(":")
+    content = json.dumps({"inputs": inputs_of(table)}).encode()
+
+    def request(*lines, path="/v2/models/run/infer", version="1.1", body=content):
+        lines = (f"POST {path} HTTP/{version}", "Host: x", f"Content-Length: {len(body)}", *lines)
+        return "\r\n".join((*lines, "", "")).encode(), body
+
+    with socket.create_connection((host, int(port)), timeout=30) as connection:
+        yield connection, request
+
+
+def test_requests_are_answered_however_their_bytes_come(asking, expected):
+    connection, request = asking
+    head, body = request()
+    for size in (len(head) + len(body), 1000, 77):
+        for start in range(0, len(head + body), size):
+            connection.sendall((head + body)[start : start + size])
+            time.sleep(0.001)
+        np.testing.assert_array_equal(predictions(answered(connection)), expected)
+    unknown = request(path="/v2/models/none/infer")
+    slow, odd = request("Expect: 100-continue"), request(path="/v2/models/r%75n/infer?a=b")
+    ways = [request(), slow, unknown, request(), odd, request(body=b"{}"), request()]
+    connection.sendall(b"".join(head + body for head, body in ways))  # all at once; answers keep the order
+    np.testing.assert_array_equal(predictions(answered(connection)), expected)
+    np.testing.assert_array_equal(predictions(answered(connection)), expected)
+    assert answered(connection)[0] == 404
+    np.testing.assert_array_equal(predictions(answered(connection)), expected)
+    np.testing.assert_array_equal(predictions(answered(connection)), expected)
+    assert answered(connection)[0] == 400
+    np.testing.assert_array_equal(predictions(answered(connection)), expected)
+
+
+@pytest.mark.parametrize(("lines", "version"), [(("Connection: close",), "1.1"), ((), "1.0")])
+def test_a_connection_ends_where_its_client_wants_it(asking, expected, lines, version):
+    connection, request = asking
+    connection.sendall(b"".join(request(*lines, version=version)))
+    np.testing.assert_array_equal(predictions(answered(connection)), expected)
+    assert connection.recv(1) == b""
+
+
+def test_a_request_that_is_on_its_way_when_the_server_ends_is_answered(place, table, expected):
+    with Site(place / "clicks") as site:
+        host, port = site.url.split(":")
+        body = json.dumps({"inputs": inputs_of(table)}).encode()
+        head = (
+            f"POST /v2/models/run/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        )
+        with socket.create_connection((host, int(port)), timeout=30) as connection:
+            connection.sendall(head + body[:100])
+            until(lambda: site.get("/v2/health/live")[0] == 200)
+            site.process.send_signal(signal.SIGTERM)
+            until(lambda: refuses(host, int(port)))
+            connection.sendall(body[100:])
+            np.testing.assert_array_equal(predictions(answered(connection)), expected)
+            assert connection.recv(1) == b""
+        assert site.process.wait(timeout=60) == 130
+
+
+def refuses(host, port):
+    """Whether nobody listens any more."""
+    try:
+        socket.create_connection((host, port), timeout=10).close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
 def test_many_clients_at_once_each_get_their_own(site, table, expected):
     wrong = []
 

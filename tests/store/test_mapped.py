@@ -3,6 +3,7 @@
 import ctypes
 import multiprocessing
 import os
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from girih.kernels.cpu.jit import JIT_DISABLED
 from girih.optim import SGD
 from girih.store import GroupSpec, Heap, Segment, Store, TableSpec
 from girih.store.mapped import MappedFile, MappedWriter, Stack, Written, merge, writer
+from girih.store.mapped.checksum import joined
 from girih.tables import Constant, Normal, Uniform, Zeros
 from girih.testing.store_verbs import group, peek
 
@@ -181,6 +183,43 @@ def test_many_rows_in_chunks_are_what_a_stranger_reads(tmp_path):
     order, theirs = np.argsort(everything[0]), np.argsort(ids)
     for found, expected in zip(everything, (ids, tables, rows), strict=True):
         np.testing.assert_array_equal(found[order], expected[theirs])
+
+
+def test_files_that_are_merged_piece_by_piece_read_as_they_did(tmp_path, monkeypatch):
+    monkeypatch.setattr(writer, "_ROWS_TOGETHER", 10_000)
+    monkeypatch.setattr(writer, "_PAGE", 4096)
+    spec, rng, files = group(("a", "b"), dim=17), np.random.default_rng(2), []
+    for name in ("oldest", "older", "newest"):
+        keys = {(int(i), int(i) % 2): rng.random(17, np.float32) for i in rng.integers(0, MANY, MANY // 2)}
+        buried = [(int(i), int(i) % 2) for i in range(0, MANY, 7) if (i, i % 2) not in keys]
+        files.insert(0, MappedFile(tmp_path / name, written(tmp_path / name, spec, keys, buried)))
+    asked = [(i, i % 2) for i in range(-5, MANY + 5)]
+    for part, below in ((files, []), (files[:2], files[2:])):
+        facts = merge(tmp_path / "merged", spec, part, keep_buried=bool(below), durable=False)
+        merged = MappedFile(tmp_path / "merged", facts)
+        values, expected = (read(Stack(spec, each), asked)[0] for each in ([merged, *below], files))
+        np.testing.assert_array_equal(values, expected)
+
+
+def test_more_rows_than_were_announced_are_refused_in_a_merge(tmp_path):
+    spec = tables_of()
+    rows = {(n, 0): np.full(5, n, np.float32) for n in range(10)}
+    file = MappedFile(tmp_path / "rows", written(tmp_path / "rows", spec, rows))
+    none = np.empty((0, kernels.FILE_COLUMNS), np.int64)
+    with MappedWriter(tmp_path / "fits", spec, 10) as fits:
+        fits.take(file, none)
+        assert fits.finish().rows == 10
+    with (
+        pytest.raises(ConfigError, match="more rows than the 9"),
+        MappedWriter(tmp_path / "not", spec, 10, 9) as short,
+    ):
+        short.take(file, none)
+
+
+@given(st.binary(max_size=300), st.binary(max_size=300), st.integers(0, 2**20))
+def test_checksums_of_two_pieces_are_joined(first, second, more):
+    second += bytes(more)
+    assert joined(zlib.crc32(first), zlib.crc32(second), len(second)) == zlib.crc32(first + second)
 
 
 def test_an_empty_file_serves(tmp_path):

@@ -28,7 +28,7 @@ from girih.serving.reading import RequestReader, TooLarge
 from girih.serving.served import Model, Served, open_served
 
 _LOG = logging.getLogger(__name__)
-_INFER = re.compile("/v2/models/(?P<name>[^/]+)(?:/versions/(?P<version>[^/]+))?/infer")
+INFER = re.compile("/v2/models/(?P<name>[^/]+)(?:/versions/(?P<version>[^/]+))?/infer")
 
 
 class NotServed(UserError, LookupError):
@@ -59,7 +59,7 @@ class Server:
     """
 
     def __init__(self, model: Model, *, most_examples: int, most_bytes: int) -> None:
-        self._model, self._most_bytes = model, most_bytes
+        self._model, self.most_bytes = model, most_bytes
         self._metrics = ServingMetrics()
         self._reader = RequestReader(Schema.from_dict(model.signature.schema), most_examples)
         self._outputs = model.signature.outputs
@@ -80,7 +80,7 @@ class Server:
             """Answers requests for predictions at once; all else is found by routes, which takes longer than to read such a request."""
             found = None
             if scope["type"] == "http" and scope["method"] == "POST" and not scope.get("root_path"):
-                found = _INFER.fullmatch(scope["path"])
+                found = INFER.fullmatch(scope["path"])
             if found is None:
                 await routes(scope, receive, send)
                 return
@@ -126,7 +126,7 @@ class Server:
     async def model_metadata(self, request: Request) -> Response:
         """``GET /v2/models/NAME``."""
         try:
-            served = self._served(request)
+            served = self._served(**request.path_params)
         except GirihError as error:
             return refusal(error)
         model = self._model
@@ -135,7 +135,7 @@ class Server:
     async def model_ready(self, request: Request) -> Response:
         """``GET /v2/models/NAME/ready``."""
         try:
-            self._served(request)
+            self._served(**request.path_params)
         except GirihError as error:
             return refusal(error)
         return JSONResponse({"name": self._model.name, "ready": True})
@@ -149,9 +149,20 @@ class Server:
         except UserError as error:
             self._metrics.requests.labels(str(status_of(error))).inc()
             return refusal(error, close=True)
+        named = request.path_params
+        return self.answer(
+            named["name"], named.get("version"), request.headers.get(protocol.JSON_LENGTH), body
+        )
+
+    def answer(self, name: str, version: str | None, json_length: str | None, body: bytes) -> Response:
+        """The answer to a request for predictions.
+
+        Args:
+            name, version: of the model, as the path has them. json_length: the header :data:`~girih.serving.protocol.JSON_LENGTH`.
+        """
         start = time.perf_counter()
         try:
-            response = self._answer(request, body)
+            response = self._predicted(name, version, json_length, body)
         except GirihError as error:
             response = refusal(error)
         except (
@@ -163,9 +174,9 @@ class Server:
         self._metrics.requests.labels(str(response.status_code)).inc()
         return response
 
-    def _answer(self, request: Request, body: bytes) -> Response:
-        served = self._served(request)  # this one from here to the end
-        asked = self._parser.parse(body, request.headers.get(protocol.JSON_LENGTH))
+    def _predicted(self, name: str, version: str | None, json_length: str | None, body: bytes) -> Response:
+        served = self._served(name, version)  # this one from here to the end
+        asked = self._parser.parse(body, json_length)
         batch = self._reader.read_request(asked)
         predictions = served.predict(batch)
         try:
@@ -180,13 +191,12 @@ class Server:
         self._metrics.examples.inc(batch.num_examples)
         return Response(found.body, headers=dict(found.headers))
 
-    def _served(self, request: Request) -> Served:
+    def _served(self, name: str, version: str | None = None) -> Served:
         """The version that answers.
 
         Raises:
             NotServed: the path names another model, or another version. NotReady: there is none yet.
         """
-        name, version = request.path_params["name"], request.path_params.get("version")
         if name != self._model.name:
             raise NotServed(f"model {name[:80]!r} is not here; this server has {self._model.name!r}")
         served = self._model.current
@@ -209,19 +219,19 @@ class Server:
                 f"Content-Encoding = {request.headers['Content-Encoding'][:40]!r}: expected none; send the body as it is"
             )
         told = request.headers.get("Content-Length", "")
-        if told.isdigit() and int(told) > self._most_bytes:
+        if told.isdigit() and int(told) > self.most_bytes:
             raise self._too_large(int(told))
         pieces, size = [], 0
         async for piece in request.stream():
             pieces.append(piece)
             size += len(piece)
-            if size > self._most_bytes:
+            if size > self.most_bytes:
                 raise self._too_large(size)
         return b"".join(pieces)
 
     def _too_large(self, size: int) -> TooLarge:
         return TooLarge(
-            f"a body of {size:,} bytes; expected at most {self._most_bytes:,}: send several requests"
+            f"a body of {size:,} bytes; expected at most {self.most_bytes:,}: send several requests"
         )
 
 

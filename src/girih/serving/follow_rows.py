@@ -19,8 +19,8 @@ from girih.store.arrays import Floats, Ints, Longs
 from girih.store.mapped import MappedFile, MappedWriter, merge
 from girih.store.spec import GroupSpec
 
-GROWTH = 4
-"""A file of a stack knows more than so many times the keys of all newer ones together; so ten files are enough for a million segments."""
+GROWTH = 2
+"""A file of a stack knows more than so many times the keys of all newer ones together; so thirteen files are enough for a million segments."""
 
 
 def write_rows(path: Path, group: Group, segments: Sequence[Sequence[Part]]) -> RowsFile:
@@ -35,7 +35,7 @@ def write_rows(path: Path, group: Group, segments: Sequence[Sequence[Part]]) -> 
     own = [[part for part in parts if _concerns(part, group.spec)] for parts in segments]
     most_rows = sum(part.num_rows for parts in own for part in parts)
     most_left = sum(len(part.left[0]) for parts in own for part in parts)
-    with MappedWriter(path, group.spec, most_rows + most_left, most_rows) as writer:
+    with MappedWriter(path, group.spec, most_rows + most_left, most_rows, durable=False) as writer:
         for parts in own:
             for part in parts:
                 for ids, tables, rows in _rows_in(part, group.spec):
@@ -84,7 +84,7 @@ class Merging:
         mapped = [MappedFile(path.parent / file.name) for file in files]
 
         def work() -> RowsFile:
-            return RowsFile.of(path.name, merge(path, spec, mapped, keep_buried=not whole))
+            return RowsFile.of(path.name, merge(path, spec, mapped, keep_buried=not whole, durable=False))
 
         self.name = path.name
         self._under_way = number, tuple(files), self._worker.submit(work)

@@ -121,6 +121,7 @@ def answer(
     import uvicorn
 
     from girih.serving.app import Server
+    from girih.serving.direct import direct
     from girih.serving.served import Model, open_served
     from girih.serving.watching import Watched, watch
 
@@ -132,6 +133,8 @@ def answer(
         watch(watched, server.replace)
     config = uvicorn.Config(
         server.app(),
+        http=direct(server),
+        proxy_headers=False,  # nobody looks at who asks
         log_level="error",  # strangers who speak no HTTP get status 400, and no line
         access_log=False,
         lifespan="off",
@@ -164,6 +167,7 @@ def require_packages() -> None:
         ConfigError: names the one that is missing.
     """
     try:
+        import httptools  # noqa: F401
         import prometheus_client  # noqa: F401
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401

@@ -25,6 +25,7 @@ from girih.kernels.cpu.arrays import (
     U64,
     F32x2,
     I64x2,
+    SealedF32x2,
     SealedI32,
     SealedI64,
     SealedI64x2,
@@ -49,6 +50,7 @@ FILE_COLUMNS = 3
 AT_ONCE = 64
 """Keys that are asked for together."""
 _SLOT_BYTES = 16
+_SLOTS_AHEAD = 24
 
 if JIT_DISABLED:
 
@@ -152,6 +154,59 @@ def find_unknown(files: I64x2, ids: SealedI64, tables: SealedI32, unknown: U8) -
             if row != at.NO_ROW:
                 unknown[i] = 0
                 break
+
+
+@kernel()
+def take_unknown(
+    newer: I64x2,
+    index: SealedI64x2,
+    rows: SealedF32x2,
+    target: I64x2,
+    progress: I64,
+    most_rows: int,
+    out: int,
+) -> None:
+    """Adds to an index those keys with rows of a file that no file of a stack has, and copies their rows.
+
+    Slots of all indexes are in the order of hashes, so that each is walked from front to back.
+
+    Args:
+        newer: the stack, see :func:`read_stack`. index, rows: of the file.
+        target: the index that keys are added to, which has none of them. out: an address: where the first new row goes; others follow.
+        progress: int64[2], the slot of ``index`` and the number of the new row to begin with; written: those to go on with.
+        most_rows: it ends at the slot of the key whose row would have this number; else behind the last slot.
+    """
+    num_slots, width, size = target.shape[0], rows.shape[1], index.shape[0]
+    slot, row = progress[0], progress[1]
+    first = row
+    while slot < size:
+        if slot + _SLOTS_AHEAD < size:
+            coming = index[slot + _SLOTS_AHEAD, 1] & ROW_MASK
+            if coming != 0 and coming - 1 != BURIED:
+                prefetch_words(row_address(rows, coming - 1), width)
+        word = index[slot, 1]
+        own = (word & ROW_MASK) - 1
+        if word != 0 and own != BURIED:
+            key_id, table = index[slot, 0], word >> ROW_BITS
+            key, known = key_hash(key_id, table), False
+            for s in range(newer.shape[0]):
+                if row_in(newer[s, INDEX], newer[s, NUM_SLOTS], key, key_id, table) != at.NO_ROW:
+                    known = True
+                    break
+            if not known:
+                if row == most_rows:
+                    break
+                place = home_of(key, num_slots)
+                while target[place, 1] != 0:
+                    place += 1
+                    if place == num_slots:
+                        place = np.int64(0)
+                target[place, 0] = key_id
+                target[place, 1] = (table << ROW_BITS) | (row + 1)
+                copy_from(out + 4 * width * (row - first), row_address(rows, own), width)
+                row += 1
+        slot += 1
+    progress[0], progress[1] = slot, row
 
 
 @kernel()

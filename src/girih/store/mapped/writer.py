@@ -25,6 +25,7 @@ from girih.kernels.cpu import mapped
 from girih.kernels.cpu.arrays import sealed
 from girih.runs.files import disk_full
 from girih.store.arrays import Bools, Floats, Ints, Longs
+from girih.store.mapped.checksum import joined
 from girih.store.mapped.file import INDEX, KIND, ROWS, MappedFile, Written, description_of
 from girih.store.mapped.stack import described, unknown
 from girih.store.spec import GroupSpec
@@ -33,7 +34,7 @@ _LOAD = 0.7  # of the index, at most
 _LINE = 64
 _PIECE = 64 << 20
 _PAGE = 2 << 20
-_ROWS_TOGETHER = 16 << 20
+_ROWS_TOGETHER = 4 << 20
 _UNFINISHED = ".unfinished"
 
 
@@ -47,15 +48,22 @@ class MappedWriter(contextlib.AbstractContextManager["MappedWriter"]):
         spec: the group: its tables by number, and segments.
         most_keys: keys that will be added or buried, at most: the index is made for so many.
         most_rows: those of them that get rows, at most; all where None.
+        durable: waits until the disk has it all. Else a machine that loses its power may leave a file that its checksum tells.
 
     Raises:
         StorageFullError: the disk has no room for so many.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], spec: GroupSpec, most_keys: int, most_rows: int | None = None
+        self,
+        path: str | os.PathLike[str],
+        spec: GroupSpec,
+        most_keys: int,
+        most_rows: int | None = None,
+        *,
+        durable: bool = True,
     ) -> None:
-        self.path, self.spec = Path(path), spec
+        self.path, self.spec, self._durable = Path(path), spec, durable
         self._most_keys = most_keys
         self._most_rows = most_keys if most_rows is None else most_rows
         self._num_rows = self._num_buried = 0
@@ -81,8 +89,15 @@ class MappedWriter(contextlib.AbstractContextManager["MappedWriter"]):
             with contextlib.suppress(OSError):  # a kernel without huge pages
                 memory.madvise(mmap.MADV_HUGEPAGE)
         self._memory = memory
-        self._rows = bytearray()  # that are not written yet
-        self._written = self._rows_at  # where they go
+        self._row_bytes = 4 * spec.dim
+        self._waiting = np.empty(
+            max(_ROWS_TOGETHER, self._row_bytes), np.uint8
+        )  # rows that are not written yet
+        self._num_waiting = 0  # bytes of them
+        self._written, self._rows_crc = (
+            self._rows_at,
+            0,
+        )  # where they go, and the checksum of those that are written
         self._index = np.ndarray((num_slots, 2), np.int64, memory, self._length)
 
     def add(self, ids: Longs, tables: Ints, rows: Floats) -> int:
@@ -103,15 +118,34 @@ class MappedWriter(contextlib.AbstractContextManager["MappedWriter"]):
                 f"{self.path}: rows: received {rows.dtype}{list(rows.shape)}; expected float32[{len(ids)}, {self.spec.dim}]"
             )
         taken = self._insert(ids, tables, self._num_rows)
-        new = rows[taken]
+        new = rows if taken.all() else rows[taken]
         if self._num_rows + len(new) > self._most_rows:
             raise ConfigError(f"{self.path}: more rows than the {self._most_rows:,} that were announced")
-        self._rows += memoryview(np.ascontiguousarray(new).reshape(-1).view(np.uint8))  # type: ignore[arg-type]
-        if len(self._rows) >= _ROWS_TOGETHER:
-            end = (self._written + len(self._rows)) // _PAGE * _PAGE  # of a page in the file
-            self._write_rows(end - self._written)
+        data = np.ascontiguousarray(new).reshape(-1).view(np.uint8)
+        while len(data):
+            piece = data[: self._room()]
+            self._waiting[self._num_waiting : self._num_waiting + len(piece)] = piece
+            self._num_waiting += len(piece)
+            data = data[len(piece) :]
         self._num_rows += len(new)
         return len(new)
+
+    def take(self, file: MappedFile, newer: Longs) -> None:
+        """Adds the keys with rows of a file that no newer file knows, nor this one: as :meth:`add`, in one pass.
+
+        Args:
+            newer: those files, int64[S, 3]: see :func:`~girih.store.mapped.stack.described`.
+        """
+        at = np.array([0, self._num_rows], np.int64)  # the slot, and the row, that come next
+        while at[0] < len(file.index):
+            room = self._room(self._row_bytes) // self._row_bytes
+            most = min(self._num_rows + room, self._most_rows)
+            target = self._waiting.ctypes.data + self._num_waiting
+            mapped.take_unknown(newer, file.index, file.rows, self._index, at, most, target)
+            if at[0] < len(file.index) and at[1] == self._most_rows:
+                raise ConfigError(f"{self.path}: more rows than the {self._most_rows:,} that were announced")
+            self._num_waiting += (int(at[1]) - self._num_rows) * self._row_bytes
+            self._num_rows = int(at[1])
 
     def bury(self, ids: Longs, tables: Ints) -> int:
         """Adds keys that have no row any more, whatever older files say; see :meth:`add`."""
@@ -126,7 +160,7 @@ class MappedWriter(contextlib.AbstractContextManager["MappedWriter"]):
             StorageFullError: the disk is full.
         """
         try:
-            self._write_rows(len(self._rows))
+            self._write_rows(self._num_waiting)
             size = self._rows_at + 4 * self.spec.dim * self._num_rows
             self._file.truncate(size)
             self._memory[: self._length] = self._header(self._num_rows, self._num_buried)
@@ -134,10 +168,10 @@ class MappedWriter(contextlib.AbstractContextManager["MappedWriter"]):
                 self._memory.flush()
             else:
                 self._write(memoryview(self._memory), 0)
-            os.fsync(self._file.fileno())
-            crc = self._file.seek(0)
-            while piece := self._file.read(_PIECE):
-                crc = zlib.crc32(piece, crc)
+            if self._durable:
+                os.fsync(self._file.fileno())
+            with memoryview(self._memory) as data:
+                crc = joined(zlib.crc32(data), self._rows_crc, size - self._rows_at)
             os.replace(self._unfinished, self.path)
             self._file.close()
         except OSError as error:
@@ -168,11 +202,20 @@ class MappedWriter(contextlib.AbstractContextManager["MappedWriter"]):
         )
         return taken.view(np.bool_)
 
+    def _room(self, least: int = 1) -> int:
+        """The bytes that the rows that wait leave free, at least so many: what fills pages of the file is written before."""
+        if len(self._waiting) - self._num_waiting < least:
+            end = (self._written + self._num_waiting) // _PAGE * _PAGE
+            self._write_rows(end - self._written if end > self._written else self._num_waiting)
+        return len(self._waiting) - self._num_waiting
+
     def _write_rows(self, size: int) -> None:
         """Writes the first bytes of the rows that wait."""
-        with memoryview(self._rows) as data:
-            self._write(data[:size], self._written)
-        del self._rows[:size]
+        data = self._waiting.data[:size]
+        self._rows_crc = zlib.crc32(data, self._rows_crc)
+        self._write(data, self._written)
+        self._num_waiting -= size
+        self._waiting[: self._num_waiting] = self._waiting[size : size + self._num_waiting]
         self._written += size
 
     def _write(self, data: memoryview, position: int) -> None:
@@ -206,27 +249,31 @@ def _memory_bytes() -> int:
 
 
 def merge(
-    path: str | os.PathLike[str], spec: GroupSpec, files: Iterable[MappedFile], *, keep_buried: bool = False
+    path: str | os.PathLike[str],
+    spec: GroupSpec,
+    files: Iterable[MappedFile],
+    *,
+    keep_buried: bool = False,
+    durable: bool = True,
 ) -> Written:
     """Writes a stack of files as one; reads as they do.
 
     Args:
         files: newest first.
         keep_buried: keeps the keys that have no row any more, for there are older files than these.
+        durable: see :class:`MappedWriter`.
     """
     files = list(files)
     for file in files:
         file.expect(spec)
     most_rows = sum(file.num_rows for file in files)
     most_keys = most_rows + keep_buried * sum(file.num_buried for file in files)
-    with MappedWriter(path, spec, most_keys, most_rows) as writer:
+    with MappedWriter(path, spec, most_keys, most_rows, durable=durable) as writer:
         for number, file in enumerate(files):
             newer = described(files[:number])
             if keep_buried:
                 for ids, tables in file.buried():
                     new = unknown(newer, ids, tables)
                     writer.bury(ids[new], tables[new])
-            for ids, tables, rows in file.chunks():
-                new = unknown(newer, ids, tables)
-                writer.add(ids[new], tables[new], rows[new])
+            writer.take(file, newer)
         return writer.finish()
