@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PROCESSES ?= 4
+CORES ?= 2
 INSTALLED := .venv/installed
 
 .PHONY: setup lint test test-gpu test-all gpu gpu-picasso bench bench-peers claims demo docs clean
@@ -21,14 +22,15 @@ lint: setup
 
 # PROCESSES files at a time, each in one process. Two for each of two cores: a third of the time with one for each is waiting
 # for processes that start, and for each other. Idle threads sleep at once: spinning, they would take the cores from the other
-# file's (four times as long for tests of whole models).
+# file's (four times as long for tests of whole models). Without the JIT
+# nothing waits: one for each core, since each imports torch.
 # Bytecode is kept: each process that a test starts would compile girih anew otherwise.
 PYTEST := PYTHONDONTWRITEBYTECODE= GOMP_SPINCOUNT=0 $(BIN)/pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder --durations 25
 PLAIN := tests/kernels tests/store tests/sparse/test_sparse_kernels.py
 
 test: setup
 	$(PYTEST) -m "not heavy and not gpu"
-	NUMBA_DISABLE_JIT=1 $(PYTEST) -m "not heavy and not gpu" $(PLAIN)
+	NUMBA_DISABLE_JIT=1 $(PYTEST) --numprocesses $(CORES) -m "not heavy and not gpu" $(PLAIN)
 
 # Kernels for GPUs, interpreted on the CPU where there is no GPU.
 test-gpu: setup
@@ -36,7 +38,7 @@ test-gpu: setup
 
 test-all: setup
 	GIRIH_KILLS=50 GIRIH_STEPS=200 $(PYTEST)
-	NUMBA_DISABLE_JIT=1 $(PYTEST) -m "not gpu" $(PLAIN)
+	NUMBA_DISABLE_JIT=1 $(PYTEST) --numprocesses $(CORES) -m "not gpu" $(PLAIN)
 
 # On a machine with a GPU: the same tests with kernels compiled, then, whatever came of them, the figures of docs/gpu.md; the
 # status is that of both. Takes torch as pip finds it for CUDA, into an environment of its own, and FBGEMM's tables to measure

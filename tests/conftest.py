@@ -76,6 +76,21 @@ log_every_steps = 5
 _CHECKED = {}  # kernel → types by which it was compiled before the test at hand
 
 
+def pytest_sessionstart(session):
+    """Compiles all kernels before several workers begin: each would compile those that its own tests call."""
+    if hasattr(session.config, "workerinput") or not session.config.getoption("numprocesses", None):
+        return
+    from girih.kernels.cpu import ahead
+
+    ahead.make_ready(ahead.KERNELS, session.config.get_terminal_writer().line)
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Leaves tests of GPUs alone where none of them is asked for: importing them loads Triton."""
+    without = "not gpu" in config.getoption("markexpr", "")
+    return True if without and collection_path.is_dir() and collection_path.name == "gpu" else None
+
+
 def pytest_collection_modifyitems(items):
     """Files of whole runs begin first, so that no worker has one left when all others are done; folders mark tests of GPUs."""
     for item in items:

@@ -207,7 +207,7 @@ def until_it_saves(path, runs):
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.heavy)])
 def test_a_signal_ends_with_a_checkpoint_and_130(log_directory, number):
     path = log_directory / "run"
     process = start(log_directory, path)

@@ -57,7 +57,10 @@ def test_a_usual_run_says_nothing(train):
         assert word not in said
 
 
-@pytest.mark.parametrize("more", [(), ("--strategy", "synchronous", "--set", "strategy.trainers=2")])
+TWO = ("--strategy", "synchronous", "--set", "strategy.trainers=2")
+
+
+@pytest.mark.parametrize("more", [(), pytest.param(TWO, marks=pytest.mark.heavy)])
 def test_ids_that_were_not_trained(train, log_directory, more):
     rewrite(log_directory / "test.parquet", user=lambda rows: range(10**12, 10**12 + rows))
     status, said = train(*more)
