@@ -284,7 +284,7 @@ def test_what_cannot_be_loaded_is_one_sentence(trained, tmp_path):
                 {"user": [object()], "item": [1], "tags": [[1]], "x0": [1.0]},
                 "column 'user' cannot be an Arrow column",
             ),
-            (7, "data: received a int; expected a dict"),
+            (7, "data: received an object of type int; expected a dict"),
         ):
             with pytest.raises(DataError, match=told):
                 model.predict(given)

@@ -39,7 +39,7 @@ def as_table(data: Any, columns: Sequence[str] | None = None) -> Any:
             ) from None
     if isinstance(data, Sequence) and not isinstance(data, str | bytes):
         return _of_rows(data, columns)
-    raise DataError(f"data: received a {type(data).__name__}; {EXPECTED}")
+    raise DataError(f"data: received an object of type {type(data).__name__}; {EXPECTED}")
 
 
 def columns_as_given(schema: Schema, table: Any) -> Schema:

@@ -161,7 +161,7 @@ def _of_integers(name: str, values: Any) -> Guess:
         return _row_number(name)
     ids, counts = named(name, _IDS), named(name, _COUNTS)
     if counts and not ids and distinct > 2:
-        return _of_numbers(name, values.cast(pa.float64()), "integers that count something, by the name")
+        return _of_numbers(name, values.cast(pa.float64()), "integers that count something by their name,")
     if least < 0 and not ids and most - least < 10**7:
         return _of_numbers(name, values.cast(pa.float64()), "integers, some below 0,")
     if ids or distinct <= FEW or most - least > 10 * distinct:

@@ -152,7 +152,7 @@ def make_ready(names: Iterable[str], tell: Callable[[str], None] = _LOG.warning)
     if JIT_DISABLED or not _missing(names):
         return 0.0
     start = time.perf_counter()
-    tell("compiling kernels (first run only)")
+    tell("compiling kernels (kept for later runs)")
     with _alone() as lock:
         _compile_together(_missing(names), lock)
     seconds = time.perf_counter() - start
