@@ -395,7 +395,9 @@ def test_refinement_is_near_the_best_placement_of_a_small_graph(seed, tight):
     group = random_group(rng, 2, tight=graph if tight else None)
     index, best_s = Index(graph), by_enumeration(graph, group)
     if math.isinf(best_s):
-        with pytest.raises(ConfigError, match=r"fits nowhere|servers of a group have|no placement was found that fits"):
+        with pytest.raises(
+            ConfigError, match=r"fits nowhere|servers of a group have|no placement was found that fits"
+        ):
             tag(graph, group)
         return
     refined = tag(graph, group)
@@ -425,7 +427,7 @@ def test_bounds_of_all_placements_at_once_are_those_of_each(seed):
 
 @pytest.mark.parametrize(
     ("seed", "tight"), [(3, False), (5, False), (7, False), (5, True), (7, True)]
-)  # 3 in tight memory: see decision 37
+)  # 3 in tight memory: see docs/planning.md
 def test_refinement_is_near_the_bound_of_a_solver_on_a_larger_graph(seed, tight):
     rng = np.random.default_rng(1000 + seed)
     graph, num_servers = random_graph(rng, int(rng.integers(20, 41))), int(rng.integers(2, 4))
@@ -541,7 +543,8 @@ def test_what_does_not_fit_is_refused_by_name(graph, group, message):
 def test_what_refinement_finds_no_place_for_is_refused_by_name():
     group = replace(PAIR, trainer=replace(DEVICE, memory_bytes=1e5))
     with pytest.raises(
-        ConfigError, match=r"operator 'fields' .* takes 0.000213 GB of it, and no placement was found that fits; set nets"
+        ConfigError,
+        match=r"operator 'fields' .* takes 0.000213 GB of it, and no placement was found that fits; set nets",
     ):
         tag(DLRM, group)
 

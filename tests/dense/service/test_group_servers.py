@@ -369,9 +369,13 @@ class TestSiblings:
         """Has a batch fail: the trainer's half, the gate of the part that computes on, and what waits for that."""
         half = group.trainer()
         wide, bottom = Gate.shut_at("wide", fails=True), Gate.shut_at("bottom")
-        failing = half._group.forward((9, 0, 0), "wide", [torch.zeros(6, len(NAMES) * DIM)], [True], train=True)
+        failing = half._group.forward(
+            (9, 0, 0), "wide", [torch.zeros(6, len(NAMES) * DIM)], [True], train=True
+        )
         assert wide.inside.wait(20)
-        sibling = half._group.forward((9, 0, 1), "bottom", [torch.zeros(6, len(NUMERIC))], [False], train=True)
+        sibling = half._group.forward(
+            (9, 0, 1), "bottom", [torch.zeros(6, len(NUMERIC))], [False], train=True
+        )
         assert bottom.inside.wait(20)
         wide.go_on.set()
         with pytest.raises(RemoteError, match=r"part 'wide', given .* ArithmeticError: of the test"):

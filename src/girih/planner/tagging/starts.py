@@ -66,7 +66,9 @@ def packed(index: Index, group: HierarchicalGroup) -> Start:
         if index.bundles[number].movable:
             placed[number] = min(range(1, len(total)), key=lambda device: total[device])
             total[placed[number]] += taken(number)
-    return _start("spread by memory", index, placed, "refinement began with all spread over servers by memory")
+    return _start(
+        "spread by memory", index, placed, "refinement began with all spread over servers by memory"
+    )
 
 
 def _start(name: str, index: Index, placed: Sequence[int], reason: str) -> Start:
