@@ -326,6 +326,7 @@ class TestFaults:
 class Gate(nn.Module):
     """Hands on what it is given; the next time that it is at work it waits until it may, and then fails if it is to."""
 
+    __module__ = "girih.testing"  # a user's might draw random numbers, so that its net's parts would be run one after the other
     shut: ClassVar[dict[str, SimpleNamespace]] = {}
 
     def __init__(self, name):

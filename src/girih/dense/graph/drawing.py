@@ -56,7 +56,8 @@ def _is_seeded(name: str) -> bool:
     operator = getattr(torch.ops.aten, name, None)
     if not isinstance(operator, OpOverloadPacket):
         return False
-    overloads = (getattr(operator, each) for each in operator.overloads())
+    names: list[str] = operator.overloads()  # type: ignore[no-untyped-call]
+    overloads = (getattr(operator, name) for name in names)
     return any(torch.Tag.nondeterministic_seeded in each.tags for each in overloads)
 
 
