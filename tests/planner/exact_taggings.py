@@ -1,6 +1,10 @@
-"""Graphs to place at random, and the least bottleneck of any placement: by going through all of them, and by a MILP solver."""
+"""Graphs to place at random, and the least bottleneck of any placement: by going through all of them, and by a MILP solver.
+
+Shapes: N placements, O operators, B bundles, D devices.
+"""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -8,7 +12,7 @@ from girih.planner.operators import Edge, Operator, OperatorGraph
 from girih.planner.tagging.group import CodecCost, Device, HierarchicalGroup, WireCost
 from girih.planner.tagging.index import Index
 from girih.planner.tagging.ledger import Ledger
-from girih.planner.tagging.utilization import exact_loads, least_loads
+from girih.planner.tagging.utilization import exact_loads
 
 
 def random_graph(rng, num_operators, *, widest=512):
@@ -61,11 +65,15 @@ def random_graph(rng, num_operators, *, widest=512):
     return OperatorGraph(operators=tuple(operators), edges=tuple(edges))
 
 
-def random_group(rng, num_servers):
-    """Trainers and servers whose links are anything from no matter to all that matters."""
+def random_group(rng, num_servers, tight=None):
+    """Trainers and servers whose links are anything from no matter to all that matters.
+
+    Args:
+        tight: a graph for which each server has memory for half of it or a little more than all.
+    """
     device = Device(flops_per_s=1e9, bytes_per_s=float(10 ** rng.uniform(6, 9)))
     codec = CodecCost(name="bfloat16", factor=0.5, encode_s_per_byte=2e-10, decode_s_per_byte=1e-10)
-    return HierarchicalGroup(
+    group = HierarchicalGroup(
         trainers=int(rng.integers(1, 5)),
         batch_size=128,
         trainer=device,
@@ -74,6 +82,14 @@ def random_group(rng, num_servers):
         update_s_per_byte=float(rng.choice([0.0, 1e-10])),
         trainer_received_bytes=float(rng.choice([0.0, 1000.0])),
     )
+    if tight is None:
+        return group
+    parameters = sum(operator.parameter_bytes for operator in tight.operators)
+    outputs = sum(operator.output_bytes_per_example for operator in tight.operators)
+    all_of_it = parameters * (1 + group.trainers) + outputs * group.trainers * group.batch_size
+    server = replace(device, memory_bytes=all_of_it * float(rng.uniform(0.5, 1.1)))
+    trainer = replace(device, memory_bytes=2 * outputs * group.batch_size * float(rng.uniform(0.5, 1.1)))
+    return replace(group, trainer=trainer, servers=(server,) * num_servers)
 
 
 def busiest_s(graph, group, placed):
@@ -82,51 +98,101 @@ def busiest_s(graph, group, placed):
     return max(load.busy_s for load in exact_loads(index, group, Ledger(index, group, placed)))
 
 
-def by_enumeration(graph, group, known_s=math.inf):
-    """The least :func:`busiest_s` of all placements, or ``known_s`` where none is below; servers must be alike.
+def by_enumeration(graph, group):
+    """The least :func:`busiest_s` of all placements that fit into memory; infinite where none does. Servers must be alike.
 
-    What is placed already computes for some time whatever comes after it, which rules out most placements unseen.
+    Placements are looked at in the order of a bound, until that of the next one is above the best.
     """
-    index = Index(graph)
-    num_devices = len(group.devices)
-    order = sorted(range(len(index.bundles)), key=lambda bundle: -index.bundles[bundle].parameter_bytes)
-    ledger = Ledger(index, group, [0 if not bundle.movable else 1 for bundle in index.bundles])
-    compute = [0.0] * num_devices
-    cores = [group.trainer.cores * group.trainers] + [server.cores for server in group.servers]
-    best = known_s
+    index, placed = Index(graph), placements(graph, group)
+    bound_s, memory = bounds_of(index, group, placed)
+    best_s = math.inf
+    for row in np.argsort(bound_s):
+        if bound_s[row] >= best_s:
+            break
+        if memory[row] > 1:
+            continue
+        found = exact_loads(index, group, Ledger(index, group, placed[row].tolist()))
+        if all(load.memory <= 1 for load in found):
+            best_s = min(best_s, max(load.busy_s for load in found))
+    return best_s
 
-    def go_on(depth, used):
-        nonlocal best
-        if depth == len(order):
-            if max(load.busy_s for load in least_loads(group, ledger)) < best:
-                best = min(best, max(load.busy_s for load in exact_loads(index, group, ledger)))
-            return
-        number = order[depth]
-        bundle = index.bundles[number]
-        choices = (
-            range(1 if bundle.parameter_bytes else 0, min(num_devices, used + 2)) if bundle.movable else (0,)
-        )
-        for device in choices:
-            took = ledger.bundle_s[device][number] / cores[device]
-            if compute[device] + took < best:
-                compute[device] += took
-                if ledger.placed[number] != device:
-                    ledger.move(number, device)
-                go_on(depth + 1, max(used, device))
-                compute[device] -= took
 
-    go_on(0, 0)
-    return best
+def placements(graph, group):
+    """All of them, int64[N, B], but those that differ by the names of servers alone."""
+    index, num_devices = Index(graph), len(group.devices)
+    choices = [
+        range(1 if bundle.parameter_bytes else 0, num_devices) if bundle.movable else (0,)
+        for bundle in index.bundles
+    ]
+    placed = np.stack([each.ravel() for each in np.meshgrid(*choices, indexing="ij")], axis=1)
+    used = np.maximum.accumulate(placed, axis=1)  # a server may come once those before it have
+    return placed[(placed[:, 0] <= 1) & (placed[:, 1:] <= used[:, :-1] + 1).all(axis=1)]
+
+
+def bounds_of(index, group, placed):
+    """Seconds per example of the busiest device, and the share of the fullest one's memory, float64[N] each, if no component is ever cut.
+
+    Args:
+        placed: int64[N, B].
+    """
+    of = placed[:, index.bundle_of]  # [N, O]
+    operators, forward, backward = index.operators, group.wire.activations, group.wire.gradients
+    sizes = [operator.output_bytes_per_example for operator in operators]
+    there, back = (np.zeros((len(placed), len(group.devices))) for _ in range(2))  # of servers
+    for producer, readers in enumerate(index.consumers):
+        home, up = of[:, producer], np.zeros(len(placed)) + (0 if readers else sizes[producer])
+        for device in range(len(group.devices)):
+            needs = [np.where(of[:, c] == device, size, 0.0) for c, size in readers.items()]
+            down = np.where(home == device, 0.0, np.max(needs, axis=0, initial=0.0)) if needs else 0.0
+            up = np.maximum(up, down)
+            there[:, device] += down
+        back[np.arange(len(placed)), home] += up
+    there[:, 0] = back[:, 0] = 0.0
+    at_trainer = there * (forward.encode_s_per_byte + backward.decode_s_per_byte)
+    at_trainer += back * (forward.decode_s_per_byte + backward.encode_s_per_byte)
+    at_server = there * (forward.decode_s_per_byte + backward.encode_s_per_byte)
+    at_server += back * (forward.encode_s_per_byte + backward.decode_s_per_byte)
+    down, up = (
+        one * forward.factor + other * backward.factor for one, other in ((there, back), (back, there))
+    )
+    busy_s, memory = [], []
+    for number, device in enumerate(group.devices):
+        here = of == number
+        seconds = [
+            o.flops_per_example / device.flops_per_s
+            if o.seconds_per_example is None
+            else o.seconds_per_example
+            for o in operators
+        ]
+        parameters = here @ np.array([o.parameter_bytes for o in operators])
+        cpu_s = here @ np.array(seconds) + parameters * group.update_s_per_byte / group.batch_size
+        in_flight, share = group.batch_size * group.nets, 1
+        if number:
+            in_flight *= group.trainers
+            cpu_s, linked = cpu_s + at_server[:, number], np.maximum(down[:, number], up[:, number])
+            crossing, gradients = there[:, number], group.nets * group.trainers
+        else:
+            share = group.trainers
+            cpu_s, crossing = cpu_s + at_trainer.sum(axis=1) + group.trainer_cpu_s, back.sum(axis=1)
+            linked = np.maximum(
+                down.sum(axis=1) + group.trainer_sent_bytes, up.sum(axis=1) + group.trainer_received_bytes
+            )
+            gradients = group.nets
+        busy_s.append(np.maximum(cpu_s / device.cores, linked / (device.bytes_per_s or math.inf)) / share)
+        kept = (here @ np.array(sizes) + crossing * (1 + backward.kept)) * in_flight
+        held = max(2.0, group.parameter_copies) - 1 + gradients
+        memory.append((parameters * held + kept) / (device.memory_bytes or math.inf))
+    return np.max(busy_s, axis=0), np.max(memory, axis=0)
 
 
 def by_milp(graph, group, *, limit_s=20.0):
     """A lower bound of :func:`busiest_s` of any placement: that of a mixed integer programme in which no component is ever cut.
 
     Variables: z, seconds of the busiest device; x[u, d], whether bundle u is on device d; t[p, s], whether the output of operator p
-    goes to server s; f[p, s], whether it leaves server s. Codecs and what averaging sends are in the programme, memory is not.
+    goes to server s; f[p, s], whether it leaves server s. Codecs and memory are in the programme.
 
     Returns:
-        The bound, and the device of each bundle in the solver's best placement.
+        The bound, and the device of each bundle in the solver's best placement; infinite and None where nothing fits into memory.
     """
     from scipy.optimize import Bounds, LinearConstraint, milp
 
@@ -207,6 +273,20 @@ def by_milp(graph, group, *, limit_s=20.0):
                 moved = [(t(p, s), sizes[p] * one * weight) for p, s in own]
                 moved += [(f(p, s), sizes[p] * other * weight) for p, s in own]
                 row([(0, -1.0), *moved], -np.inf, -extra * weight if device == 0 else 0)
+        if facts.memory_bytes:
+            nets = group.nets * (1 if device == 0 else group.trainers)
+            held = max(2.0, group.parameter_copies) - 1 + nets
+            kept = [
+                (
+                    x(number, device),
+                    bundle.parameter_bytes * held
+                    + sum(sizes[o] for o in bundle.operators) * nets * group.batch_size,
+                )
+                for number, bundle in enumerate(index.bundles)
+            ]
+            crossing = (1 + backward.kept) * nets * group.batch_size
+            kept += [((f if device == 0 else t)(p, s), sizes[p] * crossing) for p, s in own]
+            row([(c, v / facts.memory_bytes) for c, v in kept], -np.inf, 1)
     integral = np.zeros(size)
     integral[1 : 1 + num_bundles * num_devices] = 1
     found = milp(
@@ -217,6 +297,8 @@ def by_milp(graph, group, *, limit_s=20.0):
         options={"time_limit": limit_s, "mip_rel_gap": 1e-4},
     )
     placed = None
+    if found.status == 2:  # infeasible
+        return math.inf, placed
     if found.x is not None:
         placed = [
             max(range(num_devices), key=lambda device: found.x[x(bundle, device)])

@@ -6,7 +6,15 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from exact_taggings import busiest_s, by_enumeration, by_milp, random_graph, random_group
+from exact_taggings import (
+    bounds_of,
+    busiest_s,
+    by_enumeration,
+    by_milp,
+    placements,
+    random_graph,
+    random_group,
+)
 
 from girih.errors import ConfigError
 from girih.planner.operators import TRAINER, Edge, Operator, OperatorGraph
@@ -285,7 +293,10 @@ def test_loads_by_hand():
         ((300 + 180) / 1e6 + codecs_s + parameters * 1e-5 / 100 + requests_s) / 2
     )
     assert server.network_s == pytest.approx(server.sent_bytes / 1e3)
-    assert server.memory_bytes == pytest.approx(parameters * 4 + (20 + 12 + 40) * 2 * 3 * 100)
+    copies = (
+        1 + 2 + 2 * 3 + 4
+    )  # itself, Adam's state, a gradient of each net of each trainer, and what averaging keeps
+    assert server.memory_bytes == pytest.approx(parameters * copies + (20 + 12 + 40) * 2 * 3 * 100)
     assert server.memory == pytest.approx(server.memory_bytes / 1e5)
     assert trainer.sent_bytes == pytest.approx((there * 0.5 + back * 1.0 + 7) / 2)
     assert trainer.received_bytes == pytest.approx((back * 0.5 + there * 1.0 + 11) / 2)
@@ -300,6 +311,25 @@ def test_loads_by_hand():
     assert examples_per_s(list(found.values())) == pytest.approx(
         1 / max(load.busy_s for load in found.values())
     )
+
+
+@pytest.mark.parametrize(("codec", "left"), [("topk", 2), ("bfloat16", 0)])
+def test_what_topk_leaves_out_is_kept_where_it_is_sent_from(codec, left):
+    """Twice, while a step is under way: with and without what that leaves out."""
+    graph = graph_of([plain("x", 10, movable=False), linear("l", 10, 5)], "x>l")
+    wire = WireCost(gradients=CodecCost(name=codec, factor=0.15))
+    group = replace(PAIR, nets=3, batch_size=100, wire=wire, parameter_copies=4)
+    found = loads(graph, {"x": TRAINER, "l": "server 0"}, group)
+    copies = 1 + 2 + 2 * 3
+    assert found["server 0"].memory_bytes == 200 * copies + (20 + 40 + left * 40) * 2 * 3 * 100
+    assert found[TRAINER].memory_bytes == (40 + 20 + left * 20) * 3 * 100
+
+
+def test_replicas_have_gradients_of_their_own_nets():
+    graph = graph_of([plain("x", 10, movable=False), linear("l", 10, 5)], "x>l")
+    group = replace(PAIR, servers=(), nets=3, batch_size=100, parameter_copies=4)
+    (trainer,) = loads(graph, {"x": TRAINER, "l": TRAINER}, group).values()
+    assert trainer.memory_bytes == 200 * (1 + 2 + 3) + (40 + 20) * 3 * 100
 
 
 def test_what_goes_from_server_to_server_passes_through_the_trainer():
@@ -357,15 +387,24 @@ def test_books_kept_move_by_move_are_those_of_a_fresh_placement(seed):
         assert load.received_bytes == pytest.approx(there[server] + back[server])
 
 
+@pytest.mark.parametrize("tight", [False, True])
 @pytest.mark.parametrize("seed", range(40))
-def test_refinement_is_near_the_best_placement_of_a_small_graph(seed):
+def test_refinement_is_near_the_best_placement_of_a_small_graph(seed, tight):
     rng = np.random.default_rng(seed)
-    graph, group = random_graph(rng, int(rng.integers(3, 10))), random_group(rng, 2)
-    index = Index(graph)
-    rules, refined = tag(graph, group, how="rules"), tag(graph, group)
-    assert refined.examples_per_s >= rules.examples_per_s * (1 - 1e-9)
-    best_s = by_enumeration(graph, group, known_s=1 / refined.examples_per_s)
-    assert 1 / refined.examples_per_s <= 1.25 * best_s
+    graph = random_graph(rng, int(rng.integers(3, 13)))
+    group = random_group(rng, 2, tight=graph if tight else None)
+    index, best_s = Index(graph), by_enumeration(graph, group)
+    if math.isinf(best_s):
+        with pytest.raises(
+            ConfigError, match=r"fits nowhere|servers of a group have|no placement was found that fits"
+        ):
+            tag(graph, group)
+        return
+    refined = tag(graph, group)
+    assert best_s * (1 - 1e-9) <= 1 / refined.examples_per_s <= 1.25 * best_s
+    assert all(used.memory <= 1 for used in refined.utilization.values())
+    if not tight:
+        assert refined.examples_per_s >= tag(graph, group, how="rules").examples_per_s * (1 - 1e-9)
     for bundle, facts in enumerate(index.bundles):
         places = {refined.tagging[name] for name in index.names(bundle)}
         assert len(places) == 1
@@ -373,23 +412,41 @@ def test_refinement_is_near_the_best_placement_of_a_small_graph(seed):
         assert facts.movable or places == {TRAINER}
 
 
-@pytest.mark.parametrize("seed", [3, 5, 7])
-def test_refinement_is_near_the_bound_of_a_solver_on_a_larger_graph(seed):
+@pytest.mark.parametrize("seed", range(3))
+def test_bounds_of_all_placements_at_once_are_those_of_each(seed):
+    rng = np.random.default_rng(seed)
+    graph = random_graph(rng, 7)
+    group = replace(random_group(rng, 2, tight=graph), nets=2)
+    index, placed = Index(graph), placements(graph, group)
+    busy_s, memory = bounds_of(index, group, placed)
+    for row in rng.integers(len(placed), size=20):
+        found = least_loads(group, Ledger(index, group, placed[row].tolist()))
+        assert busy_s[row] == pytest.approx(max(load.busy_s for load in found))
+        assert memory[row] == pytest.approx(max(load.memory for load in found))
+
+
+@pytest.mark.parametrize(
+    ("seed", "tight"), [(3, False), (5, False), (7, False), (5, True), (7, True)]
+)  # 3 in tight memory: see docs/planning.md
+def test_refinement_is_near_the_bound_of_a_solver_on_a_larger_graph(seed, tight):
     rng = np.random.default_rng(1000 + seed)
-    graph, group = random_graph(rng, int(rng.integers(20, 41))), random_group(rng, int(rng.integers(2, 4)))
+    graph, num_servers = random_graph(rng, int(rng.integers(20, 41))), int(rng.integers(2, 4))
+    group = random_group(rng, num_servers, tight=graph if tight else None)
     bound_s, placed = by_milp(graph, group)
     assert bound_s <= busiest_s(graph, group, placed) <= 1.05 * bound_s  # the bound is no empty one
     assert (1 - 1e-3) * bound_s <= 1 / tag(graph, group).examples_per_s <= 1.2 * bound_s
 
 
-def test_enumeration_and_solver_agree():
+@pytest.mark.parametrize("tight", [False, True])
+def test_enumeration_and_solver_agree(tight):
     rng = np.random.default_rng(4)
     for _ in range(3):
-        graph, group = random_graph(rng, 8), random_group(rng, 2)
+        graph = random_graph(rng, 8)
+        group = random_group(rng, 2, tight=graph if tight else None)
         bound_s, placed = by_milp(graph, group)
         best_s = by_enumeration(graph, group)
         assert bound_s <= best_s * (1 + 1e-3)
-        if busiest_s(graph, group, placed) <= bound_s * 1.001:
+        if placed is not None and busiest_s(graph, group, placed) <= bound_s * 1.001:
             assert best_s == pytest.approx(bound_s, rel=2e-3)
 
 
@@ -404,7 +461,9 @@ def test_the_longest_components_come_first_and_bytes_balance():
 
 def test_a_component_goes_where_there_is_memory_for_it():
     graph = graph_of([plain("x", 4, movable=False), linear("a", 4, 30), linear("b", 4, 7)], "x>a", "x>b")
-    small = replace(DEVICE, memory_bytes=4 * 4 * 10)
+    small = replace(
+        DEVICE, memory_bytes=(1 + 2) * 4 * 4 * 10
+    )  # with a gradient of each of two trainers' nets
     start = ruled(Index(graph), replace(PAIR, servers=(small, DEVICE)), RULES)
     assert start.placed[1:] == [2, 1]
 
@@ -450,13 +509,19 @@ def memory(size):
         (
             DLRM,
             memory(2.4e6),
-            r"operator 'top.2' \(Linear\) fits nowhere: its parameters take 0.00256 GB with gradient and optimizer"
-            r" state, a group server has 0.0024 GB; set split_fc = true",
+            r"operator 'top.2' \(Linear\) fits nowhere: its parameters take 0.00256 GB with optimizer state and the"
+            r" gradient of 1 net, a group server has 0.0024 GB; set split_fc = true",
         ),
         (
             DLRM,
             memory(2.57e6),
             r"parameters take 0.00515 GB .*, the 2 servers of a group have 0.00514 GB; set servers_per_group to at least 3",
+        ),
+        (
+            DLRM,
+            replace(memory(4.2e6), trainers=2, nets=2),
+            r"operator 'top.2' \(Linear\) fits nowhere: its parameters take 0.00448 GB with optimizer state and the"
+            r" gradients of 4 nets, a group server has 0.0042 GB; set split_fc = true, .* or nets lower",
         ),
         (
             graph_of([replace(linear("whole", 4, 4), movable=False)]),
@@ -478,7 +543,8 @@ def test_what_does_not_fit_is_refused_by_name(graph, group, message):
 def test_what_refinement_finds_no_place_for_is_refused_by_name():
     group = replace(PAIR, trainer=replace(DEVICE, memory_bytes=1e5))
     with pytest.raises(
-        ConfigError, match=r"operator 'fields' .* takes 0.000213 GB of it and fits nowhere else; set nets"
+        ConfigError,
+        match=r"operator 'fields' .* takes 0.000213 GB of it, and no placement was found that fits; set nets",
     ):
         tag(DLRM, group)
 

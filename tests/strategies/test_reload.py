@@ -221,6 +221,29 @@ def test_all_trainers_begin_anew_for_a_role_of_groups(begin, role, options):
     assert ended(running, role=role, within_s=5 * END_S)["steps"] == STEPS
 
 
+ONE_GROUP = ["strategy.trainers_per_group=2", "strategy.servers_per_group=2", "checkpoint.every_steps=40"]
+APART = 0.03
+"""AUC by which two runs may differ; trainers of a group share no step, so that no run is like another."""
+
+
+@heavy
+@pytest.mark.parametrize(
+    "role", ["trainer", "loader", "embedding-server", "embedding-worker", "group-server"]
+)
+def test_a_group_learns_as_much_after_a_death(begin, undisturbed, role):
+    whole = undisturbed("hierarchical", *SHORT, *ONE_GROUP)
+    running = begin("hierarchical", *SHORT, *ONE_GROUP)
+    kill(running, 0, has_saved(running), role=role)
+    told = running.ends(0, 5 * END_S)
+    alone = role == "loader"  # others have nothing of what it had
+    assert (told.count("it came back"), told.count("all trainers go on from")) == (alone, not alone), told
+    summary, expected = (json.loads((run / "summary.json").read_text()) for run in (running.run, whole))
+    assert (summary["steps"], summary["restarts"]) == (STEPS, {role: 1})
+    assert expected["restarts"] == {}
+    assert expected["auc"] > 0.55
+    assert summary["auc"] == pytest.approx(expected["auc"], abs=APART)
+
+
 @heavy
 @pytest.mark.parametrize("seed", range(20))
 def test_a_role_of_groups_at_any_moment(begin, seed):

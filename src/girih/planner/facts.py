@@ -97,7 +97,7 @@ class DenseCost:
         pass_s: seconds that both take however few the examples. example_s: seconds that each example adds.
         update_s: seconds of a step of the optimizer.
         busy_threads: threads that a pass kept busy on average, at most those that it had.
-        parameter_copies: bytes that a byte of parameters takes with its gradient and its optimizer's state: 4 for Adam.
+        parameter_copies: bytes that a byte of parameters takes with one gradient and its optimizer's state: 4 for Adam.
     """
 
     bytes_per_example: float

@@ -1,57 +1,99 @@
 """Memory of a run's processes by role, accounted before they start, so that what fits nowhere ends the run early (HT §4.3).
 
-Counted are rows at the most that a table may have, and parameters with their gradients and their optimizer's state: what is known. Tables
-without a limit count nothing. What operators keep is for :mod:`girih.planner.tagging`.
+Counted are rows at the most that a table may have, and parameters with their gradients, their optimizer's state and what averaging keeps: what
+is known. Tables without a limit count nothing. What operators keep is for :mod:`girih.planner.tagging`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from girih.errors import ConfigError
 from girih.planner.facts import Facts
+from girih.planner.tagging.group import held_copies
 from girih.planner.traffic import FLOAT_BYTES
 
 EMBEDDING, TRAINER, GROUP, DENSE = "embedding-server", "trainer", "group-server", "dense-server"
-GRADIENT = 2.0
-"""Copies of a parameter where the optimizer's state is not known: itself and its gradient."""
 PARAMETERS = "dense parameters"
+KEPT = {"easgd": 1, "ma": 0, "bmuf": 2}
+"""Copies of the parameters that dense servers keep from round to round: the centre; the global model and its last update."""
+ROUND = {"easgd": 2, "ma": 4, "bmuf": 4}
+"""Those that they take for each replica: what came, and all side by side; in a round of all, their differences and what each is answered."""
 
 Account = Mapping[str, Mapping[str, float]]
 """Role → table, or part of the dense half → bytes in all processes of the role."""
 
 
-def account(facts: Facts, *, groups: int, servers_per_group: int, dense_servers: int) -> Account:
-    """The bytes of a run of ``hierarchical``: rows in embedding servers, a copy of the dense half for each group, averages.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copies:
+    """The copies of the dense parameters that a run of ``hierarchical`` has, and the nets that train on them.
 
-    Every trainer has the parameters as they are first; with group servers their gradients and state are there.
+    Attributes:
+        averaging: the algorithm; what it is called where there is one group does not matter.
     """
-    dense = facts.dense_cost
-    copies = GRADIENT if dense is None else max(GRADIENT, dense.parameter_copies)
+
+    groups: int = 1
+    trainers_per_group: int = 1
+    servers_per_group: int = 0
+    nets: int = 1
+    averaging: str = "easgd"
+
+    @property
+    def trainers(self) -> int:
+        """Those of all groups."""
+        return self.groups * self.trainers_per_group
+
+    def fewer(self) -> Iterator[tuple[str, Copies]]:
+        """Runs that take less, the nearest first: options to set, and what there is then."""
+        for nets in range(self.nets - 1, 0, -1):
+            yield f"nets to at most {nets}", replace(self, nets=nets)
+        one = "nets = 1 and " if self.nets > 1 else ""
+        for groups in range(self.groups - 1, 0, -1):
+            yield f"{one}groups to at most {groups}", replace(self, nets=1, groups=groups)
+        one += "groups = 1 and " if self.groups > 1 else ""
+        for trainers in range(self.trainers_per_group - 1, 0, -1):
+            less = replace(self, nets=1, groups=1, trainers_per_group=trainers)
+            yield f"{one}trainers_per_group to at most {trainers}", less
+
+
+def account(facts: Facts, copies: Copies) -> Account:
+    """The bytes of a run of ``hierarchical``: rows in embedding servers, the dense half in those that move it, in trainers, and averages.
+
+    Group servers have a group's one copy, its optimizer's state, and gradients of each net of each trainer. Trainers have the model as it was
+    built beside them, and one of each group gathers the optimizer's state for a checkpoint.
+    """
     size = float(FLOAT_BYTES * facts.model.num_parameters)
+    averaged = copies.groups > 1
+    state = 1.0 if facts.dense_cost is None else facts.dense_cost.parameter_copies
     found: dict[str, dict[str, float]] = {
         EMBEDDING: {
             table.name: float(table.max_rows * table.row_bytes)
             for table in facts.tables
             if table.max_rows is not None
-        },
-        TRAINER: {PARAMETERS: facts.num_trainers * size * (1.0 if servers_per_group else copies)},
+        }
     }
-    if servers_per_group:
-        found[GROUP] = {PARAMETERS: groups * size * copies}
-    if dense_servers:
-        found[DENSE] = {PARAMETERS: size}
+    if copies.servers_per_group:
+        nets = copies.trainers_per_group * copies.nets
+        gathered = copies.groups * (max(2.0, state) - 2)
+        found[TRAINER] = {PARAMETERS: size * (copies.trainers + gathered)}
+        found[GROUP] = {PARAMETERS: size * copies.groups * held_copies(state, nets, averaged=averaged)}
+    else:
+        held = held_copies(state, copies.nets, averaged=averaged)
+        found[TRAINER] = {PARAMETERS: size * copies.trainers * held}
+    if averaged:
+        found[DENSE] = {PARAMETERS: size * (KEPT[copies.averaging] + ROUND[copies.averaging] * copies.groups)}
     return found
 
 
-def check(found: Account, facts: Facts, strategy: str) -> None:
+def check(facts: Facts, copies: Copies, strategy: str) -> None:
     """Refuses what the machine has no memory for; where processes are on several hosts, nothing is known.
 
     Raises:
-        ConfigError: names what takes most, where, and how much of it would fit.
+        ConfigError: names the table, or the operator of the dense half, that takes most, where, and what would fit.
     """
-    free = facts.free_bytes
-    total = sum(size for items in found.values() for size in items.values())
+    free, found = facts.free_bytes, account(facts, copies)
+    total = _total(found)
     if free is None or total <= free:
         return
     size, role, item = max(
@@ -65,11 +107,39 @@ def check(found: Account, facts: Facts, strategy: str) -> None:
             f" take {_gigabytes(size)} in embedding servers, and {_gigabytes(left)} of this machine's {_gigabytes(free)} are left"
             f" for it; set its max_rows to at most {int(left // table.row_bytes):,}, or store.tiers = ['dram', 'ssd']"
         )
+    nets = copies.nets * (copies.trainers_per_group if copies.servers_per_group else 1)
+    averages = ", and what averaging keeps" if copies.groups > 1 else ""
     raise ConfigError(
-        f"strategy: {strategy}: {item} fit nowhere: they take {_gigabytes(size)} with gradients and optimizer state in all {role}"
-        f" processes, and {_gigabytes(left)} of this machine's {_gigabytes(free)} are left for them; set groups or"
-        " trainers_per_group lower, or make the model smaller"
+        f"strategy: {strategy}: {item} fit nowhere: they take {_gigabytes(size)} in all {role} processes, with optimizer state,"
+        f" a gradient for each of {nets} nets{averages}{_largest(facts)}, and {_gigabytes(left)} of this machine's"
+        f" {_gigabytes(free)} are left for them; {_mended(facts, copies, free)}"
     )
+
+
+def _mended(facts: Facts, copies: Copies, free: float) -> str:
+    """Says what would fit."""
+    for told, fewer in copies.fewer():
+        if _total(account(facts, fewer)) <= free:
+            return f"set {told}"
+    least = replace(copies, groups=1, trainers_per_group=1, nets=1)
+    of_tables, total = sum(account(facts, least)[EMBEDDING].values()), _total(account(facts, least))
+    most = int(max(0.0, free - of_tables) / (total - of_tables) * facts.model.num_parameters)
+    return (
+        f"make the model smaller: one trainer with one net has memory for {most:,} of its"
+        f" {facts.model.num_parameters:,} parameters"
+    )
+
+
+def _largest(facts: Facts) -> str:
+    """Names the operator with most of the parameters, where operators are known."""
+    if facts.graph is None or not facts.graph.operators:
+        return ""
+    largest = max(facts.graph.operators, key=lambda each: each.parameter_bytes)
+    return f" (operator {largest.name!r}, {largest.kind}, has most of them: {_gigabytes(largest.parameter_bytes)})"
+
+
+def _total(found: Account) -> float:
+    return sum(size for items in found.values() for size in items.values())
 
 
 def _gigabytes(size: float) -> str:

@@ -11,7 +11,7 @@ copy. Trainers share no step, as under ``asynchronous``.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from girih.cluster.roles import ENDS_RUN, RELOADS, Bearing, RoleName
@@ -162,13 +162,8 @@ class Hierarchical(RemoteStrategy):
                 "strategy 'hierarchical': trainers and nets share no step, so batch norm sees each one's own examples;"
                 " drop train.global_batch_norm, or use 'hybrid'"
             )
-        averaging = self.dense_servers if self.groups > 1 else 0
-        shares = {
-            "groups": self.groups,
-            "servers_per_group": self.servers_per_group,
-            "dense_servers": averaging,
-        }
-        memory.check(memory.account(facts, **shares), facts, self.name)
+        copies = memory.Copies(**{each.name: getattr(self, each.name) for each in fields(memory.Copies)})
+        memory.check(facts, copies, self.name)
         plan = RemoteStrategy.plan(self, facts)
         if not self.servers_per_group:
             return plan

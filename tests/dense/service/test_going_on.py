@@ -1,12 +1,14 @@
 """A trainer and its group servers go on in other processes as if they had not ended: dropout's masks, and what top-k left out."""
 
 import copy
+import operator
 from functools import partial
 
 import pytest
 import torch
 from grouped_site import Dropping, InThread, Net, site
 from torch import nn
+from torch.nn import functional
 
 from girih.dense.graph.drawing import draws
 from girih.dense.service.wire import Wire
@@ -82,29 +84,93 @@ class Own(nn.Module):
         return x + torch.rand(())
 
 
+def own(x):
+    """A function of a user's: nobody knows what it does."""
+    return x
+
+
+SQUARE = 0.5 * torch.ones(4, 4)
+
+
+def attending(*arguments, **options):
+    return lambda x: functional.scaled_dot_product_attention(x, x, x, *arguments, **options)
+
+
 @pytest.mark.parametrize(
     ("layer", "expected"),
     [
-        (nn.Linear(2, 2), False),
-        (nn.BatchNorm1d(2), False),
+        (nn.Linear(4, 4), False),
+        (nn.BatchNorm1d(4), False),
         (nn.Dropout(0.0), False),
         (nn.Dropout(0.1), True),
-        (nn.Sequential(nn.Linear(2, 2), nn.AlphaDropout(0.1)), True),
-        (nn.MultiheadAttention(2, 1), False),
-        (nn.MultiheadAttention(2, 1, dropout=0.1), True),
-        (nn.RReLU(), True),
+        (nn.Sequential(nn.Linear(4, 4), nn.AlphaDropout(0.1)), True),
+        (nn.TransformerEncoderLayer(4, 1, 4, dropout=0.1), True),
+        (nn.TransformerEncoderLayer(4, 1, 4, dropout=0.0), False),
+        (nn.Sequential(nn.BatchNorm1d(4), nn.RReLU()), True),
         (Own(), True),
-        (lambda x: nn.functional.dropout(x, 0.1), True),
-        (lambda x: nn.functional.normalize(x), False),
+        (lambda x: functional.dropout(x, 0.1), True),
+        (lambda x: functional.dropout1d(x, 0.1), True),
+        (lambda x: functional.alpha_dropout(x, 0.1, training=True), True),
+        (lambda x: functional.feature_alpha_dropout(x, 0.1, training=True), True),
+        (lambda x: functional.gumbel_softmax(x), True),
+        (lambda x: functional.rrelu(-x, training=True), True),
+        (attending(), False),
+        (attending(None, 0.5), True),
+        (attending(dropout_p=0.5), True),
+        (attending(dropout_p=0.0), False),
+        (torch.poisson, True),
+        (torch.bernoulli, True),
+        (lambda x: torch.multinomial(x, 1), True),
+        (lambda x: torch.normal(x, 1.0), True),
+        (lambda x: torch.rand_like(x), True),
+        (lambda x: x.bernoulli(0.5), True),
+        (lambda x: x.clone().exponential_(), True),
+        (lambda x: x.clone().geometric_(0.5), True),
+        (lambda x: functional.softmax(functional.normalize(x), 1) + x.relu() * 2, False),
     ],
 )
 def test_parts_that_draw_are_known(layer, expected):
+    """By what they are made of; the generator tells what they do."""
+    part = part_of(layer)
+    before = torch.get_rng_state()
+    part(SQUARE)
+    assert torch.equal(before, torch.get_rng_state()) != expected
+    assert draws(part) == expected
+
+
+@pytest.mark.parametrize(("dropout", "expected"), [(0.0, False), (0.1, True)])
+def test_attention_draws_where_it_drops_out(dropout, expected):
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    graph.output(graph.call_module("layer", (x, x, x)))
+    part = torch.fx.GraphModule(_Calls(nn.MultiheadAttention(4, 1, dropout=dropout)), graph)
+    before = torch.get_rng_state()
+    part(SQUARE)
+    assert torch.equal(before, torch.get_rng_state()) != expected
+    assert draws(part) == expected
+
+
+@pytest.mark.parametrize(
+    ("function", "more", "expected"),
+    [
+        (own, (), True),
+        (torch.ops.aten.native_dropout.default, (0.5, True), True),
+        (torch.ops.aten.relu.default, (), False),
+        (operator.neg, (), False),
+    ],
+)
+def test_operators_that_draw_are_known_and_a_users_function_may(function, more, expected):
+    graph = torch.fx.Graph()
+    graph.output(graph.call_function(function, (graph.placeholder("x"), *more)))
+    assert draws(torch.fx.GraphModule(nn.Module(), graph)) == expected
+
+
+def part_of(layer):
     class Leaves(torch.fx.Tracer):
         def is_leaf_module(self, module, name):
             return True
 
-    graph = Leaves().trace(_Calls(layer))
-    assert draws(torch.fx.GraphModule(_Calls(layer), graph)) == expected
+    return torch.fx.GraphModule(_Calls(layer), Leaves().trace(_Calls(layer)))
 
 
 class _Calls(nn.Module):

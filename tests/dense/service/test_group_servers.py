@@ -6,6 +6,8 @@ import threading
 import time
 from contextlib import ExitStack
 from functools import partial
+from types import SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -21,7 +23,7 @@ from girih.dense.service.live_parts import LiveParts
 from girih.dense.service.recipe import OptimizerRecipe
 from girih.dense.spec import DenseSpec
 from girih.errors import ConfigError, RemoteError, WireTimeout
-from girih.testing.dense_suite import DenseHalfSuite, case
+from girih.testing.dense_suite import DIM, NAMES, NUMERIC, DenseHalfSuite, case
 
 STEPS = 60
 LAYERS = ("bottom", "wide", "deep")
@@ -305,9 +307,7 @@ class TestFaults:
             assert batches(watching) == [2, 2]
             leaving.close()
             wait_until(lambda: batches(watching) == [1, 1])
-            for client in vanishing._group._clients:  # as a process that is killed
-                client._closing = True
-                client._session.connection.stream.close()
+            vanish(vanishing)
             wait_until(lambda: batches(watching) == [0, 0])
 
     def test_a_batch_that_fails_on_one_server_leaves_nothing_on_the_others(self):
@@ -321,6 +321,93 @@ class TestFaults:
                 half.compute(one.batch, broken)
             assert batches(half) == [0, 0]
             step(half, one)
+
+
+class Gate(nn.Module):
+    """Hands on what it is given; the next time that it is at work it waits until it may, and then fails if it is to."""
+
+    __module__ = "girih.testing"  # a user's might draw random numbers, so that its net's parts would be run one after the other
+    shut: ClassVar[dict[str, SimpleNamespace]] = {}
+
+    def __init__(self, name):
+        super().__init__()
+        self.name = name
+
+    @staticmethod
+    def shut_at(name, *, fails=False):
+        """Shuts the gate for one pass: ``inside`` is set once that is there, ``go_on`` lets it go on."""
+        Gate.shut[name] = SimpleNamespace(inside=threading.Event(), go_on=threading.Event(), fails=fails)
+        return Gate.shut[name]
+
+    def forward(self, x):
+        shut = Gate.shut.pop(self.name, None)
+        if shut is not None:
+            shut.inside.set()
+            assert shut.go_on.wait(20)
+            if shut.fails:
+                raise ArithmeticError("of the test")
+        return x
+
+
+class Gated(Net):
+    """Has a gate in each of its first two towers."""
+
+    def __init__(self):
+        super().__init__(nn.Identity)
+        for name in ("bottom", "wide"):
+            setattr(self, name, nn.Sequential(*getattr(self, name), Gate(name)))
+
+
+class TestSiblings:
+    """Of two parts of a batch one fails, which came first, while the other computes."""
+
+    @pytest.fixture(autouse=True)
+    def open_gates(self):
+        yield
+        Gate.shut.clear()
+
+    def fail_beside(self, group):
+        """Has a batch fail: the trainer's half, the gate of the part that computes on, and what waits for that."""
+        half = group.trainer()
+        wide, bottom = Gate.shut_at("wide", fails=True), Gate.shut_at("bottom")
+        failing = half._group.forward(
+            (9, 0, 0), "wide", [torch.zeros(6, len(NAMES) * DIM)], [True], train=True
+        )
+        assert wide.inside.wait(20)
+        sibling = half._group.forward(
+            (9, 0, 1), "bottom", [torch.zeros(6, len(NUMERIC))], [False], train=True
+        )
+        assert bottom.inside.wait(20)
+        wide.go_on.set()
+        with pytest.raises(RemoteError, match=r"part 'wide', given .* ArithmeticError: of the test"):
+            failing()
+        return half, bottom, sibling
+
+    def test_a_net_is_no_other_batchs_while_a_part_computes_with_it(self, monkeypatch):
+        borrowed, borrow = [], LiveParts.borrow
+        monkeypatch.setattr(LiveParts, "borrow", lambda live: borrowed.append(borrow(live)) or borrowed[-1])
+        with site(1, kind=InThread, net=Gated) as group:
+            half, bottom, sibling = self.fail_beside(group)
+            step(half, case(0))
+            assert len(borrowed) == 2
+            assert borrowed[0] is not borrowed[1]
+            assert batches(half) == [1]
+            bottom.go_on.set()
+            sibling()
+            half._group.discard([0], 9, 0)
+            assert batches(half) == [0]
+            step(half, case(1))
+            assert borrowed[2] is borrowed[0]  # given back once both parts are over
+
+    def test_nothing_is_left_of_it_once_its_trainer_is_gone(self):
+        with site(1, kind=InThread, net=Gated, patience_s=0.3) as group:
+            half, bottom, sibling = self.fail_beside(group)
+            watching = group.trainer()
+            bottom.go_on.set()
+            sibling()
+            assert batches(watching) == [1]
+            vanish(half)
+            wait_until(lambda: batches(watching) == [0])
 
 
 def test_dropout_on_a_server_follows_its_seed():
@@ -407,6 +494,13 @@ def test_what_is_cut_is_joined_again():
 def batches(half):
     """Batches that each server holds."""
     return [snapshot["gauges"]["batches"] for snapshot in half.processes().values()]
+
+
+def vanish(half):
+    """Has its connections end as those of a process that is killed."""
+    for client in half._group._clients:
+        client._closing = True
+        client._session.connection.stream.close()
 
 
 def ends(spans):

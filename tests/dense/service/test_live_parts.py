@@ -1,13 +1,17 @@
 """Live parameters of a group server: one copy of each, by its name in the whole model."""
 
 import copy
+from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from grouped_site import InThread, Net, site
 from torch import fx, nn
 
+from companions import ALL_S, Companion
+from girih.dense.averaging.shadow import Shadow
 from girih.dense.graph import Part
 from girih.dense.halves.grouped import recipe_of
 from girih.dense.halves.replica import Replica
@@ -15,6 +19,8 @@ from girih.dense.service.live_parts import LiveParts
 from girih.dense.service.recipe import OptimizerRecipe
 from girih.dense.spec import DenseSpec
 from girih.errors import ConfigError
+from girih.planner.tagging.group import held_copies
+from girih.runs.stats import Stats
 from girih.testing.dense_suite import case
 
 
@@ -99,3 +105,74 @@ def test_a_parameter_that_only_the_loss_reads_is_refused_by_name():
             half.compute(one.batch, one.embeddings())
         (told,) = half.processes().values()
         assert told["gauges"]["batches"] == 0
+
+
+NETS, SIZE = 6, 4 * 2 * 2000 * 1000
+"""Nets that hold gradients, and bytes of parameters."""
+
+
+@pytest.mark.parametrize("averaged", [False, True])
+def test_nets_take_the_memory_that_the_planner_accounts(averaged):
+    """16 MB of parameters with Adam's state, and gradients of six nets; where there are other groups, a round beside them."""
+    companion = Companion(tell_taken, averaged)
+    try:
+        assert companion.pipe.poll(ALL_S), companion.printed()
+        taken = companion.pipe.recv()
+    finally:
+        companion.close()
+    assert taken == pytest.approx(held_copies(1 + 1 + 2, NETS, averaged=averaged) * SIZE, rel=0.1)
+
+
+def tell_taken(pipe, averaged):
+    """Tells what nets take of the memory of this process, which has done nothing before but the same with few numbers."""
+    small = nets_at_work(2, averaged)
+    round_of(small[0])
+    before = resident("VmRSS")
+    live, nets = nets_at_work(1000, averaged)
+    taken = resident("VmRSS") - before
+    if averaged:
+        Path("/proc/self/clear_refs").write_text("5")  # begins the peak anew
+        round_of(live)
+        taken = resident("VmHWM") - before
+    assert len({id(each) for each in nets}) == NETS
+    pipe.send(taken)
+
+
+def nets_at_work(width, averaged):
+    """Live parts that have made a step, and nets of batches that wait to be applied."""
+    model = nn.Sequential(nn.Linear(2 * width, width, bias=False), nn.Linear(width, 2 * width, bias=False))
+    recipe = OptimizerRecipe.of(adam(model.parameters()), model)
+    live = LiveParts([called(model, "0", "1")], recipe, averaged=averaged)
+    net = computed(live, width)
+    live.move(net, recipe.groups)  # which makes the state
+    live.give_back(net)
+    return live, [computed(live, width) for _ in range(NETS)]
+
+
+def computed(live, width):
+    """A net of a batch that waits to be applied."""
+    net = live.borrow()
+    net.modules[0](torch.ones(1, 2 * width))[0].sum().backward()
+    return net
+
+
+def round_of(live):
+    """A round of averaging, whose servers answer as many numbers as they get."""
+
+    class Server:
+        def call(self, verb, fields, arrays):
+            frame = SimpleNamespace(arrays=[np.array(each) for each in arrays])
+            return SimpleNamespace(wait=lambda: frame)
+
+        def close(self):
+            pass
+
+    shadow = Shadow(live.moving(), [Server(), Server()], 0, 1, Stats())
+    shadow._average()
+    shadow.close()
+
+
+def resident(name):
+    """Bytes of this process in memory: now (VmRSS), or at most (VmHWM)."""
+    (line,) = [each for each in Path("/proc/self/status").read_text().splitlines() if each.startswith(name)]
+    return 1024 * int(line.split()[1])

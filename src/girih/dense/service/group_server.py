@@ -239,14 +239,8 @@ class _Work:
         net, number, call, part, train = request.frame.fields
         needs, *packed = request.frame.arrays
         inputs, key = unpack(packed), (request.client, net, number)
-        begins = train and key not in self._batches
         batch = self._begun(key) if train else None
-        try:
-            has, arrays = self._outputs(request, batch, call, part, inputs, needs.tolist())
-        except Exception:
-            if begins and batch is not None and not batch.calls:
-                self._drop(key)
-            raise
+        has, arrays = self._outputs(request, batch, call, part, inputs, needs.tolist())
         self._stats.sent("activations", num_bytes(arrays))
         request.reply((), (has, *arrays))
 

@@ -25,7 +25,7 @@ def balanced(index: Index, on_servers: Sequence[bool], group: HierarchicalGroup)
 
     def room(device: int, size: int) -> bool:
         limit = group.devices[device].memory_bytes
-        return limit is None or (total[device] + size) * group.parameter_copies <= limit
+        return limit is None or (total[device] + size) * group.held_copies(device) <= limit
 
     def place(bundles: Sequence[int]) -> None:
         size = sum(index.bundles[bundle].parameter_bytes for bundle in bundles)
@@ -55,6 +55,7 @@ def check_parameters(index: Index, group: HierarchicalGroup) -> None:
         return
     limits = [server.memory_bytes for server in group.servers]
     largest = max(math.inf if limit is None else limit for limit in limits)
+    copies, held = group.held_copies(1), _held(group)
     for bundle in index.bundles:
         operator = max((index.operators[n] for n in bundle.operators), key=lambda each: each.parameter_bytes)
         if bundle.parameter_bytes and not bundle.movable and group.trainers > 1:
@@ -63,20 +64,20 @@ def check_parameters(index: Index, group: HierarchicalGroup) -> None:
                 f" and each of {group.trainers} would have a copy; expected one copy for a group: set trainers_per_group = 1,"
                 " or servers_per_group = 0"
             )
-        taken = bundle.parameter_bytes * group.parameter_copies
+        taken = bundle.parameter_bytes * copies
         if bundle.movable and taken > largest:
             raise ConfigError(
                 f"strategy: hierarchical: operator {operator.name!r} ({operator.kind}) fits nowhere: its parameters take"
-                f" {_gigabytes(taken)} with gradient and optimizer state, a group server has {_gigabytes(largest)};"
-                " set split_fc = true, which cuts fully connected layers, or give servers more memory"
+                f" {_gigabytes(taken)} {held}, a group server has {_gigabytes(largest)};"
+                " set split_fc = true, which cuts fully connected layers, or nets lower, or give servers more memory"
             )
-    total = sum(bundle.parameter_bytes for bundle in index.bundles if bundle.movable) * group.parameter_copies
+    total = sum(bundle.parameter_bytes for bundle in index.bundles if bundle.movable) * copies
     room = sum(math.inf if limit is None else limit for limit in limits)
     if total > room:
         raise ConfigError(
-            f"strategy: hierarchical: the dense half's parameters take {_gigabytes(total)} with gradients and optimizer state,"
+            f"strategy: hierarchical: the dense half's parameters take {_gigabytes(total)} {held},"
             f" the {len(limits)} servers of a group have {_gigabytes(room)}; set servers_per_group to at least"
-            f" {math.ceil(total / largest)}"
+            f" {math.ceil(total / largest)}, or nets lower"
         )
 
 
@@ -95,11 +96,12 @@ def check_memory(
     load, limit = found[fullest], group.devices[fullest].memory_bytes
     if limit is None or load.memory <= 1:
         return
-    in_flight = group.nets * group.batch_size * (group.trainers if fullest else 1)
+    in_flight = group.nets_on(fullest) * group.batch_size
 
     def taken(number: int) -> float:
         bundle, operator = index.bundles[index.bundle_of[number]], index.operators[number]
-        return bundle.parameter_bytes * group.parameter_copies + operator.output_bytes_per_example * in_flight
+        parameters = bundle.parameter_bytes * group.held_copies(fullest)
+        return parameters + operator.output_bytes_per_example * in_flight
 
     there = [number for number, bundle in enumerate(index.bundle_of) if placed[bundle] == fullest]
     largest = max(there, key=taken)
@@ -112,7 +114,7 @@ def check_memory(
     raise ConfigError(
         f"strategy: hierarchical: {device_name(fullest)} would take {_gigabytes(load.memory_bytes)} and has"
         f" {_gigabytes(limit)}: operator {index.operators[largest].name!r} ({index.operators[largest].kind}) takes"
-        f" {_gigabytes(taken(largest))} of it{' and fits nowhere else' if searched else ''};"
+        f" {_gigabytes(taken(largest))} of it{', and no placement was found that fits' if searched else ''};"
         f" set {found_it}{mend}"
     )
 
@@ -139,6 +141,12 @@ def _longest_first(index: Index, pieces: Sequence[Sequence[int]]) -> list[Sequen
     return sorted(
         pieces, key=lambda bundles: -sum(index.bundles[bundle].parameter_bytes for bundle in bundles)
     )
+
+
+def _held(group: HierarchicalGroup) -> str:
+    """Says what parameters on servers are counted with."""
+    nets = group.nets_on(1)
+    return f"with optimizer state and the gradient{'s' if nets > 1 else ''} of {nets} net{'s' if nets > 1 else ''}"
 
 
 def _gigabytes(size: float) -> str:

@@ -40,8 +40,15 @@ class CodecCost(Options):
     encode_s_per_byte: NonNegative = 0.0
     decode_s_per_byte: NonNegative = 0.0
 
+    @property
+    def kept(self) -> float:
+        """Bytes that a sender keeps per byte of float32: what top-k left out, before the step under way and with it (error feedback)."""
+        return 2.0 if self.name == "topk" else 0.0
+
 
 FLOAT32 = CodecCost(name="float32", factor=1.0)
+AVERAGED = 4.0
+"""Copies of the parameters that averaging takes: the model that is evaluated; in a round, what is sent, what is answered, and that as one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +69,7 @@ class HierarchicalGroup(Options):
         servers: the group servers; none where trainers keep the dense half.
         trainer_cpu_s: core-seconds per example that a trainer has to do beside the net: batches, embeddings, the loss.
         trainer_sent_bytes, trainer_received_bytes: per example, beside the group's own: embeddings in, ids and gradients out.
-        parameter_copies: bytes that a byte of parameters takes with its gradient and its optimizer's state: 4 for Adam.
+        parameter_copies: bytes that a byte of parameters takes with one gradient and its optimizer's state: 4 for Adam.
         update_s_per_byte: core-seconds that the optimizer takes for a byte of parameters, in each net's step.
         request_s: core-seconds that a request with its answer takes at both ends, however little it carries.
         average_every_examples: examples of the group between two averagings with the dense servers; None where there is none.
@@ -86,3 +93,23 @@ class HierarchicalGroup(Options):
     def devices(self) -> tuple[Device, ...]:
         """One of the trainers, which are alike, then the servers."""
         return (self.trainer, *self.servers)
+
+    def nets_on(self, device: int) -> int:
+        """Nets that compute on a device at once: on a server, those of all trainers. Devices are numbered as in ``devices``."""
+        return self.nets * self.trainers if device else self.nets
+
+    def held_copies(self, device: int) -> float:
+        """Bytes that a byte of parameters takes on a device; see :func:`held_copies`."""
+        averaged = self.average_every_examples is not None
+        return held_copies(self.parameter_copies, self.nets_on(device), averaged=averaged)
+
+
+def held_copies(parameter_copies: float, nets: int, *, averaged: bool) -> float:
+    """Bytes that a byte of parameters takes where it is moved: itself and its optimizer's state, once; a gradient for each net, from its
+    backward pass until it is applied; what averaging keeps.
+
+    Args:
+        parameter_copies: see :class:`HierarchicalGroup`; less than 2 is of an optimizer that was not measured, and counts no state.
+        nets: that compute on it at once. averaged: whether there are other copies.
+    """
+    return max(2.0, parameter_copies) - 1 + nets + (AVERAGED if averaged else 0.0)

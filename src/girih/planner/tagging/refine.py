@@ -1,7 +1,8 @@
 """Greedy refinement: what is on the busiest device moves off it, while that helps (HT §3.2.1).
 
 A step moves one bundle: the operators of a module, or one that has none. Where no such step helps, as where a chain is to part in the middle, a
-step moves a stretch: bundles that are connected on one device, from one end of their component on.
+step moves a stretch: bundles that are connected on one device, from one end of their component on. Where memory is too small for what is
+there, a step may also have two bundles change places.
 """
 
 from __future__ import annotations
@@ -52,11 +53,12 @@ class Move:
 
 @dataclass(frozen=True, slots=True, order=True)
 class _Offer:
-    """Bundles that may move, with the burden that the placement then has at least."""
+    """Bundles that may move, with the burden that the placement then has at least; ``back`` go the other way."""
 
     least: Burden
     bundles: tuple[int, ...]
     target: int
+    back: tuple[int, ...] = ()
 
 
 def refine(
@@ -72,8 +74,8 @@ def refine(
     """
     search = _Search(index, group, placed, until)
     moves: list[Move] = []
-    while search.step(search.single_moves()) or search.step(search.stretches()):
-        moves.append(search.last)
+    while any(search.step(offers()) for offers in (search.single_moves, search.stretches, search.swaps)):
+        moves += search.last
     return search.ledger.placed, tuple(moves)
 
 
@@ -105,10 +107,10 @@ class _Search:
     """A placement on its way.
 
     Attributes:
-        last: the step that was made last.
+        last: the step that was made last; of a swap, both moves.
     """
 
-    last: Move
+    last: tuple[Move, ...]
 
     def __init__(self, index: Index, group: HierarchicalGroup, placed: Sequence[int], until: float) -> None:
         self._index, self._group, self._until = index, group, until
@@ -123,10 +125,12 @@ class _Search:
                 break
             source = self.ledger.placed[offer.bundles[0]]
             self._move(offer.bundles, offer.target)
+            self._move(offer.back, source)
             after = exact_loads(self._index, self._group, self.ledger)
             if lower(burden(after), current):
                 self._note(offer, source, after)
                 return True
+            self._move(offer.back, offer.target)
             self._move(offer.bundles, source)
         return False
 
@@ -154,6 +158,24 @@ class _Search:
                     can = [bundle for bundle in bundles if target in self._targets(bundle)]
                     yield from self._stretch(can, target)
                     yield from self._stretch(can[::-1], target)
+
+    def swaps(self) -> Iterator[_Offer]:
+        """Each bundle of the device with too little memory for a bundle of another one."""
+        fullest, resource = bottleneck(self._found)
+        if resource != MEMORY:
+            return
+        placed = self.ledger.placed
+        for bundle in [bundle for bundle, device in enumerate(placed) if device == fullest]:
+            if time.monotonic() > self._until:
+                return
+            for other, target in enumerate(list(placed)):
+                if target in self._targets(bundle) and fullest in self._targets(other):
+                    self._move([bundle], target)
+                    self._move([other], fullest)
+                    least = burden(least_loads(self._group, self.ledger))
+                    yield _Offer(least, (bundle,), target, (other,))
+                    self._move([other], target)
+                    self._move([bundle], fullest)
 
     def _stretch(self, bundles: Sequence[int], target: int) -> Iterator[_Offer]:
         """The first bundle, the first two, and so on."""
@@ -209,14 +231,22 @@ class _Search:
             self.ledger.move(bundle, target)
 
     def _note(self, offer: _Offer, source: int, after: list[Load]) -> None:
+        before = self._found
+        self.last = (self._moved(offer.bundles, source, offer.target, before, after),)
+        if offer.back:
+            self.last += (self._moved(offer.back, offer.target, source, after, after),)
+        self._found = after
+
+    def _moved(
+        self, bundles: Sequence[int], source: int, target: int, before: list[Load], after: list[Load]
+    ) -> Move:
         busiest, resource = bottleneck(self._found)
-        self.last = Move(
-            operators=tuple(name for bundle in sorted(offer.bundles) for name in self._index.names(bundle)),
+        return Move(
+            operators=tuple(name for bundle in sorted(bundles) for name in self._index.names(bundle)),
             source=device_name(source),
-            target=device_name(offer.target),
+            target=device_name(target),
             bottleneck=device_name(busiest),
             resource=resource,
-            examples_per_s_before=examples_per_s(self._found),
+            examples_per_s_before=examples_per_s(before),
             examples_per_s_after=examples_per_s(after),
         )
-        self._found = after

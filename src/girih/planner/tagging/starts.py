@@ -1,4 +1,4 @@
-"""Placements that refinement starts from: that of the rules, and two that put everything in one place for it to take apart."""
+"""Placements that refinement starts from: that of the rules, two that put everything in one place for it to take apart, and one by memory."""
 
 from __future__ import annotations
 
@@ -50,6 +50,25 @@ def others(index: Index) -> list[Start]:
             "parameters on one server", index, parameters, "refinement began with parameters on one server"
         ),
     ]
+
+
+def packed(index: Index, group: HierarchicalGroup) -> Start:
+    """All that can be moved on servers, what takes most memory first, each where least is taken: for servers that have hardly enough."""
+    in_flight = group.nets_on(1) * group.batch_size
+
+    def taken(number: int) -> float:
+        bundle = index.bundles[number]
+        outputs = sum(index.operators[each].output_bytes_per_example for each in bundle.operators)
+        return bundle.parameter_bytes * group.held_copies(1) + outputs * in_flight
+
+    placed, total = [0] * len(index.bundles), [0.0] * len(group.devices)
+    for number in sorted(range(len(placed)), key=lambda number: -taken(number)):
+        if index.bundles[number].movable:
+            placed[number] = min(range(1, len(total)), key=lambda device: total[device])
+            total[placed[number]] += taken(number)
+    return _start(
+        "spread by memory", index, placed, "refinement began with all spread over servers by memory"
+    )
 
 
 def _start(name: str, index: Index, placed: Sequence[int], reason: str) -> Start:

@@ -15,7 +15,7 @@ from girih.planner.tagging.index import Index, device_name
 from girih.planner.tagging.ledger import Ledger
 from girih.planner.tagging.refine import Move, refine
 from girih.planner.tagging.rules import RULES, Rule
-from girih.planner.tagging.starts import Start, dealt, others, ruled
+from girih.planner.tagging.starts import Start, dealt, others, packed, ruled
 from girih.planner.tagging.utilization import (
     Load,
     Utilization,
@@ -116,14 +116,19 @@ def tag(
 def _refined(
     index: Index, group: HierarchicalGroup, starts: Sequence[Start], limit_s: float
 ) -> tuple[Start, list[int], tuple[Move, ...]]:
-    """Refines the first start, or takes another one that ends ahead of it by :data:`AHEAD`."""
+    """Refines the first start, or takes another one that ends ahead of it by :data:`AHEAD`; one by memory where none fits into it."""
     until = time.monotonic() + limit_s
-    found = []
-    for start in starts:
+
+    def reached(start: Start) -> tuple[float, float, tuple[Start, list[int], tuple[Move, ...]]]:
+        """Memory that is lacking, and the speed, less than 0, of what a start comes to."""
         placed, moves = refine(index, group, start.placed, until=until)
-        reached = exact_loads(index, group, Ledger(index, group, placed))
-        lacking = sum(max(0.0, load.memory - 1) for load in reached)
-        found.append((lacking, -examples_per_s(reached), (start, placed, moves)))
+        loads = exact_loads(index, group, Ledger(index, group, placed))
+        lacking = sum(max(0.0, load.memory - 1) for load in loads)
+        return lacking, -examples_per_s(loads), (start, placed, moves)
+
+    found = [reached(start) for start in starts]
+    if all(lacking for lacking, *_ in found):
+        found.append(reached(packed(index, group)))
     first, best = found[0], min(found, key=lambda each: each[:2])
     ahead = best[0] < first[0] or (best[0] == first[0] and best[1] < first[1] * AHEAD)
     return (best if ahead else first)[2]

@@ -1,7 +1,8 @@
 """The load that a placement puts on each device per example, and the examples per second that the group can do (HT §3.2.1).
 
 A device is used by its cores, by its link, which sends and receives side by side, and by its memory. Cores and link bound the speed: the group
-is as fast as its busiest device. Memory is full or not; it does not bound a speed.
+is as fast as its busiest device. Memory is full or not; it does not bound a speed. It has parameters, with what is kept beside them
+(:func:`~girih.planner.tagging.group.held_copies`), and for the examples of each net's batch what operators give out and what top-k leaves out.
 """
 
 from __future__ import annotations
@@ -108,21 +109,22 @@ def _loads(
             + asked_s
         )
         averaged = parameters / group.average_every_examples if group.average_every_examples else 0.0
-        kept = (ledger.output_bytes[number] + there) * group.trainers * group.nets * group.batch_size
-        memory = parameters * group.parameter_copies + kept
+        each_example = ledger.output_bytes[number] + there + there * backward.kept
+        kept = each_example * group.nets_on(number) * group.batch_size
+        memory = parameters * group.held_copies(number) + kept
         found.append(_load(server, cpu_s, sent + averaged, received + averaged, memory))
         of_trainers[0] += asked_s
         of_trainers[0] += there * (forward.encode_s_per_byte + backward.decode_s_per_byte)
         of_trainers[0] += back * (forward.decode_s_per_byte + backward.encode_s_per_byte)
         of_trainers[1] += received
         of_trainers[2] += sent
-        of_trainers[3] += back
+        of_trainers[3] += back + back * backward.kept
     cpu_s, sent, received, kept = of_trainers
     parameters = ledger.parameter_bytes[0]
     averaged = parameters / group.average_every_examples if group.average_every_examples else 0.0
     cpu_s += ledger.compute_s[0] + parameters * group.update_s_per_byte / group.batch_size
     memory = (
-        parameters * group.parameter_copies + (ledger.output_bytes[0] + kept) * group.nets * group.batch_size
+        parameters * group.held_copies(0) + (ledger.output_bytes[0] + kept) * group.nets * group.batch_size
     )
     each = group.trainers
     trainer = _load(group.trainer, cpu_s / each, sent / each + averaged, received / each + averaged, memory)
