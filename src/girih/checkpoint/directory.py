@@ -80,7 +80,9 @@ def find(address: Storage | str | os.PathLike[str], *, step: int | None = None) 
     """
     given = Storage.at(address)
     if not given.exists():
-        raise MissingFileError(f"{given}: no such run or checkpoint directory")
+        raise MissingFileError(
+            f"{given}: no such run or checkpoint directory; girih train CONFIG --run DIRECTORY makes one"
+        )
     if PATTERN.fullmatch(given.name) or given.exists(NAME):
         return given
     root = _root_in(given)

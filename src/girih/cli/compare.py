@@ -28,7 +28,8 @@ def compare(runs: tuple[Path, ...], as_csv: bool) -> int:
 
 
 def _print(found: Comparison) -> None:
-    table = Table("")
+    table = Table()
+    table.add_column("", overflow="fold")
     for name in found.names:
         table.add_column(name, justify="right", overflow="fold")
     for key, cells in found.shown_options() or [("no option differs", [""] * len(found.names))]:

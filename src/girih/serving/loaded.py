@@ -124,9 +124,13 @@ class LoadedModel(contextlib.AbstractContextManager["LoadedModel"]):
             given = ids if isinstance(ids, pa.Array | pa.ChunkedArray) else pa.array(ids)
             keys, _ = scalar_ids(given.combine_chunks() if isinstance(given, pa.ChunkedArray) else given)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-            raise DataError(f"ids of {table!r}: {one_line(error)}; expected integers or strings") from None
+            raise DataError(
+                f"ids of {table!r}: {one_line(error)}; expected a list or an array of integers or strings"
+            ) from None
         if not np.issubdtype(keys.dtype, np.int64) or (len(given) and not _are_ids(given.type)):
-            raise DataError(f"ids of {table!r}: received {given.type}; expected integers or strings")
+            raise DataError(
+                f"ids of {table!r}: received {given.type}; expected a list or an array of integers or strings"
+            )
         sparse = self._rows
         dim = next(each.dim or 0 for each in self.schema.tables if each.name == name)
         return sparse.peek_rows(name, np.ascontiguousarray(keys))[:, :dim]

@@ -70,7 +70,7 @@ def open_config(run: Path) -> RunConfig:
         RunDirectoryError: the directory holds no run of ``girih train``.
     """
     if not run.exists():
-        raise MissingFileError(f"{run}: no such run directory")
+        raise MissingFileError(f"{run}: no such run directory; girih train CONFIG --run {run} makes one")
     if not (run / "config.toml").is_file():
         raise RunDirectoryError(f"{run}: not a run directory (it has no config.toml)")
     settings = RunConfig.load(run / "config.toml", strategy=Local.name)  # one process is enough to read
