@@ -64,7 +64,7 @@ def random_graph(rng, num_operators, *, widest=512):
 def random_group(rng, num_servers):
     """Trainers and servers whose links are anything from no matter to all that matters."""
     device = Device(flops_per_s=1e9, bytes_per_s=float(10 ** rng.uniform(6, 9)))
-    codec = CodecCost(name="bfloat16", factor=0.5, encode_s_per_byte=2e-10, decode_s_per_byte=1e-10)
+    codec = CodecCost(name="bfloat16", number_bytes=2, encode_s_per_byte=2e-10, decode_s_per_byte=1e-10)
     return HierarchicalGroup(
         trainers=int(rng.integers(1, 5)),
         batch_size=128,
@@ -201,8 +201,8 @@ def by_milp(graph, group, *, limit_s=20.0):
         if facts.bytes_per_s:
             weight = scale / facts.bytes_per_s / share
             for one, other, extra in (
-                (forward.factor, backward.factor, group.trainer_sent_bytes),
-                (backward.factor, forward.factor, group.trainer_received_bytes),
+                (forward.number_bytes / 4, backward.number_bytes / 4, group.trainer_sent_bytes),
+                (backward.number_bytes / 4, forward.number_bytes / 4, group.trainer_received_bytes),
             ):
                 moved = [(t(p, s), sizes[p] * one * weight) for p, s in own]
                 moved += [(f(p, s), sizes[p] * other * weight) for p, s in own]
