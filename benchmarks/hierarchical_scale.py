@@ -5,7 +5,7 @@
 Each trainer and each group server has a machine like the calibrated one to itself; embedding servers, embedding workers and
 loaders, as many of each as trainers, share those machines, as dense servers do, one for each group. The model is that of
 ``hierarchical_speed``: DLRM over 26 categorical and 13 numeric features, ``--batch`` examples for a net's step. Nothing is trained: the calibration is a file,
-and the model's pass and its data's keys are measured when it is planned.
+and a pass of the model and a step of its optimizer are measured once, so that arms differ by their machines alone. Its data's keys are counted for each.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from hierarchical_speed import MODEL, QUICK_MODEL
 
 from girih.config.file import RunConfig
 from girih.planner.calibration import Calibration
+from girih.planner.facts import DenseCost
 
 COUNTS = (2, 4, 6, 8, 10)
 GROUP_SIZE, GROUPS = 6, 8
@@ -51,8 +52,12 @@ def main() -> None:
     calibration = Calibration.read(options.calibration)
     with tempfile.TemporaryDirectory() as directory:
         config = _task(options, max(counts) ** 2, Path(directory))
+        cost = _settings(options, config, 1, 1, 0).measured_pass()
+        if cost is None:
+            raise SystemExit(f"--batch {options.batch}: too few examples to measure a pass of the model")
+        _show_pass(report, options.batch, cost)
         for gbit in options.gbit:
-            _show(report, gbit, counts, easgd, Predictor(options, calibration, config, gbit))
+            _show(report, gbit, counts, easgd, Predictor(options, calibration, config, cost, gbit))
     report.finish()
 
 
@@ -60,9 +65,14 @@ class Predictor:
     """Predicts the speed of one arm on machines that are joined by links of one bandwidth."""
 
     def __init__(
-        self, options: argparse.Namespace, calibration: Calibration, config: Path, gbit: float
+        self,
+        options: argparse.Namespace,
+        calibration: Calibration,
+        config: Path,
+        cost: DenseCost,
+        gbit: float,
     ) -> None:
-        self._options, self._config = options, config
+        self._options, self._config, self._cost = options, config, cost
         self._calibration = calibration.over(gbit * GBIT)
         self._known: dict[tuple[int, int, int], dict[str, Any]] = {}
 
@@ -74,26 +84,34 @@ class Predictor:
         return self._known[key]
 
     def _predicted(self, groups: int, trainers: int, servers: int) -> dict[str, Any]:
-        all_trainers, machines = groups * trainers, groups * (trainers + servers)
-        strategy = {
-            "name": "hierarchical", "groups": groups, "trainers_per_group": trainers, "servers_per_group": servers,
-            "nets": self._options.nets, "transport": "tcp", "dense_servers": groups,
-            "embedding_servers": all_trainers, "embedding_workers": all_trainers, "loaders": all_trainers,
-        }  # fmt: skip
-        settings = RunConfig.load(
-            self._config,
-            overrides=(
-                fleet.strategy_override(strategy),
-                fleet.override("model", QUICK_MODEL if self._options.quick else MODEL),
-                f"data.batch_size = {self._options.batch * all_trainers}",
-            ),
-        )
+        settings = _settings(self._options, self._config, groups, trainers, servers)
+        machines = groups * (trainers + servers)
         calibration = self._calibration.spread(machines)
-        _, net = settings.planned_net(calibration)
-        own = settings.offer(calibration, net).prediction
+        _, net = settings.planned_net(calibration, self._cost)
+        own = settings.offer(calibration, net, self._cost).prediction
         if own is None:
-            raise SystemExit(f"{strategy}: no speed is predicted")
+            raise SystemExit(f"{settings.strategy}: no speed is predicted")
         return own.to_dict() | {"machines": machines}
+
+
+def _settings(
+    options: argparse.Namespace, config: Path, groups: int, trainers: int, servers: int
+) -> RunConfig:
+    """The configuration of an arm; all have the same share, and as many threads for each trainer."""
+    all_trainers = groups * trainers
+    strategy = {
+        "name": "hierarchical", "groups": groups, "trainers_per_group": trainers, "servers_per_group": servers,
+        "nets": options.nets, "transport": "tcp", "dense_servers": groups,
+        "embedding_servers": all_trainers, "embedding_workers": all_trainers, "loaders": all_trainers,
+    }  # fmt: skip
+    return RunConfig.load(
+        config,
+        overrides=(
+            fleet.strategy_override(strategy),
+            fleet.override("model", QUICK_MODEL if options.quick else MODEL),
+            f"data.batch_size = {options.batch * all_trainers}",
+        ),
+    )
 
 
 def _task(options: argparse.Namespace, most_trainers: int, directory: Path) -> Path:
@@ -102,6 +120,20 @@ def _task(options: argparse.Namespace, most_trainers: int, directory: Path) -> P
         directory, rows=rows, cardinality=options.cardinality, dim=options.dim, shuffle=False
     )  # fmt: skip
     return directory / "config.toml"
+
+
+def _show_pass(report: harness.Report, batch: int, cost: DenseCost) -> None:
+    table = report.table(
+        f"measured once: a pass of {batch} examples, and a step of the optimizer",
+        {"pass, ms": "{:.2f}", "threads busy": "{:.2f}", "step, ms": "{:.2f}"},
+    )
+    table.row(
+        {
+            "pass, ms": 1e3 * cost.seconds(batch),
+            "threads busy": cost.busy_threads,
+            "step, ms": 1e3 * cost.update_s,
+        }
+    )
 
 
 def _show(

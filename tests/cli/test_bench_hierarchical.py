@@ -178,12 +178,15 @@ def test_the_scale_of_groups_is_predicted_for_a_machine_each(tmp_path):
         cwd=tmp_path, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    whole, by_groups, by_size, beside = json.loads(Path(tmp_path, "found.json").read_text())["tables"]
+    once, whole, by_groups, by_size, beside = json.loads(Path(tmp_path, "found.json").read_text())["tables"]
+    assert once["rows"][0]["pass, ms"] > 0
     assert [row["machines"] for row in by_groups["rows"]] == [16, 32]
     assert [row["machines"] for row in by_size["rows"]] == [16, 32]
     assert [row["machines"] for row in beside["rows"]] == [2, 16, 32]
     speeds = {row["arm"]: row["samples/s"] for row in (*by_groups["rows"], *by_size["rows"])}
-    assert speeds["2 groups"] < speeds["4 groups"] < 2.5 * speeds["2 groups"]
+    assert (
+        speeds["2 groups"] < speeds["4 groups"] < 2.02 * speeds["2 groups"]
+    )  # one pass was measured for both
     assert speeds["(4, 4)"] == speeds["4 groups"] == whole["rows"][1]["4 groups"]
 
 

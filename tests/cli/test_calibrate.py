@@ -11,7 +11,9 @@ import pytest
 
 from girih import cli
 from girih.comm.codecs import BFloat16, TopK
+from girih.config.file import RunConfig
 from girih.planner.calibration import LINKS, Calibration, CodecSpeed, Link, Rate, Work
+from girih.planner.facts import DenseCost
 from girih.report.text import short
 from girih.runs.codec_speeds import measure_codec
 from girih.training.probe import ways
@@ -88,6 +90,25 @@ def worked(calibrated):
     found = replace(Calibration.read(calibrated), work=work)
     calibrated.write_text(json.dumps(found.to_dict()))
     return calibrated
+
+
+def test_a_pass_that_is_known_prices_a_configuration_and_places_its_net(worked):
+    """A quarter of a second, and a half for each of a trainer's 64 examples: nothing that this machine could take."""
+    cost = DenseCost(bytes_per_example=8, free_bytes=1e9, pass_s=0.25, example_s=0.5, update_s=1e-3)
+    calibration = Calibration.read(worked).spread(32)  # a core and more for each thread
+    strategy = ("strategy.name = 'hierarchical'", "strategy.groups = 2")
+    with_servers = (*strategy, "strategy.servers_per_group = 1")
+    copies, groups = (
+        RunConfig.load(worked.parent / "config.toml", overrides=each) for each in (strategy, with_servers)
+    )
+    speeds = [copies.offer(calibration, None, cost).prediction for _ in range(2)]
+    assert speeds[0] == speeds[1]
+    assert speeds[0].cost.path_s["forward and backward"] == pytest.approx(0.25 + 64 * 0.5)
+    _, net = groups.planned_net(calibration, cost)
+    assert net.facts.dense_cost == cost
+    known = copies.measured_pass()
+    assert 0 < known.seconds(64) < 0.25
+    assert known.update_s > 0
 
 
 def test_a_plan_prices_all_strategies_and_shows_the_tagged_graph(worked, capsys):

@@ -72,7 +72,7 @@ def random_group(rng, num_servers, tight=None):
         tight: a graph for which each server has memory for half of it or a little more than all.
     """
     device = Device(flops_per_s=1e9, bytes_per_s=float(10 ** rng.uniform(6, 9)))
-    codec = CodecCost(name="bfloat16", factor=0.5, encode_s_per_byte=2e-10, decode_s_per_byte=1e-10)
+    codec = CodecCost(name="bfloat16", number_bytes=2, encode_s_per_byte=2e-10, decode_s_per_byte=1e-10)
     group = HierarchicalGroup(
         trainers=int(rng.integers(1, 5)),
         batch_size=128,
@@ -142,7 +142,7 @@ def bounds_of(index, group, placed):
     for producer, readers in enumerate(index.consumers):
         home, up = of[:, producer], np.zeros(len(placed)) + (0 if readers else sizes[producer])
         for device in range(len(group.devices)):
-            needs = [np.where(of[:, c] == device, size, 0.0) for c, size in readers.items()]
+            needs = [np.where(of[:, c] == device, edge.bytes_per_example, 0.0) for c, edge in readers.items()]
             down = np.where(home == device, 0.0, np.max(needs, axis=0, initial=0.0)) if needs else 0.0
             up = np.maximum(up, down)
             there[:, device] += down
@@ -153,7 +153,8 @@ def bounds_of(index, group, placed):
     at_server = there * (forward.decode_s_per_byte + backward.encode_s_per_byte)
     at_server += back * (forward.encode_s_per_byte + backward.decode_s_per_byte)
     down, up = (
-        one * forward.factor + other * backward.factor for one, other in ((there, back), (back, there))
+        (one * forward.number_bytes + other * backward.number_bytes) / 4
+        for one, other in ((there, back), (back, there))
     )
     busy_s, memory = [], []
     for number, device in enumerate(group.devices):
@@ -267,8 +268,8 @@ def by_milp(graph, group, *, limit_s=20.0):
         if facts.bytes_per_s:
             weight = scale / facts.bytes_per_s / share
             for one, other, extra in (
-                (forward.factor, backward.factor, group.trainer_sent_bytes),
-                (backward.factor, forward.factor, group.trainer_received_bytes),
+                (forward.number_bytes / 4, backward.number_bytes / 4, group.trainer_sent_bytes),
+                (backward.number_bytes / 4, forward.number_bytes / 4, group.trainer_received_bytes),
             ):
                 moved = [(t(p, s), sizes[p] * one * weight) for p, s in own]
                 moved += [(f(p, s), sizes[p] * other * weight) for p, s in own]

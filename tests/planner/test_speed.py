@@ -174,6 +174,92 @@ def test_nets_of_a_trainer_share_its_threads_and_wait_for_each_other_as_steps_un
         assert found.cost.in_flight == nets
 
 
+def test_a_group_servers_part_has_one_thread_whatever_its_trainers_have():
+    """Two trainers of two threads; 3,000 of 8,000 operations are the trainers'. A pass of 1.5 ms takes 3 ms of one thread.
+
+    With one net 0.5625 ms are on two threads and 1.875 ms on one, with two nets all 3 ms are on one, as of a copy of each trainer.
+    """
+    mixed = Operator(name="mix", kind="dots", flops_per_example=3000, output_bytes_per_example=4)
+    layer = replace(GRAPH.operators[1], flops_per_example=5000)
+    graph = OperatorGraph(
+        operators=(GRAPH.operators[0], mixed, layer, GRAPH.operators[2]),
+        edges=(
+            Edge(producer="input", consumer="mix", bytes_per_example=64),
+            Edge(producer="mix", consumer="top", bytes_per_example=4),
+            Edge(producer="top", consumer="logits", bytes_per_example=4),
+        ),
+    )
+    tagging = {"input": "trainer", "mix": "trainer", "top": "server 0", "logits": "trainer"}
+    # there and back forward, and backward, with 100 µs each; 4 bytes four times over, of 500 examples
+    exchanges_s = 4e-4 + 4 * 4 * 500 / 1e9
+    dense = replace(DENSE, pass_s=0.0, example_s=3e-6)
+    for nets, pass_s in ((1, 0.5625e-3 + 1.875e-3), (2, 3e-3)):
+        strategy = BY_NAME["hierarchical"](trainers_per_group=2, servers_per_group=1, nets=nets)
+        found = price(strategy, facts(2, graph=graph, tagging=tagging, dense_cost=dense))
+        assert found.cost.path_s["forward and backward"] == pytest.approx(pass_s + exchanges_s)
+    copies = price(BY_NAME["hierarchical"](groups=2, nets=2), facts(2, dense_cost=dense))
+    assert copies.cost.path_s["forward and backward"] == pytest.approx(3e-3)
+
+
+def test_groups_average_a_copy_each_and_their_trainers_send_none_of_it():
+    """Two groups of two trainers and two servers: 40,000 bytes go there and back for each group, in every tenth step."""
+    strategy = BY_NAME["hierarchical"](groups=2, trainers_per_group=2, servers_per_group=2)
+    four = facts(4)
+    found = price(strategy, four)
+    # each of four servers asks the dense server and is answered: 8 messages, 160,000 bytes, in ten steps
+    assert found.cost.work_s["averaging"] == pytest.approx(0.8 * 1e-5 + 16_000 * 1e-10)
+    assert found.seconds["a dense server's link"] == pytest.approx(8_000 / 1e9)
+    assert found.seconds["a trainer's link"] == pytest.approx(250 * 64 / 1e9)  # pooled rows
+    # the layer's server: 250 · 2 examples of 64 bytes there and 4 of gradients, and a tenth of its parameters
+    busier = [found.seconds.get(f"server {server}'s link", 0.0) for server in (0, 1)]
+    assert max(busier) == pytest.approx((500 * 68 + 4_000) / 1e9)
+    copies = price(BY_NAME["hierarchical"](groups=4), four)
+    assert copies.cost.work_s["averaging"] == pytest.approx(0.8 * 1e-5 + 32_000 * 1e-10)
+    assert copies.seconds["a dense server's link"] == pytest.approx(16_000 / 1e9)
+    assert copies.seconds["a trainer's link"] == pytest.approx((250 * 64 + 4_000) / 1e9)
+
+
+def test_bytes_of_averaging_are_a_trainers_part_of_its_groups_copy():
+    """80,000 bytes there and back of a copy, in every tenth step: of one trainer, or of two that share it."""
+    four = facts(4)
+    copies = BY_NAME["hierarchical"](groups=4).plan(four).predicted["bytes"]["dense"]
+    shared = BY_NAME["hierarchical"](groups=2, trainers_per_group=2, servers_per_group=2).plan(four)
+    assert copies == pytest.approx(8_000)
+    assert shared.predicted["bytes"]["dense"] == pytest.approx(4_000)
+
+
+@pytest.mark.parametrize("gbit", [1, 10])
+@pytest.mark.parametrize("size", [1, 2, 6])
+def test_more_groups_on_as_many_more_machines_are_faster_and_never_by_more_than_their_number(size, gbit):
+    """Nothing is shared but what grows with the groups: 512 examples for each trainer, and a server of each kind for it."""
+    speeds = []
+    for groups in (2, 4, 6, 8, 10):
+        trainers, machines = groups * size, 2 * groups * size
+        served = {"embedding_servers": trainers, "embedding_workers": trainers, "loaders": trainers}
+        strategy = BY_NAME["hierarchical"](
+            groups=groups,
+            trainers_per_group=size,
+            servers_per_group=size,
+            nets=4,
+            dense_servers=groups,
+            **served,
+        )
+        base, share = facts(trainers).profile, 512 / BATCH
+        profile = replace(
+            base,
+            rows_of_share={name: share * count for name, count in base.rows.items()},
+            ids=share * trainers * base.ids,
+            ids_of_tables={name: share * trainers * count for name, count in base.ids_of_tables.items()},
+        )
+        known = calibration().over(gbit * 1e9 / 8).spread(machines)
+        priced = facts(
+            trainers, batch_size=512 * trainers, profile=profile, calibration=known, threads=CORE_COUNT
+        )
+        speeds.append(price(strategy, priced).samples_per_s)
+    assert speeds == sorted(speeds)
+    assert all(speed <= times * speeds[0] * (1 + 1e-9) for times, speed in enumerate(speeds, start=1))
+
+
 def test_trainers_in_step_pass_a_workers_link_one_behind_the_other():
     """Four trainers: of one worker five halves of a trainer's own messages, of two workers three, of four or more no more than its own."""
     base, four = speed("hybrid").cost.path_s["messages"], facts(4)

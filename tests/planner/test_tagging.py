@@ -16,6 +16,7 @@ from exact_taggings import (
     random_group,
 )
 
+from girih.comm.codecs import ACTIVATIONS, GRADIENTS
 from girih.errors import ConfigError
 from girih.planner.operators import TRAINER, Edge, Operator, OperatorGraph
 from girih.planner.tagging.components import components
@@ -27,7 +28,7 @@ from girih.planner.tagging.rules import RULES, Rule
 from girih.planner.tagging.starts import ruled
 from girih.planner.tagging.tag import AHEAD, tag
 from girih.planner.tagging.utilization import exact_loads, examples_per_s, least_loads, loads, utilization
-from girih.planner.tagging.wires import choose_wire
+from girih.planner.tagging.wires import CODECS, choose_wire
 
 DEVICE = Device(flops_per_s=1e9, bytes_per_s=1e8)
 PAIR = HierarchicalGroup(trainers=2, batch_size=128, trainer=DEVICE, servers=(DEVICE, DEVICE))
@@ -264,8 +265,8 @@ def test_loads_by_hand():
         [plain("x", 10, movable=False), linear("l", 10, 5), linear("m", 10, 3), plain("y", 8)],
         *["x>l", "x>m", "l>y", "m>y"],
     )
-    half = CodecCost(name="half", factor=0.5, encode_s_per_byte=1e-6, decode_s_per_byte=2e-6)
-    full = CodecCost(name="full", factor=1.0, encode_s_per_byte=3e-6, decode_s_per_byte=4e-6)
+    half = CodecCost(name="half", number_bytes=2, encode_s_per_byte=1e-6, decode_s_per_byte=2e-6)
+    full = CodecCost(name="full", number_bytes=4, encode_s_per_byte=3e-6, decode_s_per_byte=4e-6)
     group = HierarchicalGroup(
         trainers=2,
         nets=3,
@@ -317,7 +318,7 @@ def test_loads_by_hand():
 def test_what_topk_leaves_out_is_kept_where_it_is_sent_from(codec, left):
     """Twice, while a step is under way: with and without what that leaves out."""
     graph = graph_of([plain("x", 10, movable=False), linear("l", 10, 5)], "x>l")
-    wire = WireCost(gradients=CodecCost(name=codec, factor=0.15))
+    wire = WireCost(gradients=CodecCost(name=codec))
     group = replace(PAIR, nets=3, batch_size=100, wire=wire, parameter_copies=4)
     found = loads(graph, {"x": TRAINER, "l": "server 0"}, group)
     copies = 1 + 2 + 2 * 3
@@ -575,8 +576,8 @@ def test_another_name_for_how_is_refused():
         tag(DLRM, PAIR, how="greedy")
 
 
-PLAIN = CodecCost(name="float32", factor=1.0)
-HALF = CodecCost(name="bfloat16", factor=0.5, encode_s_per_byte=1e-9, decode_s_per_byte=1e-9)
+PLAIN = CodecCost(name="float32")
+HALF = CodecCost(name="bfloat16", number_bytes=2, encode_s_per_byte=1e-9, decode_s_per_byte=1e-9)
 
 
 @pytest.mark.parametrize(("bytes_per_s", "expected"), [(1e5, "bfloat16"), (1e10, "float32")])
@@ -597,7 +598,7 @@ def test_compression_pays_for_few_nets_though_cores_are_busier_than_links(nets, 
     graph = graph_of([plain("x", 100, movable=False), linear("a", 100, 100)], "x>a")
     device = replace(DEVICE, bytes_per_s=2e7)
     group = replace(PAIR, trainer=device, servers=(device,), trainers=1, nets=nets)
-    free = CodecCost(name="bfloat16", factor=0.5)
+    free = CodecCost(name="bfloat16", number_bytes=2)
     chosen = choose_wire(graph, group, activations=(PLAIN, free), gradients=(PLAIN, free))
     assert ("bfloat16" in (chosen.wire.gradients.name, chosen.wire.activations.name)) == compressed
     trainer, server = chosen.tagged.loads.values()
@@ -608,12 +609,23 @@ def test_compression_pays_for_few_nets_though_cores_are_busier_than_links(nets, 
     assert chosen.examples_per_s[names] == pytest.approx(nets / steps_s)
 
 
+@pytest.mark.parametrize(("nets", "trainer_s"), [(1, 1e-7), (2, 2e-7)])
+def test_a_part_has_one_of_its_servers_cores_and_a_net_its_share_of_the_trainers(nets, trainer_s):
+    """60 µs of a server's core, 0.2 µs of a trainer's, 1,600 bytes in 80 µs; the link is busy for 40 µs."""
+    graph = graph_of([plain("x", 100, movable=False), linear("a", 100, 100)], "x>a")
+    device = replace(DEVICE, cores=2, bytes_per_s=2e7)
+    group = replace(PAIR, trainer=device, servers=(device,), trainers=1, nets=nets)
+    chosen = choose_wire(graph, group, activations=(PLAIN,), gradients=(PLAIN,))
+    step_s = (trainer_s + 6e-5 + 8e-5 + (nets - 1) * 4e-5) / nets
+    assert chosen.examples_per_s["float32", "float32"] == pytest.approx(1 / step_s)
+
+
 @pytest.mark.parametrize(("network", "compressed"), [(1.01, False), (1.05, True)])
 def test_compression_has_to_pay_by_more_than_a_percent(network, compressed):
     graph = graph_of([plain("x", 100, movable=False), linear("a", 100, 100)], "x>a")
     cpu_s = 6e4 / 1e9
     device = replace(DEVICE, bytes_per_s=800 / (network * cpu_s))
-    free = CodecCost(name="bfloat16", factor=0.5)
+    free = CodecCost(name="bfloat16", number_bytes=2)
     group = replace(PAIR, servers=(device,))
     chosen = choose_wire(graph, group, activations=(PLAIN, free), gradients=(PLAIN, free))
     assert ("bfloat16" in (chosen.wire.gradients.name, chosen.wire.activations.name)) == compressed
@@ -629,3 +641,55 @@ def test_a_codec_that_takes_more_cycles_than_it_saves_bytes_is_left_off():
     assert forced.wire.activations.name == "bfloat16"
     assert forced.why.endswith("as given")
     assert forced.tagged.examples_per_s < chosen.tagged.examples_per_s
+
+
+@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize(
+    "shape", [(1, 1), (7, 1), (128, 8), (512, 16), (13, 26, 16), (5, 1000), (512,), (0, 8)]
+)
+def test_the_bytes_of_a_message_are_its_codecs(name, shape):
+    numbers, rows = math.prod(shape), math.prod(shape[:-1]) if math.prod(shape) else 0
+    codec = {**ACTIVATIONS, **GRADIENTS}[name]
+    assert CODECS[name].packed_bytes(rows, numbers) == codec.packed_bytes(shape)
+
+
+@pytest.mark.parametrize(
+    ("shape", "number_bytes", "int8", "bfloat16", "topk"),
+    [
+        (
+            (512, 1),
+            4,
+            4,
+            2,
+            0.609375,
+        ),  # one number and 8 bytes are more than 4: it goes as it is; 52 numbers of 512
+        ((512, 8), 4, 16, 16, 4.8046875),  # 8 numbers and 8 bytes; 410 of 4,096 numbers
+        ((512, 16), 4, 24, 32, 9.609375),  # 0.375 of 64; 820 of 8,192
+        ((512, 26, 16), 4, 624, 832, 249.609375),  # 26 rows; 21,300 of 212,992
+        ((512,), 4, 520 / 512, 2, 0.609375),  # one row of all examples
+        ((512, 16), 2, 24, 32, 9.609375),  # of bfloat16, which goes as it is by bfloat16
+        ((512, 16), 0, 64, 64, 64),  # whole numbers
+    ],
+)
+def test_an_edge_takes_what_travels(shape, number_bytes, int8, bfloat16, topk):
+    rows = math.prod(shape[:-1]) / 512 if len(shape) > 1 else 0
+    edge = Edge(
+        producer="a",
+        consumer="b",
+        bytes_per_example=math.prod(shape) * (number_bytes or 4) / 512,
+        rows_per_example=rows,
+        number_bytes=number_bytes,
+    )
+    expected = {"int8": int8, "bfloat16": bfloat16, "topk": topk, "float32": edge.bytes_per_example}
+    assert {name: CODECS[name].sent_bytes(edge, 512) for name in expected} == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("width", "expected"), [(8, "bfloat16"), (64, "int8")])
+def test_int8_is_not_chosen_where_bfloat16_is_as_small_and_exacter(width, expected):
+    """16 bytes either way at width 8; at 64 they are 72 and 128."""
+    graph = graph_of([plain("x", width, movable=False), linear("a", width, width)], "x>a")
+    device = replace(DEVICE, bytes_per_s=1e5)
+    group = replace(PAIR, trainer=device, servers=(device,), nets=1)
+    activations = [CODECS[name] for name in ("float32", "bfloat16", "int8")]
+    chosen = choose_wire(graph, group, activations=activations, gradients=(CODECS["bfloat16"],))
+    assert chosen.wire.activations.name == expected

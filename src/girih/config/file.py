@@ -27,7 +27,7 @@ from girih.dense.options import OptimizerFactory, optimizer_factory
 from girih.errors import ConfigError, nearest
 from girih.optim import Adagrad, SparseOptimizer
 from girih.planner.calibration import Calibration
-from girih.planner.facts import Facts
+from girih.planner.facts import DenseCost, Facts
 from girih.planner.plan import Plan
 from girih.publishing.options import PublishOptions
 from girih.runs.directory import RunDirectory
@@ -44,7 +44,7 @@ from girih.training.dense_cost import host_bytes
 from girih.training.example import operators_of
 from girih.training.placing import PlacedNet, place_net
 from girih.training.planning import facts_of
-from girih.training.pricing import Calibrated, measured, threads_of
+from girih.training.pricing import Calibrated, measured, measured_pass, threads_of
 from girih.training.specs import dense_spec, sparse_spec
 
 SECTIONS = (
@@ -248,11 +248,28 @@ class RunConfig:
         """The plan of this configuration; see :meth:`planned_net`."""
         return self.planned_net(calibration)[0]
 
-    def planned_net(self, calibration: Calibration | None = None) -> tuple[Plan, PlacedNet | None]:
+    def measured_pass(self, machines: int = 1) -> DenseCost | None:
+        """The cost of a pass of the model on a trainer's share, measured here, for :meth:`planned_net` and :meth:`offer` of many configurations.
+
+        It is the same for all whose model, share and threads are.
+
+        Args:
+            machines: that the trainers are spread over.
+        """
+        model = self.model()
+        dense = dense_spec(model, self.schema, self.train, self.dense_optimizer, Stats())
+        trainers = self.strategy.trainers
+        with threads_of(trainers, machines):
+            return measured_pass(self.dataset("train"), self.sparse(model), dense, TrainerGroup(), trainers)
+
+    def planned_net(
+        self, calibration: Calibration | None = None, cost: DenseCost | None = None
+    ) -> tuple[Plan, PlacedNet | None]:
         """The plan of this configuration, and where operators run; rank 0's part of it is done here: the first batches are measured.
 
         Args:
             calibration: by which times are predicted, and what is to be chosen by it.
+            cost: of :meth:`measured_pass`; None measures it, where it is needed.
 
         Returns:
             None for the second where all operators run on trainers.
@@ -274,7 +291,7 @@ class RunConfig:
                 return plan, None
             if calibration is not None:
                 with threads_of(facts.num_trainers, calibration.machines):
-                    facts = measured(facts, calibration, data, sparse, dense, TrainerGroup())
+                    facts = measured(facts, calibration, data, sparse, dense, TrainerGroup(), cost)
             placed = place_net(plan, self.strategy, facts, sparse, dense)
             return placed.plan, placed
         except ConfigError as error:
@@ -288,11 +305,15 @@ class RunConfig:
         """
         return offers(self.strategy, self._facts_by(calibration, placed))
 
-    def offer(self, calibration: Calibration, placed: PlacedNet | None = None) -> Offer:
-        """The first of :meth:`offers`: this configuration as it is."""
-        return offer(self.strategy, self._facts_by(calibration, placed), own=True)
+    def offer(
+        self, calibration: Calibration, placed: PlacedNet | None = None, cost: DenseCost | None = None
+    ) -> Offer:
+        """The first of :meth:`offers`: this configuration as it is; ``cost`` as of :meth:`planned_net`."""
+        return offer(self.strategy, self._facts_by(calibration, placed, cost), own=True)
 
-    def _facts_by(self, calibration: Calibration, placed: PlacedNet | None) -> Callable[[Strategy], Facts]:
+    def _facts_by(
+        self, calibration: Calibration, placed: PlacedNet | None, cost: DenseCost | None = None
+    ) -> Callable[[Strategy], Facts]:
         """Facts for a strategy, with all that a speed is predicted from."""
         model = self.model()
         sparse, data = self.sparse(model), self.dataset("train")
@@ -304,7 +325,8 @@ class RunConfig:
             if count not in known:
                 facts = replace(facts_of(sparse, dense, count, self.schedule), free_bytes=host_bytes())
                 with threads_of(count, calibration.machines):
-                    known[count] = measured(facts, calibration, data, sparse, dense, TrainerGroup())
+                    own = cost if count == self.strategy.trainers else None
+                    known[count] = measured(facts, calibration, data, sparse, dense, TrainerGroup(), own)
             facts = replace(known[count], links=calibration.links)
             if strategy is self.strategy and placed is not None:
                 net = placed.facts

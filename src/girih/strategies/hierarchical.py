@@ -177,19 +177,20 @@ class Hierarchical(RemoteStrategy):
         if basis is None:
             return None
         service, _ = self._service(basis)
-        averaging = {
-            "average_every_steps": self.average_every_steps,
-            "dense_servers": self.dense_servers if self.groups > 1 else 0,
-        }
+        averaging = served.Averaging(
+            copies=self.groups,
+            holders=max(1, self.servers_per_group),
+            every_steps=self.average_every_steps,
+            servers=self.dense_servers if self.groups > 1 else 0,
+        )
         if not self.servers_per_group:
-            return served.replicas(basis, service, nets=self.nets, **averaging)
+            return served.replicas(basis, service, nets=self.nets, averaging=averaging)
         if facts.graph is None:
             return None
         wire = facts.wire or wire_between(facts, asdict(self))[0]
         options = asdict(self) | {f"wire_{kind}": codec for kind, codec in wire.items()}
         net = spread(facts.graph, self.tagged(facts, wire), options, known_of(facts, options))
-        clipping = self.servers_per_group if facts.clips else 0
-        return served.grouped(basis, service, net, nets=self.nets, clipping_servers=clipping, **averaging)
+        return served.grouped(basis, service, net, nets=self.nets, averaging=averaging, clips=facts.clips)
 
     def rewritten(self, traced: TracedNet, optimizer: str, cut: Sequence[str] | None = None) -> TracedNet:
         """The net that group servers run: with fully connected layers in parts.
@@ -255,9 +256,9 @@ class Hierarchical(RemoteStrategy):
         return {"name": "concurrent", "nets": self.nets}
 
     def _dense_bytes(self, facts: Facts, sent: float) -> float:
-        """A round takes the parameters to dense servers and what is added to them back."""
+        """A round takes a copy's parameters to dense servers and what is added to them back; its trainers share that."""
         num_bytes = 2.0 * facts.model.num_parameters * FLOAT_BYTES / self.average_every_steps
-        return num_bytes if self.groups > 1 else 0.0
+        return num_bytes / self.trainers_per_group if self.groups > 1 else 0.0
 
     def _start_dense_servers(self, plan: Plan, context: RunContext) -> tuple[str, ...]:
         if DENSE not in plan.roles:

@@ -14,7 +14,7 @@ from girih.comm.group import TrainerGroup
 from girih.data import Dataset
 from girih.dense.spec import DenseSpec
 from girih.planner.calibration import Calibration
-from girih.planner.facts import AccessProfile, Facts
+from girih.planner.facts import AccessProfile, DenseCost, Facts
 from girih.planner.plan import Plan
 from girih.sparse.access_profile import measure_access
 from girih.sparse.spec import SparseSpec
@@ -72,17 +72,19 @@ def measured(
     sparse: SparseSpec,
     dense: DenseSpec,
     ranks: TrainerGroup,
+    cost: DenseCost | None = None,
 ) -> Facts:
     """Facts with all that a speed is predicted from: ids of the first batches, and a pass of the model on a trainer's share.
 
     They are not for plans: measuring must not change what a run does.
+
+    Args:
+        cost: see :func:`measured_pass`, where that is known; None measures it.
     """
     trainers = facts.num_trainers
     profile = asdict(measure_access(train, sparse, trainers)) if ranks.first else None
-    share = max(1, min(MOST_EXAMPLES, train.batch_size // trainers))
-    cost = measure_dense_cost(train, sparse, dense, ranks, share)
-    if cost is not None:
-        cost = with_update(cost, dense, ranks)
+    if cost is None:
+        cost = measured_pass(train, sparse, dense, ranks, trainers)
     return replace(
         facts,
         batch_size=train.batch_size,
@@ -91,6 +93,18 @@ def measured(
         calibration=calibration,
         threads=torch.get_num_threads(),
     )
+
+
+def measured_pass(
+    train: Dataset, sparse: SparseSpec, dense: DenseSpec, ranks: TrainerGroup, trainers: int
+) -> DenseCost | None:
+    """The cost of a pass of the model on the share of one of so many trainers, and of its optimizer's step, with the threads that there are.
+
+    None where there are too few examples, see :func:`measure_dense_cost`.
+    """
+    share = max(1, min(MOST_EXAMPLES, train.batch_size // trainers))
+    cost = measure_dense_cost(train, sparse, dense, ranks, share)
+    return None if cost is None else with_update(cost, dense, ranks)
 
 
 @contextmanager

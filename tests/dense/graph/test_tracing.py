@@ -204,6 +204,23 @@ def test_edges_are_what_travels():
     ]
 
 
+def test_rows_of_an_edge_are_vectors_along_the_last_dimension():
+    class Rows(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.each, self.last = nn.Linear(2, 3), nn.Linear(6, 1)
+
+        def forward(self, numeric, embeddings):
+            return self.last(self.each(numeric.view(-1, 2, 2)).flatten(1)).squeeze(1).sigmoid().unsqueeze(1)
+
+    edges = {each.producer: each for each in trace(Rows(), NUMERIC, NOTHING).graph.edges}
+    rows = {name: each.rows_per_example for name, each in edges.items()}
+    assert rows == {
+        "numeric": 1, "view": 2, "each": 2, "flatten": 1, "last": 1, "squeeze": 0, "sigmoid": 0, "unsqueeze": 1,
+    }  # fmt: skip
+    assert {each.number_bytes for each in edges.values()} == {4}
+
+
 def test_operators_that_share_a_parameter_are_of_one_module():
     model = Network(nn.Linear(4, 4))
     model.middle.weight = model.first.weight

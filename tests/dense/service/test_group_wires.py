@@ -9,10 +9,16 @@ from grouped_site import Cut, InThread, Net, site
 from torch import nn
 
 from girih.comm.codecs import ACTIVATIONS, GRADIENTS, TopK
+from girih.dense.graph import partition, trace
 from girih.dense.halves.replica import Replica
 from girih.dense.service.tensors import num_bytes, pack, unpack
 from girih.dense.service.wire import GradientStreams, Wire
 from girih.dense.spec import DenseSpec
+from girih.models import Embeddings
+from girih.planner.operators import TRAINER
+from girih.planner.tagging.group import Device, HierarchicalGroup, WireCost
+from girih.planner.tagging.utilization import loads
+from girih.planner.tagging.wires import CODECS
 from girih.runs.stats import wire_bytes
 from girih.testing.dense_suite import DIM, NAMES, NUMERIC, case
 
@@ -118,6 +124,52 @@ def test_bytes_that_are_sent_are_those_of_the_codecs(activations, gradients):
     plain, packed = sent
     assert plain[0] - packed[0] == saved(forward, ACTIVATIONS[activations]) > 0
     assert plain[1] - packed[1] == saved(backward, GRADIENTS[gradients]) > 0
+
+
+class Fields(nn.Module):
+    """One layer for each of four fields of 16 numbers, and one for all."""
+
+    def __init__(self):
+        super().__init__()
+        self.each, self.last = nn.Linear(16, 8), nn.Linear(32, 1)
+
+    def forward(self, numeric, embeddings):
+        return self.last(self.each(numeric.view(-1, 4, 16)).flatten(1))
+
+
+@pytest.mark.parametrize("activations", ACTIVATIONS)
+@pytest.mark.parametrize("gradients", GRADIENTS)
+def test_a_plan_counts_the_bytes_that_are_packed(activations, gradients):
+    """Gradients have the shapes of what they are of; the logits, one number of an example, go as they are but by topk."""
+    numeric, nothing = torch.randn(EXAMPLES, 64), Embeddings()
+    net = trace(Fields(), numeric, nothing)
+    on_servers = {"each": "server 0", "last": "server 1"}
+    tagging = {operator.name: on_servers.get(operator.name, TRAINER) for operator in net.graph.operators}
+    found, wire = partition(net, tagging), Wire(activations=activations, gradients=gradients)
+    parts, sent = {part.name: part.module for part in found.parts}, {"to": [0, 0], "from": [0, 0]}
+
+    def exchange(stage):
+        outputs = [list(parts[name](*inputs)) for name, inputs in stage]
+        for (name, inputs), given in zip(stage, outputs, strict=True):
+            for way, tensors in (("to", inputs), ("from", given)):
+                for pass_, coders in enumerate((wire.forward(train=True), wire.backward().of(name))):
+                    sent[way][pass_] += num_bytes(pack(tensors, take, coders)[1:])
+        return outputs
+
+    found.trainer(exchange)(numeric, nothing)
+    device = Device(flops_per_s=1e9)
+    group = HierarchicalGroup(
+        trainers=1,
+        batch_size=EXAMPLES,
+        trainer=device,
+        servers=(device, device),
+        wire=WireCost(activations=CODECS[activations], gradients=CODECS[gradients]),
+    )
+    planned = loads(net.graph, tagging, group)[TRAINER]
+    assert planned.sent_bytes * EXAMPLES == pytest.approx(sent["to"][0] + sent["from"][1])
+    assert planned.received_bytes * EXAMPLES == pytest.approx(sent["from"][0] + sent["to"][1])
+    if activations == "int8":  # 4 rows of 16 numbers and one of 32; 4 of 8 and a float32
+        assert (sent["to"][0], sent["from"][0]) == (EXAMPLES * (4 * 24 + 40), EXAMPLES * (4 * 16 + 4))
 
 
 def saved(shapes, codec):

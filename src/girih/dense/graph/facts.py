@@ -59,6 +59,8 @@ def operator_graph(net: RunnableGraph, example: tuple[Tensor, Embeddings]) -> Op
                 producer=producer,
                 consumer=name,
                 bytes_per_example=measured.num_bytes[value.name] / num_examples,
+                rows_per_example=measured.num_rows[value.name] / num_examples,
+                number_bytes=measured.number_bytes[value.name],
             )
             for producer, value in _read(node)
         ]
@@ -143,6 +145,8 @@ class _Measured(fx.Interpreter):
         super().__init__(net)
         self.flops: dict[str, float] = {}
         self.num_bytes: dict[str, int] = {}
+        self.num_rows: dict[str, int] = {}  # none of a tensor whose only dimension is the batch
+        self.number_bytes: dict[str, int] = {}  # 0 where no codec writes them
 
     def run_node(self, n: fx.Node) -> Any:
         """Runs a node."""
@@ -150,6 +154,11 @@ class _Measured(fx.Interpreter):
             result = super().run_node(n)
         found = [each for each in leaves(result) if isinstance(each, Tensor)]
         self.num_bytes[n.name] = sum(each.nbytes for each in found)
+        self.num_rows[n.name] = sum(
+            each.numel() // max(1, each.shape[-1]) for each in found if each.dim() > 1
+        )
+        coded = {each.dtype for each in found} in ({torch.float32}, {torch.bfloat16})
+        self.number_bytes[n.name] = found[0].itemsize if coded else 0
         if n.op.startswith("call") and n.target is not read:
             self.flops[n.name] = counter.flops or sum(each.numel() for each in found)
         return result

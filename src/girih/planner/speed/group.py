@@ -8,7 +8,7 @@ from typing import Any
 
 from girih.planner.calibration import Calibration
 from girih.planner.facts import DenseCost, Facts
-from girih.planner.operators import OperatorGraph, Tagging
+from girih.planner.operators import TRAINER, OperatorGraph, Tagging
 from girih.planner.tagging.components import components
 from girih.planner.tagging.group import CodecCost, Device, HierarchicalGroup, WireCost
 from girih.planner.tagging.tag import Tagged, tag
@@ -44,12 +44,14 @@ class Spread:
         devices_s: device → seconds per step that its cores are busy. links_s: that its link is.
         work_s: core-seconds of all devices of all groups.
         exchange_s: seconds of a net's exchanges, one after the other.
+        served: part of a pass that servers compute.
     """
 
     devices_s: Mapping[str, float]
     links_s: Mapping[str, float]
     work_s: float
     exchange_s: float
+    served: float
 
 
 def group_of(graph: OperatorGraph, options: Mapping[str, Any], known: Known) -> HierarchicalGroup:
@@ -178,7 +180,15 @@ def spread(graph: OperatorGraph, found: Tagged, options: Mapping[str, Any], know
         load = found.loads[first]  # the mean over trainers, per example of the group
         each_way = (load.sent_bytes + load.received_bytes) * of_group
         exchange_s = 4 * stages * link.latency_s + each_way / link.bytes_per_s
-    return Spread(devices_s=devices_s, links_s=links_s, work_s=groups * work_s, exchange_s=exchange_s)
+    computed = {each.name: each.seconds_per_example or 0.0 for each in timed(graph, known).operators}
+    there = sum(seconds for name, seconds in computed.items() if found.tagging[name] != TRAINER)
+    return Spread(
+        devices_s=devices_s,
+        links_s=links_s,
+        work_s=groups * work_s,
+        exchange_s=exchange_s,
+        served=there / (sum(computed.values()) or 1.0),
+    )
 
 
 def _busy(known: Known, dense: DenseCost) -> float:

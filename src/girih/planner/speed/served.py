@@ -30,6 +30,8 @@ from girih.planner.speed.in_step import (
 from girih.planner.speed.step import StepCost
 from girih.planner.traffic import COUNT_BYTES, FLOAT_BYTES, KEY_BYTES, Traffic
 
+SERVER_THREADS = 1
+"""Threads that a group server computes a part with; it computes parts of several nets side by side."""
 TRAINER, DENSE_SERVER, AVERAGING, NORMS = "a trainer", "the dense server", "averaging", "norms"
 TRAINER_LINK, WORKER_LINK, SERVER_LINK = (
     "a trainer's link", "an embedding worker's link", "an embedding server's link",
@@ -72,6 +74,22 @@ class Service:
         return {name: size / self.link.bytes_per_s for name, size in busiest.items()}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Averaging:
+    """Rounds in the background.
+
+    Attributes:
+        copies: of the dense parameters. holders: processes that hold one of them together: its trainer, or the servers of its group.
+        every_steps: steps of a trainer from one round to the next.
+        servers: dense servers; 0 where there is one copy, and nothing to average.
+    """
+
+    copies: int
+    holders: int
+    every_steps: int
+    servers: int
+
+
 def hybrid(basis: Basis, service: Service, *, staleness: int, rings_s: float) -> StepCost:
     """Rows read ahead, dense half in step (Persia, Algorithms 1 and 2): 1 + τ steps under way, a trainer computes one at a time.
 
@@ -109,9 +127,7 @@ def asynchronous(basis: Basis, service: Service, *, staleness: int) -> StepCost:
     return _adding(cost, {"parameters": wire_s}, busy_s)
 
 
-def replicas(
-    basis: Basis, service: Service, *, nets: int, average_every_steps: int, dense_servers: int
-) -> StepCost:
+def replicas(basis: Basis, service: Service, *, nets: int, averaging: Averaging) -> StepCost:
     """``hierarchical`` without group servers (HT §2.2): r nets of each trainer, each with its own step under way.
 
     A net's pass takes t / max(1, t // r) times as long as a trainer's with all t threads. Other nets of the trainer are other steps under
@@ -119,14 +135,14 @@ def replicas(
     parameters there and back in every so many steps, in the background.
 
     Args:
-        nets: r. dense_servers: 0 where there is one replica, and nothing to average.
+        nets: r.
     """
-    threads = basis.facts.threads
-    own = max(1, threads // nets)
-    crowd = max(1.0, basis.trainers * own / basis.cores)
-    passes_s = basis.dense.seconds(basis.share) * threads / own * crowd
+    passes_s = _pass_s(basis, _threads_of_net(basis, nets))
     cost = _served(basis, service, passes_s=passes_s, in_flight=nets)
-    return _averaged(cost, basis, service.link, average_every_steps, dense_servers)
+    if averaging.servers:
+        sent_s = basis.parameter_bytes / averaging.every_steps / service.link.bytes_per_s
+        cost = _adding(cost, {}, {TRAINER_LINK: cost.busy_s[TRAINER_LINK] + sent_s})
+    return _averaged(cost, basis, service.link, averaging)
 
 
 def grouped(
@@ -135,26 +151,39 @@ def grouped(
     net: Spread,
     *,
     nets: int,
-    average_every_steps: int,
-    dense_servers: int,
-    clipping_servers: int = 0,
+    averaging: Averaging,
+    clips: bool = False,
 ) -> StepCost:
     """``hierarchical`` with group servers (HT §3.1): the net is spread over devices, as tagging found.
 
-    A net's path has its pass, wherever it is computed, and its exchanges. Each device is busy with what it computes, packs and moves.
+    A net's path has its pass and its exchanges. What trainers compute of the pass has a net's threads, as in :func:`replicas`; a part on
+    a server has one. Each device is busy with what it computes, packs and moves, and the servers' links with what averaging sends.
 
     Args:
-        clipping_servers: those of a group that are asked for norms before the update, all at once; 0 where gradients are not clipped.
+        clips: whether all servers of a group are asked for norms before the update, all at once.
     """
-    cost = _served(basis, service, passes_s=basis.pass_s(basis.share) + net.exchange_s, in_flight=nets)
+    on_trainer_s, on_server_s = _pass_s(basis, _threads_of_net(basis, nets)), _pass_s(basis, SERVER_THREADS)
+    passes_s = net.served * on_server_s + (1 - net.served) * on_trainer_s
+    cost = _served(basis, service, passes_s=passes_s + net.exchange_s, in_flight=nets)
     cost = replace(cost, work_s={**cost.work_s, PASS: net.work_s, MOVE: 0.0})
     links = {f"{name}'s link": each for name, each in net.links_s.items()}
     cost = _adding(cost, {}, {**net.devices_s, **links})
-    if clipping_servers:
-        asked_s = basis.trainers * clipping_servers * service.link.cpu_s(2, 0)
+    if clips:
+        asked_s = basis.trainers * averaging.holders * service.link.cpu_s(2, 0)
         path_s = {**cost.path_s, NORMS: 2 * service.link.latency_s}
         cost = replace(cost, work_s={**cost.work_s, NORMS: asked_s}, path_s=path_s)
-    return _averaged(cost, basis, service.link, average_every_steps, dense_servers)
+    return _averaged(cost, basis, service.link, averaging)
+
+
+def _threads_of_net(basis: Basis, nets: int) -> int:
+    """Threads of one of a trainer's nets."""
+    return max(1, basis.facts.threads // nets)
+
+
+def _pass_s(basis: Basis, own: int) -> float:
+    """Seconds of a net's pass with ``own`` threads, while each other trainer has one net's."""
+    crowd = max(1.0, basis.trainers * own / basis.cores)
+    return basis.dense.seconds(basis.share) * basis.facts.threads / own * crowd
 
 
 def _served(basis: Basis, service: Service, *, passes_s: float, in_flight: float) -> StepCost:
@@ -195,17 +224,14 @@ def _one_trainer_s(cost: StepCost) -> float:
     return cost.path_s[PASS] + cost.path_s[MOVE] + cost.path_s[STEP]
 
 
-def _averaged(cost: StepCost, basis: Basis, link: Link, every_steps: int, dense_servers: int) -> StepCost:
-    """Rounds of averaging: parameters of each trainer go to the dense servers and corrections come back, beside the steps."""
-    if not dense_servers:
+def _averaged(cost: StepCost, basis: Basis, link: Link, its: Averaging) -> StepCost:
+    """Parameters of each copy go to the dense servers and corrections come back, beside the steps; each holder asks all servers."""
+    if not its.servers:
         return cost
-    size = basis.parameter_bytes / every_steps
-    wire_s = basis.trainers * link.cpu_s(2 * dense_servers / every_steps, 2 * size)
-    busy_s = {
-        TRAINER_LINK: cost.busy_s[TRAINER_LINK] + size / link.bytes_per_s,
-        "a dense server's link": basis.trainers * size / dense_servers / link.bytes_per_s,
-    }
-    return _adding(cost, {AVERAGING: wire_s}, busy_s)
+    size = its.copies * basis.parameter_bytes / its.every_steps
+    num_messages = 2 * its.copies * its.holders * its.servers / its.every_steps
+    busy_s = {"a dense server's link": size / its.servers / link.bytes_per_s}
+    return _adding(cost, {AVERAGING: link.cpu_s(num_messages, 2 * size)}, busy_s)
 
 
 def _adding(cost: StepCost, work_s: Mapping[str, float], busy_s: Mapping[str, float]) -> StepCost:

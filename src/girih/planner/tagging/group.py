@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Annotated
 
 from girih.config.bounds import Bounds, Count, NonNegative, Positive
 from girih.config.options import Options
+from girih.planner.operators import Edge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,12 +33,15 @@ class CodecCost(Options):
     """The cost of one way to write tensors for the wire.
 
     Attributes:
-        factor: bytes on the wire per byte of float32.
+        number_bytes: of each number that is sent. row_bytes: beside them, of each vector along the last dimension.
+        share: of a message's numbers, how many are sent.
         encode_s_per_byte, decode_s_per_byte: core-seconds per byte of float32. For float32 itself they are those of a plain copy.
     """
 
     name: str
-    factor: Positive
+    number_bytes: Positive = 4.0
+    row_bytes: NonNegative = 0.0
+    share: Annotated[float, Bounds(0, 1, open_low=True)] = 1.0
     encode_s_per_byte: NonNegative = 0.0
     decode_s_per_byte: NonNegative = 0.0
 
@@ -45,8 +50,21 @@ class CodecCost(Options):
         """Bytes that a sender keeps per byte of float32: what top-k left out, before the step under way and with it (error feedback)."""
         return 2.0 if self.name == "topk" else 0.0
 
+    def packed_bytes(self, rows: int, numbers: int) -> float:
+        """Bytes of a message of so many numbers in so many rows, as ``Codec.packed_bytes`` of :mod:`girih.comm.codecs` has them."""
+        return self.number_bytes * math.ceil(self.share * numbers) + self.row_bytes * rows
 
-FLOAT32 = CodecCost(name="float32", factor=1.0)
+    def sent_bytes(self, edge: Edge, batch_size: int) -> float:
+        """Bytes per example of what an edge sends for a batch: as it is where it would become no smaller."""
+        plain = edge.bytes_per_example
+        if not edge.number_bytes or not plain:
+            return plain
+        numbers = round(plain * batch_size / edge.number_bytes)
+        packed = self.packed_bytes(max(1, round(edge.rows_per_example * batch_size)), numbers) / batch_size
+        return min(plain, packed)
+
+
+FLOAT32 = CodecCost(name="float32")
 AVERAGED = 4.0
 """Copies of the parameters that averaging takes: the model that is evaluated; in a round, what is sent, what is answered, and that as one."""
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from girih.errors import ConfigError, nearest
-from girih.planner.operators import TRAINER, OperatorGraph, Tagging, server_name
+from girih.planner.operators import TRAINER, Edge, OperatorGraph, Tagging, server_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Index:
     """The look-ups that tagging needs of a graph.
 
     Attributes:
-        consumers: of each operator, consumer → bytes of the tensor per example.
+        consumers: of each operator, consumer → the edge to it; of several the one with the most bytes.
         producers: of each operator, in order.
         bundles: in the order of their first operators. bundle_of: number of each operator's bundle.
     """
@@ -40,10 +40,11 @@ class Index:
         self.graph = graph
         self.operators = graph.operators
         numbers = {operator.name: number for number, operator in enumerate(graph.operators)}
-        self.consumers: list[dict[int, float]] = [{} for _ in numbers]
+        self.consumers: list[dict[int, Edge]] = [{} for _ in numbers]
         for edge in graph.edges:
             readers, consumer = self.consumers[numbers[edge.producer]], numbers[edge.consumer]
-            readers[consumer] = max(readers.get(consumer, 0.0), edge.bytes_per_example)
+            if edge.bytes_per_example >= readers.get(consumer, edge).bytes_per_example:
+                readers[consumer] = edge
         self.producers: list[list[int]] = [[] for _ in numbers]
         for producer, readers in enumerate(self.consumers):
             for consumer in readers:

@@ -70,7 +70,7 @@ def refine(
 
     Args:
         placed: device of each bundle.
-        until: when time is up, by :func:`time.monotonic`.
+        until: when time is up, by :func:`time.thread_time`.
     """
     search = _Search(index, group, placed, until)
     moves: list[Move] = []
@@ -121,7 +121,7 @@ class _Search:
         """Takes the offer with the lowest burden, if it lowers the placement's; tried in the order of the burden that they have at least."""
         current = burden(self._found)
         for offer in sorted(each for each in offers if lower(each.least, current)):
-            if time.monotonic() > self._until:
+            if time.thread_time() > self._until:
                 break
             source = self.ledger.placed[offer.bundles[0]]
             self._move(offer.bundles, offer.target)
@@ -166,7 +166,7 @@ class _Search:
             return
         placed = self.ledger.placed
         for bundle in [bundle for bundle, device in enumerate(placed) if device == fullest]:
-            if time.monotonic() > self._until:
+            if time.thread_time() > self._until:
                 return
             for other, target in enumerate(list(placed)):
                 if target in self._targets(bundle) and fullest in self._targets(other):
@@ -179,7 +179,7 @@ class _Search:
 
     def _stretch(self, bundles: Sequence[int], target: int) -> Iterator[_Offer]:
         """The first bundle, the first two, and so on."""
-        if not bundles or time.monotonic() > self._until:
+        if not bundles or time.thread_time() > self._until:
             return
         source = self.ledger.placed[bundles[0]]
         for number, bundle in enumerate(bundles, start=1):

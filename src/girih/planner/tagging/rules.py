@@ -32,7 +32,7 @@ class Surroundings:
         read = [
             self._index.consumers[p][self._number] for p in producers if self._on_servers[p] == on_servers
         ]
-        return sum(read)
+        return sum(edge.bytes_per_example for edge in read)
 
     @property
     def feeds_servers(self) -> bool:

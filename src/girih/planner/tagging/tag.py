@@ -67,7 +67,7 @@ def tag(
 
     Args:
         how: "rules" leaves out the refinement, "none" the rules too: what can be moved is dealt to the servers in turn.
-        limit_s: for refinement.
+        limit_s: for refinement, of this thread's processor time: another load of the machine changes no tagging.
         given: a tagging that is kept: nothing is decided.
 
     Raises:
@@ -117,7 +117,7 @@ def _refined(
     index: Index, group: HierarchicalGroup, starts: Sequence[Start], limit_s: float
 ) -> tuple[Start, list[int], tuple[Move, ...]]:
     """Refines the first start, or takes another one that ends ahead of it by :data:`AHEAD`; one by memory where none fits into it."""
-    until = time.monotonic() + limit_s
+    until = time.thread_time() + limit_s
 
     def reached(start: Start) -> tuple[float, float, tuple[Start, list[int], tuple[Move, ...]]]:
         """Memory that is lacking, and the speed, less than 0, of what a start comes to."""

@@ -15,7 +15,7 @@ from girih.planner.operators import OperatorGraph, Tagging
 from girih.planner.tagging.components import divide
 from girih.planner.tagging.group import Device, HierarchicalGroup
 from girih.planner.tagging.index import Index, device_name
-from girih.planner.tagging.ledger import Ledger
+from girih.planner.tagging.ledger import Bytes, Ledger
 
 CPU, NETWORK, MEMORY = "cpu", "network", "memory"
 
@@ -87,8 +87,8 @@ def least_loads(group: HierarchicalGroup, ledger: Ledger) -> list[Load]:
 def _loads(
     group: HierarchicalGroup,
     ledger: Ledger,
-    to_bytes: list[float],
-    from_bytes: list[float],
+    to_bytes: list[Bytes],
+    from_bytes: list[Bytes],
     requests: list[int],
 ) -> list[Load]:
     """Bytes and codecs by (HT §4.2); what trainers do is divided by their number."""
@@ -96,9 +96,9 @@ def _loads(
     found = []
     of_trainers = [group.trainer_cpu_s, group.trainer_sent_bytes, group.trainer_received_bytes, 0.0]
     for number, server in enumerate(group.servers, start=1):
-        there, back = to_bytes[number], from_bytes[number]
-        sent = back * forward.factor + there * backward.factor
-        received = there * forward.factor + back * backward.factor
+        there, there_packed, there_returned = to_bytes[number]
+        back, back_packed, back_returned = from_bytes[number]
+        sent, received = back_packed + there_returned, there_packed + back_returned
         parameters = ledger.parameter_bytes[number]
         asked_s = requests[number] * 2 * group.request_s / group.batch_size
         cpu_s = (

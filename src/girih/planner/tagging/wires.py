@@ -9,14 +9,22 @@ from dataclasses import dataclass, replace
 from girih.planner.calibration import CodecSpeed
 from girih.planner.operators import OperatorGraph
 from girih.planner.speed.step import step_seconds
-from girih.planner.tagging.group import CodecCost, HierarchicalGroup, WireCost
+from girih.planner.tagging.group import FLOAT32, CodecCost, HierarchicalGroup, WireCost
 from girih.planner.tagging.tag import LIMIT_S, How, Tagged, tag
 
 GAIN = 1.02
 """Predicted speed by which a codec that loses digits must be ahead of one that loses fewer."""
 
-FACTORS = {"float32": 1.0, "bfloat16": 0.5, "int8": 0.25, "topk": 0.15}
-"""Bytes on the wire per byte of float32, without what a codec adds to a row."""
+CODECS = {
+    each.name: each
+    for each in (
+        FLOAT32,
+        CodecCost(name="bfloat16", number_bytes=2),
+        CodecCost(name="int8", number_bytes=1, row_bytes=8),
+        CodecCost(name="topk", number_bytes=6, share=0.1),
+    )
+}
+"""The codecs of :mod:`girih.comm.codecs` by the bytes that they send."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +45,7 @@ def calibrated(names: Sequence[str], speeds: Mapping[str, CodecSpeed]) -> list[C
     """Codecs by name, at the speeds that were measured; others take no time."""
     found = []
     for name in names:
-        codec, speed = CodecCost(name=name, factor=FACTORS[name]), speeds.get(name)
+        codec, speed = CODECS[name], speeds.get(name)
         if speed is not None:
             codec = replace(
                 codec, encode_s_per_byte=speed.pack_s_per_byte, decode_s_per_byte=speed.unpack_s_per_byte
@@ -95,13 +103,17 @@ def _in_flight(tagged: Tagged, group: HierarchicalGroup) -> float:
 
     A step waits for what it computes and sends itself, one after the other, and for those of
     the trainer's other nets at the busiest device. With few nets, sending less pays though no link is busy all the time.
+    On a server a part has one thread, on a trainer a net has its share of the cores: loads are of all cores of a device.
     """
     trainer, *servers = tagged.loads.values()
     of_group = (
         group.batch_size * group.trainers
     )  # examples of a step of all trainers, each of which has one net's
     busiest_s = of_group / tagged.examples_per_s
-    path_s = of_group * trainer.cpu_s + group.batch_size * sum(server.cpu_s for server in servers)
+    cores = group.trainer.cores
+    path_s = of_group * trainer.cpu_s * max(1.0, cores / max(1, cores // group.nets))
+    for load, server in zip(servers, group.servers, strict=True):
+        path_s += group.batch_size * load.cpu_s * max(1.0, server.cores)
     if group.trainer.bytes_per_s:
         path_s += of_group * (trainer.sent_bytes + trainer.received_bytes) / group.trainer.bytes_per_s
     step_s = step_seconds(busiest_s, path_s, group.nets)
