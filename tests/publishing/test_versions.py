@@ -124,7 +124,7 @@ def test_stacks_stay_short(patient, tmp_path):
         found.merge_all()
         for files in found.current.rows:
             keys = [file.keys for file in files]
-            assert all(older > 4 * sum(keys[:n]) for n, older in enumerate(keys) if n)
+            assert all(older > 2 * sum(keys[:n]) for n, older in enumerate(keys) if n)
     write_pin(Storage.at(log), None)
     names = {path.name for path in (tmp_path / "f").glob("*.safetensors")}
     assert found.current.files <= names

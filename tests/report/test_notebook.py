@@ -19,7 +19,7 @@ def test_a_config_s_trainer_trains_as_the_command_line_does(log_directory, monke
     with girih.Trainer.from_config(config, OVERRIDES, run=path) as trainer:
         trainer.fit()
         metrics = trainer.evaluate()
-    assert "step 9  examples 1,152 of 3,000" in capsys.readouterr().err
+    assert "step 9  examples 1,152 of 1,152" in capsys.readouterr().err
     summary = json.loads((log_directory / "by_cli" / "summary.json").read_text())
     assert (metrics.auc, metrics.logloss) == (summary["auc"], summary["logloss"])
     assert cli.run(["evaluate", str(path)]) == 0

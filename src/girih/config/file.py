@@ -221,7 +221,7 @@ class RunConfig:
             raise ConfigError(f"{self.where}: {error}") from None
 
     def most_examples(self, train: Dataset) -> int | None:
-        """How many examples the run trains on unless it stops early; None where nobody knows."""
+        """The number of examples that the run trains on unless it stops early; None where nobody knows."""
         limits = []
         if train.num_epoch_examples is not None:
             limits.append(train.num_epoch_examples * self.train.epochs)

@@ -125,11 +125,11 @@ class LoadedModel(contextlib.AbstractContextManager["LoadedModel"]):
             keys, _ = scalar_ids(given.combine_chunks() if isinstance(given, pa.ChunkedArray) else given)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise DataError(
-                f"ids of {table!r}: {one_line(error)}; expected a list or an array of integers or strings"
+                f"ids of {table!r}: {one_line(error)}; expected integers or strings in a list or an array"
             ) from None
         if not np.issubdtype(keys.dtype, np.int64) or (len(given) and not _are_ids(given.type)):
             raise DataError(
-                f"ids of {table!r}: received {given.type}; expected a list or an array of integers or strings"
+                f"ids of {table!r}: received {given.type}; expected integers or strings in a list or an array"
             )
         sparse = self._rows
         dim = next(each.dim or 0 for each in self.schema.tables if each.name == name)

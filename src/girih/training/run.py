@@ -136,7 +136,7 @@ class TrainingRun:
 
     @property
     def state(self) -> RunState:
-        """How far it has come."""
+        """Counters: how far it has come."""
         return self.standing.state
 
     def opened(self) -> tuple[Plan, Session]:

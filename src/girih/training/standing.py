@@ -1,4 +1,4 @@
-"""Where a run stands: what a checkpoint holds of it beside rows, parameters and the plan, and how a run goes on from it."""
+"""The standing of a run: all that a checkpoint holds beside rows, parameters and the plan, and how a run goes on from it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from girih.training.session import Session
 
 @dataclass(kw_only=True)
 class Standing:
-    """Where one trainer's run stands. Methods are called by all trainers together.
+    """The standing of one trainer's run. Methods are called by all trainers together.
 
     Attributes:
         learning_rate: of both halves; there once the session is open.

@@ -12,7 +12,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.nn.modules.dropout import _DropoutNd
 
 FUNCTIONS = ("dropout", "gumbel", "fractional_max_pool", "rand", "uniform_", "normal_", "lowrank", "lobpcg")
-"""What names of torch's functions in Python have in them that draw; its operators say it themselves, by a tag."""
+"""Parts of the names of torch's functions in Python that draw; its operators say it themselves, by a tag."""
 ATTENTION = {"scaled_dot_product_attention": 4, "multi_head_attention_forward": 10}
 """Functions that draw where their ``dropout_p`` is not 0, and its place among the arguments."""
 MODULES = (nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
