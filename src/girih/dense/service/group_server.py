@@ -145,6 +145,8 @@ class _Batch:
     before: list[Tensor]
     streams: GradientStreams
     calls: dict[int, _Call] = field(default_factory=dict)
+    computing: int = 0
+    """Forward passes under way."""
 
 
 class _Work:
@@ -240,7 +242,15 @@ class _Work:
         needs, *packed = request.frame.arrays
         inputs, key = unpack(packed), (request.client, net, number)
         batch = self._begun(key) if train else None
-        has, arrays = self._outputs(request, batch, call, part, inputs, needs.tolist())
+        try:
+            has, arrays = self._outputs(request, batch, call, part, inputs, needs.tolist())
+        except Exception:
+            if batch is not None:
+                self._left(key, batch)
+            raise
+        if batch is not None:
+            with self._lock:
+                batch.computing -= 1
         self._stats.sent("activations", num_bytes(arrays))
         request.reply((), (has, *arrays))
 
@@ -442,7 +452,16 @@ class _Work:
                 before = [buffer.clone() for buffer in self._live.buffers()]
                 streams = self._streams.setdefault(key[:2], self._wire.backward())
                 batch = self._batches[key] = _Batch(self._live.borrow(), self._num_done, before, streams)
+            batch.computing += 1
             return batch
+
+    def _left(self, key: tuple[int, int, int], batch: _Batch) -> None:
+        """Ends a forward pass that failed; the last one drops a batch of which nothing is kept."""
+        with self._lock:
+            batch.computing -= 1
+            is_nothing = not batch.computing and not batch.calls and self._batches.get(key) is batch
+        if is_nothing:
+            self._drop(key)
 
     def _known(self, key: tuple[int, int, int], *, last: bool = False) -> _Batch:
         """The same, later; the ``last`` time it is forgotten here."""
