@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -138,6 +138,7 @@ class _Batch:
         read_at: writes of all nets that were done before its first forward pass.
         before: copies of the live buffers, as they were then.
         streams: what writes the gradients that the net gets.
+        computing: forward passes under way. has_parts: whether one has succeeded.
     """
 
     net: NetOnServer
@@ -146,7 +147,7 @@ class _Batch:
     streams: GradientStreams
     calls: dict[int, _Call] = field(default_factory=dict)
     computing: int = 0
-    """Forward passes under way."""
+    has_parts: bool = False
 
 
 class _Work:
@@ -241,18 +242,26 @@ class _Work:
         net, number, call, part, train = request.frame.fields
         needs, *packed = request.frame.arrays
         inputs, key = unpack(packed), (request.client, net, number)
-        batch = self._begun(key) if train else None
-        try:
+        with self._computing(key) if train else nullcontext() as batch:
             has, arrays = self._outputs(request, batch, call, part, inputs, needs.tolist())
-        except Exception:
-            if batch is not None:
-                self._left(key, batch)
-            raise
-        if batch is not None:
-            with self._lock:
-                batch.computing -= 1
         self._stats.sent("activations", num_bytes(arrays))
         request.reply((), (has, *arrays))
+
+    @contextmanager
+    def _computing(self, key: tuple[int, int, int]) -> Iterator[_Batch]:
+        """The batch that a forward pass is of: if no pass of it succeeds, the last one to fail drops it, since another may compute with its net."""
+        batch = self._begun(key)
+        try:
+            yield batch
+            batch.has_parts = True
+        finally:
+            with self._lock:
+                batch.computing -= 1
+                is_nothing = not batch.computing and not batch.has_parts and self._batches.get(key) is batch
+                if is_nothing:
+                    del self._batches[key]
+            if is_nothing:
+                self._undo(batch)
 
     def _outputs(
         self,
@@ -346,18 +355,18 @@ class _Work:
 
     def _discard(self, request: Request) -> None:
         net, number = request.frame.fields
-        self._drop((request.client, net, number))
+        with self._lock:
+            batch = self._batches.pop((request.client, net, number), None)
+        if batch is not None:
+            self._undo(batch)
         request.reply()
 
-    def _drop(self, key: tuple[int, int, int]) -> None:
-        """Drops a batch, where it is here: buffers are as they were before it."""
-        with self._lock:
-            batch = self._batches.pop(key, None)
-        if batch is not None:
-            batch.streams.discard()
-            for buffer, before in zip(self._live.buffers(), batch.before, strict=True):
-                buffer.copy_(before)
-            self._live.give_back(batch.net)
+    def _undo(self, batch: _Batch) -> None:
+        """Has buffers as they were before a batch, and its net back."""
+        batch.streams.discard()
+        for buffer, before in zip(self._live.buffers(), batch.before, strict=True):
+            buffer.copy_(before)
+        self._live.give_back(batch.net)
 
     def _state(self, request: Request) -> None:
         first, with_optimizer = request.frame.fields
@@ -454,14 +463,6 @@ class _Work:
                 batch = self._batches[key] = _Batch(self._live.borrow(), self._num_done, before, streams)
             batch.computing += 1
             return batch
-
-    def _left(self, key: tuple[int, int, int], batch: _Batch) -> None:
-        """Ends a forward pass that failed; the last one drops a batch of which nothing is kept."""
-        with self._lock:
-            batch.computing -= 1
-            is_nothing = not batch.computing and not batch.calls and self._batches.get(key) is batch
-        if is_nothing:
-            self._drop(key)
 
     def _known(self, key: tuple[int, int, int], *, last: bool = False) -> _Batch:
         """The same, later; the ``last`` time it is forgotten here."""
