@@ -22,8 +22,7 @@ lint: setup
 
 # PROCESSES files at a time, each in one process. Two for each of two cores: a third of the time with one for each is waiting
 # for processes that start, and for each other. Idle threads sleep at once: spinning, they would take the cores from the other
-# file's (four times as long for tests of whole models). Without the JIT
-# nothing waits: one for each core, since each imports torch.
+# file's (four times as long for tests of whole models). Without the JIT nothing waits: one for each core, since each imports torch.
 # Bytecode is kept: each process that a test starts would compile girih anew otherwise.
 PYTEST := PYTHONDONTWRITEBYTECODE= GOMP_SPINCOUNT=0 $(BIN)/pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder --durations 25
 PLAIN := tests/kernels tests/store tests/sparse/test_sparse_kernels.py

@@ -26,9 +26,6 @@ READY = "ready"
 
 _NICE = 10
 """Answers go ahead of updates on a core that both share."""
-_LATE_S = 0.5
-"""An update that takes longer has the next one taken in as fast as answers are given."""
-_SESSION = Path("/proc/self/autogroup")
 LOOK_EVERY_S = 0.1
 _LOOK_ELSEWHERE_EVERY_S = 0.25  # each look is two requests
 _REFUSED = 2
@@ -102,14 +99,9 @@ def main() -> int:
     try:
         log = Log(Storage(given["log"]))
         follower = Follower(log, directory, _say)
-        is_ready, wanted, level = False, 0, 0  # nobody is answered before there is a version
+        is_ready = False
         while True:
-            if wanted != level and _stand_back(wanted):
-                level = wanted
-            begin = time.monotonic()
             follower.poll()
-            has_time = follower.current is not None and time.monotonic() - begin <= _LATE_S
-            wanted = _NICE if has_time else 0
             if follower.current is not None and not is_ready:
                 is_ready = True
                 print(READY, flush=True)
@@ -119,19 +111,6 @@ def main() -> int:
     except GirihError as error:
         _say(" ".join(str(error).split()))
         return _REFUSED
-
-
-def _stand_back(nice: int) -> bool:
-    """Has answers of other sessions go ahead of this one; returns whether that is as it is to be, else ask again.
-
-    Where Linux groups processes by session, it shares a core among sessions first, and the nice levels of processes count within one alone.
-    """
-    if os.getsid(0) != os.getpid() or not _SESSION.exists():
-        return True
-    with contextlib.suppress(OSError):  # it takes ten of these a second
-        _SESSION.write_text(str(nice))
-        return True
-    return False
 
 
 def _say(line: str) -> None:

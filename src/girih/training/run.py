@@ -377,6 +377,10 @@ class TrainingRun:
         self.standing.inherited = place.url
         return found
 
+    def content(self) -> Content:
+        """The content of a checkpoint made now."""
+        return self.standing.content(*self.opened())
+
     def _go_on(self, loaded: Loaded) -> None:
         self.standing.go_on(loaded, self.opened()[0])
         if self.state.best_step is not None:
@@ -385,10 +389,6 @@ class TrainingRun:
         self._put_rest(loaded)
         self.resumed = True
         self._log = None  # the next one drops the records that come after this state
-
-    def content(self) -> Content:
-        """The content of a checkpoint made now."""
-        return self.standing.content(*self.opened())
 
     def _put_rest(self, loaded: Loaded) -> None:
         """Has the dense half go on where it was, if the net is spread as it was; says so where it is not."""

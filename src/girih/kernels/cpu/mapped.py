@@ -91,6 +91,17 @@ def row_in(index: Any, num_slots: Any, key: Any, key_id: Any, table: Any) -> Any
             slot = np.int64(0)
 
 
+@njit_lean
+def free_slot(index: Any, num_slots: Any, key: Any) -> Any:
+    """The slot of an index where a key with this hash goes, which is not there."""
+    slot = home_of(key, num_slots)
+    while index[slot, 1] != 0:
+        slot += 1
+        if slot == num_slots:
+            slot = np.int64(0)
+    return slot
+
+
 @kernel()
 def insert(index: I64x2, ids: SealedI64, tables: SealedI32, first: int, taken: U8) -> Any:
     """Adds keys to an index; one that is there, with a row or buried, stays as it is.
@@ -115,11 +126,7 @@ def insert(index: I64x2, ids: SealedI64, tables: SealedI32, first: int, taken: U
             taken[i] = 0
             if row_in(start, num_slots, key, key_id, table) != at.NO_ROW:
                 continue
-            slot = home_of(key, num_slots)
-            while index[slot, 1] != 0:
-                slot += 1
-                if slot == num_slots:
-                    slot = np.int64(0)
+            slot = free_slot(index, num_slots, key)
             row = np.int64(BURIED) if first < 0 else np.int64(first) + num_new
             index[slot, 0] = key_id
             index[slot, 1] = (table << ROW_BITS) | (row + 1)
@@ -196,11 +203,7 @@ def take_unknown(
             if not known:
                 if row == most_rows:
                     break
-                place = home_of(key, num_slots)
-                while target[place, 1] != 0:
-                    place += 1
-                    if place == num_slots:
-                        place = np.int64(0)
+                place = free_slot(target, num_slots, key)
                 target[place, 0] = key_id
                 target[place, 1] = (table << ROW_BITS) | (row + 1)
                 copy_from(out + 4 * width * (row - first), row_address(rows, own), width)

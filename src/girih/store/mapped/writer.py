@@ -90,14 +90,9 @@ class MappedWriter(contextlib.AbstractContextManager["MappedWriter"]):
                 memory.madvise(mmap.MADV_HUGEPAGE)
         self._memory = memory
         self._row_bytes = 4 * spec.dim
-        self._waiting = np.empty(
-            max(_ROWS_TOGETHER, self._row_bytes), np.uint8
-        )  # rows that are not written yet
-        self._num_waiting = 0  # bytes of them
-        self._written, self._rows_crc = (
-            self._rows_at,
-            0,
-        )  # where they go, and the checksum of those that are written
+        self._waiting = np.empty(max(_ROWS_TOGETHER, self._row_bytes), np.uint8)
+        self._num_waiting = 0  # bytes of rows that are not written yet
+        self._written, self._rows_crc = self._rows_at, 0  # where they go, and the checksum of those before
         self._index = np.ndarray((num_slots, 2), np.int64, memory, self._length)
 
     def add(self, ids: Longs, tables: Ints, rows: Floats) -> int:
