@@ -25,8 +25,8 @@ class Curve(Callback):
 
     def watch(self, trainer: Trainer) -> None:
         """Times the trainer's evaluations from here on."""
-        run, state = trainer._run, trainer.state
-        score = run.score
+        scoring, state = trainer._run.scoring, trainer.state
+        score = scoring.score
 
         def timed(data: Dataset) -> Any:
             start = time.perf_counter()
@@ -36,7 +36,7 @@ class Curve(Callback):
             finally:
                 self._evaluating_s += time.perf_counter() - start
 
-        run.score = timed  # type: ignore[method-assign]
+        scoring.score = timed  # type: ignore[method-assign]
 
     def on_plan(self, plan: Mapping[str, Any]) -> None:
         """Training begins."""
