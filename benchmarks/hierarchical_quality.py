@@ -1,4 +1,4 @@
-"""HT's Figures 3, 4 and 7: normalised entropy by trainers with a dense copy each, by nets on one copy, and by groups.
+"""HT's Figures 3, 4 and 7, and Model-B: normalised entropy by trainers with a dense copy each, by nets, by groups, and by bits.
 
     GIRIH_DATA=... girih bench hierarchical_quality [--data kuairand] [--parts nets trainers] [--counts 2 4] [--quick]
 
@@ -8,7 +8,8 @@ itself: the best normalised entropy on validation data with seed 1; seeds 2 to 4
 on validation data. Rates are constant, or, where data is ``-decayed``, fall linearly to nothing, since the mean of copies is less
 noisy than one copy at the same rate. ``trainers``: the paper's EASGD system (§2.2, Figure 3), every trainer with one net and a copy. ``nets``: nets
 of one trainer, on one copy (Figure 4). ``groups``: as many trainers as the last of ``--counts``, in groups with two group servers
-each, beside as many trainers of EASGD (Figure 7). Quality only: what else the machine does changes no figure but the staleness that there happens to be.
+each, beside as many trainers of EASGD (Figure 7). ``eight_bits``: one trainer, and one group of as many as the last of ``--counts``, whose
+fully connected layers have an 8-bit forward pass, as Model-B's have (§5.1). Quality only: what else the machine does changes no figure but the staleness that there happens to be.
 """
 
 from __future__ import annotations
@@ -48,9 +49,11 @@ DATA |= {
     "kuairand" + DECAYED: DATA["kuairand"],
     "generated" + DECAYED: replace(DATA["generated"], factors=(2.0, 4.0, 8.0)),
 }
-PARTS = ("trainers", "nets", "groups")
+PARTS = ("trainers", "nets", "groups", "eight_bits")
 SERVERS_PER_GROUP = 2
 ONE = "one trainer, one net"
+EIGHT_BITS = {"dense_forward": "int8"}
+BITS = ", 8 bits forward"
 
 Found = Mapping[str, Any]
 HEADER = [
@@ -89,13 +92,15 @@ def main() -> None:
         }
         rows += [_row(data, name, runs) for name in runs]
         rates += [[data, name, tried(kept, f"{data}/{name}", TUNED, _told)] for name in runs]
-        charts += _charts(data, runs)
+        drawn = {name: found for name, found in runs.items() if not name.endswith(BITS)}
+        charts += [] if options.parts == ["eight_bits"] else _charts(data, drawn)
     show(report, "normalised entropy by trainers, nets and groups", HEADER, rows)
     show(
         report, f"how rates were chosen, seed {TUNED}", ["data", "arm", "rates ×: best validation NE"], rates
     )
     print(kept.told())
-    write_picture(pictures(options) / "hierarchical-quality.svg", charts)
+    if charts:
+        write_picture(pictures(options) / "hierarchical-quality.svg", charts)
     report.finish()
 
 
@@ -114,13 +119,20 @@ def arms(parts: Sequence[str], counts: Sequence[int], groups: Sequence[int]) -> 
         made |= {easgd(trainers): _arm(groups=trainers) for trainers in counts}
     if "groups" in parts:
         made |= {easgd(most): _arm(groups=most)}
-        made |= {
-            f"{count} {'group' if count == 1 else 'groups'} of {most // count} trainers": _arm(
-                groups=count, trainers_per_group=most // count, servers_per_group=SERVERS_PER_GROUP
-            )
-            for count in groups
-        }
+        made |= {_title(count, most // count): _group(count, most // count) for count in groups}
+    if "eight_bits" in parts:
+        whole = {ONE: made[ONE], _title(1, most): _group(1, most)}
+        made |= {easgd(most): _arm(groups=most), **whole}
+        made |= {f"{name}{BITS}": replace(arm, train=EIGHT_BITS) for name, arm in whole.items()}
     return made
+
+
+def _title(groups: int, trainers: int) -> str:
+    return f"{groups} {'group' if groups == 1 else 'groups'} of {trainers} trainers"
+
+
+def _group(groups: int, trainers: int) -> Arm:
+    return _arm(groups=groups, trainers_per_group=trainers, servers_per_group=SERVERS_PER_GROUP)
 
 
 def easgd(trainers: int) -> str:

@@ -60,10 +60,12 @@ class Arm:
 
     Attributes:
         per_step: examples of a step of all trainers, in updates' worth.
+        train: options of ``[train]`` beside those of all arms.
     """
 
     strategy: Mapping[str, Any]
     per_step: int = 1
+    train: Mapping[str, Any] = field(default_factory=dict)
 
 
 ONE = Arm({"name": "local"})
@@ -128,6 +130,7 @@ class Case:
             "seed": seed,
             "evaluate_every_steps": every,
             "early_stopping": {"metric": "auc", "patience": 1000},
+            **arm.train,
         }
         if quick:
             made["train"] |= {"max_steps": 40 // arm.per_step, "evaluate_every_steps": 20 // arm.per_step}

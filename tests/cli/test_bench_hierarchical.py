@@ -31,7 +31,7 @@ def test_all_arms_of_quality_train_on_as_many_examples_in_as_many_updates(tmp_pa
     monkeypatch.setenv("KUAIRAND", "nowhere")
     monkeypatch.setenv("CLICKLOG", "nowhere")
     arms = quality.arms(quality.PARTS, [2, 4, 8], [1, 2, 4])
-    assert len(arms) == 1 + 3 + 3 + 3
+    assert len(arms) == 1 + 3 + 3 + 3 + 2
     for data, case in quality.DATA.items():
         for name, arm in arms.items():
             made = quality.config(data, arm, 1.0, 2, quick=False)
@@ -43,7 +43,14 @@ def test_all_arms_of_quality_train_on_as_many_examples_in_as_many_updates(tmp_pa
             due = NUM_TRAIN[case.data] / EVALUATIONS
             assert due - 8 * case.update < examples <= due, name
             assert settings.train.early_stopping.metric == quality.METRIC
-    eights = [arm.strategy for arm in arms.values() if arm.per_step == 8]
+    bits = {name: arm for name, arm in arms.items() if name.endswith(quality.BITS)}
+    assert {name.removesuffix(quality.BITS) for name in bits} == {quality.ONE, "1 group of 8 trainers"}
+    for name, arm in bits.items():
+        assert arm.strategy == arms[name.removesuffix(quality.BITS)].strategy
+        made = quality.config("kuairand", arm, 1.0, 2, quick=False)
+        plain = quality.config("kuairand", arms[name.removesuffix(quality.BITS)], 1.0, 2, quick=False)
+        assert made["train"] == {**plain["train"], "dense_forward": "int8"}
+    eights = [arm.strategy for name, arm in arms.items() if arm.per_step == 8 and name not in bits]
     assert sorted(strategy["groups"] for strategy in eights) == [1, 2, 4, 8]
     assert {strategy.get("servers_per_group", 0) for strategy in eights} == {0, quality.SERVERS_PER_GROUP}
 
@@ -230,7 +237,7 @@ def test_groups_run_over_links_and_are_kept(tmp_path):
 
 
 @pytest.mark.heavy
-@pytest.mark.timeout(1200)  # eight runs of up to six processes
+@pytest.mark.timeout(1200)  # six runs of up to six processes
 def test_quality_runs_on_a_log(tmp_path, monkeypatch):
     import pyarrow.parquet as pq
 
@@ -260,6 +267,8 @@ def test_quality_runs_on_a_log(tmp_path, monkeypatch):
         "2 nets of one trainer",
         "2 trainers, EASGD",
         "1 group of 2 trainers",
+        "one trainer, one net, 8 bits forward",
+        "1 group of 2 trainers, 8 bits forward",
     ]
     assert all(0.5 < float(row["test NE"]) < 2 for row in rows.values())
     assert {row["updates"] for row in rows.values()} == {"16"}
