@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -73,6 +75,24 @@ class SparseHalfSuite:
             pulled.discard(refused=refused).wait()
             half.sync()
             _assert_equal(numbers_of(half.peek(cases.probe()).wait()), before)
+        half.close()
+
+    def test_a_batch_goes_with_the_last_reference_to_it(self) -> None:
+        """Its memory must not wait for the collector of cycles, which comes by when it will."""
+        half, (batch, _) = self.make(), cases.batches()
+        self._step(half, batch, 1)
+        gc.collect()
+        gc.disable()
+        try:
+            pulled = self._pull(half, batch)
+            give(pulled.wait(), coefficients(batch, 0), batch)
+            pulled.push(2).wait()
+            half.sync()
+            gone = weakref.ref(pulled)
+            del pulled
+            assert gone() is None
+        finally:
+            gc.enable()
         half.close()
 
     def test_a_peek_makes_no_rows(self) -> None:

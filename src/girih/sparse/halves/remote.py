@@ -63,8 +63,9 @@ class RemotePulled:
     ) -> None:
         self.staleness = 0
         self.called = called
-        self._half, self._worker, self._reply, self._train = half, worker, reply, train
-        self._rows = self._receive if half.staging is None else half.staging.bring(self._receive)
+        self._half, self._worker, self._train = half, worker, train
+        receive = partial(_receive, half, reply)  # no method: a batch that refers to itself outlives its step
+        self._rows = receive if half.staging is None else half.staging.bring(receive)
         self._leaves: Leaves | None = None
 
     def wait(self, examples: slice | None = None) -> Embeddings:
@@ -133,13 +134,14 @@ class RemotePulled:
             self._leaves = Leaves(self._half.groups, outputs, bounds, train=self._train)
         return self._leaves
 
-    def _receive(self) -> Received:
-        """Blocks until they are here, in arrays."""
-        frame, groups = awaited(self._reply), self._half.groups
-        num_whole = sum(output.whole for group in groups for output in group.outputs)
-        end = len(frame.arrays) - num_whole
-        outputs = [writable(array) for array in self._half.codec.unpack_embeddings(frame.arrays[:end])]
-        return Received(frame.fields[0], outputs, [np.array(array) for array in frame.arrays[end:]])
+
+def _receive(half: RemoteSparse, reply: Future[Frame]) -> Received:
+    """Blocks until embeddings are here, in arrays."""
+    frame = awaited(reply)
+    num_whole = sum(output.whole for group in half.groups for output in group.outputs)
+    end = len(frame.arrays) - num_whole
+    outputs = [writable(array) for array in half.codec.unpack_embeddings(frame.arrays[:end])]
+    return Received(frame.fields[0], outputs, [np.array(array) for array in frame.arrays[end:]])
 
 
 class RemotePending:
