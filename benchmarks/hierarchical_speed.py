@@ -148,7 +148,9 @@ def arms(part: str, most: int, batch: int) -> dict[str, Arm]:
             )
             for trainers in counts
         }
-        return pairs | several | easgd
+        largest = list(pairs)[-1]
+        whole = Arm({**pairs[largest].strategy, "split_fc": False}, batch)
+        return pairs | {f"{largest}, no FC splits": whole} | several | easgd
     if part == "ablation":
         return {name: _arm(batch, **group, **own) for name, own in ABLATION.items()}
     return {

@@ -4,7 +4,7 @@ The machine is calibrated once, unless ``--calibration`` names a file. Every pro
 root), whose link has the bandwidth of ``--links`` in each direction; predictions know the same bandwidth and nothing else
 of it. "none" leaves processes on this machine, and is all there is without root. The transport is TCP everywhere.
 
-A prediction is that of ``girih plan --calibration``. A measurement takes ten to twenty seconds. Its result is a file of its own in
+A prediction is that of ``girih plan --calibration``, and a group's run holds that plan. A measurement takes ten to twenty seconds. Its result is a file of its own in
 ``--results``, so that a grid that was stopped goes on where it was, and ``--models``, ``--sizes``, ``--links`` and ``--strategies`` measure a
 part of it; predictions are made anew each time.
 
@@ -20,6 +20,7 @@ processes, or what the cores wait for.
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import subprocess
 import sys
@@ -101,7 +102,10 @@ def main() -> None:
     kept = results(options, "prediction", parts=RUNNING_PARTS)
     calibration = Calibration.read(options.calibration or _calibrated(kept.folder))
     with tempfile.TemporaryDirectory() as directory:
-        found = [(each, *_measured_case(*each, options, kept, Path(directory))) for each in _cases(options)]
+        found = [
+            (each, *_measured_case(*each, calibration, options, kept, Path(directory)))
+            for each in _cases(options)
+        ]
         rows = [_row(*each, calibration, options, Path(directory)) for each in found]
     _show(report, rows)
     print(kept.told())
@@ -163,18 +167,21 @@ def _measured_case(
     model: str,
     size: str,
     link: str,
+    calibration: Calibration,
     options: argparse.Namespace,
     kept: Results,
     directory: Path,
 ) -> tuple[Run, Found]:
     conditions = _windows(options, size, link) | {"cardinality": options.cardinality, "link": link}
+    if "servers_per_group" in STRATEGIES[strategy]:
+        conditions["planned_for"] = link
     run = Run(
         f"{model}/{size}/{link}/{strategy}",
         {**SIZES[size], "model": MODELS[model]},
         STRATEGIES[strategy],
         conditions,
     )
-    return run, kept.measure(run, lambda run: _measured(run, options, directory))
+    return run, kept.measure(run, lambda run: _measured(run, calibration, options, directory))
 
 
 def _row(
@@ -203,14 +210,19 @@ def _predicted(
     run: Run, calibration: Calibration, options: argparse.Namespace, directory: Path
 ) -> dict[str, Any]:
     """The speed that ``girih plan`` predicts by the calibration and the bandwidth of the link, before anything runs."""
-    link = run.conditions["link"]
-    known = calibration if link == NO_LINK else calibration.over(GOODPUT * bytes_per_s(link))
     settings = RunConfig.load(_config(run.config, options, directory), overrides=_overrides(run))
+    known = _over(calibration, run)
     _, net = settings.planned_net(known)
     own = settings.offer(known, net).prediction
     if own is None:
         raise SystemExit(f"{run.name}: no speed is predicted")
     return own.to_dict()
+
+
+def _over(calibration: Calibration, run: Run) -> Calibration:
+    """The calibration, with the links of a run."""
+    link = run.conditions["link"]
+    return calibration if link == NO_LINK else calibration.over(GOODPUT * bytes_per_s(link))
 
 
 def _windows(options: argparse.Namespace, size: str, link: str) -> dict[str, int]:
@@ -240,7 +252,21 @@ def missing_term(row: Found) -> dict[str, Any]:
     return {"misses": name, "predicted, ms": predicted, "measured, ms": measured}
 
 
-def _measured(run: Run, options: argparse.Namespace, directory: Path) -> dict[str, Any]:
+def _held(
+    run: Run, calibration: Calibration, options: argparse.Namespace, directory: Path
+) -> str | None:
+    """The file with the plan that a group's run holds: it is the one that is priced."""
+    if "planned_for" not in run.conditions:
+        return None
+    settings = RunConfig.load(_config(run.config, options, directory), overrides=_overrides(run))
+    file = directory / "plan.json"
+    file.write_text(json.dumps(settings.planned(_over(calibration, run)).to_dict()))
+    return str(file)
+
+
+def _measured(
+    run: Run, calibration: Calibration, options: argparse.Namespace, directory: Path
+) -> dict[str, Any]:
     link = run.conditions["link"]
     chosen = strategies.create(dict(run.strategy), "[strategy]")
     counts = {"trainer": chosen.trainers, **strategies.roles_of(chosen)}
@@ -252,6 +278,7 @@ def _measured(run: Run, options: argparse.Namespace, directory: Path) -> dict[st
             **{name: run.conditions[name] for name in ("warmup", "steps", "windows")},
             hosts=network.apart(hosts),
             links=tuple(hosts.links.values()),
+            held=_held(run, calibration, options, directory),
         )
         found = fleet.measure(plan, timeout_s=900.0, tries=1 if options.quick else TRIES)
     keys = ("samples_per_s", "step_s", "cpu_s", "cpu_s_each", "machine_cpu_s")

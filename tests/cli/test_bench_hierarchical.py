@@ -205,7 +205,7 @@ def network_missing():
 
 
 @pytest.mark.heavy
-@pytest.mark.timeout(1200)  # four runs of up to nine processes, each of them once
+@pytest.mark.timeout(1200)  # five runs of up to nine processes, each of them once
 def test_groups_run_over_links_and_are_kept(tmp_path):
     if (reason := network_missing()) is not None:
         pytest.skip(reason)
@@ -224,6 +224,7 @@ def test_groups_run_over_links_and_are_kept(tmp_path):
     assert [row["arm"] for row in speed["rows"]] == [
         "1 × (1, 1)",
         "1 × (2, 2)",
+        "1 × (2, 2), no FC splits",
         "EASGD, 1 trainer",
         "EASGD, 2 trainers",
     ]

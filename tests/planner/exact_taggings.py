@@ -12,7 +12,7 @@ from girih.planner.operators import Edge, Operator, OperatorGraph
 from girih.planner.tagging.group import CodecCost, Device, HierarchicalGroup, WireCost
 from girih.planner.tagging.index import Index
 from girih.planner.tagging.ledger import Ledger
-from girih.planner.tagging.utilization import exact_loads
+from girih.planner.tagging.utilization import exact_loads, examples_per_s
 
 
 def random_graph(rng, num_operators, *, widest=512):
@@ -93,9 +93,9 @@ def random_group(rng, num_servers, tight=None):
 
 
 def busiest_s(graph, group, placed):
-    """Seconds per example of the busiest device."""
+    """Seconds per example of the busiest device, or of the cores that devices share."""
     index = Index(graph)
-    return max(load.busy_s for load in exact_loads(index, group, Ledger(index, group, placed)))
+    return 1 / examples_per_s(group, exact_loads(index, group, Ledger(index, group, placed)))
 
 
 def by_enumeration(graph, group):
@@ -113,7 +113,7 @@ def by_enumeration(graph, group):
             continue
         found = exact_loads(index, group, Ledger(index, group, placed[row].tolist()))
         if all(load.memory <= 1 for load in found):
-            best_s = min(best_s, max(load.busy_s for load in found))
+            best_s = min(best_s, 1 / examples_per_s(group, found))
     return best_s
 
 
@@ -187,7 +187,7 @@ def bounds_of(index, group, placed):
 
 
 def by_milp(graph, group, *, limit_s=20.0):
-    """A lower bound of :func:`busiest_s` of any placement: that of a mixed integer programme in which no component is ever cut.
+    """A lower bound of :func:`busiest_s` of any placement by devices that have cores of their own: that of a mixed integer programme in which no component is ever cut.
 
     Variables: z, seconds of the busiest device; x[u, d], whether bundle u is on device d; t[p, s], whether the output of operator p
     goes to server s; f[p, s], whether it leaves server s. Codecs and memory are in the programme.

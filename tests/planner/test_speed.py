@@ -284,13 +284,18 @@ def test_more_machines_share_the_work_and_a_trainer_on_its_own_waits_for_no_core
     assert calibration().spread(1) == calibration()
 
 
-def test_devices_of_groups_on_machines_of_their_own_have_all_their_cores():
+def test_devices_of_groups_take_the_cores_of_their_machine_that_their_nets_keep_busy():
+    """One net of a trainer, with one of its threads or two; the nets of both trainers on a server, a thread each. Groups share cores evenly, their
+    devices do not."""
     options = asdict(BY_NAME["hierarchical"](groups=2, trainers_per_group=2, servers_per_group=2))
     known = facts(4, free_bytes=8e9)
     spread = replace(known, calibration=known.calibration.spread(8))
-    devices = [group_of(GRAPH, options, known_of(each, options)).trainer for each in (known, spread)]
-    assert [each.cores for each in devices] == [CORE_COUNT / 8, CORE_COUNT]
-    assert [each.memory_bytes for each in devices] == [1e9, 8e9]
+    groups = [group_of(GRAPH, options, known_of(each, options)) for each in (known, spread)]
+    assert [[device.cores for device in group.devices] for group in groups] == [[1, 2, 2]] * 2
+    assert [group.cores for group in groups] == [CORE_COUNT / 2, 8 * CORE_COUNT / 2]
+    assert [group.trainer.memory_bytes for group in groups] == [1e9, 8e9]
+    many = group_of(GRAPH, options | {"nets": 8}, known_of(known, options))
+    assert [device.cores for device in many.devices] == [CORE_COUNT] * 3
 
 
 def test_substitution_computes_operators_in_parts_and_the_rest_on_each_trainer():
@@ -424,7 +429,8 @@ def test_a_group_has_the_speeds_of_its_machine():
     assert top.seconds_per_example == pytest.approx(
         1.5e-3 * 2 / 500
     )  # all of the pass: the only one that computes
-    assert group.trainer.cores == 1.0  # four processes on four cores
+    assert group.trainer.cores == 2.0  # of its two nets, a thread each
+    assert group.cores == 4.0
     assert group.trainer.memory_bytes == 1e9 / 4
     assert group.trainer.bytes_per_s == 1e9
     assert group.parameter_copies == 4

@@ -309,7 +309,7 @@ def test_loads_by_hand():
     assert (used.cpu, used.network, used.memory) == pytest.approx(
         (10 * server.cpu_s, 10 * server.network_s, server.memory)
     )
-    assert examples_per_s(list(found.values())) == pytest.approx(
+    assert examples_per_s(PAIR, list(found.values())) == pytest.approx(
         1 / max(load.busy_s for load in found.values())
     )
 
@@ -339,6 +339,20 @@ def test_what_goes_from_server_to_server_passes_through_the_trainer():
     assert found["server 0"].received_bytes == 40 + 20  # x, and the gradient of l's output
     assert found["server 1"].received_bytes == 20 + 12
     assert found[TRAINER].received_bytes == (20 + 12 + 40 + 20) / 2
+
+
+def test_devices_that_share_cores_are_as_fast_as_all_of_them_together():
+    """150 and 90 operations on a server each, of 1,000 a second; two cores for both, which take one each at most."""
+    one, other = replace(linear("l", 5, 5), module="l"), linear("m", 5, 3)
+    graph = graph_of([plain("x", 5, movable=False), one, other], "x>l", "x>m")
+    device = Device(flops_per_s=1e3)
+    tagging = {"x": TRAINER, "l": "server 0", "m": "server 1"}
+    on_trainers = 10  # twice five, whichever trainer does it
+    for cores, busy in ((None, 150), (2.0, 150), (1.0, 150 + 90 + on_trainers)):
+        group = replace(PAIR, trainer=device, servers=(device, device), cores=cores)
+        found = loads(graph, tagging, group)
+        assert examples_per_s(group, list(found.values())) == pytest.approx(1e3 / busy)
+        assert tag(graph, group, given=tagging).examples_per_s == pytest.approx(1e3 / busy)
 
 
 def test_a_measured_operator_takes_what_was_measured():
@@ -388,12 +402,13 @@ def test_books_kept_move_by_move_are_those_of_a_fresh_placement(seed):
         assert load.received_bytes == pytest.approx(there[server] + back[server])
 
 
-@pytest.mark.parametrize("tight", [False, True])
+@pytest.mark.parametrize(("tight", "cores"), [(False, None), (True, None), (False, 1.5)])
 @pytest.mark.parametrize("seed", range(40))
-def test_refinement_is_near_the_best_placement_of_a_small_graph(seed, tight):
+def test_refinement_is_near_the_best_placement_of_a_small_graph(seed, tight, cores):
+    """Where three or more devices share a core and a half, the least work of all together may be the best."""
     rng = np.random.default_rng(seed)
     graph = random_graph(rng, int(rng.integers(3, 13)))
-    group = random_group(rng, 2, tight=graph if tight else None)
+    group = replace(random_group(rng, 2, tight=graph if tight else None), cores=cores)
     index, best_s = Index(graph), by_enumeration(graph, group)
     if math.isinf(best_s):
         with pytest.raises(
@@ -485,7 +500,7 @@ def test_a_tagging_that_is_given_is_kept_and_priced():
     kept = tag(DLRM, PAIR, given=given)
     assert kept.tagging == given
     assert not kept.moves
-    assert kept.examples_per_s == examples_per_s(list(loads(DLRM, given, PAIR).values()))
+    assert kept.examples_per_s == examples_per_s(PAIR, list(loads(DLRM, given, PAIR).values()))
 
 
 def test_a_tagging_that_tears_a_module_apart_is_refused():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -57,8 +58,8 @@ class Spread:
 def group_of(graph: OperatorGraph, options: Mapping[str, Any], known: Known) -> HierarchicalGroup:
     """The group that ``[strategy]`` asks for, at the speeds that were calibrated.
 
-    Where no pass was measured, see :func:`timed`, a core computes as fast as in the calibrated products. All processes of all groups
-    share the cores of the machines evenly.
+    Where no pass was measured, see :func:`timed`, a core computes as fast as in the calibrated products. A device can take what its machine
+    has and its nets keep busy, a thread each on a server; all devices share the cores of the machines, as much as each of them asks for.
 
     Args:
         options: of :class:`girih.strategies.hierarchical.Hierarchical`, by name.
@@ -66,17 +67,17 @@ def group_of(graph: OperatorGraph, options: Mapping[str, Any], known: Known) -> 
     calibration, dense = known.calibration, known.dense
     trainers, servers = options["trainers_per_group"], options["servers_per_group"]
     link = None if calibration is None else calibration.links[options["transport"]]
-    cores = 1.0
-    if calibration is not None:
-        cores = calibration.cores / (options["groups"] * (trainers + servers))
+    of_machine = math.inf if calibration is None else calibration.cores / calibration.machines
+    nets = options["nets"]
     device = Device(
-        cores=cores,
+        cores=1.0 if calibration is None else min(of_machine, nets * max(1, known.threads // nets)),
         flops_per_s=FLOPS_PER_S
         if calibration is None or calibration.work is None
         else calibration.work.flops_per_s,
         bytes_per_s=BYTES_PER_S if link is None else link.bytes_per_s,
         memory_bytes=known.memory_bytes,
     )
+    server = replace(device, cores=1.0 if calibration is None else min(of_machine, nets * trainers))
     parameter_bytes = sum(operator.parameter_bytes for operator in graph.operators)
     moved_s = (
         0.0
@@ -86,10 +87,11 @@ def group_of(graph: OperatorGraph, options: Mapping[str, Any], known: Known) -> 
     averaged = options["groups"] > 1
     return HierarchicalGroup(
         trainers=trainers,
-        nets=options["nets"],
+        nets=nets,
         batch_size=known.batch_size,
         trainer=device,
-        servers=(device,) * servers,
+        servers=(server,) * servers,
+        cores=None if calibration is None else calibration.cores / options["groups"],
         wire=WireCost(
             activations=codec_of(options["wire_activations"], calibration),
             gradients=codec_of(options["wire_dense_gradients"], calibration),

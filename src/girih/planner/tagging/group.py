@@ -16,7 +16,7 @@ class Device(Options):
     """One trainer, or one group server.
 
     Attributes:
-        cores: core-seconds that it has per second; less than 1 where processes share a core.
+        cores: that it can keep busy at once: those of its machine, or fewer where it has fewer threads.
         flops_per_s: of one core, for operators that were not measured.
         bytes_per_s: that it can send, and as many that it can receive meanwhile; None bounds nothing.
         memory_bytes: for parameters, their optimizer's state and activations; None bounds nothing.
@@ -91,6 +91,7 @@ class HierarchicalGroup(Options):
         update_s_per_byte: core-seconds that the optimizer takes for a byte of parameters, in each net's step.
         request_s: core-seconds that a request with its answer takes at both ends, however little it carries.
         average_every_examples: examples of the group between two averagings with the dense servers; None where there is none.
+        cores: core-seconds per second that all devices of the group have together; None where each has its own.
     """
 
     trainers: Count
@@ -106,6 +107,7 @@ class HierarchicalGroup(Options):
     update_s_per_byte: NonNegative = 0.0
     request_s: NonNegative = 0.0
     average_every_examples: Positive | None = None
+    cores: Positive | None = None
 
     @property
     def devices(self) -> tuple[Device, ...]:

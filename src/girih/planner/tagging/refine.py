@@ -23,13 +23,15 @@ from girih.planner.tagging.utilization import (
     exact_loads,
     examples_per_s,
     least_loads,
+    shared_s,
 )
 
 _TOLERANCE = 1e-9
 """Relative differences below which two loads are the same: sums of floats that were added up in another order."""
 
 Burden = tuple[float, ...]
-"""A placement's burden; the lower the better: memory beyond what there is, of each device, then busy seconds, both in falling order."""
+"""A placement's burden; the lower the better: memory beyond what there is, of each device, then busy seconds of devices and of the cores that
+they share, both in falling order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,10 +91,11 @@ def bottleneck(found: Sequence[Load]) -> tuple[int, str]:
     return busiest, CPU if load.cpu_s >= load.network_s else NETWORK
 
 
-def burden(found: Sequence[Load]) -> Burden:
+def burden(group: HierarchicalGroup, found: Sequence[Load]) -> Burden:
     """The burden of a placement: all devices count, so that two that are equally busy can be relieved one after the other."""
     beyond = sorted((max(0.0, load.memory - 1) for load in found), reverse=True)
-    return (*beyond, *sorted((load.busy_s for load in found), reverse=True))
+    busy_s = [load.busy_s for load in found]
+    return (*beyond, *sorted((*busy_s, shared_s(group, found)), reverse=True))
 
 
 def lower(one: Burden, other: Burden) -> bool:
@@ -119,7 +122,7 @@ class _Search:
 
     def step(self, offers: Iterator[_Offer]) -> bool:
         """Takes the offer with the lowest burden, if it lowers the placement's; tried in the order of the burden that they have at least."""
-        current = burden(self._found)
+        current = burden(self._group, self._found)
         for offer in sorted(each for each in offers if lower(each.least, current)):
             if time.thread_time() > self._until:
                 break
@@ -127,7 +130,7 @@ class _Search:
             self._move(offer.bundles, offer.target)
             self._move(offer.back, source)
             after = exact_loads(self._index, self._group, self.ledger)
-            if lower(burden(after), current):
+            if lower(burden(self._group, after), current):
                 self._note(offer, source, after)
                 return True
             self._move(offer.back, offer.target)
@@ -172,7 +175,7 @@ class _Search:
                 if target in self._targets(bundle) and fullest in self._targets(other):
                     self._move([bundle], target)
                     self._move([other], fullest)
-                    least = burden(least_loads(self._group, self.ledger))
+                    least = burden(self._group, least_loads(self._group, self.ledger))
                     yield _Offer(least, (bundle,), target, (other,))
                     self._move([other], target)
                     self._move([bundle], fullest)
@@ -184,7 +187,7 @@ class _Search:
         source = self.ledger.placed[bundles[0]]
         for number, bundle in enumerate(bundles, start=1):
             self.ledger.move(bundle, target)
-            yield _Offer(burden(least_loads(self._group, self.ledger)), tuple(bundles[:number]), target)
+            yield _Offer(burden(self._group, least_loads(self._group, self.ledger)), tuple(bundles[:number]), target)
         self._move(bundles, source)
 
     def _targets(self, bundle: int) -> list[int]:
@@ -247,6 +250,6 @@ class _Search:
             target=device_name(target),
             bottleneck=device_name(busiest),
             resource=resource,
-            examples_per_s_before=examples_per_s(before),
-            examples_per_s_after=examples_per_s(after),
+            examples_per_s_before=examples_per_s(self._group, before),
+            examples_per_s_after=examples_per_s(self._group, after),
         )

@@ -97,7 +97,7 @@ def tag(
     found = exact_loads(index, group, Ledger(index, group, placed))
     check_memory(index, group, placed, found, searched=searched)
     named = {device_name(device): load for device, load in enumerate(found)}
-    speed = examples_per_s(found)
+    speed = examples_per_s(group, found)
     told = {operator.name: reason for operator, reason in zip(index.operators, reasons, strict=True)}
     for move in moves:
         told |= dict.fromkeys(move.operators, _told(move))
@@ -124,7 +124,7 @@ def _refined(
         placed, moves = refine(index, group, start.placed, until=until)
         loads = exact_loads(index, group, Ledger(index, group, placed))
         lacking = sum(max(0.0, load.memory - 1) for load in loads)
-        return lacking, -examples_per_s(loads), (start, placed, moves)
+        return lacking, -examples_per_s(group, loads), (start, placed, moves)
 
     found = [reached(start) for start in starts]
     if all(lacking for lacking, *_ in found):

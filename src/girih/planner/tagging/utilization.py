@@ -1,7 +1,7 @@
 """The load that a placement puts on each device per example, and the examples per second that the group can do (HT §3.2.1).
 
 A device is used by its cores, by its link, which sends and receives side by side, and by its memory. Cores and link bound the speed: the group
-is as fast as its busiest device. Memory is full or not; it does not bound a speed. It has parameters, with what is kept beside them
+is as fast as its busiest device, or as the cores that devices share, whichever are busier. Memory is full or not; it does not bound a speed. It has parameters, with what is kept beside them
 (:func:`~girih.planner.tagging.group.held_copies`), and for the examples of each net's batch what operators give out and what top-k leaves out.
 """
 
@@ -68,9 +68,17 @@ def utilization(found: Mapping[str, Load], examples_per_s: float) -> dict[str, U
     }
 
 
-def examples_per_s(found: Sequence[Load]) -> float:
-    """The most examples per second of a group: 1 / max over devices of :attr:`Load.busy_s`."""
-    most = max(load.busy_s for load in found)
+def shared_s(group: HierarchicalGroup, found: Sequence[Load]) -> float:
+    """Seconds per example that the cores which devices share are busy: Σ core-seconds / cores; 0 where each has its own."""
+    if group.cores is None:
+        return 0.0
+    of_trainer, *of_servers = (load.cpu_s * device.cores for load, device in zip(found, group.devices, strict=True))
+    return (group.trainers * of_trainer + sum(of_servers)) / group.cores
+
+
+def examples_per_s(group: HierarchicalGroup, found: Sequence[Load]) -> float:
+    """The most examples per second of a group: 1 / max over devices of :attr:`Load.busy_s`, and :func:`shared_s`."""
+    most = max(shared_s(group, found), *(load.busy_s for load in found))
     return 1 / most if most else math.inf
 
 
