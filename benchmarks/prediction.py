@@ -252,9 +252,7 @@ def missing_term(row: Found) -> dict[str, Any]:
     return {"misses": name, "predicted, ms": predicted, "measured, ms": measured}
 
 
-def _held(
-    run: Run, calibration: Calibration, options: argparse.Namespace, directory: Path
-) -> str | None:
+def _held(run: Run, calibration: Calibration, options: argparse.Namespace, directory: Path) -> str | None:
     """The file with the plan that a group's run holds: it is the one that is priced."""
     if "planned_for" not in run.conditions:
         return None

@@ -187,7 +187,9 @@ class _Search:
         source = self.ledger.placed[bundles[0]]
         for number, bundle in enumerate(bundles, start=1):
             self.ledger.move(bundle, target)
-            yield _Offer(burden(self._group, least_loads(self._group, self.ledger)), tuple(bundles[:number]), target)
+            yield _Offer(
+                burden(self._group, least_loads(self._group, self.ledger)), tuple(bundles[:number]), target
+            )
         self._move(bundles, source)
 
     def _targets(self, bundle: int) -> list[int]:

@@ -72,7 +72,9 @@ def shared_s(group: HierarchicalGroup, found: Sequence[Load]) -> float:
     """Seconds per example that the cores which devices share are busy: Σ core-seconds / cores; 0 where each has its own."""
     if group.cores is None:
         return 0.0
-    of_trainer, *of_servers = (load.cpu_s * device.cores for load, device in zip(found, group.devices, strict=True))
+    of_trainer, *of_servers = (
+        load.cpu_s * device.cores for load, device in zip(found, group.devices, strict=True)
+    )
     return (group.trainers * of_trainer + sum(of_servers)) / group.cores
 
 
