@@ -86,7 +86,7 @@ class SparseHalfSuite:
         try:
             pulled = self._pull(half, batch)
             give(pulled.wait(), coefficients(batch, 0), batch)
-            pulled.push(2).wait()
+            pulled.push(2, 1.0).wait()
             half.sync()
             gone = weakref.ref(pulled)
             del pulled
