@@ -174,6 +174,36 @@ def test_eval_and_no_grad_only_read():
     assert embedding.num_rows == 1
 
 
+@pytest.mark.parametrize("kind", [girih.nn.Embedding, girih.nn.EmbeddingBag])
+def test_frozen_rows_are_only_read(kind):
+    module = kind(4, optimizer=SGD)
+    model = torch.nn.Sequential(module, torch.nn.Linear(4, 1))
+    model(torch.tensor([[1, 2]])).sum().backward()
+    before = module(torch.tensor([[1, 2]])).detach().clone()
+    assert module.requires_grad_(False) is module
+    model.eval()
+    model.train()  # as loops do around each evaluation
+    model(torch.tensor([[1, 2, 3]])).sum().backward()  # the layer behind it learns
+    assert model[1].weight.grad is not None
+    torch.testing.assert_close(module(torch.tensor([[1, 2]])), before, rtol=0, atol=0)
+    assert module.num_rows == 2
+    module.requires_grad_()
+    model(torch.tensor([[1, 2, 3]])).sum().backward()
+    assert module.num_rows == 3
+    assert not torch.equal(module(torch.tensor([[1, 2]])), before)
+
+
+def test_frozen_rows_let_their_weights_learn_and_others_that_share_them():
+    frozen = girih.nn.EmbeddingBag(4, "sum", optimizer=SGD).requires_grad_(False)
+    same = girih.nn.Embedding(4, share=frozen)
+    weights = torch.ones(1, 2, requires_grad=True)
+    frozen(torch.tensor([[1, 2]]), None, weights).sum().backward()
+    assert weights.grad is not None
+    assert frozen.num_rows == 0
+    same(torch.tensor([1])).sum().backward()
+    assert frozen.num_rows == 1
+
+
 def test_two_uses_in_one_forward_are_two_steps():
     embedding = girih.nn.Embedding(2, optimizer=girih.optim.Adagrad(lr=1.0))
     embedding.assign(torch.tensor([1]), torch.zeros(1, 2))

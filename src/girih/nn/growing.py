@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -37,7 +37,7 @@ class _Apply(torch.autograd.Function):
     def forward(
         ctx: Any, anchor: Tensor, weights: Tensor | None, module: GrowingModule, reader: Reader, batch: Any
     ) -> tuple[Tensor, ...]:
-        tables, ctx.learns, ctx.values = module.tables, module.training, None
+        tables, ctx.learns, ctx.values = module.tables, module.learns, None
         with tables.used():
             if weights is None:
                 reads = [_read(group, batch, tables.step + 1, train=True) for group in reader.groups]
@@ -76,6 +76,7 @@ class GrowingModule(nn.Module):
         super().__init__()
         self.tables = tables
         self.lr_scale = 1.0
+        self._frozen = False
         self._bags, self._vectors = (tables.read_by(features, kind) for kind in (EMBEDDING, SEQUENCE))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -113,6 +114,16 @@ class GrowingModule(nn.Module):
         """Rows so far, of all tables; waits for a GPU."""
         return sum(self.tables.rows().values())
 
+    @property
+    def learns(self) -> bool:
+        """Whether rows move and new ids get some: in training, unless :meth:`requires_grad_` froze them."""
+        return self.training and not self._frozen
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """Freezes rows by False, as parameters are frozen: they are only read. Of modules that share them, the others go on."""
+        self._frozen = not requires_grad
+        return super().requires_grad_(requires_grad)
+
     def pool(self, bags: Bags) -> Embeddings:
         """Bags of all features.
 
@@ -131,7 +142,7 @@ class GrowingModule(nn.Module):
         return Embeddings(tuple(blocks))
 
     def read(self, reader: Reader, bags: Bags) -> tuple[Tensor, ...]:
-        """The outputs of all groups, which lead autograd to the store where the module trains, and on a GPU to weights that require it."""
+        """The outputs of all groups, which lead autograd to the store where the module learns, and on a GPU to weights that require it."""
         here = bags.to(self.tables.device)
         batch, weights = self._batch(here), None
         if (
@@ -141,9 +152,9 @@ class GrowingModule(nn.Module):
             and self.tables.on_gpu
         ):
             weights = here.weights
-        if torch.is_grad_enabled() and (self.training or weights is not None):
+        if torch.is_grad_enabled() and (self.learns or weights is not None):
             # autograd comes back to nodes that it leads to, on the stream that they were on
-            anchor = torch.zeros(0, requires_grad=self.training, device=self.tables.device)
+            anchor = torch.zeros(0, requires_grad=self.learns, device=self.tables.device)
             out: tuple[Tensor, ...] = _Apply.apply(anchor, weights, self, reader, batch)  # type: ignore[no-untyped-call]
             return out
         with self.tables.used():

@@ -38,7 +38,7 @@ OPTIONS = {
     "sparse": "only the rows of a batch ever move; leave it out",
     "device": "module.cuda() takes rows to a GPU; leave it out",
     "_weight": "trained weights come by {name}.from_torch(module)",
-    "_freeze": "module.eval() keeps rows as they are; leave it out",
+    "_freeze": "module.requires_grad_(False) keeps rows as they are; leave it out",
 }
 """Arguments of torch's modules, and what to write here."""
 
