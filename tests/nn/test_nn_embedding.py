@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import girih
-from girih.errors import CheckpointError, ConfigError, NonFiniteError
+from girih.errors import ConfigError, NonFiniteError
 from girih.store import Store
 
 SGD = girih.optim.SGD(lr=0.5)
@@ -235,7 +235,7 @@ def test_non_finite_gradient_is_refused():
     embedding = girih.nn.Embedding(2, optimizer=SGD)
     before = embedding(torch.tensor([1])).detach().clone()
     for bad in (float("nan"), float("inf")):
-        with pytest.raises(NonFiniteError, match="NaN or infinite"):
+        with pytest.raises(NonFiniteError, match=r"the gradient of Embedding\(dim=2\) is NaN or infinite"):
             (embedding(torch.tensor([1])) * bad).sum().backward()
     torch.testing.assert_close(embedding.eval()(torch.tensor([1])), before, rtol=0, atol=0)
 
@@ -272,8 +272,26 @@ def test_state_dict_round_trip_goes_on_the_same(tmp_path, shards):
     run(other, 5)
     ids = torch.arange(8)
     torch.testing.assert_close(one.eval()(ids), other.eval()(ids), rtol=0, atol=0)
-    with pytest.raises(CheckpointError):
-        girih.nn.Embedding(8, optimizer=adam).load_state_dict(one.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("offsets", "last_included", "told"),
+    [
+        ([0, 3, 2], False, r"offsets\[2\] = 2 is below offsets\[1\] = 3"),
+        ([0, 9], False, r"offsets\[1\] = 9 is more than there are ids"),
+        ([1, 2], False, r"offsets\[0\] = 1 leaves out ids before it"),
+        ([-1, 2], False, r"offsets\[0\] = -1"),
+        ([0, 2, 4], True, r"offsets\[2\] = 4, the last one, leaves out ids after it"),
+        ([0, 2, 6], True, r"offsets\[2\] = 6 is more than there are ids"),
+        ([1], True, r"offsets\[0\] = 1 leaves out ids before it"),
+        ([0, -(2**63), 2**62, 5], True, r"offsets\[1\] = -9223372036854775808 is below offsets\[0\] = 0"),
+        ([], True, "received none"),
+    ],
+)
+def test_offsets_that_are_wrong_are_told_by_place(offsets, last_included, told):
+    bag = girih.nn.EmbeddingBag(4, include_last_offset=last_included)
+    with pytest.raises(ConfigError, match=f"^offsets: {told}; expected to rise from 0 to the 5 ids$"):
+        bag(torch.arange(5), torch.tensor(offsets, dtype=torch.int64))
 
 
 def test_inside_a_users_own_model_and_loop():

@@ -6,7 +6,7 @@ Shapes: B examples, F features, N ids, D width of a vector.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from girih.data.batch import Batch
-from girih.errors import ConfigError
+from girih.errors import CheckpointError, ConfigError
 from girih.models.embeddings import Block, Embeddings
 from girih.models.needs import EMBEDDING, SEQUENCE
 from girih.nn.growing_tables import GrowingTables, Reader
 from girih.nn.inputs import Bags
-from girih.nn.refusals import ATTRIBUTES, UNCAPTURED, UNCOPIED
+from girih.nn.refusals import ATTRIBUTES, UNCAPTURED, UNCOPIED, refuse_weights
 from girih.schema import Categorical
 from girih.sparse.groups.gpu_batch import GpuBatch
 from girih.sparse.groups.group import EmbeddingGroup, ReadRows, apply_all
@@ -188,7 +188,7 @@ class GrowingModule(nn.Module):
             flat = [None if one is None else one.numpy() for one in flat]
         given = by_group([group.group for group in groups], flat)
         with tables.used():
-            apply_all(groups, reads, given, batch, tables.step + 1, self.lr_scale)
+            apply_all(groups, reads, given, batch, tables.step + 1, self.lr_scale, self._called)
         tables.step += 1
 
     def weight_gradients(
@@ -212,6 +212,21 @@ class GrowingModule(nn.Module):
             ]
             return found[0] if len(found) == 1 else torch.stack(found).sum(0)
 
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        *lists: list[str],
+    ) -> None:
+        where = f"{prefix.removesuffix('.')}: {self._told}" if prefix else self._told
+        refuse_weights(type(self).__name__, where, state_dict, prefix)
+        try:
+            super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, *lists)  # type: ignore[no-untyped-call]
+        except CheckpointError as error:
+            raise CheckpointError(f"{where}: {error}") from error
+
     def get_extra_state(self) -> dict[str, Any]:
         """Rows, optimizer state and use counts, as tensors of bytes in host memory: a part of ``state_dict()``."""
         shards = []
@@ -229,14 +244,27 @@ class GrowingModule(nn.Module):
         Raises:
             CheckpointError: rows of other tables, or of another dim, dtype or optimizer; no row was replaced.
         """
+        if not isinstance(state, Mapping) or not {"step", "shards"} <= set(state):
+            raise CheckpointError(
+                f"state_dict: its extra state is a {type(state).__name__} without step and shards; expected that of a girih.nn module"
+            )
         shards = []
-        for number, shard in enumerate(state["shards"]):
+        for shard in state["shards"]:
             with tempfile.TemporaryFile() as file:
                 file.write(shard.cpu().numpy())
                 file.seek(0)
-                shards.append(SnapshotFile(file, f"shard {number} of a state_dict"))
+                shards.append(SnapshotFile(file, "state_dict"))
         self.tables.restore(shards)
         self.tables.step = state["step"]
+
+    def _called(self, feature: str) -> str:
+        """A feature in words, for errors."""
+        return f"feature {feature!r} of {self._told}"
+
+    @property
+    def _told(self) -> str:
+        """The module in words, for errors."""
+        return type(self).__name__
 
     def _batch(self, bags: Bags) -> Any:
         """A batch as the groups take it, a ``Batch`` or a ``GpuBatch``, of bags that are on their device."""
