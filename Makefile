@@ -95,7 +95,7 @@ claims: setup
 	$(BIN)/girih bench hierarchical_scale --calibration docs/results/prediction/calibration.json
 
 demo: setup
-	$(BIN)/python examples/demo/demo.py
+	$(BIN)/girih demo
 
 docs: setup
 	$(BIN)/pytest tests/docs

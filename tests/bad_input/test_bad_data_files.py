@@ -175,7 +175,12 @@ TEXT = {
     ),
     "UTF-16": (
         "user,price,click\n1,2,0\n".encode("utf-16"),
-        "holds zero bytes; expected UTF-8 text (is it UTF-16",
+        "looks like UTF-16 text, expected UTF-8 text; save it as UTF-8",
+    ),
+    "zero bytes": (b"user,pri\0ce,click\n1,2,0\n", "holds zero bytes; expected UTF-8 text"),
+    "JSON lines": (
+        b'{"user": 1, "click": 0}\n',
+        'looks like JSON lines, expected a header; set data.format = "jsonl"',
     ),
     "Latin-1 in the header": ("üser,price,click\n1,2,0\n".encode("latin-1"), "the header is not UTF-8 text"),
     "lines that end in carriage returns": (b"user,price,click\r1,2,0\r", "lines end in \\n or \\r\\n"),

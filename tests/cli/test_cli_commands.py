@@ -91,6 +91,28 @@ def test_evaluate_predict_and_summary_agree(trained, log_directory, capsys):
     assert log_loss(labels, predictions.astype(float)) == pytest.approx(summary["logloss"], rel=1e-5)
 
 
+def test_predictions_as_csv_are_those_as_parquet(trained, log_directory, capsys):
+    def predicted(name, *keep):
+        words = "predict", trained, "--data", log_directory / "test.parquet", "--out", log_directory / name
+        return run(*words, "--keep", "user", *keep)
+
+    assert predicted("a.csv", "x0") == predicted("a.parquet", "x0") == 0
+    assert f"predictions in {log_directory / 'a.csv'}" in capsys.readouterr().out
+    found, expected = (
+        pyarrow.csv.read_csv(log_directory / "a.csv"),
+        pq.read_table(log_directory / "a.parquet"),
+    )
+    assert found.column_names == ["user", "x0", "prediction"]
+    assert found.cast(expected.schema).equals(expected)
+    assert predicted("b.csv", "tags") == 2
+    assert "column 'tags' (list<element: int64>) has no text to write as CSV" in capsys.readouterr().err
+    for name in ("b.tsv", "b", "b.csv.gz"):
+        assert predicted(name) == 2
+        assert f"{name}: predictions are written as Parquet or CSV; name it b" in capsys.readouterr().err
+    assert not list(log_directory.glob("b*"))
+    assert not list(log_directory.glob(".*unfinished"))
+
+
 def test_predict_needs_no_labels(trained, log_directory):
     unlabelled = log_directory / "new.parquet"
     pq.write_table(pq.read_table(log_directory / "test.parquet").drop_columns(["click"]), unlabelled)

@@ -226,7 +226,7 @@ def test_columns_that_nobody_reads_may_share_a_name(tmp_path):
         (b"1,2,1\n1,2,1\n", "no column 'user' .feature 'user'."),
         (b"user,prize,click\n1,2,1\n", "no column 'price'.*did you mean 'prize'"),
         (b"user;price;click\n1;2;1\n", "no column 'user'"),
-        ("user,price,click\n1,2,1\n".encode("utf-16"), "holds zero bytes"),
+        ("user,price,click\n1,2,1\n".encode("utf-16"), "looks like UTF-16 text, expected UTF-8"),
         (b"\xff\xfe\xfd,price\n1,2\n", "the header is not UTF-8 text"),
         (b"user,price,click\r1,2,1\r", "the first line cannot be split"),
         (b"user,price,click\n1,2,1\r2,3,1\n", "lines 2 to 2 do not all end in"),

@@ -170,7 +170,9 @@ def test_tables_in_no_loss_stay_and_one_bad_gradient_moves_nothing():
     torch.testing.assert_close(rows_of(ours, "user")[1], user[1] - 0.5)
     user = rows_of(ours, "user")
     out = ours(given)
-    with pytest.raises(NonFiniteError, match="gradient of feature 'item' is NaN or infinite"):
+    with pytest.raises(
+        NonFiniteError, match="gradient of feature 'item' of EmbeddingBagCollection is NaN or infinite"
+    ):
         (out["user"].sum() + out["item"].sum() * float("inf")).backward()
     torch.testing.assert_close(rows_of(ours, "item"), item, rtol=0, atol=0)
     torch.testing.assert_close(rows_of(ours, "user"), user, rtol=0, atol=0)
@@ -281,7 +283,10 @@ Bags = girih.nn.EmbeddingBagCollection
         (lambda: collection()(IDS), r"offsets: missing; give ids\[N\] and offsets"),
         (lambda: collection()(KeyedJaggedTensor()), r"give ids.values\(\) and ids.offsets\(\)"),
         (lambda: collection()(IDS, OFFSETS[:4]), "expected to rise from 0 to the 4 ids"),
-        (lambda: collection()(IDS, torch.tensor([0, 2, 4, 4])), r"offsets: 4, expected F·B\+1"),
+        (
+            lambda: collection()(IDS, torch.tensor([0, 2, 4, 4])),
+            r"offsets: received 4, expected F·B\+1, which is 2·B\+1 for these 2 features",
+        ),
         (lambda: collection()(IDS[:, None], OFFSETS), "ids: 2 dimensions, expected 1"),
         (lambda: collection()({"user": IDS[:, None]}), "ids: feature 'item' is missing"),
         (lambda: collection()({"user": IDS, "itme": IDS}), "unknown feature 'itme'; did you mean 'item'"),
@@ -293,6 +298,10 @@ Bags = girih.nn.EmbeddingBagCollection
         (
             lambda: collection()({"user": IDS[:, None], "item": (IDS, torch.tensor([0, 5, 2, 3]))}),
             "feature 'item': offsets: .* expected to rise",
+        ),
+        (
+            lambda: collection()({"user": IDS[:, None], "item": (IDS, IDS, IDS)}),
+            r"feature 'item': received 3 values, expected \(ids, offsets\), or",
         ),
         (
             lambda: collection()({"user": IDS[:, None], "item": IDS[:, None]}, OFFSETS),

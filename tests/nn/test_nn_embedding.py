@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import girih
-from girih.errors import CheckpointError, ConfigError, NonFiniteError
+from girih.errors import ConfigError, NonFiniteError
 from girih.store import Store
 
 SGD = girih.optim.SGD(lr=0.5)
@@ -174,6 +174,36 @@ def test_eval_and_no_grad_only_read():
     assert embedding.num_rows == 1
 
 
+@pytest.mark.parametrize("kind", [girih.nn.Embedding, girih.nn.EmbeddingBag])
+def test_frozen_rows_are_only_read(kind):
+    module = kind(4, optimizer=SGD)
+    model = torch.nn.Sequential(module, torch.nn.Linear(4, 1))
+    model(torch.tensor([[1, 2]])).sum().backward()
+    before = module(torch.tensor([[1, 2]])).detach().clone()
+    assert module.requires_grad_(False) is module
+    model.eval()
+    model.train()  # as loops do around each evaluation
+    model(torch.tensor([[1, 2, 3]])).sum().backward()  # the layer behind it learns
+    assert model[1].weight.grad is not None
+    torch.testing.assert_close(module(torch.tensor([[1, 2]])), before, rtol=0, atol=0)
+    assert module.num_rows == 2
+    module.requires_grad_()
+    model(torch.tensor([[1, 2, 3]])).sum().backward()
+    assert module.num_rows == 3
+    assert not torch.equal(module(torch.tensor([[1, 2]])), before)
+
+
+def test_frozen_rows_let_their_weights_learn_and_others_that_share_them():
+    frozen = girih.nn.EmbeddingBag(4, "sum", optimizer=SGD).requires_grad_(False)
+    same = girih.nn.Embedding(4, share=frozen)
+    weights = torch.ones(1, 2, requires_grad=True)
+    frozen(torch.tensor([[1, 2]]), None, weights).sum().backward()
+    assert weights.grad is not None
+    assert frozen.num_rows == 0
+    same(torch.tensor([1])).sum().backward()
+    assert frozen.num_rows == 1
+
+
 def test_two_uses_in_one_forward_are_two_steps():
     embedding = girih.nn.Embedding(2, optimizer=girih.optim.Adagrad(lr=1.0))
     embedding.assign(torch.tensor([1]), torch.zeros(1, 2))
@@ -205,7 +235,7 @@ def test_non_finite_gradient_is_refused():
     embedding = girih.nn.Embedding(2, optimizer=SGD)
     before = embedding(torch.tensor([1])).detach().clone()
     for bad in (float("nan"), float("inf")):
-        with pytest.raises(NonFiniteError, match="NaN or infinite"):
+        with pytest.raises(NonFiniteError, match=r"the gradient of Embedding\(dim=2\) is NaN or infinite"):
             (embedding(torch.tensor([1])) * bad).sum().backward()
     torch.testing.assert_close(embedding.eval()(torch.tensor([1])), before, rtol=0, atol=0)
 
@@ -242,8 +272,26 @@ def test_state_dict_round_trip_goes_on_the_same(tmp_path, shards):
     run(other, 5)
     ids = torch.arange(8)
     torch.testing.assert_close(one.eval()(ids), other.eval()(ids), rtol=0, atol=0)
-    with pytest.raises(CheckpointError):
-        girih.nn.Embedding(8, optimizer=adam).load_state_dict(one.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("offsets", "last_included", "told"),
+    [
+        ([0, 3, 2], False, r"offsets\[2\] = 2 is below offsets\[1\] = 3"),
+        ([0, 9], False, r"offsets\[1\] = 9 is more than there are ids"),
+        ([1, 2], False, r"offsets\[0\] = 1 leaves out ids before it"),
+        ([-1, 2], False, r"offsets\[0\] = -1"),
+        ([0, 2, 4], True, r"offsets\[2\] = 4, the last one, leaves out ids after it"),
+        ([0, 2, 6], True, r"offsets\[2\] = 6 is more than there are ids"),
+        ([1], True, r"offsets\[0\] = 1 leaves out ids before it"),
+        ([0, -(2**63), 2**62, 5], True, r"offsets\[1\] = -9223372036854775808 is below offsets\[0\] = 0"),
+        ([], True, "received none"),
+    ],
+)
+def test_offsets_that_are_wrong_are_told_by_place(offsets, last_included, told):
+    bag = girih.nn.EmbeddingBag(4, include_last_offset=last_included)
+    with pytest.raises(ConfigError, match=f"^offsets: {told}; expected to rise from 0 to the 5 ids$"):
+        bag(torch.arange(5), torch.tensor(offsets, dtype=torch.int64))
 
 
 def test_inside_a_users_own_model_and_loop():

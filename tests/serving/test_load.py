@@ -141,6 +141,15 @@ def test_all_ways_to_give_examples_agree(trained, log_source):
         assert one.shape == (1,)
         np.testing.assert_allclose(one[0], expected[3], rtol=1e-5)
         assert model.predict([]).shape == (0,)
+        no_rows = {name: [] for name in ("user", "item", "tags", "x0")}
+        assert model.predict(no_rows).shape == (0,)
+        for given in ({}, pa.table({})):
+            with pytest.raises(
+                DataError, match=r"^data: no columns; expected \['user', 'item', 'tags', 'x0'\]$"
+            ):
+                model.predict(given)
+        with pytest.raises(DataError, match=r"^data: no column 'item' \(feature 'item'\); valid: user$"):
+            model.predict({"user": []})
         assert model.predict(table.slice(0, 0)).shape == (0,)
         np.testing.assert_array_equal(girih.load(trained).predict(rows), expected)
 
@@ -335,11 +344,15 @@ def test_exported_embeddings_are_the_table(trained, tmp_path, capsys):
     np.testing.assert_array_equal(table["count"].to_numpy()[order], expected.counts)
     for words, told in (
         (("--table", "itm"), "--table itm: the run has none of that name; did you mean 'item'?"),
-        (("--table", "item", "--out", tmp_path), "is a directory; name a Parquet file"),
+        (
+            ("--table", "item", "--out", tmp_path),
+            f"is a directory; name a file, as {tmp_path / 'embeddings.parquet'}",
+        ),
         (
             ("--table", "item", "--out", tmp_path / "a.csv"),
             "embeddings are written as Parquet; name it a.parquet",
         ),
+        (("--table", "item", "--out", tmp_path / "a"), "are written as Parquet; name it a.parquet"),
     ):
         assert run("export-embeddings", trained, "--out", out, *words) == 2
         assert told in capsys.readouterr().err

@@ -100,6 +100,6 @@ def test_persia_defect_8_a_dim_mismatch_is_an_error_and_never_fresh_rows(tmp_pat
     write_snapshot(old, tmp_path / "0")
     new = Store(group(("users",), dim=8))
     look(new, *keys_of(5), 1)
-    with pytest.raises(CheckpointError, match=r"'users'.*dim of segments is \[4\], expected \[8\]"):
+    with pytest.raises(CheckpointError, match=r"'users'.*embedding has dim 4, expected 8; set dim to match"):
         new.restore([read_snapshot(tmp_path / "0")])
     assert new.num_rows == 1  # what it had is still there

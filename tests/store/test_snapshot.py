@@ -147,9 +147,9 @@ def test_optimizer_state_may_be_begun_anew():
         (two_segments("float16"), "'users', 'items': dtype float32, expected float16"),
         (two_segments(first=optim.Adagrad()), "optimizer is adam with exp_avg, exp_avg_sq, ftrl with z, n, expected adagrad"),
         (two_segments(first=optim.SGD()), "expected sgd, ftrl with z, n; go on with that one, or start a new run"),
-        (group(("users", "items"), dim=3), "name of segments is"),
+        (group(("users", "items"), dim=3), "rows hold embedding and first_order, expected embedding; "),
         (group(("users", "item"), dim=3), "table 'items' is not in this model's group; did you mean 'item'"),
-        (group(("users", "items", "tags"), dim=3), "name of segments is"),
+        (group(("users", "items", "tags"), dim=3), "rows hold embedding and first_order, expected embedding; "),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused_and_changes_nothing(tmp_path, other, message):

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from girih.checkpoint import Manifest
 from girih.cli import cli
-from girih.cli.parquet import check_out, write_parquet
+from girih.cli.out import PARQUET, check_out, write_rows
 from girih.cli.words import PATH
 from girih.errors import ConfigError, nearest
 from girih.serving.opening import final_weights
@@ -23,7 +23,7 @@ from girih.serving.tables import TableRows, has_embeddings, table_chunks
 @click.option("--out", metavar="FILE.parquet", type=PATH, required=True)
 def export_embeddings(run: str, table: str, out: Path) -> int:
     """Write the rows of a table to Parquet: id, embedding, count."""
-    check_out(out, "embeddings")
+    check_out(out, "embeddings", (PARQUET,))
     place, final = final_weights(run)
     if not final:
         click.echo(f"{run}: not finished; using {place.name}", err=True)
@@ -36,7 +36,7 @@ def export_embeddings(run: str, table: str, out: Path) -> int:
     vectors = pa.list_(pa.float32(), dims[table])
     schema = pa.schema([("id", pa.int64()), ("embedding", vectors), ("count", pa.int64())])
     tables = (_table(rows, schema) for rows in table_chunks(place, manifest, table))
-    num_rows = write_parquet(out, tables, schema)
+    num_rows = write_rows(out, tables, schema)
     click.echo(f"{num_rows:,} embeddings of {table} in {out}")
     return 0
 

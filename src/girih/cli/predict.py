@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from girih.cli import cli
-from girih.cli.parquet import check_out, write_parquet
+from girih.cli.out import CSV, PARQUET, check_out, write_rows
 from girih.cli.show import skipped
 from girih.cli.words import PATH
 from girih.data import Batch
@@ -24,14 +24,14 @@ from girih.serving.opening import open_config
 @click.option(
     "--data", "paths", metavar="PATH", multiple=True, required=True, help="Files or globs; repeatable."
 )
-@click.option("--out", metavar="FILE.parquet", type=PATH, required=True)
+@click.option("--out", metavar="FILE", type=PATH, required=True, help="A .parquet or a .csv file.")
 @click.option(
     "--keep", "keep", metavar="COLUMN", multiple=True, help="Copy a column of the data; repeatable."
 )
 def predict(run: Path, paths: tuple[str, ...], out: Path, keep: tuple[str, ...]) -> int:
     """Write a run's predictions for new data, in input order."""
+    check_out(out, "predictions", (PARQUET, CSV))
     settings = open_config(run)
-    check_out(out, "predictions")
     labels = settings.schema.labels.names
     names = ["prediction"] if len(labels) == 1 else [f"prediction_{label}" for label in labels]
     for name in keep:
@@ -42,7 +42,7 @@ def predict(run: Path, paths: tuple[str, ...], out: Path, keep: tuple[str, ...])
         raise ConfigError(f"--out {out}: is one of the files to read; name another")
     with load(run) as model:
         tables = (_table(batch, probabilities, names) for batch, probabilities in model.predictions(data))
-        num_examples = write_parquet(out, tables)
+        num_examples = write_rows(out, tables)
     click.echo(f"{num_examples:,} predictions in {out}")
     skipped(data, "without a prediction")
     return 0

@@ -9,7 +9,7 @@ Rows are not parameters:
   the loss, or set ``module.lr_scale``; ``l2`` belongs to the module's own optimizer.
 - ``torch.amp.GradScaler`` must not be used: rows would take the scaled gradients, at once.
 - Under ``torch.no_grad()`` or after ``module.eval()`` rows are only read: a new id gives its
-  initial value, gets no row, and nothing learns.
+  initial value, gets no row, and nothing learns. After ``module.requires_grad_(False)`` too, whatever ``train()`` says.
 - ``module.cuda()``, as ``to("cuda")`` of the model around it, takes the rows to the memory of the GPU, with their optimizer state,
   and ``cpu()`` brings them back; outputs are where rows are. With ``store=girih.StoreOptions(tiers=("gpu",))`` they are made
   there, and with ``tiers=("dram",)`` they stay in host memory.

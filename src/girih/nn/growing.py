@@ -6,20 +6,20 @@ Shapes: B examples, F features, N ids, D width of a vector.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from girih.data.batch import Batch
-from girih.errors import ConfigError
+from girih.errors import CheckpointError, ConfigError
 from girih.models.embeddings import Block, Embeddings
 from girih.models.needs import EMBEDDING, SEQUENCE
 from girih.nn.growing_tables import GrowingTables, Reader
 from girih.nn.inputs import Bags
-from girih.nn.refusals import ATTRIBUTES, UNCAPTURED, UNCOPIED
+from girih.nn.refusals import ATTRIBUTES, UNCAPTURED, UNCOPIED, refuse_weights
 from girih.schema import Categorical
 from girih.sparse.groups.gpu_batch import GpuBatch
 from girih.sparse.groups.group import EmbeddingGroup, ReadRows, apply_all
@@ -37,7 +37,7 @@ class _Apply(torch.autograd.Function):
     def forward(
         ctx: Any, anchor: Tensor, weights: Tensor | None, module: GrowingModule, reader: Reader, batch: Any
     ) -> tuple[Tensor, ...]:
-        tables, ctx.learns, ctx.values = module.tables, module.training, None
+        tables, ctx.learns, ctx.values = module.tables, module.learns, None
         with tables.used():
             if weights is None:
                 reads = [_read(group, batch, tables.step + 1, train=True) for group in reader.groups]
@@ -76,6 +76,7 @@ class GrowingModule(nn.Module):
         super().__init__()
         self.tables = tables
         self.lr_scale = 1.0
+        self._frozen = False
         self._bags, self._vectors = (tables.read_by(features, kind) for kind in (EMBEDDING, SEQUENCE))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -113,6 +114,16 @@ class GrowingModule(nn.Module):
         """Rows so far, of all tables; waits for a GPU."""
         return sum(self.tables.rows().values())
 
+    @property
+    def learns(self) -> bool:
+        """Whether rows move and new ids get some: in training, unless :meth:`requires_grad_` froze them."""
+        return self.training and not self._frozen
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """Freezes rows by False, as parameters are frozen: they are only read. Of modules that share them, the others go on."""
+        self._frozen = not requires_grad
+        return super().requires_grad_(requires_grad)
+
     def pool(self, bags: Bags) -> Embeddings:
         """Bags of all features.
 
@@ -131,7 +142,7 @@ class GrowingModule(nn.Module):
         return Embeddings(tuple(blocks))
 
     def read(self, reader: Reader, bags: Bags) -> tuple[Tensor, ...]:
-        """The outputs of all groups, which lead autograd to the store where the module trains, and on a GPU to weights that require it."""
+        """The outputs of all groups, which lead autograd to the store where the module learns, and on a GPU to weights that require it."""
         here = bags.to(self.tables.device)
         batch, weights = self._batch(here), None
         if (
@@ -141,9 +152,9 @@ class GrowingModule(nn.Module):
             and self.tables.on_gpu
         ):
             weights = here.weights
-        if torch.is_grad_enabled() and (self.training or weights is not None):
+        if torch.is_grad_enabled() and (self.learns or weights is not None):
             # autograd comes back to nodes that it leads to, on the stream that they were on
-            anchor = torch.zeros(0, requires_grad=self.training, device=self.tables.device)
+            anchor = torch.zeros(0, requires_grad=self.learns, device=self.tables.device)
             out: tuple[Tensor, ...] = _Apply.apply(anchor, weights, self, reader, batch)  # type: ignore[no-untyped-call]
             return out
         with self.tables.used():
@@ -177,7 +188,7 @@ class GrowingModule(nn.Module):
             flat = [None if one is None else one.numpy() for one in flat]
         given = by_group([group.group for group in groups], flat)
         with tables.used():
-            apply_all(groups, reads, given, batch, tables.step + 1, self.lr_scale)
+            apply_all(groups, reads, given, batch, tables.step + 1, self.lr_scale, self._called)
         tables.step += 1
 
     def weight_gradients(
@@ -201,6 +212,21 @@ class GrowingModule(nn.Module):
             ]
             return found[0] if len(found) == 1 else torch.stack(found).sum(0)
 
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        *lists: list[str],
+    ) -> None:
+        where = f"{prefix.removesuffix('.')}: {self._told}" if prefix else self._told
+        refuse_weights(type(self).__name__, where, state_dict, prefix)
+        try:
+            super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, *lists)  # type: ignore[no-untyped-call]
+        except CheckpointError as error:
+            raise CheckpointError(f"{where}: {error}") from error
+
     def get_extra_state(self) -> dict[str, Any]:
         """Rows, optimizer state and use counts, as tensors of bytes in host memory: a part of ``state_dict()``."""
         shards = []
@@ -218,14 +244,27 @@ class GrowingModule(nn.Module):
         Raises:
             CheckpointError: rows of other tables, or of another dim, dtype or optimizer; no row was replaced.
         """
+        if not isinstance(state, Mapping) or not {"step", "shards"} <= set(state):
+            raise CheckpointError(
+                f"state_dict: its extra state is a {type(state).__name__} without step and shards; expected that of a girih.nn module"
+            )
         shards = []
-        for number, shard in enumerate(state["shards"]):
+        for shard in state["shards"]:
             with tempfile.TemporaryFile() as file:
                 file.write(shard.cpu().numpy())
                 file.seek(0)
-                shards.append(SnapshotFile(file, f"shard {number} of a state_dict"))
+                shards.append(SnapshotFile(file, "state_dict"))
         self.tables.restore(shards)
         self.tables.step = state["step"]
+
+    def _called(self, feature: str) -> str:
+        """A feature in words, for errors."""
+        return f"feature {feature!r} of {self._told}"
+
+    @property
+    def _told(self) -> str:
+        """The module in words, for errors."""
+        return type(self).__name__
 
     def _batch(self, bags: Bags) -> Any:
         """A batch as the groups take it, a ``Batch`` or a ``GpuBatch``, of bags that are on their device."""

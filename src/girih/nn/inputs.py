@@ -132,7 +132,8 @@ def packed(ids: Any, offsets: Any, weights: Any, num_features: int, *, device: t
     given = _settled(_together([_Part(ids, bounds, _weights(weights, ids, ""), told, "")], device))
     if not even:
         raise ConfigError(
-            f"offsets: {len(bounds)}, expected F·B+1: one for each of {num_features} features of each example, and the end"
+            f"offsets: received {len(bounds)}, expected F·B+1, which is {num_features}·B+1 for these {num_features} features: one for"
+            " each feature of each example, and the end"
         )
     return given
 
@@ -164,14 +165,19 @@ def joined(
     for name in names:
         if name not in given:
             raise ConfigError(f"ids: feature {name!r} is missing; expected {', '.join(map(repr, names))}")
-        ids, offsets = given[name] if isinstance(given[name], tuple | list) else (given[name], None)
-        own = _part(ids, offsets, weights.get(name), "ids", f"feature {name!r}: ", last_included)
-        if parts and len(own.offsets) != len(parts[0].offsets):
+        own = given[name] if isinstance(given[name], tuple | list) else (given[name], None)
+        if len(own) != 2:
             raise ConfigError(
-                f"{own.where}{len(own.offsets) - 1} bags, but feature {names[0]!r} has {len(parts[0].offsets) - 1};"
+                f"feature {name!r}: received {len(own)} values, expected (ids, offsets), or ids of two dimensions"
+            )
+        ids, offsets = own
+        part = _part(ids, offsets, weights.get(name), "ids", f"feature {name!r}: ", last_included)
+        if parts and len(part.offsets) != len(parts[0].offsets):
+            raise ConfigError(
+                f"{part.where}{len(part.offsets) - 1} bags, but feature {names[0]!r} has {len(parts[0].offsets) - 1};"
                 " expected one for each example"
             )
-        parts.append(own)
+        parts.append(part)
     return _settled(_together(parts, device), weighted=bool(weights))
 
 
@@ -295,9 +301,25 @@ def _brought(told: list[Tensor]) -> list[NDArray[np.int64]]:
 
 
 def _falling(bounds: Tensor, num_ids: int, where: str) -> ConfigError:
-    return ConfigError(
-        f"{where}offsets: {bounds[:8].tolist()}…: expected to rise from 0 to the {num_ids} ids"
-    )
+    """The error about bounds that do not rise from 0 to the number of ids; names the first that does not."""
+    given = bounds.tolist()
+    told = "received none"
+    for place, bound in enumerate(given):
+        before = given[place - 1] if place else 0
+        if bound > num_ids:
+            told = f"offsets[{place}] = {bound} is more than there are ids"
+        elif bound < before:
+            told = f"offsets[{place}] = {bound} is below offsets[{place - 1}] = {before}"
+        elif place == 0 and bound:
+            told = f"offsets[0] = {bound} leaves out ids before it"
+        elif place == len(given) - 1:
+            told = f"offsets[{place}] = {bound}, the last one, leaves out ids after it"
+        else:
+            continue
+        break
+    if given and given[0] < 0:
+        told = f"offsets[0] = {given[0]}"
+    return ConfigError(f"{where}offsets: {told}; expected to rise from 0 to the {num_ids} ids")
 
 
 def _weights(weights: Any, ids: Tensor, where: str) -> Tensor | None:

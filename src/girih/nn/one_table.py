@@ -86,6 +86,13 @@ class TableModule(GrowingModule):
         """Sets rows: int64[n] distinct ids, float32[n, dim]; new ids get rows."""
         self.tables.assign(ROWS, ids, vectors)
 
+    def _called(self, feature: str) -> str:
+        return self._told
+
+    @property
+    def _told(self) -> str:
+        return f"{type(self).__name__}(dim={self.dim})"
+
     def extra_repr(self) -> str:
         """Shown by ``print``."""
         optimizer = self.tables.groups[0].spec.segments[0].optimizer

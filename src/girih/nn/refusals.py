@@ -38,9 +38,15 @@ OPTIONS = {
     "sparse": "only the rows of a batch ever move; leave it out",
     "device": "module.cuda() takes rows to a GPU; leave it out",
     "_weight": "trained weights come by {name}.from_torch(module)",
-    "_freeze": "module.eval() keeps rows as they are; leave it out",
+    "_freeze": "module.requires_grad_(False) keeps rows as they are; leave it out",
 }
 """Arguments of torch's modules, and what to write here."""
+
+_TRAINED = {
+    name: f"load it into a torch.nn.{name}, and make this module by {name}.from_torch of that one"
+    for name in ("Embedding", "EmbeddingBag")
+}
+"""The way from trained weights to rows, by class."""
 
 _BY_FEATURE = "features have it; write {example}"
 _BY_TABLE = 'tables have it, as tables=[girih.Table(name="user", {option}=...)]'
@@ -93,6 +99,24 @@ def uncaptured(forward: Callable[Concatenate[Self, P], R]) -> Callable[Concatena
     disabled: Any = torch.compiler.disable(eager)  # type: ignore[no-untyped-call]
     disabled._torchdynamo_disable_msg = f"a girih.nn module {UNCAPTURED}"  # as reason= of later torch
     return cast(Callable[Concatenate[Self, P], R], disabled)
+
+
+def refuse_weights(name: str, where: str, state_dict: Mapping[str, Any], prefix: str) -> None:
+    """Refuses the weights of torch's and TorchRec's modules in the place of a module's own state.
+
+    Args:
+        name: the module's class.
+        where: begins the error.
+    """
+    if f"{prefix}_extra_state" in state_dict:
+        return
+    for key, value in state_dict.items():
+        if key.startswith(prefix) and key.endswith("weight") and isinstance(value, torch.Tensor):
+            way = _TRAINED.get(name, "set rows by module.assign")
+            raise ConfigError(
+                f"{where}: state_dict has {key!r}, torch's weights of shape {tuple(value.shape)}; expected rows, as state_dict() of"
+                f" girih.nn gives them: {way}, or leave the key out"
+            )
 
 
 def _check(

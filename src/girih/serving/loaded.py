@@ -31,6 +31,7 @@ from girih.data.decode.columns import scalar_ids
 from girih.data.formats.arrow import TableSource
 from girih.data.given import as_table, columns_as_given, columns_of
 from girih.data.paths import one_line
+from girih.data.read_plan import make_read_plan
 from girih.dense.halves.replica import Replica
 from girih.dense.spec import DenseSpec
 from girih.errors import ConfigError, DataError, nearest
@@ -156,11 +157,15 @@ class LoadedModel(contextlib.AbstractContextManager["LoadedModel"]):
 
     def _dataset(self, data: Any) -> Dataset | None:
         """The examples that are in memory as a dataset; None where there are none."""
-        table = as_table(data, columns_of(self.schema))
+        columns = columns_of(self.schema)
+        table = as_table(data, columns)
+        if not table.num_columns:
+            raise DataError(f"data: no columns; expected {columns}")
+        schema = columns_as_given(self.schema, table)
         if not table.num_rows:
+            make_read_plan(schema, (), False).check_names(table.column_names, "data")
             return None
-        source, schema = TableSource(table, "data"), columns_as_given(self.schema, table)
-        size = self._opened.batch_size
+        source, size = TableSource(table, "data"), self._opened.batch_size
         return make_dataset(source, self.schema, schema, with_labels=False, batch_size=size)
 
     def _table(self, name: str) -> str:

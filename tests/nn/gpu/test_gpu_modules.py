@@ -194,7 +194,9 @@ def test_a_gradient_that_is_not_finite_is_raised_and_moves_no_row():
     out = gpu(given)
     before = rows_of(gpu)
     factors = torch.tensor([[1.0], [float("nan")]], device=out["b"].device)
-    with pytest.raises(NonFiniteError, match="gradient of feature 'b' is NaN or infinite"):
+    with pytest.raises(
+        NonFiniteError, match="gradient of feature 'b' of EmbeddingBagCollection is NaN or infinite"
+    ):
         (out["a"].sum() + (out["b"] * factors).sum()).backward()
     assert rows_of(gpu) == before
     assert gpu.tables.step == 0

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 from numpy.typing import NDArray
 
+from girih.data.formats.recognizing import is_object, to_set
 from girih.data.formats.text import Block, Start, TextSource, read_head
 from girih.data.paths import File, one_line
 from girih.data.position import Cursor
@@ -122,6 +123,8 @@ class DelimitedSource(TextSource):
 
     def _start(self, file: File, columns: Sequence[Sequence[str]] | None) -> Start:
         head = read_head(file)
+        if columns is None and is_object(head.line):
+            raise DataError(f"{file.address}: looks like JSON lines, expected a header; {to_set('jsonl')}")
         try:
             text = head.line.decode("utf-8")
         except UnicodeDecodeError:

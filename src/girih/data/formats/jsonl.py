@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.json as pajson
 
 from girih.data.formats.objects import objects_to_rows, shown
-from girih.data.formats.text import Block, Start, TextSource, read_blocks, read_head
+from girih.data.formats.text import Block, Start, TextSource, look_at, read_blocks, read_head
 from girih.data.paths import File, one_line
 from girih.data.position import Cursor
 from girih.data.read_plan import ReadPlan
@@ -121,4 +121,8 @@ def _first_objects(file: File, byte: int, line: int) -> Iterator[dict[str, Any]]
         else:
             trouble = trouble or f"line {number}: expected a JSON object, not {shown(row)}"
     if not found:
-        raise DataError(f"{file.address}, {trouble or 'its first lines have no object with columns'}")
+        look = look_at(file) if trouble else None
+        mend = (
+            "" if look is None or "JSON lines" in look.name else f"; it looks like {look.name}: {look.mend}"
+        )
+        raise DataError(f"{file.address}, {trouble or 'its first lines have no object with columns'}{mend}")

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from girih.data.decode.columns import is_string, kind_of
+from girih.data.formats.text import look_at
 from girih.data.partitions import Partitions
 from girih.data.paths import File, one_line
 from girih.data.position import Cursor
@@ -171,8 +172,15 @@ class _Readers:
 def _footer(file: File) -> Any:
     if file.size == 0:
         raise DataError(f"{file.address}: the file is empty; expected Parquet")
-    with _told(f"{file.address}: not a readable Parquet file"), file.open() as opened:
-        return pq.read_metadata(opened)
+    told = f"{file.address}: not a readable Parquet file"
+    with _told(told), file.open() as opened:
+        try:
+            return pq.read_metadata(opened)
+        except pa.ArrowInvalid:
+            look = look_at(file)
+            if look is None or look.name == "Parquet":
+                raise
+            raise DataError(f"{told}: it looks like {look.name}; {look.mend}") from None
 
 
 @contextmanager

@@ -22,6 +22,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from girih.config import checks
+from girih.data.formats.recognizing import HEAD_BYTES, PARQUET, Look, recognized
 from girih.data.partitions import Partitions
 from girih.data.paths import File, one_line
 from girih.data.position import Cursor
@@ -69,9 +70,12 @@ def read_head(file: File) -> Head:
         first = text.readline()
         if first.startswith(_BYTE_ORDER_MARK):
             byte, first = len(_BYTE_ORDER_MARK), first[len(_BYTE_ORDER_MARK) :]
-        if b"\0" in first:
+        if b"\0" in first or first.startswith(PARQUET):
+            look = recognized(first)
             raise DataError(
-                f"{file.address}: holds zero bytes; expected UTF-8 text (is it UTF-16, or binary?)"
+                f"{file.address}: holds zero bytes; expected UTF-8 text"
+                if look is None
+                else f"{file.address}: looks like {look.name}, expected UTF-8 text; {look.mend}"
             )
         while first and not first.strip(b"\r\n"):
             byte, number, first = byte + len(first), number + 1, text.readline()
@@ -81,6 +85,17 @@ def read_head(file: File) -> Head:
         while rest and not rest.strip(b"\r\n"):
             rest = text.readline()
     return Head(first.rstrip(b"\r\n"), byte, number, byte + len(first), number + 1, bool(rest))
+
+
+def look_at(file: File) -> Look | None:
+    """The format that a file looks like, compressed or not; None where it looks like none, or cannot be read."""
+    try:
+        with _opened(file) as text:
+            head = text.read(HEAD_BYTES)
+        with file.open() as raw:
+            return recognized(head, _compression(raw.read(6)))
+    except UserError:
+        return None
 
 
 class Start(NamedTuple):
@@ -176,7 +191,7 @@ def _opened(file: File) -> Iterator[Any]:
         try:
             first = text.read(6)
             text.seek(0)
-            kind = next((kind for kind, magic in _MAGIC.items() if first.startswith(magic)), None)
+            kind = _compression(first)
             named = next((kind for suffix, kind in SUFFIXES.items() if file.path.endswith(suffix)), None)
             if named and kind is None:
                 trouble = f"not {named}-compressed in spite of its name" if first else "the file is empty"
@@ -189,6 +204,10 @@ def _opened(file: File) -> Iterator[Any]:
                 raise DataError(f"{file.address}: cannot be read: {one_line(error)}") from None
             trouble = f"the {kind} data is damaged or cut short: {one_line(error)}"
             raise DataError(f"{file.address}: {trouble}") from None
+
+
+def _compression(first: bytes) -> str | None:
+    return next((kind for kind, magic in _MAGIC.items() if first.startswith(magic)), None)
 
 
 def _decompressed(kind: str, file: Any) -> Any:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import os
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from girih.data.decode import columns, times
 from girih.data.formats.delimited import DelimitedSource
 from girih.data.formats.jsonl import JsonlSource
 from girih.data.formats.parquet import ParquetSource
+from girih.data.formats.recognizing import PARQUET, format_of, separator_of
 from girih.data.formats.text import SUFFIXES, read_head
 from girih.data.paths import File, find_files
 from girih.data.position import Cursor
@@ -32,8 +32,6 @@ from girih.schema import Numeric, Schema
 ROWS = 100_000
 PARTS = 4
 BLOCK_BYTES = 4 << 20
-_LIBSVM = re.compile(rb"[-+.0-9eE]*( +[0-9]+:[-+.0-9eE]+)+ *")
-SEPARATORS = "\t,;|"
 _ENDINGS = {
     ".parquet": "parquet",
     ".pq": "parquet",
@@ -150,19 +148,15 @@ def _format(file: File) -> str:
     if ending and _ENDINGS[ending] != "csv":
         return _ENDINGS[ending]
     with file.open() as opened:
-        if opened.read(4) == b"PAR1":
+        if opened.read(len(PARQUET)) == PARQUET:
             return "parquet"
     line = read_head(file).line
-    if line.lstrip().startswith(b"{"):
-        return "jsonl"
-    cells = line.split(b"\t")
-    if len(cells) == len(CRITEO_COLUMNS) and cells[0] in (b"0", b"1"):
-        return "criteo"
-    if _LIBSVM.fullmatch(line):
+    form = format_of(line)
+    if form == "libsvm":
         raise ConfigError(
             f"{file.address}: is libsvm, whose columns have no names to guess by; write a [[features]] for each pair of a line by hand"
         )
-    return "csv"
+    return form
 
 
 def _delimited(files: tuple[File, ...], form: str) -> tuple[DelimitedSource, dict[str, tuple[Any, str]]]:
@@ -170,8 +164,7 @@ def _delimited(files: tuple[File, ...], form: str) -> tuple[DelimitedSource, dic
     if form == "criteo":
         return DelimitedSource(files, "\t", "", [CRITEO_COLUMNS], BLOCK_BYTES), {}
     line = read_head(files[0]).line.decode("utf-8", "replace")
-    separator = max(SEPARATORS, key=lambda each: (line.count(each), -SEPARATORS.index(each)))
-    separator = separator if separator in line else ","
+    separator = separator_of(line)
     cells = next(csv.reader([line], delimiter=separator))
     options: dict[str, tuple[Any, str]] = {}
     if separator != ",":

@@ -100,7 +100,8 @@ def check_sources(
                     f"{source.where}: table {name!r} is not in this model's group{nearest(name, known)}"
                 )
         if misfit := _misfit(source.description, state.layout.description, optimizer_state):
-            raise CheckpointError(f"{source.where}: tables {', '.join(map(repr, names))}: {misfit}")
+            tables = "table" if len(names) == 1 else "tables"
+            raise CheckpointError(f"{source.where}: {tables} {', '.join(map(repr, names))}: {misfit}")
     for table in state.spec.tables:
         if table.name not in found:
             wheres = ", ".join(source.where for source in sources) or "no snapshot"
@@ -113,10 +114,12 @@ def _misfit(theirs: dict[str, Any], ours: dict[str, Any], optimizer_state: bool)
     """Why rows of one description do not fit another; empty where they do."""
     if theirs["dtype"] != ours["dtype"]:
         return f"dtype {theirs['dtype']}, expected {ours['dtype']}; set dtype to match"
-    for what in ("name", "dim"):
-        found, expected = ([s[what] for s in d["segments"]] for d in (theirs, ours))
-        if found != expected:
-            return f"{what} of segments is {found}, expected {expected}; rows cannot be used"
+    found, expected = ([s["name"] for s in d["segments"]] for d in (theirs, ours))
+    if found != expected:
+        return f"rows hold {' and '.join(found)}, expected {' and '.join(expected)}; rows cannot be used"
+    for their, our in zip(theirs["segments"], ours["segments"], strict=True):
+        if their["dim"] != our["dim"]:
+            return f"{our['name']} has dim {their['dim']}, expected {our['dim']}; set dim to match"
     found, expected = ([(s["optimizer"]["name"], s["state"]) for s in d["segments"]] for d in (theirs, ours))
     if optimizer_state and found != expected:
         return (

@@ -1,0 +1,120 @@
+"""``girih demo``: a first run on a generated click log, and its AUC beside the best that any model can reach.
+
+The log's click probabilities are known by construction, so the AUC of those probabilities on the test clicks is the ceiling: no
+model can do better but by luck.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+import numpy as np
+import pyarrow.parquet as pq
+from rich.console import Console
+from rich.table import Table
+
+from girih.cli import cli, run
+from girih.cli.words import PATH
+from girih.errors import ConfigError
+from girih.metrics import Scores
+from girih.testing.click_log import click_log
+
+CONFIG = Path(__file__).with_name("demo.toml")
+CARDINALITY = 20_000
+PART_ROWS = 100_000
+FEWEST = 1_000
+"""Examples to train on: of a tenth as many, AUC is still defined."""
+
+
+class Best(NamedTuple):
+    """The metrics of the true probabilities on the test data."""
+
+    auc: float
+    logloss: float
+
+
+@cli.command()
+@click.argument("directory", type=PATH, default="demo-run")
+@click.option(
+    "--examples", "num_examples", metavar="N", type=click.IntRange(min=FEWEST), default=1_000_000, show_default=True,
+    help="Examples to train on.",
+)  # fmt: skip
+@click.pass_context
+def demo(context: click.Context, directory: Path, num_examples: int) -> int:
+    """Train on a generated click log, and show AUC beside the best possible one.
+
+    Everything is written below DIRECTORY (demo-run where it is left out); an earlier demo there is replaced.
+    """
+    config = directory / "config.toml"
+    _empty(directory)
+    (directory / "data").mkdir(parents=True)
+    shutil.copyfile(CONFIG, config)
+    click.echo(f"making a click log of {num_examples:,} examples …", err=True)
+    best = make_log(directory / "data", num_examples)
+    own_process, start = bool(context.find_root().obj), time.perf_counter()
+    status = run(["train", str(config), "--run", str(directory / "run")], own_process=own_process)
+    seconds = time.perf_counter() - start
+    status = status or run(["report", str(directory / "run")])
+    if status == 0:
+        _show(directory, best, seconds)
+    return status
+
+
+def make_log(directory: Path, num_examples: int) -> Best:
+    """Writes Parquet files of train, valid and test, the latter two a tenth each; returns the best possible metrics on test."""
+    start, num_other = 0, num_examples // 10
+    for part in range(0, num_examples, PART_ROWS):
+        rows = min(PART_ROWS, num_examples - part)
+        table, _ = click_log(rows, start=start, cardinality=CARDINALITY)
+        pq.write_table(table, directory / f"train-{part // PART_ROWS:03d}.parquet")
+        start += rows
+    for name in ("valid", "test"):
+        table, probabilities = click_log(num_other, start=start, cardinality=CARDINALITY)
+        pq.write_table(table, directory / f"{name}.parquet")
+        start += num_other
+    scores = Scores()
+    logits = np.log(probabilities) - np.log1p(-probabilities)
+    scores.add(logits[:, None].astype(np.float32), table["click"].to_numpy()[:, None].astype(np.float32))
+    found = scores.result(["click"])
+    return Best(found.auc or 0.0, found.logloss or 0.0)
+
+
+def _empty(directory: Path) -> None:
+    """Removes an earlier demo.
+
+    Raises:
+        ConfigError: what is there is none.
+    """
+    if not directory.exists():
+        return
+    config = directory / "config.toml"
+    if config.is_file() and config.read_bytes().startswith(CONFIG.read_bytes().partition(b"\n")[0]):
+        shutil.rmtree(directory)
+    elif not directory.is_dir() or any(directory.iterdir()):
+        raise ConfigError(f"{directory}: exists and holds no earlier demo; name another directory")
+
+
+def _show(directory: Path, best: Best, seconds: float) -> None:
+    """Prints the model's test metrics beside the ceiling, and where everything lies."""
+    summary = json.loads((directory / "run" / "summary.json").read_text())
+    table = Table(title="test data the model never saw", title_justify="left")
+    for column in ("", "AUC", "logloss"):
+        table.add_column(column, justify="right" if column else "left")
+    table.add_row("DeepFM, one epoch", f"{summary['auc']:.4f}", f"{summary['logloss']:.4f}")
+    table.add_row("best possible (true probabilities)", f"{best.auc:.4f}", f"{best.logloss:.4f}")
+    console = Console()
+    console.print(table)
+    seconds -= summary["compile_s"]  # of the first run on this machine
+    console.print(f"{summary['num_rows']:,} rows appeared as their ids were seen; trained in {seconds:.0f} s")
+    for name, what in (
+        ("config.toml", "what was trained: change it, and run girih train yourself"),
+        ("run/report.html", "curves, calibration, timeline: open it in a browser"),
+        ("run/summary.json", "every number"),
+        ("run/checkpoints", "the model"),
+    ):
+        console.print(f"  {directory / name}  {what}", highlight=False, soft_wrap=True)

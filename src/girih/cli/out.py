@@ -1,0 +1,93 @@
+"""Files of rows that commands write, as Parquet or CSV: whole, or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
+
+from girih.errors import ConfigError, GirihError
+from girih.runs.files import disk_full
+
+PARQUET, CSV = ".parquet", ".csv"
+
+
+def check_out(out: Path, what: str, endings: Sequence[str]) -> None:
+    """Refuses a path to which no rows can be written.
+
+    Args:
+        what: the rows to be, as in ``predictions``.
+        endings: of the formats that there are for them.
+
+    Raises:
+        ConfigError: a directory, one that does not exist, or a name with another ending.
+    """
+    names = " or ".join(f"{out.stem or what}{ending}" for ending in endings)
+    if out.is_dir():
+        raise ConfigError(f"--out {out}: is a directory; name a file, as {out / f'{what}{endings[0]}'}")
+    if not out.parent.is_dir():
+        raise ConfigError(f"--out {out}: the directory {out.parent} does not exist; create it first")
+    if out.suffix not in endings:
+        written = " or ".join({PARQUET: "Parquet", CSV: "CSV"}[ending] for ending in endings)
+        raise ConfigError(f"--out {out}: {what} are written as {written}; name it {names}")
+
+
+def write_rows(out: Path, tables: Iterable[Any], schema: Any = None) -> int:
+    """Writes Arrow tables one after the other, in the format of the file's ending; the file is there once it is whole.
+
+    Args:
+        schema: of all tables; that of the first where None.
+
+    Returns:
+        The number of rows.
+
+    Raises:
+        ConfigError: it cannot be written, or a column has no text to write as CSV. StorageFullError: the disk is full.
+    """
+    unfinished, num_rows = out.with_name(f".{out.name}.unfinished"), 0
+    with _told(out):
+        try:
+            with contextlib.ExitStack() as closing:
+                writer = None
+                for table in tables:
+                    if writer is None:
+                        writer = closing.enter_context(_writer(unfinished, out, schema or table.schema))
+                    writer.write_table(table)
+                    num_rows += table.num_rows
+                if writer is None:
+                    closing.enter_context(_writer(unfinished, out, schema))
+            unfinished.replace(out)
+        finally:
+            with contextlib.suppress(OSError):
+                unfinished.unlink(missing_ok=True)
+    return num_rows
+
+
+def _writer(unfinished: Path, out: Path, schema: Any) -> Any:
+    """The writer of the rows that become the file ``out``."""
+    if out.suffix == PARQUET:
+        return pq.ParquetWriter(unfinished, schema)
+    for name, kind in zip(schema.names, schema.types, strict=True):
+        if pa.types.is_nested(kind):
+            raise ConfigError(
+                f"--out {out}: column {name!r} ({kind}) has no text to write as CSV; leave it out, or name {out.stem}{PARQUET}"
+            )
+    return pacsv.CSVWriter(unfinished, schema)
+
+
+@contextlib.contextmanager
+def _told(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, GirihError):
+            raise
+        told = os.strerror(error.errno) if error.errno else error
+        refused = ConfigError(f"--out {out}: cannot be written ({told}); name another file")
+        raise disk_full(error, f"--out {out}") or refused from None

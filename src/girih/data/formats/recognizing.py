@@ -1,0 +1,112 @@
+"""The format that the first bytes of a file look like, whatever its name says: for errors about files of another one."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import NamedTuple
+
+HEAD_BYTES = 1 << 16
+"""Bytes of a file, decompressed, by which it is recognized."""
+SEPARATORS = "\t,;|"
+CRITEO_CELLS = 40
+PARQUET = b"PAR1"
+LIBSVM = re.compile(rb"[-+.0-9eE]*( +[0-9]+:[-+.0-9eE]+)+ *")
+_ARROW = "write it as Parquet, or give it to girih.read_arrow"
+_AS_PARQUET = "write it as Parquet"
+_BINARY = {
+    b"ARROW1": ("an Arrow IPC (Feather) file", _ARROW),
+    b"\xff\xff\xff\xff": ("an Arrow IPC stream", _ARROW),
+    b"ORC": ("ORC", _AS_PARQUET),
+    b"Obj\x01": ("Avro", _AS_PARQUET),
+    b"\x93NUMPY": ("an array of NumPy", _AS_PARQUET),
+    b"\x89HDF": ("HDF5", _AS_PARQUET),
+    b"SQLite format 3": ("a database of SQLite", _AS_PARQUET),
+    b"PK\x03\x04": ("a zip archive", "unpack it; text may be compressed by gzip, bzip2, xz or zstd"),
+    b"\xff\xfe": ("UTF-16 text", "save it as UTF-8"),
+    b"\xfe\xff": ("UTF-16 text", "save it as UTF-8"),
+}
+_LINES = 3
+
+
+class Look(NamedTuple):
+    """The format of a file.
+
+    Attributes:
+        name: in words.
+        mend: what to do, as the end of an error.
+    """
+
+    name: str
+    mend: str
+
+
+def recognized(head: bytes, compression: str | None = None) -> Look | None:
+    """The format of a file; None where its first bytes tell of none.
+
+    Args:
+        head: its first bytes, decompressed.
+        compression: by what it was compressed.
+    """
+    prefix = f"{compression}-compressed " if compression else ""
+    if head.startswith(PARQUET):
+        unpacked = "decompress it, and " if compression else ""
+        return Look(f"{prefix}Parquet", unpacked + to_set("parquet"))
+    for magic, (name, mend) in _BINARY.items():
+        if head.startswith(magic):
+            return Look(prefix + name, mend)
+    lines = head.removeprefix(b"\xef\xbb\xbf").splitlines()
+    lines = [line for line in lines if line.strip()]
+    lines = lines[:-1][:_LINES] or lines[:1]  # the last one may be cut off
+    if not lines or b"\0" in head:
+        return None
+    if lines[0].lstrip().startswith(b"["):
+        whole = lines[0].lstrip().startswith(b"[{") or lines[0].strip() == b"["
+        return Look(f"{prefix}a JSON array", "write one object a line (JSON lines)") if whole else None
+    form = format_of(lines[0])
+    if form == "csv":
+        return _delimited(lines, prefix)
+    names = {"jsonl": "JSON lines", "criteo": "a log of Criteo", "libsvm": "libsvm"}
+    return Look(prefix + names[form], to_set(form))
+
+
+def format_of(line: bytes) -> str:
+    """``data.format`` of the text that begins with a line."""
+    if line.lstrip().startswith(b"{"):
+        return "jsonl"
+    cells = line.split(b"\t")
+    if len(cells) == CRITEO_CELLS and cells[0] in (b"0", b"1"):
+        return "criteo"
+    return "libsvm" if LIBSVM.fullmatch(line) else "csv"
+
+
+def is_object(line: bytes) -> bool:
+    """Whether a line is a JSON object."""
+    if not line.lstrip().startswith(b"{"):
+        return False
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def separator_of(line: str) -> str:
+    """The separator that a line has most of; a comma where it has none."""
+    found = max(SEPARATORS, key=lambda each: (line.count(each), -SEPARATORS.index(each)))
+    return found if found in line else ","
+
+
+def _delimited(lines: list[bytes], prefix: str) -> Look | None:
+    texts = [line.decode("utf-8", "replace") for line in lines]
+    separator = separator_of(texts[0])
+    counts = {text.count(separator) for text in texts if '"' not in text}
+    if separator not in texts[0] or len(counts) > 1:
+        return None
+    if separator == ",":
+        return Look(f"{prefix}CSV", to_set("csv"))
+    return Look(f"{prefix}CSV separated by {separator!r}", f"{to_set('csv')}, and separator = {separator!r}")
+
+
+def to_set(form: str) -> str:
+    """The end of an error about a file of another format."""
+    return f'set data.format = "{form}" (girih.read_{form}), which holds for train, valid and test alike'
