@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from girih.data.decode import columns
+from girih.data.decode.conditions import column_text
 from girih.data.guessing.kinds import FEW, named
 from girih.errors import ConfigError, nearest
 
@@ -90,7 +91,7 @@ def _of_label(name: str, array: Any, numbers: bool, words: bool) -> tuple[dict[s
             yes = yes or min(values, key=lambda value: pc.sum(pc.equal(present, value)).as_py())
             return {
                 "names": [name],
-                "derive": {name: f"{name} == {yes!r}"},
+                "derive": {name: f"{column_text(name)} == {yes!r}"},
             }, f"{name} is one of two words, {values}"
     kind = columns.kind_of(present.type)
     if not numbers or kind not in ("integers", "floats"):
@@ -102,5 +103,5 @@ def _of_label(name: str, array: Any, numbers: bool, words: bool) -> tuple[dict[s
     good = f"{name}_high"
     return {
         "names": [good],
-        "derive": {good: f"{name} >= {cut}"},
+        "derive": {good: f"{column_text(name)} >= {cut}"},
     }, f"{name} goes from {ordered[0]} to {ordered[-1]}: its upper half is 1; choose the bound that you mean"
