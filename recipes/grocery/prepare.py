@@ -52,6 +52,10 @@ def main() -> None:
     parser.add_argument("directory", type=Path)
     target = parser.parse_args().directory
     source = Path(os.environ.get("GIRIH_DATA", "../shared/data")) / "amazon_grocery"
+    if not source.is_dir():
+        parser.exit(
+            2, f"{source}: no such directory; set GIRIH_DATA to the directory that has {source.name}/\n"
+        )
     target.mkdir(parents=True, exist_ok=True)
     items = {int(row["item_id"]): row for row in read(source / "item_meta.csv.gz")}
     categories = {item: int(row["i_category"]) for item, row in items.items()}

@@ -41,6 +41,10 @@ def main() -> None:
     parser.add_argument("directory", type=Path)
     target = parser.parse_args().directory
     source = Path(os.environ.get("GIRIH_DATA", "../shared/data")) / "kuairand_pure"
+    if not source.is_dir():
+        parser.exit(
+            2, f"{source}: no such directory; set GIRIH_DATA to the directory that has {source.name}/\n"
+        )
     target.mkdir(parents=True, exist_ok=True)
     users = _integers(pq.read_table(source / "user_features.parquet"))
     videos = _integers(pq.read_table(source / "video_features_basic.parquet"))

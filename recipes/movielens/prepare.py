@@ -28,6 +28,10 @@ def main() -> None:
     parser.add_argument("directory", type=Path)
     target = parser.parse_args().directory
     source = Path(os.environ.get("GIRIH_DATA", "../shared/data")) / "ml-1m_implicit"
+    if not source.is_dir():
+        parser.exit(
+            2, f"{source}: no such directory; set GIRIH_DATA to the directory that has {source.name}/\n"
+        )
     target.mkdir(parents=True, exist_ok=True)
     parts = {split: read(source / f"{split}.csv.gz") for split in ("train", "test")}
     every = np.concatenate([parts["train"], parts["test"]])

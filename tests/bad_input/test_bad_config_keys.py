@@ -38,6 +38,10 @@ UNKNOWN = [
     ),
     ("checkpoint.every_step = 5", "[checkpoint]: unknown key 'every_step'; did you mean 'every_steps'?"),
     ("train.epoch = 5", "[train]: unknown key 'epoch'; did you mean 'epochs'?"),
+    (
+        "strategy = {name = 'hierarchical', trainers = 2}",
+        "[strategy]: unknown key 'trainers'; set groups, each of them one trainer; or groups, trainers_per_group and",
+    ),
     ("strategy = {name = 'local', staleness = 4}", "[strategy]: unknown key 'staleness'; valid: name"),
     ("store.shard = 4", "[store]: unknown key 'shard'; did you mean 'shards'?"),
     ("train.early_stopping = {patiense = 4}", "[train] early_stopping: unknown key 'patiense'; did you mean"),

@@ -301,3 +301,24 @@ def test_rows_are_estimated_from_a_sample():
         ))  # fmt: skip
     for name, column in ids.items():
         assert growth.rows(name, total) == pytest.approx(len(np.unique(column)), rel=0.1), name
+
+
+@pytest.mark.parametrize(
+    ("value", "mend"), [(1, "add negatives ([negatives], or"), (0, "name another column, or")]
+)
+@pytest.mark.parametrize("name", ["seen", "label"])
+def test_a_label_of_one_value_is_said_to_teach_nothing(tmp_path, capsys, name, value, mend):
+    columns = {"user": list(range(40)) * 2, "item": [7, 8, 9, 10] * 20, name: [value] * 80}
+    pq.write_table(pa.table(columns), tmp_path / "log.parquet")
+    text, config = written(capsys, tmp_path, tmp_path / "log.parquet", "--label", name)
+    assert config["labels"] == {"names": [name]}
+    assert f"# WARNING: {name} is {value} throughout the sample, from which" in text
+    assert mend in text
+    assert config["model"]["name"] == "deepfm"
+    assert cli.run(["init", str(tmp_path / "log.parquet"), "--label", "user"]) == 0
+
+
+def test_a_column_of_one_word_is_no_label_and_the_word_is_said(tmp_path, capsys):
+    pq.write_table(pa.table({"user": list(range(40)), "place": ["top"] * 40}), tmp_path / "log.parquet")
+    assert cli.run(["init", str(tmp_path / "log.parquet"), "--label", "place"]) == 2
+    assert "nor numbers that differ ('top' alone)" in capsys.readouterr().err

@@ -10,6 +10,7 @@ import pytest
 
 from girih.data import read_csv, read_parquet
 from girih.data.batch import Share
+from girih.data.decode.conditions import column_text, parse_condition
 from girih.data.shares import label_scale, micro_batches, share_of
 from girih.errors import ConfigError, DataError
 from girih.schema import Categorical, Labels, Schema
@@ -65,6 +66,24 @@ def test_a_mask_may_be_a_condition_on_words_and_a_derived_label_may_be_missing()
     batch = batch_of(names=("top",), loss={}, derive={"top": "place == 'top'"})
     assert batch.labels.ravel().tolist() == [1, 0, 1, 0, 0, 0]
     assert batch.label_weights.ravel().tolist() == [1, 1, 1, 0, 1, 1]
+
+
+@pytest.mark.parametrize("name", ["own score", "score>=3", 'he said "it\'s" in [1]', "back\\slash", "a=b"])
+def test_a_condition_reads_a_column_of_any_name(name):
+    table = pa.table({"user": [1, 2, 3], name: [1, 4, 5], f"{name}?": [0, 1, 1]})
+    batch = batch_of(
+        table,
+        names=("top",),
+        loss={},
+        derive={"top": f"column({name!r}) >= 4"},
+        mask={"top": f"column({name + '?'!r})"},
+    )
+    assert batch.labels.ravel().tolist() == [0, 1, 1]
+    assert batch.label_weights.ravel().tolist() == [0, 1, 1]
+    listed = batch_of(table, names=("top",), loss={}, derive={"top": f"column({name!r})in [1, 5]"})
+    assert listed.labels.ravel().tolist() == [1, 0, 1]
+    condition = parse_condition("top", f"{column_text(name)} > 2")
+    assert (condition.column, condition.operator, condition.literal) == (name, ">", 2)
 
 
 def test_text_may_leave_a_label_out_or_spell_nan(tmp_path):

@@ -28,6 +28,18 @@ def data(public_data, monkeypatch):
     return public_data
 
 
+@pytest.mark.parametrize(
+    "script", sorted(RECIPES.glob("*/prepare.py")), ids=lambda script: script.parent.name
+)
+def test_data_that_is_not_there_is_one_line_and_status_2(script, tmp_path, monkeypatch):
+    monkeypatch.delenv("GIRIH_DATA", raising=False)
+    words = [sys.executable, str(script), "prepared"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    (line,) = done.stderr.splitlines()
+    assert (done.returncode, "set GIRIH_DATA to the directory that has" in line) == (2, True)
+    assert not (tmp_path / "prepared").exists()
+
+
 @pytest.fixture(scope="module")
 def quality():
     spec = importlib.util.spec_from_file_location("quality", RECIPES / "quality.py")

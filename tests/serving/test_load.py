@@ -382,3 +382,35 @@ def test_from_an_object_store(log_directory, s3_address):
         assert by_address.checkpoint.startswith(s3_address)
         np.testing.assert_array_equal(by_run.predict(data), by_address.predict(data))
         assert len(by_address.table("user").ids) > 0
+
+
+def test_item_vectors_depend_on_nothing_of_the_users_and_are_those_of_the_trainer(tmp_path):
+    schema = Schema([Categorical(name="user"), Numeric(name="age"), Categorical(name="item")], ["click"])
+    log = examples(schema, 300, 7, ["click"])
+    pq.write_table(log, tmp_path / "train.parquet")
+    settings = {
+        "data": {"train": "train.parquet", "batch_size": 64},
+        **{key: plain(value) for key, value in schema.to_dict().items() if key != "tables"},
+        "defaults": {"dim": 4},
+        "model": {
+            "name": "retrieval",
+            "user": ["user", "age"],
+            "item_id": "item",
+            "tower_dim": 4,
+            "hidden": [8],
+        },
+    }
+    write_toml(tmp_path / "config.toml", settings)
+    with girih.Trainer.from_config(tmp_path / "config.toml", run=tmp_path / "run", progress=False) as trainer:
+        trainer.fit()
+        whole = trainer.outputs(
+            girih.read_parquet(tmp_path / "train.parquet", trainer.schema, batch_size=300)
+        )
+    with girih.load(tmp_path / "run") as model:
+        found = model.outputs(log)
+        np.testing.assert_allclose(found, whole, rtol=1e-5)
+        nulls = pa.nulls(len(log))
+        items = log.select(["item"]).append_column("user", nulls).append_column("age", nulls)
+        assert (model.outputs(items)[:, 4:] == found[:, 4:]).all()
+        with pytest.raises(ConfigError, match="outputs: the data have no examples"):
+            model.outputs(log.slice(0, 0))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from girih.cli import cli
+from girih.cli.screen import screen
 from girih.cli.words import PATH
 from girih.report.comparing import Comparison
 from girih.report.comparing import compare as compared
@@ -37,4 +37,4 @@ def _print(found: Comparison) -> None:
     table.add_section()
     for key, cells in found.shown_metrics():
         table.add_row(key, *cells)
-    Console(highlight=False, markup=False).print(table)
+    screen().print(table)

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from girih import checkpoint
 from girih.checkpoint.parts import PartReader
 from girih.cli import cli
+from girih.cli.screen import screen
 from girih.report.text import DASH, count, fraction, size
 from girih.runs.directory import read_summary
 from girih.schema import Schema
@@ -39,7 +39,7 @@ def inspect(path: str) -> int:
         groups.setdefault(description["group"], []).append(description)
         blooms = (tensor for tensor in header.tensors if tensor.name.startswith("bloom."))
         bloom_bytes[description["group"]] += sum(tensor.num_bytes for tensor in blooms)
-    console = Console(highlight=False, markup=False)
+    console = screen()
     complete = "complete, the final weights of its run" if manifest.final else "complete"
     written = f"{complete}, format {manifest.format}, written by girih {manifest.girih}"
     console.print(f"{newest}: {written}", soft_wrap=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from girih.cli import cli
+from girih.cli.screen import screen
 from girih.errors import ConfigError, GirihError, MissingFileError
 from girih.publishing.log import Log, find_log, shown
 from girih.report.text import count, size
@@ -43,7 +43,7 @@ def _show(log: Log) -> None:
     head = log.head()
     if head is None:
         raise MissingFileError(f"{log.root}: nothing was published there")
-    console, versions, pin = Console(highlight=False, markup=False), log.versions(), log.pin()
+    console, versions, pin = screen(), log.versions(), log.pin()
     ago = time.time() - head.newest.time
     console.print(
         f"{log.root}: newest version {head.newest.number}, of step {count(head.newest.step)}, {ago:,.0f} s old; newest snapshot"

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
+from girih.cli.screen import screen
 from girih.data import Dataset
 from girih.planner.calibration import Calibration, Link, Rate, Work
 from girih.planner.costs import link_s
@@ -29,7 +29,7 @@ TITLES = {
 
 def results(summary: dict[str, Any], run: Path) -> None:
     """Prints how a run ended and where its files lie."""
-    console = Console(highlight=False)
+    console = screen()
     if summary["by_label"]:
         title = f"{summary['model']} · {summary['strategy']} · {run} · on {summary['evaluated_on']} data"
         metrics_table(summary["by_label"], title, ("auc", "gauc", "logloss", "calibration", "mae", "rmse"))
@@ -67,14 +67,15 @@ def metrics_table(metrics: dict[str, dict[str, Any]], title: str, names: Iterabl
     ranked = [name for values in metrics.values() for name in values.get("ranking") or {}]
     names = dict.fromkeys([*names, *ranked])
     shown = [name for name in names if any(values.get(name) is not None for values in metrics.values())]
-    table = Table("label")
+    table = Table()
+    table.add_column("label", overflow="fold")
     for name in shown:
-        table.add_column(TITLES.get(name, name), justify="right")
+        table.add_column(TITLES.get(name, name), justify="right", overflow="fold")
     for label, values in metrics.items():
         table.add_row(
             label, *((count if name == "num_examples" else fraction)(values.get(name)) for name in shown)
         )
-    console = Console()
+    console = screen()
     console.print(title, highlight=False, soft_wrap=True)
     console.print(table)
 
@@ -97,7 +98,7 @@ def overheads_table(calibration: Calibration) -> None:
     for way, overhead in calibration.overheads.items():
         times = [f(r) for r in (overhead.work, overhead.path) for f in (_of_call, _of_id)]
         table.add_row(way, *times)
-    Console(highlight=False).print(table)
+    screen().print(table)
 
 
 def _of_call(rate: Rate) -> str:
@@ -121,7 +122,7 @@ def links_table(calibration: Calibration) -> None:
     table.add_row("C, MiB/s", *(short(link.bytes_per_s / (1 << 20)) for link in links.values()))
     table.add_row("fit / measured", *(_misfit(name, link, num_trainers) for name, link in links.items()))
     cores = calibration.machine.get("cores")
-    console = Console(highlight=False)
+    console = screen()
     console.print(f"{num_trainers} trainers on {cores} cores, {calibration.backend}", soft_wrap=True)
     console.print(table)
 
@@ -132,7 +133,7 @@ def codecs_table(calibration: Calibration) -> None:
     for name, speed in calibration.codecs.items():
         times = (speed.pack_s_per_byte, speed.unpack_s_per_byte)
         table.add_row(name, *(short(1 / seconds / (1 << 20)) for seconds in times))
-    Console(highlight=False).print(table)
+    screen().print(table)
 
 
 def work_table(work: Work) -> None:
@@ -140,7 +141,7 @@ def work_table(work: Work) -> None:
     table = Table("µs of a core", "a call", "an id", "1,000 numbers")
     for name, rate in {"lookups": work.lookup, **work.updates}.items():
         table.add_row(name, *(f"{1e6 * each:.3g}" for each in (rate.call_s, rate.id_s, 1e3 * rate.number_s)))
-    console = Console(highlight=False)
+    console = screen()
     console.print(table)
     speeds = ", ".join(f"{width} wide {short(speed)}FLOP/s" for width, speed in work.products)
     console.print(

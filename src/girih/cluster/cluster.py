@@ -7,7 +7,6 @@ import os
 import pickle
 import secrets
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from typing import Self
 
 import torch
 
+from girih.cluster.command import module_command
 from girih.cluster.control import LauncherControl, Roles
 from girih.cluster.hosts import LOOPBACK, Hosts, HostSpec, host_of
 from girih.cluster.launchers.local import LocalLauncher
@@ -118,7 +118,7 @@ class Cluster:
         cluster._bind = cluster.host(RoleName.TRAINER, 0)
         threads = max(1, torch.get_num_threads() // trainers)
         torch.set_num_threads(threads)
-        supervisor = cluster._supervise(trainers, [sys.executable, "-m", "girih", *command])
+        supervisor = cluster._supervise(trainers, module_command("girih", *command))
         try:
             for rank in range(1, trainers):
                 supervisor.start_trainer(rank)

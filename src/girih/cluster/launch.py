@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from girih.cluster.command import module_command
 from girih.cluster.control import serve, text_of
 from girih.cluster.elastic import requests
 from girih.cluster.elastic.stage import Stage
@@ -110,10 +111,9 @@ class ThisHost:
 
     def launcher(self, hello: Mapping[str, Any]) -> LocalLauncher:
         """See :class:`Machines`."""
-        girih = [sys.executable, "-m", "girih"]
         return LocalLauncher(
-            trainer=[*girih, *self._what.command],
-            again=[*girih, *self._what.again],
+            trainer=module_command("girih", *self._what.command),
+            again=module_command("girih", *self._what.again),
             num_trainers=self._what.counts[RoleName.TRAINER],
             hello=hello,
         )

@@ -175,6 +175,8 @@ def _named(tables: list[Any], name: str, where: str) -> Any:
 def build(cls: Any, value: Any, where: str) -> Any:
     """Turns a plain value into ``cls`` by its type hints.
 
+    A class may have ``instead_of``, a mapping of keys that others have in its place to what is to be said of them.
+
     Args:
         cls: a dataclass, or any type hint made of them and of plain types. A union of dataclasses is
             told apart by their ``name`` (or ``kind``); a bare string stands for ``{name = string}``.
@@ -272,9 +274,9 @@ def _build_dataclass(cls: type, value: Any, where: str) -> Any:
         if key == tag:
             continue
         if key not in known:
-            raise ConfigError(
-                f"{where}: unknown key {key!r}{nearest(key, [*known, *([tag] if tag else [])])}"
-            )
+            instead = getattr(cls, "instead_of", {}).get(key)
+            hint = f"; {instead}" if instead else nearest(key, [*known, *([tag] if tag else [])])
+            raise ConfigError(f"{where}: unknown key {key!r}{hint}")
         arguments[key] = build(hints[key], item, f"{where} {key}")
     for key, required in known.items():
         if required and key not in arguments:

@@ -24,7 +24,8 @@ def load_class(
 
     Args:
         where: names the value in errors, as in ``config.toml: [model]``.
-        directory: what a relative path is relative to, and where packages are looked for too.
+        directory: what a relative path is relative to, and where packages are looked for too, before the working
+            directory.
         accepts: whether a value is what is wanted; expected: says what that is.
 
     Raises:
@@ -82,6 +83,7 @@ def _from_file(path: Path, where: str) -> ModuleType:
 
 def _from_package(source: str, where: str, directory: Path | None) -> ModuleType:
     _search((directory or Path()).resolve())
+    _search(Path.cwd())  # at the end: processes that girih starts do not have it in front, as python -m has
     try:
         return importlib.import_module(source)
     except ModuleNotFoundError as error:

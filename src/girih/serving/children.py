@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
+
+from girih.cluster.command import module_command
 
 AGAIN_S = 1.0
 """Seconds until another one is tried where none could be started."""
@@ -27,7 +28,7 @@ def started(
         OSError: the system starts no process.
     """
     process = subprocess.Popen(
-        [sys.executable, "-m", module, *words],
+        module_command(module, *words),
         pass_fds=descriptors,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

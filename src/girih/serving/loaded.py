@@ -110,6 +110,25 @@ class LoadedModel(contextlib.AbstractContextManager["LoadedModel"]):
         session, normalization = self._session
         yield from evaluation.predictions(data, session, normalization, self.schema.labels.losses)
 
+    def outputs(self, data: Any) -> NDArray[np.float32]:
+        """The outputs of the model for all examples in order, float32[n, ...]: logits, or towers side by side.
+
+        Args:
+            data: see :meth:`predict`. A column that matters to nothing of what is wanted may be null throughout, as the user's
+                where the items' vectors are.
+
+        Raises:
+            DataError, ConfigError, CheckpointError: see :meth:`predict`. ConfigError: no examples, too.
+        """
+        dataset = data if isinstance(data, Dataset) else self._dataset(data)
+        parts = []
+        if dataset is not None:
+            expect_data("data", dataset, self.schema, labels=False)
+            parts = [found.numpy() for _, found in evaluation.outputs_of(dataset, *self._session)]
+        if not parts:
+            raise ConfigError("outputs: the data have no examples")
+        return np.concatenate(parts)
+
     def embedding(self, table: str, ids: Any) -> NDArray[np.float32]:
         """The embeddings of some ids, float32[n, D]; an id without a row has its initial value.
 

@@ -73,6 +73,9 @@ class Hierarchical(RemoteStrategy):
     in_step: ClassVar[bool] = False
     cuts_from: ClassVar[tuple[str, ...]] = ()
     waits_for_dense: ClassVar[bool] = False
+    instead_of: ClassVar[Mapping[str, str]] = {
+        "trainers": "set groups, each of them one trainer; or groups, trainers_per_group and servers_per_group"
+    }
     groups: Processes = 1
     trainers_per_group: Processes = 1
     servers_per_group: Annotated[int, Bounds(0, 1024)] = 0

@@ -423,7 +423,7 @@ class TrainingRun:
             "scalings": [] if self.directory is None else requests.history(self.directory),
             **({"plan": dict(plan.predicted)} if plan.predicted else {}),
             **({} if self.standing.inherited is None else {"init_from": self.standing.inherited}),
-            **_predicted_speed(plan, None if self._log is None else self._log.first_steps),
+            **_predicted_speed(plan, None if self._log is None else self._log.first_steps, self.state),
             **({} if progressive is None else {"progressive": progressive.metrics()}),
             **({} if self.publisher is None else {"published": dict(self.publisher.counts)}),
         }
@@ -527,13 +527,10 @@ def refuse_unpublished(store: StoreOptions) -> None:
         )
 
 
-def _predicted_speed(plan: Plan, first: FirstSteps | None) -> dict[str, Any]:
-    """``predicted_samples_per_s``, and what it is from: a calibration, or the first steps; None before the first one."""
+def _predicted_speed(plan: Plan, first: FirstSteps | None, state: RunState) -> dict[str, Any]:
+    """``predicted_samples_per_s``, and what it is from: a calibration, or the first steps; None, and why, where these say nothing."""
     speed = plan.predicted.get("speed")
     if speed is not None:
         return {"predicted_samples_per_s": speed["samples_per_s"], "predicted_from": speed["from"]}
-    if first is None or (found := first.samples_per_s) is None:
-        return {"predicted_samples_per_s": None, "predicted_from": None}
-    told = "its first step" if first.steps == 1 else f"its first {first.steps} steps"
-    told += f" since it was scaled at step {first.since}" if first.since else ""
+    found, told = (None, None) if first is None else first.predicted(state)
     return {"predicted_samples_per_s": found, "predicted_from": told}

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import IO, Any
 
+from girih.cluster.command import module_command
 from girih.cluster.hosts import Hosts, host_of
 from girih.cluster.launchers.launcher import Resources
 from girih.cluster.pipe import CONTROL, Pipe, as_text
@@ -166,7 +166,7 @@ class LocalLauncher:
         if resources.threads is not None:
             environment["OMP_NUM_THREADS"] = str(resources.threads)
         is_trainer = name == RoleName.TRAINER
-        command = [sys.executable, "-m", "girih.cluster.child", name]
+        command = module_command("girih.cluster.child", name)
         if is_trainer:
             rank, size = str(index), str(self._num_trainers)
             environment |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size}

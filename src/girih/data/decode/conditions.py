@@ -1,4 +1,7 @@
-"""Conditions that derive labels from columns, as in ``rating >= 4``."""
+"""Conditions that derive labels from columns, as in ``rating >= 4``.
+
+A column is a name, or ``column('any name')`` where the name has an operator in it, as in :mod:`girih.data.decode.where_text`.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,11 @@ _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     "<": operator.lt,
     ">": operator.gt,
 }
-_PATTERN = re.compile(r"^\s*([^=<>!]+?)\s*(?:(==|!=|<=|>=|<|>)|\s(in)\b)\s*(.+?)\s*$", re.DOTALL)
+_QUOTED = r"""column\(\s*((?:'(?:[^'\\]|\\.)*')|(?:"(?:[^"\\]|\\.)*"))\s*\)"""
+_QUOTED_ALONE = re.compile(rf"\s*{_QUOTED}\s*", re.DOTALL)
+_PATTERN = re.compile(
+    rf"^\s*(?:{_QUOTED}|([^=<>!]+?))\s*(?:(==|!=|<=|>=|<|>)|(?:\s|(?<=\)))(in)\b)\s*(.+?)\s*$", re.DOTALL
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +65,20 @@ class Condition:
         return np.asarray(_COMPARISONS[self.operator](values, literal), dtype=np.bool_)
 
 
+def column_text(name: str) -> str:
+    """Writes the name of a column as conditions read it: as it is, or as ``column('any name')``."""
+    match = _PATTERN.match(f"{name} == 0")
+    return name if match and match[2] == name and match[3] == "==" else f"column({name!r})"
+
+
 def parse_mask(label: str, text: str) -> Condition:
     """Parses the mask of a label: a condition, or the name of a column of 0 and 1.
 
     Raises:
         ConfigError: a condition that cannot be understood.
     """
+    if quoted := _QUOTED_ALONE.fullmatch(text):
+        return Condition(_unquoted(quoted[1], f"labels: mask {label!r} = {text!r}"), "==", 1, is_flag=True)
     if _PATTERN.match(text):
         return parse_condition(label, text, "mask")
     return Condition(text, "==", 1, is_flag=True)
@@ -79,9 +94,11 @@ def parse_condition(label: str, text: str, option: str = "derive") -> Condition:
     match = _PATTERN.match(text) if isinstance(text, str) else None
     if match is None:
         raise ConfigError(
-            f"{where}: expected a column, one of == != < <= > >= in, and a value, as in 'rating >= 4'"
+            f"{where}: expected a column, one of == != < <= > >= in, and a value, as in 'rating >= 4' or"
+            " \"column('any name') >= 4\""
         )
-    column, comparison, written = match[1], match[2] or match[3], match[4]
+    column = _unquoted(match[1], where) if match[1] else match[2]
+    comparison, written = match[3] or match[4], match[5]
     try:
         literal: Any = ast.literal_eval({"true": "True", "false": "False"}.get(written, written))
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
@@ -98,3 +115,10 @@ def parse_condition(label: str, text: str, option: str = "derive") -> Condition:
     if not (are_strings or are_numbers):
         raise ConfigError(f"{where}: {written} is neither a number, nor a string, nor a list of one of them")
     return Condition(column, comparison, literal)
+
+
+def _unquoted(text: str, where: str) -> str:
+    try:
+        return str(ast.literal_eval(text))
+    except (ValueError, SyntaxError):
+        raise ConfigError(f"{where}: {text} is no name in quotes; expected column('any name')") from None

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from girih.data.decode import columns
+from girih.data.decode.conditions import column_text
 from girih.data.guessing.kinds import FEW, named
 from girih.errors import ConfigError, nearest
 
@@ -35,7 +36,7 @@ def guess_label(table: Any, given: str | None) -> Label:
     if given is not None and given not in names:
         raise ConfigError(f"--label {given}: no such column{nearest(given, names)}")
     if given is not None:
-        tries = [_found(table, [given], numbers=True)]
+        tries = [_found(table, [given], numbers=True, given=True)]
     else:
         by_name = _found(table, [name for name in names if named(name, _LABELS)])
         ratings = _found(table, [name for name in names if named(name, _RATINGS)], numbers=True)
@@ -49,18 +50,30 @@ def guess_label(table: Any, given: str | None) -> Label:
                 beside |= {other for other in names if other.startswith("is_") and other != name}
             return Label(name, section, why, frozenset(beside))
     which = "no column looks like a label (0 and 1, yes and no, a rating)"
-    which = (
-        f"--label {given}: holds neither 0 and 1, nor two words, nor numbers that differ" if given else which
-    )
+    if given:
+        values = pc.unique(columns.flat(table[given]).drop_null())
+        alone = f" ({values[0].as_py()!r} alone)" if len(values) == 1 else ""
+        which = f"--label {given}: holds neither 0 and 1, nor two words, nor numbers that differ{alone}"
     raise ConfigError(f"{which}; name one of {', '.join(names[:20])} by --label COLUMN")
 
 
 def _found(
-    table: Any, names: list[str], *, numbers: bool = False, words: bool = False
+    table: Any, names: list[str], *, numbers: bool = False, words: bool = False, given: bool = False
 ) -> list[tuple[str, dict[str, Any], str]]:
     """Those of some columns that may be labels, with the section and the reason."""
-    found = ((name, _of_label(name, columns.flat(table[name]), numbers, words or numbers)) for name in names)
+    found = (
+        (name, _of_label(name, columns.flat(table[name]), numbers, words or numbers, given)) for name in names
+    )
     return [(name, *_with_missing(table[name], *made)) for name, made in found if made is not None]
+
+
+def _of_one_value(name: str, value: int) -> str:
+    mend = (
+        "add negatives ([negatives], or rows with 0), or name another column"
+        if value
+        else "name another column, or take more rows"
+    )
+    return f"WARNING: {name} is {value} throughout the sample, from which a model learns to say {value} of everything: {mend}"
 
 
 def _with_missing(column: Any, section: dict[str, Any], why: str) -> tuple[dict[str, Any], str]:
@@ -70,18 +83,23 @@ def _with_missing(column: Any, section: dict[str, Any], why: str) -> tuple[dict[
     return section | {"missing": "skip"}, f"{why}; {column.null_count:,} rows of the sample have none"
 
 
-def _of_label(name: str, array: Any, numbers: bool, words: bool) -> tuple[dict[str, Any], str] | None:
+def _of_label(
+    name: str, array: Any, numbers: bool, words: bool, given: bool
+) -> tuple[dict[str, Any], str] | None:
     """A label of a column: 0 and 1, one of two words that say yes and no, or
 
     Args:
         numbers: what is in the upper half of a column of numbers.
         words: the rarer one of any two words.
+        given: the column was named, so that 0 alone, or 1 alone, is taken too.
     """
     present = array.drop_null()
     if not len(present) or columns.is_list(present.type):
         return None
     values = pc.unique(present).to_pylist() if pc.count_distinct(present).as_py() <= FEW else []
-    if values and set(values) <= {0, 1} and (len(values) == 2 or named(name, _LABELS)):
+    if values and set(values) <= {0, 1} and (len(values) == 2 or given or named(name, _LABELS)):
+        if len(values) == 1:
+            return {"names": [name]}, _of_one_value(name, int(values[0]))
         share = pc.mean(present.cast(pa.float64())).as_py()
         return {"names": [name]}, f"{name} is 0 or 1, and 1 in {share:.1%} of the sample"
     if len(values) == 2 and columns.kind_of(present.type) == "strings":
@@ -90,7 +108,7 @@ def _of_label(name: str, array: Any, numbers: bool, words: bool) -> tuple[dict[s
             yes = yes or min(values, key=lambda value: pc.sum(pc.equal(present, value)).as_py())
             return {
                 "names": [name],
-                "derive": {name: f"{name} == {yes!r}"},
+                "derive": {name: f"{column_text(name)} == {yes!r}"},
             }, f"{name} is one of two words, {values}"
     kind = columns.kind_of(present.type)
     if not numbers or kind not in ("integers", "floats"):
@@ -102,5 +120,5 @@ def _of_label(name: str, array: Any, numbers: bool, words: bool) -> tuple[dict[s
     good = f"{name}_high"
     return {
         "names": [good],
-        "derive": {good: f"{name} >= {cut}"},
+        "derive": {good: f"{column_text(name)} >= {cut}"},
     }, f"{name} goes from {ordered[0]} to {ordered[-1]}: its upper half is 1; choose the bound that you mean"

@@ -22,6 +22,7 @@ from typing import Any, get_args, get_type_hints
 
 import numpy as np
 
+from girih.cluster.command import module_command
 from girih.kernels.cpu import (
     dedup,
     device_slots,
@@ -242,7 +243,7 @@ def _compile_together(names: Sequence[str], lock: int | None) -> None:
 
 def _helper(names: Sequence[str], queue: int, lock: int) -> subprocess.Popen[bytes]:
     null = subprocess.DEVNULL
-    command = [sys.executable, "-m", __name__, str(queue), *names]
+    command = module_command(__name__, str(queue), *names)
     return subprocess.Popen(
         command, pass_fds=(queue, lock), start_new_session=True, stdin=null, stdout=null, stderr=null
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from girih.cluster.command import module_command
 from girih.cluster.hosts import HostSpec
 from girih.cluster.launchers.launcher import Resources
 from girih.cluster.launchers.local import LocalLauncher, LocalProcess
@@ -116,8 +116,8 @@ class Agent:
         os.chdir(order.folder)
         launcher = LocalLauncher(
             {title(order.name, order.index): HostSpec(host=host, environment=order.environment)},
-            trainer=[sys.executable, "-m", "girih", *order.trainer],
-            again=[sys.executable, "-m", "girih", *order.trainer],
+            trainer=module_command("girih", *order.trainer),
+            again=module_command("girih", *order.trainer),
             num_trainers=order.num_trainers,
             hello=order.hello,
         )
