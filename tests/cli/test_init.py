@@ -301,3 +301,12 @@ def test_rows_are_estimated_from_a_sample():
         ))  # fmt: skip
     for name, column in ids.items():
         assert growth.rows(name, total) == pytest.approx(len(np.unique(column)), rel=0.1), name
+
+
+def test_a_config_is_not_data(tmp_path, capsys):
+    (tmp_path / "config.toml").write_text("[data]\ntrain = 'a.parquet'\n")
+    assert cli.run(["init", str(tmp_path / "config.toml")]) == 2
+    assert capsys.readouterr().err == (
+        f"girih: {tmp_path}/config.toml: received a config file; girih init reads data and prints a config, as in girih init"
+        f" 'train/*.parquet' > config.toml; girih check {tmp_path}/config.toml tries this one\n"
+    )
