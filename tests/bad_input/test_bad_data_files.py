@@ -34,7 +34,9 @@ def test_paths(site, path, told, split):
     assert told in line
     if "no such file" in told or "matches this" in told:
         assert line.startswith(f'data.{split} = "{path}": {site / path}: no ')
-        assert line.endswith(f"; relative paths start at {(site / path).parents[path.count('/')]}, where the config file is")
+        assert line.endswith(
+            f"; relative paths start at {(site / path).parents[path.count('/')]}, where the config file is"
+        )
 
 
 def cut_short(path):

@@ -223,7 +223,7 @@ class GrowingModule(nn.Module):
         where = f"{prefix.removesuffix('.')}: {self._told}" if prefix else self._told
         refuse_weights(type(self).__name__, where, state_dict, prefix)
         try:
-            super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, *lists)  # type: ignore[no-untyped-call]
+            super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, *lists)
         except CheckpointError as error:
             raise CheckpointError(f"{where}: {error}") from error
 
