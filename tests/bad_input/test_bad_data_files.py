@@ -16,7 +16,7 @@ features = [{name = "user", kind = "categorical"}, {name = "price", kind = "nume
 
 PATHS = [
     ("nothing.parquet", "nothing.parquet: no such file"),
-    ("nothing/*.parquet", "nothing/*.parquet: no file matches this pattern"),
+    ("nothing/*.parquet", "nothing/*.parquet: no file matches this pattern; relative paths start at "),
     ("*.feather", "*.feather: no file matches this pattern"),
     ("temporary", "temporary: the directory has no .parquet files"),
     ("config.toml", "config.toml: not a readable Parquet file: "),
@@ -30,7 +30,13 @@ PATHS = [
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_paths(site, path, told, split):
     site.configure(f'data.{split} = "{path}"')
-    assert told in site.told(*site.train())
+    line = site.told(*site.train())
+    assert told in line
+    if "no such file" in told or "matches this" in told:
+        assert line.startswith(f'data.{split} = "{path}": {site / path}: no ')
+        assert line.endswith(
+            f"; relative paths start at {(site / path).parents[path.count('/')]}, where the config file is"
+        )
 
 
 def cut_short(path):
@@ -99,14 +105,17 @@ COLUMNS = [
     ),
     (
         "features.0.column = 'when'",
-        "column 'when' (timestamp[ms]) of feature 'user': ids are integers or strings",
+        "column 'when' (timestamp[ms]) of feature 'user': ids are integers or strings, or lists of them; set transform = 'hour' or 'weekday' for a part of these times, or cast the column to integers",
     ),
     ("features.4.column = 'item'", "column 'item' (string) of feature 'price': expected numbers; cast the"),
     (
         "features.4.column = 'tags'",
         "of feature 'price': expected numbers; cast the column, or make the feature",
     ),
-    ("features.4.column = 'when'", "column 'when' (timestamp[ms]) of feature 'price': expected numbers"),
+    (
+        "features.4.column = 'when'",
+        "column 'when' (timestamp[ms]) of feature 'price': expected numbers; set transform = 'hour' or",
+    ),
     ("features.2.separator = '|'", "of feature 'tags': separator '|' splits strings; drop it"),
     (
         "features.1.bucketize = [1.0]",

@@ -322,3 +322,12 @@ def test_a_column_of_one_word_is_no_label_and_the_word_is_said(tmp_path, capsys)
     pq.write_table(pa.table({"user": list(range(40)), "place": ["top"] * 40}), tmp_path / "log.parquet")
     assert cli.run(["init", str(tmp_path / "log.parquet"), "--label", "place"]) == 2
     assert "nor numbers that differ ('top' alone)" in capsys.readouterr().err
+
+
+def test_a_config_is_not_data(tmp_path, capsys):
+    (tmp_path / "config.toml").write_text("[data]\ntrain = 'a.parquet'\n")
+    assert cli.run(["init", str(tmp_path / "config.toml")]) == 2
+    assert capsys.readouterr().err == (
+        f"girih: {tmp_path}/config.toml: received a config file; girih init reads data and prints a config, as in girih init"
+        f" 'train/*.parquet' > config.toml; girih check {tmp_path}/config.toml tries this one\n"
+    )

@@ -86,3 +86,20 @@ def test_a_feature_may_not_read_what_a_label_is_derived_from(tmp_path):
     schema = girih.Schema([girih.Categorical(name="stars", column="rating")], labels)
     with pytest.raises(ConfigError, match="'stars' reads 'rating'"):
         girih.read_parquet(file, schema)
+
+
+def test_a_path_that_is_absolute_starts_nowhere_and_lists_are_told_whole(tmp_path):
+    for train, told in (
+        (
+            str(tmp_path / "a.parquet"),
+            f'data.train = "{tmp_path}/a.parquet": {tmp_path}/a.parquet: no such file',
+        ),
+        (
+            ["a.parquet", "b.parquet"],
+            f"data.train = ['a.parquet', 'b.parquet']: {tmp_path}/a.parquet: no such file; relative paths start at"
+            f" {tmp_path}, where the config file is",
+        ),
+    ):
+        with pytest.raises(MissingFileError) as caught:
+            open_dataset(build(train=train), SCHEMA, base_dir=tmp_path)
+        assert str(caught.value) == told

@@ -200,9 +200,13 @@ def test_splits_that_cannot_be(files):
     ):
         DataOptions(train=path, valid="x", split={"by": "time", "valid": 0.1})
     for by, message in (
-        ("tim", "no column 'tim' .feature 'data.split'.; did you mean 'time'"),
+        ("tim", r"a.parquet: split.by = 'tim': no such column; columns are: click, country, "),
+        (
+            "new",
+            r"a.parquet: split.by = 'new' \(bool\): expected times, or numbers, one a row; columns are: click, country, ",
+        ),
         ("price", 'no number or time, which data.split needs in each; add where = "price is not null"'),
-        ("country", "no number or time"),
+        ("country", "a.parquet: split.by = 'country': column 'country': .* no number or time"),
     ):
         with pytest.raises(DataError, match=message):
             cut(files, "parquet", "train", {"by": by, "test": 0.1})

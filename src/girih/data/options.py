@@ -15,7 +15,7 @@ from girih.data.decode.where_text import parse_where
 from girih.data.kafka.topic import SCHEME, Topic
 from girih.data.paths import Paths, relative_to
 from girih.data.split import Cuts, Split, find_cuts
-from girih.errors import ConfigError
+from girih.errors import ConfigError, MissingFileError
 from girih.schema import Schema
 
 SplitName = Literal["train", "valid", "test"]
@@ -145,19 +145,25 @@ def open_dataset(
             with_labels=with_labels,
         )
     read = getattr(readers, f"read_{'parquet' if options.format == 'kafka' else options.format}")
-    dataset: Dataset = read(
-        [relative_to(base_dir, os.fspath(path)) for path in listed],
-        schema,
-        batch_size=options.batch_size,
-        shuffle=shuffle,
-        shuffle_rows=options.shuffle_rows,
-        seed=seed,
-        on_bad_row=options.on_bad_row,
-        keep=keep,
-        with_labels=with_labels,
-        where=options.where if with_labels else None,
-        **{name: getattr(options, name) for name in _OF_CSV if options.format == "csv"},
-    )
+    below = [relative_to(base_dir, os.fspath(path)) for path in listed]
+    try:
+        dataset: Dataset = read(
+            below,
+            schema,
+            batch_size=options.batch_size,
+            shuffle=shuffle,
+            shuffle_rows=options.shuffle_rows,
+            seed=seed,
+            on_bad_row=options.on_bad_row,
+            keep=keep,
+            with_labels=with_labels,
+            where=options.where if with_labels else None,
+            **{name: getattr(options, name) for name in _OF_CSV if options.format == "csv"},
+        )
+    except MissingFileError as error:
+        key = "" if paths is not None else f"data.{'train' if is_cut else split} = {_shown(chosen)}: "
+        start = f"; relative paths start at {base_dir}, where the config file is" if below != listed else ""
+        raise MissingFileError(f"{key}{error}{start}") from None
     dataset = replace(dataset, read_ahead=options.read_ahead)
     if not is_cut or options.split is None:
         return dataset
@@ -165,6 +171,11 @@ def open_dataset(
     if "train" not in cuts:
         cuts["train"] = find_cuts(dataset, options.split)
     return cuts["train"].of(dataset, split)
+
+
+def _shown(paths: Any) -> str:
+    """Paths as a config has them."""
+    return f'"{paths}"' if isinstance(paths, str) else str(list(paths))
 
 
 def is_topic(paths: object) -> bool:

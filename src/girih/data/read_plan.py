@@ -115,7 +115,8 @@ class ReadPlan:
                 continue
             if isinstance(feature, Numeric):
                 if not _is_number(kind):
-                    yield f"{what}: expected numbers; cast the column, or make the feature categorical"
+                    mend = _of_time(feature, types[feature.source])
+                    yield f"{what}: expected numbers; {mend or 'cast the column, or make the feature categorical'}"
                 continue
             if isinstance(feature, Categorical) and feature.bucketize:
                 if not _is_number(kind):
@@ -127,7 +128,8 @@ class ReadPlan:
             if values == "floats":
                 yield f"{what}: ids are integers or strings; cast the column, or use kind numeric, or bucketize"
             if values not in ("integers", "booleans", *_STRINGS):
-                yield f"{what}: ids are integers or strings, or lists of them; cast the column"
+                mend = _of_time(feature, types[feature.source])
+                yield f"{what}: ids are integers or strings, or lists of them; {mend or 'cast the column'}"
             if isinstance(feature, Categorical) and feature.weights:
                 yield from _weight_troubles(feature, types[feature.weights], types[feature.source])
         for name in self.labels:
@@ -207,6 +209,17 @@ def _time_trouble(part: str, kind: Any, word: str) -> str | None:
     if word in ("integers", "floats", *_STRINGS):
         return None
     return f"{part} expects timestamps, numbers since 1970 or text such as '2024-05-01 12:30:00'"
+
+
+def _of_time(feature: Any, kind: Any) -> str | None:
+    """The way for a feature of times to become one that reads them; None where they are none."""
+    if pa.types.is_time(kind) or pa.types.is_duration(kind):
+        return "cast the column to integers, as seconds, for kind = 'numeric'"
+    if not is_time(kind):
+        return None
+    parts = "'weekday'" if pa.types.is_date(kind) else "'hour' or 'weekday'"
+    kinds = " and kind = 'categorical' or 'numeric'" if isinstance(feature, Sequence) else ""
+    return f"set transform = {parts}{kinds} for a part of these times, or cast the column to integers"
 
 
 def _is_number(kind: str) -> bool:

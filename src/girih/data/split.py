@@ -7,7 +7,8 @@ order are kept, so that a cut is off by less than one in so many of a unit's row
 from __future__ import annotations
 
 import datetime
-from dataclasses import dataclass, replace
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,13 @@ from girih.data.decode import columns, times
 from girih.data.decode.decoder import chosen
 from girih.data.decode.where import Between, Where
 from girih.data.position import Cursor
-from girih.errors import ConfigError, DataError
+from girih.data.read_plan import ReadPlan
+from girih.errors import ConfigError, DataError, nearest
 from girih.schema import Numeric, Schema
 
 RANKS = 1 << 16
+_ORDERED = ("integers", "floats", "strings", "nulls")
+"""Kinds of columns that may hold numbers, or times as text or since 1970."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +81,35 @@ class Cuts:
         return (datetime.datetime(1970, 1, 1) + datetime.timedelta(microseconds=int(cut))).isoformat(" ")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OfColumn(ReadPlan):
+    """A plan that reads one column; what is wrong with that is told as wrong with the split, beside the columns that there are.
+
+    Attributes:
+        present: the columns of the file that is checked.
+    """
+
+    by: str
+    present: list[str] = field(default_factory=list)
+
+    def check_names(self, present: Seq[str], where: str) -> None:
+        self.present[:] = sorted(present)
+        if self.by not in present:
+            raise DataError(f"{where}: split.by = {self.by!r}: no such column; {self._columns()}")
+        ReadPlan.check_names(self, present, where)
+
+    def check_types(self, types: dict[str, Any], where: str) -> None:
+        kind = types[self.by]
+        if not times.is_time(kind) and columns.kind_of(kind) not in _ORDERED:
+            raise DataError(
+                f"{where}: split.by = {self.by!r} ({kind}): expected times, or numbers, one a row; {self._columns()}"
+            )
+        ReadPlan.check_types(self, types, where)
+
+    def _columns(self) -> str:
+        return nearest("", self.present).removeprefix("; ").replace("valid: ", "columns are: ", 1)
+
+
 def find_cuts(data: Dataset, split: Split) -> Cuts:
     """Reads the column, of the rows that are not left out.
 
@@ -85,7 +118,9 @@ def find_cuts(data: Dataset, split: Split) -> Cuts:
     """
     only = Numeric(name="data.split", column=split.by, transform="weekday")  # a time, or a number
     plan = replace(data.plan, schema=Schema([only], "none"), labels=(), weight=None, keep=())
-    data.source.check(plan)
+    data.source.check(
+        _OfColumn(**{each.name: getattr(plan, each.name) for each in fields(plan)}, by=split.by)
+    )
     sampled, weights, orders = [], [], set()
     for unit in data.source.read(plan, np.arange(data.source.num_parts), Cursor()):
         unit = chosen(unit, plan)
@@ -94,7 +129,7 @@ def find_cuts(data: Dataset, split: Split) -> Cuts:
         try:
             values, order = times.ordinals(columns.flat(unit.table.column(split.by)), split.by)
         except DataError as error:
-            raise DataError(f"{unit.file}: {error}") from None
+            raise DataError(f"{unit.file}: split.by = {split.by!r}: {error}") from None
         orders.add(order)
         kept = np.sort(values)[:: -(-len(values) // RANKS)]
         sampled.append(kept)

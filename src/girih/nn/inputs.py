@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -304,21 +305,17 @@ def _falling(bounds: Tensor, num_ids: int, where: str) -> ConfigError:
     """The error about bounds that do not rise from 0 to the number of ids; names the first that does not."""
     given = bounds.tolist()
     told = "received none"
-    for place, bound in enumerate(given):
-        before = given[place - 1] if place else 0
-        if bound > num_ids:
-            told = f"offsets[{place}] = {bound} is more than there are ids"
-        elif bound < before:
-            told = f"offsets[{place}] = {bound} is below offsets[{place - 1}] = {before}"
-        elif place == 0 and bound:
-            told = f"offsets[0] = {bound} leaves out ids before it"
-        elif place == len(given) - 1:
-            told = f"offsets[{place}] = {bound}, the last one, leaves out ids after it"
-        else:
-            continue
-        break
-    if given and given[0] < 0:
+    if given and given[0] != 0:
         told = f"offsets[0] = {given[0]}"
+    elif given:
+        told = f"offsets[{len(given) - 1}] = {given[-1]}, the last one"
+        for place, (before, bound) in enumerate(pairwise(given), 1):
+            if bound < before:
+                told = f"offsets[{place}] = {bound} is below offsets[{place - 1}] = {before}"
+                break
+            if bound > num_ids:
+                told = f"offsets[{place}] = {bound} is more than there are ids"
+                break
     return ConfigError(f"{where}offsets: {told}; expected to rise from 0 to the {num_ids} ids")
 
 
