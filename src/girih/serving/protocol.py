@@ -207,7 +207,7 @@ def metadata(signature: Signature, name: str, version: str) -> dict[str, Any]:
 
 
 def _place(error: Exception) -> str:
-    """Where a body ceases to be JSON."""
+    """The place at which a body ceases to be JSON."""
     if isinstance(error, json.JSONDecodeError):
         return f" at line {error.lineno}, character {error.colno}"
     if isinstance(error, UnicodeDecodeError):

@@ -163,7 +163,7 @@ class RequestReader:
         return size
 
     def _lengths_missing(self, columns: Mapping[str, Column], *names: str) -> str:
-        """What else is expected where one of some columns has lists, and no lengths of them were given."""
+        """Says what else is expected where one of some columns has lists, and no lengths of them were given."""
         for name in names:
             values, offsets, _ = columns[name]
             is_split = name in self._separators and isinstance(values, pa.Array)
@@ -235,7 +235,7 @@ class RequestReader:
 
 
 def _in_their_words(told: str, kinds: Sequence[Any]) -> str:
-    """What is wrong with the type of a column, with datatypes of the protocol, and without how files would be mended."""
+    """Says what is wrong with the type of a column, with datatypes of the protocol, and without how files would be mended."""
     for kind in kinds:
         told = told.replace(f" ({kind}) ", f" ({datatype_of(kind)}) ")
     return told.partition("; cast the column")[0]
