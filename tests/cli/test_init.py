@@ -331,3 +331,34 @@ def test_a_config_is_not_data(tmp_path, capsys):
         f"girih: {tmp_path}/config.toml: received a config file; girih init reads data and prints a config, as in girih init"
         f" 'train/*.parquet' > config.toml; girih check {tmp_path}/config.toml tries this one\n"
     )
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+@pytest.mark.parametrize("separator", [None, ",", "|"])
+def test_lists_that_are_read_as_one_id_each_are_noted(tmp_path, capsys, kind, separator):
+    rng = np.random.default_rng(3)
+    columns = {
+        "user": [f"u{i}" for i in rng.integers(0, 50, 400)],
+        "tags": ["|".join(map(str, rng.integers(0, 9, 3))) for _ in range(400)],
+        "click": rng.integers(0, 2, 400),
+    }
+    table, file = pa.table(columns), tmp_path / f"log.{kind}"
+    pq.write_table(table, file) if kind == "parquet" else pa.csv.write_csv(table, file)
+    (tmp_path / "config.toml").write_text(
+        f"""data = {{train = "{file}", format = "{kind}"}}
+        defaults = {{dim = 4}}
+        features = [{{name = "user", kind = "categorical"}}, {{name = "tags", kind = "categorical"}}]
+        labels = {{names = ["click"]}}
+        model = {{name = "dnn", hidden = [4]}}"""
+    )
+    words = [] if separator is None else ["--set", f"features.tags.separator='{separator}'"]
+    capsys.readouterr()
+    assert cli.run(["check", str(tmp_path / "config.toml"), *words]) == 0
+    notes = [line for line in capsys.readouterr().out.splitlines() if "reads each string whole" in line]
+    if separator == "|":
+        assert notes == []
+        return
+    (note,) = notes
+    why = "it has no separator" if separator is None else "none has its separator ','"
+    assert note.startswith(f"note: feature 'tags' reads each string whole, as one id ({why}), as '")
+    assert note.endswith("separator = '|' would split them")

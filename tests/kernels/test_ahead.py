@@ -191,6 +191,23 @@ def test_what_a_lost_helper_took_is_compiled_here(tmp_path, monkeypatch):
     assert len(told) == 2
 
 
+def test_how_far_it_has_come_is_told_now_and_then(tmp_path, monkeypatch):
+    monkeypatch.setattr(ahead, "CACHE_DIRECTORY", str(tmp_path))
+    monkeypatch.setattr(ahead, "TELL_EVERY_S", 0.01)
+    told = []
+    ahead.make_ready(FEW, told.append)
+    first, *between, last = told
+    assert (first, last.partition(" in ")[0]) == (
+        "compiling kernels (kept for later runs)",
+        "compiled kernels",
+    )
+    counts = [
+        int(line.removeprefix("compiling kernels: ").removesuffix(f" of {len(FEW)}")) for line in between
+    ]
+    assert counts == sorted(counts)
+    assert 0 <= counts[0] <= counts[-1] <= len(FEW)
+
+
 def test_without_a_directory_each_process_compiles_once(monkeypatch):
     monkeypatch.setattr(ahead, "CACHE_DIRECTORY", None)
     ahead.make_ready(FEW)

@@ -4,6 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from girih.errors import DataError
 from girih.schema import Categorical, Schema, Sequence
 from girih.serving import reading
 from girih.serving.app import status_of
@@ -86,3 +87,29 @@ def test_integers_of_a_column_that_would_be_split_are_counted_as_they_are(reader
     missing = from_json("genres", "INT64", (3,), [1, None, 2])
     assert isinstance(missing.values, pa.Array)
     assert reader._num_values("genres", reading.Column(missing.values, None, 3)) == 3
+
+
+def test_lists_without_lengths_are_said_to_have_none(reader):
+    lists = {name: from_json(name, "INT64", (5,), [1, 2, 3, 4, 5]) for name in ("genres", "seen")}
+    with pytest.raises(
+        DataError, match=r"; seen has lists: seen\.lengths says how many values each example has"
+    ):
+        reader.read(tensors(3) | {"seen": lists["seen"]})
+    with pytest.raises(DataError) as found:
+        reader.read(tensors(3) | {"genres": lists["genres"]})
+    assert "lists" not in str(found.value)
+
+
+def test_numbers_of_json_are_as_large_as_their_datatype_lets_them_be():
+    assert from_json("x", "UINT64", (1,), [(1 << 64) - 1]).values.tolist() == [(1 << 64) - 1]
+    assert from_json("x", "FP32", (2,), [1 << 70, 0.5]).values.tolist() == [float(1 << 70), 0.5]
+    assert np.isinf(from_json("x", "FP64", (1,), [float("inf")]).values).all()
+    for datatype, value in (
+        ("FP16", 7e4),
+        ("FP32", -1e39),
+        ("FP32", 1 << 200),
+        ("FP64", 1 << 1100),
+        ("UINT8", 256),
+    ):
+        with pytest.raises(DataError, match=f"expected values of {datatype}"):
+            from_json("x", datatype, (2,), [1, value])

@@ -87,6 +87,7 @@ def test_it_speaks_the_protocol(site, place):
     assert status == 200
     assert model == site.get("/v2/models/run/versions/9")[1]
     assert (model["name"], model["versions"], model["platform"]) == ("run", ["9"], "girih")
+    assert model["inputs"][0]["parameters"]["datatypes"][-2:] == ["INT64", "BYTES"]
     assert model["inputs"][-1] == {"name": "x0", "datatype": "FP32", "shape": [-1]}
     assert model["outputs"] == [{"name": "prediction", "datatype": "FP32", "shape": [-1]}]
     for path in ("/v2/models/run/ready", "/v2/models/run/versions/9/ready"):
@@ -229,11 +230,12 @@ def bad_requests(table):
     """A body, headers, the status and the sentence that comes back."""
     inputs = inputs_of(table)
     yield b"", {}, 400, "the body is no JSON"
-    yield b"{not json", {}, 400, "the body is no JSON"
-    yield b"\xff\xfe\x00", {}, 400, "the body is no JSON"
-    yield b"[" * 100_000, {}, 400, "the body is no JSON"
-    for content in ([], 7, None, {}, {"inputs": []}, {"inputs": {}}, {"inputs": "user"}):
+    yield b"{not json", {}, 400, "the body is no JSON at line 1, character 2; expected an inference request"
+    yield b"\xff\xfe\x00", {}, 400, "the body is no JSON: byte 2 is no text in UTF-8"
+    yield b"[" * 100_000, {}, 400, "the body is no JSON: lists or objects are nested too deep"
+    for content in ([], 7, None, {}, {"inputs": {}}, {"inputs": "user"}):
         yield content, {}, 400, "the body has no list of inputs"
+    yield {"inputs": []}, {}, 400, "the list of inputs is empty"
     yield {"inputs": [7]}, {}, 400, "input 0 has no name"
     yield {"inputs": [{}]}, {}, 400, "input 0 has no name"
     yield {"inputs": [*inputs, inputs[0]]}, {}, 400, "input 'user' is there twice"
@@ -258,6 +260,33 @@ def bad_requests(table):
     yield {"inputs": changed(table, "user", data=[{}] * 128)}, {}, 400, "expected values of INT64"
     yield {"inputs": changed(table, "user", data=[0.5] * 128)}, {}, 400, "expected values of INT64"
     yield {"inputs": changed(table, "user", data=[1 << 70] * 128)}, {}, 400, "expected values of INT64"
+    for name, value, told in (
+        (
+            "user",
+            0.5,
+            "input 'user': value 0 is 0.5; expected values of INT64, integers from -9223372036854775808 to",
+        ),
+        ("user", True, "input 'user': value 0 is true; expected values of INT64"),
+        ("user", "\ud800", 'value 0 is "\\ud800"; expected values of INT64'),
+        ("x0", 1e300, "input 'x0': value 0 is 1e+300; expected values of FP32, numbers up to 3.4e+38"),
+        ("x0", "a", "input 'x0': value 0 is \"a\"; expected values of FP32"),
+        ("x0", 1 << 200, "expected values of FP32"),
+    ):
+        datatype = {"user": "INT64", "x0": "FP32"}[name]
+        yield {"inputs": changed(table, name, datatype=datatype, data=[value] * 128)}, {}, 400, told
+    words = ["a"] * 127 + ["\ud800"]
+    yield (
+        {"inputs": changed(table, "user", datatype="BYTES", data=words)},
+        {},
+        400,
+        "input 'user': value 127 is \"\\ud800\"; expected values of BYTES, strings of Unicode",
+    )
+    yield (
+        {"inputs": changed(table, "x0", datatype="BYTES", data=["a"] * 128)},
+        {},
+        400,
+        "request: column 'x0' (BYTES) of feature 'x0': expected numbers",
+    )
     yield (
         {"inputs": changed(table, "user", shape=[128, 1], data=[[1]] * 127 + [1])},
         {},

@@ -109,6 +109,18 @@ class TestFromAFile:
                 losses.append(trainer.evaluate(data(directory)).as_dict())
         assert losses[0] == losses[1]
 
+    def test_batches_that_are_pulled_ahead_of_the_last_step_make_no_rows(self, directory):
+        """``--strategy local`` reads exactly the batches that it trains on."""
+        num_rows = []
+        for words in ((), ("--strategy", "local")):
+            run = directory / f"run{len(words)}"
+            few = ("--set", "train.max_steps=5", "--set", "data.batch_size=4")
+            assert cli(["train", str(directory / "config.toml"), "--run", str(run), *few, *words]) == 0
+            summary = json.loads((run / "summary.json").read_text())
+            assert summary["steps"] == 5
+            num_rows.append(summary["num_rows"])
+        assert num_rows[0] == num_rows[1]
+
     @pytest.mark.parametrize(
         ("options", "told"),
         [

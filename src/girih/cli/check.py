@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from girih.cli import cli
@@ -14,8 +16,11 @@ from girih.cli.show import skipped
 from girih.cli.words import config_options
 from girih.config.file import RunConfig
 from girih.data import NULL_ID, Batch, Dataset
+from girih.data.decode import columns
 from girih.data.growth import Growth, examples_of
+from girih.data.guessing.kinds import separator_in
 from girih.report.text import count, short, size
+from girih.schema import Categorical
 from girih.sparse.spec import SparseSpec
 from girih.store.accounting import loaded_bytes
 from girih.store.rows.record import row_layout
@@ -47,7 +52,7 @@ def check(config_file: Path, overrides: tuple[str, ...], strategy: str | None) -
     growth, notes_of_features = _sampled(train)
     read_all = growth.num_examples < SAMPLE_EXAMPLES
     total = float(growth.num_examples) if read_all else examples_of(train)
-    notes += notes_of_features
+    notes += notes_of_features + _unsplit(train)
     parameters = sum(each.numel() for each in model.parameters())
     click.echo(
         f"model: {type(model).__name__}, {short(parameters)} dense parameters; strategy {settings.strategy.name}"
@@ -150,6 +155,33 @@ def _sampled(train: Dataset) -> tuple[Growth, list[str]]:
             mend = 'transform = ["log1p", "standardize"] keeps inputs small'
             notes.append(f"feature {number.name!r} reaches {value:.3g}: {mend}")
     return growth, notes
+
+
+def _unsplit(train: Dataset) -> list[str]:
+    """Features of which every string is read as one id, though it looks like several of them."""
+    schema = train.schema
+    plain = [f for f in schema.sparse if not (isinstance(f, Categorical) and (f.bucketize or f.transform))]
+    sources = dict.fromkeys(feature.source for feature in plain)
+    if not sources:
+        return []
+    kept = next(iter(train.without_labels(keep=sources).in_order())).kept
+    notes = []
+    for feature in plain:
+        values = columns.flat(kept[feature.source]).drop_null()
+        if not columns.is_string(values.type) or not len(values):
+            continue
+        words = values.cast(pa.large_binary())
+        own = feature.separator
+        if own is not None and pc.any(pc.match_substring(words, own.encode())).as_py():
+            continue
+        found = separator_in(feature.source, words)
+        if found is not None:
+            why = "it has no separator" if own is None else f"none has its separator {own!r}"
+            notes.append(
+                f"feature {feature.name!r} reads each string whole, as one id ({why}), as {words[0].as_py().decode(errors='replace')!r:.60}:"
+                f" separator = {found!r} would split them"
+            )
+    return notes
 
 
 def _show_tables(sparse: SparseSpec, growth: Growth, total: float | None) -> float:

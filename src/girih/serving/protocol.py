@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from girih.errors import DataError, nearest
 from girih.serving.signature import LENGTHS, Output, Signature
-from girih.serving.tensors import Tensor, from_bytes, from_json, shape_of, to_bytes
+from girih.serving.tensors import BYTES, INTEGERS, Tensor, from_bytes, from_json, shape_of, to_bytes
 
 JSON_LENGTH = "Inference-Header-Content-Length"
 """The header that says how many bytes of a body are JSON; tensors follow it as bytes."""
@@ -129,13 +129,12 @@ class Parser:
         try:
             content = json.loads(head)
         except (ValueError, RecursionError) as error:
-            raise DataError(
-                f"the body is no JSON ({str(error)[:120]}); expected an inference request"
-            ) from None
+            raise DataError(f"the body is no JSON{_place(error)}; expected an inference request") from None
         inputs = content.get("inputs") if isinstance(content, dict) else None
         if not isinstance(inputs, list) or not inputs:
+            told = "list of inputs is empty" if inputs == [] else "body has no list of inputs"
             raise DataError(
-                'the body has no list of inputs; expected {"inputs": [{"name", "shape", "datatype", "data"}, …]}'
+                f'the {told}; expected {{"inputs": [{{"name", "shape", "datatype", "data"}}, …]}}'
             )
         given: dict[str, Tensor] = {}
         placed: list[Placed] = []
@@ -194,14 +193,26 @@ def answer(
 
 
 def metadata(signature: Signature, name: str, version: str) -> dict[str, Any]:
-    """The answer to ``GET /v2/models/NAME``."""
+    """The answer to ``GET /v2/models/NAME``; ``datatypes`` are all that an input may have, where it announces one of several."""
     inputs: list[dict[str, Any]] = []
     for each in signature.inputs:
-        inputs.append({"name": each.name, "datatype": each.datatype, "shape": [-1]})
+        described: dict[str, Any] = {"name": each.name, "datatype": each.datatype, "shape": [-1]}
+        if each.kind == "ids" and each.datatype != BYTES:
+            described["parameters"] = {"datatypes": [*INTEGERS, BYTES]}
+        inputs.append(described)
         if each.sequence:
             inputs.append({"name": each.name + LENGTHS, "datatype": "INT32", "shape": [-1]})
     outputs = [{"name": each.name, "datatype": each.datatype, "shape": [-1]} for each in signature.outputs]
     return {"name": name, "versions": [version], "platform": PLATFORM, "inputs": inputs, "outputs": outputs}
+
+
+def _place(error: Exception) -> str:
+    """The place at which a body ceases to be JSON."""
+    if isinstance(error, json.JSONDecodeError):
+        return f" at line {error.lineno}, character {error.colno}"
+    if isinstance(error, UnicodeDecodeError):
+        return f": byte {error.start:,} is no text in UTF-8"
+    return ": lists or objects are nested too deep" if isinstance(error, RecursionError) else ""
 
 
 def _length(given: str, size: int) -> int:

@@ -37,7 +37,7 @@ from girih.schema import Categorical, Numeric, Schema
 from girih.serving.plain import MOST_IDS, PlainReader
 from girih.serving.protocol import Request
 from girih.serving.signature import LENGTHS
-from girih.serving.tensors import Tensor
+from girih.serving.tensors import Tensor, datatype_of
 
 MOST_BYTES = 256 << 20
 """Bytes of a column that is repeated for each example before it is read."""
@@ -68,6 +68,8 @@ class RequestReader:
         self._schema, self._most = schema, most_examples
         self._columns = columns_of(schema)
         self._known = {*self._columns, *(name + LENGTHS for name in self._columns)}
+        listed = (f for f in schema.sparse if not isinstance(f, Categorical) or f.weights)
+        self._lists = {name for feature in listed for name in _sources(feature)}
         self._plain = {f.name for f in schema.features if _is_plain(f)}
         self._quick = PlainReader(schema, self._plain, most_examples)
         self._separators: dict[str, set[str]] = {}  # those at which strings of a column are split
@@ -151,6 +153,7 @@ class RequestReader:
             if column.num_rows not in (1, size):
                 raise DataError(
                     f"input {name!r} has {column.num_rows:,} examples, {largest!r} has {size:,}; expected as many, or 1 for all"
+                    f"{self._lengths_missing(columns, name, largest)}"
                 )
             num_ids += self._num_values(name, column) * (size // column.num_rows)
         if num_ids > MOST_IDS:
@@ -158,6 +161,15 @@ class RequestReader:
                 f"{num_ids:,} values in one request; expected at most {MOST_IDS:,}: send several requests"
             )
         return size
+
+    def _lengths_missing(self, columns: Mapping[str, Column], *names: str) -> str:
+        """Says what else is expected where one of some columns has lists, and no lengths of them were given."""
+        for name in names:
+            values, offsets, _ = columns[name]
+            is_split = name in self._separators and isinstance(values, pa.Array)
+            if name in self._lists and offsets is None and not is_split:
+                return f"; {name} has lists: {name + LENGTHS} says how many values each example has"
+        return ""
 
     def _num_values(self, name: str, column: Column) -> int:
         """Counts the values of a column, once its strings are split."""
@@ -213,10 +225,20 @@ class RequestReader:
         if plan is None:
             narrowed = columns_as_given(self._schema.narrowed(names), table)
             plan = make_read_plan(narrowed, (), False)
-            plan.check_types(dict(zip(table.schema.names, table.schema.types, strict=True)), _WHERE)
+            try:
+                plan.check_types(dict(zip(table.schema.names, table.schema.types, strict=True)), _WHERE)
+            except DataError as error:
+                raise DataError(_in_their_words(str(error), table.schema.types)) from None
             if len(self._plans) < _MOST_PLANS:
                 self._plans[key] = plan
         return plan
+
+
+def _in_their_words(told: str, kinds: Sequence[Any]) -> str:
+    """Says what is wrong with the type of a column, with datatypes of the protocol, and without how files would be mended."""
+    for kind in kinds:
+        told = told.replace(f" ({kind}) ", f" ({datatype_of(kind)}) ")
+    return told.partition("; cast the column")[0]
 
 
 def _is_plain(feature: Any) -> bool:

@@ -5,16 +5,19 @@ Shapes: M values of a tensor.
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from girih.data.paths import one_line
 from girih.errors import DataError, nearest
 from girih.kernels.cpu import strings
 from girih.kernels.cpu.arrays import sealed
@@ -27,6 +30,7 @@ NUMPY: dict[str, np.dtype[Any]] = {
     "FP16": np.dtype("<f2"), "FP32": np.dtype("<f4"), "FP64": np.dtype("<f8"),
 }  # fmt: skip
 _ARROW = {name: pa.from_numpy_dtype(dtype) for name, dtype in NUMPY.items()} | {BYTES: pa.large_string()}
+INTEGERS = tuple(name for name, dtype in NUMPY.items() if dtype.kind in "iu")
 _MOST_DIMS = 2
 
 
@@ -87,18 +91,72 @@ def from_json(name: str, datatype: str, shape: tuple[int, ...], data: Any) -> Te
         raise DataError(
             f"input {name!r}: {len(data):,} values for a shape of {list(shape)}; expected {count:,}"
         )
-    whole = datatype != BYTES and _known(name, datatype).kind in "iu"
+    floats = datatype != BYTES and _known(name, datatype).kind == "f"
     try:
-        kind = pa.array(data).type if whole else None
         values = pa.array(data, _ARROW[datatype])
-    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise DataError(f"input {name!r}: {one_line(error)}; expected values of {datatype}") from None
-    if kind is not None and not (
-        pa.types.is_integer(kind) or pa.types.is_null(kind)
-    ):  # which Arrow made integers of
-        raise DataError(f"input {name!r}: data of {kind}; expected values of {datatype}")
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        if not floats or not all(map(partial(_fits, datatype), data)):
+            raise _refused(name, datatype, data) from None
+        plain_floats = [
+            None if value is None else float(value) for value in data
+        ]  # Arrow takes no integer beyond int64
+        values = pa.array(plain_floats, _ARROW[datatype])
+    if _converted(datatype, data, values):
+        raise _refused(name, datatype, data)
     plain = datatype != BYTES and values.null_count == 0 and datatype != "BOOL"
     return Tensor(name, datatype, shape, values.to_numpy() if plain else values)
+
+
+def _converted(datatype: str, data: Sequence[Any], values: Any) -> bool:
+    """Whether Arrow made other values of the data: integers of numbers, or infinity of a number too large."""
+    if datatype == BYTES or datatype == "BOOL":
+        return False
+    if NUMPY[datatype].kind in "iu":
+        return not {*map(type, data)} <= {int, type(None)}
+    is_infinite = pc.is_inf(values.cast(pa.float64()))
+    return bool(pc.any(is_infinite).as_py()) and not all(map(partial(_fits, datatype), data))
+
+
+def _fits(datatype: str, value: Any) -> bool:
+    """Whether a value of JSON is one of a datatype; null is of all."""
+    if value is None:
+        return True
+    if datatype == BYTES:
+        return isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)
+    if datatype == "BOOL":
+        return isinstance(value, bool)
+    if NUMPY[datatype].kind in "iu":
+        bounds = np.iinfo(NUMPY[datatype])
+        return type(value) is int and int(bounds.min) <= value <= int(bounds.max)
+    if not isinstance(value, int | float):
+        return False
+    is_finite = isinstance(value, int) or math.isfinite(value)
+    return not is_finite or abs(value) <= float(np.finfo(NUMPY[datatype]).max)
+
+
+def _refused(name: str, datatype: str, data: Sequence[Any]) -> DataError:
+    """The error of data that hold a value of another type, or out of its range: the first one, as JSON writes it."""
+    expected = f"expected values of {datatype}, {_described(datatype)}"
+    for place, value in enumerate(data):
+        if not _fits(datatype, value):
+            return DataError(f"input {name!r}: value {place} is {json.dumps(value):.40}; {expected}")
+    return DataError(f"input {name!r}: data of several types; {expected}")
+
+
+def datatype_of(kind: Any) -> str:
+    """The datatype of a type of Arrow that a request's column has, with its lists if it has any."""
+    if pa.types.is_large_list(kind):
+        return f"lists of {datatype_of(kind.value_type)}"
+    return next((name for name, arrow in _ARROW.items() if arrow == kind), BYTES)
+
+
+def _described(datatype: str) -> str:
+    if datatype in (BYTES, "BOOL"):
+        return "strings of Unicode" if datatype == BYTES else "true and false"
+    if NUMPY[datatype].kind in "iu":
+        bounds = np.iinfo(NUMPY[datatype])
+        return f"integers from {bounds.min} to {bounds.max}"
+    return f"numbers up to {float(np.finfo(NUMPY[datatype]).max):.3g}"
 
 
 def shape_of(name: str, given: Any) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 
 from girih.comm.group import TrainerGroup
 from girih.config.train import EarlyStopping, TrainOptions
@@ -138,7 +139,7 @@ class Loop:
 
     def _steps(self, batches: Iterator[tuple[Batch, Position]]) -> Generator[Step[Position], None, None]:
         schedule = self.session.schedule(
-            self.spans.each("read", batches),
+            self.spans.each("read", self._up_to_last_step(batches)),
             self.session.sparse,
             self.session.dense,
             num_updates=self.state.num_updates,
@@ -155,6 +156,11 @@ class Loop:
                 compiling = self.spans.totals_s.get(COMPILE, 0.0) - before
                 self.state.train_s += time.perf_counter() - start - compiling
                 yield step
+
+    def _up_to_last_step(self, batches: Iterator[tuple[Batch, Position]]) -> Iterator[tuple[Batch, Position]]:
+        """The batches that are trained on: those that are pulled ahead of the last one would make rows for nothing."""
+        most = self.options.max_steps
+        return batches if most is None else islice(batches, max(0, most - self.state.step))
 
     def _account(self, step: Step[Position]) -> None:
         state = self.state

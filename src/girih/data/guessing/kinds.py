@@ -106,7 +106,7 @@ def _bag(name: str, why: str, lengths: Any, options: dict[str, Any]) -> Guess:
 def _of_strings(name: str, values: Any) -> Guess:
     distinct, size = pc.count_distinct(values).as_py(), len(values)
     words = pc.ascii_trim_whitespace(values.cast(pa.large_string())).cast(pa.large_binary())
-    separator = _separator(name, words)
+    separator = separator_in(name, words)
     if separator is not None:
         lists = pc.split_pattern(words, separator)
         lengths = pc.list_value_length(lists).to_numpy(zero_copy_only=False)
@@ -124,7 +124,7 @@ def _of_strings(name: str, values: Any) -> Guess:
     return Guess(name, "categorical", f"text, {_different(distinct, size)}")
 
 
-def _separator(name: str, words: Any) -> str | None:
+def separator_in(name: str, words: Any) -> str | None:
     """The character between pieces: in many values, with pieces that come again, and, where it is a space, without letters."""
     for separator in _SEPARATORS:
         having = pc.mean(pc.match_substring(words, separator.encode()).cast(pa.int8())).as_py()

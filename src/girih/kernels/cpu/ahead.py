@@ -15,6 +15,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -47,6 +48,8 @@ from girih.optim import SparseOptimizer
 from girih.tables import LFU, TTL, Eviction
 
 MOST_PROCESSES = 4
+TELL_EVERY_S = 10.0
+"""Seconds between two lines on how far compiling has come."""
 MODULES = (
     dedup, device_slots, disk_reads, gradients, lookup, mapped, pool, routing, strings, take, tensor_codecs, tiers,
     transfer, update, wire_codecs,
@@ -144,7 +147,7 @@ def make_ready(names: Iterable[str], tell: Callable[[str], None] = _LOG.warning)
     """Compiles those of some kernels that this machine has not compiled before.
 
     Args:
-        tell: receives a line when that begins, and one when it is done.
+        tell: receives a line when that begins, one when it is done, and others in between where it takes long.
 
     Returns:
         Seconds that it took, 0 where nothing was missing.
@@ -155,10 +158,30 @@ def make_ready(names: Iterable[str], tell: Callable[[str], None] = _LOG.warning)
     start = time.perf_counter()
     tell("compiling kernels (kept for later runs)")
     with _alone() as lock:
-        _compile_together(_missing(names), lock)
+        missing = _missing(names)
+        with _telling_progress(missing, tell):
+            _compile_together(missing, lock)
     seconds = time.perf_counter() - start
     tell(f"compiled kernels in {seconds:.1f} s")
     return seconds
+
+
+@contextlib.contextmanager
+def _telling_progress(names: Sequence[str], tell: Callable[[str], None]) -> Iterator[None]:
+    """Tells now and then how many of some kernels are ready, whoever compiled them."""
+    done = threading.Event()
+
+    def tell_until_done() -> None:
+        while not done.wait(TELL_EVERY_S):
+            tell(f"compiling kernels: {len(names) - len(_missing(names))} of {len(names)}")
+
+    thread = threading.Thread(target=tell_until_done, name="compiling", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 def signatures(kernel: Kernel) -> list[tuple[Any, ...]]:
