@@ -435,7 +435,7 @@ def test_a_group_has_the_speeds_of_its_machine():
     assert group.trainer.bytes_per_s == 1e9
     assert group.parameter_copies == 4
     assert group.update_s_per_byte == pytest.approx(3e-4 * 2 / 40_000)
-    assert group.request_s == 1e-5
+    assert (group.request_s, group.byte_s) == (1e-5, 1e-10)
     assert group.average_every_examples is None
     two = group_of(GRAPH, options | {"groups": 2}, known_of(known, options))
     assert two.average_every_examples == 10 * 500 * 2

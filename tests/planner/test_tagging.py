@@ -23,7 +23,7 @@ from girih.planner.tagging.components import components
 from girih.planner.tagging.group import CodecCost, Device, HierarchicalGroup, WireCost
 from girih.planner.tagging.index import Index
 from girih.planner.tagging.ledger import Ledger
-from girih.planner.tagging.refine import refine
+from girih.planner.tagging.refine import SHARED_CORES, refine
 from girih.planner.tagging.rules import RULES, Rule
 from girih.planner.tagging.starts import ruled
 from girih.planner.tagging.tag import AHEAD, tag
@@ -280,6 +280,7 @@ def test_loads_by_hand():
         parameter_copies=4,
         update_s_per_byte=1e-5,
         request_s=1e-2,
+        byte_s=1e-4,
         average_every_examples=50,
     )
     tagging = {"x": TRAINER, "l": "server 0", "m": "server 0", "y": TRAINER}
@@ -287,11 +288,12 @@ def test_loads_by_hand():
     there, back, parameters = 40, 32, 200 + 120  # l and m are one exchange: x goes there once
     server, trainer, idle = found["server 0"], found[TRAINER], found["server 1"]
     requests_s = 2 * 1e-2 / 100  # two components of one stage are one exchange, forward and backward
+    bytes_s = 1.5 * (there + back) * 1e-4 / 2  # half of a float forward, all of it backward
     assert server.sent_bytes == pytest.approx(back * 0.5 + there * 1.0 + parameters / 50)
     assert server.received_bytes == pytest.approx(there * 0.5 + back * 1.0 + parameters / 50)
     codecs_s = there * (2e-6 + 3e-6) + back * (1e-6 + 4e-6)
     assert server.cpu_s == pytest.approx(
-        ((300 + 180) / 1e6 + codecs_s + parameters * 1e-5 / 100 + requests_s) / 2
+        ((300 + 180) / 1e6 + codecs_s + parameters * 1e-5 / 100 + requests_s + bytes_s) / 2
     )
     assert server.network_s == pytest.approx(server.sent_bytes / 1e3)
     copies = (
@@ -302,7 +304,7 @@ def test_loads_by_hand():
     assert trainer.sent_bytes == pytest.approx((there * 0.5 + back * 1.0 + 7) / 2)
     assert trainer.received_bytes == pytest.approx((back * 0.5 + there * 1.0 + 11) / 2)
     codecs_s = there * (1e-6 + 4e-6) + back * (2e-6 + 3e-6)
-    assert trainer.cpu_s == pytest.approx((36 / 1e6 + codecs_s + requests_s + 1e-3) / 2)
+    assert trainer.cpu_s == pytest.approx((36 / 1e6 + codecs_s + requests_s + bytes_s + 1e-3) / 2)
     assert trainer.memory_bytes == pytest.approx((40 + 32 + 32) * 3 * 100)
     assert (idle.cpu_s, idle.sent_bytes, idle.memory) == (0, 0, 0)
     used = utilization(found, 10.0)["server 0"]
@@ -352,7 +354,22 @@ def test_devices_that_share_cores_are_as_fast_as_all_of_them_together():
         group = replace(PAIR, trainer=device, servers=(device, device), cores=cores)
         found = loads(graph, tagging, group)
         assert examples_per_s(group, list(found.values())) == pytest.approx(1e3 / busy)
-        assert tag(graph, group, given=tagging).examples_per_s == pytest.approx(1e3 / busy)
+        tagged = tag(graph, group, given=tagging)
+        assert tagged.examples_per_s == pytest.approx(1e3 / busy)
+        assert tagged.shared_cores == (None if cores is None else pytest.approx((150 + 90 + 10) / cores / busy))
+
+
+def test_a_move_that_relieves_the_shared_cores_says_so():
+    """Requests take the cores of all; one server has all of them at once, and no device is as busy as all together."""
+    graph = graph_of([plain("x", 5, movable=False), linear("l", 5, 5), linear("m", 5, 3)], "x>l", "x>m")
+    device = Device(flops_per_s=1e3, cores=2)
+    group = replace(PAIR, trainer=device, servers=(device, device), cores=1.0, request_s=1.0)
+    tagged = tag(graph, group)
+    assert tagged.tagging["l"] == tagged.tagging["m"]
+    (move,) = tagged.moves
+    assert move.bottleneck == SHARED_CORES
+    assert "while the shared cores were the bottleneck" in tagged.reasons[move.operators[0]]
+    assert tagged.shared_cores == pytest.approx(1)
 
 
 def test_a_measured_operator_takes_what_was_measured():

@@ -57,6 +57,8 @@ def tagged_table(graph: OperatorGraph, tagged: Tagged) -> None:
             f" {size(sizes.received_bytes)} per example",
             soft_wrap=True,
         )
+    if tagged.shared_cores is not None:
+        console.print(f"all devices together: {tagged.shared_cores:.0%} of the cores that they share", soft_wrap=True)
     for move in tagged.moves:
         console.print(
             f"refinement moved {', '.join(move.operators)} from {move.source} to {move.target}:"

@@ -99,6 +99,7 @@ def group_of(graph: OperatorGraph, options: Mapping[str, Any], known: Known) -> 
         parameter_copies=1.0 if dense is None else max(1.0, dense.parameter_copies),
         update_s_per_byte=moved_s,
         request_s=0.0 if link is None else link.message_cpu_s,
+        byte_s=0.0 if link is None else link.byte_cpu_s,
         average_every_examples=(
             options["average_every_steps"] * known.batch_size * trainers if averaged else None
         ),

@@ -90,6 +90,7 @@ class HierarchicalGroup(Options):
         parameter_copies: bytes that a byte of parameters takes with one gradient and its optimizer's state: 4 for Adam.
         update_s_per_byte: core-seconds that the optimizer takes for a byte of parameters, in each net's step.
         request_s: core-seconds that a request with its answer takes at both ends, however little it carries.
+        byte_s: core-seconds that a byte on the wire takes at both ends together, its codec left out.
         average_every_examples: examples of the group between two averagings with the dense servers; None where there is none.
         cores: core-seconds per second that all devices of the group have together; None where each has its own.
     """
@@ -106,6 +107,7 @@ class HierarchicalGroup(Options):
     parameter_copies: Annotated[float, Bounds(1)] = 1.0
     update_s_per_byte: NonNegative = 0.0
     request_s: NonNegative = 0.0
+    byte_s: NonNegative = 0.0
     average_every_examples: Positive | None = None
     cores: Positive | None = None
 

@@ -29,6 +29,8 @@ from girih.planner.tagging.utilization import (
 _TOLERANCE = 1e-9
 """Relative differences below which two loads are the same: sums of floats that were added up in another order."""
 
+SHARED_CORES = "the shared cores"
+
 Burden = tuple[float, ...]
 """A placement's burden; the lower the better: memory beyond what there is, of each device, then busy seconds of devices and of the cores that
 they share, both in falling order."""
@@ -40,7 +42,8 @@ class Move:
 
     Attributes:
         operators: that moved, with all of their modules.
-        source, target: devices. bottleneck, resource: the busiest device before, and what of it was: "cpu", "network" or "memory".
+        source, target: devices. bottleneck, resource: the busiest device before, and what of it was: "cpu", "network" or "memory"; or
+            :data:`SHARED_CORES` and "cpu".
         examples_per_s_before, examples_per_s_after: predicted.
     """
 
@@ -246,11 +249,14 @@ class _Search:
         self, bundles: Sequence[int], source: int, target: int, before: list[Load], after: list[Load]
     ) -> Move:
         busiest, resource = bottleneck(self._found)
+        busiest_name = device_name(busiest)
+        if resource != MEMORY and shared_s(self._group, self._found) > self._found[busiest].busy_s:
+            busiest_name, resource = SHARED_CORES, CPU
         return Move(
             operators=tuple(name for bundle in sorted(bundles) for name in self._index.names(bundle)),
             source=device_name(source),
             target=device_name(target),
-            bottleneck=device_name(busiest),
+            bottleneck=busiest_name,
             resource=resource,
             examples_per_s_before=examples_per_s(self._group, before),
             examples_per_s_after=examples_per_s(self._group, after),

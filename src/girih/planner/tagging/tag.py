@@ -13,7 +13,7 @@ from girih.planner.tagging.balance import check_memory, check_parameters
 from girih.planner.tagging.group import HierarchicalGroup
 from girih.planner.tagging.index import Index, device_name
 from girih.planner.tagging.ledger import Ledger
-from girih.planner.tagging.refine import Move, refine
+from girih.planner.tagging.refine import SHARED_CORES, Move, refine
 from girih.planner.tagging.rules import RULES, Rule
 from girih.planner.tagging.starts import Start, dealt, others, packed, ruled
 from girih.planner.tagging.utilization import (
@@ -21,6 +21,7 @@ from girih.planner.tagging.utilization import (
     Utilization,
     exact_loads,
     examples_per_s,
+    shared_s,
     utilization,
 )
 
@@ -42,6 +43,7 @@ class Tagged:
         loads: device → what it does per example.
         utilization: device → its utilisation at ``examples_per_s``.
         examples_per_s: predicted, of one group.
+        shared_cores: the share of the cores that devices share which is in use then; None where each has its own.
     """
 
     how: str
@@ -52,6 +54,7 @@ class Tagged:
     loads: Mapping[str, Load]
     utilization: Mapping[str, Utilization]
     examples_per_s: float
+    shared_cores: float | None
 
 
 def tag(
@@ -110,6 +113,7 @@ def tag(
         loads=named,
         utilization=utilization(named, speed),
         examples_per_s=speed,
+        shared_cores=None if group.cores is None else speed * shared_s(group, found),
     )
 
 
@@ -135,7 +139,9 @@ def _refined(
 
 
 def _told(move: Move) -> str:
+    shared = move.bottleneck == SHARED_CORES
+    busiest = f"{SHARED_CORES} were" if shared else f"{move.resource} of {move.bottleneck} was"
     return (
-        f"moved from {move.source}, where {move.resource} of {move.bottleneck} was the bottleneck:"
+        f"moved from {move.source} while {busiest} the bottleneck:"
         f" {move.examples_per_s_before:,.0f} to {move.examples_per_s_after:,.0f} examples/s"
     )

@@ -110,7 +110,8 @@ def _loads(
         back, back_packed, back_returned = from_bytes[number]
         sent, received = back_packed + there_returned, there_packed + back_returned
         parameters = ledger.parameter_bytes[number]
-        asked_s = requests[number] * 2 * group.request_s / group.batch_size
+        moved_s = (sent + received) * group.byte_s / 2
+        asked_s = requests[number] * 2 * group.request_s / group.batch_size + moved_s
         cpu_s = (
             ledger.compute_s[number]
             + there * (forward.decode_s_per_byte + backward.encode_s_per_byte)
