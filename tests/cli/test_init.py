@@ -335,6 +335,12 @@ def test_a_column_of_lists_or_structs_is_no_label(tmp_path, capsys, cells):
     )
 
 
+def test_text_whose_header_begins_as_parquet_does_is_text(tmp_path, capsys):
+    (tmp_path / "a.csv").write_text("PAR1,click\n" + "5,1\n6,0\n" * 40)
+    _, config = written(capsys, tmp_path, tmp_path / "a.csv")
+    assert config["data"]["format"] == "csv"
+
+
 def test_a_config_is_not_data(tmp_path, capsys):
     (tmp_path / "config.toml").write_text("[data]\ntrain = 'a.parquet'\n")
     assert cli.run(["init", str(tmp_path / "config.toml")]) == 2
