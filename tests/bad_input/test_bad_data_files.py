@@ -47,7 +47,6 @@ def test_a_catalogue_that_is_not_there_names_its_key(site):
     )
 
 
-
 def cut_short(path):
     path.write_bytes(path.read_bytes()[:-50])
 

@@ -324,7 +324,9 @@ def test_a_column_of_one_word_is_no_label_and_the_word_is_said(tmp_path, capsys)
     assert "nor numbers that differ ('top' alone)" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("cells", [[[1, 2], [3]], [{"a": 1}, {"a": 2}], [[1], [1]]], ids=["lists", "structs", "alike"])
+@pytest.mark.parametrize(
+    "cells", [[[1, 2], [3]], [{"a": 1}, {"a": 2}], [[1], [1]]], ids=["lists", "structs", "alike"]
+)
 def test_a_column_of_lists_or_structs_is_no_label(tmp_path, capsys, cells):
     table = pa.table({"user": list(range(40)), "tags": cells * 20, "score": [0.1, 0.2] * 20})
     pq.write_table(table, tmp_path / "log.parquet")

@@ -12,7 +12,9 @@ from girih.errors import ConfigError
 EMPTY = pa.schema([("user", pa.string()), ("prediction", pa.float32())])
 
 
-@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.binary(2), pa.list_(pa.int64())], ids=str)
+@pytest.mark.parametrize(
+    "kind", [pa.binary(), pa.large_binary(), pa.binary(2), pa.list_(pa.int64())], ids=str
+)
 def test_bytes_and_lists_have_no_text_to_write_as_csv(tmp_path, kind):
     value = [1, 2] if pa.types.is_list(kind) else b"\xff\xfe"
     table = pa.table({"mark": pa.array([value], kind)})

@@ -95,7 +95,17 @@ def test_one_text_given_as_another(tmp_path):
 
 @pytest.mark.parametrize(
     "head",
-    [b"", b"\n", b"plain words\n", b"[data]\ntrain = 'a, b'\n", b"a,b\n1,2,3\n0\n1\n", bytes(9), b"PAR1\n", b"ORC said\n", b"ARROW1\n"],
+    [
+        b"",
+        b"\n",
+        b"plain words\n",
+        b"[data]\ntrain = 'a, b'\n",
+        b"a,b\n1,2,3\n0\n1\n",
+        bytes(9),
+        b"PAR1\n",
+        b"ORC said\n",
+        b"ARROW1\n",
+    ],
 )
 def test_what_tells_of_no_format(head):
     assert recognized(head) is None

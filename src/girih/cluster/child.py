@@ -34,7 +34,9 @@ PARENT = os.getppid()
 
 def main() -> int:
     """Runs the role; returns the status of the process."""
-    sys.path.append("")  # the working directory, behind all else: trainers have it too, and pickle models there by name
+    sys.path.append(
+        ""
+    )  # the working directory, behind all else: trainers have it too, and pickle models there by name
     for number in (signal.SIGINT, signal.SIGTERM):  # whoever started this decides when it ends
         signal.signal(number, signal.SIG_IGN)
     pipe = Pipe.inherited()

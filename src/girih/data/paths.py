@@ -107,7 +107,11 @@ def _matches(path: str, suffix: str | None) -> list[File]:
 
 
 def _nothing_there(path: str, what: str) -> NothingThereError:
-    hint = "" if os.path.isabs(os.path.expanduser(path)) or "://" in path else f"; relative paths start at {os.getcwd()}"
+    hint = (
+        ""
+        if os.path.isabs(os.path.expanduser(path)) or "://" in path
+        else f"; relative paths start at {os.getcwd()}"
+    )
     error = NothingThereError(f"{path}: {what}{hint}")
     error.path, error.what = path, what
     return error
