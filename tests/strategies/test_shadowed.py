@@ -69,7 +69,7 @@ def test_files_of_the_working_directory_hide_no_module_and_models_there_are_foun
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["steps"] == 4
     plan = json.loads((tmp_path / "run" / "plan.json").read_text())
-    assert strategy != "hierarchical" or plan["tagging"]["devices"]["layers_1"] == "server 0"
+    assert strategy != "hierarchical" or plan["tagging"]["devices"]["layers.1"] == "server 0"
 
 
 def test_one_function_makes_the_command_of_every_process():
