@@ -1,4 +1,13 @@
-"""``python -m girih`` is the command line."""
+"""``python -m girih`` is the command line.
+
+Python puts the working directory in front of the import path, where a file ``http.py`` would be imported for the module of
+that name. It is moved to the end, where the processes that girih starts have it too.
+"""
+
+import sys
+
+if not sys.flags.safe_path:
+    sys.path.append(sys.path.pop(0))
 
 from girih.cli import main
 

@@ -39,6 +39,14 @@ def test_paths(site, path, told, split):
         )
 
 
+def test_a_catalogue_that_is_not_there_names_its_key(site):
+    site.configure('negatives = {items = "gone.parquet", features = ["item"], per_step = 4}')
+    start = f"{site / 'gone.parquet'}: no such file; relative paths start at {(site / 'gone.parquet').parent}"
+    assert site.told(*site.train()) == (
+        f'negatives.items = "gone.parquet": {start}, where the config file is'
+    )
+
+
 def cut_short(path):
     path.write_bytes(path.read_bytes()[:-50])
 

@@ -324,6 +324,25 @@ def test_a_column_of_one_word_is_no_label_and_the_word_is_said(tmp_path, capsys)
     assert "nor numbers that differ ('top' alone)" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "cells", [[[1, 2], [3]], [{"a": 1}, {"a": 2}], [[1], [1]]], ids=["lists", "structs", "alike"]
+)
+def test_a_column_of_lists_or_structs_is_no_label(tmp_path, capsys, cells):
+    table = pa.table({"user": list(range(40)), "tags": cells * 20, "score": [0.1, 0.2] * 20})
+    pq.write_table(table, tmp_path / "log.parquet")
+    assert cli.run(["init", str(tmp_path / "log.parquet"), "--label", "tags"]) == 2
+    assert capsys.readouterr().err == (
+        "girih: --label tags: holds neither 0 and 1, nor two words, nor numbers that differ;"
+        " name one of user, tags, score by --label COLUMN\n"
+    )
+
+
+def test_text_whose_header_begins_as_parquet_does_is_text(tmp_path, capsys):
+    (tmp_path / "a.csv").write_text("PAR1,click\n" + "5,1\n6,0\n" * 40)
+    _, config = written(capsys, tmp_path, tmp_path / "a.csv")
+    assert config["data"]["format"] == "csv"
+
+
 def test_a_config_is_not_data(tmp_path, capsys):
     (tmp_path / "config.toml").write_text("[data]\ntrain = 'a.parquet'\n")
     assert cli.run(["init", str(tmp_path / "config.toml")]) == 2

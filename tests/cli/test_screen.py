@@ -1,4 +1,4 @@
-"""Tables that commands print: in full where a file or another program reads them, and with every name in full always."""
+"""Tables that commands print: in full, whether a file or another program reads them, or a narrow terminal shows them."""
 
 import io
 
@@ -20,8 +20,27 @@ def test_a_table_is_cut_by_no_edge_where_output_is_no_terminal(capsys):
 
 
 @pytest.mark.parametrize("width", [80, 50])
-def test_a_narrow_terminal_cuts_no_name(monkeypatch, width):
+def test_a_metric_a_row_where_the_terminal_is_narrower_than_the_table(monkeypatch, width):
     out = io.StringIO()
-    monkeypatch.setattr(show, "screen", lambda: Console(file=out, width=width, force_terminal=True))
+    monkeypatch.setattr(
+        show, "screen", lambda: Console(file=out, width=width, force_terminal=True, no_color=True)
+    )
     metrics_table(METRICS, "run on test")
-    assert "…" not in out.getvalue()
+    lines = [line.strip("│ ").split("│") for line in out.getvalue().splitlines() if "│" in line]
+    assert [[cell.strip() for cell in line] for line in lines] == [
+        ["AUC", "0.70000"],
+        ["num examples", "1,000"],
+        *([name, "0.12346"] for name in NAMES),
+    ]
+    assert out.getvalue().startswith("run on test\n")
+
+
+def test_a_metric_a_column_where_the_terminal_has_room(monkeypatch):
+    out = io.StringIO()
+    monkeypatch.setattr(
+        show, "screen", lambda: Console(file=out, width=80, force_terminal=True, no_color=True)
+    )
+    metrics_table({"is_click": {"auc": 0.7, "logloss": 0.5}}, "run on test")
+    assert [line.strip("│ ").split() for line in out.getvalue().splitlines() if "│" in line] == [
+        ["is_click", "│", "0.70000", "│", "0.50000"]
+    ]

@@ -103,3 +103,31 @@ def test_a_path_that_is_absolute_starts_nowhere_and_lists_are_told_whole(tmp_pat
         with pytest.raises(MissingFileError) as caught:
             open_dataset(build(train=train), SCHEMA, base_dir=tmp_path)
         assert str(caught.value) == told
+
+
+def test_where_relative_paths_start_is_said_once_and_of_relative_ones_alone(place, monkeypatch):
+    monkeypatch.chdir(place)
+    absolute = str(place / "gone.parquet")
+    options = build(train=["train.parquet", absolute], valid=["train.parquet", "gone-*.parquet"])
+    for split, told in (
+        ("train", f"data.train = ['train.parquet', '{absolute}']: {absolute}: no such file"),
+        (
+            "valid",
+            "data.valid = ['train.parquet', 'gone-*.parquet']: ./gone-*.parquet: no file matches this pattern;"
+            " relative paths start at ., where the config file is",
+        ),
+    ):
+        with pytest.raises(MissingFileError) as caught:
+            open_dataset(options, SCHEMA, split=split, base_dir=".")
+        assert str(caught.value) == told
+
+
+def test_a_file_that_goes_while_it_is_opened_is_told_without_where_paths_start(place, monkeypatch):
+    def gone(paths, *given, **options):
+        raise MissingFileError(f"{paths[0]}: the file has gone since it was listed")
+
+    monkeypatch.setattr("girih.data.readers.read_parquet", gone)
+    with pytest.raises(MissingFileError) as caught:
+        open_dataset(build(train="train.parquet"), SCHEMA, base_dir=place)
+    gone_since = f"{place}/train.parquet: the file has gone since it was listed"
+    assert str(caught.value) == f'data.train = "train.parquet": {gone_since}'

@@ -6,6 +6,7 @@ import json
 
 import pyarrow as pa
 import pyarrow.csv as pacsv
+import pyarrow.orc as orc
 import pyarrow.parquet as pq
 import pytest
 
@@ -93,7 +94,30 @@ def test_one_text_given_as_another(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "head", [b"", b"\n", b"plain words\n", b"[data]\ntrain = 'a, b'\n", b"a,b\n1,2,3\n0\n1\n", bytes(9)]
+    "head",
+    [
+        b"",
+        b"\n",
+        b"plain words\n",
+        b"[data]\ntrain = 'a, b'\n",
+        b"a,b\n1,2,3\n0\n1\n",
+        bytes(9),
+        b"PAR1\n",
+        b"ORC said\n",
+        b"ARROW1\n",
+    ],
 )
 def test_what_tells_of_no_format(head):
     assert recognized(head) is None
+
+
+@pytest.mark.parametrize("word", ["PAR1", "ORC", "ORCID", "ARROW1"])
+def test_text_that_begins_with_the_letters_of_a_magic_is_text(tmp_path, word):
+    assert recognized(f"{word},user\n1,2\n".encode()).name == "CSV"
+    (tmp_path / "a.csv").write_text(f"{word},user,price,click\n5,1,0.5,1\n")
+    assert sum(len(batch.labels) for batch in girih.read_csv(tmp_path / "a.csv", SCHEMA)) == 1
+
+
+def test_orc_is_recognized(tmp_path):
+    orc.write_table(TABLE, str(tmp_path / "a"))
+    assert recognized((tmp_path / "a").read_bytes()).name == "ORC"

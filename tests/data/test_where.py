@@ -200,10 +200,10 @@ def test_splits_that_cannot_be(files):
     ):
         DataOptions(train=path, valid="x", split={"by": "time", "valid": 0.1})
     for by, message in (
-        ("tim", r"a.parquet: split.by = 'tim': no such column; columns are: click, country, "),
+        ("tim", "a.parquet: split.by = 'tim': no such column; did you mean 'time'"),
         (
             "new",
-            r"a.parquet: split.by = 'new' \(bool\): expected times, or numbers, one a row; columns are: click, country, ",
+            r"a.parquet: split.by = 'new' \(bool\): expected times, or numbers, one a row; cast it, or name another column",
         ),
         ("price", 'no number or time, which data.split needs in each; add where = "price is not null"'),
         ("country", "a.parquet: split.by = 'country': column 'country': .* no number or time"),

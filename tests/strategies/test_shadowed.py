@@ -13,7 +13,28 @@ import girih
 from runs import command
 
 SOURCE = Path(girih.__file__).resolve().parents[1]
-SHADOWS = ("http", "queue", "token", "socket", "select", "types", "numbers", "code")
+SHADOWS = ("http", "queue", "token", "socket", "select", "numbers", "code")
+"""Not ``types``, which Python itself imports for ``-m`` before girih begins."""
+MODEL = '''
+import torch
+from torch import nn
+
+
+class Looking(nn.Linear):
+    """One operator, since its code looks into data: whoever computes it has to find this class."""
+
+    def forward(self, values):
+        return super().forward(values if float(values.sum()) < 1e30 else -values)
+
+
+class Mine(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(12, 32), Looking(32, 32), nn.ReLU(), nn.Linear(32, 1))
+
+    def forward(self, numeric, embeddings):
+        return self.layers(torch.cat([embeddings[name] for name in ("user", "item", "tags")], dim=1))
+'''
 
 
 @pytest.fixture(scope="module")
@@ -21,23 +42,23 @@ def directory(tmp_path_factory):
     return write(tmp_path_factory.mktemp("shadowed"), num_examples=321)
 
 
-@pytest.mark.parametrize("strategy", ["synchronous", "hybrid"])
+@pytest.mark.parametrize(
+    ("strategy", "options"),
+    [
+        ("synchronous", ["strategy.trainers=2"]),
+        ("hybrid", ["strategy.trainers=2"]),
+        ("hierarchical", ["strategy.trainers_per_group=2", "strategy.servers_per_group=1"]),
+    ],
+)
 def test_files_of_the_working_directory_hide_no_module_and_models_there_are_found(
-    directory, tmp_path, strategy
+    directory, tmp_path, strategy, options
 ):
     for name in SHADOWS:
         (tmp_path / f"{name}.py").write_text(f"raise SystemExit('imported in place of {name}')\n")
-    (tmp_path / "mine.py").write_text("from girih.models import DeepFM\n\n\nclass Mine(DeepFM): ...\n")
-    first, _, _, *words = command(
-        directory,
-        strategy,
-        tmp_path / "run",
-        "strategy.trainers=2",
-        "train.max_steps=4",
-        "model={name='mine:Mine'}",
-    )
+    (tmp_path / "mine.py").write_text(MODEL)
+    mine = ("train.max_steps=4", "model={name='mine:Mine'}")
     done = subprocess.run(
-        [first, "-P", "-m", "girih", *words],
+        command(directory, strategy, tmp_path / "run", *options, *mine),
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -47,15 +68,16 @@ def test_files_of_the_working_directory_hide_no_module_and_models_there_are_foun
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["steps"] == 4
+    plan = json.loads((tmp_path / "run" / "plan.json").read_text())
+    assert strategy != "hierarchical" or plan["tagging"]["devices"]["layers.1"] == "server 0"
 
 
 def test_one_function_makes_the_command_of_every_process():
     """Who writes ``python -m`` out would leave the working directory in front of the import path."""
-    writers = set()
-    for file in SOURCE.glob("girih/**/*.py"):
-        for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.List) and any(
-                isinstance(each, ast.Constant) and each.value == "-m" for each in node.elts
-            ):
-                writers.add(file.relative_to(SOURCE).as_posix())
+    writers = {
+        file.relative_to(SOURCE).as_posix()
+        for file in SOURCE.glob("girih/**/*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Constant) and node.value == "-m"
+    }
     assert writers == {"girih/cluster/command.py"}

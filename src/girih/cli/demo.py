@@ -15,10 +15,10 @@ from typing import NamedTuple
 import click
 import numpy as np
 import pyarrow.parquet as pq
-from rich.console import Console
 from rich.table import Table
 
 from girih.cli import cli, run
+from girih.cli.screen import screen
 from girih.cli.words import PATH
 from girih.errors import ConfigError
 from girih.metrics import Scores
@@ -48,7 +48,8 @@ class Best(NamedTuple):
 def demo(context: click.Context, directory: Path, num_examples: int) -> int:
     """Train on a generated click log, and show AUC beside the best possible one.
 
-    Everything is written below DIRECTORY (demo-run where it is left out); an earlier demo there is replaced.
+    Everything is written below DIRECTORY (demo-run where it is left out); an earlier demo there is replaced,
+    unless something was changed or added.
     """
     config = directory / "config.toml"
     _empty(directory)
@@ -85,18 +86,32 @@ def make_log(directory: Path, num_examples: int) -> Best:
 
 
 def _empty(directory: Path) -> None:
-    """Removes an earlier demo.
+    """Removes what an earlier demo left, and nothing else.
 
     Raises:
-        ConfigError: what is there is none.
+        ConfigError: anything there is the user's, or may be.
     """
     if not directory.exists():
         return
-    config = directory / "config.toml"
-    if config.is_file() and config.read_bytes().startswith(CONFIG.read_bytes().partition(b"\n")[0]):
-        shutil.rmtree(directory)
-    elif not directory.is_dir() or any(directory.iterdir()):
-        raise ConfigError(f"{directory}: exists and holds no earlier demo; name another directory")
+    if not directory.is_dir():
+        raise ConfigError(f"{directory}: is a file; name a directory")
+    found = {each.name: each for each in sorted(directory.iterdir())}
+    for name, each in found.items():
+        if not _is_left_alone(each):
+            raise ConfigError(
+                f"{directory}: holds {name}, which no earlier demo left like that; name another directory"
+            )
+    if found and not {"config.toml", "data"} <= found.keys():
+        raise ConfigError(f"{directory}: holds {', '.join(found)} of no earlier demo; name another directory")
+    for name in found.keys() & {"data", "run"}:
+        shutil.rmtree(found[name])
+
+
+def _is_left_alone(path: Path) -> bool:
+    """Whether a path may be as a demo left it."""
+    if path.name == "config.toml":
+        return path.is_file() and path.read_bytes() == CONFIG.read_bytes()
+    return path.name in ("data", "run") and path.is_dir() and not path.is_symlink()
 
 
 def _show(directory: Path, best: Best, seconds: float) -> None:
@@ -107,7 +122,7 @@ def _show(directory: Path, best: Best, seconds: float) -> None:
         table.add_column(column, justify="right" if column else "left")
     table.add_row("DeepFM, one epoch", f"{summary['auc']:.4f}", f"{summary['logloss']:.4f}")
     table.add_row("best possible (true probabilities)", f"{best.auc:.4f}", f"{best.logloss:.4f}")
-    console = Console()
+    console = screen()
     console.print(table)
     seconds -= summary["compile_s"]  # of the first run on this machine
     console.print(f"{summary['num_rows']:,} rows appeared as their ids were seen; trained in {seconds:.0f} s")
@@ -117,4 +132,4 @@ def _show(directory: Path, best: Best, seconds: float) -> None:
         ("run/summary.json", "every number"),
         ("run/checkpoints", "the model"),
     ):
-        console.print(f"  {directory / name}  {what}", highlight=False, soft_wrap=True)
+        console.print(f"  {directory / name}  {what}", soft_wrap=True)

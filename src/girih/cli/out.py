@@ -12,10 +12,13 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
+from girih.data.decode.columns import is_bytes
+from girih.data.paths import one_line
 from girih.errors import ConfigError, GirihError
 from girih.runs.files import disk_full
 
 PARQUET, CSV = ".parquet", ".csv"
+_NAMES = {PARQUET: "Parquet", CSV: "CSV"}
 
 
 def check_out(out: Path, what: str, endings: Sequence[str]) -> None:
@@ -34,21 +37,21 @@ def check_out(out: Path, what: str, endings: Sequence[str]) -> None:
     if not out.parent.is_dir():
         raise ConfigError(f"--out {out}: the directory {out.parent} does not exist; create it first")
     if out.suffix not in endings:
-        written = " or ".join({PARQUET: "Parquet", CSV: "CSV"}[ending] for ending in endings)
+        written = " or ".join(_NAMES[ending] for ending in endings)
         raise ConfigError(f"--out {out}: {what} are written as {written}; name it {names}")
 
 
-def write_rows(out: Path, tables: Iterable[Any], schema: Any = None) -> int:
+def write_rows(out: Path, tables: Iterable[Any], empty: Any) -> int:
     """Writes Arrow tables one after the other, in the format of the file's ending; the file is there once it is whole.
 
     Args:
-        schema: of all tables; that of the first where None.
+        empty: the Arrow schema of the file where there are no tables.
 
     Returns:
         The number of rows.
 
     Raises:
-        ConfigError: it cannot be written, or a column has no text to write as CSV. StorageFullError: the disk is full.
+        ConfigError: it cannot be written, or the format has nothing for a column. StorageFullError: the disk is full.
     """
     unfinished, num_rows = out.with_name(f".{out.name}.unfinished"), 0
     with _told(out):
@@ -56,12 +59,13 @@ def write_rows(out: Path, tables: Iterable[Any], schema: Any = None) -> int:
             with contextlib.ExitStack() as closing:
                 writer = None
                 for table in tables:
-                    if writer is None:
-                        writer = closing.enter_context(_writer(unfinished, out, schema or table.schema))
-                    writer.write_table(table)
+                    with _told_of_columns(out):
+                        if writer is None:
+                            writer = closing.enter_context(_writer(unfinished, out, table.schema))
+                        writer.write_table(table)
                     num_rows += table.num_rows
                 if writer is None:
-                    closing.enter_context(_writer(unfinished, out, schema))
+                    closing.enter_context(_writer(unfinished, out, empty))
             unfinished.replace(out)
         finally:
             with contextlib.suppress(OSError):
@@ -74,11 +78,24 @@ def _writer(unfinished: Path, out: Path, schema: Any) -> Any:
     if out.suffix == PARQUET:
         return pq.ParquetWriter(unfinished, schema)
     for name, kind in zip(schema.names, schema.types, strict=True):
-        if pa.types.is_nested(kind):
+        if pa.types.is_nested(kind) or is_bytes(kind):
             raise ConfigError(
                 f"--out {out}: column {name!r} ({kind}) has no text to write as CSV; leave it out, or name {out.stem}{PARQUET}"
             )
     return pacsv.CSVWriter(unfinished, schema)
+
+
+@contextlib.contextmanager
+def _told_of_columns(out: Path) -> Iterator[None]:
+    """Tells what Arrow says of columns that it cannot write in a format."""
+    try:
+        yield
+    except pa.ArrowException as error:
+        if isinstance(error, OSError):
+            raise
+        raise ConfigError(
+            f"--out {out}: a column cannot be written as {_NAMES[out.suffix]} ({one_line(error)}); leave it out, or name another format"
+        ) from None
 
 
 @contextlib.contextmanager

@@ -42,7 +42,9 @@ def predict(run: Path, paths: tuple[str, ...], out: Path, keep: tuple[str, ...])
         raise ConfigError(f"--out {out}: is one of the files to read; name another")
     with load(run) as model:
         tables = (_table(batch, probabilities, names) for batch, probabilities in model.predictions(data))
-        num_examples = write_rows(out, tables)
+        kept = [(name, pa.string()) for name in keep]  # of no rows, whatever their type would be
+        empty = pa.schema([*kept, *((name, pa.float32()) for name in names)])
+        num_examples = write_rows(out, tables, empty)
     click.echo(f"{num_examples:,} predictions in {out}")
     skipped(data, "without a prediction")
     return 0

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
+from rich.measure import Measurement
 from rich.table import Table
 
-from girih.cli.screen import screen
+from girih.cli.screen import WIDE, screen
 from girih.data import Dataset
 from girih.planner.calibration import Calibration, Link, Rate, Work
 from girih.planner.costs import link_s
@@ -62,22 +63,32 @@ def skipped(data: Dataset, what: str) -> None:
 
 
 def metrics_table(metrics: dict[str, dict[str, Any]], title: str, names: Iterable[str] = TITLES) -> None:
-    """Prints some metrics of each label, those that at least one label has."""
+    """Prints some metrics of each label, those that at least one label has; a metric a row where a terminal is narrower."""
     metrics = {label: values | (values.get("ranking") or {}) for label, values in metrics.items()}
     ranked = [name for values in metrics.values() for name in values.get("ranking") or {}]
     names = dict.fromkeys([*names, *ranked])
     shown = [name for name in names if any(values.get(name) is not None for values in metrics.values())]
-    table = Table()
-    table.add_column("label", overflow="fold")
-    for name in shown:
-        table.add_column(TITLES.get(name, name), justify="right", overflow="fold")
+    rows = [("label", *(TITLES.get(name, name) for name in shown))]
     for label, values in metrics.items():
-        table.add_row(
-            label, *((count if name == "num_examples" else fraction)(values.get(name)) for name in shown)
-        )
+        told = ((count if name == "num_examples" else fraction)(values.get(name)) for name in shown)
+        rows.append((label, *told))
     console = screen()
     console.print(title, highlight=False, soft_wrap=True)
-    console.print(table)
+    table = _table(rows)
+    in_full = Measurement.get(console, console.options.update(max_width=WIDE), table)
+    console.print(table if in_full.maximum <= console.width else _table(zip(*rows, strict=True)))
+
+
+def _table(rows: Iterable[Sequence[str]]) -> Table:
+    """A table of names in the first row and the first column, and numbers."""
+    (corner, *names), *others = rows
+    table = Table()
+    table.add_column(corner, overflow="fold")
+    for name in names:
+        table.add_column(name, justify="right", overflow="fold")
+    for row in others:
+        table.add_row(*row)
+    return table
 
 
 def calibration_tables(calibration: Calibration) -> None:

@@ -34,6 +34,7 @@ PARENT = os.getppid()
 
 def main() -> int:
     """Runs the role; returns the status of the process."""
+    sys.path.append("")  # the working directory, last: parts of models that lie there come by name
     for number in (signal.SIGINT, signal.SIGTERM):  # whoever started this decides when it ends
         signal.signal(number, signal.SIG_IGN)
     pipe = Pipe.inherited()

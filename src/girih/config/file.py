@@ -237,7 +237,14 @@ class RunConfig:
                 raise ConfigError(f"negatives: features: no feature {name!r}{nearest(name, names)}")
         paths = [options.items] if isinstance(options.items, str) else list(options.items)
         own = self.schema.narrowed(options.features)
-        return open_dataset(self.data, own, paths=paths, base_dir=self.directory, with_labels=False)
+        return open_dataset(
+            self.data,
+            own,
+            paths=paths,
+            key="negatives.items",
+            base_dir=self.directory,
+            with_labels=False,
+        )
 
     def sparse(self, model: nn.Module | None = None) -> SparseSpec:
         """Tables, what the model reads of them, and how they are kept."""

@@ -13,7 +13,7 @@ from girih.data import readers
 from girih.data.dataset import BATCH_SIZE, MOST_EXAMPLES, SHUFFLE_ROWS, Dataset
 from girih.data.decode.where_text import parse_where
 from girih.data.kafka.topic import SCHEME, Topic
-from girih.data.paths import Paths, relative_to
+from girih.data.paths import NothingThereError, Paths, relative_to
 from girih.data.split import Cuts, Split, find_cuts
 from girih.errors import ConfigError, MissingFileError
 from girih.schema import Schema
@@ -104,6 +104,7 @@ def open_dataset(
     *,
     split: SplitName = "train",
     paths: Paths | None = None,
+    key: str = "",
     base_dir: str | os.PathLike[str] | None = None,
     seed: int = 0,
     shuffle: bool | None = None,
@@ -116,6 +117,7 @@ def open_dataset(
     Args:
         split: ``train``, ``valid`` or ``test``.
         paths: files to read in place of the split's, in the same format.
+        key: of the option that says them, for errors; "" for an argument.
         base_dir: what relative paths start at: the directory of the config file; None is the current one.
         with_labels: without labels, for predictions, all rows are read, whether they meet ``where`` or not.
         cuts: where ``split`` cut the files, once that is known; found otherwise, and noted here.
@@ -161,9 +163,11 @@ def open_dataset(
             **{name: getattr(options, name) for name in _OF_CSV if options.format == "csv"},
         )
     except MissingFileError as error:
-        key = "" if paths is not None else f"data.{'train' if is_cut else split} = {_shown(chosen)}: "
-        start = f"; relative paths start at {base_dir}, where the config file is" if below != listed else ""
-        raise MissingFileError(f"{key}{error}{start}") from None
+        key = key if paths is not None else f"data.{'train' if is_cut else split}"
+        told = str(error)
+        if isinstance(error, NothingThereError) and error.path not in map(os.fspath, listed):
+            told = f"{error.path}: {error.what}; relative paths start at {base_dir}, where the config file is"
+        raise MissingFileError(f"{key} = {_shown(listed)}: {told}" if key else told) from None
     dataset = replace(dataset, read_ahead=options.read_ahead)
     if not is_cut or options.split is None:
         return dataset
@@ -173,9 +177,9 @@ def open_dataset(
     return cuts["train"].of(dataset, split)
 
 
-def _shown(paths: Any) -> str:
+def _shown(paths: Sequence[Any]) -> str:
     """Paths as a config has them."""
-    return f'"{paths}"' if isinstance(paths, str) else str(list(paths))
+    return f'"{paths[0]}"' if len(paths) == 1 else str(list(paths))
 
 
 def is_topic(paths: object) -> bool:

@@ -16,6 +16,16 @@ from girih.errors import ConfigError, DataError, MissingFileError, UserError
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
+class NothingThereError(MissingFileError):
+    """A path or pattern that matches nothing.
+
+    Attributes:
+        path: the one that was looked for. what: there is none of.
+    """
+
+    path = what = ""
+
+
 @dataclass(frozen=True, slots=True)
 class File:
     """One file on some file system; ``address`` is what users are shown."""
@@ -91,10 +101,20 @@ def _matches(path: str, suffix: str | None) -> list[File]:
     except ValueError as error:  # an unknown protocol
         raise ConfigError(f"{path}: not an address that can be read: {one_line(error)}") from None
     except FileNotFoundError:
-        hint = "" if os.path.isabs(path) or "://" in path else f"; relative paths start at {os.getcwd()}"
-        raise MissingFileError(f"{path}: no such file{hint}") from None
+        raise _nothing_there(path, "no such file") from None
     except OSError as error:
         raise DataError(f"{path}: cannot be listed: {one_line(error)}") from None
+
+
+def _nothing_there(path: str, what: str) -> NothingThereError:
+    hint = (
+        ""
+        if os.path.isabs(os.path.expanduser(path)) or "://" in path
+        else f"; relative paths start at {os.getcwd()}"
+    )
+    error = NothingThereError(f"{path}: {what}{hint}")
+    error.path, error.what = path, what
+    return error
 
 
 def _list(path: str, suffix: str | None) -> list[File]:
@@ -103,7 +123,7 @@ def _list(path: str, suffix: str | None) -> list[File]:
         found = filesystem.glob(root, detail=True)
         files = [_file(filesystem, info, path) for _, info in sorted(found.items()) if info["type"] == "file"]
         if not files:
-            raise MissingFileError(f"{path}: no file matches this pattern")
+            raise _nothing_there(path, "no file matches this pattern")
         return files
     info = filesystem.info(root)
     if info["type"] != "directory":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -81,33 +81,26 @@ class Cuts:
         return (datetime.datetime(1970, 1, 1) + datetime.timedelta(microseconds=int(cut))).isoformat(" ")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _OfColumn(ReadPlan):
-    """A plan that reads one column; what is wrong with that is told as wrong with the split, beside the columns that there are.
+class _SplitPlan(ReadPlan):
+    """A plan that reads the column of a split; what is wrong with that is told as wrong with the split."""
 
-    Attributes:
-        present: the columns of the file that is checked.
-    """
-
-    by: str
-    present: list[str] = field(default_factory=list)
+    @property
+    def by(self) -> str:
+        """The column."""
+        return self.schema.features[0].source
 
     def check_names(self, present: Seq[str], where: str) -> None:
-        self.present[:] = sorted(present)
         if self.by not in present:
-            raise DataError(f"{where}: split.by = {self.by!r}: no such column; {self._columns()}")
-        ReadPlan.check_names(self, present, where)
+            raise DataError(f"{where}: split.by = {self.by!r}: no such column{nearest(self.by, present)}")
+        super().check_names(present, where)
 
     def check_types(self, types: dict[str, Any], where: str) -> None:
         kind = types[self.by]
         if not times.is_time(kind) and columns.kind_of(kind) not in _ORDERED:
             raise DataError(
-                f"{where}: split.by = {self.by!r} ({kind}): expected times, or numbers, one a row; {self._columns()}"
+                f"{where}: split.by = {self.by!r} ({kind}): expected times, or numbers, one a row; cast it, or name another column"
             )
-        ReadPlan.check_types(self, types, where)
-
-    def _columns(self) -> str:
-        return nearest("", self.present).removeprefix("; ").replace("valid: ", "columns are: ", 1)
+        super().check_types(types, where)
 
 
 def find_cuts(data: Dataset, split: Split) -> Cuts:
@@ -117,10 +110,18 @@ def find_cuts(data: Dataset, split: Split) -> Cuts:
         DataError: no such column, a row without a value, or too few values that differ.
     """
     only = Numeric(name="data.split", column=split.by, transform="weekday")  # a time, or a number
-    plan = replace(data.plan, schema=Schema([only], "none"), labels=(), weight=None, keep=())
-    data.source.check(
-        _OfColumn(**{each.name: getattr(plan, each.name) for each in fields(plan)}, by=split.by)
+    plan = _SplitPlan(
+        schema=Schema([only], "none"),
+        labels=(),
+        weight=None,
+        conditions={},
+        masks={},
+        label_weights={},
+        keep=(),
+        where=data.plan.where,
+        until_bad=data.plan.until_bad,
     )
+    data.source.check(plan)
     sampled, weights, orders = [], [], set()
     for unit in data.source.read(plan, np.arange(data.source.num_parts), Cursor()):
         unit = chosen(unit, plan)

@@ -158,7 +158,7 @@ class Loop:
                 yield step
 
     def _up_to_last_step(self, batches: Iterator[tuple[Batch, Position]]) -> Iterator[tuple[Batch, Position]]:
-        """The batches that are trained on: those that are pulled ahead of the last one would make rows for nothing."""
+        """The batches without those behind the last step, whose rows would be pulled, and made, for nothing."""
         most = self.options.max_steps
         return batches if most is None else islice(batches, max(0, most - self.state.step))
 
@@ -314,13 +314,11 @@ class Loop:
         return past or self.state.stopped_early
 
     def _may_begin(self, number: int) -> bool:
-        """Whether a batch, ``number`` behind the last step, may begin: none behind a step that is evaluated, saved or the last."""
+        """Whether a batch, ``number`` behind the last step, may begin: none behind a step that is evaluated, saved or published."""
         if self.ranks.stopping:
             return False
         done, periods = self.state.step, (self.options.evaluate_every_steps, self.save_every_steps)
         ends = [(done // steps + 1) * steps for steps in periods if steps is not None]
-        if self.options.max_steps is not None:
-            ends.append(self.options.max_steps)
         if self.publisher is not None and self.publisher.next_step > done:
             ends.append(self.publisher.next_step)
         return done + number <= min(ends, default=done + number)

@@ -51,6 +51,11 @@ def is_string(kind: Any) -> bool:
     return kind.id in _TEXT | _BYTES
 
 
+def is_bytes(kind: Any) -> bool:
+    """True for columns of bytes, which need be no text."""
+    return kind.id in _BYTES
+
+
 def flat(column: Any) -> Any:
     """The one array that a table's column consists of."""
     if column.num_chunks == 1:

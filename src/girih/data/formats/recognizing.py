@@ -11,6 +11,8 @@ HEAD_BYTES = 1 << 16
 SEPARATORS = "\t,;|"
 CRITEO_CELLS = 40
 PARQUET = b"PAR1"
+_CONTROL, _NEAR = re.compile(rb"[\x00-\x08\x0e-\x1f]"), 64
+"""Bytes that no text has, and how near a file's start one is found where it is none."""
 LIBSVM = re.compile(rb"[-+.0-9eE]*( +[0-9]+:[-+.0-9eE]+)+ *")
 _ARROW = "write it as Parquet, or give it to girih.read_arrow"
 _AS_PARQUET = "write it as Parquet"
@@ -49,11 +51,11 @@ def recognized(head: bytes, compression: str | None = None) -> Look | None:
         compression: by what it was compressed.
     """
     prefix = f"{compression}-compressed " if compression else ""
-    if head.startswith(PARQUET):
+    if begins_with(PARQUET, head):
         unpacked = "decompress it, and " if compression else ""
         return Look(f"{prefix}Parquet", unpacked + to_set("parquet"))
     for magic, (name, mend) in _BINARY.items():
-        if head.startswith(magic):
+        if begins_with(magic, head):
             return Look(prefix + name, mend)
     lines = head.removeprefix(b"\xef\xbb\xbf").splitlines()
     lines = [line for line in lines if line.strip()]
@@ -68,6 +70,11 @@ def recognized(head: bytes, compression: str | None = None) -> Look | None:
         return _delimited(lines, prefix)
     names = {"jsonl": "JSON lines", "criteo": "a log of Criteo", "libsvm": "libsvm"}
     return Look(prefix + names[form], to_set(form))
+
+
+def begins_with(magic: bytes, head: bytes) -> bool:
+    """Whether a file is of the format with that magic, not text whose first word has the same letters."""
+    return head.startswith(magic) and (not magic.isascii() or _CONTROL.search(head, 0, _NEAR) is not None)
 
 
 def format_of(line: bytes) -> str:

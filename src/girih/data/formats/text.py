@@ -22,7 +22,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from girih.config import checks
-from girih.data.formats.recognizing import HEAD_BYTES, PARQUET, Look, recognized
+from girih.data.formats.recognizing import HEAD_BYTES, PARQUET, Look, begins_with, recognized
 from girih.data.partitions import Partitions
 from girih.data.paths import File, one_line
 from girih.data.position import Cursor
@@ -70,7 +70,7 @@ def read_head(file: File) -> Head:
         first = text.readline()
         if first.startswith(_BYTE_ORDER_MARK):
             byte, first = len(_BYTE_ORDER_MARK), first[len(_BYTE_ORDER_MARK) :]
-        if b"\0" in first or first.startswith(PARQUET):
+        if b"\0" in first or begins_with(PARQUET, first):
             look = recognized(first)
             raise DataError(
                 f"{file.address}: holds zero bytes; expected UTF-8 text"

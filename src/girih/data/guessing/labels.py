@@ -51,8 +51,8 @@ def guess_label(table: Any, given: str | None) -> Label:
             return Label(name, section, why, frozenset(beside))
     which = "no column looks like a label (0 and 1, yes and no, a rating)"
     if given:
-        values = pc.unique(columns.flat(table[given]).drop_null())
-        alone = f" ({values[0].as_py()!r} alone)" if len(values) == 1 else ""
+        values = _distinct(columns.flat(table[given]).drop_null())
+        alone = f" ({values[0]!r} alone)" if len(values) == 1 else ""
         which = f"--label {given}: holds neither 0 and 1, nor two words, nor numbers that differ{alone}"
     raise ConfigError(f"{which}; name one of {', '.join(names[:20])} by --label COLUMN")
 
@@ -94,9 +94,7 @@ def _of_label(
         given: the column was named, so that 0 alone, or 1 alone, is taken too.
     """
     present = array.drop_null()
-    if not len(present) or columns.is_list(present.type):
-        return None
-    values = pc.unique(present).to_pylist() if pc.count_distinct(present).as_py() <= FEW else []
+    values = _distinct(present)
     if values and set(values) <= {0, 1} and (len(values) == 2 or given or named(name, _LABELS)):
         if len(values) == 1:
             return {"names": [name]}, _of_one_value(name, int(values[0]))
@@ -122,3 +120,11 @@ def _of_label(
         "names": [good],
         "derive": {good: f"{column_text(name)} >= {cut}"},
     }, f"{name} goes from {ordered[0]} to {ordered[-1]}: its upper half is 1; choose the bound that you mean"
+
+
+def _distinct(present: Any) -> list[Any]:
+    """The values of a column where they are few; none of lists and structs, which Arrow does not compare."""
+    if not len(present) or pa.types.is_nested(present.type) or pc.count_distinct(present).as_py() > FEW:
+        return []
+    found: list[Any] = pc.unique(present).to_pylist()
+    return found

@@ -20,7 +20,7 @@ from girih.data.decode import columns, times
 from girih.data.formats.delimited import DelimitedSource
 from girih.data.formats.jsonl import JsonlSource
 from girih.data.formats.parquet import ParquetSource
-from girih.data.formats.recognizing import PARQUET, format_of, separator_of
+from girih.data.formats.recognizing import HEAD_BYTES, PARQUET, begins_with, format_of, separator_of
 from girih.data.formats.text import SUFFIXES, read_head
 from girih.data.paths import File, find_files
 from girih.data.position import Cursor
@@ -148,7 +148,7 @@ def _format(file: File) -> str:
     if ending and _ENDINGS[ending] != "csv":
         return _ENDINGS[ending]
     with file.open() as opened:
-        if opened.read(len(PARQUET)) == PARQUET:
+        if begins_with(PARQUET, opened.read(HEAD_BYTES)):
             return "parquet"
     line = read_head(file).line
     form = format_of(line)
