@@ -188,7 +188,7 @@ class GrowingModule(nn.Module):
             flat = [None if one is None else one.numpy() for one in flat]
         given = by_group([group.group for group in groups], flat)
         with tables.used():
-            apply_all(groups, reads, given, batch, tables.step + 1, self.lr_scale, self._called)
+            apply_all(groups, reads, given, batch, tables.step + 1, self.lr_scale, self._describe)
         tables.step += 1
 
     def weight_gradients(
@@ -257,7 +257,7 @@ class GrowingModule(nn.Module):
         self.tables.restore(shards)
         self.tables.step = state["step"]
 
-    def _called(self, feature: str) -> str:
+    def _describe(self, feature: str) -> str:
         """A feature in words, for errors."""
         return f"feature {feature!r} of {self._told}"
 
