@@ -69,7 +69,9 @@ def test_weights_of_torch(kind):
 
 def test_weights_of_many_modules_of_torch():
     bags = torch.nn.ModuleDict({"embedding_bags": torch.nn.ModuleDict({"a": torch.nn.EmbeddingBag(3, 4)})})
-    with pytest.raises(CheckpointError, match=r"has 'user.embedding_bags.a.weight'.* set rows by module.assign"):
+    with pytest.raises(
+        CheckpointError, match=r"has 'user.embedding_bags.a.weight'.* set rows by module.assign"
+    ):
         around(girih.nn.EmbeddingBagCollection([F(name="a", dim=4)])).load_state_dict(
             around(bags).state_dict()
         )
@@ -107,7 +109,9 @@ def test_weights_of_other_modules_of_a_whole_model(module):
     model = torch.nn.ModuleDict(
         {
             "layer": torch.nn.Linear(4, 1),
-            "bags": torch.nn.ModuleDict({"embedding_bags": torch.nn.ModuleDict({"a": torch.nn.Embedding(3, 4)})}),
+            "bags": torch.nn.ModuleDict(
+                {"embedding_bags": torch.nn.ModuleDict({"a": torch.nn.Embedding(3, 4)})}
+            ),
         }
     )
     assert module.load_state_dict(model.state_dict(), strict=False).missing_keys == ["_extra_state"]

@@ -124,20 +124,20 @@ def test_halves_of_json_are_read_with_nulls_between():
     assert (found.type, found.null_count) == (pa.float16(), 1)
     np.testing.assert_array_equal(found.drop_null().to_numpy(), np.array([0.5, 65504, np.nan], np.float16))
     for value in (1e5, -70_000, 1 << 70):
-        with pytest.raises(DataError, match="input 'x': value 1 is .*; expected values of FP16"):
+        with pytest.raises(DataError, match=r"input 'x': value 1 is .*; expected values of FP16"):
             from_json("x", "FP16", (3,), [None, value, 0.5])
 
 
 @pytest.mark.parametrize("datatype", sorted({*NUMPY} - {"BOOL"}))
 @pytest.mark.parametrize("value", [True, "1", [1], {}])
 def test_values_of_json_of_another_type_than_a_number(datatype, value):
-    with pytest.raises(DataError, match=f"input 'x': value 1 is .*; expected values of {datatype}"):
+    with pytest.raises(DataError, match=rf"input 'x': value 1 is .*; expected values of {datatype}"):
         from_json("x", datatype, (2,), [1, value])
 
 
 @pytest.mark.parametrize("datatype", ["BOOL", "BYTES"])
 def test_values_of_json_that_are_no_flags_and_no_strings(datatype):
-    with pytest.raises(DataError, match=f"input 'x': value 1 is 1; expected values of {datatype}"):
+    with pytest.raises(DataError, match=rf"input 'x': value 1 is 1; expected values of {datatype}"):
         from_json("x", datatype, (2,), [None, 1])
 
 
@@ -177,7 +177,11 @@ def test_an_error_writes_no_more_of_a_value_than_it_shows():
 
 
 def test_values_nested_deep_are_refused_where_values_are_expected():
-    for given in ({"data": [nested(100_000)]}, {"data": [1], "shape": nested(100_000)}, {"datatype": nested(100_000)}):
+    for given in (
+        {"data": [nested(100_000)]},
+        {"data": [1], "shape": nested(100_000)},
+        {"datatype": nested(100_000)},
+    ):
         described = {"datatype": "FP32", "shape": [1], "data": [1]} | given
         with pytest.raises(DataError, match=r"\[\[\[\["):
             from_json("x", described["datatype"], shape_of("x", described["shape"]), described["data"])
@@ -185,7 +189,9 @@ def test_values_nested_deep_are_refused_where_values_are_expected():
 
 def test_ids_that_a_separator_splits_list_all_datatypes_that_are_taken_for_them():
     described = metadata(SimpleNamespace(inputs=inputs_of(SCHEMA), outputs=()), "clicks", "1")["inputs"]
-    found = {each["name"]: (each["datatype"], each.get("parameters", {}).get("datatypes")) for each in described}
+    found = {
+        each["name"]: (each["datatype"], each.get("parameters", {}).get("datatypes")) for each in described
+    }
     every = ["UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "BYTES"]
     assert found["item"] == ("INT64", every)
     assert found["genres"] == found["tags"] == found["seen"] == ("BYTES", every)

@@ -116,7 +116,8 @@ def from_json(name: str, datatype: str, shape: tuple[int, ...], data: Any) -> Te
 
 def _infinite(values: Any, data: Sequence[Any]) -> list[Any]:
     """The data that became infinite: some are numbers too large."""
-    return [data[place] for place in np.flatnonzero(np.isinf(values.to_numpy(zero_copy_only=False)))]  # null is NaN there
+    numbers: NDArray[Any] = values.to_numpy(zero_copy_only=False)  # null is NaN there
+    return [data[place] for place in np.flatnonzero(np.isinf(numbers)).tolist()]
 
 
 def _floats(datatype: str, data: Sequence[Any]) -> Any:
@@ -140,7 +141,7 @@ def _fits(datatype: str, value: Any) -> bool:
         bounds = np.iinfo(NUMPY[datatype])
         return int(bounds.min) <= value <= int(bounds.max)
     is_finite = isinstance(value, int) or math.isfinite(value)
-    return not is_finite or abs(value) <= float(np.finfo(NUMPY[datatype]).max)
+    return bool(not is_finite or abs(value) <= float(np.finfo(NUMPY[datatype]).max))
 
 
 def _refused(name: str, datatype: str, data: Sequence[Any]) -> DataError:
@@ -155,7 +156,9 @@ def _refused(name: str, datatype: str, data: Sequence[Any]) -> DataError:
 def shown(value: Any) -> str:
     """A value of JSON as text, for errors: only its beginning is written, however long or deep it is."""
     beginning = value[:_MOST_SHOWN] if isinstance(value, str) else value
-    pieces = islice(json.JSONEncoder().iterencode(beginning), _MOST_SHOWN)  # one by one, as they are asked for
+    pieces = islice(
+        json.JSONEncoder().iterencode(beginning), _MOST_SHOWN
+    )  # one by one, as they are asked for
     return "".join(pieces)[:_MOST_SHOWN]
 
 
