@@ -139,7 +139,7 @@ def _fits(datatype: str, value: Any) -> bool:
         return True
     if NUMPY[datatype].kind in "iu":
         bounds = np.iinfo(NUMPY[datatype])
-        return int(bounds.min) <= value <= int(bounds.max)
+        return bool(bounds.min <= value <= bounds.max)
     is_finite = isinstance(value, int) or math.isfinite(value)
     return bool(not is_finite or abs(value) <= float(np.finfo(NUMPY[datatype]).max))
 
