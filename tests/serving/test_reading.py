@@ -1,5 +1,7 @@
 """Requests that would take much more memory than their bytes: refused before anything of the kind is made."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -8,8 +10,10 @@ from girih.errors import DataError
 from girih.schema import Categorical, Schema, Sequence
 from girih.serving import reading
 from girih.serving.app import status_of
+from girih.serving.protocol import metadata
 from girih.serving.reading import MOST_IDS, RequestReader, TooLarge
-from girih.serving.tensors import from_json
+from girih.serving.signature import inputs_of
+from girih.serving.tensors import NUMPY, from_json, shape_of, shown
 
 EXAMPLES = 8192
 SCHEMA = Schema(
@@ -113,3 +117,82 @@ def test_numbers_of_json_are_as_large_as_their_datatype_lets_them_be():
     ):
         with pytest.raises(DataError, match=f"expected values of {datatype}"):
             from_json("x", datatype, (2,), [1, value])
+
+
+def test_halves_of_json_are_read_with_nulls_between():
+    found = from_json("x", "FP16", (4,), [0.5, None, 65504, float("nan")]).values
+    assert (found.type, found.null_count) == (pa.float16(), 1)
+    np.testing.assert_array_equal(found.drop_null().to_numpy(), np.array([0.5, 65504, np.nan], np.float16))
+    for value in (1e5, -70_000, 1 << 70):
+        with pytest.raises(DataError, match=r"input 'x': value 1 is .*; expected values of FP16"):
+            from_json("x", "FP16", (3,), [None, value, 0.5])
+
+
+@pytest.mark.parametrize("datatype", sorted({*NUMPY} - {"BOOL"}))
+@pytest.mark.parametrize("value", [True, "1", [1], {}])
+def test_values_of_json_of_another_type_than_a_number(datatype, value):
+    with pytest.raises(DataError, match=rf"input 'x': value 1 is .*; expected values of {datatype}"):
+        from_json("x", datatype, (2,), [1, value])
+
+
+@pytest.mark.parametrize("datatype", ["BOOL", "BYTES"])
+def test_values_of_json_that_are_no_flags_and_no_strings(datatype):
+    with pytest.raises(DataError, match=rf"input 'x': value 1 is 1; expected values of {datatype}"):
+        from_json("x", datatype, (2,), [None, 1])
+
+
+class Untouched(list):
+    """A list that says how many of its items were looked at."""
+
+    def __init__(self, items):
+        super().__init__(items)
+        self.seen = 0
+
+    def __iter__(self):
+        for item in super().__iter__():
+            self.seen += 1
+            yield item
+
+
+def nested(depth):
+    value = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def test_an_error_writes_no_more_of_a_value_than_it_shows():
+    long = Untouched(range(100_000))
+    for value, begin in (
+        (long, "[0, 1, 2, 3"),
+        ({"a": long}, '{"a": [0, 1'),
+        ("é" * 100, '"\\u00e9'),
+        (nested(100_000), "[[[["),  # deeper than any stack
+        (None, "null"),
+        (float("inf"), "Infinity"),
+    ):
+        assert shown(value).startswith(begin)
+        assert len(shown(value)) <= 40
+    assert long.seen < 200
+
+
+def test_values_nested_deep_are_refused_where_values_are_expected():
+    for given in (
+        {"data": [nested(100_000)]},
+        {"data": [1], "shape": nested(100_000)},
+        {"datatype": nested(100_000)},
+    ):
+        described = {"datatype": "FP32", "shape": [1], "data": [1]} | given
+        with pytest.raises(DataError, match=r"\[\[\[\["):
+            from_json("x", described["datatype"], shape_of("x", described["shape"]), described["data"])
+
+
+def test_ids_that_a_separator_splits_list_all_datatypes_that_are_taken_for_them():
+    described = metadata(SimpleNamespace(inputs=inputs_of(SCHEMA), outputs=()), "clicks", "1")["inputs"]
+    found = {
+        each["name"]: (each["datatype"], each.get("parameters", {}).get("datatypes")) for each in described
+    }
+    every = ["UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "BYTES"]
+    assert found["item"] == ("INT64", every)
+    assert found["genres"] == found["tags"] == found["seen"] == ("BYTES", every)
+    assert found["tag_weights"] == ("BYTES", None)

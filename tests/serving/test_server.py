@@ -231,7 +231,9 @@ def bad_requests(table):
     inputs = inputs_of(table)
     yield b"", {}, 400, "the body is no JSON"
     yield b"{not json", {}, 400, "the body is no JSON at line 1, character 2; expected an inference request"
-    yield b"\xff\xfe\x00", {}, 400, "the body is no JSON: byte 2 is no text in UTF-8"
+    yield b"\xff\xfe\x00", {}, 400, "the body is no JSON: byte 2 is no text in UTF-16"
+    yield b'{"a": "\xff"}', {}, 400, "the body is no JSON: byte 7 is no text in UTF-8; expected an inference"
+    yield b"[" + b"7" * 5000, {}, 400, "the body is no JSON: a number has more than 4,300 digits; expected an"
     yield b"[" * 100_000, {}, 400, "the body is no JSON: lists or objects are nested too deep"
     for content in ([], 7, None, {}, {"inputs": {}}, {"inputs": "user"}):
         yield content, {}, 400, "the body has no list of inputs"
@@ -269,6 +271,7 @@ def bad_requests(table):
         ("user", True, "input 'user': value 0 is true; expected values of INT64"),
         ("user", "\ud800", 'value 0 is "\\ud800"; expected values of INT64'),
         ("x0", 1e300, "input 'x0': value 0 is 1e+300; expected values of FP32, numbers up to 3.4e+38"),
+        ("x0", True, "input 'x0': value 0 is true; expected values of FP32"),
         ("x0", "a", "input 'x0': value 0 is \"a\"; expected values of FP32"),
         ("x0", 1 << 200, "expected values of FP32"),
     ):
@@ -299,7 +302,7 @@ def bad_requests(table):
         400,
         "datatype = 'INT46'; did you mean 'INT64'?",
     )
-    yield {"inputs": changed(table, "user", datatype=None)}, {}, 400, "datatype = None"
+    yield {"inputs": changed(table, "user", datatype=None)}, {}, 400, "datatype = null"
     uneven = [[1, 2], [], *[[1]] * 126]
     yield {"inputs": changed(table, "user", shape=[128, 1], data=uneven)}, {}, 400, "lists of other lengths"
     none = changed(table, "user", shape=[2_000_000_000, 0], data=[])
@@ -363,6 +366,7 @@ def bad_requests(table):
         400,
         "output 'predictions': the model has none of that name; did you mean 'prediction'?",
     )
+    yield {"inputs": inputs, "outputs": [{}]}, {}, 400, "output 0 has no name; expected one of the"
     yield {"inputs": inputs, "outputs": 7}, {}, 400, "outputs are no list"
     yield {"inputs": inputs, "parameters": 7}, {}, 400, "parameters are no object"
     yield (

@@ -86,9 +86,12 @@ class GrowingModule(nn.Module):
         raise ConfigError(f"{type(self).__name__} {UNCAPTURED}")
 
     def __getattr__(self, name: str) -> Any:
-        if name in ATTRIBUTES:
-            raise AttributeError(f"{type(self).__name__} has no {name}: {ATTRIBUTES[name]}")
-        return super().__getattr__(name)
+        try:
+            return super().__getattr__(name)  # a subclass may have its own
+        except AttributeError:
+            if name not in ATTRIBUTES:
+                raise
+            raise AttributeError(f"{type(self).__name__} has no {name}: {ATTRIBUTES[name]}") from None
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> GrowingModule:
         """Called by ``to``, ``cuda``, ``cpu`` and the like: rows go to a GPU, or come back, with all that share them.
@@ -188,7 +191,7 @@ class GrowingModule(nn.Module):
             flat = [None if one is None else one.numpy() for one in flat]
         given = by_group([group.group for group in groups], flat)
         with tables.used():
-            apply_all(groups, reads, given, batch, tables.step + 1, self.lr_scale, self._called)
+            apply_all(groups, reads, given, batch, tables.step + 1, self.lr_scale, self._describe)
         tables.step += 1
 
     def weight_gradients(
@@ -221,7 +224,7 @@ class GrowingModule(nn.Module):
         *lists: list[str],
     ) -> None:
         where = f"{prefix.removesuffix('.')}: {self._told}" if prefix else self._told
-        refuse_weights(type(self).__name__, where, state_dict, prefix)
+        refuse_weights(self, where, state_dict, prefix)
         try:
             super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, *lists)
         except CheckpointError as error:
@@ -257,7 +260,7 @@ class GrowingModule(nn.Module):
         self.tables.restore(shards)
         self.tables.step = state["step"]
 
-    def _called(self, feature: str) -> str:
+    def _describe(self, feature: str) -> str:
         """A feature in words, for errors."""
         return f"feature {feature!r} of {self._told}"
 

@@ -86,7 +86,7 @@ class TableModule(GrowingModule):
         """Sets rows: int64[n] distinct ids, float32[n, dim]; new ids get rows."""
         self.tables.assign(ROWS, ids, vectors)
 
-    def _called(self, feature: str) -> str:
+    def _describe(self, feature: str) -> str:
         return self._told
 
     @property

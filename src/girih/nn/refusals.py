@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec, SupportsIndex, TypeVar, cast
 
 import torch
+from torch import nn
 
-from girih.errors import ConfigError, nearest
+from girih.errors import CheckpointError, ConfigError, nearest
 
 Self = TypeVar("Self")
 P = ParamSpec("P")
@@ -47,6 +49,8 @@ _TRAINED = {
     for name in ("Embedding", "EmbeddingBag")
 }
 """The way from trained weights to rows, by class."""
+_WEIGHT = re.compile(r"weight|embedding_bags\.[^.]+\.weight")
+"""The name of weights in a module of torch, and in one of TorchRec for each table."""
 
 _BY_FEATURE = "features have it; write {example}"
 _BY_TABLE = 'tables have it, as tables=[girih.Table(name="user", {option}=...)]'
@@ -101,19 +105,27 @@ def uncaptured(forward: Callable[Concatenate[Self, P], R]) -> Callable[Concatena
     return cast(Callable[Concatenate[Self, P], R], disabled)
 
 
-def refuse_weights(name: str, where: str, state_dict: Mapping[str, Any], prefix: str) -> None:
+def refuse_weights(module: nn.Module, where: str, state_dict: Mapping[str, Any], prefix: str) -> None:
     """Refuses the weights of torch's and TorchRec's modules in the place of a module's own state.
 
+    Keys of parameters, buffers and modules that a subclass added are its own, and keys of other modules are left alone: with an
+    empty prefix the dict may be that of a whole model.
+
     Args:
-        name: the module's class.
         where: begins the error.
+
+    Raises:
+        CheckpointError: it has such weights, and no rows.
     """
     if f"{prefix}_extra_state" in state_dict:
         return
+    own = {*module._parameters, *module._buffers, *module._modules}
     for key, value in state_dict.items():
-        if key.startswith(prefix) and key.endswith("weight") and isinstance(value, torch.Tensor):
-            way = _TRAINED.get(name, "set rows by module.assign")
-            raise ConfigError(
+        name = key.removeprefix(prefix) if key.startswith(prefix) else ""
+        is_weight = _WEIGHT.fullmatch(name) and isinstance(value, torch.Tensor)
+        if is_weight and name.partition(".")[0] not in own:
+            way = _TRAINED.get(type(module).__name__, "set rows by module.assign")
+            raise CheckpointError(
                 f"{where}: state_dict has {key!r}, torch's weights of shape {tuple(value.shape)}; expected rows, as state_dict() of"
                 f" girih.nn gives them: {way}, or leave the key out"
             )

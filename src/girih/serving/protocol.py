@@ -6,6 +6,7 @@ Shapes: n examples, T labels.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from girih.errors import DataError, nearest
 from girih.serving.signature import LENGTHS, Output, Signature
-from girih.serving.tensors import BYTES, INTEGERS, Tensor, from_bytes, from_json, shape_of, to_bytes
+from girih.serving.tensors import BYTES, INTEGERS, Tensor, from_bytes, from_json, shape_of, shown, to_bytes
 
 JSON_LENGTH = "Inference-Header-Content-Length"
 """The header that says how many bytes of a body are JSON; tensors follow it as bytes."""
@@ -154,7 +155,7 @@ class Parser:
                 continue
             if type(size) is not int or not 0 <= size <= len(data) - at:
                 raise DataError(
-                    f"input {name!r}: binary_data_size = {size!r:.40}; expected at most the {len(data) - at:,} bytes that are left"
+                    f"input {name!r}: binary_data_size = {shown(size)}; expected at most the {len(data) - at:,} bytes that are left"
                 )
             given[name] = from_bytes(name, datatype, shape, data[at : at + size])
             placed.append(Placed(name, datatype, shape, at, size))
@@ -193,11 +194,11 @@ def answer(
 
 
 def metadata(signature: Signature, name: str, version: str) -> dict[str, Any]:
-    """The answer to ``GET /v2/models/NAME``; ``datatypes`` are all that an input may have, where it announces one of several."""
+    """The answer to ``GET /v2/models/NAME``; ``datatypes`` are all that ids may have beside the one announced."""
     inputs: list[dict[str, Any]] = []
     for each in signature.inputs:
         described: dict[str, Any] = {"name": each.name, "datatype": each.datatype, "shape": [-1]}
-        if each.kind == "ids" and each.datatype != BYTES:
+        if each.kind == "ids":
             described["parameters"] = {"datatypes": [*INTEGERS, BYTES]}
         inputs.append(described)
         if each.sequence:
@@ -207,12 +208,14 @@ def metadata(signature: Signature, name: str, version: str) -> dict[str, Any]:
 
 
 def _place(error: Exception) -> str:
-    """The place at which a body ceases to be JSON."""
+    """The place at which a body ceases to be JSON, or why it is none."""
     if isinstance(error, json.JSONDecodeError):
         return f" at line {error.lineno}, character {error.colno}"
     if isinstance(error, UnicodeDecodeError):
-        return f": byte {error.start:,} is no text in UTF-8"
-    return ": lists or objects are nested too deep" if isinstance(error, RecursionError) else ""
+        return f": byte {error.start:,} is no text in {error.encoding.upper()}"
+    if isinstance(error, RecursionError):
+        return ": lists or objects are nested too deep"
+    return f": a number has more than {sys.get_int_max_str_digits():,} digits"
 
 
 def _length(given: str, size: int) -> int:
@@ -245,12 +248,13 @@ def _wanted(content: Mapping[str, Any], outputs: Sequence[Output]) -> list[Wante
         raise DataError("outputs are no list; leave them out to get all")
     places = {output.name: place for place, output in enumerate(outputs)}
     found = []
-    for each in asked:
+    for number, each in enumerate(asked):
         name = each.get("name") if isinstance(each, dict) else None
-        if not isinstance(name, str) or name not in places:
-            raise DataError(
-                f"output {name!r:.80}: the model has none of that name{nearest(str(name)[:80], places)}"
-            )
+        if not isinstance(name, str):
+            raise DataError(f"output {number} has no name; expected one of the model's outputs")
+        if name not in places:
+            told = name[:80]
+            raise DataError(f"output {told!r}: the model has none of that name{nearest(told, places)}")
         whose = f"output {name!r}"
         found.append(Wanted(places[name], _flag(_parameters(each, whose), "binary_data", binary, whose)))
     return found
@@ -259,5 +263,5 @@ def _wanted(content: Mapping[str, Any], outputs: Sequence[Output]) -> list[Wante
 def _flag(parameters: Mapping[str, Any], name: str, default: bool, whose: str) -> bool:
     value = parameters.get(name, default)
     if not isinstance(value, bool):
-        raise DataError(f"{whose}: {name} = {value!r:.40}: expected true or false")
+        raise DataError(f"{whose}: {name} = {shown(value)}: expected true or false")
     return value

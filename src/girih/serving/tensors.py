@@ -10,12 +10,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from girih.errors import DataError, nearest
@@ -30,8 +29,14 @@ NUMPY: dict[str, np.dtype[Any]] = {
     "FP16": np.dtype("<f2"), "FP32": np.dtype("<f4"), "FP64": np.dtype("<f8"),
 }  # fmt: skip
 _ARROW = {name: pa.from_numpy_dtype(dtype) for name, dtype in NUMPY.items()} | {BYTES: pa.large_string()}
+_OF_JSON: dict[str, tuple[type, ...]] = {
+    name: {"b": (bool,), "f": (int, float)}.get(dtype.kind, (int,)) for name, dtype in NUMPY.items()
+} | {BYTES: (str,)}
+"""Types of values in JSON that a datatype takes."""
 INTEGERS = tuple(name for name, dtype in NUMPY.items() if dtype.kind in "iu")
 _MOST_DIMS = 2
+_MOST_SHOWN = 40
+"""Characters of a value that an error shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,47 +96,52 @@ def from_json(name: str, datatype: str, shape: tuple[int, ...], data: Any) -> Te
         raise DataError(
             f"input {name!r}: {len(data):,} values for a shape of {list(shape)}; expected {count:,}"
         )
-    floats = datatype != BYTES and _known(name, datatype).kind == "f"
+    if datatype != BYTES:
+        _known(name, datatype)
+    if not {*map(type, data)} <= {*_OF_JSON[datatype], type(None)}:
+        # before Arrow, which makes 1 of true and 0 of 0.5, and whose errors hold all of a value
+        raise _refused(name, datatype, data)
+    floats = datatype.startswith("FP")
     try:
         values = pa.array(data, _ARROW[datatype])
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
         if not floats or not all(map(partial(_fits, datatype), data)):
             raise _refused(name, datatype, data) from None
-        plain_floats = [
-            None if value is None else float(value) for value in data
-        ]  # Arrow takes no integer beyond int64
-        values = pa.array(plain_floats, _ARROW[datatype])
-    if _converted(datatype, data, values):
+        values = _floats(datatype, data)
+    if floats and not all(map(partial(_fits, datatype), _infinite(values, data))):
         raise _refused(name, datatype, data)
     plain = datatype != BYTES and values.null_count == 0 and datatype != "BOOL"
     return Tensor(name, datatype, shape, values.to_numpy() if plain else values)
 
 
-def _converted(datatype: str, data: Sequence[Any], values: Any) -> bool:
-    """Whether Arrow made other values of the data: integers of numbers, or infinity of a number too large."""
-    if datatype == BYTES or datatype == "BOOL":
-        return False
-    if NUMPY[datatype].kind in "iu":
-        return not {*map(type, data)} <= {int, type(None)}
-    is_infinite = pc.is_inf(values.cast(pa.float64()))
-    return bool(pc.any(is_infinite).as_py()) and not all(map(partial(_fits, datatype), data))
+def _infinite(values: Any, data: Sequence[Any]) -> list[Any]:
+    """The data that became infinite: some are numbers too large."""
+    numbers: NDArray[Any] = values.to_numpy(zero_copy_only=False)  # null is NaN there
+    return [data[place] for place in np.flatnonzero(np.isinf(numbers)).tolist()]
+
+
+def _floats(datatype: str, data: Sequence[Any]) -> Any:
+    """Numbers as Arrow does not take them: integers beyond int64, and halves in its earlier versions."""
+    missing = np.array([value is None for value in data], np.bool_)
+    numbers = [0.0 if value is None else float(value) for value in data]
+    return pa.array(np.array(numbers, NUMPY[datatype]), mask=missing)
 
 
 def _fits(datatype: str, value: Any) -> bool:
     """Whether a value of JSON is one of a datatype; null is of all."""
     if value is None:
         return True
+    if type(value) not in _OF_JSON[datatype]:
+        return False
     if datatype == BYTES:
-        return isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)
+        return not any("\ud800" <= letter <= "\udfff" for letter in value)
     if datatype == "BOOL":
-        return isinstance(value, bool)
+        return True
     if NUMPY[datatype].kind in "iu":
         bounds = np.iinfo(NUMPY[datatype])
-        return type(value) is int and int(bounds.min) <= value <= int(bounds.max)
-    if not isinstance(value, int | float):
-        return False
+        return bool(bounds.min <= value <= bounds.max)
     is_finite = isinstance(value, int) or math.isfinite(value)
-    return not is_finite or abs(value) <= float(np.finfo(NUMPY[datatype]).max)
+    return bool(not is_finite or abs(value) <= float(np.finfo(NUMPY[datatype]).max))
 
 
 def _refused(name: str, datatype: str, data: Sequence[Any]) -> DataError:
@@ -139,8 +149,17 @@ def _refused(name: str, datatype: str, data: Sequence[Any]) -> DataError:
     expected = f"expected values of {datatype}, {_described(datatype)}"
     for place, value in enumerate(data):
         if not _fits(datatype, value):
-            return DataError(f"input {name!r}: value {place} is {json.dumps(value):.40}; {expected}")
+            return DataError(f"input {name!r}: value {place} is {shown(value)}; {expected}")
     return DataError(f"input {name!r}: data of several types; {expected}")
+
+
+def shown(value: Any) -> str:
+    """A value of JSON as text, for errors: only its beginning is written, however long or deep it is."""
+    beginning = value[:_MOST_SHOWN] if isinstance(value, str) else value
+    pieces = islice(
+        json.JSONEncoder().iterencode(beginning), _MOST_SHOWN
+    )  # one by one, as they are asked for
+    return "".join(pieces)[:_MOST_SHOWN]
 
 
 def datatype_of(kind: Any) -> str:
@@ -167,13 +186,16 @@ def shape_of(name: str, given: Any) -> tuple[int, ...]:
     """
     fits = isinstance(given, list) and 1 <= len(given) <= _MOST_DIMS
     if not fits or not all(type(size) is int and size >= 0 for size in given):
-        raise DataError(f"input {name!r}: shape = {given!r:.80}; expected [n], or [n, length]")
+        raise DataError(f"input {name!r}: shape = {shown(given)}; expected [n], or [n, length]")
     return tuple(given)
 
 
 def _known(name: str, datatype: str) -> np.dtype[Any]:
-    if not isinstance(datatype, str) or datatype not in NUMPY:
-        raise DataError(f"input {name!r}: datatype = {datatype!r:.40}{nearest(str(datatype)[:40], _ARROW)}")
+    if not isinstance(datatype, str):
+        raise DataError(f"input {name!r}: datatype = {shown(datatype)}; expected a string, as 'INT64'")
+    if datatype not in NUMPY:
+        told = datatype[:_MOST_SHOWN]
+        raise DataError(f"input {name!r}: datatype = {told!r}{nearest(told, _ARROW)}")
     return NUMPY[datatype]
 
 

@@ -23,7 +23,7 @@ from girih.data.read_plan import ReadPlan
 from girih.data.unit import Unit
 from girih.errors import DataError
 
-LOOK_AT = 1000
+_LOOK_LINES = 1000
 """Lines of a file by which its columns and their types are known."""
 _LOOK_BYTES = 1 << 20
 _TYPES = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string(), dict: pa.struct([])}
@@ -109,7 +109,7 @@ def _first_objects(file: File, byte: int, line: int) -> Iterator[dict[str, Any]]
     """
     block = next(read_blocks(file, byte, line, _LOOK_BYTES))
     trouble, found = None, False
-    for number, text in enumerate(block.data.split(b"\n")[:LOOK_AT], block.line):
+    for number, text in enumerate(block.data.split(b"\n")[:_LOOK_LINES], block.line):
         try:
             row = json.loads(text) if text.strip() else {}
         except (ValueError, RecursionError) as error:

@@ -186,12 +186,12 @@ def apply_all(
     batch: Batch,
     step: int,
     lr_scale: float,
-    called: Callable[[str], str] = "feature {!r}".format,
+    describe: Callable[[str], str] = "feature {!r}".format,
 ) -> None:
     """Moves the rows of all groups by the gradients of each one's outputs: one step, or none.
 
     Args:
-        called: a feature's name in words, for errors.
+        describe: a feature's name in words, for errors.
 
     Raises:
         NonFiniteError: a gradient is NaN or infinite; no row was moved.
@@ -203,7 +203,7 @@ def apply_all(
             continue
         if found.nonfinite_key >= 0:
             name = feature_of(group.group, group.inverse(read), found.nonfinite_key, batch)
-            raise NonFiniteError(f"the gradient of {called(name)} is NaN or infinite")
+            raise NonFiniteError(f"the gradient of {describe(name)} is NaN or infinite")
         updates.append((group, read, found))
     for group, read, found in updates:
         group.apply(read, found, step, lr_scale)
