@@ -218,6 +218,17 @@ def test_splits_that_cannot_be(files):
     assert sorted(parts[0] + parts[1]) == rows_of(girih.read_parquet(path, SCHEMA, where=there))
 
 
+def test_a_column_of_nulls_has_no_order_but_may_be_left_out(tmp_path):
+    none, some = str(tmp_path / "none.parquet"), str(tmp_path / "some.parquet")
+    pq.write_table(pa.table({"row": [1], "at": pa.nulls(1), "click": [0]}), none)
+    pq.write_table(pa.table({"row": range(8), "at": range(8), "click": [0, 1] * 4}), some)
+    split = {"by": "at", "test": 0.25}
+    with pytest.raises(DataError, match=r"none.parquet: split.by = 'at': .* add where = \"at is not null\""):
+        open_dataset(DataOptions(train=(none, some), split=split), SCHEMA)
+    options = DataOptions(train=(none, some), split=split, where="at is not null", shuffle=False)
+    assert rows_of(open_dataset(options, SCHEMA, split="test")) == [6, 7]
+
+
 TIMES = {
     "naive": pa.array([datetime.datetime(2024, 5, 4, 23, 59), None, datetime.datetime(1969, 12, 31, 1)]),
     "text": pa.array(["2024-05-04T23:59", None, "1969-12-31 01:00:00"]),

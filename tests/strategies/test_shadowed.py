@@ -72,6 +72,28 @@ def test_files_of_the_working_directory_hide_no_module_and_models_there_are_foun
     assert strategy != "hierarchical" or plan["tagging"]["devices"]["layers.1"] == "server 0"
 
 
+@pytest.mark.parametrize("name", ["mine:Mine", "mine.py:Mine"])
+def test_what_lies_beside_the_config_alone_is_computed_by_trainers(directory, tmp_path, name):
+    for file in directory.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "mine.py").write_text(MODEL)
+    (tmp_path / "elsewhere").mkdir()
+    options = ["strategy.trainers_per_group=1", "strategy.servers_per_group=1", "train.max_steps=4"]
+    done = subprocess.run(
+        command(tmp_path, "hierarchical", tmp_path / "run", *options, f"model={{name='{name}'}}"),
+        cwd=tmp_path / "elsewhere",
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    plan = json.loads((tmp_path / "run" / "plan.json").read_text())
+    devices = plan["tagging"]["devices"]
+    assert (devices["layers.0"], devices["layers.1"]) == ("server 0", "trainer")
+
+
 def test_one_function_makes_the_command_of_every_process():
     """Who writes ``python -m`` out would leave the working directory in front of the import path."""
     writers = {

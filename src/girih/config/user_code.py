@@ -5,14 +5,19 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import os
 import sys
 import traceback
 from collections.abc import Callable
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from girih.errors import ConfigError, nearest
+
+_BESIDE = set[str]()
+"""Directories that this process alone searches for modules."""
 
 
 def load_class(
@@ -95,6 +100,14 @@ def _from_package(source: str, where: str, directory: Path | None) -> ModuleType
         raise ConfigError(f"{where}: {source} failed to load: {blame(error)}") from error
 
 
+def is_found_by_others(module: str) -> bool:
+    """Whether the processes that girih starts find a top-level module, which they do not where it lies beside a config alone."""
+    path = [each for each in sys.path if each not in _BESIDE or each == os.getcwd()]
+    found = (finder.find_spec(module, path if finder is PathFinder else None) for finder in sys.meta_path)
+    return any(each is not None for each in found)
+
+
 def _search(directory: Path) -> None:
     if str(directory) not in sys.path:
         sys.path.append(str(directory))
+        _BESIDE.add(str(directory))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from torch import fx, nn
 from torch.fx.node import _get_qualified_name
 
+from girih.config.user_code import is_found_by_others
 from girih.dense.graph.structures import mapped
 
 CONSTANTS = "_constants"
@@ -145,6 +146,6 @@ def is_importable(found: type | Callable[..., Any]) -> bool:
     if found is getattr:
         return True
     try:
-        return home != "__main__" and importlib.util.find_spec(home) is not None and resolved(name) is found
+        return home != "__main__" and is_found_by_others(home) and resolved(name) is found
     except (ImportError, ValueError):
         return False
