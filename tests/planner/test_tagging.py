@@ -356,7 +356,9 @@ def test_devices_that_share_cores_are_as_fast_as_all_of_them_together():
         assert examples_per_s(group, list(found.values())) == pytest.approx(1e3 / busy)
         tagged = tag(graph, group, given=tagging)
         assert tagged.examples_per_s == pytest.approx(1e3 / busy)
-        assert tagged.shared_cores == (None if cores is None else pytest.approx((150 + 90 + 10) / cores / busy))
+        assert tagged.shared_cores == (
+            None if cores is None else pytest.approx((150 + 90 + 10) / cores / busy)
+        )
 
 
 def test_a_move_that_relieves_the_shared_cores_says_so():

@@ -73,7 +73,9 @@ def test_files_of_the_working_directory_hide_no_module_and_models_there_are_foun
 
 
 @pytest.mark.parametrize("name", ["mine:Mine", "mine.py:Mine"])
-def test_what_lies_beside_the_config_alone_is_computed_by_trainers(directory, tmp_path, name):
+def test_parameters_of_a_class_that_group_servers_cannot_import_are_refused_before_the_run(
+    directory, tmp_path, name
+):
     for file in directory.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / "mine.py").write_text(MODEL)
@@ -88,10 +90,9 @@ def test_what_lies_beside_the_config_alone_is_computed_by_trainers(directory, tm
         env={**os.environ, "PYTHONPATH": str(SOURCE)},
         check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    plan = json.loads((tmp_path / "run" / "plan.json").read_text())
-    devices = plan["tagging"]["devices"]
-    assert (devices["layers.0"], devices["layers.1"]) == ("server 0", "trainer")
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "operator 'layers.1' has a parameter, 'layers.1.weight', and stays on the trainers" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_one_function_makes_the_command_of_every_process():

@@ -58,7 +58,9 @@ def tagged_table(graph: OperatorGraph, tagged: Tagged) -> None:
             soft_wrap=True,
         )
     if tagged.shared_cores is not None:
-        console.print(f"all devices together: {tagged.shared_cores:.0%} of the cores that they share", soft_wrap=True)
+        console.print(
+            f"all devices together: {tagged.shared_cores:.0%} of the cores that they share", soft_wrap=True
+        )
     for move in tagged.moves:
         console.print(
             f"refinement moved {', '.join(move.operators)} from {move.source} to {move.target}:"
