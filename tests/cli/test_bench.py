@@ -82,6 +82,7 @@ def test_runs_without_peers_and_says_so(name, tmp_path):
         assert all(row["samples/s"] > 0 for row in rows)
 
 
+@pytest.mark.heavy
 def test_training_on_files_says_how_long_it_waits(tmp_path):
     words = ["--only", "training", "--rows", "40000", "--repeats", "1", "--json", "found.json"]
     done = ran(bench.FOLDER / "data.py", *words, cwd=tmp_path)

@@ -46,7 +46,7 @@ def directory(tmp_path_factory):
     ("strategy", "options"),
     [
         ("synchronous", ["strategy.trainers=2"]),
-        ("hybrid", ["strategy.trainers=2"]),
+        pytest.param("hybrid", ["strategy.trainers=2"], marks=pytest.mark.heavy),
         ("hierarchical", ["strategy.trainers_per_group=2", "strategy.servers_per_group=1"]),
     ],
 )
