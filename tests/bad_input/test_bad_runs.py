@@ -225,7 +225,10 @@ OUTPUTS = [
         ["--out", "nowhere/out.parquet"],
         "--out nowhere/out.parquet: the directory nowhere does not exist; create",
     ),
-    (["--out", "temporary"], "--out temporary: is a directory; name a file, as temporary/predictions.parquet"),
+    (
+        ["--out", "temporary"],
+        "--out temporary: is a directory; name a file, as temporary/predictions.parquet",
+    ),
     (["--out", "/proc/out.parquet"], "--out /proc/out.parquet: cannot be written ("),
     (["--out", "out.parquet", "--keep", "usre"], "no column 'usre' (keep); did you mean 'user'?"),
     (
