@@ -4,7 +4,7 @@ The machine is calibrated once, unless ``--calibration`` names a file. Every pro
 root), whose link has the bandwidth of ``--links`` in each direction; predictions know the same bandwidth and nothing else
 of it. "none" leaves processes on this machine, and is all there is without root. The transport is TCP everywhere.
 
-A prediction is that of ``girih plan --calibration``, and a group's run holds that plan. A measurement takes ten to twenty seconds. Its result is a file of its own in
+A prediction is that of ``girih plan --calibration``; a group's run holds the plan that was made when it was measured. A measurement takes ten to twenty seconds. Its result is a file of its own in
 ``--results``, so that a grid that was stopped goes on where it was, and ``--models``, ``--sizes``, ``--links`` and ``--strategies`` measure a
 part of it; predictions are made anew each time.
 

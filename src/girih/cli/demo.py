@@ -28,7 +28,7 @@ CONFIG = Path(__file__).with_name("demo.toml")
 CARDINALITY = 20_000
 PART_ROWS = 100_000
 FEWEST = 1_000
-"""Examples to train on: of a tenth as many, AUC is still defined."""
+"""The fewest examples to train on: the test data, a tenth as many, still have an AUC."""
 
 
 class Best(NamedTuple):

@@ -98,9 +98,8 @@ def from_json(name: str, datatype: str, shape: tuple[int, ...], data: Any) -> Te
         )
     if datatype != BYTES:
         _known(name, datatype)
-    if not {*map(type, data)} <= {*_OF_JSON[datatype], type(None)}:
-        # before Arrow, which makes 1 of true and 0 of 0.5, and whose errors hold all of a value
-        raise _refused(name, datatype, data)
+        if not {*map(type, data)} <= {*_OF_JSON[datatype], type(None)}:  # Arrow makes 1 of true, and 0 of 0.5
+            raise _refused(name, datatype, data)
     floats = datatype.startswith("FP")
     try:
         values = pa.array(data, _ARROW[datatype])
