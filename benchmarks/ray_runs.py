@@ -3,7 +3,8 @@
     girih bench ray_runs [--strategies hybrid synchronous] [--rounds 5]
     girih bench ray_runs --two-nodes                    # as root: two network namespaces, a node of Ray in each
 
-Both talk by TCP. ``--two-nodes`` measures runs over both nodes alone: there is no launcher of plain processes on two hosts.
+Both talk by TCP. ``of plain`` is the median over rounds of a round's own ratio, with the least and the most; plain processes run twice in a round, so that
+their second ratio says what this machine can tell apart. The cluster is there all the time, also beside plain processes. ``--two-nodes`` measures runs over both nodes alone: there is no launcher of plain processes on two hosts.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from statistics import median
 
 import harness
 import network
@@ -30,6 +32,7 @@ from girih.testing.click_log import click_log
 
 PORT, CLIENT_PORT = 26479, 26480
 READY_S = 60.0
+PLAIN = "plain processes"
 TRAINERS = 2
 
 
@@ -63,6 +66,8 @@ def main() -> None:
             "by": "{}",
             "samples/s": "{:,.0f}",
             "of plain": "{:.3f}×",
+            "least": "{:.3f}×",
+            "most": "{:.3f}×",
             "seconds in all": "{:.1f}",
         }
         table = report.table("runs", columns)
@@ -70,20 +75,25 @@ def main() -> None:
             words = ["--set", "strategy.trainers=2", "--strategy", strategy]
             if strategy != "synchronous" and strategy != "substitution":
                 words += ["--set", "strategy.transport=tcp"]
-            ways = {"Ray": ["--cluster", address]} | ({} if options.two_nodes else {"plain processes": []})
+            ways = {"Ray": ["--cluster", address]}
+            if not options.two_nodes:
+                ways |= {PLAIN: [], f"{PLAIN}, again": []}
             contestants = {
                 way: partial(_contestant, nodes[0], place, [*words, *more]) for way, more in ways.items()
             }
             measured = harness.alternate(contestants, options.rounds, warmup=1)
-            plain = harness.median_part(measured["plain processes"], 0) if not options.two_nodes else None
             for way, times in measured.items():
-                speed = harness.median_part(times, 0)
+                beside = sorted(
+                    one[0] / plain[0] for one, plain in zip(times, measured.get(PLAIN, []), strict=False)
+                )
                 table.row(
                     {
                         "strategy": strategy,
                         "by": way,
-                        "samples/s": speed,
-                        "of plain": None if plain is None else speed / plain,
+                        "samples/s": harness.median_part(times, 0),
+                        "of plain": median(beside) if beside else None,
+                        "least": beside[0] if beside else None,
+                        "most": beside[-1] if beside else None,
                         "seconds in all": harness.median_part(times, 1),
                     }
                 )
