@@ -41,6 +41,8 @@ PACKAGES = (
     "rocksdict",
 )  # fmt: skip
 
+ROOT = Path(__file__).parents[1]
+
 ENVIRONMENT = ("GLIBC_", "GOMP_", "KMP_", "LD_PRELOAD", "MALLOC_", "MKL_", "NUMBA_", "OMP_")
 """Variables of the environment that change what is measured begin with one of these."""
 
@@ -286,6 +288,9 @@ def versions() -> dict[str, str]:
 
 
 def _plain(value: Any) -> Any:
+    """An option as JSON has it; files of the checkout as they are called there."""
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
+    if isinstance(value, Path) and value.is_relative_to(ROOT):
+        return str(value.relative_to(ROOT))
     return value if isinstance(value, str | int | float | bool | None) else str(value)
