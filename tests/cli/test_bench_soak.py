@@ -129,6 +129,19 @@ def test_a_short_soak_survives_its_faults_and_leaves_nothing(place):
 
 @pytest.mark.heavy
 @pytest.mark.timeout(600)
+def test_a_role_is_killed_at_a_moment_of_its_seed(place):
+    words = f"--config {place}/config.toml --epochs 4 --roles loader embedding-server --rounds 1 --seed 1"
+    (table,) = ran("faults", *words.split(), cwd=place)
+    nobody, *killed = table["rows"]
+    assert (nobody["killed"], nobody["restarts"], nobody["lost updates"]) == ("nobody", 0, 0)
+    assert [row["killed"] for row in killed] == ["loader", "embedding-server"]
+    assert [row["restarts"] for row in killed] == [1, 1]
+    assert all(abs(row["farthest of undisturbed"]) < 0.05 for row in killed)
+    assert all(row["longest s"] == row["stalled s"] > 0 for row in killed)
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(600)
 def test_metrics_are_asked_for_while_runs_are_timed(tmp_path):
     (table,) = ran("scraped", "--rounds", "1", "--examples", "20000", cwd=tmp_path)
     without, quiet, asked = table["rows"]
