@@ -1,6 +1,6 @@
 """DES's Table 3: AUC over a stream of days, each day predicted before it is trained on, on KuaiRand-Pure.
 
-    GIRIH_DATA=... girih bench stream [--models lr ...] [--from files] [--quick] [--results FOLDER] [--docs FOLDER]
+    GIRIH_DATA=... girih bench stream [--models lr ...] [--arms "one process" ...] [--from files] [--quick] [--results FOLDER] [--docs FOLDER]
 
 A run is what an engineer does every night: ``girih train --resume`` with the day's log, tested on the next day's. So each
 day but the first is predicted once, by weights that have not seen it. Arms and rules are those of ``strategy_quality``: all
@@ -59,7 +59,11 @@ def main() -> None:
     parser.add_argument(
         "--from", nargs="+", default=[FILES], choices=SOURCES, dest="sources", help="where days are read"
     )
+    parser.add_argument("--arms", nargs="+", help="by name; default: all of a model; its reference always is")
     arguments = parser.parse_args()
+    known = {arm for model in arguments.models for arm in CASES[f"kuairand/{model}"].arms}
+    if unknown := set(arguments.arms or ()) - known:
+        parser.error(f"--arms {', '.join(sorted(unknown))}: expected some of {', '.join(sorted(known))}")
     find_data(parser)
     report = harness.Report("stream", arguments)
     _split_days()
@@ -67,7 +71,7 @@ def main() -> None:
     rows, charts = [], []
     for model in arguments.models:
         for source in arguments.sources:
-            runs, factors = _streamed(model, kept, source, quick=arguments.quick)
+            runs, factors = _streamed(model, kept, source, arguments.arms, quick=arguments.quick)
             rows += _rows(model, source, runs, factors)
             lines = {arm: _line(of) for arm, of in runs.items()}
             if source == FILES:
@@ -105,7 +109,7 @@ def _split_days() -> None:
 
 
 def _streamed(
-    model: str, kept: Results, source: str, *, quick: bool
+    model: str, kept: Results, source: str, arms: Sequence[str] | None, *, quick: bool
 ) -> tuple[dict[str, list[dict[str, Any]]], dict[str, float]]:
     """Arm → runs of the reported seeds; arm → its factor."""
     case = CASES[f"kuairand/{model}"]
@@ -124,7 +128,10 @@ def _streamed(
     reported = (2, 3) if quick else (TUNED_DAYS + 1, NUM_DAYS)
     factors: dict[str, float] = {}
     runs: dict[str, list[dict[str, Any]]] = {}
+    reference = next(iter(case.arms))
     for arm in case.arms:
+        if arms is not None and arm not in (reference, *arms):
+            continue
         like = case.same.get(arm)
         if like in factors:
             factors[arm] = factors[like]
