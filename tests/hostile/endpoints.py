@@ -334,9 +334,9 @@ def group(stack, path):
         ]
         batches = {
             key: (batch.read_at, sorted(batch.calls), _gradients_of(batch.net.named))
-            for key, batch in work._batches.items()
+            for key, batch in work._batches._batches.items()
         }
-        return told, batches, work._num_begun, work._num_done
+        return told, batches, work._batches._num_begun, work._batches._num_done
 
     return Endpoint(work.handle, partial(settled, pool), state, samples)
 

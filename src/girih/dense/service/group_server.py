@@ -33,14 +33,15 @@ from girih.dense.graph import Part
 from girih.dense.graph.drawing import draws
 from girih.dense.service.cut_parameters import Entry
 from girih.dense.service.group_protocol import MOST_ENTRIES, MOST_ENTRY_BYTES, RANDOM, Verb
-from girih.dense.service.live_parts import LiveParts, NetOnServer
+from girih.dense.service.live_parts import LiveParts
+from girih.dense.service.open_batches import ForwardCall, OpenBatch, OpenBatches
 from girih.dense.service.recipe import OptimizerRecipe
 from girih.dense.service.tensors import Arrays, num_bytes, pack, unpack
-from girih.dense.service.wire import PLAIN, GradientStreams, Wire
+from girih.dense.service.wire import PLAIN, Wire
 from girih.errors import GirihError, WireError
 from girih.kernels.cpu import ahead
 from girih.runs.busy import waiting
-from girih.runs.stats import DENSE_STALENESS, Stats
+from girih.runs.stats import Stats
 
 PATIENCE_S = 40.0
 """The work that a trainer left is kept so long while there is no connection to it: as long as it tries to connect again."""
@@ -121,35 +122,6 @@ class GroupServer:
                 stop.wait()
 
 
-@dataclass(eq=False)
-class _Call:
-    """A forward pass that waits for the gradients of its outputs."""
-
-    part: int
-    inputs: Sequence[Tensor | None]
-    outputs: Sequence[Tensor]
-
-
-@dataclass(eq=False)
-class _Batch:
-    """The state of a batch of one net: a net of ours, the graphs of its forward passes, and gradients of parameters.
-
-    Attributes:
-        read_at: writes of all nets that were done before its first forward pass.
-        before: copies of the live buffers, as they were then.
-        streams: what writes the gradients that the net gets.
-        computing: forward passes under way. has_parts: whether one has succeeded.
-    """
-
-    net: NetOnServer
-    read_at: int
-    before: list[Tensor]
-    streams: GradientStreams
-    calls: dict[int, _Call] = field(default_factory=dict)
-    computing: int = 0
-    has_parts: bool = False
-
-
 class _Work:
     """The work of a server, by the threads of a pool."""
 
@@ -160,7 +132,7 @@ class _Work:
             Verb.BEGIN: self._begin, Verb.MEET: self._meet, Verb.LEAVE: self._leave,
             Verb.REST: self._rest, Verb.PUT_REST: self._put_rest, Verb.NORMS: self._norms,
         }  # fmt: skip
-        self._index, self._patience_s = role.index, role.patience_s
+        self._index = role.index
         self._names = [part.name for part in role.parts]
         self._drawing = frozenset(number for number, part in enumerate(role.parts) if draws(part.module))
         self._drawn: dict[
@@ -170,20 +142,22 @@ class _Work:
         self._shadow: Shadow | None = None
         self._num_trainers = 1 if role.averaging is None else role.averaging.trainers
         self._leaving: set[int] = set()  # trainers that make no step before the next meeting
+        self._lock = threading.Lock()  # of those
         self._pool = pool
         self._arithmetic = partial(
             arithmetic, torch.device("cpu"), precision=role.precision, forward=role.forward
         )
-        self._batches: dict[tuple[int, int, int], _Batch] = {}  # by client, net and batch
-        self._streams: dict[tuple[int, int], GradientStreams] = {}  # by client and net
-        self._gone: set[int] = set()
-        self._num_begun = self._num_done = 0  # writes
-        self._lock = threading.Lock()  # of the four above
+        self._batches = OpenBatches(
+            self._live,
+            role.wire,
+            role.stats,
+            server=f"{RoleName.GROUP_SERVER} {role.index}",
+            patience_s=role.patience_s,
+        )
         self._wire = role.wire
         self._stats = role.stats
         self._timers = timers(self._verbs, self._stats)
         self._share = 1 / role.num_nets  # of one net, which has a thread of its own
-        self._stats.watch(lambda: {"queues": {"batches": len(self._batches)}})
         if role.averaging is not None:
             its = role.averaging
             servers = connect_all(RoleName.DENSE_SERVER, its.servers, secret=role.secret)
@@ -229,44 +203,23 @@ class _Work:
 
     def forget(self, client: int) -> None:
         """Drops what a client left that does not come back."""
-        with self._lock:
-            self._gone.add(client)
-            for key in [key for key in self._batches if key[0] == client]:
-                del self._batches[key]  # with its net, which a thread may be computing with
-            for net in [net for net in self._streams if net[0] == client]:
-                del self._streams[net]
-            for net in [net for net in self._drawn if net[0] == client]:
-                del self._drawn[net]
+        self._batches.forget(client)
+        for net in [net for net in self._drawn if net[0] == client]:
+            del self._drawn[net]
 
     def _forward(self, request: Request) -> None:
         net, number, call, part, train = request.frame.fields
         needs, *packed = request.frame.arrays
         inputs, key = unpack(packed), (request.client, net, number)
-        with self._computing(key) if train else nullcontext() as batch:
+        with self._batches.computing(key) if train else nullcontext() as batch:
             has, arrays = self._outputs(request, batch, call, part, inputs, needs.tolist())
         self._stats.sent("activations", num_bytes(arrays))
         request.reply((), (has, *arrays))
 
-    @contextmanager
-    def _computing(self, key: tuple[int, int, int]) -> Iterator[_Batch]:
-        """The batch that a forward pass is of: if no pass of it succeeds, the last one to fail drops it, since another may compute with its net."""
-        batch = self._begun(key)
-        try:
-            yield batch
-            batch.has_parts = True
-        finally:
-            with self._lock:
-                batch.computing -= 1
-                is_nothing = not batch.computing and not batch.has_parts and self._batches.get(key) is batch
-                if is_nothing:
-                    del self._batches[key]
-            if is_nothing:
-                self._undo(batch)
-
     def _outputs(
         self,
         request: Request,
-        batch: _Batch | None,
+        batch: OpenBatch | None,
         call: int,
         part: int,
         inputs: Sequence[Tensor | None],
@@ -283,7 +236,7 @@ class _Work:
             arrays = pack(outputs, request.buffer, self._wire.forward(train=batch is not None))
         has = np.array([output.requires_grad for output in outputs], np.int8)
         if batch is not None:
-            batch.calls[call] = _Call(part, inputs, outputs)
+            batch.calls[call] = ForwardCall(part, inputs, outputs)
         return has, arrays
 
     @contextmanager
@@ -302,7 +255,7 @@ class _Work:
 
     def _backward(self, request: Request) -> None:
         net, number, call = request.frame.fields
-        batch = self._known((request.client, net, number))
+        batch = self._batches.known((request.client, net, number))
         gradients_of = unpack(request.frame.arrays)
         if call not in batch.calls:
             raise WireError(
@@ -325,48 +278,24 @@ class _Work:
 
     def _norms(self, request: Request) -> None:
         net, number = request.frame.fields
-        request.reply((), (as_text(self._known((request.client, net, number)).net.norms()),))
+        request.reply((), (as_text(self._batches.known((request.client, net, number)).net.norms()),))
 
     def _apply(self, request: Request) -> None:
         net, number = request.frame.fields
         options, scale = from_text(request.frame.arrays[0])
-        key = request.client, net, number
-        batch = self._known(key, last=True)
-        with self._lock:
-            staleness = self._num_begun - batch.read_at
-            self._num_begun += 1
-        try:
-            with self._stats.spans("part apply"):
-                self._live.move(batch.net, options, scale)
-        except Exception:
-            with self._lock:
-                self._num_begun -= 1
-                if request.client not in self._gone:
-                    self._batches[key] = batch
-            raise
-        batch.streams.apply()
-        with self._lock:
-            self._num_done += 1
-            self._stats.histograms[DENSE_STALENESS][staleness] += 1
-        self._live.give_back(batch.net)
+        with (
+            self._batches.applying((request.client, net, number)) as (batch, staleness),
+            self._stats.spans("part apply"),
+        ):
+            self._live.move(batch.net, options, scale)
         if self._shadow is not None:
             self._shadow.stepped()
         request.reply((staleness,))
 
     def _discard(self, request: Request) -> None:
         net, number = request.frame.fields
-        with self._lock:
-            batch = self._batches.pop((request.client, net, number), None)
-        if batch is not None:
-            self._undo(batch)
+        self._batches.discard((request.client, net, number))
         request.reply()
-
-    def _undo(self, batch: _Batch) -> None:
-        """Has buffers as they were before a batch, and its net back."""
-        batch.streams.discard()
-        for buffer, before in zip(self._live.buffers(), batch.before, strict=True):
-            buffer.copy_(before)
-        self._live.give_back(batch.net)
 
     def _state(self, request: Request) -> None:
         first, with_optimizer = request.frame.fields
@@ -374,12 +303,9 @@ class _Work:
 
     def _rest(self, request: Request) -> None:
         entries: list[Entry] = [(RANDOM, None, torch.get_rng_state())] if self._drawing else []
-        for (client, net), streams in self._streams.items():
-            if client == request.client:
-                left = streams.left().items()
-                entries += [
-                    (part, f"{net}.{number}", torch.from_numpy(each)) for (part, number), each in left
-                ]
+        for net, streams in self._batches.streams_of(request.client).items():
+            left = streams.left().items()
+            entries += [(part, f"{net}.{number}", torch.from_numpy(each)) for (part, number), each in left]
         self._tell_entries(request, request.frame.fields[0], entries)
 
     def _put_rest(self, request: Request) -> None:
@@ -388,8 +314,7 @@ class _Work:
                 torch.set_rng_state(value)
                 continue
             net, number = map(int, key.split("."))
-            with self._lock:
-                streams = self._streams.setdefault((request.client, net), self._wire.backward())
+            streams = self._batches.streams(request.client, net)
             streams.put(name, number, value.numpy().copy())  # the frame's memory goes
         request.reply()
 
@@ -413,16 +338,13 @@ class _Work:
         self._live.check(entries)
         if is_first:
             self._live.forget_optimizer_state()
-            for streams in self._streams.values():
-                streams.forget()
+            self._batches.forget_left_out()
         self._live.put(entries)
         request.reply()
 
     def _tell(self, request: Request) -> None:
         spans = bool(request.frame.fields[0])
-        with self._lock:
-            self._stats.gauges["batches"] = len(self._batches)
-            snapshot = self._stats.snapshot(spans=spans)
+        snapshot = self._batches.snapshot(spans=spans)
         snapshot["parts"] = self._names
         beside = self._shadow.processes(spans=spans) if self._shadow is not None and self._index == 0 else {}
         request.reply((), (as_text((snapshot, beside)),))
@@ -447,33 +369,6 @@ class _Work:
         if all_stand and self._shadow is not None:
             self._shadow.leave()
         request.reply()
-
-    def _begun(self, key: tuple[int, int, int]) -> _Batch:
-        """Returns the state of a batch of one net; its first forward pass makes it."""
-        with self._lock:
-            if key[0] in self._gone:
-                raise GirihError(
-                    f"group-server {self._index}: a trainer calls that left, or had no connection for {self._patience_s:.0f} s;"
-                    " go on with --resume"
-                )
-            batch = self._batches.get(key)
-            if batch is None:
-                before = [buffer.clone() for buffer in self._live.buffers()]
-                streams = self._streams.setdefault(key[:2], self._wire.backward())
-                batch = self._batches[key] = _Batch(self._live.borrow(), self._num_done, before, streams)
-            batch.computing += 1
-            return batch
-
-    def _known(self, key: tuple[int, int, int], *, last: bool = False) -> _Batch:
-        """The same, later; the ``last`` time it is forgotten here."""
-        with self._lock:
-            batch = self._batches.pop(key, None) if last else self._batches.get(key)
-        if batch is None:
-            raise GirihError(
-                f"group-server {self._index}: net {key[1]} of a trainer has no batch {key[2]} here, which is dropped where there"
-                f" is no connection for {self._patience_s:.0f} s; go on with --resume"
-            )
-        return batch
 
 
 def _entries_of(arrays: Sequence[NDArray[Any]]) -> list[Entry]:
