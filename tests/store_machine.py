@@ -196,7 +196,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert self.store.num_rows == self.model.num_rows
 
     def same_columns(self, rows, columns):
-        """Whole columns at once: one comparison for each row takes ten times as long."""
+        """Whole columns at once: a comparison for each row took most of the time."""
         assert columns["last_used"].tolist() == [row.last_used for row in rows]
         assert columns["counts"].tolist() == [row.count for row in rows]
         assert columns["versions"].tolist() == [row.version for row in rows]
