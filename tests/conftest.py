@@ -12,7 +12,6 @@ from pathlib import Path
 import fsspec
 import pyarrow.parquet as pq
 import pytest
-from _pytest.assertion import rewrite
 
 gc.disable()  # until all modules are imported; see pytest_collection
 
@@ -85,21 +84,6 @@ def pytest_sessionstart(session):
     from girih.kernels.cpu import ahead
 
     ahead.make_ready(ahead.KERNELS, session.config.get_terminal_writer().line)
-    if not sys.dont_write_bytecode:
-        rewrite_assertions(session.config)
-
-
-def rewrite_assertions(config):
-    """Does once what pytest's import hook does in each worker: nine seconds of work for all files of a fresh clone."""
-    for argument in config.args:
-        path = Path(argument.partition("::")[0]).resolve()
-        for file in path.rglob("test_*.py") if path.is_dir() else [path]:
-            cache = rewrite.get_cache_dir(file)
-            kept = cache / (file.stem + rewrite.PYC_TAIL)
-            if file.parent.name != "gpu" and rewrite._read_pyc(file, kept) is None:
-                version, code = rewrite._rewrite_test(file, config)
-                rewrite.try_makedirs(cache)
-                rewrite._write_pyc(config.stash[rewrite.assertstate_key], code, version, kept)
 
 
 def pytest_ignore_collect(collection_path, config):
