@@ -73,6 +73,7 @@ log_every_steps = 5
 """
 
 
+WHOLE_RUNS = ("checkpoint", "cli", "docs", "publishing", "serving", "strategies")
 _CHECKED = {}  # kernel → types by which it was compiled before the test at hand
 
 
@@ -96,7 +97,7 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.path.parent.name == "gpu":
             item.add_marker("gpu")
-    items.sort(key=lambda item: item.path.parent.name not in ("strategies", "docs", "cli", "checkpoint"))
+    items.sort(key=lambda item: item.path.parent.name not in WHOLE_RUNS)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -3,8 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 import girih
+from companions import killed, ran
 from girih import cli
 from girih.checkpoint import Manifest, Storage
 from girih.config import plain, write_toml
@@ -50,6 +49,12 @@ def made(trained, tmp_path_factory):
     path = tmp_path_factory.mktemp("made") / "model"
     assert run("export", trained, "--out", path) == 0
     return path
+
+
+@pytest.fixture
+def no_onnx(monkeypatch):
+    """For tests of other files than ``dense.onnx``, which takes most of an export."""
+    monkeypatch.setattr("girih.serving.program.missing_for_onnx", lambda: "onnxscript")
 
 
 def predicted(run_path, data, out):
@@ -141,8 +146,7 @@ def test_a_runtime_that_is_not_torch_computes_the_same(made, log_source):
         )
 
 
-def test_without_onnx_one_line_says_so(trained, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("girih.serving.program.missing_for_onnx", lambda: "onnxscript")
+def test_without_onnx_one_line_says_so(trained, tmp_path, no_onnx, capsys):
     assert run("export", trained, "--out", tmp_path / "model", "--name", "clicks") == 0
     told = capsys.readouterr()
     assert told.err == "no dense.onnx: onnxscript is not installed; pip install 'girih[onnx]'\n"
@@ -260,7 +264,7 @@ def own_run(log_directory, monkeypatch):
     return trained
 
 
-def test_a_class_of_the_users_is_served_without_its_code(own_run, log_directory, tmp_path):
+def test_a_class_of_the_users_is_served_without_its_code(own_run, log_directory, tmp_path, no_onnx):
     path = own_run()
     expected = predicted(path, log_directory / "test.parquet", tmp_path / "out.parquet")
     assert run("export", path, "--out", tmp_path / "model") == 0
@@ -310,7 +314,7 @@ def test_a_new_version_on_top_hides_rows_and_buries_keys(made, log_source, tmp_p
 
 
 def test_the_output_directory_is_refused_unless_it_is_empty_or_an_export_cut_short(
-    trained, made, tmp_path, capsys
+    trained, made, tmp_path, no_onnx, capsys
 ):
     out = tmp_path / "model"
     out.mkdir()
@@ -347,8 +351,11 @@ def test_a_run_that_is_not_finished_is_told_once_and_one_that_is_missing_leaves_
     (path / "summary.json").unlink()
     place = Storage.at(path / "checkpoints" / "step-00000009")
     Manifest.read(place).marked(place, final=False)
-    command = [sys.executable, "-m", "girih", "export", str(path), "--out", str(tmp_path / "model")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    (tmp_path / "export.py").write_text(
+        "import sys\nfrom girih import cli\n\nsys.exit(cli.run(sys.argv[1:]))\n"
+    )
+    words = ["export", str(path), "--out", str(tmp_path / "model")]
+    done = ran(tmp_path / "export.py", *words, cwd=tmp_path, hidden=("onnxscript",))
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("not finished; using step-00000009") == 1
     assert run("export", tmp_path / "none", "--out", tmp_path / "other") == 2
@@ -365,25 +372,16 @@ sys.exit(cli.run(sys.argv[2:]))
 """As if the disk were full from so many bytes of a file on."""
 
 
-def test_a_full_disk_is_one_line_whichever_file_it_cuts_short(log_directory, tmp_path):
+def test_a_full_disk_is_one_line_whichever_file_it_cuts_short(log_directory, tmp_path, no_onnx):
     wide = ["train.max_steps=2", "model.hidden=[512, 256]"]
     assert run("train", log_directory / "config.toml", "--run", tmp_path / "run", "--set", *wide) == 0
     assert run("export", tmp_path / "run", "--out", tmp_path / "whole") == 0
     sizes = {name: (tmp_path / "whole" / name).stat().st_size for name in os.listdir(tmp_path / "whole")}
     assert sizes["rows-0.safetensors"] < sizes["dense.safetensors"] < sizes["dense.pt2"]
+    (tmp_path / "limited.py").write_text(LIMITED)
     for name in ("rows-0.safetensors", "dense.safetensors", "dense.pt2"):
-        limit = str(sizes[name] - 1)
-        command = [
-            sys.executable,
-            "-c",
-            LIMITED,
-            limit,
-            "export",
-            str(tmp_path / "run"),
-            "--out",
-            str(tmp_path / name),
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        words = [str(sizes[name] - 1), "export", str(tmp_path / "run"), "--out", str(tmp_path / name)]
+        done = ran(tmp_path / "limited.py", *words, cwd=tmp_path)
         assert (
             done.stderr
             == f"girih: {tmp_path / name / name}: no space left on the disk; free some and try again\n"
@@ -392,22 +390,18 @@ def test_a_full_disk_is_one_line_whichever_file_it_cuts_short(log_directory, tmp
         assert NAME not in os.listdir(tmp_path / name)
 
 
-KILLED = """
-import os, sys
-from girih.serving import exporting
-from girih import cli
-write = exporting._write_dense
-def killed(*arguments, **options):
-    os.kill(os.getpid(), 9)
-exporting._write_dense = killed
-cli.run(sys.argv[1:])
-"""
+def export_until_killed(pipe, run_path, out):
+    def kill(*arguments, **options):
+        os.kill(os.getpid(), 9)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("girih.serving.exporting._write_dense", kill)
+        run("export", run_path, "--out", out)
 
 
-def test_an_export_that_was_killed_is_none_and_is_made_again(trained, tmp_path):
+def test_an_export_that_was_killed_is_none_and_is_made_again(trained, tmp_path, no_onnx):
     out = tmp_path / "model"
-    command = [sys.executable, "-c", KILLED, "export", str(trained), "--out", str(out)]
-    assert subprocess.run(command, check=False).returncode == -9
+    assert killed(export_until_killed, trained, out)
     assert "rows-0.safetensors" in os.listdir(out)
     with pytest.raises(MissingFileError, match="not a whole exported model"):
         open_served(out)

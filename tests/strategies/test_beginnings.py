@@ -77,7 +77,11 @@ def test_a_signal_while_roles_begin_leaves_nothing(begin, number):
 
 @pytest.mark.parametrize(
     ("role", "index"),
-    [("trainer", 1), ("embedding-server", 1), pytest.param("loader", 0, marks=pytest.mark.heavy)],
+    [
+        ("trainer", 1),
+        pytest.param("embedding-server", 1, marks=pytest.mark.heavy),
+        pytest.param("loader", 0, marks=pytest.mark.heavy),
+    ],
 )
 def test_a_process_that_dies_while_others_begin_is_named(begin, role, index):
     running = begin("hybrid", *HYBRID, "cluster.max_restarts=0")

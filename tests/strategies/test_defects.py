@@ -22,7 +22,7 @@ ROLES = ("embedding-server", "embedding-worker", "loader")
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
-    directory = write(tmp_path_factory.mktemp("defects"), num_examples=STEPS * 32)
+    directory = write(tmp_path_factory.mktemp("defects"), num_examples=STEPS * 32, held_out=101)
     (directory / "wide.toml").write_text(
         (directory / "deepfm.toml").read_text().replace("dim = 4", "dim = 8")
     )

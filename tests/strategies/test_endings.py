@@ -61,8 +61,9 @@ def test_ctrl_c_in_a_terminal_while_trainers_evaluate(begin):
 
 
 NEVER = "cluster.max_restarts=0"  # else trainers come back, see test_reload.py
+# quick: a trainer under substitution, in test_substitution.py
 KILLED = [
-    ("hybrid", [*TWO, *ROLES, NEVER], "embedding-server"),
+    pytest.param("hybrid", [*TWO, *ROLES, NEVER], "embedding-server", marks=heavy),
     pytest.param("hybrid", [*TWO, *ROLES, NEVER], "embedding-worker", marks=heavy),
     pytest.param("hybrid", [*TWO, *ROLES, NEVER, "strategy.transport=tcp"], "loader", marks=heavy),
     pytest.param("synchronous", [*TWO, NEVER], "trainer", marks=heavy),

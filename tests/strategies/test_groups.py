@@ -4,6 +4,7 @@ import os
 import signal
 import time
 
+import pyarrow.parquet as pq
 import pytest
 from scenes import play, play_all, write
 
@@ -14,11 +15,15 @@ from runs import dense_of, difference, latest, train
 
 EXACT = {}
 """Of ``local``."""
+FEW = "data.test=few.parquet"
+"""For runs whose parameters are compared, and not how well they predict."""
 
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
-    return write(tmp_path_factory.mktemp("groups"))
+    directory = write(tmp_path_factory.mktemp("groups"))
+    pq.write_table(pq.read_table(directory / "test.parquet").slice(0, 101), directory / "few.parquet")
+    return directory
 
 
 @pytest.mark.parametrize(
@@ -36,10 +41,11 @@ def directory(tmp_path_factory):
     ],
 )
 def test_one_trainer_with_one_net_equals_local(directory, config, num_servers, tagging, split_fc, most):
+    few = {"overrides": [FEW] if config != "weighted" else []}
     if not (directory / f"local-{config}").exists():
-        play(directory, {"name": f"local-{config}", "config": config})
+        play(directory, {"name": f"local-{config}", "config": config, **few})
     name = f"one-{config}-{num_servers}-{split_fc.strip(chr(34))}"
-    scene = {"name": name, "config": config, "strategy": "hierarchical"}
+    scene = {"name": name, "config": config, "strategy": "hierarchical", **few}
     options = [f"servers_per_group={num_servers}", f'tagging="{tagging}"', f"split_fc={split_fc}"]
     summary = play(directory, {**scene, "options": options})
     assert summary["dense_staleness"] == {"median": 0, "p99": 0, "max": 0}
@@ -48,8 +54,8 @@ def test_one_trainer_with_one_net_equals_local(directory, config, num_servers, t
 
 
 def test_gradients_are_clipped_by_the_norm_of_all_parts(directory):
-    words = ["train.max_steps=6", "train.clip_norm=0.02"]
-    play(directory, {"name": "free", "overrides": words[:1]})
+    words = [FEW, "train.max_steps=6", "train.clip_norm=0.02"]
+    play(directory, {"name": "free", "overrides": words[:2]})
     play(directory, {"name": "clipped", "overrides": words})
     scene = {"strategy": "hierarchical", "overrides": words}
     for name, split, most in (("whole", "false", 0), ("parts", "true", 2e-5)):
@@ -62,9 +68,9 @@ def test_gradients_are_clipped_by_the_norm_of_all_parts(directory):
 def test_checkpoints_know_no_splits(directory):
     """A run with layers in two parts goes on with three, and under ``local``; both come out where it does in one go."""
     grouped = {"strategy": "hierarchical", "options": ["servers_per_group=2", "split_fc=true"]}
-    play(directory, {**grouped, "name": "whole", "overrides": ["train.max_steps=6"]})
-    play(directory, {**grouped, "name": "half", "overrides": ["train.max_steps=3"]})
-    then = {"load": "half", "overrides": ["train.max_steps=6"]}
+    play(directory, {**grouped, "name": "whole", "overrides": [FEW, "train.max_steps=6"]})
+    play(directory, {**grouped, "name": "half", "overrides": [FEW, "train.max_steps=3"]})
+    then = {"load": "half", "overrides": [FEW, "train.max_steps=6"]}
     three = [*grouped["options"][1:], "servers_per_group=3"]
     play(directory, {**grouped, **then, "name": "three", "options": three})
     play(directory, {**then, "name": "local-then"})

@@ -69,7 +69,7 @@ def check(directory, config, steps):
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
-    return write(tmp_path_factory.mktemp("schedule"))
+    return write(tmp_path_factory.mktemp("schedule"), held_out=101)
 
 
 @pytest.mark.parametrize("config", ["din"])

@@ -4,12 +4,16 @@ import ast
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from scenes import write
 
 import girih
+from companions import ran
+from girih.config import user_code
+from girih.dense.graph.runnable import is_importable
 from runs import command
 
 SOURCE = Path(girih.__file__).resolve().parents[1]
@@ -45,7 +49,7 @@ def directory(tmp_path_factory):
 @pytest.mark.parametrize(
     ("strategy", "options"),
     [
-        ("synchronous", ["strategy.trainers=2"]),
+        pytest.param("synchronous", ["strategy.trainers=2"], marks=pytest.mark.heavy),
         pytest.param("hybrid", ["strategy.trainers=2"], marks=pytest.mark.heavy),
         ("hierarchical", ["strategy.trainers_per_group=2", "strategy.servers_per_group=1"]),
     ],
@@ -73,23 +77,37 @@ def test_files_of_the_working_directory_hide_no_module_and_models_there_are_foun
 
 
 @pytest.mark.parametrize("name", ["mine:Mine", "mine.py:Mine"])
+def test_other_processes_find_a_module_where_the_user_works_and_no_file_and_none_beside_a_config(
+    tmp_path, monkeypatch, name
+):
+    (tmp_path / "mine.py").write_text(MODEL)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(user_code, "_BESIDE", set())
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    found = user_code.load_class(name, "[model]", tmp_path, accepts=callable, expected="a class")
+    try:
+        assert not is_importable(found)
+        monkeypatch.chdir(tmp_path)
+        assert is_importable(found) == (name == "mine:Mine")
+    finally:
+        del sys.modules[found.__module__]
+
+
+@pytest.mark.parametrize("model", ["mine:Mine", pytest.param("mine.py:Mine", marks=pytest.mark.heavy)])
 def test_parameters_of_a_class_that_group_servers_cannot_import_are_refused_before_the_run(
-    directory, tmp_path, name
+    directory, tmp_path, model
 ):
     for file in directory.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / "mine.py").write_text(MODEL)
-    (tmp_path / "elsewhere").mkdir()
+    for name in ("elsewhere", "program"):
+        (tmp_path / name).mkdir()
+    program = tmp_path / "program" / "train.py"
+    program.write_text("import sys\nfrom girih import cli\n\nsys.exit(cli.run(sys.argv[1:]))\n")
     options = ["strategy.trainers_per_group=1", "strategy.servers_per_group=1", "train.max_steps=4"]
-    done = subprocess.run(
-        command(tmp_path, "hierarchical", tmp_path / "run", *options, f"model={{name='{name}'}}"),
-        cwd=tmp_path / "elsewhere",
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env={**os.environ, "PYTHONPATH": str(SOURCE)},
-        check=False,
-    )
+    words = command(tmp_path, "hierarchical", tmp_path / "run", *options, f"model={{name='{model}'}}")
+    done = ran(program, *words[3:], cwd=tmp_path / "elsewhere")
     assert done.returncode == 2, done.stdout + done.stderr
     assert "operator 'layers.1' has a parameter, 'layers.1.weight', and stays on the trainers" in done.stderr
     assert "Traceback" not in done.stderr

@@ -32,7 +32,7 @@ SCENES = [
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
-    return write(tmp_path_factory.mktemp("told"), num_examples=NUM_EXAMPLES, size=SIZE)
+    return write(tmp_path_factory.mktemp("told"), num_examples=NUM_EXAMPLES, size=SIZE, held_out=101)
 
 
 @pytest.fixture(scope="module")
