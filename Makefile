@@ -4,6 +4,7 @@ BIN := .venv/bin
 PROCESSES ?= 4
 CORES ?= 2
 INSTALLED := .venv/installed
+GIRIH := .venv/girih
 
 .PHONY: setup lint test test-gpu test-all gpu gpu-picasso bench bench-peers claims demo docs clean
 
@@ -94,8 +95,15 @@ claims: setup
 	$(BIN)/girih bench hierarchical_speed --calibration docs/results/prediction/calibration.json
 	$(BIN)/girih bench hierarchical_scale --calibration docs/results/prediction/calibration.json
 
-demo: setup
+# Without the tools that tests need, where these are not there yet.
+demo: $(if $(wildcard $(INSTALLED)),$(INSTALLED),$(GIRIH))
 	$(BIN)/girih demo
+
+$(GIRIH): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo 'installing girih and what it needs into .venv, torch among it: some minutes'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	touch $@
 
 docs: setup
 	$(BIN)/pytest tests/docs
