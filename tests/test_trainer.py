@@ -59,6 +59,20 @@ def test_training_learns_and_evaluation_changes_nothing(log_directory):
         assert trainer.state.examples == 9000
 
 
+def test_a_trainer_prints_as_one_line(log_directory):
+    settings = settings_of(log_directory, "train.max_steps=3")
+    with settings.trainer() as trainer:
+        model = type(trainer.model).__name__
+        names = ", ".join(table.name for table in trainer.schema.tables)
+        assert repr(trainer) == f"Trainer({model}, step 0, tables {names})"
+        trainer.fit(settings.dataset("train"))
+        rows = trainer.sparse.stats().rows
+        assert min(rows.values()) > 0
+        told = ", ".join(f"{table.name} {rows[table.name]:,} rows" for table in trainer.schema.tables)
+        assert repr(trainer) == f"Trainer({model}, step 3, {told})"
+    assert repr(trainer) == f"Trainer({model}, step 3, tables {names})"
+
+
 def test_an_evaluation_asks_for_statistics_once_and_tells_of_its_own_ids(log_directory, caplog, monkeypatch):
     settings, asked = settings_of(log_directory), []
     rows = pq.read_table(log_directory / "test.parquet")

@@ -89,6 +89,15 @@ def named(text: str) -> GirihError | None:
     return kind(message) if isinstance(kind, type) and issubclass(kind, GirihError) else None
 
 
+def kind_of(value: object) -> str:
+    """The class of a value with its article, as in ``an Adam``; of a class, ``the class Adam``."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    name = type(value).__name__
+    vowels = "AEFHILMNORSX" if name[:2].isupper() else "AEIOU"  # SGD is spelled out
+    return f"{'an' if name[0].upper() in vowels else 'a'} {name}"
+
+
 def nearest(name: str, valid: Iterable[str]) -> str:
     """Returns ``; did you mean 'x'?``, or the valid names, :data:`MOST_NAMES` of them, when none is close."""
     names = sorted(valid)

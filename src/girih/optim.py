@@ -8,6 +8,7 @@ the optimizer.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,6 +19,10 @@ from girih.config.options import Options
 class _Optimizer(Options):
     __slots__ = ()
     name: ClassVar[str]
+    instead_of: ClassVar[Mapping[str, str]] = {
+        "learning_rate": "did you mean 'lr'?",
+        "weight_decay": "did you mean 'l2'?",
+    }
 
     def _owner(self) -> str:
         return f"{self.name}."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from girih.runs.state import RunState
 from girih.runs.stats import Spans, Stats
 from girih.schema import Schema
 from girih.sparse.half import SparseHalf
+from girih.sparse.halves.local import LocalSparse
 from girih.sparse.options import StoreOptions
 from girih.strategies import Strategy, roles_of
 from girih.strategies.local import Local
@@ -47,6 +49,7 @@ from girih.training.learning_rate import LearningRate
 from girih.training.planning import facts_of, joined
 from girih.training.pricing import Calibrated
 from girih.training.run import TrainingRun
+from girih.training.shown import shown
 from girih.training.specs import (
     check_watched,
     dense_spec,
@@ -137,7 +140,7 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
         check_watched(self.options, self.schema)
         if self.options.gauc_by is not None:
             evaluation.feature_index(self.schema, self.options.gauc_by)
-        self.stopped = False
+        self.stopped = self._closed = False
         self.data: Mapping[str, Dataset] = {}
         self.showing: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         self._opened: RunDirectory | None = None
@@ -240,6 +243,12 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
         told = self._ranks.broadcast(None if directory is None else str(directory.absolute()))
         who = Who(RoleName.TRAINER, self._ranks.rank, self._cluster.incarnation)
         return Shower(who, stats, Place(None if told is None else Path(told), metrics))
+
+    def __repr__(self) -> str:
+        session, rows = self._run.session, None
+        if session is not None and not self._closed and isinstance(session.sparse, LocalSparse):
+            rows = session.sparse.stats().rows if self._ranks.size == 1 else None
+        return shown(self, self.model, self.state.step, self.schema, rows)
 
     @property
     def state(self) -> RunState:
@@ -374,7 +383,9 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
         with self._cluster.explaining():
             run.open()
             run.checkpoints.settle(wait=True)
-            saved = Save(Storage.at(directory), run.content(), self._ranks).write()
+            content = run.content()
+            content = replace(content, state={**content.state, "by_hand": True})
+            saved = Save(Storage.at(directory), content, self._ranks).write()
         return saved.local or saved.url
 
     def load(
@@ -391,15 +402,9 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
             CheckpointError: none there, a damaged one, or one of another schema, model or optimizer. This trainer
                 is as before then; with several processes, some may have replaced their rows.
         """
-        path = checkpoint.find(directory)
+        path = checkpoint.find(directory) if resume else checkpoint.final_of(directory)[0]
         with self._cluster.explaining():
-            if resume:
-                self._run.restore(path, train, resume=True)
-                return
-            best = checkpoint.Manifest.read(path).run.best_step
-            if best is not None and Storage.at(directory) != path:
-                path = checkpoint.find(path.parent, step=best)
-            self._run.restore(path)
+            self._run.restore(path, train if resume else None, resume=resume)
 
     def init_from(self, directory: str | os.PathLike[str], *, train: Dataset | None = None) -> Inherited:
         """Begins with the weights of another run, its final ones where it has ended: rows by table, dense parameters by name and shape.
@@ -443,6 +448,7 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
 
     def close(self, *, failed: bool = False) -> None:
         """Gives the tables' memory and the run directory back, and ends the processes of the run."""
+        self._closed = True
         with contextlib.ExitStack() as closing:  # each is closed, whatever another one raises
             if self._opened is not None:
                 closing.callback(self._opened.close)

@@ -3,6 +3,8 @@
 import re
 
 import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 import torch
 from bad_site import TRAINED, changed
@@ -71,6 +73,38 @@ SCHEMAS = [
     (lambda: girih.optim.Adam(lr=-1.0), "adam.lr = -1.0: expected a finite number ≥ 0"),
     (lambda: girih.optim.Adam(betas=0.9), "adam.betas = 0.9: expected a list"),
     (lambda: girih.optim.Adagrad(lr="fast"), "adagrad.lr = 'fast': expected a finite number ≥ 0"),
+    (
+        lambda: girih.optim.Adagrad(learning_rate=0.1),
+        "Adagrad: unknown option 'learning_rate'; did you mean 'lr'?",
+    ),
+    (
+        lambda: girih.optim.Adagrad(weight_decay=0.1),
+        "Adagrad: unknown option 'weight_decay'; did you mean 'l2'?",
+    ),
+    (
+        lambda: girih.optim.Adagrad(momentum=0.1),
+        "Adagrad: unknown option 'momentum'; valid: eps, initial_acc",
+    ),
+    (lambda: girih.optim.Adagrad(0.05), "Adagrad(0.05): options have names here; write Adagrad(lr=0.05)"),
+    (
+        lambda: girih.Categorical("user", 4),
+        "Categorical('user'): options have names here; write Categorical(name='user')",
+    ),
+    (
+        lambda: girih.Categorical(name="user", embedding_dim=4),
+        "Categorical: unknown option 'embedding_dim'; did you mean 'dim'?",
+    ),
+    (lambda: girih.Table(nane="user"), "Table: unknown option 'nane'; did you mean 'name'?"),
+    (
+        lambda: girih.Hybrid(servers=2),
+        "Hybrid: unknown option 'servers'; valid: compress_ids, embedding_servers, ",
+    ),
+    (
+        lambda: girih.Hierarchical(trainers=2),
+        "Hierarchical: unknown option 'trainers'; set groups, each of them",
+    ),
+    (lambda: girih.Local(2), "Local(2): options have names here; it has none"),
+    (lambda: girih.Local(trainers=2), "Local: unknown option 'trainers'; nothing is valid here"),
     (lambda: girih.TrainOptions(epochs=-1), "epochs = -1: expected an integer of at least 0"),
     (
         lambda: girih.TrainOptions(precision="fp16"),
@@ -115,7 +149,11 @@ TRAINERS = [
     ),
     (
         lambda: trainer(sparse_optimizer=torch.optim.SparseAdam),
-        "sparse_optimizer = a type: expected one of girih.",
+        "sparse_optimizer = the class SparseAdam: expected one of girih.optim; give an instance, not a class",
+    ),
+    (
+        lambda: trainer(sparse_optimizer=torch.optim.SGD([torch.zeros(1)])),
+        "sparse_optimizer = an SGD: expected one of girih.optim",
     ),
     (
         lambda: trainer(first_order_optimizer="ftrl"),
@@ -127,7 +165,7 @@ TRAINERS = [
     ),
     (
         lambda: trainer(dense_optimizer=torch.optim.Adam([torch.zeros(1)])),
-        "dense_optimizer = a Adam: expected a fun",
+        "dense_optimizer = an Adam: expected a fun",
     ),
     (lambda: trainer(dense_optimizer=list), "dense_optimizer made a list; expected a torch.optim.Optimizer"),
     (lambda: trainer(strategy="local"), "strategy = 'local': expected a strategy, as girih.Local()"),
@@ -200,7 +238,15 @@ def test_readers(site, change, kind, told):
 FITS = [
     (
         lambda t, site: t.fit(site / "train.parquet"),
-        "train = a PosixPath: expected a girih.Dataset, as girih.read",
+        "train = a PosixPath: expected a girih.Dataset, as girih.read_parquet(paths, schema) makes",
+    ),
+    (
+        lambda t, site: t.fit(pd.read_parquet(site / "train.parquet")),
+        "train = a DataFrame: expected a girih.Dataset, as girih.read_arrow(frame, schema) makes",
+    ),
+    (
+        lambda t, site: t.predict(pq.read_table(site / "train.parquet")),
+        "data = a Table: expected a girih.Dataset, as girih.read_arrow(frame, schema) makes",
     ),
     (
         lambda t, site: t.fit([1, 2]),

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import re
 
 import pytest
 import torch
@@ -145,3 +146,11 @@ def test_rows_are_shared_with_modules_of_girih_alone(kind, other):
         ConfigError, match=r"^share = a .*: expected a module of girih.nn; from_torch\(module\) takes"
     ):
         kind(4, share=other)
+
+
+@pytest.mark.parametrize("kind", [girih.nn.Embedding, girih.nn.EmbeddingBag])
+def test_an_optimizer_of_torch_is_named_by_its_class_alone(kind):
+    theirs = torch.optim.Adam([torch.zeros(1)])
+    told = "optimizer = a torch.optim.adam.Adam: expected one of girih.optim, as girih.optim.Adagrad(lr=0.05)"
+    with pytest.raises(ConfigError, match=f"^{re.escape(told)}$"):
+        kind(4, optimizer=theirs)

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -240,7 +241,8 @@ def test_a_model_of_the_user_s_own_is_given(log_source, tmp_path, caplog):
         girih.load(tmp_path / "models", model=Own(schema, hidden=(4,))) as model,
     ):
         np.testing.assert_array_equal(model.predict(data), expected)
-    assert "models: not finished; using step-" in caplog.text
+        assert model.final
+    assert caplog.text == ""
     with pytest.raises(CheckpointError, match="does not fit this model"):
         girih.load(saved, model=Own(schema, hidden=(5,))).predict(data)
     with pytest.raises(ConfigError, match=r"model = 'mine': expected a torch\.nn\.Module"):
@@ -248,6 +250,37 @@ def test_a_model_of_the_user_s_own_is_given(log_source, tmp_path, caplog):
     other = Schema([Categorical(name="user", dim=4)], "click")
     with pytest.raises(ConfigError, match="model: of another schema"):
         girih.load(saved, model=Own(other))
+
+
+def test_what_a_script_saved_is_no_run_that_could_be_unfinished(log_source, tmp_path, caplog):
+    """Under early stopping too, where the last step is not that of the weights; a run that is still on is told."""
+    schema = girih.Schema.load(log_source / "config.toml")
+    train = girih.read_parquet(log_source / "valid.parquet", schema, batch_size=100)
+    stopping = girih.TrainOptions(early_stopping=girih.EarlyStopping(patience=0), evaluate_every_steps=1)
+    table = pq.read_table(log_source / "test.parquet").slice(0, 200)
+    made = girih.models.DNN(schema, hidden=(4,))
+    options = {"options": stopping, "sparse_optimizer": girih.optim.Adagrad(lr=2.0)}
+    with girih.Trainer(made, run=tmp_path / "run", **options) as trainer:
+        trainer.fit(train, girih.read_parquet(log_source / "test.parquet", schema), epochs=9)
+        assert trainer.state.best_step < trainer.state.step
+        expected = trainer.predict(girih.read_arrow(table, schema))[:, 0]
+        saved = trainer.save(tmp_path / "models")
+    with girih.Trainer(girih.models.DNN(schema, hidden=(4,)), **options) as trainer:
+        trainer.load(tmp_path / "models", resume=False)
+        np.testing.assert_array_equal(trainer.predict(girih.read_arrow(table, schema))[:, 0], expected)
+    best, _ = final_of(tmp_path / "run")
+    with caplog.at_level(logging.WARNING):
+        for address in (tmp_path / "models", saved, tmp_path / "run"):
+            with girih.load(address) as model:
+                assert model.final
+                np.testing.assert_array_equal(model.predict(table), expected)
+        assert caplog.text == ""
+        Manifest.read(best).marked(best, final=False)  # as while the run is on
+        for address in (tmp_path / "run", tmp_path / "run" / "checkpoints"):
+            caplog.clear()
+            with girih.load(address) as model:
+                assert not model.final
+            assert f"{address.name}: not finished; using {best.name}" in caplog.text
 
 
 def test_the_mark_of_the_final_checkpoint_goes_when_the_run_goes_on(log_directory, capsys):
@@ -287,7 +320,7 @@ def test_what_cannot_be_loaded_is_one_sentence(trained, tmp_path):
                 "data: columns \\['User'\\], of which no feature reads any; expected \\['user'",
             ),
             ([{"usr": 1}], "data: columns \\['usr'\\], of which no feature"),
-            ([{"user": 1}, 7], "data: item 1 is a int; expected a dict of columns"),
+            ([{"user": 1}, 7], "data: item 1 is an int; expected a dict of columns"),
             ({"user": 1.5, "item": 2, "tags": [], "x0": 0.0}, "column 'user' .* ids are integers or strings"),
             (
                 {"user": [object()], "item": [1], "tags": [[1]], "x0": [1.0]},
@@ -305,6 +338,20 @@ def test_what_cannot_be_loaded_is_one_sentence(trained, tmp_path):
             model.embedding("x0", [1])
         with pytest.raises(DataError, match="ids of 'user': received double; expected integers or strings"):
             model.embedding("user", [1.5])
+        for one in (196, "lena"):
+            told = (
+                f"ids of 'user' = {one!r}: expected integers or strings in a list or an array, as [{one!r}]"
+            )
+            with pytest.raises(DataError, match=f"^{re.escape(told)}$"):
+                model.embedding("user", one)
+
+
+def test_a_model_prints_as_one_line_for_which_no_row_is_read(trained):
+    rows = Manifest.read(final_of(trained)[0]).rows
+    with girih.load(trained) as model:
+        tables = ", ".join(f"{table.name} {rows[table.name]:,} rows" for table in model.schema.tables)
+        assert repr(model) == f"LoadedModel({type(model.model).__name__}, step {model.step}, {tables})"
+        assert model._sparse is None
 
 
 def test_linear_models_have_no_embeddings(log_directory, capsys):
@@ -412,5 +459,12 @@ def test_item_vectors_depend_on_nothing_of_the_users_and_are_those_of_the_traine
         nulls = pa.nulls(len(log))
         items = log.select(["item"]).append_column("user", nulls).append_column("age", nulls)
         assert (model.outputs(items)[:, 4:] == found[:, 4:]).all()
+        told = (
+            f"no column 'user'; .*, null throughout: 'user': \\[None\\] \\* {len(log)}, 'age': \\[None\\] \\*"
+        )
+        with pytest.raises(DataError, match=told):
+            model.outputs(log.select(["item"]))
+        with pytest.raises(DataError, match=r"no column 'user' \(feature 'user'\); valid: item"):
+            model.predict(log.select(["item"]))
         with pytest.raises(ConfigError, match="outputs: the data have no examples"):
             model.outputs(log.slice(0, 0))

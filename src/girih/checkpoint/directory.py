@@ -54,8 +54,8 @@ def final_of(address: Storage | str | os.PathLike[str]) -> tuple[Storage, bool]:
     """The checkpoint with the final weights of a run, by its address as :func:`find` takes it.
 
     Returns:
-        The checkpoint, and whether it is marked as final. Where none is, the run has not ended: then it is the best one so far, under
-        early stopping, else the latest.
+        The checkpoint, and whether it is marked as final, or saved by hand. Where none is, the run has not ended: then it is the best
+        one so far, under early stopping, else the latest.
 
     Raises:
         MissingFileError, CheckpointError: as :func:`find` raises them.
@@ -63,10 +63,12 @@ def final_of(address: Storage | str | os.PathLike[str]) -> tuple[Storage, bool]:
     newest = find(address)
     manifest = Manifest.read(newest)
     if newest == Storage.at(address):
-        return newest, manifest.final
+        return newest, manifest.final or manifest.by_hand
     for _, place in reversed(complete(newest.parent)):
         if (manifest if place == newest else Manifest.read(place)).final:
             return place, True
+    if manifest.by_hand:
+        return newest, True
     best = manifest.run.best_step
     return (newest if best is None else find(newest.parent, step=best)), False
 

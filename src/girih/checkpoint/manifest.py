@@ -70,6 +70,11 @@ class Manifest:
         """Progress of the run when it was saved."""
         return RunState.from_dict(self.state["run"])
 
+    @property
+    def by_hand(self) -> bool:
+        """Whether ``Trainer.save`` wrote it: no run goes on where it lies, and its weights are those that are wanted."""
+        return bool(self.state.get("by_hand", False))
+
     def write(self, checkpoint: Storage) -> None:
         """Writes it whole, or leaves the one before; a checksum of all else in it comes first."""
         text = json.dumps(asdict(self))

@@ -4,19 +4,34 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+import inspect
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
 
-from girih.config.sections import build, hints_of
+from girih.config.sections import build, hints_of, instead_of
+from girih.errors import ConfigError
 
 
 class Options:
     """Base of frozen dataclasses, with :func:`~girih.config.sections.build` for each field, from TOML or from Python.
 
     Raises:
-        ConfigError: a value that its annotation does not accept; names the option, the value and what is expected.
+        ConfigError: a value that its annotation does not accept; names the option, the value and what is expected. Also an
+            option that the class does not have, and one without its name.
     """
 
     __slots__ = ()
+    instead_of: ClassVar[Mapping[str, str]] = {}
+    """Options that others have in the place of the class's own, and what is to be said of them."""
+
+    def __new__(cls, *given: Any, **options: Any) -> Self:
+        """Refuses what ``__init__`` does not take, before Python does in its own words."""
+        signature = _signature(cls)
+        try:
+            signature.bind_partial(None, *given, **options)
+        except TypeError:
+            _refuse_unknown(cls, given, options, list(signature.parameters)[1:])
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         cls: type[Any] = type(self)
@@ -27,6 +42,21 @@ class Options:
     def _owner(self) -> str:
         """The beginning of options' names in errors, as in ``table 'user': dim``."""
         return ""
+
+
+def _refuse_unknown(cls: type, given: tuple[Any, ...], options: Mapping[str, Any], known: list[str]) -> None:
+    for option in options:
+        if option not in known:
+            raise ConfigError(f"{cls.__name__}: unknown option {option!r}{instead_of(cls, option, known)}")
+    if given:
+        value = repr(given[0]) if isinstance(given[0], str | int | float) else "..."
+        mend = f"write {cls.__name__}({known[0]}={value})" if known else "it has none"
+        raise ConfigError(f"{cls.__name__}({value}): options have names here; {mend}")
+
+
+@functools.cache
+def _signature(cls: type) -> inspect.Signature:
+    return inspect.signature(cls.__init__)  # type: ignore[misc]
 
 
 @functools.cache

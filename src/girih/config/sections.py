@@ -14,7 +14,7 @@ import re
 import tomllib
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Union
 
@@ -262,6 +262,12 @@ def _fields_of(cls: type[Any]) -> dict[str, bool]:
     return {f.name: f.default is missing and f.default_factory is missing for f in given}
 
 
+def instead_of(cls: type, key: str, known: Iterable[str]) -> str:
+    """The end of an error for a key that a class does not have: its own word for it, else the nearest."""
+    told = getattr(cls, "instead_of", {}).get(key)
+    return f"; {told}" if told else nearest(key, known)
+
+
 def _build_dataclass(cls: type, value: Any, where: str) -> Any:
     tag = _tag_key(cls)
     if isinstance(value, str) and tag == "name":
@@ -274,8 +280,7 @@ def _build_dataclass(cls: type, value: Any, where: str) -> Any:
         if key == tag:
             continue
         if key not in known:
-            instead = getattr(cls, "instead_of", {}).get(key)
-            hint = f"; {instead}" if instead else nearest(key, [*known, *([tag] if tag else [])])
+            hint = instead_of(cls, key, [*known, *([tag] if tag else [])])
             raise ConfigError(f"{where}: unknown key {key!r}{hint}")
         arguments[key] = build(hints[key], item, f"{where} {key}")
     for key, required in known.items():

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from girih.data.decode.columns import is_list
 from girih.data.paths import one_line
-from girih.errors import DataError
+from girih.errors import DataError, kind_of
 from girih.schema import Categorical, Numeric, Schema
 
 EXPECTED = "expected a dict of columns, a list of dicts, a pandas DataFrame, or anything with Arrow's C stream interface"
@@ -81,7 +81,7 @@ def _of_columns(data: Mapping[Any, Any], columns: Sequence[str] | None) -> Any:
 def _of_rows(rows: Sequence[Any], columns: Sequence[str] | None) -> Any:
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping):
-            raise DataError(f"data: item {number} is a {type(row).__name__}; {EXPECTED}")
+            raise DataError(f"data: item {number} is {kind_of(row)}; {EXPECTED}")
     present = dict.fromkeys(name for row in rows for name in row)
     names = [name for name in present if columns is None or name in columns]
     if rows and not names:

@@ -103,6 +103,10 @@ class TableModule(GrowingModule):
 def check_optimizer(optimizer: object) -> None:
     """Refuses what is no optimizer of rows."""
     if not isinstance(optimizer, SparseOptimizer | None):
+        kind = type(optimizer)
+        shown = repr(optimizer)
+        if not isinstance(optimizer, str | int | float | type):  # torch's show all their options, by lines
+            shown = f"a {kind.__module__}.{kind.__qualname__}"
         raise ConfigError(
-            f"optimizer = {optimizer!r}: expected one of girih.optim, as girih.optim.Adagrad(lr=0.05)"
+            f"optimizer = {shown}: expected one of girih.optim, as girih.optim.Adagrad(lr=0.05)"
         )

@@ -116,7 +116,7 @@ def _ended(record: RunRecord) -> dict[str, Any]:
 
 
 def _parsed(record: RunRecord) -> dict[str, Any]:
-    """The configuration, its secrets blotted out; empty where there is none."""
+    """The configuration, its secrets masked; empty where there is none."""
     try:
         return {} if record.config is None else tomllib.loads(record.config)
     except tomllib.TOMLDecodeError:

@@ -34,7 +34,7 @@ class RunRecord:
 
     Attributes:
         name: the directory's.
-        config: the text of ``config.toml``, secrets blotted out; None where there is none.
+        config: the text of ``config.toml``, secrets masked; None where there is none.
         settings: the same, parsed; empty where it cannot be.
         training: training lines of ``metrics.jsonl``, steps ascending.
         evaluations: evaluation lines by split, steps ascending.

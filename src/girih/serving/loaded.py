@@ -38,6 +38,7 @@ from girih.errors import ConfigError, DataError, nearest
 from girih.kernels.cpu import ahead
 from girih.models import needs_of
 from girih.models.needs import EMBEDDING, FIRST_ORDER, SEQUENCE
+from girih.models.two_tower import TwoTower
 from girih.optim import SGD
 from girih.runs.stats import Stats
 from girih.serving.opening import Opened, open_model
@@ -49,6 +50,7 @@ from girih.training import evaluation
 from girih.training.feeds import ExampleFeed
 from girih.training.schedules import in_step
 from girih.training.session import Session
+from girih.training.shown import shown
 from girih.training.specs import dense_spec, expect_data, gpu_of
 
 
@@ -73,7 +75,7 @@ class LoadedModel(contextlib.AbstractContextManager["LoadedModel"]):
 
     Attributes:
         checkpoint: the address of the checkpoint. step: steps that it was trained for.
-        final: whether the run ended with these weights.
+        final: whether the run ended with these weights, or its program saved them by ``Trainer.save``.
         schema: features, labels and tables. model: the module, in evaluation mode once something was predicted.
     """
 
@@ -82,6 +84,9 @@ class LoadedModel(contextlib.AbstractContextManager["LoadedModel"]):
         self.checkpoint, self.schema, self.model = opened.place.url, opened.schema, opened.model
         self.step, self.final = opened.manifest.step, opened.final
         self._sparse: LocalSparse | None = None
+
+    def __repr__(self) -> str:
+        return shown(self, self.model, self.step, self.schema, self._opened.manifest.rows)
 
     def predict(self, data: Any) -> NDArray[np.float32]:
         """Probabilities, float32[n], or float32[n, T] with several labels.
@@ -120,7 +125,8 @@ class LoadedModel(contextlib.AbstractContextManager["LoadedModel"]):
         Raises:
             DataError, ConfigError, CheckpointError: see :meth:`predict`. ConfigError: no examples, too.
         """
-        dataset = data if isinstance(data, Dataset) else self._dataset(data)
+        has_towers = isinstance(self.model, TwoTower)
+        dataset = data if isinstance(data, Dataset) else self._dataset(data, may_be_null=has_towers)
         parts = []
         if dataset is not None:
             expect_data("data", dataset, self.schema, labels=False)
@@ -140,6 +146,10 @@ class LoadedModel(contextlib.AbstractContextManager["LoadedModel"]):
             ConfigError: no such table, or one of which the model reads no embedding. DataError: no ids.
         """
         name = self._table(table)
+        if isinstance(ids, str | bytes | int | np.generic):
+            raise DataError(
+                f"ids of {table!r} = {ids!r}: expected integers or strings in a list or an array, as [{ids!r}]"
+            )
         try:
             given = ids if isinstance(ids, pa.Array | pa.ChunkedArray) else pa.array(ids)
             keys, _ = scalar_ids(given.combine_chunks() if isinstance(given, pa.ChunkedArray) else given)
@@ -174,12 +184,22 @@ class LoadedModel(contextlib.AbstractContextManager["LoadedModel"]):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _dataset(self, data: Any) -> Dataset | None:
-        """The examples that are in memory as a dataset; None where there are none."""
+    def _dataset(self, data: Any, *, may_be_null: bool = False) -> Dataset | None:
+        """The examples that are in memory as a dataset; None where there are none.
+
+        Args:
+            may_be_null: whether columns may matter to nothing of what is wanted: the error for missing ones says what to give.
+        """
         columns = columns_of(self.schema)
         table = as_table(data, columns)
         if not table.num_columns:
             raise DataError(f"data: no columns; expected {columns}")
+        missing = [name for name in columns if name not in table.column_names]
+        if missing and may_be_null:
+            nulls = ", ".join(f"{name!r}: [None] * {table.num_rows}" for name in missing)
+            raise DataError(
+                f"data: no column {missing[0]!r}; columns of the tower that is not wanted are given too, null throughout: {nulls}"
+            )
         schema = columns_as_given(self.schema, table)
         if not table.num_rows:
             make_read_plan(schema, (), False).check_names(table.column_names, "data")

@@ -16,7 +16,7 @@ from girih.planner.speed.basis import Basis
 from girih.planner.speed.in_step import local
 from girih.planner.speed.step import StepCost
 from girih.planner.traffic import Traffic
-from girih.strategies.strategy import ahead_of, base_plan, predicted_bytes, steps_of
+from girih.strategies.strategy import StrategyOptions, ahead_of, base_plan, predicted_bytes, steps_of
 
 if TYPE_CHECKING:
     from girih.training.context import RunContext
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Local:
+class Local(StrategyOptions):
     """Trains in this process, in step."""
 
     name: ClassVar[str] = "local"

@@ -15,7 +15,7 @@ from girih.dense.halves.replica import made_by
 from girih.dense.options import OptimizerFactory, optimizer_factory
 from girih.dense.scored import ScoredSteps
 from girih.dense.spec import DenseSpec
-from girih.errors import ConfigError
+from girih.errors import ConfigError, kind_of
 from girih.metrics.progressive import ProgressiveScores
 from girih.metrics.result import OF_NUMBERS
 from girih.models import needs_of
@@ -30,8 +30,9 @@ from girih.training.learning_rate import LearningRate
 def expect(name: str, value: object, kind: Any, expected: str) -> None:
     """Refuses a value of another type than ``kind``."""
     if not isinstance(value, kind):
-        shown = repr(value) if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
-        raise ConfigError(f"{name} = {shown}: expected {expected}")
+        shown = repr(value) if isinstance(value, str | int | float | None) else kind_of(value)
+        mend = "; give an instance, not a class" if isinstance(value, type) else ""
+        raise ConfigError(f"{name} = {shown}: expected {expected}{mend}")
 
 
 def schema_of(model: nn.Module, schema: Schema | None) -> Schema:
@@ -60,7 +61,9 @@ def refuse_other_schema(what: str, found: Schema, expected: Schema) -> None:
 
 def expect_data(what: str, data: Dataset, schema: Schema, *, labels: bool = True) -> None:
     """Refuses what is no data of the model's schema, or has no labels where they are needed."""
-    expect(what, data, Dataset, "a girih.Dataset, as girih.read_parquet(paths, schema) makes")
+    in_memory = hasattr(data, "__arrow_c_stream__")
+    reader = "read_arrow(frame, schema)" if in_memory else "read_parquet(paths, schema)"
+    expect(what, data, Dataset, f"a girih.Dataset, as girih.{reader} makes")
     refuse_other_schema(what, data.schema, schema)
     if labels and not data.with_labels:
         raise ConfigError(f"{what}: read without labels; expected with_labels=True")

@@ -26,7 +26,7 @@ from girih.dense.accel.malloc import keep_freed_memory
 from girih.dense.half import KnownAtOnce
 from girih.dense.options import OptimizerFactory
 from girih.dense.spec import DenseSpec
-from girih.errors import ConfigError, GirihError, NonFiniteError
+from girih.errors import ConfigError, GirihError, NonFiniteError, kind_of
 from girih.models.embeddings import Embeddings, Jagged
 from girih.models.loss import Targets, loss_of
 
@@ -336,7 +336,7 @@ class Replica:
             raise ConfigError(f"{kind.__name__}.forward failed: {blame(error, file)}") from error
         if not isinstance(logits, Tensor):
             raise ConfigError(
-                f"{kind.__name__}.forward returned a {type(logits).__name__}; expected logits, "
+                f"{kind.__name__}.forward returned {kind_of(logits)}; expected logits, "
                 "a tensor of a row per example and a column per label"
             )
         return logits
@@ -371,7 +371,7 @@ def made_by(optimizer: OptimizerFactory, parameters: list[nn.Parameter]) -> torc
     """
     made: object = optimizer(parameters) if parameters else None
     if not isinstance(made, torch.optim.Optimizer | None):
-        raise ConfigError(f"dense_optimizer made a {type(made).__name__}; expected a torch.optim.Optimizer")
+        raise ConfigError(f"dense_optimizer made {kind_of(made)}; expected a torch.optim.Optimizer")
     return made
 
 
