@@ -7,7 +7,22 @@ import sys
 import pytest
 
 USAGE = [
-    (["trian"], "No such command 'trian'"),
+    (["trian"], "No such command 'trian'; did you mean 'train'?"),
+    (["train", "config.toml", "--epochs", "3"], "No such option '--epochs'; write --set train.epochs=3"),
+    (
+        ["train", "--batch-size=64", "config.toml"],
+        "No such option '--batch-size'; write --set data.batch_size=64",
+    ),
+    (["check", "config.toml", "--compile"], "No such option '--compile'; write --set train.compile=VALUE"),
+    (["evaluate", "run", "--epochs", "3"], "No such option '--epochs'."),
+    (
+        ["evaluate", "config.toml"],
+        "config.toml: names a config file; expected a run directory, as runs/first",
+    ),
+    (
+        ["predict", "config.toml", "--data", "test.parquet", "--out", "o.csv"],
+        "expected a run directory, as runs/first",
+    ),
     (["train"], "Missing argument 'CONFIG.toml'"),
     (["train", "config.toml", "more.toml"], "unexpected extra argument"),
     (
@@ -34,6 +49,10 @@ USAGE = [
 SETTINGS = [
     ("train.epochs", "--set 'train.epochs': expected section.key=value, as in train.epochs=2"),
     ("=2", "--set '=2': expected section.key=value"),
+    (
+        "labels.names=[rating, other]",
+        """--set 'labels.names=[rating, other]': strings in a list need quotes, as --set 'labels.names=["rating", "other"]'""",
+    ),
     ("train.=2", "--set 'train.=2': expected section.key=value"),
     ("epochs=2", "--set 'epochs=2': expected section.key=value"),
     ("trian.epochs=2", "unknown section [trian]; did you mean 'train'?"),

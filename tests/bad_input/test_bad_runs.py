@@ -22,6 +22,12 @@ def test_a_finished_run_is_not_trained_again(trained):
     assert "not empty (it holds checkpoints); name another --run" in trained.told(*trained.train())
 
 
+def test_a_finished_run_is_not_scaled(trained):
+    told = trained.told("scale", trained / "run", "trainer=2")
+    assert "this run has ended: there is nothing to scale; to train on, girih train" in told
+    assert "--resume --set train.epochs=N" in told
+
+
 def test_a_run_directory_that_is_a_file(site):
     (site / "run").write_text("mine")
     assert site.told(*site.train()) == f"{site / 'run'}: is a file; expected a directory to write the run to"

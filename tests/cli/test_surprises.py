@@ -93,10 +93,29 @@ def test_resume_without_a_checkpoint(train, log_directory):
 
 def test_a_finished_run_with_other_options(train):
     assert train()[0] == 0
-    assert "changed since" not in train("--resume")[1]
+    assert "other options" not in train("--resume")[1]
     status, said = train("--resume", "--set", "model.hidden=[3]", "--set", "sparse_optimizer.lr=0.5")
     assert status == 0
-    assert "changed since, without effect on a finished run: model.hidden, sparse_optimizer.lr\n" in said
+    line = next(line for line in said.splitlines() if "without effect on a finished run: " in line)
+    assert line.partition("run: ")[2].startswith("model.hidden ")
+    assert " → [3], sparse_optimizer.lr " in line
+    assert line.endswith(" → 0.5")
+
+
+def test_a_run_that_is_resumed_with_other_options_names_them_on_a_line(train):
+    assert train("--set", "data.batch_size=250", "train.epochs=1")[0] == 0
+    status, said = train("--resume", "--set", "data.batch_size=500", "train.epochs=2")
+    assert status == 0
+    told = "resumed with other options: data.batch_size 250 → 500, train.epochs 1 → 2\n"
+    assert said.count("resumed with other options") == said.count(told) == 1
+    assert "other options" not in train("--resume", "--set", "data.batch_size=500", "train.epochs=2")[1]
+
+
+def test_no_epochs_are_told(train):
+    status, said = train("--set", "train.epochs=0")
+    assert status == 0
+    assert "train.epochs = 0: nothing is trained; metrics are those of its initial weights\n" in said
+    assert "train.epochs = 0" not in train(run="other")[1]
 
 
 @pytest.mark.parametrize("address", ["memory://runs/a", "s3://bucket/run"])

@@ -17,10 +17,10 @@ from girih import cli
 from girih.checkpoint import Storage
 from girih.errors import ConfigError
 from girih.publishing.log import Log
-from girih.serving.followed import Followed
+from girih.serving.followed import CURRENT, Followed
 from girih.serving.following import Following
 from girih.serving.reading import RequestReader
-from girih.serving.watching import Watched
+from girih.serving.watching import LOOK_EVERY_S, Watched, watching
 from serving.serving_site import Site, inputs_of, tensors_of
 
 
@@ -94,6 +94,29 @@ def model_of(site):
     status, found = site.get(f"/v2/models/{site.name}")
     assert status == 200
     return found
+
+
+def test_a_server_that_follows_into_a_directory_of_its_own_ends_without_an_alarm(patient):
+    _, log = patient
+    with Site(log, "--follow") as site:
+        assert site.stop(signal.SIGINT) == 130
+    assert [line for line in site.errors if "no version" in line or "stays at" in line] == []
+
+
+def test_nobody_looks_for_versions_any_more_once_it_is_over(patient, tmp_path, caplog):
+    _, source = patient
+    log = tmp_path / "log"
+    Replayed(source, log).reveal(2)
+    found = follower(log, tmp_path / "followed")
+    found.poll()
+    watched = Watched(tmp_path / "followed")
+    with watching(watched, lambda served: None):
+        time.sleep(3 * LOOK_EVERY_S)
+    found.close()
+    caplog.clear()
+    (tmp_path / "followed" / CURRENT).unlink()
+    time.sleep(3 * LOOK_EVERY_S)
+    assert caplog.records == []
 
 
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.heavy), 2])

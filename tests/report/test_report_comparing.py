@@ -7,7 +7,7 @@ import json
 import pytest
 
 from girih import cli
-from girih.report.comparing import compare
+from girih.report.comparing import changed, compare
 from report.test_report_page import Balanced, specs
 
 
@@ -112,3 +112,28 @@ def test_what_cannot_be_compared_is_one_sentence(two, tmp_path, capsys):
         capsys.readouterr()
         assert run(*words) == 2
         assert told in capsys.readouterr().err
+
+
+def test_what_changed_of_a_config_is_told_without_secrets():
+    before = {
+        "data": {"train": "s3://key:hunter2@host/x", "batch_size": 256, "options": {"secret": 'hunter"3'}},
+        "features": [{"name": "user", "dim": 4, "kind": "categorical"}],
+        "strategy": {"name": "hybrid", "trainers": 2},
+        "labels": {"names": ["a" * 100]},
+    }
+    now = {
+        "data": {"train": "s3://key:hunter4@host/x", "batch_size": 1024, "options": {"secret": "hunter5"}},
+        "features": [{"kind": "categorical", "name": "user", "dim": 8}],
+        "strategy": {"name": "local"},
+        "labels": {"names": ["b"]},
+    }
+    assert changed(before, before) == []
+    assert changed(before, now) == [
+        "data.batch_size 256 → 1024",
+        "data.options.secret *** → ***",
+        "data.train s3://key:***@host/x → s3://key:***@host/x",
+        "features.user.dim 4 → 8",
+        f"labels.names ['{'a' * 58}... → ['b']",
+        "strategy.name hybrid → local",
+        "strategy.trainers 2 → not set",
+    ]

@@ -1,11 +1,16 @@
 """``girih status`` of runs that are over, or of what is none; tests/strategies/test_shown.py has those under way."""
 
+import io
 import json
+import re
+import time
 
 import pytest
+from rich.console import Console
 
 from girih import cli
 from girih.report.status import _bottleneck, status_of
+from girih.report.status_table import COLUMNS
 from girih.runs.live.bottleneck import BOTTLENECK
 
 SUMMARY = {
@@ -65,3 +70,63 @@ def test_the_bottleneck_is_whoever_waits_least_while_the_run_trains_if_anybody_w
     assert _bottleneck(waiting) is None
     (tmp_path / "config.toml").write_text("")
     assert status_of(tmp_path)["bottleneck"] is None
+
+
+@pytest.fixture
+def six(tmp_path):
+    """A run of six processes, of another host, which said something a moment ago."""
+    (tmp_path / "config.toml").write_text("")
+    (tmp_path / "live").mkdir()
+    roles = ("trainer", "trainer", "loader", "embedding-worker", "embedding-server", "embedding-server")
+    stats = {"histograms": {"staleness": {"4": 100}}, "counters": {}}
+    for pid, role in enumerate(roles, start=1_234_560):
+        index, now_s = roles[: pid - 1_234_560].count(role), time.time()
+        now, then = (
+            {
+                "at_s": now_s - ago,
+                "cpu_s": 100 - 0.75 * ago,
+                "rss_bytes": 1500 << 20,
+                "stats": {
+                    **stats,
+                    "busy_s": 100 - 0.5 * ago,
+                    "live": {
+                        "examples": 1e6 - 1e5 * ago,
+                        "steps": 123_456,
+                        "rows": {"user": 12_345_678},
+                        "queues": {"ready": 4},
+                    },
+                },
+            }
+            for ago in (0, 4)
+        )
+        shown = {"role": role, "index": index, "incarnation": 0, "pid": pid, "start": "", "host": "another"}
+        shown |= {"begun_s": now_s - 4000, "endpoint": "", "now": now, "then": then}
+        (tmp_path / "live" / f"{role}-{index}.json").write_text(json.dumps(shown))
+    return tmp_path
+
+
+def cells(lines):
+    return [[cell.strip() for cell in re.split("[│┃]", line)[1:-1]] for line in lines if line[:1] in "│┃"]
+
+
+def test_the_table_is_printed_in_full_where_output_is_no_terminal(six, capsys):
+    assert cli.run(["status", str(six)]) == 0
+    header, *rows, _ = cells(capsys.readouterr().out.splitlines())
+    assert header == list(COLUMNS)
+    assert {row[header.index("pid")] for row in rows} == {str(pid) for pid in range(1_234_560, 1_234_566)}
+    assert {row[header.index("cores")] for row in rows} == {"0.75"}
+    assert "embedding-server 1" in {row[0] for row in rows}
+
+
+def test_a_narrow_terminal_shows_fewer_columns_each_whole_and_the_pid_among_them(six, monkeypatch):
+    out = io.StringIO()
+    narrow = Console(file=out, width=80, force_terminal=True, no_color=True, color_system=None)
+    monkeypatch.setattr("girih.cli.status.screen", lambda: narrow)
+    assert cli.run(["status", str(six)]) == 0
+    lines = out.getvalue().splitlines()
+    assert "…" not in out.getvalue()
+    assert max(len(line) for line in lines if line[:1] in "│┃") <= 80
+    header, *rows, _ = cells(lines)
+    assert {"role", "pid", "state", "samples/s", "memory"} <= set(header) < set(COLUMNS)
+    assert {row[header.index("pid")] for row in rows} == {str(pid) for pid in range(1_234_560, 1_234_566)}
+    assert "embedding-server 1" in {row[0] for row in rows}

@@ -15,7 +15,7 @@ import click
 
 from girih.cli.words import Command
 from girih.dense.accel import dynamo
-from girih.errors import GirihError, UserError
+from girih.errors import GirihError, UserError, nearest
 
 UNUSABLE = (
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP,
@@ -77,6 +77,14 @@ class LazyGroup(click.Group):
             with uncollected():
                 importlib.import_module(f"girih.cli.{cmd_name.replace('-', '_')}")
         return super().get_command(ctx, cmd_name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """See :class:`click.Group`; a command that there is not is told with the nearest one."""
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
+            ctx.fail(f"No such command {args[0]!r}{nearest(args[0], COMMANDS)}")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes the list of commands, without importing any."""

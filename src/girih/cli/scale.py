@@ -15,7 +15,7 @@ from girih.cluster.elastic.requests import Request
 from girih.cluster.roles import RoleName
 from girih.errors import ConfigError, RunDirectoryError, nearest
 from girih.report.status import status_of
-from girih.runs.directory import LOCK
+from girih.runs.directory import LOCK, read_summary
 from girih.runs.lease import Lease
 
 LOOK_S = 0.1
@@ -31,6 +31,11 @@ def scale(run: Path, wanted: tuple[str, ...]) -> int:
     counts = dict(map(_count, wanted))
     status_of(run)  # which refuses what is no run directory
     if not _is_on(run):
+        if read_summary(run) is not None:
+            raise RunDirectoryError(
+                f"{run}: this run has ended: there is nothing to scale; to train on, girih train {run}/config.toml"
+                f" --run {run} --resume --set train.epochs=N, with more epochs than it had, and other counts by --set"
+            )
         raise RunDirectoryError(
             f"{run}: this run is not on; train it with --resume, with other counts by --set"
         )

@@ -9,18 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.live import Live
 
 from girih.cli import cli
+from girih.cli.screen import screen
 from girih.cli.words import PATH
 from girih.report.status import status_of
-from girih.report.status_table import screen
+from girih.report.status_table import status_screen
 
 EVERY_S = 1.0
 UNDER_WAY = ("running", "silent")
-WIDE = 200
-"""Columns where no terminal says how many there are."""
 
 
 @cli.command()
@@ -29,14 +27,13 @@ WIDE = 200
 @click.option("--json", "as_json", is_flag=True, help="One object of JSON on a line, for scripts.")
 def status(run: Path, watch: bool, as_json: bool) -> int:
     """Show a run's processes: alive or not, load, bottleneck."""
-    console = Console(highlight=False)
-    width = console.width if console.is_terminal else WIDE
+    console = screen()
 
     def show(found: dict[str, Any]) -> None:
         if as_json:
             click.echo(json.dumps(found))
         else:
-            console.print(screen(found, width), width=max(width, console.width), crop=False)
+            console.print(status_screen(found, console.width), crop=False)
 
     found = status_of(run)
     if not watch or found["state"] not in UNDER_WAY:
@@ -45,9 +42,9 @@ def status(run: Path, watch: bool, as_json: bool) -> int:
         for found in _until_over(run):
             show(found)
     else:
-        with Live(screen(found, width), console=console, auto_refresh=False) as live:
+        with Live(status_screen(found, console.width), console=console, auto_refresh=False) as live:
             for found in _until_over(run):
-                live.update(screen(found, console.width), refresh=True)
+                live.update(status_screen(found, console.width), refresh=True)
     return 0
 
 

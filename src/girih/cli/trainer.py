@@ -6,11 +6,10 @@ import io
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Console
@@ -26,6 +25,7 @@ from girih.data import Dataset
 from girih.errors import ConfigError
 from girih.metrics import Metrics
 from girih.planner.plan import Plan
+from girih.report.comparing import changed
 from girih.report.progress import Progress
 from girih.runs.directory import RunDirectory, read_summary
 from girih.runs.live.logs import logging_as
@@ -37,6 +37,8 @@ from girih.training.planning import joined
 from girih.training.pricing import Calibrated
 
 _LOG = logging.getLogger(__name__)
+MOST_CHANGES = 8
+"""Options that a resumed run names on its line of those that differ."""
 
 
 def train(
@@ -81,9 +83,8 @@ def train(
         with joined(settings.strategy, settings.cluster).running() as cluster:
             if cluster.ranks.broadcast(beginning(newest, init) if why is None else None) is None:
                 click.echo(f"{run_path}: this run is finished ({why}); nothing to do")
-                if changes := changed(run, settings):
-                    names = ", ".join(change.partition(":")[0] for change in changes)
-                    click.echo(f"changed since, without effect on a finished run: {names}")
+                if others := other_options(run, settings):
+                    click.echo(f"other options, without effect on a finished run: {others}", err=True)
                 return 0
             with _logging(cluster, run_path) if own_process else nullcontext():
                 return _train(settings, datasets, run, newest, cluster, init)
@@ -153,12 +154,15 @@ def _train(
         if newest is not None:
             progress.message(f"resumed from {newest.name}")
         if run is not None:
-            for change in [] if newest is None else changed(run, settings):
-                progress.message(f"changed since: {change}")
+            if newest is not None and (others := other_options(run, settings)):
+                progress.message(f"resumed with other options: {others}")
             run.remove_summary()  # of what is gone on with
             config.write_toml(run.config, settings.with_absolute_paths())
         if newest is not None and trainer.state.epoch >= epochs:
             progress.message(f"train.epochs = {epochs} are done: nothing is left to train")
+        elif epochs == 0:
+            whose = "its initial weights" if init is None else "the weights that it begins with"
+            progress.message(f"train.epochs = 0: nothing is trained; metrics are those of {whose}")
         final = next((name for name in ("test", "valid") if name in datasets), None)
         with stopping(trainer, cluster):
             metrics, stopped = _fit(settings, datasets, trainer, final)
@@ -227,27 +231,17 @@ def _finished_because(newest: Storage, run: Path, settings: RunConfig) -> str | 
     return None
 
 
-def changed(run: RunDirectory, settings: RunConfig) -> list[str]:
-    """Differences between the configuration and the run's own, one line each."""
+def other_options(run: RunDirectory, settings: RunConfig) -> str:
+    """The options that differ from those of the run, as text for a line; empty where none does."""
     if not run.config.is_file():
-        return []
+        return ""
     try:
-        before = _flat(config.read_toml(run.config, expanded=False))
+        before = config.read_toml(run.config, expanded=False)
     except ConfigError:  # damaged: it is about to be replaced
-        return []
-    now = _flat(settings.with_absolute_paths())
-    return [
-        f"{key}: {before.get(key, 'not set')} → {now.get(key, 'not set')}"
-        for key in sorted(before.keys() | now.keys())
-        if before.get(key) != now.get(key)
-    ]
-
-
-def _flat(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in mapping.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat
+        return ""
+    changes = changed(before, settings.with_absolute_paths())
+    more = [f"and {len(changes) - MOST_CHANGES} more"] if len(changes) > MOST_CHANGES else []
+    return ", ".join([*changes[:MOST_CHANGES], *more])
 
 
 @contextmanager

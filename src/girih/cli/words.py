@@ -51,4 +51,23 @@ class Command(click.Command):
             else:
                 option, named = "", True
             words.append(word)
-        return super().parse_args(ctx, words)
+        try:
+            return super().parse_args(ctx, words)
+        except click.NoSuchOption as error:
+            if "--set" in several and (setting := _setting(error.option_name, args)):
+                ctx.fail(f"No such option {error.option_name!r}; write {setting}")
+            raise
+
+
+def _setting(option: str, words: list[str]) -> str:
+    """The ``--set`` for an option that is a key of the config; empty where it is none."""
+    from girih.config.file import keys_by_section
+
+    key = option.lstrip("-").replace("-", "_")
+    section = next((name for name, keys in keys_by_section().items() if key in keys), None)
+    if section is None:
+        return ""
+    parts = [part for word in words for part in word.split("=", 1)]  # --epochs=3 is --epochs 3
+    value = next(iter(parts[parts.index(option) + 1 :]), "")
+    is_another = not value or value.startswith("-") or value.endswith(".toml")
+    return f"--set {section}.{key}={'VALUE' if is_another else value}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,16 @@ SECTIONS = (
     "dense_optimizer", "checkpoint", "train", "schedule", "strategy", "store", "cluster", "metrics",
     "negatives", "publish",
 )  # fmt: skip
+
+
+def keys_by_section() -> dict[str, list[str]]:
+    """The keys of each section that has the same ones in every config; ``[train]`` first."""
+    kinds = {
+        "train": TrainOptions, "data": DataOptions, "checkpoint": CheckpointOptions, "schedule": ScheduleOptions,
+        "store": StoreOptions, "cluster": ClusterOptions, "metrics": MetricsOptions, "publish": PublishOptions,
+        "negatives": NegativesOptions,
+    }  # fmt: skip
+    return {name: [each.name for each in fields(kind)] for name, kind in kinds.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

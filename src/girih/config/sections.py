@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import json
 import os
 import re
 import tomllib
@@ -27,6 +28,9 @@ from girih.runs.files import write_whole
 _MOST_NESTED = 50
 _LONG_KEY = re.compile(rf"(?:[^.,=\n]*\.){{{_MOST_NESTED}}}[^.,=\n]*[=\]]")
 """A dotted key, for which TOML's parser takes memory by the square of its parts."""
+
+_BARE_LIST = re.compile(r"\[([^][{}\"']*)\]")
+"""A list whose strings lost their quotes to a shell."""
 
 
 def read_toml(path: str | os.PathLike[str], *, expanded: bool = True) -> dict[str, Any]:
@@ -142,6 +146,11 @@ def apply_override(mapping: dict[str, Any], assignment: str) -> None:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text.strip()
+        if bare := _BARE_LIST.fullmatch(value):
+            quoted = json.dumps([item.strip() for item in bare[1].split(",")], ensure_ascii=False)
+            raise ConfigError(
+                f"--set {assignment!r}: strings in a list need quotes, as --set '{path.strip()}={quoted}'"
+            ) from None
     except RecursionError:
         raise _nested(f"--set {path.strip()}") from None
     _assign(mapping, path if equals else "", value, f"--set {assignment!r}")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from girih.errors import ConfigError
-from girih.report.record import RunRecord, read_run
+from girih.report.record import RunRecord, blotted, read_run
 from girih.report.text import DASH, count, duration, fraction, is_number, short
 
 METRICS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
@@ -33,6 +33,8 @@ METRICS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
 NOT_OPTIONS = ("checkpoint.dir", "store.ssd_dir", "metrics.targets")
 """Places, which every run has of its own."""
 ABSENT = "not set"
+MOST_SHOWN = 60
+"""Characters of a value on a line that has several."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,14 @@ def compare(runs: Sequence[Path]) -> Comparison:
     return Comparison(tuple(str(run) for run in runs), records, options, metrics)
 
 
+def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """The options that differ between two configurations, as ``data.batch_size 256 → 1024``; secrets are blotted out."""
+    raw = [_flat(dict(each)) for each in (before, now)]
+    shown = [_flat(blotted(dict(each))) for each in (before, now)]
+    keys = sorted({key for each in raw for key in each if raw[0].get(key) != raw[1].get(key)})
+    return [f"{key} {' → '.join(_cut(_shown(each.get(key))) for each in shown)}" for key in keys]
+
+
 def _ended(record: RunRecord) -> dict[str, Any]:
     """The summary of a run; of one that goes on, or was a script's, its latest records."""
     if record.summary is not None:
@@ -133,6 +143,10 @@ def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
     for key, item in value.items():
         flat |= _flat(item, f"{prefix}.{key}" if prefix else str(key))
     return flat
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
 
 
 def _shown(value: Any) -> str:

@@ -12,9 +12,9 @@ from typing import Any
 from girih.errors import RunDirectoryError
 from girih.report.text import is_number
 
-_SECRET_VALUE = re.compile(
-    r"""(?i)((?:secret|password|token|access_key|api_key)["']?\s*=\s*)("[^"\n]*"|'[^'\n]*')"""
-)
+_SECRETS = "(?:secret|password|token|access_key|api_key)"
+_SECRET_VALUE = re.compile(rf"""(?i)({_SECRETS}["']?\s*=\s*)("[^"\n]*"|'[^'\n]*')""")
+_SECRET_NAME = re.compile(rf"(?i){_SECRETS}$")
 _SECRET_IN_ADDRESS = re.compile(r"(://[^/\s:@\"']*:)[^@\s/\"']+@")
 
 
@@ -73,6 +73,17 @@ def read_run(directory: Path) -> RunRecord:
     _read_summary(run, directory / "summary.json")
     _read_timeline(run, directory / "timeline.json")
     return run
+
+
+def blotted(value: Any, key: str = "") -> Any:
+    """A copy of a value of a config, its secrets blotted out as in :attr:`RunRecord.config`."""
+    if isinstance(value, dict):
+        return {name: blotted(item, name) for name, item in value.items()}
+    if isinstance(value, list):
+        return [blotted(item, key) for item in value]
+    if not isinstance(value, str):
+        return value
+    return "***" if _SECRET_NAME.search(key) else _SECRET_IN_ADDRESS.sub(r"\1***@", value)
 
 
 def _read_config(run: RunRecord, path: Path) -> None:

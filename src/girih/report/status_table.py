@@ -22,7 +22,7 @@ SAID = {
 }
 
 
-def screen(status: Mapping[str, Any], width: int) -> RenderableType:
+def status_screen(status: Mapping[str, Any], width: int) -> RenderableType:
     """The screen for a status of :func:`girih.report.status.status_of`, with the columns that ``width`` has room for."""
     shown: list[RenderableType] = [_line(f"{status['run']}: {_headline(status)}")]
     if status["processes"]:
@@ -131,6 +131,6 @@ COLUMNS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "busy": lambda process: percent(process["busy"]),
     "lost": lambda process: count(process["lost_updates"]),
 }
-LEAST = ("cores", "up", "steps", "life", "pid", "queue", "rows", "lost", "staleness", "busy")
-"""Columns that go first where there is no room."""
+LEAST = ("cores", "up", "steps", "life", "queue", "rows", "lost", "staleness", "busy")
+"""Columns that go first where there is no room; role, pid, state, samples/s and memory stay."""
 _WIDE = Console(width=1000)

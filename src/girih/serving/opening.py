@@ -69,6 +69,10 @@ def open_config(run: Path) -> RunConfig:
         MissingFileError: no such directory.
         RunDirectoryError: the directory holds no run of ``girih train``.
     """
+    if run.suffix == ".toml" and not run.is_dir():
+        raise RunDirectoryError(
+            f"{run}: names a config file; expected a run directory, as runs/first, which girih train {run} --run runs/first makes"
+        )
     if not run.exists():
         raise MissingFileError(f"{run}: no such run directory; girih train CONFIG --run {run} makes one")
     if not (run / "config.toml").is_file():

@@ -123,14 +123,12 @@ def answer(
     from girih.serving.app import Server
     from girih.serving.direct import direct
     from girih.serving.served import Model, open_served
-    from girih.serving.watching import Watched, watch
+    from girih.serving.watching import Watched, watching
 
     torch.set_num_threads(options.threads)
     watched = Watched(directory) if follow else None
     model = Model(name, *open_served(directory, verify=verify)) if watched is None else watched.model(name)
     server = Server(model, most_examples=options.max_batch, most_bytes=options.max_bytes)
-    if watched is not None:
-        watch(watched, server.replace)
     config = uvicorn.Config(
         server.app(),
         http=direct(server),
@@ -152,8 +150,10 @@ def answer(
     sys.setswitchinterval(_SWITCH_S)
     gc.freeze()
     host, port = listening.getsockname()[:2]
+    looking = contextlib.nullcontext() if watched is None else watching(watched, server.replace)
     try:
-        Answering(config).run(sockets=[listening])
+        with looking:
+            Answering(config).run(sockets=[listening])
     except OSError as error:
         if error.errno == errno.EADDRINUSE:  # bound by somebody else too, who listened first
             raise _taken(host, port) from None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -160,13 +161,13 @@ class Watched:
         return found.st_ino, found.st_mtime_ns
 
 
-def watch(watched: Watched, put: Callable[[Served], None]) -> None:
-    """Has a thread look for versions for as long as the process lives; each goes to ``put``."""
+@contextlib.contextmanager
+def watching(watched: Watched, put: Callable[[Served], None]) -> Iterator[None]:
+    """Has a thread look for versions; each goes to ``put``. It has ended when this does: the directory may go then."""
 
     def work() -> None:
         told = ""
-        while True:
-            pause.wait(LOOK_EVERY_S)
+        while not ending.wait(LOOK_EVERY_S):
             try:
                 if watched.look():
                     put(watched.served)
@@ -176,8 +177,14 @@ def watch(watched: Watched, put: Callable[[Served], None]) -> None:
                     told = str(error)
                     _LOG.warning("stays at version %s: %s", watched.served.version, told)
 
-    pause = threading.Event()
-    threading.Thread(target=work, name="girih-watch", daemon=True).start()
+    ending = threading.Event()
+    thread = threading.Thread(target=work, name="girih-watch", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ending.set()
+        thread.join()
 
 
 def _version(followed: Followed) -> Version:

@@ -12,6 +12,7 @@ The grammar is a small part of Python's, which Python's own parser reads; nothin
 from __future__ import annotations
 
 import ast
+import re
 import warnings
 from collections.abc import Mapping
 
@@ -25,6 +26,8 @@ _OPERATORS: Mapping[type[ast.cmpop], str] = {
 }  # fmt: skip
 _TURNED = {"less": "greater", "less_equal": "greater_equal", "greater": "less", "greater_equal": "less_equal"}
 _WORDS = {"true": True, "false": False, "null": None, "None": None, "True": True, "False": False}
+_OF_OTHERS = {"&&": "and", r"\|\|": "or", "=>": ">=", "=<": "<=", "<>": "!=", "(?<![=!<>:])=(?![=<>])": "=="}
+"""A pattern of an operator of other languages → what it is here."""
 
 
 def parse_where(text: str) -> Where:
@@ -44,8 +47,17 @@ def parse_where(text: str) -> Where:
     except (SyntaxError, MemoryError, RecursionError, ValueError) as error:
         place = f" at character {error.offset}" if isinstance(error, SyntaxError) and error.offset else ""
         raise ConfigError(
-            f"{where}: cannot be read{place}; expected a condition on columns, as {EXAMPLE}"
+            f"{where}: cannot be read{place}{_instead(text)}; expected a condition on columns, as {EXAMPLE}"
         ) from None
+
+
+def _instead(text: str) -> str:
+    """The words for an operator of other languages; empty where there is none."""
+    outside = re.sub(r"'[^']*'|\"[^\"]*\"", "", text)
+    for theirs, ours in _OF_OTHERS.items():
+        if found := re.search(theirs, outside):
+            return f": write {ours}, not {found[0]}"
+    return ""
 
 
 def _condition(node: ast.expr, where: str) -> Condition:

@@ -168,12 +168,16 @@ def make_ready(names: Iterable[str], tell: Callable[[str], None] = _LOG.warning)
 
 @contextlib.contextmanager
 def _telling_progress(names: Sequence[str], tell: Callable[[str], None]) -> Iterator[None]:
-    """Tells now and then how many of some kernels are ready, whoever compiled them."""
+    """Tells now and then how many of some kernels are ready, whoever compiled them, where it is another number than before."""
     done = threading.Event()
 
     def tell_until_done() -> None:
+        told = None
         while not done.wait(TELL_EVERY_S):
-            tell(f"compiling kernels: {len(names) - len(_missing(names))} of {len(names)}")
+            ready = len(names) - len(_missing(names))
+            if ready != told:
+                tell(f"compiling kernels: {ready} of {len(names)}")
+                told = ready
 
     thread = threading.Thread(target=tell_until_done, name="compiling", daemon=True)
     thread.start()
