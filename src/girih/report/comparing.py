@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from girih.errors import ConfigError
-from girih.report.record import RunRecord, blotted, read_run
+from girih.report.record import RunRecord, masked, read_run
 from girih.report.text import DASH, count, duration, fraction, is_number, short
 
 METRICS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
@@ -97,9 +97,9 @@ def compare(runs: Sequence[Path]) -> Comparison:
 
 
 def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """The options that differ between two configurations, as ``data.batch_size 256 → 1024``; secrets are blotted out."""
+    """The options that differ between two configurations, as ``data.batch_size 256 → 1024``; secrets are masked."""
     raw = [_flat(dict(each)) for each in (before, now)]
-    shown = [_flat(blotted(dict(each))) for each in (before, now)]
+    shown = [_flat(masked(dict(each))) for each in (before, now)]
     keys = sorted({key for each in raw for key in each if raw[0].get(key) != raw[1].get(key)})
     return [f"{key} {' → '.join(_cut(_shown(each.get(key))) for each in shown)}" for key in keys]
 

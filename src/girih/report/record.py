@@ -75,12 +75,12 @@ def read_run(directory: Path) -> RunRecord:
     return run
 
 
-def blotted(value: Any, key: str = "") -> Any:
-    """A copy of a value of a config, its secrets blotted out as in :attr:`RunRecord.config`."""
+def masked(value: Any, key: str = "") -> Any:
+    """A copy of a value of a config, its secrets masked as in :attr:`RunRecord.config`."""
     if isinstance(value, dict):
-        return {name: blotted(item, name) for name, item in value.items()}
+        return {name: masked(item, name) for name, item in value.items()}
     if isinstance(value, list):
-        return [blotted(item, key) for item in value]
+        return [masked(item, key) for item in value]
     if not isinstance(value, str):
         return value
     return "***" if _SECRET_NAME.search(key) else _SECRET_IN_ADDRESS.sub(r"\1***@", value)
