@@ -26,7 +26,7 @@ class Options:
 
     def __new__(cls, *given: Any, **options: Any) -> Self:
         """Refuses what ``__init__`` does not take, before Python does in its own words."""
-        signature = _signature(cls)
+        signature = _signature(cls)  # type: ignore[arg-type]
         try:
             signature.bind_partial(None, *given, **options)
         except TypeError:

@@ -66,7 +66,7 @@ class StrategyOptions(Options):
     @classmethod
     def with_trainers(cls, count: int) -> tuple[Strategy, ...]:
         """Ways to train with so many trainers, other options left as they are: what ``girih plan`` compares."""
-        return (cls(trainers=count),)  # type: ignore[call-arg, return-value]
+        return (cls(trainers=count),)  # type: ignore[return-value]
 
 
 def measures_of(strategy: Strategy, schedule: ScheduleOptions | None = None) -> frozenset[str]:
