@@ -82,7 +82,7 @@ def test_other_processes_find_a_module_where_the_user_works_and_no_file_and_none
 ):
     (tmp_path / "mine.py").write_text(MODEL)
     (tmp_path / "elsewhere").mkdir()
-    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if each not in user_code._BESIDE])
     monkeypatch.setattr(user_code, "_BESIDE", set())
     monkeypatch.chdir(tmp_path / "elsewhere")
     found = user_code.load_class(name, "[model]", tmp_path, accepts=callable, expected="a class")

@@ -143,7 +143,7 @@ class OpenBatches:
                 del self._streams[net]
 
     def streams(self, client: int, net: int) -> GradientStreams:
-        """What writes the gradients that a net gets."""
+        """The writer of the gradients that a net gets."""
         with self._lock:
             return self._streams_of(client, net)
 
