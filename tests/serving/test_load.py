@@ -269,6 +269,7 @@ def test_what_a_script_saved_is_no_run_that_could_be_unfinished(log_source, tmp_
         trainer.load(tmp_path / "models", resume=False)
         np.testing.assert_array_equal(trainer.predict(girih.read_arrow(table, schema))[:, 0], expected)
     best, _ = final_of(tmp_path / "run")
+    caplog.clear()  # of what evaluating told
     with caplog.at_level(logging.WARNING):
         for address in (tmp_path / "models", saved, tmp_path / "run"):
             with girih.load(address) as model:
