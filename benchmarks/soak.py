@@ -8,10 +8,9 @@ minute, but not before training has gone on after the last fault; every fifth fa
 passes would be learnt by heart: learning rates are the config's times ``--rates``.
 
 **Flat** is a role whose resident memory, descriptors and threads grow by no more than 2 % in the second half of the run: Theil and Sen's
-slope, over the length of that half. A process counts from 30 s of age on, and is compared with those of its role that are
-as old (by doublings up to four minutes), so that a fresh one, which holds less, is no fall, and one that fills up no growth. Of the whole
-run it is the sum of its processes' shares of memory (PSS), and its shared memory. The undisturbed run, whose processes are as old as
-itself, says whether a process grows by age.
+slope, over the length of that half. A process counts from 30 s of age on, and is compared with those of its role that have seen
+as many steps (to 250, up to 2,000 steps), so that a fresh one, which holds less, is no fall, and one that fills up no growth. The undisturbed
+run, whose processes are as old as itself, says whether a process grows by age; there the sum of all processes' shares of memory (PSS) counts too.
 """
 
 from __future__ import annotations
@@ -44,16 +43,18 @@ from pictures import Chart, write_picture
 STRATEGY = "hybrid"
 STOP_EVERY = 5
 SAMPLE_S = 5.0
-WARM_S, AGES_S = 30.0, (60.0, 120.0, 240.0)
+WARM_S = 30.0
+FILLING_STEPS, ALIKE_STEPS = 2000, 250
 MOST_GROWTH = 0.02
 LEAST_PAIRS = 50
 TAIL_BYTES = 1 << 16
 LAST_FAULT_AT = 0.97
 WHAT = {"rss_bytes": "RSS MB", "descriptors": "descriptors", "threads": "threads"}
 CALIBRATING = 3
+WHOLE = "all, PSS"
 
-Sample = tuple[float, float, float, int]
-"""Seconds, age of the process in seconds, what it held, and its pid."""
+Sample = tuple[float, int, float, int]
+"""Seconds, steps that the process has seen, what it held, and its pid."""
 
 
 @dataclass
@@ -75,16 +76,35 @@ class Fault:
 
 @dataclass
 class Soaked:
-    """What came of a run: ``passes`` are moments at which an evaluation was seen, ``aucs`` those on validation data, by pass."""
+    """What came of a run.
+
+    Attributes:
+        passes_s: moments at which an evaluation was seen.
+        steps_s: moments at which a step beyond those before was seen, and which.
+        aucs: on validation data, by pass.
+    """
 
     census: Census
     begun_s: float = 0.0
     ended_s: float = 0.0
     faults: list[Fault] = field(default_factory=list)
     passes_s: list[float] = field(default_factory=list)
+    steps_s: list[tuple[float, int]] = field(default_factory=list)
     aucs: dict[int, float] = field(default_factory=dict)
     summary: dict[str, Any] = field(default_factory=dict)
     left: list[str] = field(default_factory=list)
+
+    def step_at(self, at_s: float) -> int:
+        """The furthest step at a moment."""
+        seen = bisect_right(self.steps_s, (at_s, sys.maxsize))
+        return self.steps_s[seen - 1][1] if seen else 0
+
+    def samples(self, held: Iterable[Held], what: str) -> Iterator[Sample]:
+        """What processes held of one kind, once they were warm."""
+        for each in held:
+            if each.age_s >= WARM_S:
+                steps = self.step_at(each.at_s) - self.step_at(each.at_s - each.age_s)
+                yield each.at_s, steps, getattr(each, what), each.pid
 
 
 def main() -> None:
@@ -286,6 +306,7 @@ class Hand:
         if step > self._furthest:
             found.begun_s = found.begun_s or now_s
             self._furthest = step
+            found.steps_s.append((now_s, step))
             for fault in found.faults:
                 if fault.stalled_s is None and step > fault.furthest:
                     fault.stalled_s = now_s - fault.at_s
@@ -318,14 +339,14 @@ def growth(samples: Iterable[Sample], begin_s: float, end_s: float) -> float | N
     """
     by_age: defaultdict[int, list[Sample]] = defaultdict(list)
     for each in samples:
-        if begin_s <= each[0] <= end_s and each[1] >= WARM_S and each[2] > 0:
-            by_age[bisect_right(AGES_S, each[1])].append(each)
+        if begin_s <= each[0] <= end_s and each[2] > 0:
+            by_age[min(each[1], FILLING_STEPS) // ALIKE_STEPS].append(each)
     slopes = []
     for age, alike in by_age.items():
         at, _, values, lives = np.array(alike).T
         first, second = np.triu_indices(len(at), 1)
         counts = at[first] != at[second]
-        if age < len(AGES_S):
+        if age < FILLING_STEPS // ALIKE_STEPS:
             counts &= lives[first] != lives[second]  # in one life it is older, too
         first, second = first[counts], second[counts]
         slopes.append((np.log(values[second]) - np.log(values[first])) / (at[second] - at[first]))
@@ -381,12 +402,13 @@ def holdings(report: harness.Report, runs: Mapping[str, Soaked]) -> None:
                 scale = 1e6 if what == "rss_bytes" else 1
                 if late:
                     row[column] = statistics.median(getattr(each, what) for each in late) / scale
-                samples = ((each.at_s, each.age_s, getattr(each, what), each.pid) for each in held)
-                row[f"{column} grew"] = growth(samples, half_s, run.ended_s)
+                row[f"{column} grew"] = growth(run.samples(held, what), half_s, run.ended_s)
             row["flat"] = verdict(row[f"{column} grew"] for column in WHAT.values())
             table.row(row)
         for role, points in whole_of(run).items():
-            grew = growth(((at_s, math.inf, value, 0) for at_s, value in points), half_s, run.ended_s)
+            if run.faults and role == WHOLE:
+                continue  # the sum of processes of all ages
+            grew = growth(((at_s, FILLING_STEPS, value, 0) for at_s, value in points), half_s, run.ended_s)
             level = [value for at_s, value in points if at_s >= half_s]
             table.row(
                 {
@@ -425,7 +447,7 @@ def whole_of(run: Soaked) -> dict[str, list[tuple[float, float]]]:
         if len(there) == most and all(each.age_s >= WARM_S for each in there)
     ]
     segments = [(each.at_s, float(each.bytes)) for each in run.census.segments if each.num]
-    return {"all, PSS": shares, "shared memory": segments}
+    return {WHOLE: shares, "shared memory": segments}
 
 
 def stalls(report: harness.Report, run: Soaked) -> None:

@@ -103,6 +103,14 @@ SCHEMAS = [
         lambda: girih.Hierarchical(trainers=2),
         "Hierarchical: unknown option 'trainers'; set groups, each of them",
     ),
+    (
+        lambda: girih.PublishOptions(every_s=1),
+        "PublishOptions: option 'to' is missing; write PublishOptions(to=..., ...)",
+    ),
+    (
+        lambda: girih.Table(name="user", optimizer=torch.optim.Adam),
+        "table 'user': optimizer = the class Adam: expected one of girih's own: Adagrad(...), Adam(...), ",
+    ),
     (lambda: girih.Local(2), "Local(2): options have names here; it has none"),
     (lambda: girih.Local(trainers=2), "Local: unknown option 'trainers'; nothing is valid here"),
     (lambda: girih.TrainOptions(epochs=-1), "epochs = -1: expected an integer of at least 0"),

@@ -145,7 +145,7 @@ shards = 1
 """
 
 
-def write(directory, *, num_examples=STEPS * SIZE, size=SIZE, held_out=1001):
+def write(directory, *, num_examples=STEPS * SIZE, size=SIZE, held_out=101):
     """Writes data, and ``deepfm``, ``din``, ``mmoe``, ``star``, ``labels`` and ``weighted`` as configurations.
 
     Evaluation data have ``held_out`` examples.

@@ -21,7 +21,7 @@ FEW = "data.test=few.parquet"
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
-    directory = write(tmp_path_factory.mktemp("groups"))
+    directory = write(tmp_path_factory.mktemp("groups"), held_out=1001)
     pq.write_table(pq.read_table(directory / "test.parquet").slice(0, 101), directory / "few.parquet")
     return directory
 

@@ -43,7 +43,7 @@ NETS_AND_GROUPS = {
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
-    return write(tmp_path_factory.mktemp("hierarchical"))
+    return write(tmp_path_factory.mktemp("hierarchical"), held_out=1001)
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ KINDS = {
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
-    directory = write(tmp_path_factory.mktemp("in-batch"))
+    directory = write(tmp_path_factory.mktemp("in-batch"), held_out=1001)
     for kind, overrides in KINDS.items():
         play(directory, {"name": f"local-{kind}", "config": "din", "overrides": overrides})
     return directory

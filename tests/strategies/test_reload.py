@@ -24,7 +24,7 @@ heavy = pytest.mark.heavy
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
-    return write(tmp_path_factory.mktemp("reload"), num_examples=1601)
+    return write(tmp_path_factory.mktemp("reload"), num_examples=1601, held_out=1001)
 
 
 @pytest.fixture(scope="module")

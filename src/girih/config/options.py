@@ -31,6 +31,8 @@ class Options:
             signature.bind_partial(None, *given, **options)
         except TypeError:
             _refuse_unknown(cls, given, options, list(signature.parameters)[1:])
+        if options:  # none are given where a copy is made
+            _refuse_missing(cls, options, signature)
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
@@ -52,6 +54,15 @@ def _refuse_unknown(cls: type, given: tuple[Any, ...], options: Mapping[str, Any
         value = repr(given[0]) if isinstance(given[0], str | int | float) else "..."
         mend = f"write {cls.__name__}({known[0]}={value})" if known else "it has none"
         raise ConfigError(f"{cls.__name__}({value}): options have names here; {mend}")
+
+
+def _refuse_missing(cls: type, options: Mapping[str, Any], signature: inspect.Signature) -> None:
+    for name, parameter in list(signature.parameters.items())[1:]:
+        required = parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty
+        if required and name not in options:
+            raise ConfigError(
+                f"{cls.__name__}: option {name!r} is missing; write {cls.__name__}({name}=..., ...)"
+            )
 
 
 @functools.cache

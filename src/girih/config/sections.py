@@ -22,7 +22,7 @@ from typing import Annotated, Any, ClassVar, Literal, Union
 import tomli_w
 
 from girih.config.bounds import Bounds
-from girih.errors import ConfigError, MissingFileError, nearest
+from girih.errors import ConfigError, MissingFileError, kind_of, nearest
 from girih.runs.files import write_whole
 
 _MOST_NESTED = 50
@@ -301,6 +301,13 @@ def _build_dataclass(cls: type, value: Any, where: str) -> Any:
         raise ConfigError(f"{where}: {error}") from None
 
 
+def _not_a_table(value: Any, where: str, tag: str, by_name: Mapping[str, Any]) -> str:
+    if isinstance(value, int | float | list):
+        return f"{where} = {value!r}: expected a table with the key {tag!r}"
+    ours = ", ".join(f"{cls.__name__}(...)" for _, cls in sorted(by_name.items()))
+    return f"{where} = {kind_of(value)}: expected one of girih's own: {ours}"
+
+
 def _build_union(members: tuple[Any, ...], value: Any, where: str) -> Any:
     if value is None and type(None) in members:
         return None
@@ -317,7 +324,7 @@ def _build_union(members: tuple[Any, ...], value: Any, where: str) -> Any:
         if isinstance(value, str):
             value = {tag: value}
         if not isinstance(value, Mapping):
-            raise ConfigError(f"{where} = {value!r}: expected a table with the key {tag!r}")
+            raise ConfigError(_not_a_table(value, where, str(tag), by_name))
         if tag not in value:
             raise ConfigError(f"{where}: key {tag!r} is missing; one of {', '.join(sorted(by_name))}")
         name = value[str(tag)]
