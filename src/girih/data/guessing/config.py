@@ -18,7 +18,7 @@ from girih.data.readers import CRITEO_COLUMNS
 from girih.errors import ConfigError
 
 _SHARED = 0.5
-_LEAST_TIMES = 20
+_LEAST_TIMES, _HELD_OUT = 20, 0.1
 _LEAST_STEPS, _LEAST_BATCH, _BATCH = 50, 32, 4096
 
 
@@ -78,25 +78,29 @@ def _data(sample: Sample, guesses: Iterable[Guess]) -> list[str]:
     for name, (value, why) in sample.options.items():
         (line,) = _toml({name: value})
         lines.append(_beside(line, why) if why else line)
-    size, batch = sample.num_rows, _BATCH
-    while batch > _LEAST_BATCH and size / batch < _LEAST_STEPS:
+    by = next((guess.column for guess in guesses if _splits(guess, sample)), None)
+    trained = sample.num_rows if by is None else round((1 - 2 * _HELD_OUT) * sample.num_rows)
+    batch = _BATCH
+    while batch > _LEAST_BATCH and trained / batch < _LEAST_STEPS:
         batch //= 2
-    told = f"examples of a step: about {size:,} rows are {-(-size // batch):,} steps"
+    told = f"examples of a step: about {trained:,} rows to train on are {-(-trained // batch):,} steps"
     lines.append(_beside(f"batch_size = {batch}", told))
-    for guess in guesses:
-        values = sample.table[guess.column]
-        if (
-            guess.kind == "time"
-            and not values.null_count
-            and pc.count_distinct(values).as_py() >= _LEAST_TIMES
-        ):
-            (line,) = _toml({"split": {"by": guess.column, "valid": 0.1, "test": 0.1}})
-            return [*lines, f"{line}  # the last rows by this time; or name files as valid and test"]
+    if by is not None:
+        (line,) = _toml({"split": {"by": by, "valid": _HELD_OUT, "test": _HELD_OUT}})
+        return [*lines, f"{line}  # the last rows by this time; or name files as valid and test"]
     return [
         *lines,
         '# valid = "…"',
         '# test = "…"   # no time is there to split by; without these a run ends without AUC',
     ]
+
+
+def _splits(guess: Guess, sample: Sample) -> bool:
+    """Whether a column says which rows are the last ones."""
+    values = sample.table[guess.column]
+    return (
+        guess.kind == "time" and not values.null_count and pc.count_distinct(values).as_py() >= _LEAST_TIMES
+    )
 
 
 def _features(guess: Guess, table: Any) -> list[Guess]:
