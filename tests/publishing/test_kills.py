@@ -179,6 +179,7 @@ def processes(run, role):
     return [each["pid"] for each in found if each["role"] == role]
 
 
+@pytest.mark.heavy
 @pytest.mark.timeout(300)
 def test_an_embedding_server_that_comes_back_has_all_rows_published_anew(config, tmp_path):
     run, log = tmp_path / "run", tmp_path / "log"

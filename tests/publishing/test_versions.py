@@ -17,11 +17,16 @@ STRATEGIES = {
 }
 
 
+heavy = pytest.mark.heavy
+
+
 def versions_of(log):
     return Log(Storage.at(log)).versions()
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=[heavy] if each == "substitution" else []) for each in STRATEGIES]
+)
 def test_every_version_has_the_rows_and_parameters_of_its_step(config, tmp_path, name):
     strategy, options = STRATEGIES[name]
     every = ["publish.every_steps=2", "publish.snapshot_every=3", "publish.keep=50"]
@@ -55,7 +60,9 @@ APART = {
 }
 
 
-@pytest.mark.parametrize("strategy", APART)
+@pytest.mark.parametrize(
+    "strategy", [pytest.param(each, marks=[] if each == "hybrid" else [heavy]) for each in APART]
+)
 def test_trainers_that_go_apart_meet_to_publish(config, tmp_path, strategy):
     options = ["train.max_steps=30", "data.batch_size=64", SMALL, "publish.every_s=0.1", *APART[strategy]]
     run = publish(config, tmp_path / "run", tmp_path / "log", *options, strategy=strategy)

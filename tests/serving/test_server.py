@@ -657,6 +657,7 @@ class Replaced(Exception):
     """Ends whoever looks after workers."""
 
 
+@pytest.mark.heavy
 def test_a_worker_is_replaced_once_the_system_starts_processes_again(place, monkeypatch):
     told, errors = [], [OSError(errno.EAGAIN, "no more processes")] * 2
     popen = subprocess.Popen

@@ -337,6 +337,7 @@ def test_a_checkpoint_of_three_loads_under_any_strategy(directory, three, strate
     assert difference(directory / "by-user", directory / name) == (0, 0)
 
 
+@pytest.mark.heavy
 def test_a_killed_trainer_ends_the_run_and_it_goes_on_from_the_last_checkpoint(directory, tmp_path):
     from test_endings import Running
 
