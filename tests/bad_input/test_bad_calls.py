@@ -214,6 +214,7 @@ def test_trainers(call, told):
 
 
 READERS = [
+    ({"batchsize": 32}, errors.ConfigError, "unknown option 'batchsize'; did you mean 'batch_size'?"),
     ({"batch_size": 0}, errors.ConfigError, "batch_size = 0: expected an integer from 1 to 2147483647"),
     ({"batch_size": 2.5}, errors.ConfigError, "batch_size = 2.5: expected an integer from 1 to 2147483647"),
     ({"shuffle": 1}, errors.ConfigError, "shuffle = 1: expected true or false"),
@@ -258,7 +259,7 @@ FITS = [
     ),
     (
         lambda t, site: t.fit([1, 2]),
-        "train = a list: expected a girih.Dataset, as girih.read_parquet(paths, schema)",
+        "train = a list: expected a girih.Dataset, as girih.read_arrow(pyarrow.table(columns), schema) makes",
     ),
     (
         lambda t, site: t.fit(read(site, OTHER)),

@@ -381,3 +381,40 @@ def test_lists_that_are_read_as_one_id_each_are_noted(tmp_path, capsys, kind, se
     why = "it has no separator" if separator is None else "none has its separator ','"
     assert note.startswith(f"note: feature 'tags' reads each string whole, as one id ({why}), as '")
     assert note.endswith("separator = '|' would split them")
+
+
+def test_a_history_shares_a_table_where_it_is_plain_which(tmp_path, capsys):
+    ids = list(range(60)) * 4
+    table = {
+        "user_id": ids,
+        "video_id": ids,
+        "watch_seq": [[each, 59 - each] for each in ids],
+        "click": [0, 1] * 120,
+    }
+    path = tmp_path / "log.parquet"
+    pq.write_table(pa.table(table), path)
+    text, config = written(capsys, tmp_path, path)
+    features = {feature["name"]: feature for feature in config["features"]}
+    assert "table" not in features["watch_seq"]
+    assert '# table = "user_id"' in text
+    assert "or 'video_id': it has numbers of each" in text
+    assert "attention" not in text
+    pq.write_table(pa.table({name.replace("watch", "video"): column for name, column in table.items()}), path)
+    text, config = written(capsys, tmp_path, path)
+    features = {feature["name"]: feature for feature in config["features"]}
+    assert features["video_seq"]["table"] == "video_id"
+    assert 'attention = { video_seq = "video_id" }' in text
+
+
+def test_what_may_be_a_label_is_no_feature_of_another(tmp_path, capsys):
+    table = {
+        "user": list(range(60)) * 4,
+        "click": [0, 1] * 120,
+        "click_long": [0, 0, 0, 1] * 60,
+        "rating": [1, 5] * 120,
+    }
+    path = tmp_path / "log.parquet"
+    pq.write_table(pa.table(table), path)
+    text, config = written(capsys, tmp_path, path, "--label", "click_long")
+    assert "# left out: click: by its name it may be an outcome too" in text
+    assert config["labels"] == {"names": ["click_long"]}

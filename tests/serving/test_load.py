@@ -141,6 +141,7 @@ def test_all_ways_to_give_examples_agree(trained, log_source):
         one = model.predict({name: value for name, value in rows[3].items() if name != "click"})
         assert one.shape == (1,)
         np.testing.assert_allclose(one[0], expected[3], rtol=1e-5)
+        np.testing.assert_array_equal(model.predict(pd.DataFrame(rows).iloc[3]), one)
         assert model.predict([]).shape == (0,)
         no_rows = {name: [] for name in ("user", "item", "tags", "x0")}
         assert model.predict(no_rows).shape == (0,)
@@ -188,6 +189,9 @@ def test_embeddings_and_tables_are_the_rows_of_the_checkpoint(trained):
             np.testing.assert_array_equal(row, kept["user", key][1])
         ids = [*users.ids[:5].tolist(), int(users.ids[0])]
         np.testing.assert_array_equal(model.embedding("user", ids), users.rows[[0, 1, 2, 3, 4, 0]])
+        np.testing.assert_array_equal(
+            model.embedding("user", torch.tensor(users.ids[:2])), model.embedding("user", users.ids[:2])
+        )
         np.testing.assert_array_equal(
             model.embedding("user", pd.Series(ids)), model.embedding("user", [str(i) for i in ids])
         )

@@ -261,6 +261,9 @@ def make_dataset(
         ConfigError: an option that cannot be used. DataError: files that do not serve the schema.
     """
     check_schema(schema)
+    for option in options:
+        if option not in OrderOptions.__annotations__:
+            raise ConfigError(f"unknown option {option!r}{nearest(option, ReadOptions.__annotations__)}")
     kept = (keep,) if isinstance(keep, str) else tuple(keep)
     if where is not None and not isinstance(where, Where):
         checks.text("where", where)

@@ -21,8 +21,8 @@ def as_table(data: Any, columns: Sequence[str] | None = None) -> Any:
     """A ``pyarrow.Table`` of some data.
 
     Args:
-        data: a dict of columns (lists or arrays), or of one example's values; a list of dicts, an example each; or anything with
-            Arrow's C stream interface, such as a ``pyarrow.Table``, or a DataFrame of pandas or polars.
+        data: a dict of columns (lists or arrays), or of one example's values; a list of dicts, an example each; a row of a DataFrame
+            of pandas; or anything with Arrow's C stream interface, such as a ``pyarrow.Table``, or a DataFrame of pandas or polars.
         columns: those to take of dicts, where they have them; None takes all.
 
     Raises:
@@ -30,6 +30,8 @@ def as_table(data: Any, columns: Sequence[str] | None = None) -> Any:
     """
     if isinstance(data, Mapping):
         return _of_columns(data, columns)
+    if _is_row_of_pandas(data):
+        return _of_columns(data.to_dict(), columns)
     if hasattr(data, "__arrow_c_stream__"):
         try:
             return pa.table(data)
@@ -105,6 +107,10 @@ def _array(name: str, values: Any) -> Any:
         return pa.array(values)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise DataError(f"data: column {name!r} cannot be an Arrow column: {one_line(error)}") from None
+
+
+def _is_row_of_pandas(data: Any) -> bool:
+    return type(data).__name__ == "Series" and type(data).__module__.partition(".")[0] == "pandas"
 
 
 def _is_scalar(value: Any) -> bool:

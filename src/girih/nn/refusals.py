@@ -27,6 +27,7 @@ ATTRIBUTES = {
     " set them by module.assign(ids, vectors)",
     "num_embeddings": "rows appear as ids are seen; module.num_rows counts them",
     "embedding_dim": "it is called dim",
+    "reset_parameters": "a row has its initial value when its id is first seen; make the module anew",
     "embedding_bags": "rows are no parameters; they are read by module(ids) under torch.no_grad(), which makes no rows",
 }
 """Attributes of torch's and TorchRec's modules, and what there is instead."""

@@ -140,7 +140,7 @@ class LoadedModel(contextlib.AbstractContextManager["LoadedModel"]):
 
         Args:
             table: the name of a table, or of a feature that has one.
-            ids: integers or strings, as in the data: a list, an array of numpy or Arrow, a Series.
+            ids: integers or strings, as in the data: a list, an array of numpy or Arrow, a Series, a tensor.
 
         Raises:
             ConfigError: no such table, or one of which the model reads no embedding. DataError: no ids.
@@ -150,6 +150,8 @@ class LoadedModel(contextlib.AbstractContextManager["LoadedModel"]):
             raise DataError(
                 f"ids of {table!r} = {ids!r}: expected integers or strings in a list or an array, as [{ids!r}]"
             )
+        if isinstance(ids, torch.Tensor):
+            ids = ids.numpy(force=True)
         try:
             given = ids if isinstance(ids, pa.Array | pa.ChunkedArray) else pa.array(ids)
             keys, _ = scalar_ids(given.combine_chunks() if isinstance(given, pa.ChunkedArray) else given)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -61,8 +62,11 @@ def refuse_other_schema(what: str, found: Schema, expected: Schema) -> None:
 
 def expect_data(what: str, data: Dataset, schema: Schema, *, labels: bool = True) -> None:
     """Refuses what is no data of the model's schema, or has no labels where they are needed."""
-    in_memory = hasattr(data, "__arrow_c_stream__")
-    reader = "read_arrow(frame, schema)" if in_memory else "read_parquet(paths, schema)"
+    reader = "read_parquet(paths, schema)"
+    if hasattr(data, "__arrow_c_stream__"):
+        reader = "read_arrow(frame, schema)"
+    elif isinstance(data, Mapping | list):
+        reader = "read_arrow(pyarrow.table(columns), schema)"
     expect(what, data, Dataset, f"a girih.Dataset, as girih.{reader} makes")
     refuse_other_schema(what, data.schema, schema)
     if labels and not data.with_labels:

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import tomli_w
 
 from girih.data.decode import columns
-from girih.data.guessing.kinds import FEW, OUTCOME, Guess, guess_kind
+from girih.data.guessing.kinds import FEW, OUTCOME, Guess, guess_kind, words_of
 from girih.data.guessing.labels import Label, guess_label
 from girih.data.guessing.sample import Sample
 from girih.data.readers import CRITEO_COLUMNS
@@ -45,18 +45,18 @@ def config_text(sample: Sample, label: str | None = None) -> str:
         )
     lines = ["# Guessed from a sample by girih init: read what each line says, then run girih check.", ""]
     lines += [*_data(sample, guesses), "", "[defaults]", _beside("dim = 16", "width of embeddings"), ""]
-    shared = {feature.column: _shared_table(feature, features, table) for feature in features}
+    alike = {feature.column: _with_same_ids(feature, features, table) for feature in features}
     for feature in features:
-        lines += _feature(feature, shared[feature.column])
+        lines += _feature(feature, alike[feature.column])
     lines += [f"# left out: {_one_line(guess.column)}: {_one_line(guess.why)}" for guess in left] + [
         ""
     ] * bool(left)
     lines += ["[labels]", f"# {_one_line(found.why)}", *_toml(found.section), ""]
     lines += ["[model]", *_toml({"name": "deepfm", "hidden": [400, 400, 400]})]
     past = {
-        each.column: shared[each.column]
+        each.column: alike[each.column][0]
         for each in features
-        if each.kind == "sequence" and shared[each.column]
+        if each.kind == "sequence" and len(alike[each.column]) == 1
     }
     if past:
         (attention,) = _toml({"attention": past})
@@ -131,18 +131,23 @@ def _told_apart(guess: Guess, table: Any, label: Label) -> Guess:
     return guess
 
 
-def _shared_table(guess: Guess, features: Sequence[Guess], table: Any) -> str | None:
-    """The feature whose ids a list has too, so that both are to share a table."""
+def _with_same_ids(guess: Guess, features: Sequence[Guess], table: Any) -> list[str]:
+    """Features whose ids a list has too, the likeliest first: one, with which it is to share a table, or several that may be it.
+
+    Small numbers are ids of everything: then the names decide, if one has words of the list's.
+    """
     if "transform" in guess.options or not _is_bag(guess, table):
-        return None
-    own = _ids(guess, table)
+        return []
+    own, found = _ids(guess, table), {}
     for other in features:
         if "transform" in other.options or other.kind != "categorical" or _is_bag(other, table):
             continue
         theirs = _ids(other, table)
         if own and len(own) > FEW and len(own & theirs) > _SHARED * min(len(own), len(theirs)):
-            return other.column
-    return None
+            found[other.column] = len(own & theirs) / len(own | theirs)
+    words = {word.removesuffix("s") for word in words_of(guess.column)} - {"id"}
+    by_name = [name for name in found if words & {word.removesuffix("s") for word in words_of(name)}]
+    return by_name if len(by_name) == 1 else sorted(found, key=found.__getitem__, reverse=True)
 
 
 def _is_bag(guess: Guess, table: Any) -> bool:
@@ -157,13 +162,19 @@ def _ids(guess: Guess, table: Any) -> set[str]:
     return set(map(str, pc.unique(values).to_pylist()))
 
 
-def _feature(guess: Guess, shared: str | None) -> list[str]:
+def _feature(guess: Guess, alike: Sequence[str]) -> list[str]:
     lines = _toml({"name": guess.column, "kind": guess.kind})
     lines[1] = _beside(lines[1], guess.why)
     lines += _toml(guess.options)
-    if shared is not None:
-        (line,) = _toml({"table": shared})
-        lines.append(_beside(line, "the same ids: both share rows"))
+    if alike:
+        (line,) = _toml({"table": alike[0]})
+        told = "the same ids: both share rows"
+        if len(alike) > 1:
+            line = f"# {line}"
+            told = (
+                f"or {', '.join(map(repr, alike[1:]))}: it has numbers of each; name the one that it is about"
+            )
+        lines.append(_beside(line, told))
     return ["[[features]]", *lines, ""]
 
 

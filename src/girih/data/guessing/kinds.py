@@ -64,8 +64,12 @@ def guess_kind(name: str, array: Any, *, counts: bool = False) -> Guess:
 
 def named(name: str, words: str) -> bool:
     """Whether one of a name's words, as of ``userId`` or ``user_id``, is among some."""
-    parts = _NUMBERED.findall(re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name).lower())
-    return any(re.fullmatch(words, part) for part in parts)
+    return any(re.fullmatch(words, part) for part in words_of(name))
+
+
+def words_of(name: str) -> list[str]:
+    """The words of a name such as ``userId`` or ``user_id``, in lower case."""
+    return _NUMBERED.findall(re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name).lower())
 
 
 def _guess(name: str, values: Any) -> Guess:

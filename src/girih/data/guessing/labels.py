@@ -35,17 +35,17 @@ def guess_label(table: Any, given: str | None) -> Label:
     names = table.column_names
     if given is not None and given not in names:
         raise ConfigError(f"--label {given}: no such column{nearest(given, names)}")
+    by_name = _found(table, [name for name in names if named(name, _LABELS)])
     if given is not None:
         tries = [_found(table, [given], numbers=True, given=True)]
     else:
-        by_name = _found(table, [name for name in names if named(name, _LABELS)])
         ratings = _found(table, [name for name in names if named(name, _RATINGS)], numbers=True)
         # without a name of its own a label is most often the last column
         tries = [by_name, ratings, _found(table, names[-1:], words=True) or _found(table, names)[:1]]
     for found in tries:
         if found:
             (name, section, why), *others = found
-            beside = {other for other, _, _ in others}
+            beside = {other for other, _, _ in (*others, *by_name) if other != name}
             if name.startswith("is_"):
                 beside |= {other for other in names if other.startswith("is_") and other != name}
             return Label(name, section, why, frozenset(beside))
