@@ -418,3 +418,16 @@ def test_what_may_be_a_label_is_no_feature_of_another(tmp_path, capsys):
     text, config = written(capsys, tmp_path, path, "--label", "click_long")
     assert "# left out: click: by its name it may be an outcome too" in text
     assert config["labels"] == {"names": ["click_long"]}
+
+
+@pytest.mark.parametrize(("second", "noted"), [([0, 0, 0, 1], False), ([0, 1, 1, 0], True)])
+def test_a_second_label_of_esmm_outside_the_first_is_noted(tmp_path, capsys, second, noted):
+    columns = {"user": list(range(60)) * 4, "click": [0, 0, 1, 1] * 60, "bought": second * 60}
+    pq.write_table(pa.table(columns), tmp_path / "log.parquet")
+    (tmp_path / "config.toml").write_text(
+        f'[data]\ntrain = "{tmp_path}/log.parquet"\n[[features]]\nname = "user"\nkind = "categorical"\ndim = 4\n'
+        '[labels]\nnames = ["click", "bought"]\n[model]\nname = "esmm"\nhidden = [4]\n'
+    )
+    assert cli.run(["check", str(tmp_path / "config.toml")]) == 0
+    told = "label 'bought' is 1 in 60 of the first 240 examples where 'click' is 0"
+    assert (told in capsys.readouterr().out) == noted

@@ -19,6 +19,7 @@ from girih.data import NULL_ID, Batch, Dataset
 from girih.data.decode import columns
 from girih.data.growth import Growth, examples_of
 from girih.data.guessing.kinds import separator_in
+from girih.models import ESMM
 from girih.report.text import count, short, size
 from girih.schema import Categorical
 from girih.sparse.spec import SparseSpec
@@ -49,7 +50,7 @@ def check(config_file: Path, overrides: tuple[str, ...], strategy: str | None) -
         skipped(data, split)
     settings.planned()
     sparse = settings.sparse(model)
-    growth, notes_of_features = _sampled(train)
+    growth, notes_of_features = _sampled(train, nested=isinstance(model, ESMM))
     read_all = growth.num_examples < SAMPLE_EXAMPLES
     total = float(growth.num_examples) if read_all else examples_of(train)
     notes += notes_of_features + _unsplit(train)
@@ -135,16 +136,22 @@ class _Seen:
         return f"has one id in all of {where}: it teaches nothing" if len(self.some) == 1 else None
 
 
-def _sampled(train: Dataset) -> tuple[Growth, list[str]]:
-    """Reads the first examples: their ids, and what is unusual about features."""
+def _sampled(train: Dataset, *, nested: bool) -> tuple[Growth, list[str]]:
+    """Reads the first examples: their ids, and what is unusual about features.
+
+    Args:
+        nested: whether the second label should be 1 only where the first one is.
+    """
     schema, growth = train.schema, Growth(train.schema)
     seen = [_Seen() for _ in schema.sparse]
-    largest = np.zeros(len(schema.numeric))
+    largest, outside = np.zeros(len(schema.numeric)), 0
     for batch in train.in_order():
         growth.add(batch)
         for place, each in enumerate(seen):
             each.add(batch.ids[batch.ids_of(place)])
         largest = np.fmax(largest, np.abs(batch.numeric).max(axis=0, initial=0.0))
+        if nested:
+            outside += int(np.count_nonzero(batch.labels[:, 1] > batch.labels[:, 0]))
         if growth.num_examples >= SAMPLE_EXAMPLES:
             break
     where = f"the first {count(growth.num_examples)} examples"
@@ -154,6 +161,12 @@ def _sampled(train: Dataset) -> tuple[Growth, list[str]]:
         if value > LARGE and "standardize" not in number.transform:
             mend = 'transform = ["log1p", "standardize"] keeps inputs small'
             notes.append(f"feature {number.name!r} reaches {value:.3g}: {mend}")
+    if outside:
+        first, second = schema.labels.names
+        notes.append(
+            f"label {second!r} is 1 in {count(outside)} of {where} where {first!r} is 0: esmm takes the second label for what"
+            " happens after the first alone; name one that holds it, or take mmoe"
+        )
     return growth, notes
 
 
