@@ -273,6 +273,10 @@ def test_what_is_refused(begin):
     running.until_it_trains()
     for wanted, why in (
         ("embedding-sever=2", "unknown role 'embedding-sever'; did you mean 'embedding-server'?"),
+        (
+            "servers=2",
+            "unknown role 'servers'; valid: embedding-server, embedding-worker, loader, trainer",
+        ),
         ("embedding-server=0", "expected ROLE=COUNT with at least one process, as embedding-server=4"),
         (
             "group-server=2",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,8 @@ BEGINS_S = 120.0
 @click.argument("wanted", metavar="ROLE=COUNT...", nargs=-1, required=True)
 def scale(run: Path, wanted: tuple[str, ...]) -> int:
     """Add processes to a run that is on, or remove some."""
-    counts = dict(map(_count, wanted))
-    status_of(run)  # which refuses what is no run directory
+    there = {each["role"] for each in status_of(run)["processes"]} & set(RoleName)
+    counts = dict(_count(word, there or set(RoleName)) for word in wanted)
     if not _is_on(run):
         if read_summary(run) is not None:
             raise RunDirectoryError(
@@ -44,11 +45,11 @@ def scale(run: Path, wanted: tuple[str, ...]) -> int:
     return 0
 
 
-def _count(word: str) -> tuple[str, int]:
-    """A role and its processes, of ``ROLE=COUNT``."""
+def _count(word: str, there: Iterable[str]) -> tuple[str, int]:
+    """A role and its processes, of ``ROLE=COUNT``; ``there`` are roles to name where it is none."""
     name, _, count = word.partition("=")
     if name not in list(RoleName):
-        raise ConfigError(f"{word}: unknown role {name!r}{nearest(name, map(str, RoleName))}")
+        raise ConfigError(f"{word}: unknown role {name!r}{nearest(name, map(str, there))}")
     if not (count.isascii() and count.isdigit() and int(count) > 0):
         raise ConfigError(f"{word}: expected ROLE=COUNT with at least one process, as {name}=4")
     return RoleName(name), int(count)
