@@ -61,7 +61,7 @@ SETTINGS = [
     ("train.seed.first=2", "--set 'train.seed.first=2': train.seed is not a table of options"),
     (
         "features.usr.dim=2",
-        "--set 'features.usr.dim=2': no table of that list is named 'usr'; did you mean 'user'?",
+        "--set 'features.usr.dim=2': [[features]] has none that is named 'usr'; did you mean 'user'?",
     ),
     ("features.user.dimm=2", "[[features]] 'user': unknown key 'dimm'; did you mean 'dim'?"),
     (
@@ -78,7 +78,14 @@ BROKEN = {
         b"[data\ntrain = 3",
         "not valid TOML: Expected ']' at the end of a table declaration (at line 1",
     ),
-    "a value without quotes": (b"[data]\ntrain = a.parquet\n", "not valid TOML: Invalid value (at line 2"),
+    "a value without quotes": (
+        b"[data]\ntrain = a.parquet\n",
+        'not valid TOML: Invalid value (at line 2, column 9); strings need quotes: train = "a.parquet"',
+    ),
+    "one of several in single brackets": (
+        b"[features]\nname = 'a'\n[features]\nname = 'b'\n",
+        "(at line 3, column 10); several of them are written [[features]]",
+    ),
     "a key twice": (
         b"[data]\ntrain = 'a'\ntrain = 'b'\n",
         "not valid TOML: Cannot overwrite a value (at line 3",
@@ -109,6 +116,13 @@ def test_config_files_that_cannot_be_read(site, content, told):
     line = site.told(*site.train())
     assert line.startswith(f"{site.config_file}: ")
     assert told in line
+
+
+@pytest.mark.parametrize("content", [b"user,item,click\n1,2,0\n", b"PAR1\x15\xff"])
+def test_data_in_the_place_of_a_config(site, content):
+    (site.directory / "clicks.csv").write_bytes(content)
+    told = site.told("train", site.directory / "clicks.csv", "--run", site / "run")
+    assert told.endswith("; expected a config in TOML, as girih init DATA > config.toml makes of data")
 
 
 def test_a_config_that_is_not_there(site):

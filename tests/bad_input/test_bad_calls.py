@@ -112,7 +112,10 @@ SCHEMAS = [
         "table 'user': optimizer = the class Adam: expected one of girih's own: Adagrad(...), Adam(...), ",
     ),
     (lambda: girih.Local(2), "Local(2): options have names here; it has none"),
-    (lambda: girih.Local(trainers=2), "Local: unknown option 'trainers'; nothing is valid here"),
+    (
+        lambda: girih.Local(trainers=2),
+        "Local: unknown option 'trainers'; local trains in one process; take a strategy of several, as --str",
+    ),
     (lambda: girih.TrainOptions(epochs=-1), "epochs = -1: expected an integer of at least 0"),
     (
         lambda: girih.TrainOptions(precision="fp16"),

@@ -29,6 +29,11 @@ _MOST_NESTED = 50
 _LONG_KEY = re.compile(rf"(?:[^.,=\n]*\.){{{_MOST_NESTED}}}[^.,=\n]*[=\]]")
 """A dotted key, for which TOML's parser takes memory by the square of its parts."""
 
+_NO_CONFIG = "; expected a config in TOML, as girih init DATA > config.toml makes of data"
+_AT_LINE = re.compile(r"at line ([0-9]+)")
+_BARE_STRING = re.compile(r"""\s*([\w.-]+)\s*=\s*([^\s"'\[{#][^"'#]*?)\s*(?:#.*)?""")
+_DECLARED_TWICE = re.compile(r"Cannot declare \('(\w+)',\) twice")
+
 _BARE_LIST = re.compile(r"\[([^][{}\"']*)\]")
 """A list whose strings lost their quotes to a shell."""
 
@@ -50,9 +55,10 @@ def read_toml(path: str | os.PathLike[str], *, expanded: bool = True) -> dict[st
             raise _nested(str(file))
         mapping = tomllib.loads(text)
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{file}: not UTF-8 text ({error.reason} at byte {error.start})") from None
+        why = f"not UTF-8 text ({error.reason} at byte {error.start})"
+        raise ConfigError(f"{file}: {why}{'' if _is_named_toml(file) else _NO_CONFIG}") from None
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{file}: not valid TOML: {error}") from None
+        raise ConfigError(f"{file}: not valid TOML: {error}{_mend(file, text, str(error))}") from None
     except PermissionError:
         raise ConfigError(f"{file}: not readable; check its permissions") from None
     except RecursionError:
@@ -156,13 +162,32 @@ def apply_override(mapping: dict[str, Any], assignment: str) -> None:
     _assign(mapping, path if equals else "", value, f"--set {assignment!r}")
 
 
+def _is_named_toml(file: Path) -> bool:
+    return file.suffix in (".toml", "")
+
+
+def _mend(file: Path, text: str, error: str) -> str:
+    """The end of an error about text that is no TOML, where it is plain what was meant."""
+    if not _is_named_toml(file):
+        return _NO_CONFIG
+    line = _AT_LINE.search(error)
+    bare = _BARE_STRING.fullmatch(text.splitlines()[int(line[1]) - 1]) if line else None
+    if error.startswith("Invalid value") and bare:
+        return f'; strings need quotes: {bare[1]} = "{bare[2]}"'
+    twice = _DECLARED_TWICE.match(error)
+    return f"; several of them are written [[{twice[1]}]]" if twice else ""
+
+
 def _assign(mapping: dict[str, Any], path: str, value: Any, where: str) -> None:
     keys = [key.strip() for key in path.split(".")]
     if not all(keys) or (len(keys) == 1 and not isinstance(value, dict | list)):
         raise ConfigError(f"{where}: expected section.key=value, as in train.epochs=2")
     target: Any = mapping
     for position, key in enumerate(keys[:-1]):
-        target = _named(target, key, where) if isinstance(target, list) else target.setdefault(key, {})
+        if isinstance(target, list):
+            target = _named(target, key, f"{where}: [[{'.'.join(keys[:position])}]]")
+        else:
+            target = target.setdefault(key, {})
         if not isinstance(target, dict | list):
             raise ConfigError(f"{where}: {'.'.join(keys[: position + 1])} is not a table of options")
     if isinstance(target, list):
@@ -177,7 +202,7 @@ def _named(tables: list[Any], name: str, where: str) -> Any:
     """The table of a list that has a name, as ``[[features]]`` have."""
     names = [str(each["name"]) for each in tables if isinstance(each, dict) and "name" in each]
     if name not in names:
-        raise ConfigError(f"{where}: no table of that list is named {name!r}{nearest(name, names)}")
+        raise ConfigError(f"{where} has none that is named {name!r}{nearest(name, names)}")
     return next(each for each in tables if isinstance(each, dict) and each.get("name") == name)
 
 

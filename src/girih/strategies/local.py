@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -28,6 +29,10 @@ class Local(StrategyOptions):
     """Trains in this process, in step."""
 
     name: ClassVar[str] = "local"
+    instead_of: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("trainers", "loaders", "embedding_workers", "embedding_servers", "staleness"),
+        "local trains in one process; take a strategy of several, as --strategy synchronous (girih.Synchronous)",
+    )
     trainers: ClassVar[int] = 1
     alone: ClassVar[bool] = True
     cuts_from: ClassVar[tuple[str, ...]] = ("embedding", "mlp")
