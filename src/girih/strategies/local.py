@@ -30,7 +30,7 @@ class Local(StrategyOptions):
 
     name: ClassVar[str] = "local"
     instead_of: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("trainers", "loaders", "embedding_workers", "embedding_servers", "staleness"),
+        ("trainers", "loaders", "embedding_workers", "embedding_servers"),
         "local trains in one process; take a strategy of several, as --strategy synchronous (girih.Synchronous)",
     )
     trainers: ClassVar[int] = 1
