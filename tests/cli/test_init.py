@@ -431,3 +431,20 @@ def test_a_second_label_of_esmm_outside_the_first_is_noted(tmp_path, capsys, sec
     assert cli.run(["check", str(tmp_path / "config.toml")]) == 0
     told = "label 'bought' is 1 in 60 of the first 240 examples where 'click' is 0"
     assert (told in capsys.readouterr().out) == noted
+
+
+def test_a_rating_that_the_label_is_made_of_is_no_feature(tmp_path, capsys):
+    ratings = [1, 2, 3, 4, 5, None] * 40
+    liked = [None if each is None else int(each >= 4) for each in ratings]
+    table = {
+        "user": list(range(60)) * 4,
+        "rating": ratings,
+        "age": [20 + at % 31 for at in range(240)],
+        "liked": liked,
+    }
+    path = tmp_path / "log.parquet"
+    pq.write_table(pa.table(table), path)
+    text, config = written(capsys, tmp_path, path)
+    assert config["labels"]["names"] == ["liked"]
+    assert "# left out: rating: a bound on it says what 'liked' is" in text
+    assert {feature["name"] for feature in config["features"]} == {"user", "age"}

@@ -94,6 +94,32 @@ def test_every_form_gives_the_batches_of_parquet(table, form, tmp_path, small_pa
         assert without_places(prints(data, epoch)) == without_places(prints(want, epoch))
 
 
+@pytest.mark.parametrize(
+    "more", [{"where": "click == 1"}, {"keep": ["site", "words"]}], ids=["where", "keep"]
+)
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_rows_of_views_are_chosen(table, more, shuffle, small_parts):
+    lists = pa.array([["a", str(row)] for row in range(NUM_ROWS)])
+    plain = table.append_column("words", lists)
+    views = plain.cast(
+        pa.schema(
+            field.with_type(
+                {"site": pa.string_view(), "words": pa.list_(pa.string_view())}.get(field.name, field.type)
+            )
+            for field in plain.schema
+        )
+    )
+    options = {"batch_size": 64, "shuffle": shuffle, "shuffle_rows": 120, **more}
+    want, found = (
+        [batch for batch, _ in girih.read_arrow(each, SCHEMA, **options).batches()] for each in (plain, views)
+    )
+    assert sum(batch.num_examples for batch in found) == sum(batch.num_examples for batch in want) > 0
+    for one, other in zip(want, found, strict=True):
+        assert (one.ids == other.ids).all()
+        if one.kept is not None:
+            assert one.kept.to_pylist() == other.kept.to_pylist()
+
+
 def test_data_frames_and_queries_of_other_libraries(table):
     want = without_places(prints(girih.read_arrow(table, SCHEMA)))
     import polars

@@ -88,6 +88,9 @@ def read_csv(
         options: those of :func:`read_parquet`; ``shuffle`` permutes files, then rows in windows.
     """
     check_schema(schema)
+    for option in ("sep", "delimiter"):
+        if option in options:
+            raise ConfigError(f"unknown option {option!r}; did you mean 'separator'?")
     lists = None
     if columns is not None:
         if isinstance(columns, str) or not columns or len(set(columns)) != len(columns):

@@ -73,7 +73,7 @@ class TableSource(FileSource):
         columns = self._table.select(list(plan.columns))
         for part in range(start.part, len(order)):
             first = int(order[part]) * PART_ROWS
-            rows = _decoded(columns.slice(first, PART_ROWS))
+            rows = _decoded(columns.slice(first, PART_ROWS), plan)
             numbers = range(first + 1, first + rows.num_rows + 1)
             yield Unit(rows, self._where, Cursor(part + 1), numbers)
 
@@ -142,7 +142,7 @@ class FragmentSource(FileSource):
                 rows = fragment.to_table(schema=self._schema, columns=list(plan.columns))
             except (OSError, *_REFUSED) as error:
                 raise DataError(f"{path}: cannot be read: {one_line(error)}") from None
-            rows = _decoded(rows.replace_schema_metadata(None))
+            rows = _decoded(rows.replace_schema_metadata(None), plan)
             yield Unit(rows, path, Cursor(part + 1), range(first + 1, first + rows.num_rows + 1))
 
 
@@ -207,9 +207,12 @@ def _digest(table: Any) -> str:
     return hashlib.sha256(repr([table.column_names, rows]).encode()).hexdigest()[:16]
 
 
-def _decoded(rows: Any) -> Any:
-    """Rows whose dictionaries are larger than they are, as of a whole table's categories, as plain values."""
+def _decoded(rows: Any, plan: ReadPlan) -> Any:
+    """Rows whose dictionaries are larger than they are, as of a whole table's categories, as plain values; so are views, where rows are chosen."""
+    takes = plan.where is not None or bool(plan.keep)
     for place, column in enumerate(rows.columns):
+        if takes and (kind := _without_views(column.type)) != column.type:  # Arrow takes no rows of views
+            rows = rows.set_column(place, rows.column_names[place], column.cast(kind))
         if pa.types.is_dictionary(column.type) and (
             column.num_chunks > 1 or (column.num_chunks and len(column.chunk(0).dictionary) > len(column))
         ):
@@ -218,6 +221,18 @@ def _decoded(rows: Any) -> Any:
             )
             rows = rows.set_column(place, rows.column_names[place], plain)
     return rows
+
+
+def _without_views(kind: Any) -> Any:
+    """The type, in which strings and bytes lie one behind the other."""
+    if pa.types.is_string_view(kind):
+        return pa.large_string()
+    if pa.types.is_binary_view(kind):
+        return pa.large_binary()
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        value = _without_views(kind.value_type)
+        return kind if value == kind.value_type else pa.large_list(value)
+    return kind
 
 
 def _row_groups(file: Any) -> list[Any]:

@@ -11,14 +11,14 @@ import pyarrow.compute as pc
 import tomli_w
 
 from girih.data.decode import columns
-from girih.data.guessing.kinds import FEW, OUTCOME, Guess, guess_kind, words_of
+from girih.data.guessing.kinds import FEW, LEAST_ROWS, OUTCOME, Guess, guess_kind, words_of
 from girih.data.guessing.labels import Label, guess_label
 from girih.data.guessing.sample import Sample
 from girih.data.readers import CRITEO_COLUMNS
 from girih.errors import ConfigError
 
 _SHARED = 0.5
-_LEAST_TIMES, _HELD_OUT = 20, 0.1
+_LEAST_TIMES, _LEAST_NUMBERS, _HELD_OUT = 20, 3, 0.1
 _LEAST_STEPS, _LEAST_BATCH, _BATCH = 50, 32, 4096
 
 
@@ -128,7 +128,22 @@ def _told_apart(guess: Guess, table: Any, label: Label) -> Guess:
         return replace(
             guess, kind="left out", why=f"it equals {label.column!r}: the model would see the answer"
         )
+    if _bounds(one, other):
+        why = f"a bound on it says what {label.column!r} is: the model would see the answer"
+        return replace(guess, kind="left out", why=why)
     return guess
+
+
+def _bounds(numbers: Any, label: Any) -> bool:
+    """Whether one label has all numbers up to some bound, and another all beyond, as a rating does that a label is made of."""
+    if columns.kind_of(numbers.type) not in ("integers", "floats") or len(numbers) < LEAST_ROWS:
+        return False
+    both = pa.table({"number": numbers, "label": label}).drop_null()
+    if pc.count_distinct(both["number"]).as_py() < _LEAST_NUMBERS:
+        return False
+    sides = both.group_by("label").aggregate([("number", "min"), ("number", "max")]).sort_by("number_min")
+    lows, highs = sides["number_min"].to_pylist(), sides["number_max"].to_pylist()
+    return len(sides) == 2 and highs[0] < lows[1]
 
 
 def _with_same_ids(guess: Guess, features: Sequence[Guess], table: Any) -> list[str]:
