@@ -177,6 +177,7 @@ def test_use_is_processor_time_and_bytes_over_time():
     assert told["most"] == 3
 
 
+@pytest.mark.heavy
 def test_the_scale_of_groups_is_predicted_for_a_machine_each(tmp_path):
     calibration = bench.FOLDER.parent / "docs" / "results" / "prediction" / "calibration.json"
     words = ["--quick", "--calibration", calibration, "--gbit", "10", "--json", tmp_path / "found.json"]

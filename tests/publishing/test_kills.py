@@ -101,6 +101,7 @@ def look(directory, expected, seen):
         assert now != version
 
 
+@pytest.mark.heavy
 @pytest.mark.timeout(240 + 30 * NUM_KILLS)
 @pytest.mark.parametrize("seed", [1])
 def test_a_follower_serves_whole_versions_alone_and_catches_up(config, tmp_path, expected, seed):
