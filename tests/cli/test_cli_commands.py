@@ -91,6 +91,24 @@ def test_evaluate_predict_and_summary_agree(trained, log_directory, capsys):
     assert log_loss(labels, predictions.astype(float)) == pytest.approx(summary["logloss"], rel=1e-5)
 
 
+def test_new_data_may_be_of_another_format(trained, log_directory, tmp_path, capsys):
+    rows = pq.read_table(log_directory / "test.parquet").to_pylist()
+    (tmp_path / "new.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = ["--data", tmp_path / "new.jsonl", "--format", "jsonl"]
+    assert run("predict", trained, *given, "--out", tmp_path / "new.parquet") == 0
+    assert (
+        run("predict", trained, "--data", log_directory / "test.parquet", "--out", tmp_path / "old.parquet")
+        == 0
+    )
+    assert pq.read_table(tmp_path / "new.parquet").equals(pq.read_table(tmp_path / "old.parquet"))
+    assert run("evaluate", trained) == 0
+    usual = capsys.readouterr().out.splitlines()[-3:]
+    assert run("evaluate", trained, *given) == 0
+    assert capsys.readouterr().out.splitlines()[-3:] == usual
+    assert run("evaluate", trained, "--format", "jsonl") == 2
+    assert "give --data PATH too" in capsys.readouterr().err
+
+
 def test_predictions_as_csv_are_those_as_parquet(trained, log_directory, capsys):
     def predicted(name, *keep):
         words = "predict", trained, "--data", log_directory / "test.parquet", "--out", log_directory / name

@@ -109,10 +109,16 @@ def test_rows_of_views_are_chosen(table, more, shuffle, small_parts):
             for field in plain.schema
         )
     )
+    import polars
+
+    categories = polars.from_arrow(plain).with_columns(polars.col("site").cast(polars.Categorical))
     options = {"batch_size": 64, "shuffle": shuffle, "shuffle_rows": 120, **more}
-    want, found = (
-        [batch for batch, _ in girih.read_arrow(each, SCHEMA, **options).batches()] for each in (plain, views)
+    want, found, of_categories = (
+        [batch for batch, _ in girih.read_arrow(each, SCHEMA, **options).batches()]
+        for each in (plain, views, categories)
     )
+    for one, other in zip(want, of_categories, strict=True):
+        assert (one.ids == other.ids).all()
     assert sum(batch.num_examples for batch in found) == sum(batch.num_examples for batch in want) > 0
     for one, other in zip(want, found, strict=True):
         assert (one.ids == other.ids).all()

@@ -42,6 +42,9 @@ def test_a_run_that_has_ended_is_its_summary_and_one_without_is_told_to_go_on(tm
     record = {"step": 50, "loss": 0.625, "samples_per_s": 10.0}
     lines = [json.dumps(record), json.dumps({"step": 50, "split": "valid"}), '{"step": 5']
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+    assert cli.run(["status", str(tmp_path)]) == 0  # a program's own run has no config
+    assert f"go on with: a program that calls trainer.load({str(tmp_path)!r})" in capsys.readouterr().out
+    (tmp_path / "config.toml").write_text("")
     assert cli.run(["status", str(tmp_path), "--watch"]) == 0
     out = capsys.readouterr().out
     assert "stopped before its end, step 50, loss 0.62500" in out

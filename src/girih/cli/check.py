@@ -78,7 +78,7 @@ def check(config_file: Path, overrides: tuple[str, ...], strategy: str | None) -
 
 def _described(data: Dataset) -> str:
     files = len(data.addresses)
-    rows = "rows not counted" if data.num_examples is None else f"{count(data.num_examples)} rows"
+    rows = "text, rows not counted," if data.num_examples is None else f"{count(data.num_examples)} rows"
     return f"{rows} in {files} file{'' if files == 1 else 's'}"
 
 

@@ -8,7 +8,7 @@ import click
 
 from girih.cli import cli
 from girih.cli.show import metrics_table, skipped
-from girih.cli.words import PATH
+from girih.cli.words import FORMAT, PATH
 from girih.config.file import RunConfig
 from girih.data.options import SplitName
 from girih.errors import ConfigError
@@ -21,13 +21,16 @@ from girih.trainer import Trainer
 @click.option(
     "--data", "paths", metavar="PATH", multiple=True, help="Files or globs; the run's test data if left out."
 )
-def evaluate(run: Path, paths: tuple[str, ...]) -> int:
+@FORMAT
+def evaluate(run: Path, paths: tuple[str, ...], form: str | None) -> int:
     """Evaluate a run's final weights."""
     settings = open_config(run)
     split: SplitName = "test" if "test" in settings.data.splits else "valid"
     if not paths and split not in settings.data.splits:
         raise ConfigError(f"{run}: its configuration names no test or valid data; give --data PATH")
-    data = settings.dataset(split, paths, shuffle=False)
+    if form is not None and not paths:
+        raise ConfigError(f"--format {form}: is for the files of --data; give --data PATH too")
+    data = settings.dataset(split, paths, format=form, shuffle=False)
     with load_trainer(run, settings) as trainer:
         metrics = trainer.evaluate(data)
     shown = ", ".join(paths) or split

@@ -12,7 +12,7 @@ import pyarrow as pa
 from girih.cli import cli
 from girih.cli.out import CSV, PARQUET, check_out, write_rows
 from girih.cli.show import skipped
-from girih.cli.words import PATH
+from girih.cli.words import FORMAT, PATH
 from girih.data import Batch
 from girih.errors import ConfigError
 from girih.serving.loaded import load
@@ -24,11 +24,12 @@ from girih.serving.opening import open_config
 @click.option(
     "--data", "paths", metavar="PATH", multiple=True, required=True, help="Files or globs; repeatable."
 )
+@FORMAT
 @click.option("--out", metavar="FILE", type=PATH, required=True, help="A .parquet or a .csv file.")
 @click.option(
     "--keep", "keep", metavar="COLUMN", multiple=True, help="Copy a column of the data; repeatable."
 )
-def predict(run: Path, paths: tuple[str, ...], out: Path, keep: tuple[str, ...]) -> int:
+def predict(run: Path, paths: tuple[str, ...], form: str | None, out: Path, keep: tuple[str, ...]) -> int:
     """Write a run's predictions for new data, in input order."""
     check_out(out, "predictions", (PARQUET, CSV))
     settings = open_config(run)
@@ -37,7 +38,7 @@ def predict(run: Path, paths: tuple[str, ...], out: Path, keep: tuple[str, ...])
     for name in keep:
         if name in names or keep.count(name) > 1:
             raise ConfigError(f"--keep {name}: the column would be in the output twice")
-    data = settings.dataset("test", paths, shuffle=False, with_labels=False, keep=keep)
+    data = settings.dataset("test", paths, format=form, shuffle=False, with_labels=False, keep=keep)
     if any(os.path.realpath(out) == os.path.realpath(address) for address in data.addresses):
         raise ConfigError(f"--out {out}: is one of the files to read; name another")
     with load(run) as model:

@@ -12,6 +12,10 @@ from typing import Any
 import click
 
 PATH = click.Path(path_type=Path)
+FORMAT = click.option(
+    "--format", "form", type=click.Choice(["parquet", "csv", "criteo", "libsvm", "jsonl"]),
+    help="Of the files that --data names. Default: that of the training data.",
+)  # fmt: skip
 OVERRIDE = "Override one value; repeatable."
 
 

@@ -209,14 +209,21 @@ class RunConfig:
         name = options.pop("name")
         return models.create(name, self.schema, options, f"{self.where}: [model]", directory=self.directory)
 
-    def dataset(self, split: SplitName, paths: Sequence[str] = (), **options: Any) -> Dataset:
-        """One split of the data, or other files read the same way (their paths start at the current directory)."""
+    def dataset(
+        self, split: SplitName, paths: Sequence[str] = (), *, format: str | None = None, **options: Any
+    ) -> Dataset:
+        """One split of the data, or other files read the same way (their paths start at the current directory).
+
+        Args:
+            format: of the other files; None is that of the data.
+        """
         try:
             data = open_dataset(
                 self.data,
                 self.schema,
                 split=split,
                 paths=list(paths) or None,
+                format=format,
                 base_dir=None if paths else self.directory,
                 seed=self.train.seed,
                 cuts=self._cuts,

@@ -104,6 +104,7 @@ def open_dataset(
     *,
     split: SplitName = "train",
     paths: Paths | None = None,
+    format: str | None = None,
     key: str = "",
     base_dir: str | os.PathLike[str] | None = None,
     seed: int = 0,
@@ -116,7 +117,8 @@ def open_dataset(
 
     Args:
         split: ``train``, ``valid`` or ``test``.
-        paths: files to read in place of the split's, in the same format.
+        paths: files to read in place of the split's.
+        format: of the files; None is that of the options.
         key: of the option that says them, for errors; "" for an argument.
         base_dir: what relative paths start at: the directory of the config file; None is the current one.
         with_labels: without labels, for predictions, all rows are read, whether they meet ``where`` or not.
@@ -146,7 +148,8 @@ def open_dataset(
             keep=keep,
             with_labels=with_labels,
         )
-    read = getattr(readers, f"read_{'parquet' if options.format == 'kafka' else options.format}")
+    form = format or options.format
+    read = getattr(readers, f"read_{'parquet' if form == 'kafka' else form}")
     below = [relative_to(base_dir, os.fspath(path)) for path in listed]
     try:
         dataset: Dataset = read(
@@ -160,7 +163,7 @@ def open_dataset(
             keep=keep,
             with_labels=with_labels,
             where=options.where if with_labels else None,
-            **{name: getattr(options, name) for name in _OF_CSV if options.format == "csv"},
+            **{name: getattr(options, name) for name in _OF_CSV if form == "csv"},
         )
     except MissingFileError as error:
         key = key if paths is not None else f"data.{'train' if is_cut else split}"

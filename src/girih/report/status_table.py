@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -43,7 +44,10 @@ def status_screen(status: Mapping[str, Any], width: int) -> RenderableType:
         shown.append(_line(f"{process['role']} {process['index']} (process {process['pid']}) is {why}"))
     if status["state"] in ("killed", "stopped"):
         run = status["run"]
-        shown.append(_line(f"go on with: girih train {run}/config.toml --run {run} --resume"))
+        again = f"girih train {run}/config.toml --run {run} --resume"
+        if not Path(run, "config.toml").exists():
+            again = f"a program that calls trainer.load({run!r}) before fit"
+        shown.append(_line(f"go on with: {again}"))
     return Group(*shown)
 
 

@@ -191,7 +191,8 @@ class TrainingRun:
             earlier = checkpoint.latest(self.checkpoints.root)
             if earlier is not None:
                 raise RunDirectoryError(
-                    f"{self.directory or earlier.parent}: holds an earlier run ({earlier.name}); name another, or load it first"
+                    f"{self.directory or earlier.parent}: holds an earlier run ({earlier.name}); name another directory, delete this one, or"
+                    " go on with it by trainer.load(its path) before fit"
                 )
         if self.state.position is not None:
             position = Position.from_dict(self.state.position)

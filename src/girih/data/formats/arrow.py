@@ -212,7 +212,8 @@ def _decoded(rows: Any, plan: ReadPlan) -> Any:
     takes = plan.where is not None or bool(plan.keep)
     for place, column in enumerate(rows.columns):
         if takes and (kind := _without_views(column.type)) != column.type:  # Arrow takes no rows of views
-            rows = rows.set_column(place, rows.column_names[place], column.cast(kind))
+            column = _cast(column, kind)
+            rows = rows.set_column(place, rows.column_names[place], column)
         if pa.types.is_dictionary(column.type) and (
             column.num_chunks > 1 or (column.num_chunks and len(column.chunk(0).dictionary) > len(column))
         ):
@@ -232,7 +233,20 @@ def _without_views(kind: Any) -> Any:
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         value = _without_views(kind.value_type)
         return kind if value == kind.value_type else pa.large_list(value)
+    if pa.types.is_dictionary(kind):
+        return pa.dictionary(kind.index_type, _without_views(kind.value_type), kind.ordered)
     return kind
+
+
+def _cast(column: Any, kind: Any) -> Any:
+    """A column of another type; its dictionaries, where it has some, one by one, which Arrow does not do."""
+    if not pa.types.is_dictionary(kind):
+        return column.cast(kind)
+    chunks = [
+        pa.DictionaryArray.from_arrays(chunk.indices, chunk.dictionary.cast(kind.value_type))
+        for chunk in column.chunks
+    ]
+    return pa.chunked_array(chunks, chunks[0].type if chunks else kind)
 
 
 def _row_groups(file: Any) -> list[Any]:
