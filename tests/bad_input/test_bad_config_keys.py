@@ -33,6 +33,10 @@ UNKNOWN = [
         "[first_order_optimizer]: unknown key 'lambda1'",
     ),
     (
+        "dense_optimizer = {name = 'adam', learning_rate = 0.9}",
+        "[dense_optimizer]: unknown option 'learning_rate'; did you mean 'lr'?",
+    ),
+    (
         "dense_optimizer = {name = 'adam', momentum = 0.9}",
         "[dense_optimizer]: unknown option 'momentum'; valid:",
     ),

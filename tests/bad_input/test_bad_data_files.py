@@ -186,6 +186,10 @@ TEXT = {
         b"usr,price,click\n1,2,0\n",
         "no column 'user' (feature 'user'); did you mean 'usr'?",
     ),
+    "a header of another separator": (
+        b"user;price;click\n1;2;0\n",
+        "no column 'user' (feature 'user'); the header is one column, 'user;price;click': set separator = ';'",
+    ),
     "a column twice": (
         b"user,user,price,click\n1,1,2,0\n",
         "2 columns are named 'user' (feature 'user'); rename",

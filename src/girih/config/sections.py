@@ -261,7 +261,8 @@ def check_call(
     checked = {}
     for key, value in options.items():
         if key not in known:
-            raise ConfigError(f"{where}: unknown option {key!r}{nearest(key, known)}")
+            meant = "lr" if key == "learning_rate" and "lr" in known else key
+            raise ConfigError(f"{where}: unknown option {key!r}{nearest(meant, known)}")
         checked[key] = build(hints[key], value, f"{where}.{key}") if key in hints else value
     for key, parameter in known.items():
         if parameter.default is parameter.empty and key not in options:

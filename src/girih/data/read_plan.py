@@ -91,7 +91,8 @@ class ReadPlan:
         counts = Counter(present)
         for column, use in self.columns.items():
             if column not in counts:
-                raise DataError(f"{where}: no column {column!r} ({use}){nearest(column, present)}")
+                hint = _joined(column, present) or nearest(column, present)
+                raise DataError(f"{where}: no column {column!r} ({use}){hint}")
             if counts[column] > 1:
                 raise DataError(f"{where}: {counts[column]} columns are named {column!r} ({use}); rename one")
 
@@ -224,3 +225,11 @@ def _of_time(feature: Any, kind: Any) -> str | None:
 
 def _is_number(kind: str) -> bool:
     return kind in ("integers", "floats", "booleans", "nulls") or kind.startswith("decimal")
+
+
+def _joined(column: str, present: Seq[str]) -> str | None:
+    """The end of an error where the one column that is there is a header that was not split."""
+    if len(present) != 1:
+        return None
+    found = next((each for each in ",;\t|" if column in present[0].split(each)), None)
+    return f"; the header is one column, {present[0]!r:.60}: set separator = {found!r}" if found else None
