@@ -1,6 +1,7 @@
 """Memory levels off where each step has shapes of its own: oneDNN's caches keep few primitives."""
 
 import ctypes
+import json
 import os
 import subprocess
 import sys
@@ -55,26 +56,28 @@ def test_shapes_that_do_not_come_again_hold_no_memory():
     assert few < all_kept / 10
 
 
-TRAINER = """
-import os, girih
+TRAINERS = """
+import json, os, girih
 from girih.schema import Categorical, Schema, Sequence
-features = [Categorical(name="user", dim=4)] + [Sequence(name="seen", dim=4)] * HISTORY
-schema = Schema(features, labels="click")
-girih.Trainer(girih.models.DNN(schema, hidden=[4]))
-print(*(os.environ.get(name) for name in NAMES))
+for history, variables in GIVEN:
+    for name in NAMES:
+        os.environ.pop(name, None)
+    os.environ.update(variables)
+    features = [Categorical(name="user", dim=4)] + [Sequence(name="seen", dim=4)] * history
+    girih.Trainer(girih.models.DNN(Schema(features, labels="click"), hidden=[4]))
+    print(json.dumps([os.environ.get(name) for name in NAMES]))
 """
 
 
-def told(history, **variables):
-    code = TRAINER.replace("HISTORY", str(history)).replace("NAMES", str(list(CAPACITIES)))
-    return printed(code, **variables).split()
+def told(*given):
+    """The caches' sizes once there are trainers, each with a history or without, and with some variables."""
+    code = TRAINERS.replace("GIVEN", repr(given)).replace("NAMES", repr(list(CAPACITIES)))
+    return [json.loads(line) for line in printed(code).splitlines()]
 
 
-def test_trainers_of_histories_keep_few():
-    assert told(1) == list(CAPACITIES.values())
-    assert told(0) == ["None", "None"]
-
-
-@pytest.mark.parametrize("name", CAPACITIES)
-def test_what_the_environment_says_holds(name):
-    assert told(1, **{name: "7"}) == list((CAPACITIES | {name: "7"}).values())
+def test_trainers_of_histories_keep_few_unless_the_environment_says_how_many():
+    own = [{name: "7"} for name in CAPACITIES]
+    with_history, without, *by_environment = told((1, {}), (0, {}), *((1, each) for each in own))
+    assert with_history == list(CAPACITIES.values())
+    assert without == [None, None]
+    assert by_environment == [list((CAPACITIES | each).values()) for each in own]
