@@ -140,7 +140,9 @@ def find_cuts(data: Dataset, split: Split) -> Cuts:
             f"column {split.by!r}: numbers in one place and times in another; data.split needs one of them"
         )
     if not sampled:
-        raise DataError(f"{data.addresses[0]}: no row to split")
+        raise DataError(
+            f"{data.addresses[0]}: no row to split{f'; none meets {data.plan.where.text}' if data.plan.where else ''}"
+        )
     values = np.concatenate(sampled)
     places = np.argsort(values, kind="stable")
     behind = np.cumsum(np.concatenate(weights)[places])

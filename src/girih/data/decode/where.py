@@ -8,6 +8,7 @@ Shapes: R rows.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -217,9 +218,8 @@ def _trouble(kind: Any, value: Any) -> str | None:
     if word == "strings":
         return None if isinstance(value, str) else f"{value!r} beside strings: put it in quotes"
     if word in ("integers", "floats", "booleans", "nulls") or word.startswith("decimal"):
-        return (
-            f"{value!r} beside {word}: drop the quotes"
-            if isinstance(value, str) and word != "nulls"
-            else None
-        )
+        if not isinstance(value, str) or word == "nulls":
+            return None
+        is_number = re.fullmatch(r"[-+]?[0-9]*\.?[0-9]+", value) is not None
+        return f"{value!r} beside {word}: {'drop the quotes' if is_number else 'compare with a number'}"
     return f"{kind} cannot be compared: expected numbers, strings, times or dates"

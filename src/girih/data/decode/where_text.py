@@ -26,7 +26,10 @@ _OPERATORS: Mapping[type[ast.cmpop], str] = {
 }  # fmt: skip
 _TURNED = {"less": "greater", "less_equal": "greater_equal", "greater": "less", "greater_equal": "less_equal"}
 _WORDS = {"true": True, "false": False, "null": None, "None": None, "True": True, "False": False}
-_OF_OTHERS = {"&&": "and", r"\|\|": "or", "=>": ">=", "=<": "<=", "<>": "!=", "(?<![=!<>:])=(?![=<>])": "=="}
+_OF_OTHERS = {
+    r"&&?": "and", r"\|\|?": "or", "~": "not", r"\bAND\b": "and", r"\bOR\b": "or", r"\bNOT\b": "not",
+    r"(?i:\bbetween\b)": "low <= column and column <= high", r"(?i:\blike\b)": "== or in, with whole values", "=>": ">=", "=<": "<=", "<>": "!=", "(?<![=!<>:])=(?![=<>])": "==",
+}  # fmt: skip
 """A pattern of an operator of other languages → what it is here."""
 
 
@@ -42,8 +45,8 @@ def parse_where(text: str) -> Where:
             warnings.simplefilter("ignore")  # of escapes in text, which Python would have a word on
             tree = ast.parse(text.strip(), mode="eval")
         return Where(where, _condition(tree.body, where))
-    except ConfigError:
-        raise
+    except ConfigError as error:
+        raise ConfigError(f"{error}{_instead(text, '; ')}") from None
     except (SyntaxError, MemoryError, RecursionError, ValueError) as error:
         place = f" at character {error.offset}" if isinstance(error, SyntaxError) and error.offset else ""
         raise ConfigError(
@@ -51,12 +54,12 @@ def parse_where(text: str) -> Where:
         ) from None
 
 
-def _instead(text: str) -> str:
+def _instead(text: str, before: str = ": ") -> str:
     """The words for an operator of other languages; empty where there is none."""
     outside = re.sub(r"'[^']*'|\"[^\"]*\"", "", text)
     for theirs, ours in _OF_OTHERS.items():
         if found := re.search(theirs, outside):
-            return f": write {ours}, not {found[0]}"
+            return f"{before}write {ours}, not {found[0]}"
     return ""
 
 
