@@ -254,6 +254,11 @@ class Later:
     ("data", "message"),
     [
         ("clicks.parquet", r"data: str: expected columns .*; for files there is read_parquet"),
+        (
+            {"user": [1, 2]},
+            r"data: dict: expected columns .*; pyarrow.table\(data\) makes one of a dict of columns",
+        ),
+        ([{"user": 1}], r"data: list: expected columns .*; pyarrow.Table.from_pylist\(data\) makes one of"),
         ({"train": 1}, r"data: dict: expected columns .*; take one of its parts, as data\['train'\]"),
         (
             (batch for batch in ()),

@@ -189,6 +189,12 @@ def _name(data: Any) -> str:
 def _mend(data: Any) -> str:
     if isinstance(data, str):
         return "; for files there is read_parquet and its siblings"
+    if isinstance(data, Mapping) and any(
+        isinstance(each, list | tuple | np.ndarray) for each in data.values()
+    ):
+        return "; pyarrow.table(data) makes one of a dict of columns"
+    if isinstance(data, list) and data and isinstance(data[0], Mapping):
+        return "; pyarrow.Table.from_pylist(data) makes one of a list of rows"
     if isinstance(data, Mapping):
         return f"; take one of its parts, as data[{next(iter(data), 'train')!r}]"
     if hasattr(data, "collect"):
