@@ -94,36 +94,67 @@ def test_every_form_gives_the_batches_of_parquet(table, form, tmp_path, small_pa
         assert without_places(prints(data, epoch)) == without_places(prints(want, epoch))
 
 
-@pytest.mark.parametrize(
-    "more", [{"where": "click == 1"}, {"keep": ["site", "words"]}], ids=["where", "keep"]
-)
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_rows_of_views_are_chosen(table, more, shuffle, small_parts):
-    lists = pa.array([["a", str(row)] for row in range(NUM_ROWS)])
-    plain = table.append_column("words", lists)
-    views = plain.cast(
-        pa.schema(
-            field.with_type(
-                {"site": pa.string_view(), "words": pa.list_(pa.string_view())}.get(field.name, field.type)
-            )
-            for field in plain.schema
-        )
-    )
+def of_views(table):
+    """The table with its strings as views."""
+    views = {
+        "site": pa.string_view(),
+        "words": pa.list_(pa.string_view()),
+        "pair": pa.list_(pa.string_view(), 2),
+    }
+    return table.cast(pa.schema(field.with_type(views.get(field.name, field.type)) for field in table.schema))
+
+
+def as_enum(table):
     import polars
 
-    categories = polars.from_arrow(plain).with_columns(polars.col("site").cast(polars.Categorical))
-    options = {"batch_size": 64, "shuffle": shuffle, "shuffle_rows": 120, **more}
-    want, found, of_categories = (
-        [batch for batch, _ in girih.read_arrow(each, SCHEMA, **options).batches()]
-        for each in (plain, views, categories)
+    sites = sorted(set(table["site"].drop_null().to_pylist()))
+    return polars.from_arrow(table).with_columns(polars.col("site").cast(polars.Enum(sites)))
+
+
+def as_categories(table):
+    import polars
+
+    frame = polars.from_arrow(table).with_columns(polars.col("site").cast(polars.Categorical))
+    return polars.concat([frame[:90], frame[90:]], rechunk=False)
+
+
+@pytest.mark.parametrize("form", [of_views, as_enum, as_categories], ids=lambda form: form.__name__)
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"where": "click == 1"}, {"where": "site != 'a'"}, {"keep": ["site", "words", "pair"]}],
+    ids=str,
+)
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_views_are_strings(table, form, more, shuffle, small_parts):
+    words = [["a", str(row)] for row in range(NUM_ROWS)]
+    plain = table.append_column("words", pa.array(words)).append_column(
+        "pair", pa.array(words, pa.list_(pa.string(), 2))
     )
-    for one, other in zip(want, of_categories, strict=True):
-        assert (one.ids == other.ids).all()
+    options = {"batch_size": 64, "shuffle": shuffle, "shuffle_rows": 120, **more}
+    want, found = (
+        [batch for batch, _ in girih.read_arrow(each, SCHEMA, **options).batches()]
+        for each in (plain, form(plain))
+    )
     assert sum(batch.num_examples for batch in found) == sum(batch.num_examples for batch in want) > 0
     for one, other in zip(want, found, strict=True):
         assert (one.ids == other.ids).all()
         if one.kept is not None:
             assert one.kept.to_pylist() == other.kept.to_pylist()
+
+
+def test_views_of_parquet_files_are_strings(table, tmp_path):
+    words = table.append_column("words", pa.array([["a", str(row)] for row in range(NUM_ROWS)]))
+    pq.write_table(words, tmp_path / "plain.parquet")
+    pq.write_table(of_views(words), tmp_path / "views.parquet")
+    for more in ({"where": "click == 1"}, {"keep": ["site", "words"], "shuffle": True}):
+        want, found = (
+            [batch for batch, _ in girih.read_parquet(tmp_path / f"{name}.parquet", SCHEMA, **more).batches()]
+            for name in ("plain", "views")
+        )
+        for one, other in zip(want, found, strict=True):
+            assert (one.ids == other.ids).all()
+            if one.kept is not None:
+                assert one.kept.to_pylist() == other.kept.to_pylist()
 
 
 def test_data_frames_and_queries_of_other_libraries(table):

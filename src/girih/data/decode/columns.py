@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from girih.data.batch import NULL_ID
+from girih.data.decode.views import without_views
 from girih.kernels.cpu import strings, take
 from girih.kernels.cpu.arrays import sealed
 
@@ -193,7 +194,7 @@ def string_values(array: Any) -> Any:
 
 def plain(array: Any) -> Any:
     """A column whose dictionary is resolved."""
-    return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+    return without_views(array).dictionary_decode() if pa.types.is_dictionary(array.type) else array
 
 
 def number_of(word: bytes | None) -> float | None:

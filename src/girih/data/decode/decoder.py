@@ -16,6 +16,7 @@ from girih.data.batch import NULL_ID
 from girih.data.decode import columns, times
 from girih.data.decode.conditions import Condition
 from girih.data.decode.rows import Bags, DecodedRows
+from girih.data.decode.views import table_without_views
 from girih.data.read_plan import ReadPlan
 from girih.data.unit import BadRow, Unit
 from girih.errors import DataError
@@ -54,7 +55,8 @@ def chosen(unit: Unit, plan: ReadPlan) -> Unit:
         raise DataError(f"{unit.file}{unit.suffix}: {error}") from None
     if kept.all():
         return unit
-    return replace(unit, table=unit.table.filter(pa.array(kept)), numbers=np.asarray(unit.numbers)[kept])
+    table = table_without_views(unit.table).filter(pa.array(kept))
+    return replace(unit, table=table, numbers=np.asarray(unit.numbers)[kept])
 
 
 class _Reader:
@@ -224,7 +226,7 @@ class _Reader:
     def kept(self) -> Any:
         """The columns to keep as they are; those of text files as strings."""
         if not self._unit.is_text:
-            return self._unit.table.select(self._plan.keep).combine_chunks()
+            return table_without_views(self._unit.table.select(self._plan.keep)).combine_chunks()
         return pa.table({name: self._text(name) for name in self._plan.keep})
 
     def _text(self, name: str) -> Any:

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from girih.data.decode.views import without_views
 from girih.data.paths import File, one_line
 from girih.data.position import Cursor
 from girih.data.read_plan import ReadPlan
@@ -73,7 +74,7 @@ class TableSource(FileSource):
         columns = self._table.select(list(plan.columns))
         for part in range(start.part, len(order)):
             first = int(order[part]) * PART_ROWS
-            rows = _decoded(columns.slice(first, PART_ROWS), plan)
+            rows = _decoded(columns.slice(first, PART_ROWS))
             numbers = range(first + 1, first + rows.num_rows + 1)
             yield Unit(rows, self._where, Cursor(part + 1), numbers)
 
@@ -142,7 +143,7 @@ class FragmentSource(FileSource):
                 rows = fragment.to_table(schema=self._schema, columns=list(plan.columns))
             except (OSError, *_REFUSED) as error:
                 raise DataError(f"{path}: cannot be read: {one_line(error)}") from None
-            rows = _decoded(rows.replace_schema_metadata(None), plan)
+            rows = _decoded(rows.replace_schema_metadata(None))
             yield Unit(rows, path, Cursor(part + 1), range(first + 1, first + rows.num_rows + 1))
 
 
@@ -213,46 +214,15 @@ def _digest(table: Any) -> str:
     return hashlib.sha256(repr([table.column_names, rows]).encode()).hexdigest()[:16]
 
 
-def _decoded(rows: Any, plan: ReadPlan) -> Any:
-    """Rows whose dictionaries are larger than they are, as of a whole table's categories, as plain values; so are views, where rows are chosen."""
-    takes = plan.where is not None or bool(plan.keep)
+def _decoded(rows: Any) -> Any:
+    """Rows whose dictionaries are larger than they are, as of a whole table's categories, as plain values."""
     for place, column in enumerate(rows.columns):
-        if takes and (kind := _without_views(column.type)) != column.type:  # Arrow takes no rows of views
-            column = _cast(column, kind)
-            rows = rows.set_column(place, rows.column_names[place], column)
         if pa.types.is_dictionary(column.type) and (
             column.num_chunks > 1 or (column.num_chunks and len(column.chunk(0).dictionary) > len(column))
         ):
-            plain = pa.chunked_array(
-                [chunk.dictionary_decode() for chunk in column.chunks], column.type.value_type
-            )
+            plain = pa.chunked_array([without_views(chunk).dictionary_decode() for chunk in column.chunks])
             rows = rows.set_column(place, rows.column_names[place], plain)
     return rows
-
-
-def _without_views(kind: Any) -> Any:
-    """The type, in which strings and bytes lie one behind the other."""
-    if pa.types.is_string_view(kind):
-        return pa.large_string()
-    if pa.types.is_binary_view(kind):
-        return pa.large_binary()
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        value = _without_views(kind.value_type)
-        return kind if value == kind.value_type else pa.large_list(value)
-    if pa.types.is_dictionary(kind):
-        return pa.dictionary(kind.index_type, _without_views(kind.value_type), kind.ordered)
-    return kind
-
-
-def _cast(column: Any, kind: Any) -> Any:
-    """A column of another type; its dictionaries, where it has some, one by one, which Arrow does not do."""
-    if not pa.types.is_dictionary(kind):
-        return column.cast(kind)
-    chunks = [
-        pa.DictionaryArray.from_arrays(chunk.indices, chunk.dictionary.cast(kind.value_type))
-        for chunk in column.chunks
-    ]
-    return pa.chunked_array(chunks, chunks[0].type if chunks else kind)
 
 
 def _row_groups(file: Any) -> list[Any]:
