@@ -80,8 +80,10 @@ BROKEN = {
     ),
     "a value without quotes": (
         b"[data]\ntrain = a.parquet\n",
-        'not valid TOML: Invalid value (at line 2, column 9); strings need quotes: train = "a.parquet"',
+        'not valid TOML: Invalid value (at line 2, column 9); text needs quotes: train = "a.parquet"',
     ),
+    "Python's truth": (b"[data]\nshuffle = True\n", "; write shuffle = true"),
+    "a section twice": (b"[data]\ntrain = 'a'\n[data]\nvalid = 'b'\n", "; join the two sections"),
     "one of several in single brackets": (
         b"[features]\nname = 'a'\n[features]\nname = 'b'\n",
         "(at line 3, column 10); several of them are written [[features]]",

@@ -262,7 +262,7 @@ FITS = [
     ),
     (
         lambda t, site: t.fit([1, 2]),
-        "train = a list: expected a girih.Dataset, as girih.read_arrow(pyarrow.table(columns), schema) makes",
+        "train = a list: expected a girih.Dataset, as girih.read_parquet(paths, schema) makes",
     ),
     (
         lambda t, site: t.fit(read(site, OTHER)),

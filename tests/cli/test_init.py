@@ -397,8 +397,12 @@ def test_a_history_shares_a_table_where_it_is_plain_which(tmp_path, capsys):
     features = {feature["name"]: feature for feature in config["features"]}
     assert "table" not in features["watch_seq"]
     assert '# table = "user_id"' in text
-    assert "or 'video_id': it has numbers of each" in text
+    assert "or 'video_id': its ids occur in each" in text
     assert "attention" not in text
+    pq.write_table(pa.table({name.replace("watch", "user"): column for name, column in table.items()}), path)
+    assert (
+        "or 'video_id': its ids occur in each" in written(capsys, tmp_path, path)[0]
+    )  # whose list it is, not what of
     pq.write_table(pa.table({name.replace("watch", "video"): column for name, column in table.items()}), path)
     text, config = written(capsys, tmp_path, path)
     features = {feature["name"]: feature for feature in config["features"]}
@@ -420,13 +424,15 @@ def test_what_may_be_a_label_is_no_feature_of_another(tmp_path, capsys):
     assert config["labels"] == {"names": ["click_long"]}
 
 
-@pytest.mark.parametrize(("second", "noted"), [([0, 0, 0, 1], False), ([0, 1, 1, 0], True)])
+@pytest.mark.parametrize(
+    ("second", "noted"), [([0, 0, 0, 1], False), ([0, 1, 1, 0], True), ([0, None, 0, 1], False)]
+)
 def test_a_second_label_of_esmm_outside_the_first_is_noted(tmp_path, capsys, second, noted):
     columns = {"user": list(range(60)) * 4, "click": [0, 0, 1, 1] * 60, "bought": second * 60}
     pq.write_table(pa.table(columns), tmp_path / "log.parquet")
     (tmp_path / "config.toml").write_text(
         f'[data]\ntrain = "{tmp_path}/log.parquet"\n[[features]]\nname = "user"\nkind = "categorical"\ndim = 4\n'
-        '[labels]\nnames = ["click", "bought"]\n[model]\nname = "esmm"\nhidden = [4]\n'
+        '[labels]\nnames = ["click", "bought"]\nmissing = "skip"\n[model]\nname = "esmm"\nhidden = [4]\n'
     )
     assert cli.run(["check", str(tmp_path / "config.toml")]) == 0
     told = "label 'bought' is 1 in 60 of the first 240 examples where 'click' is 0"
@@ -446,5 +452,31 @@ def test_a_rating_that_the_label_is_made_of_is_no_feature(tmp_path, capsys):
     pq.write_table(pa.table(table), path)
     text, config = written(capsys, tmp_path, path)
     assert config["labels"]["names"] == ["liked"]
-    assert "# left out: rating: a bound on it says what 'liked' is" in text
+    assert "# left out: rating: numbers up to a bound go with one 'liked'" in text
     assert {feature["name"] for feature in config["features"]} == {"user", "age"}
+
+
+def test_a_label_that_comes_late_in_a_log_is_no_reason_to_leave_columns_out(tmp_path, capsys):
+    rows = 200
+    table = {
+        "timestamp": [1_600_000_000 + 60 * row for row in range(rows)], "user_id": [row // 2 for row in range(rows)],
+        "price": [None if row % 50 else float(row) for row in range(rows)], "click": [int(row >= rows - 3) for row in range(rows)],
+    }  # fmt: skip
+    path = tmp_path / "log.parquet"
+    pq.write_table(pa.table(table), path)
+    _, config = written(capsys, tmp_path, path)
+    assert {feature["name"] for feature in config["features"]} >= {"user_id", "price", "timestamp_hour"}
+    table["click"] = [int(row >= rows // 2) for row in range(rows)]
+    pq.write_table(pa.table(table), path)
+    _, config = written(capsys, tmp_path, path)
+    assert config["data"]["split"]["by"] == "timestamp"
+    halves = pa.table(
+        {
+            "user": list(range(60)) * 4,
+            "score": pa.array([1.0, 2.0, 3.0] * 80, pa.float16()),
+            "click": [0, 1] * 120,
+        }
+    )
+    pq.write_table(halves, path)
+    _, config = written(capsys, tmp_path, path)
+    assert "score" in {feature["name"] for feature in config["features"]}

@@ -127,7 +127,7 @@ def test_what_is_no_condition(text, message):
         ("cost > 3", "no column 'cost' .where."),
         ("country > 3", "'country' of where = 'country > 3': 3 beside strings: put it in quotes"),
         ("price > 'much'", "'much' beside floats: compare with a number"),
-        ("price > '3.5'", "'3.5' beside floats: drop the quotes"),
+        ("price > '3.5'", "'3.5' beside floats: write 3.5, without quotes"),
         ("time > 'yesterday'", r"'yesterday' is no time as timestamp\[us\] has: write '2024-05-01'"),
         ("time > 3", "3 is no time"),
     ],

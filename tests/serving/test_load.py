@@ -142,6 +142,13 @@ def test_all_ways_to_give_examples_agree(trained, log_source):
         assert one.shape == (1,)
         np.testing.assert_allclose(one[0], expected[3], rtol=1e-5)
         np.testing.assert_array_equal(model.predict(pd.DataFrame(rows).iloc[3]), one)
+        numbers = pd.DataFrame(rows)[["user", "x0"]]
+        with pytest.raises(DataError, match=r"a Series of floats, .*; take a row as df.iloc\[\[i\]\]"):
+            model.predict(numbers.iloc[3])
+        with pytest.raises(
+            DataError, match=r"a Series whose index names no feature, as \[0, 1, 2\]; expected a dict"
+        ):
+            model.predict(numbers["user"])
         assert model.predict([]).shape == (0,)
         no_rows = {name: [] for name in ("user", "item", "tags", "x0")}
         assert model.predict(no_rows).shape == (0,)

@@ -78,7 +78,7 @@ def check(config_file: Path, overrides: tuple[str, ...], strategy: str | None) -
 
 def _described(data: Dataset) -> str:
     files = len(data.addresses)
-    rows = "text, rows not counted," if data.num_examples is None else f"{count(data.num_examples)} rows"
+    rows = "an unknown number of rows" if data.num_examples is None else f"{count(data.num_examples)} rows"
     return f"{rows} in {files} file{'' if files == 1 else 's'}"
 
 
@@ -151,7 +151,8 @@ def _sampled(train: Dataset, *, nested: bool) -> tuple[Growth, list[str]]:
             each.add(batch.ids[batch.ids_of(place)])
         largest = np.fmax(largest, np.abs(batch.numeric).max(axis=0, initial=0.0))
         if nested:
-            outside += int(np.count_nonzero(batch.labels[:, 1] > batch.labels[:, 0]))
+            counts = True if batch.label_weights is None else (batch.label_weights > 0).all(axis=1)
+            outside += int(np.count_nonzero((batch.labels[:, 1] > batch.labels[:, 0]) & counts))
         if growth.num_examples >= SAMPLE_EXAMPLES:
             break
     where = f"the first {count(growth.num_examples)} examples"
@@ -165,7 +166,7 @@ def _sampled(train: Dataset, *, nested: bool) -> tuple[Growth, list[str]]:
         first, second = schema.labels.names
         notes.append(
             f"label {second!r} is 1 in {count(outside)} of {where} where {first!r} is 0: esmm takes the second label for what"
-            " happens after the first alone; name one that holds it, or take mmoe"
+            " follows the first, and happens nowhere else; choose such a label, or take mmoe"
         )
     return growth, notes
 

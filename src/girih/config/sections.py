@@ -31,8 +31,9 @@ _LONG_KEY = re.compile(rf"(?:[^.,=\n]*\.){{{_MOST_NESTED}}}[^.,=\n]*[=\]]")
 
 _NO_CONFIG = "; expected a config in TOML, as girih init DATA > config.toml makes of data"
 _AT_LINE = re.compile(r"at line ([0-9]+)")
-_BARE_STRING = re.compile(r"""\s*([\w.-]+)\s*=\s*([^\s"'\[{#][^"'#]*?)\s*(?:#.*)?""")
+_KEY, _BARE_STRING = re.compile(r"[\w.-]+"), re.compile(r"[A-Za-z_/~$*][^\s\"'\\]*")
 _DECLARED_TWICE = re.compile(r"Cannot declare \('(\w+)',\) twice")
+_LISTED, _SHOWN_VALUE = ("features", "tables"), 200
 
 _BARE_LIST = re.compile(r"\[([^][{}\"']*)\]")
 """A list whose strings lost their quotes to a shell."""
@@ -163,19 +164,26 @@ def apply_override(mapping: dict[str, Any], assignment: str) -> None:
 
 
 def _is_named_toml(file: Path) -> bool:
-    return file.suffix in (".toml", "")
+    return file.suffix.lower() == ".toml"
 
 
 def _mend(file: Path, text: str, error: str) -> str:
     """The end of an error about text that is no TOML, where it is plain what was meant."""
-    if not _is_named_toml(file):
-        return _NO_CONFIG
-    line = _AT_LINE.search(error)
-    bare = _BARE_STRING.fullmatch(text.splitlines()[int(line[1]) - 1]) if line else None
-    if error.startswith("Invalid value") and bare:
-        return f'; strings need quotes: {bare[1]} = "{bare[2]}"'
     twice = _DECLARED_TWICE.match(error)
-    return f"; several of them are written [[{twice[1]}]]" if twice else ""
+    if twice and twice[1] in _LISTED:
+        return f"; several of them are written [[{twice[1]}]]"
+    if twice:
+        return "; join the two sections"
+    at = _AT_LINE.search(error)
+    lines = text.split("\n")
+    line = lines[int(at[1]) - 1].strip() if at and int(at[1]) <= len(lines) else ""
+    key, equals, value = (part.strip() for part in line.partition("#")[0].partition("="))
+    if error.startswith("Invalid value") and equals and _KEY.fullmatch(key) and len(value) < _SHOWN_VALUE:
+        if value.lower() in ("true", "false"):
+            return f"; write {key} = {value.lower()}"
+        if _BARE_STRING.fullmatch(value):
+            return f'; text needs quotes: {key} = "{value}"'
+    return "" if _is_named_toml(file) else _NO_CONFIG
 
 
 def _assign(mapping: dict[str, Any], path: str, value: Any, where: str) -> None:

@@ -30,8 +30,8 @@ def as_table(data: Any, columns: Sequence[str] | None = None) -> Any:
     """
     if isinstance(data, Mapping):
         return _of_columns(data, columns)
-    if _is_row_of_pandas(data):
-        return _of_columns(data.to_dict(), columns)
+    if _is_series_of_pandas(data):
+        return _of_series(data, columns)
     if hasattr(data, "__arrow_c_stream__"):
         try:
             return pa.table(data)
@@ -109,7 +109,22 @@ def _array(name: str, values: Any) -> Any:
         raise DataError(f"data: column {name!r} cannot be an Arrow column: {one_line(error)}") from None
 
 
-def _is_row_of_pandas(data: Any) -> bool:
+def _of_series(data: Any, columns: Sequence[str] | None) -> Any:
+    """A row of a DataFrame; pandas makes one number type of its values, so that ids among floats are no ids any more."""
+    if columns is not None and not set(columns) & set(data.index):
+        raise DataError(f"data: a Series whose index names no feature, as {list(data.index[:3])}; {EXPECTED}")
+    if data.dtype.kind == "f":
+        raise DataError(
+            "data: a Series of floats, in which ids are no integers any more; take a row as df.iloc[[i]]"
+        )
+    return _of_columns({name: None if _is_missing(value) else value for name, value in data.items()}, columns)
+
+
+def _is_missing(value: Any) -> bool:
+    return (isinstance(value, float) and value != value) or type(value).__name__ in ("NaTType", "NAType")
+
+
+def _is_series_of_pandas(data: Any) -> bool:
     return type(data).__name__ == "Series" and type(data).__module__.partition(".")[0] == "pandas"
 
 

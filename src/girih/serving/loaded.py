@@ -150,12 +150,12 @@ class LoadedModel(contextlib.AbstractContextManager["LoadedModel"]):
             raise DataError(
                 f"ids of {table!r} = {ids!r}: expected integers or strings in a list or an array, as [{ids!r}]"
             )
-        if isinstance(ids, torch.Tensor):
-            ids = ids.numpy(force=True)
         try:
+            if isinstance(ids, torch.Tensor):
+                ids = ids.numpy(force=True)
             given = ids if isinstance(ids, pa.Array | pa.ChunkedArray) else pa.array(ids)
             keys, _ = scalar_ids(given.combine_chunks() if isinstance(given, pa.ChunkedArray) else given)
-        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        except (pa.ArrowException, TypeError, ValueError, OverflowError, RuntimeError) as error:
             raise DataError(
                 f"ids of {table!r}: {one_line(error)}; expected integers or strings in a list or an array"
             ) from None

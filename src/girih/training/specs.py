@@ -65,8 +65,10 @@ def expect_data(what: str, data: Dataset, schema: Schema, *, labels: bool = True
     reader = "read_parquet(paths, schema)"
     if hasattr(data, "__arrow_c_stream__"):
         reader = "read_arrow(frame, schema)"
-    elif isinstance(data, Mapping | list):
+    elif isinstance(data, Mapping):
         reader = "read_arrow(pyarrow.table(columns), schema)"
+    elif isinstance(data, list) and data and isinstance(data[0], Mapping):
+        reader = "read_arrow(pyarrow.Table.from_pylist(rows), schema)"
     expect(what, data, Dataset, f"a girih.Dataset, as girih.{reader} makes")
     refuse_other_schema(what, data.schema, schema)
     if labels and not data.with_labels:

@@ -8,7 +8,6 @@ Shapes: R rows.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -220,6 +219,8 @@ def _trouble(kind: Any, value: Any) -> str | None:
     if word in ("integers", "floats", "booleans", "nulls") or word.startswith("decimal"):
         if not isinstance(value, str) or word == "nulls":
             return None
-        is_number = re.fullmatch(r"[-+]?[0-9]*\.?[0-9]+", value) is not None
-        return f"{value!r} beside {word}: {'drop the quotes' if is_number else 'compare with a number'}"
+        if word == "booleans":
+            return f"{value!r} beside booleans: write true or false, without quotes"
+        number = columns.number_of(value.encode())
+        return f"{value!r} beside {word}: {'compare with a number' if number is None else f'write {number:g}, without quotes'}"
     return f"{kind} cannot be compared: expected numbers, strings, times or dates"

@@ -27,8 +27,8 @@ _OPERATORS: Mapping[type[ast.cmpop], str] = {
 _TURNED = {"less": "greater", "less_equal": "greater_equal", "greater": "less", "greater_equal": "less_equal"}
 _WORDS = {"true": True, "false": False, "null": None, "None": None, "True": True, "False": False}
 _OF_OTHERS = {
-    r"&&?": "and", r"\|\|?": "or", "~": "not", r"\bAND\b": "and", r"\bOR\b": "or", r"\bNOT\b": "not",
-    r"(?i:\bbetween\b)": "low <= column and column <= high", r"(?i:\blike\b)": "== or in, with whole values", "=>": ">=", "=<": "<=", "<>": "!=", "(?<![=!<>:])=(?![=<>])": "==",
+    r"(?i)\w\s+(between)\s+\S+\s+and\b": "low <= column and column <= high", r"(?i)\w\s+(like)\s+''": "== or in, with whole values",
+    r"&&?": "and", r"\|\|?": "or", "~": "not", r"\bAND\b": "and", r"\bOR\b": "or", r"\bNOT\b": "not", "=>": ">=", "=<": "<=", "<>": "!=", "(?<![=!<>:])=(?![=<>])": "==",
 }  # fmt: skip
 """A pattern of an operator of other languages → what it is here."""
 
@@ -56,10 +56,10 @@ def parse_where(text: str) -> Where:
 
 def _instead(text: str, before: str = ": ") -> str:
     """The words for an operator of other languages; empty where there is none."""
-    outside = re.sub(r"'[^']*'|\"[^\"]*\"", "", text)
+    outside = re.sub(r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"", "''", text)
     for theirs, ours in _OF_OTHERS.items():
         if found := re.search(theirs, outside):
-            return f"{before}write {ours}, not {found[0]}"
+            return f"{before}write {ours}, not {found[1] if found.re.groups else found[0]}"
     return ""
 
 

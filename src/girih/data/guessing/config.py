@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import tomli_w
@@ -17,8 +18,9 @@ from girih.data.guessing.sample import Sample
 from girih.data.readers import CRITEO_COLUMNS
 from girih.errors import ConfigError
 
+_OF_OWNERS = {"id", "user", "uid", "member", "customer", "session"}
 _SHARED = 0.5
-_LEAST_TIMES, _LEAST_NUMBERS, _HELD_OUT = 20, 3, 0.1
+_LEAST_TIMES, _LEAST_SIDE, _LEAST_NUMBERS, _HELD_OUT = 20, 10, 3, 0.1
 _LEAST_STEPS, _LEAST_BATCH, _BATCH = 50, 32, 4096
 
 
@@ -128,28 +130,36 @@ def _told_apart(guess: Guess, table: Any, label: Label) -> Guess:
         return replace(
             guess, kind="left out", why=f"it equals {label.column!r}: the model would see the answer"
         )
-    if _bounds(one, other):
-        why = f"a bound on it says what {label.column!r} is: the model would see the answer"
+    if guess.kind != "time" and _tells(one, other):
+        why = f"numbers up to a bound go with one {label.column!r}, larger ones with the other: the model would see the answer"
         return replace(guess, kind="left out", why=why)
     return guess
 
 
-def _bounds(numbers: Any, label: Any) -> bool:
-    """Whether one label has all numbers up to some bound, and another all beyond, as a rating does that a label is made of."""
-    if columns.kind_of(numbers.type) not in ("integers", "floats") or len(numbers) < LEAST_ROWS:
+def _tells(numbers: Any, label: Any) -> bool:
+    """Whether a bound on some numbers parts the two values of the label, as one on a rating does where the label is made of it."""
+    kind = columns.kind_of(numbers.type)
+    if not (kind in ("integers", "floats") or kind.startswith("decimal")) or pa.types.is_nested(label.type):
         return False
-    both = pa.table({"number": numbers, "label": label}).drop_null()
-    if pc.count_distinct(both["number"]).as_py() < _LEAST_NUMBERS:
+    sides = pc.unique(label).drop_null()
+    if len(sides) != 2:
         return False
-    sides = both.group_by("label").aggregate([("number", "min"), ("number", "max")]).sort_by("number_min")
-    lows, highs = sides["number_min"].to_pylist(), sides["number_max"].to_pylist()
-    return len(sides) == 2 and highs[0] < lows[1]
+    values = columns.plain(numbers).cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    one, other = (
+        values[pc.fill_null(pc.equal(label, side), False).to_numpy(zero_copy_only=False)] for side in sides
+    )
+    one, other = one[~np.isnan(one)], other[~np.isnan(other)]
+    if min(len(one), len(other)) < _LEAST_SIDE or len(one) + len(other) < LEAST_ROWS:
+        return False
+    if len(np.unique(np.concatenate([one, other]))) < _LEAST_NUMBERS:
+        return False
+    return bool(one.max() < other.min() or other.max() < one.min())
 
 
 def _with_same_ids(guess: Guess, features: Sequence[Guess], table: Any) -> list[str]:
     """Features whose ids a list has too, the likeliest first: one, with which it is to share a table, or several that may be it.
 
-    Small numbers are ids of everything: then the names decide, if one has words of the list's.
+    Small numbers are ids of everything: then the names decide, if one has words of the list's. Whose list it is does not count.
     """
     if "transform" in guess.options or not _is_bag(guess, table):
         return []
@@ -160,7 +170,7 @@ def _with_same_ids(guess: Guess, features: Sequence[Guess], table: Any) -> list[
         theirs = _ids(other, table)
         if own and len(own) > FEW and len(own & theirs) > _SHARED * min(len(own), len(theirs)):
             found[other.column] = len(own & theirs) / len(own | theirs)
-    words = {word.removesuffix("s") for word in words_of(guess.column)} - {"id"}
+    words = {word.removesuffix("s") for word in words_of(guess.column)} - _OF_OWNERS
     by_name = [name for name in found if words & {word.removesuffix("s") for word in words_of(name)}]
     return by_name if len(by_name) == 1 else sorted(found, key=found.__getitem__, reverse=True)
 
@@ -186,9 +196,7 @@ def _feature(guess: Guess, alike: Sequence[str]) -> list[str]:
         told = "the same ids: both share rows"
         if len(alike) > 1:
             line = f"# {line}"
-            told = (
-                f"or {', '.join(map(repr, alike[1:]))}: it has numbers of each; name the one that it is about"
-            )
+            told = f"or {', '.join(map(repr, alike[1:]))}: its ids occur in each; keep the one that it lists"
         lines.append(_beside(line, told))
     return ["[[features]]", *lines, ""]
 
