@@ -239,17 +239,19 @@ def check_push(store, found, before, after, verb):
 
 
 def check_between(store, found, before, after, verb, initial):
-    """Rows of a verb that was cut short are those from before it or from behind it."""
-    torn = store.repaired.torn
+    """Rows of a verb that was cut short are those from before it or from behind it; one that was to stay is there."""
+    torn, (name, ids, tables, _, _) = store.repaired.torn, verb
+    looked = set(zip(ids.tolist(), tables.tolist(), strict=True)) if name == "look" else set()
     assert torn is None or verb[0] == "assign"
     for table, spec in enumerate(store.spec.tables):
         mine, old, new = found[table], before[table], after[table]
         assert mine.keys() <= old.keys() | new.keys()
         for key_id in old.keys() & new.keys() - mine.keys():
-            (_, used, version), (_, used_then, version_then) = new[key_id][1], old[key_id][1]
-            assert used <= used_then or version != version_then, (
+            (_, count, version), (_, count_then, version_then) = new[key_id][1], old[key_id][1]
+            stayed = count_then + (1 + key_id % 3 if (key_id, table) in looked else 0), version_then
+            assert (count, version) != stayed, (
                 "a row is lost"
-            )  # else it left and came again
+            )  # else it left, and came again with a count of its own
         for key_id, (numbers, meta) in mine.items():
             choices = [rows[key_id] for rows in (old, new) if key_id in rows]
             assert all(value in [choice[1][n] for choice in choices] for n, value in enumerate(meta))
