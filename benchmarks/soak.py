@@ -76,7 +76,7 @@ class Fault:
 
 @dataclass
 class Soaked:
-    """What came of a run.
+    """A run that was watched.
 
     Attributes:
         passes_s: moments at which an evaluation was seen.
@@ -100,7 +100,7 @@ class Soaked:
         return self.steps_s[seen - 1][1] if seen else 0
 
     def samples(self, held: Iterable[Held], what: str) -> Iterator[Sample]:
-        """What processes held of one kind, once they were warm."""
+        """Holdings of one kind, of processes that are warm; steps that are made again after a restart count once."""
         for each in held:
             if each.age_s >= WARM_S:
                 steps = self.step_at(each.at_s) - self.step_at(each.at_s - each.age_s)

@@ -100,10 +100,12 @@ def kind_of(value: object) -> str:
 
 def nearest(name: str, valid: Iterable[str]) -> str:
     """Returns ``; did you mean 'x'?``, or the valid names, :data:`MOST_NAMES` of them, when none is close."""
-    names = sorted(valid)
+    names, word = sorted(valid), str(name).casefold()
+    alike = [each for each in names if each.casefold() == word]
+    begun = [each for each in names if word and each.casefold().startswith(word)]
     close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
-    if close:
-        return f"; did you mean {close[0]!r}?"
+    if found := alike or close or (begun if len(begun) == 1 else []):
+        return f"; did you mean {found[0]!r}?"
     if len(names) > MOST_NAMES:
         names[MOST_NAMES:] = [f"and {len(names) - MOST_NAMES:,} more"]
     return f"; valid: {', '.join(names)}" if names else "; nothing is valid here"

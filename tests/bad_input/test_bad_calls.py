@@ -111,6 +111,14 @@ SCHEMAS = [
         lambda: girih.Table(name="user", optimizer=torch.optim.Adam),
         "table 'user': optimizer = the class Adam: expected one of girih's own: Adagrad(...), Adam(...), ",
     ),
+    (
+        lambda: girih.read_csv("none.csv", SCHEMA, sep=";"),
+        "unknown option 'sep'; did you mean 'separator'?",
+    ),
+    (
+        lambda: girih.read_csv("none.csv", SCHEMA, separatr=";"),
+        "unknown option 'separatr'; did you mean 'separator'?",
+    ),
     (lambda: girih.Local(2), "Local(2): options have names here; it has none"),
     (
         lambda: girih.Local(trainers=2),

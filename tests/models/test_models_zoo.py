@@ -234,6 +234,18 @@ def test_what_two_tower_star_and_can_cannot_do_with_a_schema():
     refused("can: user, tags of units: features must have one dim, received 4", "can", schema, options)
 
 
+def test_names_in_other_letters_or_begun_alone_are_meant():
+    from girih.errors import nearest
+
+    assert nearest("AdamW", ["adam", "adamw", "sgd"]) == "; did you mean 'adamw'?"
+    assert nearest("sync", ["hybrid", "synchronous", "asynchronous"]) == "; did you mean 'synchronous'?"
+    assert (
+        nearest("emb", ["embedding-server", "embedding-worker"])
+        == "; valid: embedding-server, embedding-worker"
+    )
+    assert nearest("", ["a"]) == "; valid: a"
+
+
 def test_unknown_names_get_the_nearest():
     assert "did you mean 'deepfm'" in refused("unknown model", "depfm", SCHEMA)
     refused("unknown model", "", SCHEMA)

@@ -15,7 +15,7 @@ from girih.data.formats.text import BLOCK_BYTES
 from girih.data.kafka.source import TURN, KafkaSource
 from girih.data.kafka.topic import Topic
 from girih.data.paths import Paths, find_files
-from girih.errors import ConfigError
+from girih.errors import ConfigError, nearest
 from girih.schema import Schema
 
 CRITEO_COLUMNS = ("label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27)))
@@ -88,9 +88,11 @@ def read_csv(
         options: those of :func:`read_parquet`; ``shuffle`` permutes files, then rows in windows.
     """
     check_schema(schema)
-    for option in ("sep", "delimiter"):
-        if option in options:
-            raise ConfigError(f"unknown option {option!r}; did you mean 'separator'?")
+    known = [*ReadOptions.__annotations__, "separator", "quote", "columns", "block_bytes"]
+    for option in options:
+        if option not in known:
+            meant = "separator" if option == "delimiter" else option
+            raise ConfigError(f"unknown option {option!r}{nearest(meant, known)}")
     lists = None
     if columns is not None:
         if isinstance(columns, str) or not columns or len(set(columns)) != len(columns):

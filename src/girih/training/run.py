@@ -190,9 +190,10 @@ class TrainingRun:
         if self.saves and self.ranks.first and not self.resumed and self.state.step == 0:
             earlier = checkpoint.latest(self.checkpoints.root)
             if earlier is not None:
+                place = self.directory or earlier.parent
                 raise RunDirectoryError(
-                    f"{self.directory or earlier.parent}: holds an earlier run ({earlier.name}); name another directory, delete this one, or"
-                    " go on with it by trainer.load(its path) before fit"
+                    f"{place}: holds an earlier run ({earlier.name}); name another directory, delete this one, or"
+                    f" go on with it by trainer.load({str(place)!r}) before fit"
                 )
         if self.state.position is not None:
             position = Position.from_dict(self.state.position)

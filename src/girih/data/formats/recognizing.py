@@ -116,4 +116,4 @@ def _delimited(lines: list[bytes], prefix: str) -> Look | None:
 
 def to_set(form: str) -> str:
     """The end of an error about a file of another format."""
-    return f'set data.format = "{form}" (girih.read_{form}; girih predict has --format), which holds for train, valid and test alike'
+    return f'set data.format = "{form}" (girih.read_{form}), which holds for train, valid and test alike; predict and evaluate have --format'
