@@ -62,12 +62,13 @@ def refuse_other_schema(what: str, found: Schema, expected: Schema) -> None:
 
 def expect_data(what: str, data: Dataset, schema: Schema, *, labels: bool = True) -> None:
     """Refuses what is no data of the model's schema, or has no labels where they are needed."""
+    given: Any = data
     reader = "read_parquet(paths, schema)"
-    if hasattr(data, "__arrow_c_stream__"):
+    if hasattr(given, "__arrow_c_stream__"):
         reader = "read_arrow(frame, schema)"
-    elif isinstance(data, Mapping):
+    elif isinstance(given, Mapping):
         reader = "read_arrow(pyarrow.table(columns), schema)"
-    elif isinstance(data, list) and data and isinstance(data[0], Mapping):
+    elif isinstance(given, list) and given and isinstance(given[0], Mapping):
         reader = "read_arrow(pyarrow.Table.from_pylist(rows), schema)"
     expect(what, data, Dataset, f"a girih.Dataset, as girih.{reader} makes")
     refuse_other_schema(what, data.schema, schema)
