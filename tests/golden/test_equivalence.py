@@ -1,4 +1,4 @@
-"""girih against the same model over ``nn.EmbeddingBag`` and ``torch.optim``: equal losses for 50 steps, 200 in ``make test-all``.
+"""girih against the same model over ``nn.EmbeddingBag`` and ``torch.optim``: equal losses for 100 steps, 200 in ``make test-all``.
 
 Both start from equal rows and parameters, dropout and batch norm off. Of DIEN, DSIN and ATBRG the other side is the naive
 twin, which loops over examples and their ids; of the other models a copy of the module. What differs is the order in which
@@ -31,7 +31,7 @@ from models.naive_models import SEQUENCE_MODELS, Twin
 # torch's sparse optimizers make sparse tensors without saying whether they want them checked.
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled")
 
-DIM, IDS, STEPS, SCENES = 4, 30, int(os.environ.get("GIRIH_STEPS", "50")), 3
+DIM, IDS, STEPS, SCENES = 4, 30, int(os.environ.get("GIRIH_STEPS", "100")), 3
 UNITS = DIM * 3 + 3 + 3 * 2 + 2  # parameters of CAN's micro-MLPs
 NEIGHBOURS = {"near": "item", "kinds": "history"}
 
