@@ -22,18 +22,13 @@ from typing import Annotated, Any, ClassVar, Literal, Union
 import tomli_w
 
 from girih.config.bounds import Bounds
+from girih.config.mends import mend, no_config
 from girih.errors import ConfigError, MissingFileError, kind_of, nearest
 from girih.runs.files import write_whole
 
 _MOST_NESTED = 50
 _LONG_KEY = re.compile(rf"(?:[^.,=\n]*\.){{{_MOST_NESTED}}}[^.,=\n]*[=\]]")
 """A dotted key, for which TOML's parser takes memory by the square of its parts."""
-
-_NO_CONFIG = "; expected a config in TOML, as girih init DATA > config.toml makes of data"
-_AT_LINE = re.compile(r"at line ([0-9]+)")
-_KEY, _BARE_STRING = re.compile(r"[\w.-]+"), re.compile(r"[A-Za-z_/~$*][^\s\"'\\]*")
-_DECLARED_TWICE = re.compile(r"Cannot declare \('(\w+)',\) twice")
-_LISTED, _SHOWN_VALUE = ("features", "tables"), 200
 
 _BARE_LIST = re.compile(r"\[([^][{}\"']*)\]")
 """A list whose strings lost their quotes to a shell."""
@@ -57,9 +52,9 @@ def read_toml(path: str | os.PathLike[str], *, expanded: bool = True) -> dict[st
         mapping = tomllib.loads(text)
     except UnicodeDecodeError as error:
         why = f"not UTF-8 text ({error.reason} at byte {error.start})"
-        raise ConfigError(f"{file}: {why}{'' if _is_named_toml(file) else _NO_CONFIG}") from None
+        raise ConfigError(f"{file}: {why}{no_config(file)}") from None
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{file}: not valid TOML: {error}{_mend(file, text, str(error))}") from None
+        raise ConfigError(f"{file}: not valid TOML: {error}{mend(file, text, str(error))}") from None
     except PermissionError:
         raise ConfigError(f"{file}: not readable; check its permissions") from None
     except RecursionError:
@@ -161,29 +156,6 @@ def apply_override(mapping: dict[str, Any], assignment: str) -> None:
     except RecursionError:
         raise _nested(f"--set {path.strip()}") from None
     _assign(mapping, path if equals else "", value, f"--set {assignment!r}")
-
-
-def _is_named_toml(file: Path) -> bool:
-    return file.suffix.lower() == ".toml"
-
-
-def _mend(file: Path, text: str, error: str) -> str:
-    """The end of an error about text that is no TOML, where it is plain what was meant."""
-    twice = _DECLARED_TWICE.match(error)
-    if twice and twice[1] in _LISTED:
-        return f"; several of them are written [[{twice[1]}]]"
-    if twice:
-        return "; join the two sections"
-    at = _AT_LINE.search(error)
-    lines = text.split("\n")
-    line = lines[int(at[1]) - 1].strip() if at and int(at[1]) <= len(lines) else ""
-    key, equals, value = (part.strip() for part in line.partition("#")[0].partition("="))
-    if error.startswith("Invalid value") and equals and _KEY.fullmatch(key) and len(value) < _SHOWN_VALUE:
-        if value.lower() in ("true", "false"):
-            return f"; write {key} = {value.lower()}"
-        if _BARE_STRING.fullmatch(value):
-            return f'; text needs quotes: {key} = "{value}"'
-    return "" if _is_named_toml(file) else _NO_CONFIG
 
 
 def _assign(mapping: dict[str, Any], path: str, value: Any, where: str) -> None:

@@ -232,4 +232,4 @@ def _joined(column: str, present: Seq[str]) -> str | None:
     if len(present) != 1:
         return None
     found = next((each for each in ",;\t|" if column in present[0].split(each)), None)
-    return f"; the header is one column, {present[0]!r:.60}: set separator = {found!r}" if found else None
+    return f"; the header is one column, {present[0][:60]!r}: set separator = {found!r}" if found else None
