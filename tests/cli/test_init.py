@@ -480,3 +480,30 @@ def test_a_label_that_comes_late_in_a_log_is_no_reason_to_leave_columns_out(tmp_
     pq.write_table(halves, path)
     _, config = written(capsys, tmp_path, path)
     assert "score" in {feature["name"] for feature in config["features"]}
+
+
+@pytest.mark.parametrize(
+    ("scale", "unit", "meant"),
+    [(1, "s", None), (1, "ms", "s"), (10**3, "ms", None), (10**6, "ns", "us"), (10**9, "ns", None)],
+)
+def test_times_in_another_unit_than_they_count_in_are_noted(tmp_path, capsys, scale, unit, meant):
+    rows = 300
+    times = [str((1714000000 + 977 * row) * scale) for row in range(rows - 1)] + [None]
+    table = {"user": list(range(rows)), "at": times, "click": [0, 1] * (rows // 2)}
+    pq.write_table(pa.table(table), tmp_path / "log.parquet")
+    (tmp_path / "config.toml").write_text(
+        f"""data = {{train = "{tmp_path}/log.parquet"}}
+        defaults = {{dim = 4}}
+        features = [{{name = "user", kind = "categorical"}}, {{name = "hour", column = "at", kind = "categorical", transform = "hour", time_unit = "{unit}"}}]
+        labels = {{names = ["click"]}}
+        model = {{name = "dnn", hidden = [4]}}"""
+    )
+    capsys.readouterr()
+    assert cli.run(["check", str(tmp_path / "config.toml")]) == 0
+    notes = [line for line in capsys.readouterr().out.splitlines() if "time_unit" in line]
+    if meant is None:
+        assert notes == []
+        return
+    assert notes == [
+        f"note: feature 'hour' has no time after 1970, counted in {unit}: time_unit = {meant!r} is probably meant"
+    ]

@@ -16,12 +16,12 @@ from girih.cli.show import skipped
 from girih.cli.words import config_options
 from girih.config.file import RunConfig
 from girih.data import NULL_ID, Batch, Dataset
-from girih.data.decode import columns
+from girih.data.decode import columns, times
 from girih.data.growth import Growth, examples_of
 from girih.data.guessing.kinds import separator_in
 from girih.models import ESMM
 from girih.report.text import count, short, size
-from girih.schema import Categorical
+from girih.schema import Categorical, Numeric
 from girih.sparse.spec import SparseSpec
 from girih.store.accounting import loaded_bytes
 from girih.store.rows.record import row_layout
@@ -30,6 +30,8 @@ from girih.training.dense_cost import host_bytes
 SAMPLE_EXAMPLES = 200_000
 MOST_TABLES = 20
 MANY_MISSING, FEW_STEPS, LARGE = 0.9, 20, 1e4
+EARLY_S = 5 * 10**8  # 1985: numbers that count in another unit than is said often lie before
+YEAR_S = 31_557_600
 
 
 @cli.command()
@@ -53,7 +55,7 @@ def check(config_file: Path, overrides: tuple[str, ...], strategy: str | None) -
     growth, notes_of_features = _sampled(train, nested=isinstance(model, ESMM))
     read_all = growth.num_examples < SAMPLE_EXAMPLES
     total = float(growth.num_examples) if read_all else examples_of(train)
-    notes += notes_of_features + _unsplit(train)
+    notes += notes_of_features + _unsplit(train) + _early(train)
     parameters = sum(each.numel() for each in model.parameters())
     click.echo(
         f"model: {type(model).__name__}, {short(parameters)} dense parameters; strategy {settings.strategy.name}"
@@ -195,6 +197,38 @@ def _unsplit(train: Dataset) -> list[str]:
                 f"feature {feature.name!r} reads each string whole, as one id ({why}), as {words[0].as_py().decode(errors='replace')!r:.60}:"
                 f" separator = {found!r} would split them"
             )
+    return notes
+
+
+def _early(train: Dataset) -> list[str]:
+    """Features of times that all lie before 1985, and would not if they counted in another unit."""
+    schema = train.schema
+    timed = [
+        f
+        for f in (*schema.sparse, *schema.numeric)
+        if isinstance(f, Categorical | Numeric) and f.part_of_time
+    ]
+    sources = dict.fromkeys(feature.source for feature in timed)
+    if not sources:
+        return []
+    kept = next(iter(train.without_labels(keep=sources).in_order())).kept
+    notes = []
+    for feature in timed:
+        column = kept[feature.source]
+        if times.is_time(column.type):
+            continue
+        numbers, _ = columns.numbers(column)
+        latest = np.fmax.reduce(np.abs(numbers), initial=0.0)
+        unit = feature.time_unit or "s"
+        if latest / times.PER_SECOND[unit] >= EARLY_S:
+            continue
+        for other, per_second in times.PER_SECOND.items():
+            if EARLY_S <= latest / per_second < times.LATEST_S:
+                year = 1970 + latest / times.PER_SECOND[unit] / YEAR_S
+                notes.append(
+                    f"feature {feature.name!r} has no time after {year:.0f}, counted in {unit}: time_unit = {other!r} is probably meant"
+                )
+                break
     return notes
 
 
