@@ -6,7 +6,7 @@ CORES ?= 2
 INSTALLED := .venv/installed
 GIRIH := .venv/girih
 
-.PHONY: setup lint test test-gpu test-all gpu gpu-picasso bench bench-peers claims demo docs clean
+.PHONY: setup lint test test-slow test-gpu test-all gpu gpu-picasso bench bench-peers claims demo docs clean
 
 setup: $(INSTALLED)
 
@@ -29,7 +29,11 @@ PYTEST := PYTHONDONTWRITEBYTECODE= GOMP_SPINCOUNT=0 $(BIN)/pytest --numprocesses
 PLAIN := tests/kernels tests/store tests/sparse/test_sparse_kernels.py
 
 test: setup
-	$(PYTEST) -m "not heavy and not gpu"
+	$(PYTEST) -m "not slow and not heavy and not gpu"
+
+# Whole runs of several processes, kills, restarts; and kernels without the JIT.
+test-slow: setup
+	$(PYTEST) -m "slow and not heavy and not gpu"
 	NUMBA_DISABLE_JIT=1 $(PYTEST) --numprocesses $(CORES) -m "not heavy and not gpu" $(PLAIN)
 
 # Kernels for GPUs, interpreted on the CPU where there is no GPU.

@@ -158,6 +158,7 @@ OUTSIDE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("words", "told"), OUTSIDE, ids=[" ".join(words) for words, _ in OUTSIDE])
 def test_the_program_itself(site, words, told):
     words = [sys.executable, "-m", "girih", *words]

@@ -217,6 +217,7 @@ def test_a_run_whose_summary_is_damaged(trained, command, damage):
     assert json.loads(summary.read_text())["checkpoint_step"] == 10
 
 
+@pytest.mark.slow
 def test_report_draws_what_is_left_of_a_damaged_run(trained):
     (trained / "run" / "summary.json").write_text("{")
     (trained / "run" / "timeline.json").write_bytes(b"\xff\xff")

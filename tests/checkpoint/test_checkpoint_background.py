@@ -152,6 +152,7 @@ def test_what_goes_wrong_is_raised_by_the_next_step(log_directory, tmp_path, mon
     assert_same(fit(settings, run=tmp_path / "run", load=tmp_path / "run"), whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", [1, 2, 3])
 def test_a_kill_amid_a_save_leaves_the_checkpoint_before(log_directory, tmp_path, file):
     run = tmp_path / "run"

@@ -100,6 +100,7 @@ def spoil(tree, rng):
     return (*way, last), "nested" if target[last] is NESTED else target[last]
 
 
+@pytest.mark.slow
 def test_any_manifest_is_loaded_whole_or_refused(site, crafting):
     craft, good = crafting
     del good["crc32"]

@@ -78,6 +78,7 @@ def test_a_store_that_refuses_is_told_in_a_line(s3_server, small_parts):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_part_that_cannot_be_sent_ends_the_save(s3_server, s3_address, small_parts):
     root = Storage.at(s3_address)
 

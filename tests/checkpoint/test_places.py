@@ -168,6 +168,7 @@ def test_a_manifest_is_not_believed(log_directory, tmp_path, change, told):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_run_whose_checkpoints_lie_elsewhere_goes_on(log_directory, tmp_path, address):
     where = f"checkpoint.dir={address}"
     whole, halves = tmp_path / "whole", tmp_path / "halves"
@@ -209,6 +210,7 @@ def test_a_save_that_fails_leaves_no_checkpoint(saved, log_directory, monkeypatc
 SHARD = "tables/embedding-4-adam_first_order-1-ftrl/shard-0001.safetensors"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "last"), [("directory", "dense.safetensors"), ("s3", SHARD), ("s3", "manifest.json")]
 )

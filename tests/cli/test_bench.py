@@ -100,6 +100,7 @@ def test_training_on_files_says_how_long_it_waits(tmp_path):
         assert row["first batch ms"] > 0
 
 
+@pytest.mark.slow
 def test_rows_from_an_ssd_are_read_back_by_all_contestants(tmp_path):
     words = ["--records", "8000", "--reads", "300", "--rounds", "2", "--json", "found.json"]
     done = ran(bench.FOLDER / "ssd_reads.py", *words, cwd=tmp_path, hidden=("rocksdict",))
@@ -114,6 +115,7 @@ def test_rows_from_an_ssd_are_read_back_by_all_contestants(tmp_path):
     assert list(tmp_path.iterdir()) == [tmp_path / "found.json"]
 
 
+@pytest.mark.slow
 def test_wide_schemas_are_compared_at_as_many_ids(tmp_path):
     words = [
         "--features",
@@ -184,6 +186,7 @@ def test_json_lies_below_runs_unless_told_otherwise(tmp_path):
     assert json.loads(Path(tmp_path, "runs", "bench", "x.json").read_text())["tables"] == []
 
 
+@pytest.mark.slow
 def test_the_des_papers_table_2_is_what_its_formulas_give(tmp_path):
     file = tmp_path / "des.json"
     environment = {key: value for key, value in os.environ.items() if key != "GIRIH_DATA"}

@@ -55,6 +55,7 @@ def test_all_arms_of_quality_train_on_as_many_examples_in_as_many_updates(tmp_pa
     assert {strategy.get("servers_per_group", 0) for strategy in eights} == {0, quality.SERVERS_PER_GROUP}
 
 
+@pytest.mark.slow
 def test_quality_chooses_rates_on_validation_data_and_is_held_against_one_trainer(
     tmp_path, monkeypatch, capsys
 ):
@@ -137,6 +138,7 @@ def test_arms_of_speed_differ_in_one_thing_and_refused_ones_say_why():
     assert "tagging" in speed.refused(speed.Arm({**first.strategy, "tagging": "best"}, 8))
 
 
+@pytest.mark.slow
 def test_groups_are_planned_for_the_links_of_the_benchmark(tmp_path):
     import hierarchical_speed as speed
 

@@ -21,6 +21,7 @@ def folder():
     sys.path.remove(str(bench.FOLDER))
 
 
+@pytest.mark.slow
 def test_what_is_kept_is_not_measured_again_unless_something_else_is_asked(tmp_path, capsys):
     from experiments import RUNNING_PARTS, Results, Run
 
@@ -80,6 +81,7 @@ def test_the_time_to_an_auc_lies_between_two_evaluations():
     assert mean_time([{"curve": curve}, {"curve": [[100, 4.0, 0.6]]}], 0.65) is None
 
 
+@pytest.mark.slow
 def test_keys_are_counted_as_the_servers_of_a_run_count_them(tmp_path):
     import persia_balance
 

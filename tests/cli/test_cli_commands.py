@@ -247,6 +247,7 @@ def until_it_saves(path, runs):
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.heavy)])
 def test_a_signal_ends_with_a_checkpoint_and_130(log_directory, number):
     path = log_directory / "run"
@@ -276,6 +277,7 @@ def test_a_signal_ends_with_a_checkpoint_and_130(log_directory, number):
     assert json.loads((path / "summary.json").read_text())["steps"] == step + 3
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_the_last_complete_checkpoint_loads(log_directory):
     path = log_directory / "run"
     for _ in range(3):

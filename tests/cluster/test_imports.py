@@ -11,7 +11,10 @@ import girih
 from girih import cli
 from girih.cluster.roles import MODULES, RoleName
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc here")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc here"),
+]
 
 SAY = """
 import importlib, sys

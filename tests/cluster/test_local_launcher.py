@@ -60,6 +60,7 @@ def supervisor(told):
     supervisor.close(patience_s=0.0)
 
 
+@pytest.mark.slow
 def test_roles_run_side_by_side_each_in_its_place_and_are_ended_by_name(supervisor, told, monkeypatch):
     monkeypatch.setenv("RANK", "0")
     supervisor.prepare({"loader": 1})

@@ -18,6 +18,8 @@ from girih.errors import ConfigError  # noqa: E402
 from girih.testing import launcher_suite  # noqa: E402
 from girih.testing.launcher_suite import LauncherSuite  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 LOADERS = {RoleName.LOADER: 3}
 ADDRESS = "GIRIH_TEST_RAY"
 

@@ -86,6 +86,7 @@ def test_resuming_at_every_batch_equals_the_uninterrupted_run(files, kind, shuff
     assert steps[-1][1] == Position(epoch=3, order=steps[-1][1].order)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 40), st.integers(1, 120), st.integers(1, 400), st.integers(0, 5), st.data())
 def test_resuming_with_any_sizes(files, batch_size, shuffle_rows, block_bytes, seed, data):

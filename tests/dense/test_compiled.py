@@ -111,6 +111,7 @@ def test_evaluation_is_not_compiled(graphs):
     assert not graphs.modes
 
 
+@pytest.mark.slow
 def test_a_device_replays_batches_as_large_as_the_first(graphs):
     model = CountingDeepFM()
     half = Replica(replace(dense_spec(), module=model, compile=True))
@@ -191,6 +192,7 @@ def log(tmp_path):
     return girih.read_parquet(tmp_path / "log.parquet", dense_schema(), batch_size=10)
 
 
+@pytest.mark.slow
 def test_a_run_tells_compiling_apart(log, tmp_path, graphs):
     def run(name, compile):
         options = girih.TrainOptions(compile=compile, device="cpu")

@@ -25,6 +25,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="speaks to glibc")
 @pytest.mark.parametrize("mib", [12, 48])
 def test_a_step_takes_the_memory_of_the_step_before(mib):

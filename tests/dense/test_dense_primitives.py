@@ -11,6 +11,8 @@ import pytest
 from girih.dense.accel import onednn
 from girih.dense.accel.primitives import CAPACITIES
 
+pytestmark = pytest.mark.slow
+
 PRODUCTS = """
 import ctypes, os, torch
 from girih.dense.accel.primitives import keep_few

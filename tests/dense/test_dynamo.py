@@ -3,6 +3,10 @@
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 MARKS = """
 import sys
 from girih.dense.accel import dynamo

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 TELL = "import os; print(os.environ.get('GOMP_SPINCOUNT'))"
 NAMES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 

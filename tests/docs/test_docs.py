@@ -80,9 +80,13 @@ def blocks(page, language):
     return [code for kind, code in BLOCK.findall(page.read_text(encoding="utf-8")) if kind == language]
 
 
-NINE_PROCESSES = {"strategies.md": [pytest.mark.heavy]}
+MARKS = {
+    "strategies.md": pytest.mark.heavy,  # nine processes
+    "README.md": pytest.mark.slow,
+    "serving.md": pytest.mark.slow,
+}
 CONSOLE = [
-    pytest.param(page, id=page.name, marks=NINE_PROCESSES.get(page.name, []))
+    pytest.param(page, id=page.name, marks=MARKS.get(page.name, []))
     for page in PAGES
     if blocks(page, "console")
 ]

@@ -257,7 +257,13 @@ def compare(name, optimizer, make_rows_optimizer, *, sparse, every_id, tolerance
     half.close()
 
 
-@pytest.mark.parametrize("name", sorted(models.BY_NAME))
+USUAL = ("dcnv2", "deepfm", "din", "dlrm", "esmm", "two_tower")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in USUAL else pytest.mark.slow) for name in sorted(models.BY_NAME)],
+)
 def test_every_model_with_adagrad(name):
     compare(
         name,

@@ -141,6 +141,7 @@ def test_numbas_cache_finds_kernels_of_other_processes():
         assert {type(each) for each in held} <= {bool, type(index.find)}, name
 
 
+@pytest.mark.slow
 def test_of_several_processes_one_compiles_and_the_others_wait(cold):
     processes = [begun(cold, FEW) for _ in range(3)]
     told = [process.communicate(timeout=240)[1].splitlines() for process in processes]
@@ -153,6 +154,7 @@ def test_of_several_processes_one_compiles_and_the_others_wait(cold):
     assert marks(cold) == set(FEW)
 
 
+@pytest.mark.slow
 def test_what_a_killed_process_left_is_compiled_by_the_next(cold):
     killed = begun(cold, FEW)
     try:

@@ -70,6 +70,7 @@ def test_another_place_or_a_change_of_any_kernel_source_changes_the_cache_direct
     assert jit._digest() != before
 
 
+@pytest.mark.slow
 @needs_jit
 @pytest.mark.parametrize("place", ["cache", "temporary", "none"])
 def test_kernels_run_wherever_they_can_be_kept_and_where_they_cannot(tmp_path, place):

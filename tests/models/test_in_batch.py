@@ -75,6 +75,7 @@ def test_a_batch_without_positives_or_with_one_item_alone_gives_no_nan():
     assert in_batch.pairwise(scores, same, batch) == 0
 
 
+@pytest.mark.slow
 def test_the_estimate_follows_how_often_items_are_in_batches():
     generator = torch.Generator().manual_seed(3)
     frequencies = StreamingFrequencies(0.01)

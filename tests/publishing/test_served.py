@@ -23,6 +23,8 @@ from girih.serving.reading import RequestReader
 from girih.serving.watching import LOOK_EVERY_S, Watched, watching
 from serving.serving_site import Site, inputs_of, tensors_of
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def table(log_source):

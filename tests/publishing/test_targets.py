@@ -85,6 +85,7 @@ def test_a_forbidden_address_is_told_and_training_ends_as_ever(config, tmp_path,
     assert told["failed"] >= 1
 
 
+@pytest.mark.slow
 def test_a_forbidden_address_ends_training_where_it_is_to(config, tmp_path):
     (tmp_path / "file").write_text("")
     options = [*EVERY, "publish.every_steps=1", "publish.on_error=stop"]
@@ -248,6 +249,7 @@ def test_options_that_cannot_be_are_refused(config, tmp_path, options, told):
     assert told in str(found.value)
 
 
+@pytest.mark.slow
 def test_a_log_on_s3(config, tmp_path, s3_address):
     run = publish_here(
         config,

@@ -24,9 +24,10 @@ def versions_of(log):
     return Log(Storage.at(log)).versions()
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(each, marks=[heavy] if each == "substitution" else []) for each in STRATEGIES]
-)
+MARKS = {"substitution": heavy, "synchronous": pytest.mark.slow, "hybrid": pytest.mark.slow}
+
+
+@pytest.mark.parametrize("name", [pytest.param(each, marks=MARKS.get(each, [])) for each in STRATEGIES])
 def test_every_version_has_the_rows_and_parameters_of_its_step(config, tmp_path, name):
     strategy, options = STRATEGIES[name]
     every = ["publish.every_steps=2", "publish.snapshot_every=3", "publish.keep=50"]
@@ -60,6 +61,7 @@ APART = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "strategy", [pytest.param(each, marks=[] if each == "hybrid" else [heavy]) for each in APART]
 )

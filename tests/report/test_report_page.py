@@ -258,6 +258,7 @@ def test_totals_of_the_whole_run_come_before_those_of_the_recording(run_director
     assert "Over the whole recording" in page_in(run_directory)[1]
 
 
+@pytest.mark.slow
 def test_a_timeline_without_a_step_phase_goes_by_its_longest(run_directory):
     events = [e for e in json.loads((run_directory / "timeline.json").read_text()) if e["name"] != "step"]
     events = [*events, {"name": "process_name", "ph": "M", "args": {}}, {"ph": "X", "ts": None, "dur": 1}]
@@ -441,6 +442,7 @@ def test_a_directory_without_permission_is_refused(run_directory):
         run_directory.chmod(0o700)
 
 
+@pytest.mark.slow
 def test_only_a_page_imports_altair():
     words = "import sys, girih.cli as c; [c.cli.get_command(None, n) for n in c.COMMANDS]; sys.exit('altair' in sys.modules or 'vl_convert' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", words], check=False).returncode == 0

@@ -345,6 +345,7 @@ def test_a_name_that_no_path_can_hold_is_refused(trained, made, tmp_path, capsys
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_a_run_that_is_not_finished_is_told_once_and_one_that_is_missing_leaves_nothing(trained, tmp_path):
     path = tmp_path / "run"
     shutil.copytree(trained, path)
@@ -372,6 +373,7 @@ sys.exit(cli.run(sys.argv[2:]))
 """As if the disk were full from so many bytes of a file on."""
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_line_whichever_file_it_cuts_short(log_directory, tmp_path, no_onnx):
     wide = ["train.max_steps=2", "model.hidden=[512, 256]"]
     assert run("train", log_directory / "config.toml", "--run", tmp_path / "run", "--set", *wide) == 0

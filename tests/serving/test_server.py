@@ -522,6 +522,7 @@ def test_a_connection_ends_where_its_client_wants_it(asking, expected, lines, ve
     assert connection.recv(1) == b""
 
 
+@pytest.mark.slow
 def test_a_request_that_is_on_its_way_when_the_server_ends_is_answered(place, table, expected):
     with Site(place / "clicks") as site:
         host, port = site.url.split(":")
@@ -592,6 +593,7 @@ def test_a_port_that_is_taken_and_other_mistakes_are_one_line(site, place, tmp_p
         assert told in found.err
 
 
+@pytest.mark.slow
 def test_a_run_is_exported_on_the_way_and_ctrl_c_ends_it(place, table, expected):
     with Site(place / "run", "--name", "mine") as site:
         assert site.name == "mine"
@@ -622,6 +624,7 @@ def until(condition, seconds=60):
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not os.path.exists("/proc/self/smaps"), reason="the system does not say what processes share"
 )

@@ -72,6 +72,7 @@ class Killed:
         return self._client.call(Verb.UPDATE, (turn, 0, turn, turn, 1, as_integer(1.0)), (self._grads, *keys))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_kills", [2, pytest.param(20, marks=pytest.mark.heavy)])
 def test_each_push_moves_each_row_once_however_often_the_server_is_killed(num_kills):
     chance, num_amid = random.Random(num_kills), 0

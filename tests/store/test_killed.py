@@ -37,6 +37,7 @@ def kill(kind, directory, seeds):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.slow
 def test_what_a_killed_writer_left_is_what_a_dictionary_holds(tmp_path):
     seeds = range(23, 35) if JIT_DISABLED else range(100, 106)
     told = [each for kind in ("shared", "file") for each in kill(kind, tmp_path, seeds)]

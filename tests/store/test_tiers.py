@@ -66,7 +66,7 @@ def small_chunks(monkeypatch):
     monkeypatch.setattr("girih.store.snapshot.snapshot._LOG_BYTES", 0)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_any_sequence_of_verbs_does_what_a_dictionary_does(dtype, small_index, few_slots, tmp_path):
     class Machine(StoreMachine):
         directory = tmp_path

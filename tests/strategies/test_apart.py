@@ -23,6 +23,8 @@ from companions import together
 from girih.checkpoint import CheckpointOptions
 from girih.schema import Labels
 
+pytestmark = pytest.mark.slow
+
 SCHEMA = girih.Schema(
     [girih.Categorical(name="user", dim=1), girih.Numeric(name="slope"), girih.Numeric(name="row")],
     labels=Labels(names=("click",), weight="importance"),

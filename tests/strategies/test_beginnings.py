@@ -9,6 +9,8 @@ import pytest
 from running import BEGIN_S, processes_of
 from scenes import write
 
+pytestmark = pytest.mark.slow
+
 SIGNALS = [signal.SIGTERM, signal.SIGINT]
 HYBRID = ["strategy.trainers=2", "strategy.embedding_servers=2"]
 SOON_S = 10  # two on an idle machine

@@ -10,6 +10,8 @@ from scenes import play_all, write
 
 from girih.testing.click_log import click_log
 
+pytestmark = pytest.mark.slow
+
 SIZE, STEPS = 1024, 6
 UNCOUNTED = {"replicated": 3000, "split": 3000, "synchronous": 5000, "hybrid": 12_000}
 """Bytes per step, of all processes, at most: 144 of gloo with each of its messages, sizes of what follows, votes, headers of calls."""

@@ -16,6 +16,8 @@ from girih.cluster.roles import RestartPolicy
 from girih.sparse.options import StoreOptions
 from runs import difference
 
+pytestmark = pytest.mark.slow
+
 SERVERS = ["strategy.embedding_servers=2", "strategy.embedding_workers=2"]
 STEPS = 300
 SHORT = [f"train.max_steps={STEPS}", "train.epochs=1000000", "train.log_every_steps=5", *SERVERS]

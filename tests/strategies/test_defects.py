@@ -81,6 +81,7 @@ def test_persia_defect_6_what_one_server_wrote_goes_on_on_eight_and_on_three(dir
         assert difference(directory / "local", directory / f"on-{number}") == (0, 0)
 
 
+@pytest.mark.slow
 def test_persia_defect_7_momentum_and_weight_decay_are_not_ignored(directory):
     found = {}
     for momentum, l2 in ((0.9, 0.01), (0.9, 0.0), (0.0, 0.01), (0.0, 0.0)):

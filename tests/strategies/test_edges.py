@@ -7,6 +7,8 @@ from scenes import play, play_all, write
 
 from runs import difference, latest
 
+pytestmark = pytest.mark.slow
+
 ROWS, DENSE = 2e-5, 3e-5  # see test_equality.py
 TAIL = 161  # examples, so that the last batch has one
 MOST_ROWS_AHEAD = 4 * 12  # batches of one example that are read ahead, and ids of an example

@@ -5,6 +5,8 @@ from scenes import write
 
 from runs import difference, train
 
+pytestmark = pytest.mark.slow
+
 STEPS = 100
 
 

@@ -14,6 +14,8 @@ from scenes import play, play_all, write
 
 from runs import command, difference, latest
 
+pytestmark = pytest.mark.slow
+
 TWO = ["strategy.trainers=2"]
 ROLES = ["strategy.embedding_servers=2", "strategy.embedding_workers=2"]
 LONG = ["train.epochs=1000000", "train.log_every_steps=2"]

@@ -115,6 +115,7 @@ def four(directory):
     return play_all(directory, [{**s, "name": f"four-{s['name']}"} for s in (SYNCHRONOUS[1], HYBRID[1])], 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", CONFIGS)
 def test_a_dimension_of_one_column_that_is_wrong_by_a_hundredth_is_seen(directory, config):
     columns = columns_of(latest(directory / f"local-{config}"))
@@ -226,6 +227,7 @@ def test_asynchronous_on_two_trainers_trains_on_all_examples(directory):
     assert asynchronous["auc"] == pytest.approx(synchronous["auc"], abs=0.03)
 
 
+@pytest.mark.slow
 def test_a_bounded_table_is_equal_where_its_rows_live_in_one_shard(directory):
     overrides = [LRU, "store.shards=1"]
     local = play(directory, {"name": "local-lru", "overrides": overrides})

@@ -11,6 +11,8 @@ from girih.errors import GirihError
 from girih.testing.faults import Faults, connect
 from runs import difference
 
+pytestmark = pytest.mark.slow
+
 STEPS = 30
 SEEDS = int(os.environ.get("GIRIH_SEEDS", "10"))
 CONNECTING = ("girih.comm.peers", "girih.dense.halves.parameter_server", "girih.training.feeds")

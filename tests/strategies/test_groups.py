@@ -13,6 +13,8 @@ from girih.planner.calibration import LINKS, Calibration, CodecSpeed, Link
 from girih.planner.plan import Plan
 from runs import dense_of, difference, latest, train
 
+pytestmark = pytest.mark.slow
+
 EXACT = {}
 """Of ``local``."""
 FEW = "data.test=few.parquet"

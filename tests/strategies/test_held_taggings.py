@@ -11,6 +11,8 @@ from girih.errors import ConfigError
 from girih.planner.operators import TRAINER
 from girih.planner.plan import Plan
 
+pytestmark = pytest.mark.slow
+
 SERVERS = 2
 OPTIONS = [f"servers_per_group={SERVERS}", "split_fc=true"]
 SWAPPED = {TRAINER: TRAINER, "server 0": "server 1", "server 1": "server 0"}

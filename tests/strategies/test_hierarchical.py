@@ -82,6 +82,7 @@ def test_one_net_goes_on_bit_for_bit_where_it_was_stopped(directory):
     assert difference(directory / "whole", directory / "then") == (0, 0)
 
 
+@pytest.mark.slow
 def test_several_nets_learn_as_much_and_their_staleness_is_measured(directory, local):
     scene = {"name": "nets", "strategy": "hierarchical", "options": ["nets=3"], "overrides": EPOCHS}
     meeting = {
@@ -108,6 +109,7 @@ def assert_groups_learn(summary, local):
     assert all(rounds > 0 for each in summary["rounds"] for rounds in each)
 
 
+@pytest.mark.slow
 def test_two_groups_learn_as_much_as_one_process(local, two):
     assert_groups_learn(two["groups-ma"], local)
 

@@ -6,6 +6,8 @@ from scenes import play, play_all, write
 from girih.errors import ConfigError
 from runs import difference
 
+pytestmark = pytest.mark.slow
+
 ROWS, DENSE = 2e-5, 3e-5
 TOWERS = "name='retrieval', user=['user', 'tags', 'history'], item_id='item', tower_dim=4, hidden=[8], similarity='cosine', temperature=0.2"
 """Cosines: with dot products the last bias of the item's tower adds the same to all scores of a user, so that its gradient is

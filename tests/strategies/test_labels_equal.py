@@ -9,6 +9,8 @@ from scenes import STEPS, play, play_all, write
 
 from runs import difference
 
+pytestmark = pytest.mark.slow
+
 ROWS, DENSE = 2e-5, 3e-5
 TESTED = 501
 HIDDEN = "model={name='wide_deep', hidden=[8]}"

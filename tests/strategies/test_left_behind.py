@@ -9,6 +9,8 @@ from scenes import write
 
 from runs import train, train_here
 
+pytestmark = pytest.mark.slow
+
 ROLES = ["strategy.trainers=2", "strategy.embedding_servers=2"]
 LONG = ["train.epochs=1000000", "train.log_every_steps=2"]
 
@@ -32,8 +34,8 @@ def test_what_a_run_leaves_whose_processes_were_all_killed_goes_with_a_run_elsew
 ):
     running = begin("hybrid", *ROLES, *LONG, "checkpoint.every_steps=2")
     running.until_it_trains()
-    kill_all(running)
     assert any(name.startswith("/dev/shm/") for name in running.left())
+    kill_all(running)
     unfinished = running.run / ".summary.json.unfinished"
     unfinished.touch()
     train_here(directory, "local", tmp_path / "other", "train.max_steps=1")

@@ -14,6 +14,8 @@ from girih.config.file import RunConfig
 from girih.errors import ConfigError
 from runs import difference
 
+pytestmark = pytest.mark.slow
+
 STEPS, HALF = 24, 12
 ROWS, DENSE = 2e-5, 3e-5
 """As in ``test_equality.py``."""

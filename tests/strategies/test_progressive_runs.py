@@ -3,6 +3,8 @@
 import pytest
 from scenes import SIZE, play, play_all, write
 
+pytestmark = pytest.mark.slow
+
 STEPS = 30
 WANTED = ["train.progressive_validation=true"]
 EQUAL = {

@@ -15,6 +15,8 @@ from scenes import write
 from ray_head import ray_address
 from runs import command, difference, latest, train
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["ray_address"]
 ray = pytest.importorskip("ray", reason="needs pip install girih[cluster]")
 

@@ -15,6 +15,8 @@ from scenes import SIZE, write
 
 from runs import difference, train
 
+pytestmark = pytest.mark.slow
+
 ROLES = ["strategy.embedding_servers=2", "strategy.embedding_workers=2"]
 STEPS = 400
 SHORT = [f"train.max_steps={STEPS}", "train.epochs=1000000", "train.log_every_steps=5"]

@@ -8,6 +8,8 @@ from scenes import play, play_all, write
 
 from runs import columns_of, difference, difference_of_rows, latest
 
+pytestmark = pytest.mark.slow
+
 STEPS = 3
 CASES = {
     "synchronous": ("synchronous", []),

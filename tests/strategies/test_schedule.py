@@ -12,6 +12,8 @@ from scenes import STEPS, play, play_all, write
 
 from runs import difference
 
+pytestmark = pytest.mark.slow
+
 ROWS, DENSE = 2e-5, 3e-5
 SHORT = 20
 CUT = "schedule.micro_batches=3"

@@ -10,6 +10,8 @@ from companions import together
 from girih.comm.group import TrainerGroup
 from runs import difference
 
+pytestmark = pytest.mark.slow
+
 STEPS, SIZE = 12, 32
 ADDRESSES = ("127.0.0.1", "127.0.0.2", "127.0.0.2", "127.0.0.1")
 HALVES = ['wire_embeddings="float16"', 'wire_gradients="float16"']

@@ -16,6 +16,8 @@ from girih.config import user_code
 from girih.dense.graph.runnable import is_importable
 from runs import command
 
+pytestmark = pytest.mark.slow
+
 SOURCE = Path(girih.__file__).resolve().parents[1]
 SHADOWS = ("http", "queue", "token", "socket", "select", "numbers", "code")
 """Not ``types``, which Python itself imports for ``-m`` before girih begins."""

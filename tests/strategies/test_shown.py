@@ -15,6 +15,8 @@ from girih import cli
 from girih.report.status import status_of
 from girih.runs.live.metrics import METRICS
 
+pytestmark = pytest.mark.slow
+
 LONG = ["train.epochs=1000000", "train.log_every_steps=5", "metrics.port=0"]
 ELSEWHERE = {"girih_dense_staleness_writes", "girih_tier_reads_total", "girih_ssd_bytes_total"}
 """Metrics of other strategies, and of stores with tiers."""

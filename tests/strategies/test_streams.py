@@ -15,6 +15,8 @@ from running import Running
 from kafka_broker import PARTITIONS, TURN, Broker, in_turns, records
 from runs import command, difference, latest, train, train_here
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("confluent_kafka")
 heavy = pytest.mark.heavy
 USERS, ITEMS, SIZE = 50, 20, 256

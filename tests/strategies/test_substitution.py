@@ -227,6 +227,7 @@ def three(directory):
     return play_all(directory, TOLD, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", SHORT)
 def test_three_trainers_equal_local(directory, three, model):
     words = [*overrides(model, OF_MODEL[model]), SHORT_STEPS]
@@ -412,7 +413,11 @@ WRONG = [
         "5 trainers, but 4 tables, which stay whole",
         marks=pytest.mark.heavy,
     ),
-    (["data.on_bad_row = 'skip'"], "each trainer sees its own columns and cannot know what others skip"),
+    pytest.param(
+        ["data.on_bad_row = 'skip'"],
+        "each trainer sees its own columns and cannot know what others skip",
+        marks=pytest.mark.slow,
+    ),
     (
         ["strategy.dense = 'splitt'"],
         "[strategy] dense = 'splitt': expected one of 'auto', 'replicated', 'split'",

@@ -11,6 +11,8 @@ from girih.data.shares import share_of
 from girih.testing.twins import shard_of_key
 from runs import dense_of, latest
 
+pytestmark = pytest.mark.slow
+
 TRAINERS, SERVERS, SHARDS_EACH = 2, 2, 2
 NUM_EXAMPLES, SIZE = 161, 16  # the last batch has one example, so one share is empty
 FEATURES, TABLES, DIM = 3, 3, 4

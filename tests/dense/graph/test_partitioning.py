@@ -262,6 +262,7 @@ def test_taggings_that_do_not_fit_are_refused(changed, message):
         partition(net, {name: device for name, device in tagging.items() if device is not None})
 
 
+@pytest.mark.slow
 def test_parts_travel_to_other_processes():
     case = traced("deepfm")
     found = partition(case.net, tagging_of(case.net, all_on_one_server))

@@ -14,6 +14,8 @@ from girih.dense.graph.drawing import draws
 from girih.dense.service.wire import Wire
 from girih.testing.dense_suite import case
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = 32
 TOPK = Wire(gradients="topk")
 

@@ -84,7 +84,14 @@ def assert_same(one, two):
 class TestEquality:
     @pytest.mark.parametrize(
         ("optimizer", "num_servers"),
-        [(adam, 1), (adam, 2), (adam, 3), (adagrad, 2), (sgd, 3), (two_groups, 2)],
+        [
+            (adam, 1),
+            (adam, 2),
+            *(
+                pytest.param(*each, marks=pytest.mark.slow)
+                for each in ((adam, 3), (adagrad, 2), (sgd, 3), (two_groups, 2))
+            ),
+        ],
     )
     def test_one_net_is_a_replica_to_the_last_bit(self, optimizer, num_servers):
         with site(num_servers, optimizer=optimizer) as group:
@@ -184,6 +191,7 @@ def test_a_refused_batch_puts_running_means_back():
         assert all(torch.equal(after[name], value) for name, value in before.items())
 
 
+@pytest.mark.slow
 class TestSeveralNets:
     def test_no_write_is_lost_and_none_is_counted_twice(self):
         """Servers count every write; the optimizer's own count, which nets move lock-free, may miss some."""
@@ -290,6 +298,7 @@ class TestSeveralNets:
             assert halves[0].stats()["staleness_max"] == 2 * 3 - 1
 
 
+@pytest.mark.slow
 class TestFaults:
     def test_a_killed_server_is_named(self):
         with site(2) as group:

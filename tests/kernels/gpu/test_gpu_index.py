@@ -35,7 +35,7 @@ class Rows:
         rows, is_new = torch.full_like(of, 77), torch.zeros_like(of)
         num = torch.full_like(of[:1], len(ids))
         jit.launch(
-            lookup.read_known, len(ids), jit.block_of(32), self.slots, SLOTS, self.chunks, keys, of, ones, num, keys,
+            lookup.read_known, len(ids), jit.block_of(32, len(ids)), self.slots, SLOTS, self.chunks, keys, of, ones, num, keys,
             of, 1, rows, is_new, MARKS=False, CHUNK_BITS=BITS, STRIDE=STRIDE,
         )  # fmt: skip
         return rows.tolist()

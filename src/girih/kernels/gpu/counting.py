@@ -56,7 +56,16 @@ def count(
 ) -> None:
     """Adds to a column of ``counters``, int64[T, 16], how many keys of each table have flags of ``least`` and more."""
     launch(
-        _count, len(tables), block_of(1024), tables, flags, num_keys, counters, column, amount, LEAST=least
+        _count,
+        len(tables),
+        block_of(1024, len(tables)),
+        tables,
+        flags,
+        num_keys,
+        counters,
+        column,
+        amount,
+        LEAST=least,
     )
 
 
@@ -100,7 +109,7 @@ def number_rows(takes: Tensor, free: Tensor, words: Tensor, rows: Tensor) -> Non
         rows: int32[U], written where a key takes one.
     """
     ranks = torch.cumsum(takes, 0, dtype=torch.int32)
-    launch(_number_rows, len(takes), block_of(1024), takes, ranks, free, words, rows, len(takes))
+    launch(_number_rows, len(takes), block_of(1024, len(takes)), takes, ranks, free, words, rows, len(takes))
     launch(_take_rows, min(1, len(takes)), 1, ranks, words, len(takes))
 
 
@@ -144,7 +153,7 @@ def read_meta(chunks: Tensor, rows: Tensor | int, chunk_bits: int, stride: int) 
     tables, last_used, counts = (torch.empty(num, dtype=torch.int32, device=place) for _ in range(3))
     stamps = torch.empty(num, dtype=torch.int64, device=place)
     launch(
-        _read_meta, num, block_of(1024), chunks, rows if chosen else chunks, num, tables, last_used, counts, stamps,
+        _read_meta, num, block_of(1024, num), chunks, rows if chosen else chunks, num, tables, last_used, counts, stamps,
         CHOSEN=chosen, CHUNK_BITS=chunk_bits, STRIDE=stride,
     )  # fmt: skip
     return Meta(tables, last_used, counts, stamps)

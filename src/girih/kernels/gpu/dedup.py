@@ -146,9 +146,9 @@ def unique(ids: Tensor, positions_of: Tensor, tables: Tensor, n: int) -> Unique:
     inverse = torch.empty(len(ids), dtype=torch.int32, device=place)
     counts = torch.zeros(n, dtype=torch.int32, device=place)
     keys = torch.empty(n, dtype=torch.int64, device=place)
-    block = block_of(256)
+    block = block_of(256, n)
     launch(_claim, n, block, ids, positions_of, tables, slots, slot_of, n, num_features, num_slots)
-    launch(_find_first, n, block_of(1024), slots, slot_of, is_first, n)
+    launch(_find_first, n, block_of(1024, n), slots, slot_of, is_first, n)
     ranks = torch.cumsum(is_first, 0, dtype=torch.int32)
     launch(
         _number, n, block, ids, positions_of, tables, slots, slot_of, ranks, keys, key_tables, counts, numbers, inverse,
@@ -242,7 +242,7 @@ def describe_terms(
     features, examples, positions = (torch.empty(n, dtype=torch.int32, device=place) for _ in range(3))
     factors = torch.empty(n, dtype=torch.float32, device=place)
     launch(
-        _describe_terms, n, block_of(256), order, positions_of, offsets, first_bags, modes,
+        _describe_terms, n, block_of(256, n), order, positions_of, offsets, first_bags, modes,
         factors if weights is None else weights, features, examples, positions, factors, n, len(first_bags),
         num_examples, WEIGHTED=weights is not None,
     )  # fmt: skip

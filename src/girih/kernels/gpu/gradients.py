@@ -201,7 +201,7 @@ def _find_largest(gradients: tl.tensor, largest: tl.tensor, amount: tl.tensor, B
 def find_largest(gradients: Sequence[Tensor], largest: Tensor) -> None:
     """Raises ``largest``, int32[1], to the bits of the largest magnitude among gradients, float32 and contiguous."""
     for each in gradients:
-        launch(_find_largest, each.numel(), block_of(4096, 1 << 16), each, largest, each.numel())
+        launch(_find_largest, each.numel(), block_of(4096, each.numel()), each, largest, each.numel())
 
 
 def safe_limit(num_terms: int) -> int:

@@ -100,7 +100,7 @@ def rebuild(num_slots: int, chunks: Tensor, rows_ever: int, chunk_bits: int, str
     launch(
         _rebuild,
         rows_ever,
-        block_of(256),
+        block_of(256, rows_ever),
         slots,
         num_slots,
         chunks,
@@ -142,6 +142,6 @@ def _remove(
 def remove(slots: Tensor, chunks: Tensor, rows: Tensor, chunk_bits: int, stride: int) -> None:
     """Takes the keys of some rows, int32[·], out of the index, and marks their records as free."""
     launch(
-        _remove, len(rows), block_of(256), slots, len(slots) - SPARE, chunks, rows, len(rows), CHUNK_BITS=chunk_bits,
+        _remove, len(rows), block_of(256, len(rows)), slots, len(slots) - SPARE, chunks, rows, len(rows), CHUNK_BITS=chunk_bits,
         STRIDE=stride,
     )  # fmt: skip

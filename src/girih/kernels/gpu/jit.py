@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import triton
+import triton.language as tl
 
 from girih.errors import ConfigError
 
@@ -36,6 +37,23 @@ kernel: Any = triton.jit(do_not_specialize=VARYING)
 _EXACT = {} if INTERPRETED else EXACT
 _ONE_AT_A_TIME: AbstractContextManager[Any] = threading.Lock() if INTERPRETED else nullcontext()
 """While the interpreter runs a kernel, it has other functions stand for those of ``triton.language``, in all threads."""
+
+
+def _quicken() -> None:
+    """Has the interpreter put its functions in the place of Triton's once a kernel: by itself it does so in each function that a kernel calls."""
+    from triton.runtime import interpreter
+
+    whole, none = interpreter._patch_lang, interpreter._LangPatchScope
+
+    def patch(function: Any) -> Any:
+        used = [each for each in function.__globals__.values() if each is tl or each is tl.core]
+        return whole(function) if any(tl.core.is_builtin(each.load) for each in used) else none()
+
+    interpreter._patch_lang = patch
+
+
+if INTERPRETED:
+    _quicken()
 
 
 def device(number: int | None = None) -> torch.device:
@@ -68,9 +86,9 @@ def launch(kernel: Any, num_items: int, block: int, *arguments: Any, **options: 
             kernel[(triton.cdiv(num_items, block),)](*arguments, BLOCK=block, **_EXACT, **options)
 
 
-def block_of(compiled: int, interpreted: int = 1024) -> int:
-    """Items of one program: as many as suit a GPU, or the interpreter."""
-    return interpreted if INTERPRETED else compiled
+def block_of(compiled: int, num_items: int) -> int:
+    """Items of one program: ``compiled`` on a GPU; the interpreter, for which each program costs Python, has some dozens of programs."""
+    return max(1024, columns_of(triton.cdiv(num_items, 32))) if INTERPRETED else compiled
 
 
 def aligned(*num_bytes: int) -> bool:

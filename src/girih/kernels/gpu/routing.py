@@ -42,7 +42,7 @@ def route(found: Unique, num_places: int, num_tables: int) -> tuple[Tensor, Tens
     n, there = len(found.keys), found.keys.device
     sections = torch.empty(n, dtype=torch.int32, device=there)
     launch(
-        _find_sections, n, block_of(256), found.keys, found.tables, found.num_keys, sections, n, num_places, num_tables
+        _find_sections, n, block_of(256, n), found.keys, found.tables, found.num_keys, sections, n, num_places, num_tables
     )  # fmt: skip
     ordered, order = torch.sort(sections, stable=True)
     each = torch.arange(num_places * num_tables, dtype=torch.int32, device=there)

@@ -124,7 +124,7 @@ class GpuRows:
     def _launch(self, kernel: object, num_items: int, *arguments: object, **options: object) -> None:
         memory = self._memory
         jit.launch(
-            kernel, num_items, jit.block_of(_KEYS_AT_ONCE), *arguments, CHUNK_BITS=memory.chunk_bits,
+            kernel, num_items, jit.block_of(_KEYS_AT_ONCE, num_items), *arguments, CHUNK_BITS=memory.chunk_bits,
             STRIDE=memory.stride, **options,
         )  # fmt: skip
 
@@ -140,7 +140,7 @@ class GpuRows:
         return rows, is_new
 
     def _admitted(self, keys: Keys, is_new: Tensor, step: int) -> Tensor:
-        memory, block = self._memory, jit.block_of(_KEYS_AT_ONCE)
+        memory, block = self._memory, jit.block_of(_KEYS_AT_ONCE, len(keys))
         admitted = torch.zeros_like(is_new)
         asked = keys.ids, keys.tables, keys.counts, keys.num, is_new
         jit.launch(

@@ -221,7 +221,7 @@ class GpuState:
         jit.launch(
             kernel,
             num_items,
-            jit.block_of(256),
+            jit.block_of(256, num_items),
             *arguments,
             CHUNK_BITS=memory.chunk_bits,
             STRIDE=memory.stride,

@@ -185,7 +185,8 @@ class RecordKernels:
             all_there: no key has none, which saves memory for initial values.
         """
         own, n = self.segments, len(keys)
-        num_bytes = 0 if all_there else n * own.row_bytes
+        # 16 in place of none: the address of nothing is 0, an int32, for which the kernel would be compiled once more
+        num_bytes = 16 if all_there else n * own.row_bytes
         scratch = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
         addresses = torch.empty(n, dtype=torch.int64, device=self._device)
         for number, (first, dim, state, width, optimizer) in enumerate(own.described):
