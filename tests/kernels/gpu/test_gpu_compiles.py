@@ -19,6 +19,7 @@ from girih.tables import LRU, MinCount
 from girih.testing.store_verbs import keys_of, two_segments
 
 TYPES = {torch.int64: "*i64", torch.int32: "*i32", torch.float32: "*fp32", torch.float64: "*fp64"}
+ALIKE = {"CHUNK_BITS": 6, "STRIDE": 32}  # of which one number compiles as another does
 NUMBERS = {bool: "i1", int: "i32", float: "fp32"}
 pytestmark = pytest.mark.skipif(not jit.INTERPRETED, reason="kernels are compiled by every other test here")
 
@@ -44,8 +45,7 @@ class Recorder:
         for name, value in {**options, "BLOCK": jit_block(block)}.items():
             if name not in given:
                 types[name], values[name] = "constexpr", value
-        if "CHUNK_BITS" in values:  # one number is as good as another
-            values["CHUNK_BITS"] = 6
+        values |= {name: number for name, number in ALIKE.items() if name in values}
         types = {name: types[name] for name in names}
         wanted = {
             "module": kernel.fn.__module__,
