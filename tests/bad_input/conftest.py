@@ -3,7 +3,6 @@
 import shutil
 import sys
 import tempfile
-from pathlib import Path
 
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
@@ -45,7 +44,7 @@ def _imports(tmp_path, monkeypatch):
     yield
     for name, module in list(sys.modules.items()):
         file = vars(module).get("__file__") if hasattr(module, "__dict__") else None
-        if file and Path(file).is_relative_to(tmp_path):
+        if file and file.startswith(f"{tmp_path}/"):
             del sys.modules[name]
 
 

@@ -120,6 +120,7 @@ def test_two_groups_learn_as_much_by_the_other_algorithms(local, others, averagi
     assert_groups_learn(others[f"groups-{averaging}"], local)
 
 
+@pytest.mark.slow
 def test_groups_of_several_nets_evaluate_and_save_together(local, two):
     summary = two["nets-and-groups"]
     assert summary["num_examples"] == local["num_examples"]

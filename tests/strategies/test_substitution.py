@@ -240,11 +240,13 @@ def test_three_trainers_equal_local(directory, three, model):
         assert parameters < DENSE
 
 
+@pytest.mark.slow
 def test_copies_of_the_upper_network_stay_alike_bit_for_bit_under_dropout(three):
     first, *others = (told["shared"] for told in three["alike"]["told"])
     assert others == [first, first]
 
 
+@pytest.mark.slow
 def test_a_replicated_network_draws_the_masks_of_one_process(directory, three):
     play(directory, {"name": "alike-local", "config": "wide", "overrides": DROPOUT})
     rows, _ = difference(directory / "alike-local", directory / "alike")
@@ -253,6 +255,7 @@ def test_a_replicated_network_draws_the_masks_of_one_process(directory, three):
     )  # of parameters, biases before batch norm have no gradient but noise, which Adam scales up
 
 
+@pytest.mark.slow
 def test_an_optimizer_that_begins_with_state_has_its_part_of_it(directory, three):
     assert three["dense-adagrad"]["steps"] == STEPS
     rows, parameters = difference(directory / "dense-adagrad-local", directory / "dense-adagrad")
@@ -260,6 +263,7 @@ def test_an_optimizer_that_begins_with_state_has_its_part_of_it(directory, three
     assert parameters < DENSE
 
 
+@pytest.mark.slow
 def test_trainers_whose_share_is_empty_take_part(directory, three):
     play(directory, {**scene("dlrm", "adagrad"), "name": "few-local", "overrides": FEW})
     assert three["few"]["plan"]["dense"] == "split"
@@ -268,6 +272,7 @@ def test_trainers_whose_share_is_empty_take_part(directory, three):
     assert parameters < DENSE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "words"), [("lamb", LAMB), ("normed", NORMED)], ids=["lamb", "normed"])
 def test_norms_of_whole_parameters_and_moments_of_whole_batches_are_those_of_local(
     directory, three, name, words
@@ -280,6 +285,7 @@ def test_norms_of_whole_parameters_and_moments_of_whole_batches_are_those_of_loc
         assert parameters < DENSE
 
 
+@pytest.mark.slow
 def test_every_column_is_read_by_one_trainer_and_all_predict_the_same(three):
     for name in ("alike", "by-user"):
         told = three[name]["told"]
@@ -292,6 +298,7 @@ def test_every_column_is_read_by_one_trainer_and_all_predict_the_same(three):
         assert all(column in told[owners[column]]["columns"] for column in columns)
 
 
+@pytest.mark.slow
 def test_metrics_are_those_of_one_process(directory, three):
     local = play(directory, {**scene("dlrm", "adagrad"), "name": "by-user-local", "load": "by-user",
                              "overrides": [*overrides("dlrm", "adagrad"), "train.gauc_by = 'user'"]})  # fmt: skip
@@ -301,6 +308,7 @@ def test_metrics_are_those_of_one_process(directory, three):
         assert three["by-user"]["by_label"]["click"][name] == pytest.approx(value, abs=1e-6), name
 
 
+@pytest.mark.slow
 def test_partial_results_in_half_precision_take_half_the_bytes_and_stay_close(directory, three):
     exact = play(directory, {**scene("deepfm", "adagrad"), "name": "exact"})
     for name in ("halved", "halved-too"):
