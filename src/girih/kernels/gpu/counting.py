@@ -56,17 +56,8 @@ def count(
 ) -> None:
     """Adds to a column of ``counters``, int64[T, 16], how many keys of each table have flags of ``least`` and more."""
     launch(
-        _count,
-        len(tables),
-        block_of(1024, len(tables)),
-        tables,
-        flags,
-        num_keys,
-        counters,
-        column,
-        amount,
-        LEAST=least,
-    )
+        _count, len(tables), block_of(1024, len(tables)), tables, flags, num_keys, counters, column, amount, LEAST=least,
+    )  # fmt: skip
 
 
 @kernel
