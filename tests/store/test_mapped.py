@@ -299,17 +299,17 @@ def test_files_of_another_group_are_refused(tmp_path):
             Stack(spec, [file])
 
 
-def _shared_kib(path, waiting, told):
+def _shared_kib(path, both, told):
     file = MappedFile(path)
     assert float(file.rows.sum()) == 0.0  # touches all
-    told.put(None)
-    waiting.wait(60)
+    both.wait(60)
     pss, inside = 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if "-" in line.split()[0]:
             inside = line.endswith(str(path))
         elif inside and line.startswith("Pss:"):
             pss += int(line.split()[1])
+    both.wait(60)  # what one has alone, as the other has ended, is no longer shared
     told.put(pss)
 
 
@@ -323,15 +323,10 @@ def test_processes_that_map_a_file_share_its_memory(tmp_path):
         writer.add(ids, np.zeros(size, np.int32), np.zeros((size, 256), np.float32))
         facts = writer.finish()
     context = multiprocessing.get_context("fork")
-    waiting, told = context.Event(), context.Queue()
-    processes = [
-        context.Process(target=_shared_kib, args=(tmp_path / "rows", waiting, told)) for _ in range(2)
-    ]
+    both, told = context.Barrier(2), context.Queue()
+    processes = [context.Process(target=_shared_kib, args=(tmp_path / "rows", both, told)) for _ in range(2)]
     for process in processes:
         process.start()
-    for _ in processes:
-        assert told.get(timeout=60) is None
-    waiting.set()
     total = sum(told.get(timeout=60) for _ in processes)
     for process in processes:
         process.join()
