@@ -41,7 +41,7 @@ test-gpu: setup
 	$(PYTEST) -m "not heavy and gpu"
 
 test-all: setup
-	GIRIH_KILLS=50 GIRIH_STEPS=200 $(PYTEST)
+	GIRIH_KILLS=50 GIRIH_STEPS=200 GIRIH_MANY=1000000 $(PYTEST)
 	NUMBA_DISABLE_JIT=1 $(PYTEST) --numprocesses $(CORES) -m "not gpu" $(PLAIN)
 
 # On a machine with a GPU: the same tests with kernels compiled, then, whatever came of them, the figures of docs/gpu.md; the

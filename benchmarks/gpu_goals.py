@@ -14,6 +14,7 @@ from typing import Any
 
 BEGIN, END = "<!-- figures of a GPU: begin -->", "<!-- figures of a GPU: end -->"
 SHARE_OF_LIMIT = 0.9
+MEANT_FOR = "H200"
 SPARSE, KEYS, TIERS, MODELS = "sparse half", "keys alone", "tiers", "whole models"
 """Beginnings of titles of tables; that of the first one is as gpu.py has it."""
 _BATCH, _MILLION = "26 × 65,536", "10 × 104,858"
@@ -146,7 +147,15 @@ def section(found: Mapping[str, Any]) -> str:
         names = table["columns"]
         lines += ["", f"**{table['title']}**", "", _cells(names), _cells(["---"] * len(names))]
         lines += [_cells(_shown(name, row[name]) for name in names) for row in table["rows"]]
-    lines += ["", "**Goals**", "", _cells(["what", "goal", "measured", "", "whose"]), _cells(["---"] * 5)]
+    others = [gpu["name"] for gpu in machine["gpus"] if MEANT_FOR not in gpu["name"]]
+    meant = f" (they are for an {MEANT_FOR}; nothing is scaled to {', '.join(others)})" if others else ""
+    lines += [
+        "",
+        f"**Goals**{meant}",
+        "",
+        _cells(["what", "goal", "measured", "", "whose"]),
+        _cells(["---"] * 5),
+    ]
     for each in judged(found):
         sign = "≤" if each.goal.at_least is None else "≥"
         column, whose = each.goal.column, each.goal.published

@@ -505,5 +505,5 @@ def test_times_in_another_unit_than_they_count_in_are_noted(tmp_path, capsys, sc
         assert notes == []
         return
     assert notes == [
-        f"note: feature 'hour' has no time after 1970, counted in {unit}: time_unit = {meant!r} is probably meant"
+        f"note: feature 'hour' has no time after 1970 in the first 300 examples, counted in {unit}: time_unit = {meant!r} is probably meant"
     ]

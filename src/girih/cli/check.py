@@ -201,7 +201,7 @@ def _unsplit(train: Dataset) -> list[str]:
 
 
 def _early(train: Dataset) -> list[str]:
-    """Features of times that all lie before 1985, and would not if they counted in another unit."""
+    """Features of times that all lie before 1985 in the first batch, and would not if they counted in another unit."""
     schema = train.schema
     timed = [
         f
@@ -211,7 +211,8 @@ def _early(train: Dataset) -> list[str]:
     sources = dict.fromkeys(feature.source for feature in timed)
     if not sources:
         return []
-    kept = next(iter(train.without_labels(keep=sources).in_order())).kept
+    batch = next(iter(train.without_labels(keep=sources).in_order()))
+    kept, first = batch.kept, f"the first {count(batch.num_examples)} examples"
     notes = []
     for feature in timed:
         column = kept[feature.source]
@@ -226,7 +227,7 @@ def _early(train: Dataset) -> list[str]:
             if EARLY_S <= latest / per_second < times.LATEST_S:
                 year = 1970 + latest / times.PER_SECOND[unit] / YEAR_S
                 notes.append(
-                    f"feature {feature.name!r} has no time after {year:.0f}, counted in {unit}: time_unit = {other!r} is probably meant"
+                    f"feature {feature.name!r} has no time after {year:.0f} in {first}, counted in {unit}: time_unit = {other!r} is probably meant"
                 )
                 break
     return notes

@@ -122,6 +122,14 @@ def test_a_run_on_cuda_says_why_its_rows_are_not_there(log_directory, caplog):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that torch can use")
+def test_steps_that_cuda_graphs_replay_learn_the_same(log_directory):
+    """Batches of 32, which graphs replay, and the shorter one that ends each epoch."""
+    longer = ("train.max_steps=200", "data.shuffle_rows=1")
+    mine = trained(settings_of(log_directory, *longer, "train.device=cuda", "train.compile=true"))
+    assert_same(mine, trained(settings_of(log_directory, *longer, "train.device=cuda")))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that torch can use")
 def test_local_on_cuda_keeps_its_rows_there(log_directory):
     settings = settings_of(log_directory, "train.device=cuda")
     with settings.trainer() as trainer:

@@ -43,11 +43,13 @@ def _quicken() -> None:
     """Has the interpreter put its functions in the place of Triton's once a kernel: by itself it does so in each function that a kernel calls."""
     from triton.runtime import interpreter
 
-    whole, none = interpreter._patch_lang, interpreter._LangPatchScope
+    whole, none = (getattr(interpreter, name, None) for name in ("_patch_lang", "_LangPatchScope"))
+    if whole is None or none is None:
+        return  # another Triton, which is as quick as it is
 
     def patch(function: Any) -> Any:
         used = [each for each in function.__globals__.values() if each is tl or each is tl.core]
-        return whole(function) if any(tl.core.is_builtin(each.load) for each in used) else none()
+        return none() if used and not any(tl.core.is_builtin(each.load) for each in used) else whole(function)
 
     interpreter._patch_lang = patch
 

@@ -1,0 +1,48 @@
+"""Benchmarks of a GPU run, interpreted where there is none, and write all their tables."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from girih.cli import bench
+
+
+@pytest.fixture(scope="module", autouse=True)
+def folder():
+    """Benchmarks import each other as a program does: from their own folder."""
+    sys.path.insert(0, str(bench.FOLDER))
+    yield
+    sys.path.remove(str(bench.FOLDER))
+
+
+@pytest.mark.heavy
+def test_the_benchmark_runs_quickly_and_writes_all_its_tables(tmp_path):
+    words = [sys.executable, "-m", "girih", "bench", "gpu", "--quick", "--json", tmp_path / "gpu.json"]
+    done = subprocess.run(words, env={**os.environ}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    found = json.loads((tmp_path / "gpu.json").read_text())
+    titles = ("copies", "the sparse half", "keys alone", "tiers", "whole models")
+    assert len(found["tables"]) == len(titles)
+    assert all(table["title"].startswith(title) for table, title in zip(found["tables"], titles, strict=True))
+    assert all(table["rows"] for table in found["tables"])
+    assert "not measured: dedup of 1,048,576 ids" in done.stdout
+
+
+@pytest.mark.heavy
+def test_kernels_as_a_step_launches_them_compile_and_spill_nothing(tmp_path):
+    words = [sys.executable, "-m", "girih", "bench", "gpu_registers", "--json", tmp_path / "registers.json"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    (table,) = json.loads((tmp_path / "registers.json").read_text())["tables"]
+    import gpu_registers
+
+    for dim in (64, 128):
+        assert {row["kernel"] for row in table["rows"] if row["D"] == dim} == set(gpu_registers.KERNELS)
+    assert {row["kernel"] for row in table["rows"] if row["D"] == "any"} == set(gpu_registers.ON_KEYS)
+    assert all(0 <= row["in loops"] < row["instructions"] for row in table["rows"])
+    assert next(row for row in table["rows"] if row["kernel"] == "_sum_terms")["in loops"] > 0
+    assert {row["spilled bytes"] for row in table["rows"]} == {0}
+    assert all(0 < row["registers"] <= 255 for row in table["rows"])
