@@ -157,7 +157,8 @@ def test_rows_of_16_bits_are_rounded_by_the_same_noise(dtype):
     assert_same_rows(there, here, rtol=0, atol=0)
 
 
-MANY = int(os.environ.get("GIRIH_MANY", "100000" if jit.INTERPRETED else "1000000"))  # a million takes minutes, interpreted
+# "a million": interpreted, that takes minutes
+MANY = int(os.environ.get("GIRIH_MANY", "100000" if jit.INTERPRETED else "1000000"))
 
 
 def edge_cases():
