@@ -119,6 +119,7 @@ def test_any_manifest_is_loaded_whole_or_refused(site, crafting):
     )  # the recipe of the model is for girih.load
 
 
+@pytest.mark.slow
 def test_any_header_of_a_shard_is_loaded_whole_or_refused(site, crafting):
     craft, good = crafting
     _, place = site

@@ -46,6 +46,7 @@ def test_an_installed_package_has_no_benchmarks(capsys, monkeypatch, tmp_path):
     assert "clone the repository" in told
 
 
+@pytest.mark.slow
 def test_options_are_the_benchmarks_own(tmp_path):
     helped = ran(bench.FOLDER / "train.py", "--help", cwd=tmp_path)
     assert helped.returncode == 0

@@ -50,7 +50,11 @@ def examples(schema, rows, seed, labels):
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[] if n in USUAL else [pytest.mark.heavy]) for n in OPTIONS]
+    "name",
+    [
+        pytest.param(n, marks=[] if n == USUAL[0] else pytest.mark.slow if n in USUAL else pytest.mark.heavy)
+        for n in OPTIONS
+    ],
 )
 def test_the_zoo_predicts_as_the_command_line_does(tmp_path, name):
     labels = ["click", "like"] if name in ("mmoe", "esmm") else ["click"]
