@@ -9,13 +9,7 @@ import tomli_w
 
 from girih.cli import bench
 
-
-@pytest.fixture(scope="module", autouse=True)
-def folder():
-    """Benchmarks import each other as a program does: from their own folder."""
-    sys.path.insert(0, str(bench.FOLDER))
-    yield
-    sys.path.remove(str(bench.FOLDER))
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def _trail(ends, collectives, spans=(), staleness=()):

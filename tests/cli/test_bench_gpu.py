@@ -1,19 +1,12 @@
 """Goals of a GPU beside made-up figures, and their section of a page."""
 
 import json
-import sys
 
 import pytest
 
 from girih.cli import bench
 
-
-@pytest.fixture(scope="module", autouse=True)
-def folder():
-    """Benchmarks import each other as a program does: from their own folder."""
-    sys.path.insert(0, str(bench.FOLDER))
-    yield
-    sys.path.remove(str(bench.FOLDER))
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def table(title, *rows):

@@ -1,20 +1,10 @@
 """What benchmarks rest on: turns, ratios, tables, and that contestants do the same work."""
 
-import sys
-
 import numpy as np
 import pytest
 import torch
 
-from girih.cli import bench
-
-
-@pytest.fixture(scope="module", autouse=True)
-def folder():
-    """Benchmarks import each other as a program does: from their own folder."""
-    sys.path.insert(0, str(bench.FOLDER))
-    yield
-    sys.path.remove(str(bench.FOLDER))
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def test_contestants_take_turns_and_warm_up():

@@ -15,13 +15,7 @@ from girih.config.file import RunConfig
 from girih.planner.calibration import Calibration
 from girih.planner.plan import Plan
 
-
-@pytest.fixture(scope="module", autouse=True)
-def folder():
-    """Benchmarks import each other as a program does: from their own folder."""
-    sys.path.insert(0, str(bench.FOLDER))
-    yield
-    sys.path.remove(str(bench.FOLDER))
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def test_all_arms_of_quality_train_on_as_many_examples_in_as_many_updates(tmp_path, monkeypatch):

@@ -16,13 +16,7 @@ from girih.cli import bench
 from girih.config import write_toml
 from girih.config.file import RunConfig
 
-
-@pytest.fixture(scope="module", autouse=True)
-def folder():
-    """Benchmarks import each other as a program does: from their own folder."""
-    sys.path.insert(0, str(bench.FOLDER))
-    yield
-    sys.path.remove(str(bench.FOLDER))
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def loaded(tmp_path, made):

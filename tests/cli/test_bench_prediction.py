@@ -10,13 +10,7 @@ import pytest
 from girih.cli import bench
 from girih.planner.calibration import LINKS, Calibration, Link, Rate, Work
 
-
-@pytest.fixture(scope="module", autouse=True)
-def folder():
-    """Benchmarks import each other as a program does: from their own folder."""
-    sys.path.insert(0, str(bench.FOLDER))
-    yield
-    sys.path.remove(str(bench.FOLDER))
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def row(case, strategy, predicted, measured):

@@ -14,6 +14,9 @@ import pytest
 from girih.cli import bench
 from girih.testing.click_log import click_log
 
+pytestmark = pytest.mark.usefixtures("folder")
+
+
 PATIENCE_S = int(os.environ.get("GIRIH_PATIENCE_S", "280"))
 CONFIG = """
 [data]
@@ -40,14 +43,6 @@ lr = 0.05
 [train]
 early_stopping = { metric = "auc", patience = 0 }
 """
-
-
-@pytest.fixture(scope="module", autouse=True)
-def folder():
-    """Benchmarks import each other as a program does: from their own folder."""
-    sys.path.insert(0, str(bench.FOLDER))
-    yield
-    sys.path.remove(str(bench.FOLDER))
 
 
 def lives(leak_per_s=0.0, growth_by_step=0.0, every_s=120.0):

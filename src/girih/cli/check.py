@@ -223,13 +223,12 @@ def _early(train: Dataset) -> list[str]:
         unit = feature.time_unit or "s"
         if latest / times.PER_SECOND[unit] >= EARLY_S:
             continue
-        for other, per_second in times.PER_SECOND.items():
-            if EARLY_S <= latest / per_second < times.LATEST_S:
-                year = 1970 + latest / times.PER_SECOND[unit] / YEAR_S
-                notes.append(
-                    f"feature {feature.name!r} has no time after {year:.0f} in {first}, counted in {unit}: time_unit = {other!r} is probably meant"
-                )
-                break
+        meant = [other for other, per in times.PER_SECOND.items() if EARLY_S <= latest / per < times.LATEST_S]
+        if meant:
+            year = 1970 + latest / times.PER_SECOND[unit] / YEAR_S
+            notes.append(
+                f"feature {feature.name!r} has no time after {year:.0f} in {first}, counted in {unit}: time_unit = {meant[0]!r} is probably meant"
+            )
     return notes
 
 
