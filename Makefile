@@ -6,7 +6,7 @@ CORES ?= 2
 INSTALLED := .venv/installed
 GIRIH := .venv/girih
 
-.PHONY: setup lint test test-slow test-gpu test-all gpu gpu-picasso bench bench-peers claims demo docs clean
+.PHONY: setup lint size prose test test-slow test-gpu test-all gpu gpu-picasso bench bench-peers claims demo docs clean
 
 setup: $(INSTALLED)
 
@@ -20,6 +20,14 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(MAKE) size prose
+
+# Ratchets: how large the code may be, and how odd its English. --lower takes the limits of dev/limits.json down.
+size:
+	$(PYTHON) dev/size.py
+
+prose:
+	$(PYTHON) dev/prose.py --worst 0
 
 # PROCESSES files at a time, each in one process. Two for each of two cores: a third of the time with one for each is waiting
 # for processes that start, and for each other. Idle threads sleep at once: spinning, they would take the cores from the other
