@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -203,6 +203,9 @@ def _type_of(hint: Any) -> Any:
         return types.BaseTuple.from_types([_type_of(field) for field in fields], hint)
     said = getattr(hint, "__metadata__", ())
     array = hint.__origin__ if said else hint
+    alias = getattr(get_origin(array), "__value__", None)  # from NumPy 2.5 on, NDArray is an alias of a type
+    if alias is not None:
+        array = alias[get_args(array)]
     (item,) = get_args(get_args(array)[1])
     (num_dims,) = [word for word in said if word != SEALED] or [1]
     return types.Array(numba.from_dtype(np.dtype(item)), num_dims, "C", readonly=SEALED in said)
