@@ -72,9 +72,9 @@ def _fused(
 ) -> torch.optim.Optimizer:
     """Left to itself, torch steps through the parameters on CPUs one by one, and everywhere operator by operator."""
     parameters = list(parameters)
-    devices = ("cpu", "cuda")
-    if cls is torch.optim.Adagrad and not _has_kernel("aten::_fused_adagrad_", "CUDA"):
-        devices = ("cpu",)  # an older torch
+    # an older torch has none of Adagrad for GPUs
+    on_gpu = cls is not torch.optim.Adagrad or _has_kernel("aten::_fused_adagrad_", "CUDA")
+    devices = ("cpu", "cuda") if on_gpu else ("cpu",)
     if all(p.device.type in devices and p.dtype == torch.float32 for p in parameters):
         return cls(parameters, **options, fused=True)
     return cls(parameters, **options)

@@ -1,4 +1,4 @@
-"""What one step launches and copies, counted; and that the groups of a half share one copy of each batch."""
+"""Counts the launches and copies of a step. Groups of a half share one copy of each batch."""
 
 import sys
 from collections import Counter
@@ -21,7 +21,7 @@ from girih.store.gpu import gpu_memory
 from girih.store.gpu.options import Gpu
 from girih.testing import cases
 
-SCHEMA = girih.Schema(  # that of ``cases``, with tables of two widths: two groups
+SCHEMA = girih.Schema(  # as in ``cases``, with tables of two widths and so two groups
     [
         girih.Categorical(name="user", dim=8),
         girih.Categorical(name="item", dim=4),
@@ -32,7 +32,7 @@ SCHEMA = girih.Schema(  # that of ``cases``, with tables of two widths: two grou
 
 
 def watched(monkeypatch, owner, name, note):
-    """Has ``note`` see the arguments of all calls of a function, in whatever module."""
+    """Calls ``note`` with the arguments of each call of a function, in all modules of girih."""
     original = getattr(owner, name)
 
     def call(*args, **kwargs):
@@ -72,7 +72,7 @@ def test_launches_and_copies_of_a_step(monkeypatch, needs, num_launches, num_cop
                 fill(slice(0, 9))
                 given = [torch.ones_like(out).view(-1, out.shape[-1]) for out in read.outputs]
                 gpu.apply(read, gpu.gradients(read, given, batch), step, 1.0)
-    # of the second step: the first one also copies what depends on the size of batches alone
+    # counts of the second step, because the first one fills caches
     assert sum(launches.values()) == num_launches, launches
     assert len(copies) == num_copies, [array.shape for array in copies]
 

@@ -1,6 +1,6 @@
-"""No memory is used again while a stream reads it: streams are delayed, and freed memory is overwritten by NaN.
+"""Memory is not reused while a stream still reads it. The tests delay streams and overwrite freed memory with NaN.
 
-Interpreted there are no streams. Then the tests show that the same steps give the same numbers, and that no kernel reads freed memory.
+The interpreter has no streams. It shows that steps give equal numbers, and that no kernel reads freed memory.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from girih.testing.store_verbs import by_key
 
 NUM_EXAMPLES, NUM_IDS, LARGEST = (24, 30, 14) if jit.INTERPRETED else (8192, 5000, 26)
 STEPS = 4
-SCHEMA = girih.Schema(  # that of ``cases``, with tables of two widths: two groups
+SCHEMA = girih.Schema(  # as in ``cases``, with tables of two widths and so two groups
     [
         girih.Categorical(name="user", dim=8),
         girih.Categorical(name="item", dim=4),
@@ -37,20 +37,20 @@ SCHEMA = girih.Schema(  # that of ``cases``, with tables of two widths: two grou
 
 
 def delay():
-    """Keeps the current stream busy for about 0.1 s, so that the host and other streams are far ahead of it."""
+    """Keeps the current stream busy for about 0.1 s. The host and other streams run ahead of it."""
     if not jit.INTERPRETED:
         torch.cuda._sleep(200_000_000)
 
 
 def overwrite():
-    """Has the current stream write NaN to whatever memory of its pool is free."""
+    """Writes NaN to free memory of the current stream."""
     device = jit.device()
     del [torch.full((1 << power,), float("nan"), device=device) for power in range(4, LARGEST + 1)][:]
 
 
 @pytest.fixture
 def late(monkeypatch):
-    """Delays a stream, ``side`` or ``main``, and overwrites what both have freed."""
+    """Delays the ``side`` or ``main`` stream, and overwrites memory that either stream freed."""
 
     def patch(name):
         on_side, lookup = SideStream.__call__, GpuGroup.lookup
@@ -90,7 +90,7 @@ def weighted_squares(values):
 
 
 def trained(tiers, *, ahead):
-    """All outputs, and the rows afterwards; each batch is found while the one before is computed, or when it is read."""
+    """Returns all outputs, and the rows after the last step. With ``ahead`` keys are found one batch early."""
     store = StoreOptions(tiers=tiers, **({"hot_rows": 20} if len(tiers) > 1 else {}))
     half = LocalSparse(replace(cases.spec(store=store), schema=SCHEMA), ahead=ahead)
     outputs, prepared, coming = [], None, [*batches(), None]

@@ -33,7 +33,7 @@ _UPDATES, _DROPPED = tl.constexpr(at.UPDATES), tl.constexpr(at.DROPPED)
 def _add(
     counters: tl.tensor, table: tl.tensor, first: tl.tensor, last: tl.tensor, counted: tl.tensor, column: tl.constexpr
 ) -> None:  # fmt: skip
-    """Adds to a column how many keys of each table are counted; the tables of a program's keys are ``first`` to ``last``."""
+    """Adds the number of ``counted`` keys of each table to a column; ``first`` and ``last`` bound the tables of a program."""
     if first == last:  # nearly always, since keys of one table stand together: one atomic a program
         tl.atomic_add(counters + first * _COLUMNS + column, tl.sum(counted.to(tl.int64)), sem="relaxed")
     else:
@@ -54,7 +54,7 @@ def count_read(
     """Counts a read by tables, in ``counters``, int64[T, 16].
 
     Args:
-        is_new, admitted, takes: int32[U], 1 for keys without a row, for those that may have one, for those that get one.
+        is_new, admitted, takes: int32[U], 1 for keys without a row, for admitted keys, and for keys that get a row.
     """
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = i < tl.load(num_keys)
@@ -73,7 +73,7 @@ def count_read(
 def count_moved(
     tables: tl.tensor, moving: tl.tensor, refused: tl.tensor, num_keys: tl.tensor, counters: tl.tensor, BLOCK: tl.constexpr
 ) -> None:  # fmt: skip
-    """Counts a step by tables; arguments as in :func:`girih.kernels.gpu.update.rows_to_move` and :func:`count_read`."""
+    """Counts a step by tables; for the arguments see :func:`girih.kernels.gpu.update.rows_to_move` and :func:`count_read`."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = (i < tl.load(num_keys)) & (tl.load(refused) < 0)
     table, first, last = _tables_of(tables, i, mask)

@@ -23,7 +23,7 @@ from girih.kernels.gpu import jit, pool
 from girih.kernels.gpu.dedup import Terms, Unique, describe_terms, unique
 from girih.kernels.gpu.gradients import Pieces, Sources
 from girih.kernels.gpu.pool import SHORT_BAG
-from girih.sparse.groups.gpu_batch import GpuBatch, LatestCopy
+from girih.sparse.groups.gpu_batch import GpuBatch, SharedCopy
 from girih.sparse.groups.pack import Group, Output
 from girih.sparse.groups.side_stream import reached, take_over
 from girih.store.gpu.gpu_memory import to_device
@@ -85,11 +85,11 @@ class GpuBags:
     """Finds keys, pools rows, and says where gradients lie.
 
     Args:
-        latest: that of all groups of a half; None if there is one group.
+        shared_copy: the copies of batches, one object for all groups of a half; None for a single group.
     """
 
-    def __init__(self, group: Group, device: torch.device, latest: LatestCopy | None = None) -> None:
-        self.group, self.device, self._latest = group, device, latest or LatestCopy()
+    def __init__(self, group: Group, device: torch.device, shared_copy: SharedCopy | None = None) -> None:
+        self.group, self.device, self._shared_copy = group, device, shared_copy or SharedCopy()
         self._tables = to_device(group.tables, device)
         self._features = to_device(group.features.astype(np.int32), device)
         self._slot_of = {int(feature): slot for slot, feature in enumerate(group.features)}
@@ -109,7 +109,7 @@ class GpuBags:
         Args:
             ready: recorded once all is done.
         """
-        batch = given if isinstance(given, GpuBatch) else self._latest.of(given, self._copied)
+        batch = given if isinstance(given, GpuBatch) else self._shared_copy.of(given, self._copied)
         take_over(batch.ready, (batch.ids, batch.offsets, batch.weights), self.device)
         size, features = batch.num_examples, self.group.features
         begins = batch.bounds[features]
@@ -133,7 +133,8 @@ class GpuBags:
         size, num_features = batch.num_examples, batch.num_features or 1 + int(self.group.features.max())
         longest = np.zeros(num_features, np.int64)
         if size:
-            longest[:] = np.diff(batch.offsets).reshape(-1, size).max(axis=1)
+            single = batch.has_single_ids
+            longest[:] = 1 if single else np.diff(batch.offsets).reshape(-1, size).max(axis=1)
         return GpuBatch(
             ids=to_device(batch.ids, self.device),
             offsets=to_device(batch.offsets, self.device),

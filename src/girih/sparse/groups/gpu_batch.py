@@ -1,4 +1,4 @@
-"""A batch whose ids are on a GPU: copied there once for all groups, or there from the start in loops of the user's own."""
+"""A batch whose ids are on a GPU, because all groups share one copy or because the user passed GPU tensors."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class GpuBatch:
         return slice(int(self.bounds[feature]), int(self.bounds[feature + 1]))
 
 
-class LatestCopy:
-    """The copy of the latest batch on a GPU, which the groups of a sparse half share. It does not keep the batch itself."""
+class SharedCopy:
+    """The GPU copy of the latest batch, shared by all groups of a sparse half. It holds no reference to the batch itself."""
 
     def __init__(self) -> None:
         self._source: Callable[[], Batch | None] = lambda: None
 
     def of(self, batch: Batch, copy: Callable[[Batch], GpuBatch]) -> GpuBatch:
-        """The copy of a batch, made by ``copy`` unless the latest one is of this batch."""
-        if self._source() is not batch or not batch.num_examples:  # an empty batch does not know its features
+        """Returns the copy of a batch; calls ``copy`` only if the latest batch is another one."""
+        if self._source() is not batch or not batch.num_examples:  # an empty batch has no number of features
             self._copy, self._source = copy(batch), weakref.ref(batch)
         return self._copy

@@ -33,7 +33,7 @@ class SideStream:
 
 
 def reached(device: torch.device) -> torch.cuda.Event | None:
-    """An event after all that the current stream of a device was given; None on a CPU."""
+    """Records an event on the current stream of a device; returns None on a CPU."""
     if device.type == "cpu":
         return None
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -19,7 +19,7 @@ from girih.data.batch import Batch
 from girih.kernels.cpu import layout as at
 from girih.kernels.gpu.routing import route
 from girih.sparse.groups.gpu_bags import GpuBags, GpuKeys, places_and_positions
-from girih.sparse.groups.gpu_batch import LatestCopy
+from girih.sparse.groups.gpu_batch import SharedCopy
 from girih.sparse.groups.group import feature_of
 from girih.sparse.groups.pack import Group
 from girih.store.gpu.gpu_memory import to_device
@@ -93,12 +93,12 @@ class GpuRouter:
 
     Args:
         state: this rank's shard, on whose GPU all is done.
-        latest: see :class:`GpuBags`.
+        shared_copy: see :class:`GpuBags`.
     """
 
-    def __init__(self, group: Group, state: GroupState, num_ranks: int, latest: LatestCopy) -> None:
+    def __init__(self, group: Group, state: GroupState, num_ranks: int, shared_copy: SharedCopy) -> None:
         self.group, self._state, self._num_ranks = group, state, num_ranks
-        self.bags = GpuBags(group, state.device, latest)
+        self.bags = GpuBags(group, state.device, shared_copy)
 
     @property
     def width(self) -> int:

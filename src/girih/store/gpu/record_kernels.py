@@ -179,7 +179,7 @@ class RecordKernels:
     def begin(self, keys: Keys, rows: Tensor, takes: Tensor, *, all_there: bool = False) -> Tensor:
         """Writes the values of records that are new; returns where the columns of all keys lie until the next call, int64[n].
 
-        Initial values of keys without a row last as long as what is returned, which shares their memory.
+        Initial values of keys without a row share memory with the returned tensor, and last as long as it does.
 
         Args:
             rows: int32[n], -1 for keys that have none and read initial values.
@@ -193,7 +193,7 @@ class RecordKernels:
             dtype=torch.int64,
             device=self._device,
         )
-        # an address even if there are no values: the kernel would be compiled once more for 0, an int32
+        # never 0, even without values: Triton would compile the kernel again for 0, an int32
         addresses, scratch = memory[:n], memory.data_ptr() + 8 * first_value
         for number, (first, dim, state, width, optimizer) in enumerate(own.described):
             columns = jit.columns_of(dim)
