@@ -25,8 +25,8 @@ from girih.kernels.gpu.gradients import Pieces, Sources
 from girih.kernels.gpu.pool import SHORT_BAG
 from girih.sparse.groups.gpu_batch import GpuBatch, SharedCopy
 from girih.sparse.groups.pack import Group, Output
-from girih.sparse.groups.side_stream import reached, take_over
-from girih.store.gpu.gpu_memory import to_device
+from girih.sparse.groups.side_stream import take_over
+from girih.store.gpu.gpu_memory import reached, to_device
 from girih.store.gpu.record_kernels import Keys
 
 _BATCH_SIZES = 8  # of batches whose bounds are remembered

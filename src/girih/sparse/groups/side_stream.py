@@ -32,15 +32,6 @@ class SideStream:
             event.record()
 
 
-def reached(device: torch.device) -> torch.cuda.Event | None:
-    """Records an event on the current stream of a device; returns None on a CPU."""
-    if device.type == "cpu":
-        return None
-    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    event.record(torch.cuda.current_stream(device))
-    return event
-
-
 def take_over(ready: torch.cuda.Event | None, tensors: Iterable[Tensor | None], device: torch.device) -> None:
     """Has the current stream of a device wait for what was done beside it, and memory last until it is done with it too.
 
