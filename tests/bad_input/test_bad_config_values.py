@@ -1,6 +1,7 @@
 """A config whose values are out of range, or do not go together."""
 
 import pytest
+import torch
 
 OUT_OF_RANGE = [
     ("labels.missing = 'drop'", "[labels] missing = 'drop': expected one of 'error', 'skip'"),

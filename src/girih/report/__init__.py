@@ -40,7 +40,7 @@ def _refused() -> Iterator[None]:
         yield
     except (GirihError, KeyboardInterrupt, SystemExit):
         raise
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise ConfigError(f"no report: {error.name} is not installed; pip install 'girih[report]'") from error
     except BaseException as error:  # a panic of the JavaScript engine is no Exception
         raise ConfigError(f"no report: {type(error).__name__}: {error}") from error

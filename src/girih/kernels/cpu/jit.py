@@ -63,7 +63,14 @@ _REMEDY = "set NUMBA_CACHE_DIR to a directory that only you can write"
 def _digest() -> str:
     root = Path(__file__).resolve().parent
     versions = numba.__version__, llvm_version, np.__version__, sys.implementation.cache_tag, sys.abiflags
-    machine = llvm.get_host_cpu_name(), codegen.get_host_cpu_features()
+    processor, features = (
+        numba.config.CPU_NAME,
+        numba.config.CPU_FEATURES,
+    )  # where an image names its processor
+    machine = (
+        processor or llvm.get_host_cpu_name(),
+        codegen.get_host_cpu_features() if features is None else features,
+    )
     digest = hashlib.sha256(repr((versions, machine)).encode())
     for source in sorted(root.rglob("*.py")):
         digest.update(source.relative_to(root).as_posix().encode())
