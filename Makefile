@@ -6,7 +6,7 @@ CORES ?= 2
 INSTALLED := .venv/installed
 GIRIH := .venv/girih
 
-.PHONY: setup lint size prose test test-slow test-gpu test-all gpu gpu-picasso bench bench-peers claims demo docs clean
+.PHONY: setup lint size prose test test-newest test-oldest test-slow test-gpu test-all gpu gpu-picasso bench bench-peers claims demo docs clean
 
 setup: $(INSTALLED)
 
@@ -43,6 +43,14 @@ test: setup
 test-slow: setup
 	$(PYTEST) -m "slow and not heavy and not gpu"
 	NUMBA_DISABLE_JIT=1 $(PYTEST) --numprocesses $(CORES) -m "not heavy and not gpu" $(PLAIN)
+
+# The rooms that need no torch, with the newest Python and packages, then with Python 3.11 and the oldest packages that
+# pyproject.toml allows. NEWEST=1 and OLDEST=1 look for versions again and pin them.
+test-newest:
+	PROCESSES=$(PROCESSES) $(PYTHON) dev/versions.py newest $(if $(NEWEST),--refresh)
+
+test-oldest:
+	PROCESSES=$(PROCESSES) $(PYTHON) dev/versions.py oldest $(if $(OLDEST),--refresh)
 
 # Kernels for GPUs, interpreted on the CPU where there is no GPU.
 test-gpu: setup
@@ -114,11 +122,11 @@ demo: $(if $(wildcard $(INSTALLED)),$(INSTALLED),$(GIRIH))
 $(GIRIH): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo 'installing girih and what it needs into .venv, torch among it: some minutes'
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[report]'
 	touch $@
 
 docs: setup
 	$(BIN)/pytest tests/docs
 
 clean:
-	rm -rf .venv build dist runs demo-run .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-newest .venv-oldest build dist runs demo-run .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

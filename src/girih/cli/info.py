@@ -17,6 +17,7 @@ from girih.dense.accel import onednn, openmp
 from girih.kernels.cpu import ahead
 from girih.kernels.cpu.jit import CACHE_DIRECTORY, CACHE_WARNING, KERNELS
 from girih.report.text import size
+from girih.version import __version__
 
 PACKAGES = ("torch", "triton", "numba", "numpy", "pyarrow", "safetensors", "fsspec", "tensorboard")
 HUGE_PAGES = "/sys/kernel/mm/transparent_hugepage/enabled"
@@ -28,7 +29,7 @@ def info() -> int:
     """Show the machine, the versions, and what runs on its GPUs."""
     flags = set(" ".join(_cpuinfo("flags", "Features")).split())
     rows = {
-        "girih": version("girih"),
+        "girih": __version__,
         "python": f"{sys.version.split()[0]} on {platform.platform()}",
         **{name: _version(name) for name in PACKAGES},
         "processor": f"{processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads for torch",
