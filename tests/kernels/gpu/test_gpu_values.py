@@ -1,7 +1,5 @@
 """What GPU kernels compute by bits: hashes, initial values, random rounding, beside the CPU's kernels."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -22,7 +20,7 @@ EXTREMES = np.array([0, 1, -1, 7, 2**63 - 1, -(2**63), 2**32, 12345678901234], n
 
 
 @triton.jit
-def hash_keys(ids: Any, tables: Any, out: Any, n: Any, BLOCK: tl.constexpr):
+def hash_keys(ids: tl.tensor, tables: tl.tensor, out: tl.tensor, n: tl.tensor, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = i < n
     h = hashing.key_hash(tl.load(ids + i, mask=mask, other=0), tl.load(tables + i, mask=mask, other=0))
@@ -42,13 +40,13 @@ def test_keys_hash_as_on_a_cpu():
 
 @triton.jit
 def fill(
-    ids: Any,
-    seeds: Any,
-    kind: Any,
-    first: Any,
-    second: Any,
-    out: Any,
-    dim: Any,
+    ids: tl.tensor,
+    seeds: tl.tensor,
+    kind: tl.tensor,
+    first: tl.tensor,
+    second: tl.tensor,
+    out: tl.tensor,
+    dim: tl.tensor,
     C: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -86,7 +84,7 @@ def test_initial_values_are_the_cpus_bit_for_bit(rule, dim):
 
 
 @triton.jit
-def round_row(values: Any, out: Any, back: Any, seed: Any, key_id: Any, step: Any, n: Any, DTYPE: tl.constexpr, NEAREST: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+def round_row(values: tl.tensor, out: tl.tensor, back: tl.tensor, seed: tl.tensor, key_id: tl.tensor, step: tl.tensor, n: tl.tensor, DTYPE: tl.constexpr, NEAREST: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = column < n
     zero = tl.zeros_like(column).to(tl.int64)
