@@ -19,7 +19,7 @@ from girih.tables import Constant, Normal, Uniform, Zeros
 EXTREMES = np.array([0, 1, -1, 7, 2**63 - 1, -(2**63), 2**32, 12345678901234], np.int64)
 
 
-@triton.jit
+@jit.kernel
 def hash_keys(ids: tl.tensor, tables: tl.tensor, out: tl.tensor, n: tl.tensor, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = i < n
@@ -38,7 +38,7 @@ def test_keys_hash_as_on_a_cpu():
     assert out.cpu().numpy().view(np.uint64).tolist() == expected
 
 
-@triton.jit
+@jit.kernel
 def fill(
     ids: tl.tensor,
     seeds: tl.tensor,
@@ -83,7 +83,7 @@ def test_initial_values_are_the_cpus_bit_for_bit(rule, dim):
     np.testing.assert_array_equal(out.cpu().numpy(), expected)
 
 
-@triton.jit
+@jit.kernel
 def round_row(values: tl.tensor, out: tl.tensor, back: tl.tensor, seed: tl.tensor, key_id: tl.tensor, step: tl.tensor, n: tl.tensor, DTYPE: tl.constexpr, NEAREST: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = column < n
