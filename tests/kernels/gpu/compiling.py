@@ -1,6 +1,7 @@
 """Compiles kernels without a GPU: ``python compiling.py FILE [--all]``.
 
-Each line of FILE is a launch as ``gpu_launches.py`` describes it. ``--all`` fails if a kernel of the repository is in no launch.
+Each line of FILE is a launch as ``gpu_launches.py`` describes it, and may say whether rows move 16 bytes at once (``vectors``).
+``--all`` fails if a kernel of the repository is in no launch.
 """
 
 import importlib
@@ -48,8 +49,9 @@ def check(launch):
     ptx = binaries[0].asm["ptx"]
     if launch["name"] == "write_initial" and "fma.rn.f64" in ptx:
         raise ValueError("a product and a sum of an initial value are rounded as one")
-    if "ptx" in launch:
-        Path(launch["ptx"]).write_text(ptx)
+    verb = "st" if launch["name"] in ("write_initial", "assign_rows") else "ld"
+    if launch.get("vectors") not in (None, f"{verb}.global.v4.b32" in ptx):
+        raise ValueError(f"16 bytes of a row at once: expected {launch['vectors']}")
 
 
 def main():

@@ -17,6 +17,7 @@ from girih.cli import bench
 from girih.kernels.cpu import layout as at
 from girih.kernels.gpu import jit, routing
 from girih.sparse.groups import gpu_group
+from girih.sparse.groups.pack import pack
 from girih.store import Store
 from girih.store.gpu.options import Gpu, GpuTier
 from girih.tables import LRU, MinCount, Normal
@@ -109,3 +110,51 @@ def test_every_kernel_of_the_repository_passes_tritons_launcher(gpu_launches, tm
         test_gpu_values.test_initial_values_are_the_cpus_bit_for_bit(Normal(), 5)
         test_gpu_values.test_rounding_is_the_cpus_bit_for_bit(at.BFLOAT16, False)
     compiled(recorded.values(), tmp_path, "--all")
+
+
+def record_rows(gpu_launches, dim, dtype):
+    """The launches on rows of one segment, by kernel."""
+    from test_gpu_group import batch_of, run
+
+    schema = girih.Schema(
+        [girih.Categorical(name="f", table="f"), girih.Sequence(name="s", table="f")],
+        labels="click",
+        tables=[girih.Table(name="f", dim=dim, dtype=dtype)],
+    )
+    needs = {"f": frozenset({"embedding"}), "s": frozenset({"sequence"})}
+    (group,) = pack(schema, needs, girih.optim.Adam(lr=0.1))
+    recorded = {}
+    with (
+        gpu_launches.recording(lambda launch: recorded.setdefault(launch["name"], launch)),
+        Store(group.spec, arena=Gpu(chunk_bytes=4096)) as store,
+    ):
+        gpu = gpu_group.GpuGroup(group, [store])
+        for longest in (1, 40):
+            ids = np.arange(4 * longest) % 7
+            batch = batch_of(np.full((2, 2), longest), ids, weighted=False, seed=0)
+            run(gpu, batch, 1, np.random.default_rng(0))
+        values = np.ones((7, dim), np.float32)
+        store.apply_gradients(*keys_of(*range(7)), np.arange(7, dtype=np.int32), values, 2)
+        store.assign(*keys_of(*range(7)), values)
+        store.peek(*keys_of(*range(7)), values)
+    return {name: launch for name, launch in recorded.items() if "ALIGNED" in launch["options"]}
+
+
+ON_ROWS = {
+    "write_initial", "gather", "spread", "pool_short", "pool_long", "_sum_pieces", "_sum_terms", "move_rows", "sum_and_move_rows",
+    "assign_rows",
+}  # fmt: skip
+
+
+def test_rows_of_whole_vectors_move_16_bytes_at_once(gpu_launches, tmp_path):
+    """Triton knows a number of columns to be even only if it is a multiple of 16, unless a kernel says more."""
+    every_kernel = record_rows(gpu_launches, 12, "float32")
+    assert every_kernel.keys() == ON_ROWS
+    recorded = [launch | {"vectors": True} for launch in every_kernel.values()]
+    for dim in (4, 8, 20, 24, 40, 64):
+        recorded.append(record_rows(gpu_launches, dim, "float32")["pool_short"] | {"vectors": True})
+    for dim in (8, 24, 40):
+        recorded.append(record_rows(gpu_launches, dim, "bfloat16")["pool_short"] | {"vectors": True})
+    recorded.append(record_rows(gpu_launches, 6, "float32")["pool_short"] | {"vectors": False})
+    recorded.append(record_rows(gpu_launches, 12, "bfloat16")["pool_short"] | {"vectors": False})
+    compiled(recorded, tmp_path)

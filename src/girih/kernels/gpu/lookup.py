@@ -35,6 +35,7 @@ from girih.kernels.gpu.layout import (
     floats_at,
     longs_at,
     record,
+    whole_vectors,
     words_at,
 )
 from girih.kernels.gpu.optimizers import begin_state
@@ -212,6 +213,7 @@ def write_initial(
     """
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     column = tl.arange(0, COLUMNS)[None, :]
+    dim = whole_vectors(dim, DTYPE, ALIGNED)
     mask = i < tl.load(num_keys)
     row = tl.load(rows + i, mask=mask, other=NO_ROW)
     new = mask & (tl.load(takes + i, mask=mask, other=0) != 0)
@@ -254,6 +256,7 @@ def gather(
     COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
     """Copies columns at ``addresses`` to ``out``, float32[U, W]."""
+    num_columns = whole_vectors(num_columns, DTYPE, ALIGNED)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     column = tl.arange(0, COLUMNS)[None, :]
     mask = i < tl.load(num_keys)
