@@ -75,13 +75,13 @@ def _claim(
             place + 1,
             sem="relaxed",
         )
-        found = tl.where(free, swapped, seen)
-        holder = tl.where(waiting & (found > 0), found - 1, place)
+        found = seen + swapped  # one of the two is 0
+        holder = tl.where(found > 0, found - 1, place)
         other, at = find_slots(positions_of, holder, num_features, waiting)
         other_id = tl.load(ids + at, mask=waiting, other=0)
         other_table = tl.load(tables + other, mask=waiting, other=0)
         mine = waiting & (other_id == key_id) & (other_table == table)
-        tl.atomic_min(slots + slot, place + 1, mask=mine & (found > place + 1), sem="relaxed")
+        tl.atomic_min(slots + slot, place + 1, mask=mine & (holder > place), sem="relaxed")
         tl.store(slot_of + place, slot, mask=mine)
         waiting = waiting & (mine == 0)
         slot = tl.where(waiting, (slot + 1) & (num_slots - 1), slot)
