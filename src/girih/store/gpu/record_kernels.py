@@ -269,11 +269,8 @@ class RecordKernels:
             columns = jit.columns_of(dim)
             kernel: Any = update.move_rows
             more: tuple[Any, ...] = ()
-            kinds = {
-                "ALIGNED": jit.aligned(
-                    first * own.value_bytes, dim * own.value_bytes, 4 * state if width > 1 else 0
-                )
-            }
+            first_state = 4 * state if width > 1 else 0
+            kinds = {"ALIGNED": jit.aligned(first * own.value_bytes, dim * own.value_bytes, first_state)}
             if direct is not None:
                 kernel, more, source = (
                     update.sum_and_move_rows,
