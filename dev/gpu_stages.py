@@ -58,9 +58,7 @@ gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
 versions = {{name: version(name) for name in ("torch", "triton", "numba", "numpy")}}
 print(json.dumps({{"gpu": gpu, "versions": {{"python": platform.python_version(), **versions}}}}))
 """
-COMPILE = (
-    "from girih.kernels.cpu import ahead; ahead.make_ready(ahead.KERNELS, lambda line: print(line, flush=True))"
-)
+COMPILE = "from girih.kernels.cpu import ahead; ahead.make_ready(ahead.KERNELS, lambda line: print(line, flush=True))"
 
 
 @dataclass(frozen=True)
@@ -83,7 +81,7 @@ class Stage:
     tests: bool = False
 
 
-def tests(name: str, limit_s: int, shows: str, *options: str, needs_gpu: bool = True) -> Stage:
+def pytest_stage(name: str, limit_s: int, shows: str, *options: str, needs_gpu: bool = True) -> Stage:
     """A stage that runs tests. Warnings are no errors, because another version of torch warns differently."""
     num_processes = min(8, len(os.sched_getaffinity(0)))
     marks = "gpu and not heavy" if needs_gpu else "not gpu and not slow and not heavy"
@@ -92,9 +90,20 @@ def tests(name: str, limit_s: int, shows: str, *options: str, needs_gpu: bool = 
     return Stage(name, limit_s, shows, [command], needs_gpu=needs_gpu, tests=True)
 
 
-def figures(name: str, limit_s: int, shows: str, *parts: str) -> Stage:
+def bench_stage(name: str, limit_s: int, shows: str, *parts: str) -> Stage:
     """A stage that measures some parts of ``girih bench gpu``."""
-    command = ("-m", "girih", "bench", "gpu", "--json", "{out}/gpu.json", "--resume", "{code}", "--parts", ",".join(parts))
+    command = (
+        "-m",
+        "girih",
+        "bench",
+        "gpu",
+        "--json",
+        "{out}/gpu.json",
+        "--resume",
+        "{code}",
+        "--parts",
+        ",".join(parts),
+    )
     return Stage(name, limit_s, shows, [command], interpreted=[(*command, "--quick")])
 
 
@@ -102,21 +111,21 @@ TRAIN = ("-m", "girih", "bench", "gpu_train", "--json", "{out}/gpu-train.json")
 STAGES = (
     Stage("software", 60, "the versions and the GPU, and CPU kernels that compile with them",
           [("-m", "girih", "info"), ("-c", COMPILE)], needs_gpu=False),
-    tests("cpu", 20, "CPU kernels, which GPU tests compare with, are right with these versions",
+    pytest_stage("cpu", 20, "CPU kernels, which GPU tests compare with, are right with these versions",
           *(f"tests/kernels/test_{name}.py" for name in ("hashing", "index", "initial", "optimizers", "rounding")),
           needs_gpu=False),
-    tests("kernels", 50, "compiled kernels equal the interpreted ones", "tests/kernels/gpu"),
-    tests("determinism", 40, "no races, and no stream reads memory too early or too late",
+    pytest_stage("kernels", 50, "compiled kernels equal the interpreted ones", "tests/kernels/gpu"),
+    pytest_stage("determinism", 40, "no races, and no stream reads memory too early or too late",
           "-k", "determin or delayed", "tests/kernels/gpu", "tests/store/gpu", "tests/sparse/gpu", "tests/nn/gpu"),
-    figures("sparse", 85, "step time, share of the copy rate, deduplication, lookup", "sparse", "keys"),
-    tests("rows", 110, "streams, saves, tiers, groups, autograd", "tests/store/gpu", "tests/sparse/gpu", "tests/nn/gpu"),
-    tests("late", 50, "no step waits for the GPU, counted in a trace",
+    bench_stage("sparse", 85, "step time, share of the copy rate, deduplication, lookup", "sparse", "keys"),
+    pytest_stage("rows", 110, "streams, saves, tiers, groups, autograd", "tests/store/gpu", "tests/sparse/gpu", "tests/nn/gpu"),
+    pytest_stage("late", 50, "no step waits for the GPU, counted in a trace",
           "tests/strategies/gpu/test_gpu_training.py", "tests/strategies/gpu/test_gpu_late.py"),
-    figures("models", 50, "samples/s of whole models compared with their dense halves", "models"),
-    figures("tiers", 25, "step time with a tenth of the rows in GPU memory", "tiers"),
+    bench_stage("models", 50, "samples/s of whole models compared with their dense halves", "models"),
+    bench_stage("tiers", 25, "step time with a tenth of the rows in GPU memory", "tiers"),
     Stage("train", 40, "girih train on cuda reaches the AUC of a CPU", [TRAIN], interpreted=[(*TRAIN, "--quick")]),
-    figures("peers", 25, "step time of other tables with the same ids", "peers"),
-    tests("others", 15, "all other GPU tests", "tests/training/gpu", "tests/strategies/gpu", "tests/cli/gpu",
+    bench_stage("peers", 25, "step time of other tables with the same ids", "peers"),
+    pytest_stage("others", 15, "all other GPU tests", "tests/training/gpu", "tests/strategies/gpu", "tests/cli/gpu",
           "--ignore", "tests/strategies/gpu/test_gpu_training.py", "--ignore", "tests/strategies/gpu/test_gpu_late.py"),
 )  # fmt: skip
 
@@ -363,7 +372,9 @@ def output_folder() -> Path:
         read_tests(out)
     except (OSError, ValueError, KeyError) as error:
         reason = getattr(error, "strerror", None) or error
-        refuse(f"GPU_OUT = {out}: {reason}; expected a folder that can be written, empty or with earlier results")
+        refuse(
+            f"GPU_OUT = {out}: {reason}; expected a folder that can be written, empty or with earlier results"
+        )
     return out
 
 
@@ -371,7 +382,9 @@ def print_list() -> None:
     """Prints the stages with their limits."""
     width = max(len(stage.name) for stage in STAGES)
     for stage in STAGES:
-        print(f"{stage.name:{width}} {stage.limit_s:4} s  {'GPU' if stage.needs_gpu else '   '}  {stage.shows}")
+        print(
+            f"{stage.name:{width}} {stage.limit_s:4} s  {'GPU' if stage.needs_gpu else '   '}  {stage.shows}"
+        )
     print(f"{'':{width}} {sum(stage.limit_s for stage in STAGES):4} s  in all")
 
 
@@ -397,7 +410,10 @@ def main() -> int:
     path, probe = probed(os.environ.get("GPU_PYTHON") or sys.executable)
     session = Session(path, probe, out)
     versions = ", ".join(f"{name} {version}" for name, version in session.versions.items())
-    print(f"{session.gpu or 'no GPU'}; {versions}; code {session.identity['code']}; results in {out}", flush=True)
+    print(
+        f"{session.gpu or 'no GPU'}; {versions}; code {session.identity['code']}; results in {out}",
+        flush=True,
+    )
     outcomes = session.run(stages)
     print_table(outcomes)
     if session.signal is not None:

@@ -44,10 +44,10 @@ def found():
             ),
             table(
                 "keys alone",
-                {"what": "dedup, 9 unique", "keys": 1 << 20, "ms": 0.12, "keys/s": 1e9},
-                {"what": "find, the index 50% full", "keys": 1 << 20, "ms": 0.3, "keys/s": 3.1e9},
+                {"what": "dedup", "unique": 9, "keys": 1 << 20, "ms": 0.12, "keys/s": 1e9},
+                {"what": "find, the index half full", "unique": 1 << 20, "keys": 1 << 20, "ms": 0.3, "keys/s": 3.1e9},
             ),
-            table("tiers: 10 tables", {"of the hot rows": 0.8, "host ms": 20.0}),
+            table("tiers: 10 tables", {"unique keys, of the hot rows": 0.8, "host ms": 20.0}),
             table(
                 "whole models, samples/s",
                 {"model": "DeepFM", "dense half": "plain", "batch": 65_536, "of it": 0.91},
@@ -72,8 +72,8 @@ def test_goals_are_met_or_missed_figure_by_figure(found):
     )
     assert verdicts["26 × 65,536, D = 64, adam: forward", "forward, of copies", None][1] == "not measured"
     assert verdicts[million.format("sgd"), "step ms", None] == (1.0, "missed")
-    assert verdicts[million.format("sgd"), "step ms", "dynamicemb"] == (1.10, "met")
-    assert verdicts[million.format("sgd"), "step ms", "FBGEMM, static tables"] == (0.67, "missed")
+    assert verdicts[million.format("sgd"), "step ms", "dynamicemb"] == (pytest.approx(1.10, abs=0.005), "met")
+    assert verdicts[million.format("sgd"), "step ms", "FBGEMM, static tables"][1] == "missed"
     bound, verdict = verdicts[million.format("adam"), "step ms", None]  # beyond the machine: 1.8 ms of bytes
     assert bound == pytest.approx(2.0)
     assert verdict == "met"
@@ -89,11 +89,10 @@ def test_goals_are_met_or_missed_figure_by_figure(found):
 def test_the_section_of_a_page_is_written_anew(found, tmp_path):
     import gpu_goals
 
-    page, result = tmp_path / "gpu.md", tmp_path / "gpu.json"
+    page = tmp_path / "gpu.md"
     page.write_text(f"before\n{gpu_goals.BEGIN}\nold\n{gpu_goals.END}\nbehind\n")
-    result.write_text(json.dumps(found))
     for _ in range(2):
-        gpu_goals.write_section(page, result)
+        gpu_goals.write_section(page, found)
     written = page.read_text()
     assert written.startswith(f"before\n{gpu_goals.BEGIN}\n`girih bench gpu`, 2030-01-02, on GPU X (139 GiB)")
     assert written.endswith(f"{gpu_goals.END}\nbehind\n")
@@ -102,9 +101,8 @@ def test_the_section_of_a_page_is_written_anew(found, tmp_path):
     assert "≤ 2 (0.9 of the limit) | 1.5 | met" in written
     assert "Left out: fbgemm_gpu: no wheel." in written
     found["machine"]["gpus"] = []
-    result.write_text(json.dumps(found))
     with pytest.raises(ValueError, match="measured without a GPU"):
-        gpu_goals.write_section(page, result)
+        gpu_goals.write_section(page, found)
     assert page.read_text() == written
 
 
