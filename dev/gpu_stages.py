@@ -30,7 +30,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -212,7 +212,8 @@ class Session:
             yield [smi, "-L"]
         commands = stage.interpreted if self.interpret and stage.interpreted else stage.commands
         for words in commands:
-            yield [self.python, *(word.format(out=self.out, code=self.identity["code"]) for word in words)]
+            places = {"{out}": str(self.out), "{code}": self.identity["code"]}
+            yield [self.python, *(replaced(word, places) for word in words)]
 
     def _run_command(self, command: Sequence[str], stage: Stage, deadline: float) -> str | None:
         """Runs one command until its end, its deadline or a signal.
@@ -259,6 +260,13 @@ class Session:
         replacement = self.out / "stages.json.new"
         replacement.write_text(text + "\n")
         replacement.replace(self.out / "stages.json")
+
+
+def replaced(word: str, places: Mapping[str, str]) -> str:
+    """The word with each placeholder replaced."""
+    for place, value in places.items():
+        word = word.replace(place, value)
+    return word
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:

@@ -45,7 +45,13 @@ def found():
             table(
                 "keys alone",
                 {"what": "dedup", "unique": 9, "keys": 1 << 20, "ms": 0.12, "keys/s": 1e9},
-                {"what": "find, the index half full", "unique": 1 << 20, "keys": 1 << 20, "ms": 0.3, "keys/s": 3.1e9},
+                {
+                    "what": "find, the index half full",
+                    "unique": 1 << 20,
+                    "keys": 1 << 20,
+                    "ms": 0.3,
+                    "keys/s": 3.1e9,
+                },
             ),
             table("tiers: 10 tables", {"unique keys, of the hot rows": 0.8, "host ms": 20.0}),
             table(
