@@ -163,6 +163,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.no_peers:
         arguments.parts = [name for name in arguments.parts if name != "peers"]
+    if not arguments.parts:
+        parser.error("--parts peers and --no-peers leave no part; expected one of them")
     if arguments.page is not None and jit.INTERPRETED and not arguments.from_results:
         parser.error("--page: kernels are interpreted here; expected a GPU")
     status = 0 if arguments.from_results else measured(arguments)

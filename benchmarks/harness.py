@@ -26,7 +26,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import ModuleType
@@ -197,7 +197,8 @@ class Report:
         self._earlier: dict[str, ResultTable] = {}
         self._start = time.perf_counter()
         if getattr(arguments, "resume", None) is not None and self.file.is_file():
-            self._keep(json.loads(self.file.read_text()))
+            with suppress(ValueError, KeyError):  # another kind of file
+                self._keep(json.loads(self.file.read_text()))
 
     def _keep(self, earlier: Mapping[str, Any]) -> None:
         """Takes rows of an earlier run, unless its tag, GPUs, packages or kind of run were others."""
@@ -248,7 +249,8 @@ class Report:
         earlier = self._earlier.pop(title, None)
         if earlier is not None:
             table.rows = earlier.rows
-            self.tables.remove(earlier)
+            self.tables[self.tables.index(earlier)] = table
+            return table
         self.tables.append(table)
         return table
 

@@ -1,6 +1,8 @@
 """Goals of a GPU beside made-up figures, and their section of a page."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -110,6 +112,67 @@ def test_the_section_of_a_page_is_written_anew(found, tmp_path):
     with pytest.raises(ValueError, match="measured without a GPU"):
         gpu_goals.write_section(page, found)
     assert page.read_text() == written
+
+
+@pytest.mark.parametrize(
+    ("gpu", "bounds", "source"),
+    [
+        ("NVIDIA H100 80GB HBM3", (1.58, 1.84), "dynamicemb, published for an H100, unscaled"),
+        ("NVIDIA H200", (1.10, 1.28), "dynamicemb, published for an H100, scaled to an H200 by bandwidth"),
+    ],
+)
+def test_published_times_are_scaled_by_the_name_of_the_gpu(found, gpu, bounds, source):
+    import gpu_goals
+
+    found["machine"]["gpus"][0]["name"] = gpu
+    found["tables"][1]["rows"][1]["step ms"] = 1.5
+    published = [each for each in gpu_goals.judged(found) if each.goal.published == "dynamicemb"][:2]
+    assert [each.bound for each in published] == pytest.approx(bounds, abs=0.005)
+    assert published[0].verdict == ("met" if "H100" in gpu else "missed")
+    assert f"| {source} |" in gpu_goals.section(found)
+    assert ("ours are for an H200" in gpu_goals.section(found)) == ("H100" in gpu)
+
+
+def bench_gpu(*words):
+    done = subprocess.run(
+        [sys.executable, "-m", "girih", "bench", "gpu", *words], capture_output=True, text=True
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_a_page_is_written_from_results_without_measuring(found, tmp_path):
+    import gpu_goals
+
+    page, result = tmp_path / "gpu.md", tmp_path / "gpu.json"
+    page.write_text(f"before\n{gpu_goals.BEGIN}\nold\n{gpu_goals.END}\n")
+    result.write_text(json.dumps(found))
+    words = ("--from-results", "--json", str(result), "--page", str(page))
+    status, stdout, stderr = bench_gpu(*words)
+    assert (status, stderr) == (0, "")
+    assert "missed: dedup of 1,048,576 ids, ms" in stdout
+    assert page.read_text() == f"before\n{gpu_goals.BEGIN}\n{gpu_goals.section(found)}{gpu_goals.END}\n"
+    assert json.loads(result.read_text()) == found
+    found["machine"]["gpus"] = []
+    result.write_text(json.dumps(found))
+    for file in (result, tmp_path / "missing.json", page):
+        status, stdout, stderr = bench_gpu("--from-results", "--json", str(file), "--page", str(page))
+        assert (status, stdout) == (2, "")
+        assert stderr.startswith(f"girih: bench gpu: {file}: ")
+        assert stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--parts", "keys,tables"), "no part tables; expected some of sparse, keys, models, tiers, peers"),
+        (("--parts", "peers", "--no-peers"), "--parts peers and --no-peers leave no part"),
+    ],
+)
+def test_a_choice_of_no_part_is_one_line(words, message):
+    status, _, stderr = bench_gpu(*words)
+    assert status == 2
+    assert message in stderr
+    assert stderr.count("\n") == 1
 
 
 def test_the_page_has_the_markers():
