@@ -57,6 +57,8 @@ from girih.store.gpu.record_kernels import Keys
 
 OPTIMIZERS = {"sgd": girih.optim.SGD(lr=0.01), "adam": girih.optim.Adam(lr=0.01)}
 STATE = {"sgd": 0, "adam": 2}
+FAILED = "failed: "
+"""Beginning of the reason why a part was left out that raised an error."""
 SECTOR = 32  # bytes of a GPU's caches that come together
 STEP_PARTS = ("dedup and sort", "lookup", "pool", "backward and update")
 
@@ -177,6 +179,9 @@ def main() -> None:
         parser.error(f"{arguments.json}: {error!s}; expected the JSON of girih bench gpu, measured on a GPU")
     for verdict in verdicts:
         print(f"{verdict.verdict}: {verdict.goal.what}, {verdict.goal.column}")
+    for name, reason in results["skipped"].items():
+        if reason.startswith(FAILED):
+            print(f"{name}: {reason}")
     sys.exit(status)
 
 
@@ -210,7 +215,7 @@ def attempted(report: harness.Report, name: str, arguments: argparse.Namespace, 
         PARTS[name](report, arguments, copies)
     except Exception as error:
         traceback.print_exc()
-        report.skip(name, f"failed: {' '.join(str(error).split())[:300]}")
+        report.skip(name, f"{FAILED}{' '.join(str(error).split())[:300]}")
         return False
     return True
 

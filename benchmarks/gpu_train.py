@@ -97,7 +97,9 @@ def trained(folder: Path, arguments: argparse.Namespace, overrides: list[str]) -
     words = [sys.executable, "-m", "girih", "train", "config.toml", "--run", "run"]
     words += [word for override in overrides for word in ("--set", override)]
     start = time.perf_counter()
-    subprocess.run(words, cwd=folder, check=True)
+    status = subprocess.run(words, cwd=folder).returncode
+    if status != 0:
+        sys.exit(f"girih: bench gpu_train: girih train ended with status {status}, see its output above")
     seconds = time.perf_counter() - start
     summary = json.loads((folder / "run" / "summary.json").read_text())
     if summary["steps"] != arguments.steps:

@@ -37,6 +37,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
+START = time.monotonic()
 ROOT = Path(__file__).resolve().parents[1]
 TOTAL_S = 570
 GRACE_S = 2.0
@@ -110,7 +111,7 @@ def bench_stage(name: str, limit_s: int, shows: str, *parts: str) -> Stage:
 
 TRAIN = ("-m", "girih", "bench", "gpu_train", "--json", "{out}/gpu-train.json")
 STAGES = (
-    Stage("software", 60, "the versions and the GPU, and CPU kernels that compile with them",
+    Stage("software", 70, "the versions and the GPU, and CPU kernels that compile with them",
           [("-m", "girih", "info"), ("-c", COMPILE)], needs_gpu=False),
     pytest_stage("cpu", 30, "CPU kernels, which GPU tests compare with, are right with these versions",
           *(f"tests/kernels/test_{name}.py" for name in ("hashing", "initial", "rounding")),
@@ -118,15 +119,16 @@ STAGES = (
     pytest_stage("kernels", 50, "compiled kernels equal the interpreted ones", "tests/kernels/gpu"),
     pytest_stage("determinism", 40, "no races, and no stream reads memory too early or too late",
           "-k", "determin or delayed", "tests/kernels/gpu", "tests/store/gpu", "tests/sparse/gpu", "tests/nn/gpu"),
-    bench_stage("sparse", 80, "step time, share of the copy rate, deduplication, lookup", "sparse", "keys"),
-    pytest_stage("rows", 110, "streams, saves, tiers, groups, autograd", "tests/store/gpu", "tests/sparse/gpu", "tests/nn/gpu"),
+    bench_stage("sparse", 75, "step time, share of the copy rate, deduplication, lookup", "sparse", "keys"),
+    pytest_stage("rows", 105, "streams, saves, tiers, groups, autograd", "-k", "not determin and not delayed",
+          "tests/store/gpu", "tests/sparse/gpu", "tests/nn/gpu"),
     pytest_stage("late", 45, "no step waits for the GPU, counted in a trace",
           "tests/strategies/gpu/test_gpu_training.py", "tests/strategies/gpu/test_gpu_late.py"),
     bench_stage("models", 50, "samples/s of whole models compared with their dense halves", "models"),
     bench_stage("tiers", 25, "step time with a tenth of the rows in GPU memory", "tiers"),
     Stage("train", 40, "girih train on cuda reaches the AUC of a CPU", [TRAIN], interpreted=[(*TRAIN, "--quick")]),
     bench_stage("peers", 25, "step time of other tables with the same ids", "peers"),
-    pytest_stage("others", 15, "all other GPU tests", "tests/training/gpu", "tests/strategies/gpu", "tests/cli/gpu",
+    pytest_stage("others", 15, "all other GPU tests", "tests/training/gpu", "tests/strategies/gpu",
           "--ignore", "tests/strategies/gpu/test_gpu_training.py", "--ignore", "tests/strategies/gpu/test_gpu_late.py"),
 )  # fmt: skip
 
@@ -154,7 +156,7 @@ class Session:
         self.identity = {"code": code(), "device": self.gpu or "cpu", "versions": self.versions}
         self.signal: int | None = None
         self.patience = patience()
-        self.deadline = time.monotonic() + TOTAL_S * self.patience
+        self.deadline = START + TOTAL_S * self.patience
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._note_signal)
 
@@ -202,8 +204,9 @@ class Session:
             outcome.tests[test["outcome"]] = outcome.tests.get(test["outcome"], 0) + 1
         if fault is None and stage.tests and not outcome.tests.get("passed"):
             fault = "no test passed"
-        on_cpu = ", interpreted on the CPU" if stage.needs_gpu and self.gpu is None else ""
-        outcome.status = f"passed{on_cpu}" if fault is None else f"failed: {fault}{on_cpu}"
+        outcome.status = "passed" if fault is None else f"failed: {fault}"
+        if stage.needs_gpu and self.gpu is None:
+            outcome.status = f"not run on a GPU; interpreted, it {outcome.status}"
         if fault is not None and self.signal is None:
             print("".join(f"  | {line}\n" for line in tail(self.out / "log.txt")), end="", flush=True)
         return outcome
@@ -240,7 +243,9 @@ class Session:
             return f"stopped by {signal.Signals(self.signal).name}"
         if status is None:
             return f"over its limit of {stage.limit_s * self.patience:.0f} s"
-        return None if status == 0 else f"status {status}"
+        if status == 0:
+            return None
+        return f"status {status}: {' '.join(tail(self.out / 'log.txt', 1))[:100]}"
 
     def _environment(self, stage: Stage) -> dict[str, str]:
         paths = [str(ROOT / "src"), str(ROOT / "dev"), os.environ.get("PYTHONPATH", "")]
