@@ -7,10 +7,7 @@ INSTALLED := .venv/installed
 GIRIH := .venv/girih
 GPU_PYTHON ?= $(PYTHON)
 
-gpu gpu-picasso: export GPU_PYTHON := $(GPU_PYTHON)
-gpu-picasso: export PYTHONPATH := src
-
-.PHONY: setup lint size prose test test-slow test-gpu test-all gpu gpu-list gpu-picasso bench bench-peers claims demo docs clean
+.PHONY: setup lint size prose test test-newest test-oldest test-slow test-gpu test-all gpu gpu-list gpu-picasso bench bench-peers claims demo docs clean
 
 setup: $(INSTALLED)
 
@@ -48,6 +45,14 @@ test-slow: setup
 	$(PYTEST) -m "slow and not heavy and not gpu"
 	NUMBA_DISABLE_JIT=1 $(PYTEST) --numprocesses $(CORES) -m "not heavy and not gpu" $(PLAIN)
 
+# The rooms that need no torch, with the newest Python and packages, then with Python 3.11 and the oldest packages that
+# pyproject.toml allows. NEWEST=1 and OLDEST=1 look for versions again and pin them.
+test-newest:
+	PROCESSES=$(PROCESSES) $(PYTHON) dev/versions.py newest $(if $(NEWEST),--refresh)
+
+test-oldest:
+	PROCESSES=$(PROCESSES) $(PYTHON) dev/versions.py oldest $(if $(OLDEST),--refresh)
+
 # Kernels for GPUs, interpreted on the CPU where there is no GPU.
 test-gpu: setup
 	$(PYTEST) -m "not heavy and gpu"
@@ -59,6 +64,9 @@ test-all: setup
 # On a machine with a GPU, without a network: tests of compiled kernels and figures, in stages with time limits. It uses an
 # interpreter that has torch and the other packages, and installs nothing. dev/gpu_stages.py describes its variables:
 # GPU_PYTHON, GPU_OUT, GPU_STAGES, GPU_INTERPRET.
+gpu gpu-picasso: export GPU_PYTHON := $(GPU_PYTHON)
+gpu-picasso: export PYTHONPATH := src
+
 gpu:
 	@$(PYTHON) dev/gpu_stages.py
 
@@ -116,11 +124,11 @@ demo: $(if $(wildcard $(INSTALLED)),$(INSTALLED),$(GIRIH))
 $(GIRIH): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo 'installing girih and what it needs into .venv, torch among it: some minutes'
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[report]'
 	touch $@
 
 docs: setup
 	$(BIN)/pytest tests/docs
 
 clean:
-	rm -rf .venv build dist runs demo-run .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-newest .venv-oldest build dist runs demo-run .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

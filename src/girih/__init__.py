@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from girih.dense.accel import openmp
+from girih.version import __version__
 
 if TYPE_CHECKING:
     from girih import errors, models, nn, optim, tables
@@ -67,6 +68,7 @@ __all__ = [
     "TrainOptions",
     "Trainer",
     "WandB",
+    "__version__",
     "errors",
     "load",
     "models",

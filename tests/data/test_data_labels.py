@@ -156,6 +156,7 @@ def test_fingerprints_of_schemas_without_such_labels_are_what_they_were(tmp_path
     assert Schema(features, masked).fingerprint() == "5efd83f5683b5688"
 
 
+@pytest.mark.usefixtures("torch")
 def test_all_labels_missing_in_a_batch_train_nothing_and_give_no_nan(tmp_path):
     import torch
 

@@ -3,13 +3,11 @@
 import numpy as np
 import pyarrow as pa
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from girih.data import Batch
 from girih.data.shares import cut, micro_batches, share_of, slices_of
-from girih.models import bce_with_logits
 
 
 def batch_of(size, num_features, lengths, *, weights, example_weights):
@@ -80,7 +78,9 @@ def test_shares_are_all_of_a_batch_and_nearly_equal(batch, num_trainers):
 
 @settings(max_examples=60, deadline=None)
 @given(batches(), st.integers(1, 5))
-def test_weighted_means_of_shares_sum_to_the_mean_of_the_batch(batch, num_trainers):
+def test_weighted_means_of_shares_sum_to_the_mean_of_the_batch(torch, batch, num_trainers):
+    from girih.models import bce_with_logits
+
     torch.manual_seed(0)
     logits = torch.randn(batch.num_examples, 2)
 

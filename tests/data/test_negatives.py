@@ -66,6 +66,7 @@ def test_each_batch_has_as_many_more_items_and_they_are_drawn_evenly(log):
     assert [batch.num_examples for batch in data.with_negatives(items, 300).in_order()] == [40, 40, 10]
 
 
+@pytest.mark.usefixtures("torch")
 def test_rows_of_drawn_items_are_trained_and_other_models_refuse_them(log):
     data, items = log
     with_items = data.with_negatives(items, 64)
@@ -117,6 +118,7 @@ log_every_steps = 1
 """
 
 
+@pytest.mark.usefixtures("torch")
 def test_the_bar_s_total_has_the_drawn_items_too(log, tmp_path, capsys):
     data, items = log
     with_items = data.with_negatives(items, 64)

@@ -16,7 +16,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import tomli_w
-from typing_extensions import TypeAliasType
 
 from girih.kernels.cpu import ahead, index
 from girih.kernels.cpu.jit import JIT_DISABLED
@@ -108,7 +107,7 @@ def test_types_are_those_of_annotations():
 def test_array_type_may_be_an_alias_as_in_numpy_2_5():
     item = TypeVar("item", bound=np.generic)
     array = np.ndarray[tuple[Any, ...], np.dtype[item]]
-    alias = TypeAliasType("NDArray", array, type_params=(item,))
+    alias = pytest.importorskip("typing_extensions").TypeAliasType("NDArray", array, type_params=(item,))
     for hint in (alias, array):
         assert str(ahead._type_of(hint[np.float32])) == "array(float32, 1d, C)"
         assert str(ahead._type_of(Annotated[hint[np.float32], 2])) == "array(float32, 2d, C)"

@@ -7,7 +7,6 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-import torch
 
 from girih.kernels.buffers import Buffers
 
@@ -32,7 +31,7 @@ def test_arrays_are_as_asked_for_and_aligned(rows):
     assert buffers.take(np.int32, 5).shape == (5,)
 
 
-def test_memory_comes_back_with_the_last_view():
+def test_memory_comes_back_with_the_last_view(torch):
     buffers = Buffers()
     array = buffers.take(np.float32, LEAST_BYTES, 3)
     first, part = place(array), torch.from_numpy(array)[3:]

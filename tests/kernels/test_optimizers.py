@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 
 from girih import optim
 from girih.kernels.cpu import optimizers
@@ -59,39 +58,41 @@ def weights_of(store, num_rows):
 
 
 TORCH = {
-    "sgd": (optim.SGD(lr=0.1), lambda p: torch.optim.SGD(p, lr=0.1), True),
+    "sgd": (optim.SGD(lr=0.1), lambda torch, p: torch.optim.SGD(p, lr=0.1), True),
     "sgd, weight decay": (
         optim.SGD(lr=0.1, l2=0.05),
-        lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.05),
+        lambda torch, p: torch.optim.SGD(p, lr=0.1, weight_decay=0.05),
         False,
     ),
     "sgd, momentum and weight decay": (
         optim.SGD(lr=0.1, momentum=0.9, l2=0.05),
-        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.05),
+        lambda torch, p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.05),
         False,
     ),
-    "adagrad": (optim.Adagrad(lr=0.1), lambda p: torch.optim.Adagrad(p, lr=0.1), True),
+    "adagrad": (optim.Adagrad(lr=0.1), lambda torch, p: torch.optim.Adagrad(p, lr=0.1), True),
     "adagrad, options": (
         optim.Adagrad(lr=0.1, initial_accumulator_value=0.2, eps=1e-5, l2=0.05),
-        lambda p: torch.optim.Adagrad(p, lr=0.1, initial_accumulator_value=0.2, eps=1e-5, weight_decay=0.05),
+        lambda torch, p: torch.optim.Adagrad(
+            p, lr=0.1, initial_accumulator_value=0.2, eps=1e-5, weight_decay=0.05
+        ),
         False,
     ),
-    "adam": (optim.Adam(), lambda p: torch.optim.SparseAdam(p), True),
+    "adam": (optim.Adam(), lambda torch, p: torch.optim.SparseAdam(p), True),
     "adam, options": (
         optim.Adam(lr=0.03, betas=(0.8, 0.95), eps=1e-6),
-        lambda p: torch.optim.SparseAdam(p, lr=0.03, betas=(0.8, 0.95), eps=1e-6),
+        lambda torch, p: torch.optim.SparseAdam(p, lr=0.03, betas=(0.8, 0.95), eps=1e-6),
         True,
     ),
     "adam, weight decay": (
         optim.Adam(lr=0.01, l2=0.05),
-        lambda p: torch.optim.Adam(p, lr=0.01, weight_decay=0.05, eps=1e-8),
+        lambda torch, p: torch.optim.Adam(p, lr=0.01, weight_decay=0.05, eps=1e-8),
         False,
     ),
 }
 
 
 @pytest.mark.parametrize("case", TORCH)
-def test_training_from_equal_values_equals_torch(case):
+def test_training_from_equal_values_equals_torch(torch, case):
     """Sparse gradients touch a part of the rows; torch's weight decay needs dense ones, which touch all."""
     options, make, sparse = TORCH[case]
     num_rows = 30
@@ -100,7 +101,7 @@ def test_training_from_equal_values_equals_torch(case):
     start = np.empty((num_rows, 6), np.float32)
     store.lookup(np.arange(num_rows), tables, None, 1, start)
     embedding = torch.nn.Embedding(num_rows, 6, sparse=sparse, _weight=torch.from_numpy(start.copy()))
-    torch_optimizer = make(list(embedding.parameters()))
+    torch_optimizer = make(torch, list(embedding.parameters()))
     rng = np.random.default_rng(1)
     for step in range(1, STEPS + 1):
         ids = np.sort(rng.permutation(num_rows)[: 10 if sparse else num_rows])

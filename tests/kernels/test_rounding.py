@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -33,7 +32,7 @@ def widen(halves, dtype):
 
 
 @pytest.mark.parametrize("dtype", CODES)
-def test_every_16_bit_pattern_widens_as_in_torch_and_comes_back(dtype):
+def test_every_16_bit_pattern_widens_as_in_torch_and_comes_back(torch, dtype):
     halves = np.arange(0, 65536, 37 if JIT_DISABLED else 1).astype(np.uint16)
     values = widen(halves, dtype)
     theirs = torch.from_numpy(halves.view(np.int16)).view(getattr(torch, dtype)).float().numpy()
@@ -47,7 +46,7 @@ def test_every_16_bit_pattern_widens_as_in_torch_and_comes_back(dtype):
 @pytest.mark.parametrize("dtype", CODES)
 @settings(deadline=None, max_examples=60)
 @given(values=FLOATS)
-def test_nearest_is_the_plain_twin_and_torch(dtype, values):
+def test_nearest_is_the_plain_twin_and_torch(torch, dtype, values):
     mine = widen(narrow(values, dtype), dtype)
     if dtype == "float16":
         np.testing.assert_array_equal(mine, nearest_16(values, dtype))

@@ -152,6 +152,7 @@ def test_what_is_told_to_fit_does():
         BY_NAME["hierarchical"](nets=4).plan(known)
 
 
+@pytest.mark.usefixtures("torch")
 def test_a_config_that_fits_nowhere_is_refused_in_one_line(log_directory, capsys):
     config = log_directory / "config.toml"
     most = 1 << 40  # rows of some 60 bytes each: no machine has that

@@ -7,7 +7,6 @@ import tracemalloc
 import numpy as np
 import pytest
 import safetensors.numpy
-import safetensors.torch
 
 from girih import optim
 from girih.errors import CheckpointError, ConfigError, StorageFullError
@@ -195,7 +194,9 @@ def test_a_snapshot_that_was_closed_is_not_written(tmp_path):
     ("dtype", "tag"),
     [("float32", "torch.float32"), ("bfloat16", "torch.bfloat16"), ("float16", "torch.float16")],
 )
-def test_the_safetensors_library_reads_the_file(tmp_path, dtype, tag):
+def test_the_safetensors_library_reads_the_file(torch, tmp_path, dtype, tag):
+    import safetensors.torch
+
     store = trained(two_segments(dtype, admission=MinCount(count=2, cells=500)))
     report = write_snapshot(store, tmp_path / "0")
     tensors = safetensors.torch.load_file(tmp_path / "0")

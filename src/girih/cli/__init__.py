@@ -16,6 +16,7 @@ import click
 from girih.cli.words import Command
 from girih.dense.accel import dynamo
 from girih.errors import GirihError, UserError, nearest
+from girih.version import __version__
 
 UNUSABLE = (
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP,
@@ -96,7 +97,7 @@ class LazyGroup(click.Group):
 @click.group(
     cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
 )
-@click.version_option(package_name="girih", prog_name="girih")
+@click.version_option(__version__, prog_name="girih")
 def cli() -> None:
     """Trains deep recommender models whose embedding tables outgrow any one machine."""
 

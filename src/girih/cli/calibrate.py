@@ -20,6 +20,7 @@ from girih.cluster.launchers.machines import Launch
 from girih.cluster.options import ClusterOptions
 from girih.cluster.roles import RoleName
 from girih.errors import ConfigError
+from girih.version import __version__
 
 PARTS, PROBES = "parts.json", "probes.json"
 """Files of a calibration under way: what was measured of the parts of steps, and the short runs that are to follow."""
@@ -128,7 +129,8 @@ def _measure(trainers: int, out: Path) -> None:
     machine = {
         "processor": processor(),
         "cores": len(os.sched_getaffinity(0)),
-        **{name: version(name) for name in ("girih", "torch")},
+        "girih": __version__,
+        "torch": version("torch"),
     }
     found = Calibration(trainers=trainers, machine=machine, links=links, codecs=codecs, work=work)
     write_whole(out, json.dumps(found.to_dict()))

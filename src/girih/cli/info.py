@@ -15,6 +15,7 @@ import torch
 from girih.cli import cli, gpus
 from girih.dense.accel import onednn, openmp
 from girih.report.text import size
+from girih.version import __version__
 
 PACKAGES = ("torch", "triton", "numba", "numpy", "pyarrow", "safetensors", "fsspec", "tensorboard")
 HUGE_PAGES = "/sys/kernel/mm/transparent_hugepage/enabled"
@@ -26,7 +27,7 @@ def info() -> int:
     """Show the machine, the versions, and what runs on its GPUs."""
     flags = set(" ".join(_cpuinfo("flags", "Features")).split())
     rows = {
-        "girih": version("girih"),
+        "girih": __version__,
         "python": f"{sys.version.split()[0]} on {platform.platform()}",
         **{name: _version(name) for name in PACKAGES},
         "processor": f"{processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads for torch",

@@ -19,8 +19,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Union
 
-import tomli_w
-
 from girih.config.bounds import Bounds
 from girih.config.mends import mend, no_config
 from girih.errors import ConfigError, MissingFileError, kind_of, nearest
@@ -65,6 +63,8 @@ def read_toml(path: str | os.PathLike[str], *, expanded: bool = True) -> dict[st
 
 def write_toml(path: Path, mapping: Mapping[str, Any]) -> None:
     """Writes a mapping, its ``None`` values left out, as TOML that :func:`read_toml` gives back."""
+    import tomli_w  # only writing needs it
+
     write_whole(path, tomli_w.dumps(plain(mapping)))
 
 

@@ -10,13 +10,13 @@ import json
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from typing import Any
 
 from girih.checkpoint.manifest import DENSE, Parts, check_coverage
 from girih.checkpoint.storage import Storage
 from girih.config import build, checks
 from girih.errors import CheckpointError, MissingFileError
+from girih.version import __version__
 
 NAME, HEAD, PIN = "manifest.json", "head.json", "pin.json"
 CHECKSUM = "crc32"
@@ -63,7 +63,7 @@ class SegmentManifest(VersionFacts):
     previous: int | None
     parts: Parts
     format: int = FORMAT
-    girih: str = version("girih")
+    girih: str = __version__
 
     @property
     def kind(self) -> str:

@@ -9,7 +9,6 @@ import json
 import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from girih.data.given import columns_of
 from girih.errors import CheckpointError, ConfigError, MissingFileError
 from girih.runs.files import write_whole
 from girih.schema import Categorical, Numeric, Schema, Sequence
+from girih.version import __version__
 
 NAME = "signature.json"
 FORMAT = 1
@@ -112,7 +112,7 @@ class Signature:
     source: Mapping[str, Any]
     files: Mapping[str, Mapping[str, int]]
     format: int = FORMAT
-    girih: str = version("girih")
+    girih: str = __version__
 
     def write(self, directory: Path) -> None:
         """Writes it whole."""

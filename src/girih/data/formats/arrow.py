@@ -59,7 +59,7 @@ class TableSource(FileSource):
         if not table.num_rows:
             raise DataError(f"{where}: no rows; expected at least one")
         self._table, self._where = table.replace_schema_metadata(None), where
-        self.files = (File(None, "", where, table.nbytes),)
+        self.files = (File(None, "", where, _num_bytes(table)),)
         self.num_rows: int | None = table.num_rows
         self.num_parts = -(-table.num_rows // PART_ROWS)
         self.identity = f"arrow/{table.num_rows}/{PART_ROWS}/{_digest(self._table)}"
@@ -80,15 +80,22 @@ class TableSource(FileSource):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A table goes to another process as an Arrow stream, if it is small."""
-        if self._table.nbytes > LOADED_BYTES:
+        if _num_bytes(self._table) > LOADED_BYTES:
             raise ConfigError(
-                f"read_arrow: a table of {self._table.nbytes >> 20:,} MiB is in this process, and a loader, which is another, takes"
+                f"read_arrow: a table of {_num_bytes(self._table) >> 20:,} MiB is in this process, and a loader, which is another, takes"
                 f" at most {LOADED_BYTES >> 20} MiB; give a pyarrow dataset or read_parquet, or use a strategy without loaders"
             )
         stream = io.BytesIO()
         with pa.ipc.new_stream(stream, self._table.schema) as writer:
             writer.write_table(self._table)
         return _from_stream, (stream.getvalue(),)
+
+
+def _num_bytes(table: Any) -> int:
+    try:
+        return int(table.nbytes)
+    except pa.ArrowTypeError:  # string views, before pyarrow 24: the buffers of all rows, if this is a slice
+        return int(table.get_total_buffer_size())
 
 
 class FragmentSource(FileSource):

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import tomli_w
 
 from girih.data.decode import columns
 from girih.data.guessing.kinds import FEW, LEAST_ROWS, OUTCOME, Guess, guess_kind, words_of
@@ -216,6 +215,8 @@ def _toml(options: dict[str, Any]) -> list[str]:
             items = ", ".join(_toml({"x": each})[0].removeprefix("x = ") for each in value)
             lines.append(f"{_toml({name: 0})[0].removesuffix('0')}[{items}]")
         else:
+            import tomli_w  # only writing needs it
+
             lines.append(tomli_w.dumps({name: value}).rstrip("\n").replace("\t", "\\t"))
     return lines
 
