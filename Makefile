@@ -63,9 +63,9 @@ test-all: setup
 
 # On a machine with a GPU, without a network: tests of compiled kernels and figures, in stages with time limits. It uses an
 # interpreter that has torch and the other packages, and installs nothing. dev/gpu_stages.py describes its variables:
-# GPU_PYTHON, GPU_OUT, GPU_STAGES, GPU_INTERPRET.
+# GPU_PYTHON, GPU_OUT, GPU_STAGES, GPU_PATIENCE, GPU_INTERPRET.
 gpu gpu-picasso: export GPU_PYTHON := $(GPU_PYTHON)
-gpu-picasso: export PYTHONPATH := src
+gpu-picasso: export PYTHONPATH := $(CURDIR)/src
 
 gpu:
 	@$(PYTHON) dev/gpu_stages.py

@@ -175,6 +175,17 @@ def test_a_choice_of_no_part_is_one_line(words, message):
     assert stderr.count("\n") == 1
 
 
+def test_training_is_compared_with_a_run_of_the_same_shape_on_a_cpu(capsys):
+    import gpu_train
+
+    parser = gpu_train.options()
+    assert 0.84 < gpu_train.reference(parser, parser.parse_args([])) < 0.86
+    assert json.loads(gpu_train.REFERENCE.read_text())["options"]["device"] == "cpu"
+    with pytest.raises(SystemExit):
+        gpu_train.reference(parser, parser.parse_args(["--steps", "30"]))
+    assert "gpu-train-cpu.json has steps = 3000, this run 30" in capsys.readouterr().err
+
+
 def test_the_page_has_the_markers():
     import gpu_goals
 

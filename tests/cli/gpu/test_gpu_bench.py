@@ -45,6 +45,26 @@ def test_a_run_that_is_terminated_keeps_its_rows_and_goes_on_from_them(tmp_path)
 
 
 @pytest.mark.heavy
+def test_a_quick_run_of_training_ends_with_a_score(tmp_path):
+    words = [
+        sys.executable,
+        "-m",
+        "girih",
+        "bench",
+        "gpu_train",
+        "--quick",
+        "--json",
+        tmp_path / "train.json",
+    ]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    (table,) = json.loads((tmp_path / "train.json").read_text())["tables"]
+    (row,) = table["rows"]
+    assert row["steps"] == 4
+    assert 0 < row["AUC"] < 1
+
+
+@pytest.mark.heavy
 def test_kernels_as_a_step_launches_them_compile_and_spill_nothing(tmp_path):
     words = [sys.executable, "-m", "girih", "bench", "gpu_registers", "--json", tmp_path / "registers.json"]
     done = subprocess.run(words, capture_output=True, text=True)
