@@ -12,7 +12,7 @@ Parts:
     keys     deduplication alone, and the search of keys in an index that is half full
     models   whole models and their dense halves alone, plain and compiled by torch (``train.compile``)
     tiers    steps with a tenth of the rows in GPU memory
-    peers    steps of ``nn.EmbeddingBag`` under ``torch.compile`` and of FBGEMM's TBE, with the same ids, each in a process of its own
+    peers    steps of ``nn.EmbeddingBag`` under ``torch.compile`` and of FBGEMM's TBE, with the same ids, one process each
 
 The JSON is rewritten after every row. ``--resume TAG`` keeps its rows if they have the same tag, GPU and versions.
 

@@ -105,8 +105,8 @@ class Judged:
     """A goal beside what was measured.
 
     Attributes:
-        bound: what was to be reached; another than the goal's where that lies beyond the machine.
-        measured: None where it was not.
+        bound: the goal's bound, or 0.9 of the machine's limit if that is easier.
+        measured: None if it was not measured.
     """
 
     goal: Goal

@@ -219,7 +219,7 @@ class Report:
         self._start -= earlier["duration_s"]
 
     def peer(self, module: str, mend: str = "make bench-peers installs it") -> ModuleType | None:
-        """Imports a peer's module; where that fails, None, and the reason stands in the report."""
+        """Imports a peer's module. If that fails, returns None and reports the reason."""
         try:
             return importlib.import_module(module)
         except (ImportError, OSError, RuntimeError) as error:  # a wheel of another torch fails in its loader
