@@ -237,9 +237,7 @@ class Session:
                     process.wait(0.1)
             status = process.poll()
             stop(process)
-        if (
-            self.signal is not None and status != 0
-        ):  # make and the shell may have sent it to the stage as well
+        if status is None and self.signal is not None:
             return f"stopped by {signal.Signals(self.signal).name}"
         if status is None:
             return f"over its limit of {stage.limit_s * self.patience:.0f} s"
