@@ -31,8 +31,8 @@ from girih.testing.click_log import click_log, click_log_schema
 
 NUM_NUMERIC, NUM_SCALAR = 13, 25  # and the list of tags
 REFERENCE = harness.ROOT / "docs" / "results" / "gpu-train-cpu.json"
-TOLERANCE = 0.002
-"""Largest difference of two AUCs."""
+TOLERANCE = 0.0005
+"""Largest difference of two AUCs. Another seed changes the AUC of a CPU by 0.00003."""
 ROWS_PER_FILE = 64_000
 SHAPE = ("steps", "batch", "valid_rows", "cardinality")
 """Options that have to be the same in the reference."""
