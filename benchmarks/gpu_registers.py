@@ -32,7 +32,7 @@ KERNELS = (
 """Those that work on tiles of columns."""
 ON_KEYS = {
     "_claim": 256, "_find_first": 1024, "_number": 256, "_describe_terms": 256, "read_known": 256, "ask_admission": 256,
-    "add_sightings": 256, "_count": 1024, "_number_rows": 1024, "make_rows": 256, "rows_to_move": 256,
+    "add_sightings": 256, "count_read": 1024, "count_moved": 1024, "_number_rows": 1024, "make_rows": 256, "rows_to_move": 256,
     "_find_largest": 4096,
 }  # fmt: skip
 """Those that work on ids, keys or numbers one by one, and how many of them a program has."""

@@ -231,7 +231,7 @@ class BadGradient(torch.nn.Module):
 
     def forward(self, numeric, embeddings):
         item = embeddings["item"]
-        return ((item - item.detach()).clamp(min=0).sqrt().sum(1, keepdim=True)) + self.bias
+        return (item - item.detach()).sqrt().sum(1, keepdim=True) + self.bias
 
 
 def test_non_finite_gradient_names_the_feature_and_moves_nothing(log_directory):

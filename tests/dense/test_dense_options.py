@@ -4,8 +4,10 @@ import copy
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 from torch.nn import Parameter
 
+from girih.dense import options
 from girih.dense.options import FUSED, optimizer_factory
 
 OPTIONS = {
@@ -55,3 +57,12 @@ def test_what_the_config_chooses_stays():
     assert not optimizer_factory({"name": "adam", "foreach": True})(parameters()).defaults["fused"]
     assert not optimizer_factory("adam")([Parameter(torch.zeros(2, dtype=torch.double))]).defaults["fused"]
     assert "fused" not in optimizer_factory("rmsprop")(parameters()).defaults
+
+
+@pytest.mark.parametrize("has_adagrad", [False, True])
+def test_parameters_on_a_gpu_have_the_fused_kernel_that_torch_has(monkeypatch, has_adagrad):
+    monkeypatch.setattr(options, "_has_kernel", lambda name, key: has_adagrad)
+    with FakeTensorMode():
+        there = [Parameter(torch.empty(3, device="cuda"))]
+        fused = {name: optimizer_factory(name)(there).defaults["fused"] for name in FUSED}
+    assert fused == dict.fromkeys(FUSED, True) | {"adagrad": has_adagrad or None}

@@ -9,6 +9,7 @@ import torch
 from girih.dense.halves.late_replica import LateReplica
 from girih.dense.halves.replica import Replica
 from girih.dense.lamb import Lamb
+from girih.dense.options import FUSED, optimizer_factory
 from girih.sparse.halves.late import LateUpdate, nonfinite_gradient
 from girih.testing.dense_suite import DenseHalfSuite, case, dense_spec
 
@@ -87,6 +88,21 @@ def test_it_moves_as_a_replica_that_waits_and_not_at_all_where_refused(name, cli
     computed = waiting.compute(case(5).batch, case(5).embeddings())
     computed.apply()
     assert_same(numbers(late), numbers(waiting))
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_an_optimizer_by_name_reads_the_flag_itself_so_that_nothing_is_copied(monkeypatch, name):
+    half = LateReplica(replace(dense_spec(), optimizer=optimizer_factory(name)))
+    step(half, case(0))  # makes the state
+
+    def copied(optimizer):
+        pytest.fail("parameters and state are copied")
+
+    monkeypatch.setattr(half, "_kept", copied)
+    assert step(half, case(1)).refused is None
+    before = numbers(half)
+    assert step(half, case(2), spoil=True).refused is not None
+    assert_same(numbers(half), before)
 
 
 @pytest.mark.parametrize("name", ["adam", "adam, fused", "sgd"])

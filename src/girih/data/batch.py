@@ -39,7 +39,7 @@ class Share:
     again: Callable[[], tuple[int, int]] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class Batch:
     """B examples, feature by feature (feature-major), as in a column store.
 

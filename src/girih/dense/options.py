@@ -27,6 +27,7 @@ OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     "radam": torch.optim.RAdam,
 }
 
+_has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
 FUSED = ("sgd", "adagrad", "adam", "adamw")  # torch has one kernel for the whole step
 GRAPH_ONLY = ("capturable", "differentiable")
 
@@ -71,8 +72,9 @@ def _fused(
 ) -> torch.optim.Optimizer:
     """Left to itself, torch steps through the parameters on CPUs one by one, and everywhere operator by operator."""
     parameters = list(parameters)
-    # Adagrad has one for GPUs in late versions of torch only
-    devices = ("cpu",) if cls is torch.optim.Adagrad else ("cpu", "cuda")
+    # an older torch has none of Adagrad for GPUs
+    on_gpu = cls is not torch.optim.Adagrad or _has_kernel("aten::_fused_adagrad_", "CUDA")
+    devices = ("cpu", "cuda") if on_gpu else ("cpu",)
     if all(p.device.type in devices and p.dtype == torch.float32 for p in parameters):
         return cls(parameters, **options, fused=True)
     return cls(parameters, **options)

@@ -178,6 +178,22 @@ def test_records_that_change_while_they_are_copied_are_whole_in_the_save(monkeyp
             assert_same(read(snapshot), expected)
 
 
+def test_a_save_whose_stream_is_late_is_of_its_moment(monkeypatch):
+    take = GpuSave._take_piece
+
+    def late(save, first, piece):
+        if piece.is_cuda:
+            torch.cuda._sleep(20_000_000)  # cycles, about 10 ms
+        take(save, first, piece)
+
+    monkeypatch.setattr(GpuSave, "_take_piece", late)
+    with new_store() as store:
+        expected = taken(changed(store))
+        with store.snapshot() as snapshot:
+            changed(store, range(6, 10))
+            assert_same(read(snapshot), expected)
+
+
 def test_rows_that_were_free_are_so_in_the_save_though_others_use_them_meanwhile(monkeypatch):
     with new_store() as store:
         ids, tables = np.arange(60), np.zeros(60, np.int32)

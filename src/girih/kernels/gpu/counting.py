@@ -6,8 +6,10 @@ Shapes: U unique keys, T tables, R rows that were ever made.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -22,42 +24,62 @@ _ROWS_EVER: tl.constexpr = tl.constexpr(ROWS_EVER)
 _NUM_ROWS: tl.constexpr = tl.constexpr(NUM_ROWS)
 _ADDED: tl.constexpr = tl.constexpr(ADDED)
 _COLUMNS: tl.constexpr = tl.constexpr(at.TABLE_COLUMNS)
+_TABLE_ROWS, _LOOKUPS, _HITS = tl.constexpr(at.TABLE_ROWS), tl.constexpr(at.LOOKUPS), tl.constexpr(at.HITS)
+_NEW, _REFUSED = tl.constexpr(at.NEW), tl.constexpr(at.REFUSED)
+_UPDATES, _DROPPED = tl.constexpr(at.UPDATES), tl.constexpr(at.DROPPED)
+
+
+@triton.jit
+def _add(
+    counters: tl.tensor, table: tl.tensor, first: tl.tensor, last: tl.tensor, counted: tl.tensor, column: tl.constexpr
+) -> None:  # fmt: skip
+    """Adds the number of ``counted`` keys of each table to a column; ``first`` and ``last`` bound the tables of a program."""
+    if first == last:  # nearly always, since keys of one table stand together: one atomic a program
+        tl.atomic_add(counters + first * _COLUMNS + column, tl.sum(counted.to(tl.int64)), sem="relaxed")
+    else:
+        tl.atomic_add(counters + table * _COLUMNS + column, counted.to(tl.int64), mask=counted, sem="relaxed")
+
+
+@triton.jit
+def _tables_of(tables: tl.tensor, i: tl.tensor, mask: tl.tensor) -> Any:
+    """The table of each key, the lowest and the highest."""
+    table = tl.load(tables + i, mask=mask, other=0)
+    return table, tl.min(tl.where(mask, table, 1 << 30)), tl.max(tl.where(mask, table, -1))
 
 
 @kernel
-def _count(
-    tables: tl.tensor, flags: tl.tensor, num_keys: tl.tensor, counters: tl.tensor, column: tl.tensor, amount: tl.tensor, LEAST: tl.constexpr,
-    BLOCK: tl.constexpr,
+def count_read(
+    tables: tl.tensor, is_new: tl.tensor, admitted: tl.tensor, takes: tl.tensor, num_keys: tl.tensor, counters: tl.tensor, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
+    """Counts a read by tables, in ``counters``, int64[T, 16].
+
+    Args:
+        is_new, admitted, takes: int32[U], 1 for keys without a row, for admitted keys, and for keys that get a row.
+    """
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = i < tl.load(num_keys)
-    counted = mask & (tl.load(flags + i, mask=mask, other=LEAST - 1) >= LEAST)
-    table = tl.load(tables + i, mask=counted, other=0)
-    first = tl.min(tl.where(counted, table, 1 << 30))
-    last = tl.max(tl.where(counted, table, -1))
-    if first == last:  # nearly always, since keys of one table stand together: one atomic a program
-        tl.atomic_add(
-            counters + first * _COLUMNS + column, tl.sum(counted.to(tl.int64)) * amount, sem="relaxed"
-        )
-    elif last >= 0:
-        one = counted.to(tl.int64) * amount
-        tl.atomic_add(counters + table * _COLUMNS + column, one, mask=counted, sem="relaxed")
+    table, first, last = _tables_of(tables, i, mask)
+    new = tl.load(is_new + i, mask=mask, other=0) != 0
+    may = tl.load(admitted + i, mask=mask, other=0) != 0
+    made = tl.load(takes + i, mask=mask, other=0) != 0
+    _add(counters, table, first, last, mask, _LOOKUPS)
+    _add(counters, table, first, last, mask & (new == 0), _HITS)
+    _add(counters, table, first, last, new & (may == 0), _REFUSED)
+    _add(counters, table, first, last, made, _NEW)
+    _add(counters, table, first, last, made, _TABLE_ROWS)
 
 
-def count(
-    tables: Tensor,
-    flags: Tensor,
-    num_keys: Tensor,
-    counters: Tensor,
-    column: int,
-    *,
-    least: int,
-    amount: int = 1,
-) -> None:
-    """Adds to a column of ``counters``, int64[T, 16], how many keys of each table have flags of ``least`` and more."""
-    launch(
-        _count, len(tables), block_of(1024, len(tables)), tables, flags, num_keys, counters, column, amount, LEAST=least,
-    )  # fmt: skip
+@kernel
+def count_moved(
+    tables: tl.tensor, moving: tl.tensor, refused: tl.tensor, num_keys: tl.tensor, counters: tl.tensor, BLOCK: tl.constexpr
+) -> None:  # fmt: skip
+    """Counts a step by tables; for the arguments see :func:`girih.kernels.gpu.update.rows_to_move` and :func:`count_read`."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = (i < tl.load(num_keys)) & (tl.load(refused) < 0)
+    table, first, last = _tables_of(tables, i, mask)
+    row = tl.load(moving + i, mask=mask, other=NO_ROW)
+    _add(counters, table, first, last, mask & (row >= 0), _UPDATES)
+    _add(counters, table, first, last, mask & (row < 0), _DROPPED)
 
 
 @kernel

@@ -23,10 +23,10 @@ from girih.kernels.gpu import jit, pool
 from girih.kernels.gpu.dedup import Terms, Unique, describe_terms, unique
 from girih.kernels.gpu.gradients import Pieces, Sources
 from girih.kernels.gpu.pool import SHORT_BAG
-from girih.sparse.groups.gpu_batch import GpuBatch
+from girih.sparse.groups.gpu_batch import GpuBatch, SharedCopy
 from girih.sparse.groups.pack import Group, Output
 from girih.sparse.groups.side_stream import take_over
-from girih.store.gpu.gpu_memory import to_device
+from girih.store.gpu.gpu_memory import reached, to_device
 from girih.store.gpu.record_kernels import Keys
 
 _BATCH_SIZES = 8  # of batches whose bounds are remembered
@@ -82,11 +82,16 @@ class GpuKeys:
 
 
 class GpuBags:
-    """Finds keys, pools rows, and says where gradients lie."""
+    """Finds keys, pools rows, and says where gradients lie.
 
-    def __init__(self, group: Group, device: torch.device) -> None:
-        self.group, self.device = group, device
+    Args:
+        shared_copy: the copies of batches, one object for all groups of a half; None for a single group.
+    """
+
+    def __init__(self, group: Group, device: torch.device, shared_copy: SharedCopy | None = None) -> None:
+        self.group, self.device, self._shared_copy = group, device, shared_copy or SharedCopy()
         self._tables = to_device(group.tables, device)
+        self._features = to_device(group.features.astype(np.int32), device)
         self._slot_of = {int(feature): slot for slot, feature in enumerate(group.features)}
         modes = np.zeros(len(group.features), np.int32)
         for output in group.outputs:
@@ -104,7 +109,8 @@ class GpuBags:
         Args:
             ready: recorded once all is done.
         """
-        batch = given if isinstance(given, GpuBatch) else self._copied(given)
+        batch = given if isinstance(given, GpuBatch) else self._shared_copy.of(given, self._copied)
+        take_over(batch.ready, (batch.ids, batch.offsets, batch.weights), self.device)
         size, features = batch.num_examples, self.group.features
         begins = batch.bounds[features]
         counts = batch.bounds[features + 1] - begins
@@ -114,7 +120,7 @@ class GpuBags:
         found = unique(batch.ids, positions_of, self._tables, n)
         terms = pieces = None
         if train:
-            first_bags = to_device((features * size).astype(np.int32), self.device)
+            first_bags = self._features * size
             terms = describe_terms(found, positions_of, offsets, first_bags, self._modes, weights, n, size)
             pieces = Pieces(found.counts)
         of_tables = np.zeros(len(self.group.spec.tables), np.int64)
@@ -123,11 +129,12 @@ class GpuBags:
         return GpuKeys(found, of_tables, longest, terms, pieces, offsets, weights, ready)
 
     def _copied(self, batch: Batch) -> GpuBatch:
-        """The ids of a batch, copied to this group's GPU without a wait."""
-        size, num_features = batch.num_examples, 1 + int(self.group.features.max())
+        """The ids of a batch, copied to the GPU without a wait."""
+        size, num_features = batch.num_examples, batch.num_features or 1 + int(self.group.features.max())
         longest = np.zeros(num_features, np.int64)
         if size:
-            longest[:] = np.diff(batch.offsets).reshape(-1, size)[:num_features].max(axis=1)
+            single = batch.has_single_ids
+            longest[:] = 1 if single else np.diff(batch.offsets).reshape(-1, size).max(axis=1)
         return GpuBatch(
             ids=to_device(batch.ids, self.device),
             offsets=to_device(batch.offsets, self.device),
@@ -135,6 +142,7 @@ class GpuBags:
             num_examples=size,
             bounds=batch.offsets[np.arange(num_features + 1) * size].astype(np.int64),
             longest=longest,
+            ready=reached(self.device),
         )
 
     def outputs(self, batch: Batch | GpuBatch) -> list[Tensor]:
@@ -199,7 +207,12 @@ class GpuBags:
         Args:
             given: float32[·, D] of each output, contiguous, or None; they must last until they are read.
         """
-        return [self._sources(segment.name, given, batch) for segment in self.group.spec.segments]
+        segments = self.group.spec.segments
+        described = np.stack([self._described(segment.name, given, batch) for segment in segments])
+        return [
+            Sources(there, pooled=bool(own[0].any()), whole=bool(own[2].any()), aligned=not (own % 16).any())
+            for own, there in zip(described, to_device(described, self.device), strict=True)
+        ]
 
     def _fill(
         self,
@@ -274,7 +287,10 @@ class GpuBags:
             found = self._first_bags[number, num_examples] = to_device(firsts, self.device)
         return found
 
-    def _sources(self, segment: str, given: Sequence[Tensor | None], batch: Batch | GpuBatch) -> Sources:
+    def _described(
+        self, segment: str, given: Sequence[Tensor | None], batch: Batch | GpuBatch
+    ) -> NDArray[np.int64]:
+        """int64[4, F]: see :class:`girih.kernels.gpu.gradients.Sources`."""
         described = np.zeros((4, len(self.group.features)), np.int64)
         for output, gradient in zip(self.group.outputs, given, strict=True):
             if output.segment.name != segment or gradient is None:
@@ -286,9 +302,7 @@ class GpuBags:
                 continue
             for place, feature in enumerate(output.features):
                 described[:2, self._slot_of[int(feature)]] = start + row * place, row * len(output.features)
-        pooled, whole = bool(described[0].any()), bool(described[2].any())
-        aligned = not (described % 16).any()
-        return Sources(to_device(described, self.device), pooled=pooled, whole=whole, aligned=aligned)
+        return described
 
 
 def places_and_positions(begins: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int32]:

@@ -1,12 +1,17 @@
-"""A batch whose ids are on a GPU already, as loops of the user's own have them."""
+"""A batch whose ids are on a GPU, because all groups share one copy or because the user passed GPU tensors."""
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from girih.data.batch import Batch
 
 
 @dataclass(frozen=True)
@@ -21,6 +26,7 @@ class GpuBatch:
         num_examples: B.
         bounds: int64[F+1], where the ids of each feature begin, and the last one's end.
         longest: int64[F], ids of the longest bag of each feature, or more; it chooses a kernel.
+        ready: when the tensors are there, for other streams; None if the current stream made them.
     """
 
     ids: Tensor
@@ -29,7 +35,21 @@ class GpuBatch:
     num_examples: int
     bounds: NDArray[np.int64]
     longest: NDArray[np.int64]
+    ready: torch.cuda.Event | None = None
 
     def ids_of(self, feature: int) -> slice:
         """Slice of a feature's ids."""
         return slice(int(self.bounds[feature]), int(self.bounds[feature + 1]))
+
+
+class SharedCopy:
+    """The GPU copy of the latest batch, shared by all groups of a sparse half. It holds no reference to the batch itself."""
+
+    def __init__(self) -> None:
+        self._source: Callable[[], Batch | None] = lambda: None
+
+    def of(self, batch: Batch, copy: Callable[[Batch], GpuBatch]) -> GpuBatch:
+        """Returns the copy of a batch; calls ``copy`` only if the latest batch is another one."""
+        if self._source() is not batch or not batch.num_examples:  # an empty batch has no number of features
+            self._copy, self._source = copy(batch), weakref.ref(batch)
+        return self._copy

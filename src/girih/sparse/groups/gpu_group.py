@@ -21,7 +21,7 @@ from girih.data.batch import Batch
 from girih.errors import ConfigError
 from girih.kernels.gpu.gradients import Direct
 from girih.sparse.groups.gpu_bags import GpuBags, GpuKeys
-from girih.sparse.groups.gpu_batch import GpuBatch
+from girih.sparse.groups.gpu_batch import GpuBatch, SharedCopy
 from girih.sparse.groups.group import Fill
 from girih.sparse.groups.pack import Group
 from girih.sparse.groups.side_stream import SideStream
@@ -72,15 +72,16 @@ class GpuGroup:
 
     Args:
         shards: its one store, in GPU memory, or with GPU memory as its uppermost tier.
+        shared_copy: see :class:`GpuBags`.
 
     Raises:
         ConfigError: several shards, or a store elsewhere.
     """
 
-    def __init__(self, group: Group, shards: Sequence[Store]) -> None:
+    def __init__(self, group: Group, shards: Sequence[Store], shared_copy: SharedCopy | None = None) -> None:
         self.group = group
         self._state: GroupState = on_gpu(group, shards)
-        self._bags = GpuBags(group, self._state.device)
+        self._bags = GpuBags(group, self._state.device, shared_copy)
         self._side = SideStream(self._state.device)
 
     @property

@@ -26,6 +26,7 @@ from girih.comm.group.exchange import Direct
 from girih.data.batch import Batch
 from girih.errors import NonFiniteError
 from girih.runs.stats import ASKED_KEYS, PACED_KEYS, SERVED_ROWS, Stats
+from girih.sparse.groups.gpu_batch import SharedCopy
 from girih.sparse.groups.local_shards import LocalShards
 from girih.sparse.groups.side_stream import SideStream, take_over
 from girih.sparse.half import SparseStats
@@ -117,8 +118,9 @@ class GpuCollectiveSparse(ShardedHalf[GpuRequest, GpuExchanged]):
             gradients=GpuRowCodec(float16_gradients),
         )
         self._readers = [GpuReader(*each) for each in zip(groups, shards.stores, strict=True)]
+        shared_copy = SharedCopy()
         self._routers = [
-            GpuRouter(group, reader.state, ranks.size)
+            GpuRouter(group, reader.state, ranks.size, shared_copy)
             for group, reader in zip(groups, self._readers, strict=True)
         ]
         self._unsent: deque[GpuRequest] = deque()

@@ -8,6 +8,7 @@ from typing import Any
 
 from girih.data.batch import Batch
 from girih.sparse.groups.bags import Gradients
+from girih.sparse.groups.gpu_batch import SharedCopy
 from girih.sparse.groups.group import CpuGroup, EmbeddingGroup, ReadRows, apply_all
 from girih.sparse.groups.local_shards import LocalShards
 from girih.sparse.groups.pack import Group
@@ -39,10 +40,9 @@ class LocalSparse(ShardedHalf[list[Any], ReadRows]):
         groups = spec.groups()
         shards = LocalShards(groups, spec.resolved_store(), place=process, elsewhere=elsewhere, gpu=spec.gpu)
         super().__init__(groups, shards, micro_batches=micro_batches, ahead=ahead)
+        shared_copy, device = SharedCopy(), spec.store.device or "cpu"
         self.groups: list[EmbeddingGroup] = [
-            open_group(
-                (devices or {}).get(group.spec.name, spec.store.device or "cpu"), group, stores, shards.pool
-            )
+            open_group((devices or {}).get(group.spec.name, device), group, stores, shards.pool, shared_copy)
             for group, stores in zip(groups, shards.stores, strict=True)
         ]
 
@@ -110,11 +110,15 @@ class LocalSparse(ShardedHalf[list[Any], ReadRows]):
 
 
 def open_group(
-    device: str, group: Group, shards: Sequence[Store], pool: ThreadPoolExecutor | None
+    device: str,
+    group: Group,
+    shards: Sequence[Store],
+    pool: ThreadPoolExecutor | None,
+    shared_copy: SharedCopy | None = None,
 ) -> EmbeddingGroup:
-    """The group on a device, as the plan names it: "cpu" or "gpu"; other arguments are those of :class:`CpuGroup`."""
+    """The group on a device, as the plan names it: "cpu" or "gpu". For the arguments see :class:`CpuGroup` and ``GpuGroup``."""
     if device == "cpu":
         return CpuGroup(group, shards, pool)
     from girih.sparse.groups.gpu_group import GpuGroup
 
-    return GpuGroup(group, shards)
+    return GpuGroup(group, shards, shared_copy)

@@ -19,6 +19,7 @@ from girih.data.batch import Batch
 from girih.kernels.cpu import layout as at
 from girih.kernels.gpu.routing import route
 from girih.sparse.groups.gpu_bags import GpuBags, GpuKeys, places_and_positions
+from girih.sparse.groups.gpu_batch import SharedCopy
 from girih.sparse.groups.group import feature_of
 from girih.sparse.groups.pack import Group
 from girih.store.gpu.gpu_memory import to_device
@@ -92,11 +93,12 @@ class GpuRouter:
 
     Args:
         state: this rank's shard, on whose GPU all is done.
+        shared_copy: see :class:`GpuBags`.
     """
 
-    def __init__(self, group: Group, state: GroupState, num_ranks: int) -> None:
+    def __init__(self, group: Group, state: GroupState, num_ranks: int, shared_copy: SharedCopy) -> None:
         self.group, self._state, self._num_ranks = group, state, num_ranks
-        self.bags = GpuBags(group, state.device)
+        self.bags = GpuBags(group, state.device, shared_copy)
 
     @property
     def width(self) -> int:

@@ -123,9 +123,7 @@ class GpuMemory:
             return
         copy = torch.empty(4, dtype=torch.int64, pin_memory=True)
         copy.copy_(self.words, non_blocking=True)
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(self.device))
-        self._told.append((event, copy, self._asked))
+        self._told.append((reached(self.device), copy, self._asked))
 
     def meta_of(self, rows: Tensor | None) -> counting.Meta:
         """The meta of some rows, int32[·], or of all that were ever made: waits for the GPU."""
@@ -272,6 +270,15 @@ def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
     if device.type == "cpu":
         return tensor.clone()
     return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def reached(device: torch.device) -> torch.cuda.Event | None:
+    """Records an event on the current stream of a device; returns None on a CPU."""
+    if device.type == "cpu":
+        return None
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(device))
+    return event
 
 
 def to_host(tensor: Tensor) -> NDArray[Any]:

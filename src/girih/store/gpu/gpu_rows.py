@@ -51,6 +51,7 @@ class GpuRows:
         eviction = self._rules[:, at.EVICTION]
         listed = np.isin(eviction, (at.EVICT_LRU, at.EVICT_TTL))
         self._listed = to_device(listed.astype(np.int32), device)
+        self._in_seconds = bool(self._rules[:, at.IN_SECONDS].any())
         self._expiring = np.flatnonzero(eviction == at.EVICT_TTL).tolist()
         self._bounded = np.flatnonzero(self._rules[:, at.MAX_ROWS] < at.UNLIMITED).tolist()
         self._oldest = {table: Oldest(memory, table) for table in np.flatnonzero(listed).tolist()}
@@ -76,28 +77,34 @@ class GpuRows:
             self._expire(now)
         room = memory.make_room(len(keys))
         memory.calls += 1
-        moment = to_device(now, memory.device)
+        moment = torch.full((len(now),), step, dtype=torch.int64, device=memory.device)
+        if self._in_seconds:
+            moment = to_device(now, memory.device)
         if memory.is_copied:
             memory.keep(self.find(keys))
         rows, is_new = self._find(keys, moment, marks=True)
         admitted = is_new
         if not (self._admits_all or forced):
             admitted = self._admitted(keys, is_new, step)
+        takes = admitted
         if self._bounded:
-            admitted, left = self._bounded_by_rows(keys, admitted, step)
+            takes, left = self._bounded_by_rows(keys, takes, step)
             room += left
-        short = room < len(keys) and int(admitted.sum()) > room
+        short = room < len(keys) and int(takes.sum()) > room
         if short:
-            admitted = admitted * (torch.cumsum(admitted, 0, dtype=torch.int32) <= room)
-        self._count_read(keys, is_new, admitted)
-        counting.number_rows(admitted, memory.free, memory.words, rows)
+            takes = takes * (torch.cumsum(takes, 0, dtype=torch.int32) <= room)
+        jit.launch(
+            counting.count_read, len(keys), jit.block_of(1024, len(keys)), keys.tables, is_new, admitted, takes, keys.num,
+            memory.tables,
+        )  # fmt: skip
+        counting.number_rows(takes, memory.free, memory.words, rows)
         memory.keep(rows)  # free ones that are used again
         self._launch(
             lookup.make_rows, len(keys), memory.slots, memory.num_slots, memory.chunks, keys.ids, keys.tables,
-            keys.counts, keys.num, moment, memory.calls, step, rows, takes=admitted,
+            keys.counts, keys.num, moment, memory.calls, step, rows, takes=takes,
         )  # fmt: skip
         # unless some were turned away, every key has a row now
-        addresses = self._kernels.begin(keys, rows, admitted, all_there=admitted is is_new)
+        addresses = self._kernels.begin(keys, rows, takes, all_there=takes is is_new)
         memory.tell()
         if short:
             raise memory.full()
@@ -157,20 +164,7 @@ class GpuRows:
             self._bloom,
             memory.cells,
         )
-        refused = is_new - admitted
-        counting.count(keys.tables, refused, keys.num, memory.tables, at.REFUSED, least=1)
         return admitted
-
-    def _count_read(self, keys: Keys, is_new: Tensor, takes: Tensor) -> None:
-        counters = self._memory.tables
-        for column, flags, amount, least in (
-            (at.LOOKUPS, is_new, 1, 0),
-            (at.HITS, is_new, 1, 0),
-            (at.HITS, is_new, -1, 1),
-            (at.NEW, takes, 1, 1),
-            (at.TABLE_ROWS, takes, 1, 1),
-        ):
-            counting.count(keys.tables, flags, keys.num, counters, column, least=least, amount=amount)
 
     def forget(self) -> None:
         """Takes nothing for granted of tables: their rows were replaced."""

@@ -31,7 +31,7 @@ from girih.kernels.cpu import layout as at
 from girih.kernels.cpu import saving, transfer
 from girih.kernels.gpu import counting, jit, records
 from girih.kernels.gpu.layout import STAMP
-from girih.store.gpu.gpu_memory import GpuMemory
+from girih.store.gpu.gpu_memory import GpuMemory, reached
 from girih.store.state import ShardState
 
 _PIECE_BYTES = 16 << 20
@@ -156,11 +156,7 @@ class GpuSave:
             records.copy_records, len(rows), jit.rows_at_once(width), memory.chunks, rows, piece, len(rows), self._num_words,
             CHUNK_BITS=memory.chunk_bits, STRIDE=memory.stride, WORDS=width,
         )  # fmt: skip
-        ready = None
-        if self._stream is not None:
-            ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            ready.record(torch.cuda.current_stream(self._device))
-        self._asides.put(_Aside(piece, len(rows), ready))
+        self._asides.put(_Aside(piece, len(rows), reached(self._device)))
 
     def _copy(self) -> None:
         """All that the thread does."""

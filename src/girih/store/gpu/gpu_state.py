@@ -104,11 +104,10 @@ class GpuState:
                 update.rows_to_move, len(keys), memory.slots, memory.num_slots, memory.chunks, keys.ids, keys.tables,
                 keys.num, rows, memory.words, refused, step, moving,
             )  # fmt: skip
-            counted = torch.where(refused < 0, moving, torch.full_like(moving, -2))
-            found = (counted >= 0).to(torch.int32)
-            counting.count(keys.tables, found, keys.num, memory.tables, at.UPDATES, least=1)
-            lost = (counted == at.NO_ROW).to(torch.int32)
-            counting.count(keys.tables, lost, keys.num, memory.tables, at.DROPPED, least=1)
+            jit.launch(
+                counting.count_moved, len(keys), jit.block_of(1024, len(keys)), keys.tables, moving, refused, keys.num,
+                memory.tables,
+            )  # fmt: skip
             self.kernels.move(keys, moving, gradients, hyper_rows(self.spec, lr_scale, step), step, direct)
 
     def lookup(

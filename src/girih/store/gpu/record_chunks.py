@@ -70,7 +70,9 @@ class RecordChunks:
                 yield first, chunk[: rows_ever - first]
 
     def close(self) -> None:
-        """Lets go of the memory."""
+        """Frees the memory, once no stream uses it."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
         self._records.clear()
 
 

@@ -179,25 +179,30 @@ class RecordKernels:
     def begin(self, keys: Keys, rows: Tensor, takes: Tensor, *, all_there: bool = False) -> Tensor:
         """Writes the values of records that are new; returns where the columns of all keys lie until the next call, int64[n].
 
+        Initial values of keys without a row share memory with the returned tensor, and last as long as it does.
+
         Args:
             rows: int32[n], -1 for keys that have none and read initial values.
             takes: int32[n], 1 where the record is new.
             all_there: no key has none, which saves memory for initial values.
         """
         own, n = self.segments, len(keys)
-        # 16 in place of none: the address of nothing is 0, an int32, for which the kernel would be compiled once more
-        num_bytes = 16 if all_there else n * own.row_bytes
-        scratch = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
-        addresses = torch.empty(n, dtype=torch.int64, device=self._device)
+        first_value = n + n % 2  # 16 bytes aligned
+        memory = torch.empty(
+            first_value + (0 if all_there else -(-n * own.row_bytes // 8)),
+            dtype=torch.int64,
+            device=self._device,
+        )
+        # never 0, even without values: Triton would compile the kernel again for 0, an int32
+        addresses, scratch = memory[:n], memory.data_ptr() + 8 * first_value
         for number, (first, dim, state, width, optimizer) in enumerate(own.described):
             columns = jit.columns_of(dim)
             jit.launch(
                 lookup.write_initial, n, jit.rows_at_once(columns), self._records.chunks, keys.ids, keys.tables, keys.num,
-                rows, takes, scratch.data_ptr(), addresses, own.seeds, own.kinds, own.options, self._first_hyper, number,
+                rows, takes, scratch, addresses, own.seeds, own.kinds, own.options, self._first_hyper, number,
                 len(own.described), first, dim, state, own.num_columns, OPTIMIZER=optimizer, STATE_WIDTH=width,
                 DTYPE=own.dtype, ALIGNED=jit.aligned(own.row_bytes, first * own.value_bytes), CHUNK_BITS=self._records.chunk_bits, STRIDE=self._records.stride, COLUMNS=columns,
             )  # fmt: skip
-        self._scratch = scratch  # lives as long as addresses may be followed
         return addresses
 
     def columns(self, keys: Keys, addresses: Tensor) -> Tensor:
