@@ -421,7 +421,8 @@ def print_table(outcomes: Sequence[Outcome]) -> None:
     for outcome in outcomes:
         counts = ", ".join(f"{count} {name}" for name, count in sorted(outcome.tests.items()))
         status = outcome.status + (f" (tests: {counts})" if counts else "")
-        print(f"{outcome.stage.name:{width}}  {outcome.seconds:7.1f}  {outcome.stage.limit_s:5}  {status}")
+        limit_s = outcome.stage.limit_s * patience()
+        print(f"{outcome.stage.name:{width}}  {outcome.seconds:7.1f}  {limit_s:5.0f}  {status}")
     kinds = ("passed", "failed", "not run")
     print(", ".join(f"{sum(each.status.startswith(kind) for each in outcomes)} {kind}" for kind in kinds))
 
