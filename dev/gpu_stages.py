@@ -37,11 +37,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
+from gpu_plan import STAGES, TOTAL_S, Stage
+from gpu_processes import stop
+
 START = time.monotonic()
 ROOT = Path(__file__).resolve().parents[1]
-TOTAL_S = 570
-GRACE_S = 2.0
-"""Seconds between SIGTERM and SIGKILL for a stage that is stopped."""
 CODE = ("src", "tests", "benchmarks", "dev", "pyproject.toml", "Makefile")
 """Files that decide what a stage shows."""
 MODULES = (
@@ -60,77 +60,6 @@ gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
 versions = {{name: version(name) for name in ("torch", "triton", "numba", "numpy")}}
 print(json.dumps({{"gpu": gpu, "versions": {{"python": platform.python_version(), **versions}}}}))
 """
-COMPILE = "from girih.kernels.cpu import ahead; ahead.make_ready(ahead.KERNELS, lambda line: print(line, flush=True))"
-
-
-@dataclass(frozen=True)
-class Stage:
-    """One group of checks.
-
-    Attributes:
-        shows: what a pass is evidence for.
-        commands: arguments of GPU_PYTHON, run in turn. ``{out}`` is the output folder and ``{code}`` the code's hash.
-        interpreted: the same without a GPU, under GPU_INTERPRET; None if they need no change.
-        tests: whether the commands are pytest's.
-    """
-
-    name: str
-    limit_s: int
-    shows: str
-    commands: Sequence[Sequence[str]]
-    interpreted: Sequence[Sequence[str]] | None = None
-    needs_gpu: bool = True
-    tests: bool = False
-
-
-def pytest_stage(name: str, limit_s: int, shows: str, *options: str, needs_gpu: bool = True) -> Stage:
-    """A stage that runs tests. Warnings are no errors, because another version of torch warns differently."""
-    num_processes = min(8, len(os.sched_getaffinity(0)))
-    marks = "gpu and not heavy" if needs_gpu else "not gpu and not slow and not heavy"
-    plugins = ("-p", "gpu_results", "-p", "no:cacheprovider", "-W", "default")
-    command = ("-m", "pytest", "-n", str(num_processes), "-m", marks, *plugins, *options)
-    return Stage(name, limit_s, shows, [command], needs_gpu=needs_gpu, tests=True)
-
-
-def bench_stage(name: str, limit_s: int, shows: str, *parts: str) -> Stage:
-    """A stage that measures some parts of ``girih bench gpu``."""
-    command = (
-        "-m",
-        "girih",
-        "bench",
-        "gpu",
-        "--json",
-        "{out}/gpu.json",
-        "--resume",
-        "{code}",
-        "--parts",
-        ",".join(parts),
-    )
-    return Stage(name, limit_s, shows, [command], interpreted=[(*command, "--quick")])
-
-
-TRAIN = ("-m", "girih", "bench", "gpu_train", "--json", "{out}/gpu-train.json")
-STAGES = (
-    Stage("software", 70, "the versions and the GPU, and CPU kernels that compile with them",
-          [("-m", "girih", "info"), ("-c", COMPILE)], needs_gpu=False),
-    pytest_stage("cpu", 30, "CPU kernels, which GPU tests compare with, are right with these versions",
-          *(f"tests/kernels/test_{name}.py" for name in ("hashing", "initial", "rounding")),
-          needs_gpu=False),
-    pytest_stage("kernels", 50, "compiled kernels equal the interpreted ones", "tests/kernels/gpu"),
-    pytest_stage("determinism", 40, "no races, and no stream reads memory too early or too late",
-          "-k", "determin or delayed or gpu_streams", "tests/kernels/gpu", "tests/store/gpu", "tests/sparse/gpu", "tests/nn/gpu"),
-    bench_stage("sparse", 75, "step time, share of the copy rate, deduplication, lookup", "sparse", "keys"),
-    pytest_stage("rows", 105, "streams, saves, tiers, groups, autograd", "-k", "not determin and not delayed and not gpu_streams",
-          "tests/store/gpu", "tests/sparse/gpu", "tests/nn/gpu"),
-    pytest_stage("late", 45, "no step waits for the GPU, counted in a trace",
-          "tests/strategies/gpu/test_gpu_training.py", "tests/strategies/gpu/test_gpu_late.py"),
-    bench_stage("models", 50, "samples/s of whole models compared with their dense halves", "models"),
-    bench_stage("tiers", 25, "step time with a tenth of the rows in GPU memory", "tiers"),
-    Stage("train", 40, "girih train on cuda reaches the AUC of a CPU", [TRAIN], interpreted=[(*TRAIN, "--quick")]),
-    bench_stage("peers", 25, "step time of other tables with the same ids", "peers"),
-    pytest_stage("others", 15, "all other GPU tests", "tests/training/gpu", "tests/strategies/gpu",
-          "--ignore", "tests/strategies/gpu/test_gpu_training.py", "--ignore", "tests/strategies/gpu/test_gpu_late.py"),
-)  # fmt: skip
 
 
 @dataclass
@@ -274,35 +203,6 @@ def replaced(word: str, places: Mapping[str, str]) -> str:
     for place, value in places.items():
         word = word.replace(place, value)
     return word
-
-
-def stop(process: subprocess.Popen[bytes]) -> None:
-    """Ends a process, its group, and descendants in groups of their own: SIGTERM first, SIGKILL after GRACE_S."""
-    processes = {process.pid, *descendants(process.pid)}
-    running = process.poll() is None
-    for number in (signal.SIGTERM, signal.SIGKILL) if running else (signal.SIGKILL,):
-        for target in [-process.pid, *(pid for pid in processes if running or pid != process.pid)]:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(target, number)
-        if number == signal.SIGTERM:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(GRACE_S)
-    process.wait()
-
-
-def descendants(root: int) -> set[int]:
-    """Process ids of children, their children, and so on; Linux only, empty elsewhere."""
-    children: dict[int, list[int]] = {}
-    for file in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            parent = int(file.read_text().rpartition(")")[2].split()[1])
-            children.setdefault(parent, []).append(int(file.parent.name))
-    found: set[int] = set()
-    pending = [root]
-    while pending:
-        pending += children.get(pending.pop(), [])
-        found |= set(pending)
-    return found
 
 
 def code() -> str:
