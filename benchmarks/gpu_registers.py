@@ -11,7 +11,6 @@ H200 has 65,536 registers per multiprocessor, so that a program of 128 threads w
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import os
 import re
@@ -22,7 +21,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import gpu_launches
 import harness
+from gpu_launches import CAPABILITY, ON_KEYS
 
 BEGIN, END = "<!-- registers: begin -->", "<!-- registers: end -->"
 KERNELS = (
@@ -30,15 +31,8 @@ KERNELS = (
     "sum_and_move_rows",
 )  # fmt: skip
 """Those that work on tiles of columns."""
-ON_KEYS = {
-    "_claim": 256, "_find_first": 1024, "_number": 256, "_describe_terms": 256, "read_known": 256, "ask_admission": 256,
-    "add_sightings": 256, "count_read": 1024, "count_moved": 1024, "_number_rows": 1024, "make_rows": 256, "rows_to_move": 256,
-    "_find_largest": 4096,
-}  # fmt: skip
-"""Those that work on ids, keys or numbers one by one, and how many of them a program has."""
 _OF_OPTIMIZERS = ("write_initial", "move_rows", "sum_and_move_rows")
 DIMS, OPTIMIZERS = (64, 128), ("sgd", "adam")
-CAPABILITY = 90
 WARPS = 4
 
 
@@ -87,7 +81,6 @@ def launches(dim: int) -> list[dict[str, Any]]:
 
     import girih
     from girih.data import Batch
-    from girih.kernels.gpu import counting, dedup, gradients, jit
     from girih.sparse.groups import gpu_group
     from girih.sparse.groups.gpu_group import GpuGroup
     from girih.sparse.groups.pack import pack
@@ -96,25 +89,17 @@ def launches(dim: int) -> list[dict[str, Any]]:
 
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     moved_by = ["none"]
-    launch = jit.launch
-    modules, few = (jit, counting, dedup, gradients), gpu_group._FEW
     needs = {"f": frozenset({"embedding"})}
 
-    def noted(kernel: Any, num_items: int, block: int, *given: Any, **options: Any) -> None:
-        name = kernel.fn.__name__
+    def note(launch: dict[str, Any]) -> None:
+        name = launch["name"]
         if name in KERNELS or name in ON_KEYS:
-            each = described(kernel, block, given, options, jit.VARYING)
-            each |= {
-                "D": dim if name in KERNELS else "any",
-                "optimizer": moved_by[0] if name in _OF_OPTIMIZERS else "any",
-            }
-            found.setdefault((name, each["optimizer"]), each)
-        launch(kernel, num_items, block, *given, **options)
+            launch["D"] = dim if name in KERNELS else "any"
+            launch["optimizer"] = moved_by[0] if name in _OF_OPTIMIZERS else "any"
+            found.setdefault((name, launch["optimizer"]), launch)
 
-    for module in modules:
-        module.launch = noted  # type: ignore[attr-defined]
     gpu_group._FEW = 0  # gradients are looked at beforehand
-    try:
+    with gpu_launches.recording(note):
         for optimizer, kind in (("sgd", girih.optim.SGD(lr=0.1)), ("adam", girih.optim.Adam(lr=0.1))):
             moved_by[0] = optimizer
             for longest in (1, 40):  # bags of one id, and of many
@@ -136,70 +121,14 @@ def launches(dim: int) -> list[dict[str, Any]]:
                     if sums is not None:
                         gpu.apply(read, sums, 1, 1.0)
                         gpu._state.move(read.keys.keys, read.rows, sums.totals, sums.refused, 1, 1.0)
-    finally:
-        gpu_group._FEW = few
-        for module in modules:
-            module.launch = launch  # type: ignore[attr-defined]
     return list(found.values())
-
-
-def described(
-    kernel: Any, block: int, given: tuple[Any, ...], options: Mapping[str, Any], varying: tuple[str, ...]
-) -> dict[str, Any]:
-    """A launch as the compiler takes it, with tiles of a GPU's size: types of arguments, and values that are compiled in."""
-    import torch
-
-    kinds = {torch.int64: "*i64", torch.int32: "*i32", torch.float32: "*fp32", torch.float64: "*fp64"}
-    types: dict[str, str] = {}
-    values: dict[str, Any] = {}
-    multiples = []
-    by_name = dict(zip(kernel.arg_names, given, strict=False))
-    by_name |= {name: value for name, value in options.items() if isinstance(value, torch.Tensor)}
-    for name, value in by_name.items():
-        if isinstance(value, torch.Tensor):
-            types[name] = kinds[value.dtype]
-        elif value == 1 and name not in varying:
-            types[name], values[name] = "constexpr", 1
-        else:
-            types[name] = "i64" if value >= 2**31 else "i32"
-            if value % 16 == 0 and name not in varying:
-                multiples.append(name)
-    rows = max(1, 1024 // options["COLUMNS"]) if "COLUMNS" in options else ON_KEYS[kernel.fn.__name__]
-    sizes = {"BLOCK": block if block == 1 else rows}
-    if "AT_ONCE" in options:
-        sizes["AT_ONCE"] = min(256 if kernel.fn.__name__ == "_sum_pieces" else 128, rows)
-    for name, value in {**options, **sizes}.items():
-        if name not in by_name:
-            types[name], values[name] = "constexpr", value
-    return {
-        "module": kernel.fn.__module__,
-        "name": kernel.fn.__name__,
-        "types": {name: types[name] for name in kernel.arg_names},
-        "multiples": multiples,
-        "values": values,
-    }
 
 
 def compiled(wanted: Mapping[str, Any]) -> dict[str, Any]:
     """A row of the table: what ptxas says of a launch."""
-    import triton
-    from triton.backends.compiler import GPUTarget
     from triton.backends.nvidia.compiler import get_ptxas
-    from triton.compiler import ASTSource
 
-    from girih.kernels.gpu.jit import EXACT
-
-    kernel = getattr(importlib.import_module(wanted["module"]), wanted["name"])
-    types = wanted["types"]
-    aligned = {
-        (place,): [["tt.divisibility", 16]]
-        for place, (name, kind) in enumerate(types.items())
-        if kind[0] == "*" or name in wanted["multiples"]
-    }
-    source = ASTSource(fn=kernel, signature=types, constexprs=wanted["values"], attrs=aligned)
-    made = triton.compile(
-        source, target=GPUTarget("cuda", CAPABILITY, 32), options={**EXACT, "num_warps": WARPS}
-    )
+    made = gpu_launches.compiled(wanted, num_warps=WARPS)
     with tempfile.TemporaryDirectory() as directory:
         source_file, binary = Path(directory, "kernel.ptx"), Path(directory, "kernel.cubin")
         source_file.write_text(made.asm["ptx"])
@@ -210,7 +139,7 @@ def compiled(wanted: Mapping[str, Any]) -> dict[str, Any]:
         total, in_loops = instructions(
             subprocess.run(words, capture_output=True, text=True, check=True).stdout
         )
-    values = wanted["values"]
+    values = wanted["options"]
     tile = str(values.get("AT_ONCE", values["BLOCK"]))
     if "COLUMNS" in values:
         tile += f" × {values['COLUMNS']}"

@@ -3,8 +3,6 @@
 Names are loaded on first use: importing girih imports neither torch nor numba.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -126,5 +124,5 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'girih' has no attribute {name!r}")
 
 
-def __dir__() -> list[str]:
+def __dir__() -> "list[str]":  # Python 3.6 reads this file too, before __main__ refuses it
     return __all__

@@ -6,6 +6,11 @@ that name. It is moved to the end, where the processes that girih starts have it
 
 import sys
 
+if sys.version_info < (3, 11):  # noqa: UP036
+    version = sys.version.split()[0]
+    sys.stderr.write(f"girih: needs Python 3.11 or later; {sys.executable} is Python {version}\n")
+    sys.exit(2)
+
 if not sys.flags.safe_path:
     sys.path.append(sys.path.pop(0))
 

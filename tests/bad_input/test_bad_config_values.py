@@ -1,6 +1,7 @@
 """A config whose values are out of range, or do not go together."""
 
 import pytest
+import torch
 
 OUT_OF_RANGE = [
     ("labels.missing = 'drop'", "[labels] missing = 'drop': expected one of 'error', 'skip'"),
@@ -352,7 +353,9 @@ def test_a_schedule_that_ends_before_the_run_does(site):
 def test_a_device_that_is_not_there(site, monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     site.configure("train.device = 'cuda'")
-    assert "device = 'cuda': torch finds no CUDA device here; use 'cpu' or 'auto'" in site.told(*site.train())
+    line = site.told(*site.train())
+    assert "device = 'cuda': torch finds no CUDA device here; use 'cpu' or 'auto'" in line
+    assert f"torch {torch.__version__} is built {'for' if torch.version.cuda else 'without'} CUDA" in line
 
 
 def test_tensorboard_that_is_not_installed(site, monkeypatch):

@@ -74,6 +74,7 @@ def test_paths_are_shown_as_they_are(tmp_path, capsys):
     summary = {"auc": 0.7, "logloss": 0.5, "compile_s": 0.0, "num_rows": 5}
     (tmp_path / "[red]" / "run").mkdir(parents=True)
     (tmp_path / "[red]" / "run" / "summary.json").write_text(json.dumps(summary))
+    (tmp_path / "[red]" / "config.toml").touch()
     _show(tmp_path / "[red]", Best(0.8, 0.4), 3.0)
     assert f"  {tmp_path / '[red]' / 'config.toml'}  what was trained" in capsys.readouterr().out
 

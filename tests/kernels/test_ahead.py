@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 import tomli_w
 
+import girih
 from girih.kernels.cpu import ahead, index
 from girih.kernels.cpu.jit import JIT_DISABLED
 from girih.optim import FTRL, Adagrad, Adam
@@ -163,6 +165,86 @@ def test_of_several_processes_one_compiles_and_the_others_wait(cold):
     assert again.communicate(timeout=240)[1] == ""
     assert len(heard(cold)) == len(FEW) + 1  # take is of two kinds
     assert marks(cold) == set(FEW)
+
+
+def test_two_installations_compile_once(cold, tmp_path):
+    """The second one lies at another path, and its files are newer."""
+    few = ["hashing.fill_stream", "take.take"]
+    first = begun(cold, few)
+    first.communicate(timeout=240)
+    assert first.returncode == 0
+    assert {name for *_, name in heard(cold)} == set(few)
+    Path(cold["HEARD"]).write_text("")
+    other = tmp_path / "other" / "girih"
+    shutil.copytree(Path(girih.__file__).parent, other, ignore=shutil.ignore_patterns("__pycache__"))
+    for source in other.rglob("*.py"):
+        source.touch()
+    environment = {**cold, "PYTHONPATH": os.pathsep.join([str(other.parent), cold["PYTHONPATH"]])}
+    where = [sys.executable, "-c", "import girih; print(girih.__file__)"]
+    found = subprocess.run(where, env=environment, capture_output=True, text=True, check=True)
+    assert found.stdout == f"{other / '__init__.py'}\n"
+    second = begun(environment, few)
+    assert second.communicate(timeout=240)[1] == ""
+    assert second.returncode == 0
+    assert heard(cold) == []
+
+
+SAVE = """
+import sys, time
+from girih.kernels.cpu import ahead
+kernel = ahead.KERNELS["take.take"]
+signature = ahead.signatures(kernel)[int(sys.argv[1])]
+file = kernel.dispatcher._cache._cache_file
+save = file._save_index
+file._save_index = lambda index: (time.sleep(4), save(index))
+print("ready", flush=True)
+sys.stdin.readline()
+kernel.dispatcher.compile(signature)
+"""
+FIND = """
+from girih.kernels.cpu import ahead
+kernel = ahead.KERNELS["take.take"]
+for signature in ahead.signatures(kernel):
+    found = kernel.dispatcher._cache.load_overload(signature, kernel.dispatcher.targetctx)
+    assert found and found.signature.args == signature
+"""
+
+
+@pytest.mark.slow
+def test_processes_that_save_kinds_of_a_kernel_at_once_keep_both(cold):
+    """Without a lock, both write the index and the first file."""
+    pipe = subprocess.PIPE
+    processes = [
+        subprocess.Popen([sys.executable, "-c", SAVE, kind], env=cold, stdin=pipe, stdout=pipe)
+        for kind in "01"
+    ]
+    for process in processes:
+        assert process.stdout.readline() == b"ready\n"
+    for process in processes:
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+    for process in processes:
+        process.communicate(timeout=240)
+        assert process.returncode == 0
+    subprocess.run([sys.executable, "-c", FIND], env=cold, check=True)
+
+
+def test_a_refused_cache_is_told_once_in_a_process_and_its_children(cold, tmp_path):
+    (tmp_path / "cache").touch()
+    say = """
+import subprocess, sys
+from girih.kernels.cpu import ahead
+ahead.make_ready([], print)
+ahead.make_ready([], print)
+if len(sys.argv) == 1:
+    subprocess.run([sys.executable, "-c", sys.orig_argv[2], "child"], check=True)
+"""
+    environment = {**cold, "TMPDIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", say], env=environment, capture_output=True, text=True, check=True
+    )
+    (line,) = done.stdout.splitlines()
+    assert line.endswith("set NUMBA_CACHE_DIR to a directory that only you can write")
 
 
 @pytest.mark.slow

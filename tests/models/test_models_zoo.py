@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from zoo_cases import features_for, num_parameters, required, schema_for
 
 from girih.errors import ConfigError
 from girih.models import BY_NAME, DNN, create, needs_of
+from girih.models.zoo import description_of
 from girih.schema import Categorical, Numeric, Schema, Sequence
 
 USER, ITEM = Categorical(name="user", dim=4), Categorical(name="item", dim=4)
@@ -30,6 +32,20 @@ def refused(message, *arguments, **keywords):
     assert str(caught.value).startswith("[model]")
     assert "\n" not in str(caught.value)
     return str(caught.value)
+
+
+def test_options_are_those_of_the_constructor_on_early_releases_of_python_3_11(monkeypatch):
+    """There, the signature of a class is that of its __new__, even of an inherited one."""
+    signature = inspect.signature
+
+    def early(function):
+        if not inspect.isclass(function) or function.__new__ is object.__new__:
+            return signature(function)
+        return signature(function.__new__.__get__(function))
+
+    monkeypatch.setattr(inspect, "signature", early)
+    model = create("deepfm", PLAIN, {"hidden": [8]})
+    assert description_of(model) == {"name": "deepfm", "options": {"hidden": [8]}}
 
 
 @pytest.mark.parametrize("name", BY_NAME)

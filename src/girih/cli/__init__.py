@@ -29,6 +29,7 @@ COMMANDS = {
     "calibrate": "Measure this machine's links, codecs and the work of steps.",
     "check": "Check a config against its data, and estimate rows and memory.",
     "compare": "Show runs side by side: options that differ, and metrics.",
+    "compile": "Compile kernels in advance, for container images.",
     "demo": "Train on a generated click log, and show AUC beside the best possible one.",
     "evaluate": "Evaluate a run's final weights.",
     "export": "Write a run's final model to a directory that servers need alone.",

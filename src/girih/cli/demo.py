@@ -60,8 +60,8 @@ def demo(context: click.Context, directory: Path, num_examples: int) -> int:
     own_process, start = bool(context.find_root().obj), time.perf_counter()
     status = run(["train", str(config), "--run", str(directory / "run")], own_process=own_process)
     seconds = time.perf_counter() - start
-    status = status or run(["report", str(directory / "run")])
     if status == 0:
+        run(["report", str(directory / "run")])  # prints one line if it cannot be drawn
         _show(directory, best, seconds)
     return status
 
@@ -115,7 +115,7 @@ def _is_left_alone(path: Path) -> bool:
 
 
 def _show(directory: Path, best: Best, seconds: float) -> None:
-    """Prints the model's test metrics beside the ceiling, and where everything lies."""
+    """Prints the model's test metrics and the ceiling, and where everything lies."""
     summary = json.loads((directory / "run" / "summary.json").read_text())
     table = Table(title="test data the model never saw", title_justify="left")
     for column in ("", "AUC", "logloss"):
@@ -126,10 +126,11 @@ def _show(directory: Path, best: Best, seconds: float) -> None:
     console.print(table)
     seconds -= summary["compile_s"]  # of the first run on this machine
     console.print(f"{summary['num_rows']:,} rows appeared as their ids were seen; trained in {seconds:.0f} s")
-    for name, what in (
+    for name, text in (
         ("config.toml", "what was trained: change it, and run girih train yourself"),
         ("run/report.html", "curves, calibration, timeline: open it in a browser"),
         ("run/summary.json", "every number"),
         ("run/checkpoints", "the model"),
     ):
-        console.print(f"  {directory / name}  {what}", soft_wrap=True)
+        if (directory / name).exists():
+            console.print(f"  {directory / name}  {text}", soft_wrap=True)

@@ -14,6 +14,8 @@ import torch
 
 from girih.cli import cli, gpus
 from girih.dense.accel import onednn, openmp
+from girih.kernels.cpu import ahead
+from girih.kernels.cpu.jit import CACHE_DIRECTORY, CACHE_WARNING, KERNELS
 from girih.report.text import size
 from girih.version import __version__
 
@@ -35,6 +37,7 @@ def info() -> int:
         **gpus.described(),
         "bfloat16": "in hardware" if flags & {"avx512_bf16", "bf16"} else "emulated: slow on this processor",
         "float32 layers": "oneDNN" if onednn.pays() else "as PyTorch has them",
+        "kernels": _kernels(),
         "idle threads": openmp.spins(),
         "huge pages": _selected(HUGE_PAGES) + ", shared memory: " + _selected(HUGE_PAGES_SHARED),
         "shared memory": size(shutil.disk_usage("/dev/shm").free) + " free"
@@ -51,6 +54,11 @@ def info() -> int:
             ' advise, or store.arena = "heap"'
         )
     return 0
+
+
+def _kernels() -> str:
+    count = f"{len(KERNELS) - len(ahead.missing_of(KERNELS))} of {len(KERNELS)} compiled"
+    return f"{count}, in {CACHE_DIRECTORY}" if CACHE_DIRECTORY else CACHE_WARNING or "plain Python"
 
 
 def processor() -> str:

@@ -231,9 +231,11 @@ def check_call(
     Raises:
         ConfigError: an option that the callable does not have, or one of the wrong type.
     """
-    parameters = list(inspect.signature(function).parameters.values())[skip:]
+    target: Any = function
+    if inspect.isclass(function):  # early releases of Python 3.11 show the parameters of __new__
+        target, skip = function.__init__, skip + 1
+    parameters = list(inspect.signature(target).parameters.values())[skip:]
     known = {p.name: p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
-    target: Any = function.__init__ if inspect.isclass(function) else function
     try:
         hints = typing.get_type_hints(target)
     except (NameError, TypeError):  # hints that only a type checker can read

@@ -112,8 +112,8 @@ def description_of(model: nn.Module) -> dict[str, Any] | None:
     if name is None or not isinstance(model, Model):
         return None
     arguments, options = model.made_with
-    given = inspect.signature(type(model)).bind(*arguments, **options).arguments
-    given.pop("schema")
+    given = inspect.signature(type(model).__init__).bind(model, *arguments, **options).arguments
+    del given["self"], given["schema"]
     try:
         return {"name": name, "options": json.loads(json.dumps(plain(given)))}
     except (TypeError, ValueError):
@@ -127,9 +127,9 @@ def _is_model(value: object) -> bool:
 def _takes_schema(cls: type[nn.Module]) -> bool:
     """Whether the constructor's first parameter is the schema: called so, or annotated so."""
     try:
-        first = next(iter(inspect.signature(cls).parameters.values()), None)
-    except (TypeError, ValueError):
+        _, first, *_ = inspect.signature(cls.__init__).parameters.values()
+    except (TypeError, ValueError):  # ValueError: fewer than two
         return False
-    if first is None or first.kind not in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD):
+    if first.kind not in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD):
         return False
     return first.name == "schema" or first.annotation in (Schema, "Schema", "girih.Schema")

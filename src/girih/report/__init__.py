@@ -3,23 +3,44 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
+from girih.errors import ConfigError, GirihError
 from girih.report.progress import Progress
 
 __all__ = ["Progress", "write_comparison", "write_report"]
 
 
 def write_report(run_dir: str | os.PathLike[str]) -> Path:
-    """See :func:`girih.report.page.write_report`, which is imported on the first call: Altair is large."""
-    from girih.report import page
+    """See :func:`girih.report.page.write_report`, which is imported on the first call: Altair is large.
 
-    return page.write_report(run_dir)
+    Raises:
+        ConfigError: a package is missing, or drawing failed.
+    """
+    with _refused():
+        from girih.report import page
+
+        return page.write_report(run_dir)
 
 
 def write_comparison(runs: Sequence[Path], out: Path) -> Path:
-    """See :func:`girih.report.page.write_comparison`."""
-    from girih.report import page
+    """See :func:`girih.report.page.write_comparison`, and :func:`write_report` on errors."""
+    with _refused():
+        from girih.report import page
 
-    return page.write_comparison(runs, out)
+        return page.write_comparison(runs, out)
+
+
+@contextmanager
+def _refused() -> Iterator[None]:
+    """Makes one line of every failure to draw: nobody loses the result of a run by it."""
+    try:
+        yield
+    except (GirihError, KeyboardInterrupt, SystemExit):
+        raise
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"no report: {error.name} is not installed; pip install 'girih[report]'") from error
+    except BaseException as error:  # a panic of the JavaScript engine is no Exception
+        raise ConfigError(f"no report: {type(error).__name__}: {error}") from error

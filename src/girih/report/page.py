@@ -6,6 +6,7 @@ import functools
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -159,8 +160,9 @@ def _templates() -> jinja2.Environment:
 @functools.cache
 def _drawing_code() -> str:
     """JavaScript that draws charts; making it takes about two seconds."""
-    code: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
-    return code
+    with ThreadPoolExecutor(1) as thread:  # in the main thread, the engine panics if there is no /proc
+        bundle: Future[str] = thread.submit(vl_convert.javascript_bundle, "window.vegaEmbed = vegaEmbed;")
+    return bundle.result()
 
 
 def _part(mapping: Mapping[str, Any] | None, key: str) -> Mapping[str, Any]:

@@ -200,5 +200,9 @@ def _device(name: str, rank: int = 0) -> torch.device:
         raise ConfigError(f"device = {name!r}: expected 'auto', 'cpu' or 'cuda'")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         found = torch.cuda.device_count() or "no"
-        raise ConfigError(f"device = {name!r}: torch finds {found} CUDA device here; use 'cpu' or 'auto'")
+        built = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
+        raise ConfigError(
+            f"device = {name!r}: torch finds {found} CUDA device here; use 'cpu' or 'auto', or install a torch for"
+            f" your GPU (torch {torch.__version__} is built {built})"
+        )
     return device

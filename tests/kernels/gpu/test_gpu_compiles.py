@@ -1,5 +1,6 @@
-"""Every kernel that a step launches compiles to machine code for a GPU, whether one is here or not."""
+"""Every kernel passes Triton's launcher and compiles to machine code for an H100 or H200, without a GPU."""
 
+import importlib
 import json
 import os
 import subprocess
@@ -8,66 +9,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import test_gpu_values
 import torch
 
 import girih
-from girih.kernels.gpu import counting, dedup, gradients, index, jit, lookup, pool, records, routing, update
+from girih.cli import bench
+from girih.kernels.cpu import layout as at
+from girih.kernels.gpu import jit, routing
 from girih.sparse.groups import gpu_group
+from girih.sparse.groups.pack import pack
 from girih.store import Store
 from girih.store.gpu.options import Gpu, GpuTier
-from girih.tables import LRU, MinCount
+from girih.tables import LRU, MinCount, Normal
 from girih.testing.store_verbs import keys_of, two_segments
 
-TYPES = {torch.int64: "*i64", torch.int32: "*i32", torch.float32: "*fp32", torch.float64: "*fp64"}
-ALIKE = {"CHUNK_BITS": 6, "STRIDE": 32}  # of which one number compiles as another does
-NUMBERS = {bool: "i1", int: "i32", float: "fp32"}
+ALIKE = {"CHUNK_BITS": 6, "STRIDE": 32}  # kernels with another number compile in the same way
 pytestmark = pytest.mark.skipif(not jit.INTERPRETED, reason="kernels are compiled by every other test here")
-
-
-class Recorder:
-    """Notes what is launched, each kind once, and launches it."""
-
-    def __init__(self, launch):
-        self.launch, self.found = launch, {}
-
-    def __call__(self, kernel, num_items, block, *arguments, **options):
-        names = kernel.arg_names
-        types, values = {}, {}
-        given = dict(zip(names, arguments, strict=False))
-        given |= {name: value for name, value in options.items() if isinstance(value, torch.Tensor)}
-        for name, value in given.items():
-            if isinstance(value, torch.Tensor):
-                types[name] = TYPES[value.dtype]
-            elif value == 1 and name not in jit.VARYING:
-                types[name], values[name] = "constexpr", 1
-            else:
-                types[name] = "i64" if value >= 2**31 else NUMBERS[type(value)]
-        for name, value in {**options, "BLOCK": jit_block(block)}.items():
-            if name not in given:
-                types[name], values[name] = "constexpr", value
-        values |= {name: number for name, number in ALIKE.items() if name in values}
-        types = {name: types[name] for name in names}
-        wanted = {
-            "module": kernel.fn.__module__,
-            "name": kernel.fn.__name__,
-            "types": types,
-            "values": values,
-        }
-        self.found[json.dumps(wanted, sort_keys=False)] = wanted
-        self.launch(kernel, num_items, block, *arguments, **options)
-
-
-def jit_block(block):
-    """A program's items on a GPU, where the interpreter does more at a time."""
-    return min(block, 256)
-
-
-@pytest.fixture
-def recorder(monkeypatch):
-    recorder = Recorder(jit.launch)
-    for module in (jit, dedup, gradients, counting, index, routing):
-        monkeypatch.setattr(module, "launch", recorder)
-    return recorder
 
 
 def launches(optimizer, dtype, eviction=None, admission=None):
@@ -103,12 +60,17 @@ def launches(optimizer, dtype, eviction=None, admission=None):
             store.lookup(many + 600 * (step % 2), of, None, step, np.empty((600, 4), np.float32))
 
 
-def compiled(folder):
-    """Compiles the launches that a file of the folder lists, for a GPU that need not be here."""
+def compiled(launches, folder, *options):
+    """Compiles launches through Triton's launcher, in a process that interprets nothing."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    (folder / "launches").write_text("".join(json.dumps(launch) + "\n" for launch in launches))
     done = subprocess.run(
-        [sys.executable, Path(__file__).parent / "compiling.py", folder / "launches"],
-        env={**environment, "TRITON_CACHE_DIR": str(folder / "cache")},
+        [sys.executable, Path(__file__).parent / "compiling.py", folder / "launches", *options],
+        env={
+            **environment,
+            "TRITON_CACHE_DIR": str(folder / "cache"),
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        },
         capture_output=True,
         text=True,
     )
@@ -124,33 +86,75 @@ CASES = [
 ]
 
 
-@pytest.mark.timeout(900)
-def test_all_that_is_launched_compiles(recorder, monkeypatch, tmp_path):
+@pytest.fixture
+def gpu_launches(monkeypatch):
+    """The module of benchmarks that records and compiles launches."""
+    monkeypatch.syspath_prepend(str(bench.FOLDER))
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "sparse" / "gpu"))
     monkeypatch.setattr(gpu_group, "_FEW", 0)  # gradients are always looked at beforehand
-    for optimizer, dtype in CASES:
-        launches(optimizer, dtype, LRU(max_rows=9), MinCount(count=2, cells=100))
-    (tmp_path / "launches").write_text("".join(line + "\n" for line in recorder.found))
-    compiled(tmp_path)
-    modules = (counting, dedup, gradients, index, lookup, pool, records, routing, update)
-    known = {
-        name: each for module in modules for name, each in vars(module).items() if hasattr(each, "arg_names")
-    }
-    kernels = {name for name, each in known.items() if "BLOCK" in each.arg_names}
-    assert {wanted["name"] for wanted in recorder.found.values()} == kernels
+    return importlib.import_module("gpu_launches")
 
 
-@pytest.mark.parametrize("aligned", [True, False])
-def test_a_thread_reads_16_bytes_of_rows_that_are_aligned(aligned, tmp_path):
-    """What lies at an address that was read from memory is read number by number, unless a kernel says otherwise."""
-    types = dict.fromkeys(pool.pool_short.arg_names, "i32")
-    types |= {"addresses": "*i64", "weights": "*fp32", "factors": "*fp32", "out": "*fp32"}
-    types |= dict.fromkeys(("inverse", "offsets", "bags"), "*i32")
-    values = {"WEIGHTED": False, "DTYPE": 0, "ALIGNED": aligned, "COLUMNS": 64, "BLOCK": 16}
-    types |= dict.fromkeys(values, "constexpr")
-    launch = {
-        "module": pool.__name__, "name": "pool_short", "types": types, "values": values, "multiples": ["dim"], "ptx": str(tmp_path / "ptx"),
-    }  # fmt: skip
-    (tmp_path / "launches").write_text(json.dumps(launch))
-    compiled(tmp_path)
-    assert ("ld.global.v4" in (tmp_path / "ptx").read_text()) == aligned
+@pytest.mark.timeout(900)
+def test_every_kernel_of_the_repository_passes_tritons_launcher(gpu_launches, tmp_path):
+    recorded = {}
+
+    def note(launch):
+        launch["options"] |= {name: value for name, value in ALIKE.items() if name in launch["options"]}
+        recorded[json.dumps(launch)] = launch
+
+    with gpu_launches.recording(note):
+        for optimizer, dtype in CASES:
+            launches(optimizer, dtype, LRU(max_rows=9), MinCount(count=2, cells=100))
+        test_gpu_values.test_keys_hash_as_on_a_cpu()
+        test_gpu_values.test_initial_values_are_the_cpus_bit_for_bit(Normal(), 5)
+        test_gpu_values.test_rounding_is_the_cpus_bit_for_bit(at.BFLOAT16, False)
+    compiled(recorded.values(), tmp_path, "--all")
+
+
+def record_rows(gpu_launches, dim, dtype):
+    """The launches on rows of one segment, by kernel."""
+    from test_gpu_group import batch_of, run
+
+    schema = girih.Schema(
+        [girih.Categorical(name="f", table="f"), girih.Sequence(name="s", table="f")],
+        labels="click",
+        tables=[girih.Table(name="f", dim=dim, dtype=dtype)],
+    )
+    needs = {"f": frozenset({"embedding"}), "s": frozenset({"sequence"})}
+    (group,) = pack(schema, needs, girih.optim.Adam(lr=0.1))
+    recorded = {}
+    with (
+        gpu_launches.recording(lambda launch: recorded.setdefault(launch["name"], launch)),
+        Store(group.spec, arena=Gpu(chunk_bytes=4096)) as store,
+    ):
+        gpu = gpu_group.GpuGroup(group, [store])
+        for longest in (1, 40):
+            ids = np.arange(4 * longest) % 7
+            batch = batch_of(np.full((2, 2), longest), ids, weighted=False, seed=0)
+            run(gpu, batch, 1, np.random.default_rng(0))
+        values = np.ones((7, dim), np.float32)
+        store.apply_gradients(*keys_of(*range(7)), np.arange(7, dtype=np.int32), values, 2)
+        store.assign(*keys_of(*range(7)), values)
+        store.peek(*keys_of(*range(7)), values)
+    return {name: launch for name, launch in recorded.items() if "ALIGNED" in launch["options"]}
+
+
+ON_ROWS = {
+    "write_initial", "gather", "spread", "pool_short", "pool_long", "_sum_pieces", "_sum_terms", "move_rows", "sum_and_move_rows",
+    "assign_rows",
+}  # fmt: skip
+
+
+def test_rows_of_whole_vectors_move_16_bytes_at_once(gpu_launches, tmp_path):
+    """Triton knows a number of columns to be even only if it is a multiple of 16, unless a kernel says more."""
+    every_kernel = record_rows(gpu_launches, 12, "float32")
+    assert every_kernel.keys() == ON_ROWS
+    recorded = [launch | {"vectors": True} for launch in every_kernel.values()]
+    for dim in (4, 8, 20, 24, 40, 64):
+        recorded.append(record_rows(gpu_launches, dim, "float32")["pool_short"] | {"vectors": True})
+    for dim in (8, 24, 40):
+        recorded.append(record_rows(gpu_launches, dim, "bfloat16")["pool_short"] | {"vectors": True})
+    recorded.append(record_rows(gpu_launches, 6, "float32")["pool_short"] | {"vectors": False})
+    recorded.append(record_rows(gpu_launches, 12, "bfloat16")["pool_short"] | {"vectors": False})
+    compiled(recorded, tmp_path)

@@ -3,12 +3,14 @@
 import numpy as np
 import pytest
 import torch
+from triton.runtime import interpreter
 
 from girih.kernels.gpu import gradients, jit
 from girih.kernels.gpu.dedup import describe_terms, unique
 from girih.kernels.gpu.gradients import Pieces
 from girih.sparse.groups.gpu_bags import places_and_positions
 from girih.store.gpu.gpu_memory import to_device
+from gpu_order import ORDERS, take
 from reference import dedup
 
 SIZE = 7
@@ -51,6 +53,31 @@ def test_keys_are_numbered_as_they_first_occur(most):
     places = [i for f in GROUP for i in range(offsets[f * SIZE], offsets[(f + 1) * SIZE])]
     assert found.numbers.tolist() == [inverse[i] for i in places]
     assert n == len(places)
+
+
+@pytest.mark.skipif(not jit.INTERPRETED, reason="a GPU takes an order of its own")
+@pytest.mark.parametrize("order", ORDERS)
+def test_no_order_of_programs_and_no_old_read_changes_the_numbers_of_keys(order, monkeypatch):
+    take(monkeypatch, order, block=8)
+    test_keys_are_numbered_as_they_first_occur(4)
+
+
+@pytest.mark.skipif(not jit.INTERPRETED, reason="counts what the interpreter is asked for")
+def test_only_ids_that_read_a_free_slot_swap(monkeypatch):
+    take(monkeypatch, "forwards", block=8)
+    lanes, swaps = interpreter._interpreter, []
+    original = lanes.atomic_cas
+    monkeypatch.setattr(
+        lanes,
+        "atomic_cas",
+        lambda *given: (swaps.append((given[1] == 0).sum()), original(*given))[1],
+        raising=False,
+    )
+    there, n = jit.device(), 80
+    positions_of = to_device(places_and_positions(np.zeros(1, np.int64), np.array([n])), there)
+    found = unique(to_device(np.full(n, 5), there), positions_of, to_device(TABLES[:1], there), n)
+    assert (int(found.num_keys), int(found.counts[0])) == (1, n)
+    assert sum(swaps) == 8  # the first program's; its lanes read before they swap
 
 
 @pytest.mark.parametrize("weighted", [False, True])

@@ -1,7 +1,5 @@
 """What GPU kernels compute by bits: hashes, initial values, random rounding, beside the CPU's kernels."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -21,8 +19,8 @@ from girih.tables import Constant, Normal, Uniform, Zeros
 EXTREMES = np.array([0, 1, -1, 7, 2**63 - 1, -(2**63), 2**32, 12345678901234], np.int64)
 
 
-@triton.jit
-def hash_keys(ids: Any, tables: Any, out: Any, n: Any, BLOCK: tl.constexpr):
+@jit.kernel
+def hash_keys(ids: tl.tensor, tables: tl.tensor, out: tl.tensor, n: tl.tensor, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = i < n
     h = hashing.key_hash(tl.load(ids + i, mask=mask, other=0), tl.load(tables + i, mask=mask, other=0))
@@ -40,15 +38,15 @@ def test_keys_hash_as_on_a_cpu():
     assert out.cpu().numpy().view(np.uint64).tolist() == expected
 
 
-@triton.jit
+@jit.kernel
 def fill(
-    ids: Any,
-    seeds: Any,
-    kind: Any,
-    first: Any,
-    second: Any,
-    out: Any,
-    dim: Any,
+    ids: tl.tensor,
+    seeds: tl.tensor,
+    kind: tl.tensor,
+    first: tl.tensor,
+    second: tl.tensor,
+    out: tl.tensor,
+    dim: tl.tensor,
     C: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -85,8 +83,8 @@ def test_initial_values_are_the_cpus_bit_for_bit(rule, dim):
     np.testing.assert_array_equal(out.cpu().numpy(), expected)
 
 
-@triton.jit
-def round_row(values: Any, out: Any, back: Any, seed: Any, key_id: Any, step: Any, n: Any, DTYPE: tl.constexpr, NEAREST: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+@jit.kernel
+def round_row(values: tl.tensor, out: tl.tensor, back: tl.tensor, seed: tl.tensor, key_id: tl.tensor, step: tl.tensor, n: tl.tensor, DTYPE: tl.constexpr, NEAREST: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = column < n
     zero = tl.zeros_like(column).to(tl.int64)

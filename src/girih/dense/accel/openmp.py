@@ -5,8 +5,6 @@ unless told otherwise: as long as a whole look-up takes, on cores that the shard
 (docs/decisions/0009-idle-threads-sleep.md).
 """
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -10,7 +10,6 @@ to those that go on.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import subprocess
@@ -42,7 +41,16 @@ from girih.kernels.cpu import (
     wire_codecs,
 )
 from girih.kernels.cpu.arrays import SEALED
-from girih.kernels.cpu.jit import CACHE_DIRECTORY, JIT_DISABLED, KERNELS, Kernel, numba, types
+from girih.kernels.cpu.jit import (
+    CACHE_DIRECTORY,
+    CACHE_WARNING,
+    JIT_DISABLED,
+    KERNELS,
+    Kernel,
+    lock_file,
+    numba,
+    types,
+)
 from girih.kernels.cpu.optimizers import number_of
 from girih.optim import SparseOptimizer
 from girih.tables import LFU, TTL, Eviction
@@ -56,6 +64,7 @@ MODULES = (
 )  # fmt: skip
 """Those that, with what they import, make all kernels."""
 _LOG = logging.getLogger(__name__)
+_WARNED = "GIRIH_CACHE_WARNED"
 _SELDOM = ("update.assign", "update.begin_states")
 _EXPIRING = ("lookup.expire",)
 _LEAST_USED = ("recency.oldest_first", "update.drop_rows")
@@ -138,6 +147,12 @@ def serving() -> list[str]:
     ]
 
 
+def usual() -> list[str]:
+    """Kernels of one process that trains, evaluates, loads, predicts, exports and serves with all rows in memory."""
+    applying = [name for name in KERNELS if name.startswith("update.apply_")]
+    return [*training(()), *applying, *loading(), *writing_mapped(), *serving()]
+
+
 def publishing() -> list[str]:
     """Kernels that copy what changed."""
     return ["device_slots.copy_values"]
@@ -153,12 +168,15 @@ def make_ready(names: Iterable[str], tell: Callable[[str], None] = _LOG.warning)
         Seconds that it took, 0 where nothing was missing.
     """
     names = list(names)
-    if JIT_DISABLED or not _missing(names):
+    if CACHE_WARNING and _WARNED not in os.environ:
+        os.environ[_WARNED] = "1"  # processes that this one starts do not repeat it
+        tell(CACHE_WARNING)
+    if JIT_DISABLED or not missing_of(names):
         return 0.0
     start = time.perf_counter()
-    tell("compiling kernels (kept for later runs)")
+    tell(f"compiling kernels{' (kept for later runs)' if CACHE_DIRECTORY else ''}")
     with _alone() as lock:
-        missing = _missing(names)
+        missing = missing_of(names)
         with _telling_progress(missing, tell):
             _compile_together(missing, lock)
     seconds = time.perf_counter() - start
@@ -174,7 +192,7 @@ def _telling_progress(names: Sequence[str], tell: Callable[[str], None]) -> Iter
     def tell_until_done() -> None:
         told = None
         while not done.wait(TELL_EVERY_S):
-            ready = len(names) - len(_missing(names))
+            ready = len(names) - len(missing_of(names))
             if ready != told:
                 tell(f"compiling kernels: {ready} of {len(names)}")
                 told = ready
@@ -222,7 +240,8 @@ def _is_ready(name: str) -> bool:
     return len(kernel.dispatcher.overloads) >= len(kernel.kinds)
 
 
-def _missing(names: Iterable[str]) -> list[str]:
+def missing_of(names: Iterable[str]) -> list[str]:
+    """Those of some kernels that are not compiled yet, each once."""
     return [name for name in dict.fromkeys(names) if not _is_ready(name)]
 
 
@@ -235,17 +254,12 @@ def _by_module(names: Iterable[str]) -> list[list[str]]:
     return [members for members in modules.values() if members]
 
 
-@contextlib.contextmanager
-def _alone() -> Iterator[int | None]:
-    """Waits until no other process of this machine compiles; yields the lock, which ends with all that hold it."""
+def _alone() -> contextlib.AbstractContextManager[int | None]:
+    """Waits until no other process of this machine compiles; enters the lock, which ends with all that hold it."""
     if CACHE_DIRECTORY is None:
-        yield None
-        return
+        return contextlib.nullcontext()
     _mark("").mkdir(mode=0o700, exist_ok=True)
-    with Path(CACHE_DIRECTORY, "lock").open("w") as lock:
-        with contextlib.suppress(OSError):  # a file system without locks: at worst the work is done twice
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield lock.fileno()
+    return lock_file(Path(CACHE_DIRECTORY, "lock"))
 
 
 def _compile_together(names: Sequence[str], lock: int | None) -> None:
@@ -262,7 +276,7 @@ def _compile_together(names: Sequence[str], lock: int | None) -> None:
         _work_off(queue, names)
         for helper in helpers:
             helper.wait()
-        for name in _missing(names):  # of a helper that was killed
+        for name in missing_of(names):  # of a helper that was killed
             _compile(name)
     finally:
         os.close(queue)

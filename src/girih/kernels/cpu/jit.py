@@ -1,28 +1,35 @@
 """Compilation of kernels: functions that Python calls, and functions that those are made of.
 
-Numba's on-disk cache looks at the file of the cached function only, not at those of the functions that it calls. Here
-the cache directory carries a digest of all sources of ``kernels``, of their path (numba finds kernels by it), of the
-processor and of numba's version, so that any change compiles afresh. It lies in the user's cache directory (or
-``NUMBA_CACHE_DIR``), so that a read-only installation works, or else in one for temporary files; where none can be
-written, kernels compile anew in each process. :mod:`girih.kernels.cpu.ahead` compiles them before they are needed.
+Numba's on-disk cache looks at the file of the cached function only, and not at the functions that it calls. Girih names
+its cache directory by a digest of all sources of CPU kernels, of the versions of packages and of the processor. A change
+of any of them compiles again. The path of the sources does not count: all installations of a user share the kernels.
+
+The directory lies in the user's cache directory or in ``NUMBA_CACHE_DIR``, or else in the directory for temporary files.
+Files there are run, so nobody else may own or write it. Without a directory, kernels compile again in each process.
+:mod:`girih.kernels.cpu.ahead` compiles kernels before they are needed.
 
 ``NUMBA_DISABLE_JIT=1`` runs the same kernels as plain Python.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import functools
 import hashlib
+import inspect
 import os
 import stat
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import llvmlite.binding as _typed_llvm
 import numba as _typed_numba
+import numpy as np
+from llvmlite import __version__ as llvm_version
 from numba import extending as _typed_extending
 from numba.core import caching as _typed_caching
 from numba.core import cgutils as _typed_cgutils
@@ -50,11 +57,21 @@ JIT_DISABLED: bool = bool(numba.config.DISABLE_JIT)
 """True where kernels run as plain Python."""
 
 
+_REMEDY = "set NUMBA_CACHE_DIR to a directory that only you can write"
+
+
 def _digest() -> str:
-    root = Path(__file__).resolve().parents[1]
-    machine = llvm.get_host_cpu_name(), codegen.get_host_cpu_features(), numba.__version__
-    place = os.path.abspath(__file__)
-    digest = hashlib.sha256(repr((*machine, sys.implementation.cache_tag, place)).encode())
+    root = Path(__file__).resolve().parent
+    versions = numba.__version__, llvm_version, np.__version__, sys.implementation.cache_tag, sys.abiflags
+    processor, features = (
+        numba.config.CPU_NAME,
+        numba.config.CPU_FEATURES,
+    )  # where an image names its processor
+    machine = (
+        processor or llvm.get_host_cpu_name(),
+        codegen.get_host_cpu_features() if features is None else features,
+    )
+    digest = hashlib.sha256(repr((versions, machine)).encode())
     for source in sorted(root.rglob("*.py")):
         digest.update(source.relative_to(root).as_posix().encode())
         digest.update(source.read_bytes())
@@ -63,36 +80,50 @@ def _digest() -> str:
 
 def _user_cache() -> Path:
     if numba.config.CACHE_DIR:
-        return Path(numba.config.CACHE_DIR)
+        return Path(numba.config.CACHE_DIR, "girih")
     if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        return Path.home() / "Library" / "Caches" / "girih"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "girih")
 
 
-def _own_temporary() -> Path:
-    """A directory for temporary files which nobody else can write: what lies there is run."""
-    path = Path(tempfile.gettempdir(), f"girih-{os.getuid()}")
-    path.mkdir(mode=0o700, exist_ok=True)
-    found = path.lstat()
-    if found.st_uid != os.getuid() or found.st_mode != stat.S_IFDIR | 0o700:
-        raise PermissionError(path)
+def _temporary() -> Path:
+    return Path(tempfile.gettempdir(), f"girih-{os.geteuid()}")
+
+
+def _make_private(path: Path) -> Path:
+    """Makes a directory that only this user can write.
+
+    Raises:
+        OSError: somebody else could put files there, or this user cannot.
+    """
+    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    state = path.lstat()
+    if not stat.S_ISDIR(state.st_mode):
+        raise PermissionError(f"{path} is a link, not a directory")
+    if state.st_uid != os.geteuid():
+        raise PermissionError(f"{path} belongs to user {state.st_uid}, and you are user {os.geteuid()}")
+    if state.st_mode & 0o022:
+        raise PermissionError(f"{path} can be written by others (mode {stat.S_IMODE(state.st_mode):o})")
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise PermissionError(f"{path} cannot be written")
     return path
 
 
-def _cache_directory() -> str | None:
-    for parent in (_user_cache, _own_temporary):
+def _cache_directory() -> tuple[str | None, str]:
+    """The directory that keeps kernels, if one can be used, and a line on those that cannot."""
+    problems = []
+    for parent in (_user_cache, _temporary):
         try:
-            directory = parent() / "girih" / _digest()
-            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        except (OSError, RuntimeError):  # RuntimeError: there is no home directory
+            directory = str(_make_private(_make_private(parent()) / _digest()))
+        except (OSError, RuntimeError) as error:  # RuntimeError: there is no home directory
+            problems.append(str(error))
             continue
-        if os.access(directory, os.W_OK | os.X_OK):
-            return str(directory)
-    return None
+        return directory, "; ".join([*problems, f"using {directory} instead: {_REMEDY}"]) if problems else ""
+    return None, "; ".join([*problems, f"kernels compile again in each process: {_REMEDY}"])
 
 
-CACHE_DIRECTORY: str | None = None if JIT_DISABLED else _cache_directory()
-"""The directory that keeps compiled kernels; None if nothing can be written."""
+CACHE_DIRECTORY, CACHE_WARNING = (None, "") if JIT_DISABLED else _cache_directory()
+"""The directory that keeps compiled kernels, None if there is none, and a line about directories that were refused."""
 
 _OPTIONS = {"nogil": True, "fastmath": False, "error_model": "numpy", "_nrt": False, "no_cfunc_wrapper": True}
 
@@ -133,31 +164,72 @@ def kernel(*kinds: Mapping[str, Any]) -> Callable[[F], F]:
 
 
 def _cached(function: Callable[..., Any]) -> Any:
-    if CACHE_DIRECTORY is None:
-        return numba.njit(**_OPTIONS)(function)
-    theirs = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = CACHE_DIRECTORY  # read while decorating only: others' functions keep theirs
-    try:
-        dispatcher = numba.njit(**_OPTIONS)(function)
+    dispatcher = numba.njit(**_OPTIONS)(function)
+    if CACHE_DIRECTORY is not None:
         dispatcher._cache = _Cache(function)
-        return dispatcher
-    finally:
-        numba.config.CACHE_DIR = theirs
+    return dispatcher
+
+
+class _Locator(caching._CacheLocator):  # type: ignore[misc]
+    """Finds a kernel by its module, name and line, whatever the path of its source."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._py_file = inspect.getfile(function)
+        self._line = function.__code__.co_firstlineno
+
+    def get_cache_path(self) -> str | None:
+        """The directory of all kernels."""
+        return CACHE_DIRECTORY
+
+    def get_source_stamp(self) -> bytes:
+        """The source's content: the directory's name covers kernels, but no functions of tests."""
+        return _content_digest(self._py_file)
+
+    def get_disambiguator(self) -> str:
+        """The line."""
+        return str(self._line)
+
+
+@functools.cache
+def _content_digest(path: str) -> bytes:
+    return hashlib.sha256(Path(path).read_bytes()).digest()
+
+
+class _Files(caching.CompileResultCacheImpl):  # type: ignore[misc]
+    """The names of a kernel's files, and what they hold."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._lineno, self._locator = function.__code__.co_firstlineno, _Locator(function)
+        name = f"{function.__module__}.{function.__qualname__}"
+        self._filename_base = self.get_filename_base(name, sys.abiflags)
 
 
 class _Cache(caching.FunctionCache):  # type: ignore[misc]
-    """Loads a compiled kernel as it lies on the disk.
+    """Loads a compiled kernel from the disk.
 
-    Numba would register all that it can compile before: a third of a second in each process, and memory. Where a kernel is
+    Numba would register all that it can compile before: a third of a second in each process, and memory. If a kernel is
     compiled after all, the compiler does so itself.
     """
 
+    _impl_class = _Files
+
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """The kernel for some types of arguments; None where it is not there."""
-        found = None
-        with self._guard_against_spurious_io_errors():
-            found = self._load_overload(sig, target_context)
-        return found
+        return self._load_overload(sig, target_context)
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Keeps a kernel; two processes that save at once could swap the files of two types of arguments."""
+        with lock_file(Path(self.cache_path, "saving")):
+            self._save_overload(sig, data)
+
+
+@contextlib.contextmanager
+def lock_file(path: Path) -> Iterator[int]:
+    """Waits until no other process of this machine has locked a file; yields its descriptor, which holds the lock."""
+    with path.open("w") as file:
+        with contextlib.suppress(OSError):  # a file system without locks: at worst the work is done twice
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield file.fileno()
 
 
 @machinery.register_pass(mutates_CFG=True, analysis_only=False)

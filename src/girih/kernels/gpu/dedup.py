@@ -65,19 +65,23 @@ def _claim(
     waiting = mask
     left = tl.sum(waiting.to(tl.int32))
     while left > 0:
-        # idle lanes aim at words behind the table, and want what is never there
-        found = tl.atomic_cas(
-            slots + tl.where(waiting, slot, num_slots + (place & _SPARE_MASK)),
-            tl.where(waiting, 0, -1),
+        # a plain read may return an old 0, which costs a compare-and-swap, but never an old key
+        seen = tl.load(slots + slot, mask=waiting, other=1)
+        free = seen == 0
+        # other lanes aim at words behind the table, and want what is never there
+        swapped = tl.atomic_cas(
+            slots + tl.where(free, slot, num_slots + (place & _SPARE_MASK)),
+            tl.where(free, 0, -1),
             place + 1,
             sem="relaxed",
         )
-        holder = tl.where(waiting & (found > 0), found - 1, place)
+        found = seen + swapped  # one of the two is 0
+        holder = tl.where(found > 0, found - 1, place)
         other, at = find_slots(positions_of, holder, num_features, waiting)
         other_id = tl.load(ids + at, mask=waiting, other=0)
         other_table = tl.load(tables + other, mask=waiting, other=0)
         mine = waiting & (other_id == key_id) & (other_table == table)
-        tl.atomic_min(slots + slot, place + 1, mask=mine & (found > place + 1), sem="relaxed")
+        tl.atomic_min(slots + slot, place + 1, mask=mine & (holder > place), sem="relaxed")
         tl.store(slot_of + place, slot, mask=mine)
         waiting = waiting & (mine == 0)
         slot = tl.where(waiting, (slot + 1) & (num_slots - 1), slot)

@@ -23,8 +23,8 @@ import triton.language as tl
 from torch import Tensor
 
 from girih.kernels.gpu.dedup import Terms, last_not_above
-from girih.kernels.gpu.jit import INTERPRETED, block_of, columns_of, kernel, launch, rows_at_once
-from girih.kernels.gpu.layout import FLOAT32, columns_at
+from girih.kernels.gpu.jit import INTERPRETED, aligned, block_of, columns_of, kernel, launch, rows_at_once
+from girih.kernels.gpu.layout import FLOAT32, columns_at, whole_vectors
 
 LONG = 256
 MOST_PIECES = 16 if INTERPRETED else 256
@@ -55,7 +55,7 @@ class Sources:
             the next, the address of the gradient of position 0 where ids are not pooled, and the bytes from one position to
             the next. Addresses are 0 where there is no such gradient.
         pooled, whole: whether there are gradients of either kind.
-        aligned: whether each begins at a multiple of 16 bytes.
+        aligned: whether all addresses are multiples of 16 bytes.
     """
 
     def __init__(self, described: Tensor, *, pooled: bool, whole: bool, aligned: bool) -> None:
@@ -122,6 +122,7 @@ def _sum_pieces(
 ) -> None:  # fmt: skip
     piece = tl.program_id(0)
     column = tl.arange(0, COLUMNS)[None, :]
+    dim = whole_vectors(dim, FLOAT32, ALIGNED)
     if piece < tl.load(pieces + most_keys):
         key = last_not_above(pieces, most_keys + 1, piece, piece >= 0)
         first_piece = tl.load(pieces + key)
@@ -178,6 +179,7 @@ def _sum_terms(
     if DIRECT:
         mask = mask & (tl.load(largest) > limit)
     column = tl.arange(0, COLUMNS)[None, :]
+    dim = whole_vectors(dim, FLOAT32, ALIGNED)
     gradient = summed(
         sources, num_features, features, examples, positions, factors, starts, pieces, sums, key, mask, column, dim,
         POOLED, WHOLE, ALIGNED, COLUMNS, BLOCK,
@@ -228,7 +230,7 @@ def sum_pieces(sources: Sources, terms: Terms, pieces: Pieces, num_keys: Tensor,
     sums = torch.empty((max(1, pieces.most), dim), dtype=torch.float32, device=described.device)
     launch(
         _sum_pieces, pieces.most, 1, *described_terms(sources, terms), pieces.starts, num_keys, len(terms.starts) - 1, sums,
-        dim, POOLED=sources.pooled, WHOLE=sources.whole, ALIGNED=sources.aligned, COLUMNS=columns, AT_ONCE=min(LONG, rows_at_once(columns)),
+        dim, POOLED=sources.pooled, WHOLE=sources.whole, ALIGNED=sources.aligned and aligned(4 * dim), COLUMNS=columns, AT_ONCE=min(LONG, rows_at_once(columns)),
     )  # fmt: skip
     return sums
 
@@ -257,5 +259,5 @@ def sum_terms(
     launch(
         _sum_terms, len(terms.starts) - 1, rows_at_once(columns), *described_terms(sources, terms), pieces.starts, sums,
         num_keys, totals, totals.shape[1], first_column, nonfinite, nonfinite if largest is None else largest, limit, dim,
-        POOLED=sources.pooled, WHOLE=sources.whole, ALIGNED=sources.aligned, DIRECT=largest is not None, COLUMNS=columns,
+        POOLED=sources.pooled, WHOLE=sources.whole, ALIGNED=sources.aligned and aligned(4 * dim), DIRECT=largest is not None, COLUMNS=columns,
     )  # fmt: skip

@@ -75,8 +75,8 @@ def columns_at(address: tl.tensor, column: tl.tensor, DTYPE: tl.constexpr, ALIGN
     """Pointers to columns, int32[1, C], of rows at addresses, int64[K]: to float32, or to 16 bits.
 
     Args:
-        ALIGNED: addresses and widths of rows are multiples of 16 bytes, which a thread then moves at once. The compiler cannot know it of addresses
-            that were read from memory, and would move one column at a time.
+        ALIGNED: addresses of rows and the bytes of their columns are multiples of 16. A thread then moves 16 bytes at once. The compiler
+            cannot know it of addresses that were read from memory, nor of the number of columns: see :func:`whole_vectors`.
     """
     if DTYPE == FLOAT32:
         place = floats_at(address)[:, None] + column
@@ -86,6 +86,16 @@ def columns_at(address: tl.tensor, column: tl.tensor, DTYPE: tl.constexpr, ALIGN
         tl.device_assert(address % 16 == 0)
         place = tl.multiple_of(place, [1, 16])
     return place
+
+
+@triton.jit
+def whole_vectors(dim: tl.tensor, DTYPE: tl.constexpr, ALIGNED: tl.constexpr) -> Any:
+    """``dim``, in a form that shows the compiler a multiple of 16 bytes if rows are ``ALIGNED``; see :func:`columns_at`."""
+    if ALIGNED:
+        NUMBERS: tl.constexpr = 4 if DTYPE == FLOAT32 else 8
+        tl.device_assert(dim % NUMBERS == 0)
+        dim = dim // NUMBERS * NUMBERS
+    return dim
 
 
 @triton.jit

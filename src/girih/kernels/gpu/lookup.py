@@ -35,6 +35,7 @@ from girih.kernels.gpu.layout import (
     floats_at,
     longs_at,
     record,
+    whole_vectors,
     words_at,
 )
 from girih.kernels.gpu.optimizers import begin_state
@@ -197,7 +198,7 @@ def make_rows(
 @kernel
 def write_initial(
     chunks: tl.tensor, keys: tl.tensor, tables: tl.tensor, num_keys: tl.tensor, rows: tl.tensor, takes: tl.tensor, scratch: tl.tensor,
-    addresses: tl.tensor, seeds: tl.tensor, kinds: tl.tensor, options: tl.tensor, hyper: tl.tensor, segment: tl.tensor,
+    addresses: tl.tensor, seeds: tl.tensor, kinds: tl.tensor, initializer_options: tl.tensor, hyper: tl.tensor, segment: tl.tensor,
     num_segments: tl.tensor, first_column: tl.tensor, dim: tl.tensor, state_start: tl.tensor, num_columns: tl.tensor,
     OPTIMIZER: tl.constexpr, STATE_WIDTH: tl.constexpr, DTYPE: tl.constexpr, ALIGNED: tl.constexpr, CHUNK_BITS: tl.constexpr,
     STRIDE: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
@@ -207,11 +208,12 @@ def write_initial(
     Args:
         takes: int32[U], 1 for keys whose row is new.
         scratch: the address of [U, W] of the rows' dtype; addresses: int64[U], written: where each key's columns lie.
-        seeds, kinds, options: int64[T, S], int64[T, S], float64[T, S, 2].
+        seeds, kinds, initializer_options: int64[T, S], int64[T, S], float64[T, S, 2].
         hyper: float64[S, 8].
     """
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     column = tl.arange(0, COLUMNS)[None, :]
+    dim = whole_vectors(dim, DTYPE, ALIGNED)
     mask = i < tl.load(num_keys)
     row = tl.load(rows + i, mask=mask, other=NO_ROW)
     new = mask & (tl.load(takes + i, mask=mask, other=0) != 0)
@@ -230,8 +232,8 @@ def write_initial(
         at_segment = table * num_segments + segment
         seed = tl.load(seeds + at_segment, mask=wanted, other=0).to(tl.uint64, bitcast=True)
         kind = tl.load(kinds + at_segment, mask=wanted, other=0)
-        first = tl.load(options + 2 * at_segment, mask=wanted, other=0.0)
-        second = tl.load(options + 2 * at_segment + 1, mask=wanted, other=0.0)
+        first = tl.load(initializer_options + 2 * at_segment, mask=wanted, other=0.0)
+        second = tl.load(initializer_options + 2 * at_segment + 1, mask=wanted, other=0.0)
         values = initial_values(
             key_id[:, None], seed[:, None], kind[:, None], first[:, None], second[:, None], column
         )
@@ -254,6 +256,7 @@ def gather(
     COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
     """Copies columns at ``addresses`` to ``out``, float32[U, W]."""
+    num_columns = whole_vectors(num_columns, DTYPE, ALIGNED)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     column = tl.arange(0, COLUMNS)[None, :]
     mask = i < tl.load(num_keys)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from girih.kernels.cpu.pool import MEAN, SQRTN
 from girih.kernels.gpu.dedup import bag_scale
 from girih.kernels.gpu.jit import kernel
+from girih.kernels.gpu.layout import whole_vectors
 from girih.kernels.gpu.lookup import load_columns
 
 SHORT_BAG = 16
@@ -55,6 +56,7 @@ def pool_short(
     mask = own < num_bags
     bag = own + first_bag
     column = tl.arange(0, COLUMNS)[None, :]
+    dim = whole_vectors(dim, DTYPE, ALIGNED)
     feature, example = bag % num_features, bag // num_features
     bound = tl.load(bags + feature, mask=mask, other=0) + example
     start = tl.load(offsets + bound, mask=mask, other=0)
@@ -82,6 +84,7 @@ def pool_long(
     """Pools one bag a program, ``AT_ONCE`` ids at a time; arguments as those of :func:`pool_short`, but ``modes``, int32[P]: poolings."""
     bag = tl.program_id(0) + first_bag
     column = tl.arange(0, COLUMNS)[None, :]
+    dim = whole_vectors(dim, DTYPE, ALIGNED)
     feature, example = bag % num_features, bag // num_features
     bound = tl.load(bags + feature) + example
     start, stop = tl.load(offsets + bound), tl.load(offsets + bound + 1)
@@ -173,6 +176,7 @@ def spread(
     own = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = own < num_ids
     column = tl.arange(0, COLUMNS)[None, :]
+    dim = whole_vectors(dim, DTYPE, ALIGNED)
     key = tl.load(inverse + first + own, mask=mask, other=0)
     address = tl.load(addresses + key, mask=mask, other=0) + first_byte
     inside = mask[:, None] & (column < dim)

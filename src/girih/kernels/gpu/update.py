@@ -21,6 +21,7 @@ from girih.kernels.gpu.layout import (
     floats_at,
     holds_key,
     record,
+    whole_vectors,
     words_at,
 )
 from girih.kernels.gpu.lookup import load_columns
@@ -78,6 +79,7 @@ def move_rows(
     row = tl.load(rows + i, mask=mask, other=NO_ROW)
     mask = mask & (row >= 0)
     column = tl.arange(0, COLUMNS)[None, :]
+    dim = whole_vectors(dim, DTYPE, ALIGNED)
     place = i[:, None].to(tl.int64) * num_columns + first_column + column
     gradient = tl.load(gradients + place, mask=mask[:, None] & (column < dim), other=0.0)
     _move(
@@ -101,6 +103,7 @@ def sum_and_move_rows(
     row = tl.load(rows + i, mask=mask, other=NO_ROW)
     mask = mask & (row >= 0)
     column = tl.arange(0, COLUMNS)[None, :]
+    dim = whole_vectors(dim, DTYPE, ALIGNED)
     here = mask & (tl.load(largest) <= limit)
     gradient = summed(
         sources, num_features, features, examples, positions, factors, starts, pieces, sums, i, here, column, dim, POOLED,
@@ -155,6 +158,7 @@ def assign_rows(
     row = tl.load(rows + i, mask=mask, other=NO_ROW)
     mask = mask & (row >= 0)
     column = tl.arange(0, COLUMNS)[None, :]
+    dim = whole_vectors(dim, DTYPE, ALIGNED)
     inside = mask[:, None] & (column < dim)
     place = i.to(tl.int64)[:, None] * num_columns + first_column + column
     values = tl.load(given + place, mask=inside, other=0.0)

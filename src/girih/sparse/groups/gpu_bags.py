@@ -230,7 +230,8 @@ class GpuBags:
         columns = jit.columns_of(dim)
         row_bytes = sum(segment.dim for segment in self.group.spec.segments) * size
         first_byte = output.first_column * size
-        shared = {"DTYPE": dtype, "ALIGNED": jit.aligned(row_bytes, first_byte), "COLUMNS": columns}
+        aligned = jit.aligned(row_bytes, first_byte, dim * size)
+        shared = {"DTYPE": dtype, "ALIGNED": aligned, "COLUMNS": columns}
         if output.whole:
             own_ids = output.ids_in(batch)
             first, last = own_ids.start, own_ids.stop

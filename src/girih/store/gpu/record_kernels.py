@@ -201,7 +201,7 @@ class RecordKernels:
                 lookup.write_initial, n, jit.rows_at_once(columns), self._records.chunks, keys.ids, keys.tables, keys.num,
                 rows, takes, scratch, addresses, own.seeds, own.kinds, own.options, self._first_hyper, number,
                 len(own.described), first, dim, state, own.num_columns, OPTIMIZER=optimizer, STATE_WIDTH=width,
-                DTYPE=own.dtype, ALIGNED=jit.aligned(own.row_bytes, first * own.value_bytes), CHUNK_BITS=self._records.chunk_bits, STRIDE=self._records.stride, COLUMNS=columns,
+                DTYPE=own.dtype, ALIGNED=jit.aligned(own.row_bytes, first * own.value_bytes, dim * own.value_bytes), CHUNK_BITS=self._records.chunk_bits, STRIDE=self._records.stride, COLUMNS=columns,
             )  # fmt: skip
         return addresses
 
@@ -274,7 +274,8 @@ class RecordKernels:
             columns = jit.columns_of(dim)
             kernel: Any = update.move_rows
             more: tuple[Any, ...] = ()
-            kinds = {"ALIGNED": jit.aligned(first * own.value_bytes, 4 * state if width > 1 else 0)}
+            first_state = 4 * state if width > 1 else 0
+            kinds = {"ALIGNED": jit.aligned(first * own.value_bytes, dim * own.value_bytes, first_state)}
             if direct is not None:
                 kernel, more, source = (
                     update.sum_and_move_rows,
@@ -306,5 +307,5 @@ class RecordKernels:
             jit.launch(
                 update.assign_rows, len(keys), jit.rows_at_once(columns), self._records.chunks, rows, keys.num, values,
                 own.num_columns, self._first_hyper[number], step, first, dim, state, OPTIMIZER=optimizer, DTYPE=own.dtype,
-                ALIGNED=jit.aligned(first * own.value_bytes), CHUNK_BITS=self._records.chunk_bits, STRIDE=self._records.stride, COLUMNS=columns,
+                ALIGNED=jit.aligned(first * own.value_bytes, dim * own.value_bytes), CHUNK_BITS=self._records.chunk_bits, STRIDE=self._records.stride, COLUMNS=columns,
             )  # fmt: skip

@@ -1,0 +1,29 @@
+"""``girih compile``."""
+
+from __future__ import annotations
+
+import click
+
+from girih.cli import cli
+from girih.errors import ConfigError
+
+
+@cli.command("compile")
+@click.option("--all", "everything", is_flag=True, help="Compile all kernels, for every strategy and tier.")
+def compile_kernels(everything: bool) -> int:
+    """Compile kernels in advance, for container images.
+
+    Without --all, these are the kernels of one process that trains, evaluates, loads, predicts, exports and serves.
+    """
+    from girih.kernels.cpu import ahead
+    from girih.kernels.cpu.jit import CACHE_DIRECTORY, CACHE_WARNING, JIT_DISABLED, KERNELS
+
+    if JIT_DISABLED:
+        raise ConfigError("compile: NUMBA_DISABLE_JIT is set, so that kernels run as plain Python; unset it")
+    if CACHE_DIRECTORY is None:
+        raise ConfigError(f"compile: nothing was compiled: {CACHE_WARNING}")
+    names = list(KERNELS) if everything else ahead.usual()
+    missing = ahead.missing_of(names)
+    seconds = ahead.make_ready(names, lambda line: click.echo(f"girih: {line}", err=True))
+    click.echo(f"compiled {len(missing)} kernels in {seconds:.1f} s: {CACHE_DIRECTORY}")
+    return 0
