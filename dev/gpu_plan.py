@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 TOTAL_S = 570
-COMPILE = "from girih.kernels.cpu import ahead; ahead.make_ready(ahead.KERNELS, lambda line: print(line, flush=True))"
 
 
 @dataclass(frozen=True)
@@ -49,15 +48,15 @@ def bench_stage(name: str, limit_s: int, shows: str, *parts: str) -> Stage:
 TRAIN = ("-m", "girih", "bench", "gpu_train", "--json", "{out}/gpu-train.json")
 STAGES = (
     Stage("software", 70, "the versions and the GPU, and CPU kernels that compile with them",
-          [("-m", "girih", "info"), ("-c", COMPILE)], needs_gpu=False),
+          [("-m", "girih", "info"), ("-m", "girih", "compile", "--all")], needs_gpu=False),
     pytest_stage("cpu", 30, "CPU kernels, which GPU tests compare with, are right with these versions",
           *(f"tests/kernels/test_{name}.py" for name in ("hashing", "initial", "rounding")),
           needs_gpu=False),
     pytest_stage("kernels", 50, "compiled kernels equal the interpreted ones", "tests/kernels/gpu"),
     pytest_stage("determinism", 40, "no races, and no stream reads memory too early or too late",
-          "-k", "determin or delayed or gpu_streams", "tests/kernels/gpu", "tests/store/gpu", "tests/sparse/gpu", "tests/nn/gpu"),
+          "-k", "gpu_repeatable or gpu_streams", "tests/kernels/gpu", "tests/store/gpu", "tests/sparse/gpu", "tests/nn/gpu"),
     bench_stage("sparse", 75, "step time, share of the copy rate, deduplication, lookup", "sparse", "keys"),
-    pytest_stage("rows", 105, "streams, saves, tiers, groups, autograd", "-k", "not determin and not delayed and not gpu_streams",
+    pytest_stage("rows", 105, "streams, saves, tiers, groups, autograd", "-k", "not gpu_repeatable and not gpu_streams",
           "tests/store/gpu", "tests/sparse/gpu", "tests/nn/gpu"),
     pytest_stage("late", 45, "no step waits for the GPU, counted in a trace",
           "tests/strategies/gpu/test_gpu_training.py", "tests/strategies/gpu/test_gpu_late.py"),
