@@ -46,6 +46,7 @@ def bench_stage(name: str, limit_s: int, shows: str, *parts: str) -> Stage:
 
 
 TRAIN = ("-m", "girih", "bench", "gpu_train", "--json", "{out}/gpu-train.json")
+DETERMINISM = ("tests/sparse/gpu/test_gpu_repeatable.py", "tests/sparse/gpu/test_gpu_streams.py")
 STAGES = (
     Stage("software", 70, "the versions and the GPU, and CPU kernels that compile with them",
           [("-m", "girih", "info"), ("-m", "girih", "compile", "--all")], needs_gpu=False),
@@ -54,9 +55,9 @@ STAGES = (
           needs_gpu=False),
     pytest_stage("kernels", 50, "compiled kernels equal the interpreted ones", "tests/kernels/gpu"),
     pytest_stage("determinism", 40, "no races, and no stream reads memory too early or too late",
-          "-k", "gpu_repeatable or gpu_streams", "tests/kernels/gpu", "tests/store/gpu", "tests/sparse/gpu", "tests/nn/gpu"),
+          *DETERMINISM),
     bench_stage("sparse", 75, "step time, share of the copy rate, deduplication, lookup", "sparse", "keys"),
-    pytest_stage("rows", 105, "streams, saves, tiers, groups, autograd", "-k", "not gpu_repeatable and not gpu_streams",
+    pytest_stage("rows", 105, "streams, saves, tiers, groups, autograd", *(word for file in DETERMINISM for word in ("--ignore", file)),
           "tests/store/gpu", "tests/sparse/gpu", "tests/nn/gpu"),
     pytest_stage("late", 45, "no step waits for the GPU, counted in a trace",
           "tests/strategies/gpu/test_gpu_training.py", "tests/strategies/gpu/test_gpu_late.py"),
