@@ -34,6 +34,23 @@ for number in itertools.count():
 """A stage that writes rows without end; its child has a group of its own."""
 
 
+WITHOUT_METADATA = """
+import importlib.metadata
+original = importlib.metadata.version
+
+def version(name):
+    if name == "girih":
+        raise importlib.metadata.PackageNotFoundError(name)
+    return original(name)
+
+importlib.metadata.version = version
+import girih.checkpoint
+import girih.cli.info
+import girih.serving.app
+"""
+"""Imports modules as a checkout does that is not installed."""
+
+
 def start(out, *words, **variables):
     environment = {**os.environ, "GPU_PYTHON": sys.executable, "GPU_OUT": str(out), **variables}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "dev"), str(ROOT / "src")])
@@ -85,6 +102,22 @@ def test_the_list_names_the_stages_in_order_and_their_limits():
     assert names[:5] == ["software", "cpu", "kernels", "determinism", "sparse"]
     *limits, total = [int(number) for number in re.findall(r"(\d+) s  ", done.stdout)]
     assert sum(limits) == total <= 570
+
+
+def test_every_file_of_a_stage_exists():
+    sys.path.insert(0, str(ROOT / "dev"))
+    try:
+        from gpu_plan import STAGES
+    finally:
+        sys.path.remove(str(ROOT / "dev"))
+    words = [word for stage in STAGES for command in stage.commands for word in command]
+    files = [word for word in words if word.startswith("tests/")]
+    assert len(files) > 10
+    assert [file for file in files if not (ROOT / file).exists()] == []
+
+
+def test_a_checkout_that_is_not_installed_knows_its_version():
+    subprocess.run([sys.executable, "-c", WITHOUT_METADATA], check=True)
 
 
 @pytest.mark.parametrize(
