@@ -46,6 +46,7 @@ from gpu_timing import distinct, timed, wait_for_device, zipf
 
 import girih
 from girih.data import Batch
+from girih.errors import ConfigError
 from girih.kernels.gpu import jit
 from girih.kernels.gpu.dedup import unique
 from girih.sparse.groups.gpu_group import GpuGroup
@@ -333,7 +334,7 @@ def whole_models(report: harness.Report, arguments: argparse.Namespace, copies: 
                 continue
             try:
                 whole, alone = gpu_models.samples_per_s(name, batches, steps, compile=compile)
-            except (girih.ConfigError, RuntimeError) as error:
+            except (ConfigError, RuntimeError) as error:
                 if not compile:
                     raise
                 report.skip(f"models: {name}, compiled", " ".join(str(error).split())[:200])
