@@ -5,8 +5,9 @@ PROCESSES ?= 4
 CORES ?= 2
 INSTALLED := .venv/installed
 GIRIH := .venv/girih
+GPU_PYTHON ?= $(PYTHON)
 
-.PHONY: setup lint size prose test test-newest test-oldest test-slow test-gpu test-all gpu gpu-picasso bench bench-peers claims demo docs clean
+.PHONY: setup lint size prose test test-newest test-oldest test-slow test-gpu test-all gpu gpu-list gpu-picasso bench bench-peers claims demo docs clean
 
 setup: $(INSTALLED)
 
@@ -60,23 +61,24 @@ test-all: setup
 	GIRIH_KILLS=50 GIRIH_STEPS=200 GIRIH_MANY=1000000 $(PYTEST)
 	NUMBA_DISABLE_JIT=1 $(PYTEST) --numprocesses $(CORES) -m "not gpu" $(PLAIN)
 
-# On a machine with a GPU: the same tests with kernels compiled, then, whatever came of them, the figures of docs/gpu.md; the
-# status is that of both. Takes torch as pip finds it for CUDA, into an environment of its own, and FBGEMM's tables to measure
-# beside ours, where there is a wheel of theirs for that torch.
-gpu:
-	test -x .venv-gpu/bin/python || $(PYTHON) -m venv --system-site-packages .venv-gpu
-	.venv-gpu/bin/python -m pip install --quiet --editable '.[dev]'
-	.venv-gpu/bin/python -m pip install --quiet --no-deps fbgemm-gpu || echo 'no wheel of fbgemm-gpu: measured without'
-	.venv-gpu/bin/python -c "import torch, sys; sys.exit(0 if torch.cuda.is_available() else 'no GPU that torch can use')"
-	GOMP_SPINCOUNT=0 GIRIH_PATIENCE_S=900 .venv-gpu/bin/python -m pytest -m gpu --timeout 1200; tested=$$?; \
-	.venv-gpu/bin/python -m girih bench gpu --json docs/results/gpu.json --page docs/gpu.md && exit $$tested
+# On a machine with a GPU, without a network: tests of compiled kernels and figures, in stages with time limits. It uses an
+# interpreter that has torch and the other packages, and installs nothing. dev/gpu_stages.py describes its variables:
+# GPU_PYTHON, GPU_OUT, GPU_STAGES, GPU_PATIENCE, GPU_INTERPRET.
+gpu gpu-picasso: export GPU_PYTHON := $(GPU_PYTHON)
+gpu-picasso: export PYTHONPATH := $(CURDIR)/src
 
-# On a machine with a GPU, after `make gpu`: PICASSO's tables of speeds with rows in GPU memory, one trainer.
+gpu:
+	@$(PYTHON) dev/gpu_stages.py
+
+gpu-list:
+	@$(PYTHON) dev/gpu_stages.py --list
+
+# On a machine with a GPU: PICASSO's tables of speeds with rows in GPU memory, one trainer.
 gpu-picasso:
-	.venv-gpu/bin/python -m girih bench picasso_table4 --gpu
-	.venv-gpu/bin/python -m girih bench picasso_table6 --gpu --data zipf
-	.venv-gpu/bin/python -m girih bench picasso_table7 --gpu
-	.venv-gpu/bin/python -m girih bench picasso_table8 --gpu
+	$(GPU_PYTHON) -m girih bench picasso_table4 --gpu
+	$(GPU_PYTHON) -m girih bench picasso_table6 --gpu --data zipf
+	$(GPU_PYTHON) -m girih bench picasso_table7 --gpu
+	$(GPU_PYTHON) -m girih bench picasso_table8 --gpu
 
 bench: setup
 	$(BIN)/girih bench kernels

@@ -1,39 +1,52 @@
-"""The sparse half on a GPU: its parts and a step, beside the rate of copies.
+"""The sparse half on a GPU: its parts and a step, compared with the rate of copies.
 
-    girih bench gpu                     26 features × 65,536 examples, D = 64 and 128; 1,048,576 keys of 10 tables, Zipf 1.05
-    girih bench gpu --quick             a few hundred keys: shows that it runs, also where kernels are interpreted
-    girih bench gpu --page docs/gpu.md  writes the figures, and which goals are met, into the page as well
+    girih bench gpu                     all parts; keys by a Zipf law with exponent 1.05
+    girih bench gpu --quick             a few hundred keys: shows that it runs, also with interpreted kernels
+    girih bench gpu --parts keys,tiers  some parts; --no-peers leaves out the part that measures other tables
+    girih bench gpu --page docs/gpu.md  also writes the figures and the goals into the page
+    girih bench gpu --from-results --page docs/gpu.md   writes the page from the JSON of an earlier run
 
-Beside it, with the same ids: ``nn.EmbeddingBag`` under ``torch.compile``, and FBGEMM's TBE where it is installed. The second table has
-dedup and the finding of keys alone, the third whole models beside their dense halves alone, as they
-are and compiled by torch (``train.compile``).
+Parts:
 
-``bytes`` are those that a step cannot do without (docs/gpu.md says which), ``of copies`` is their rate beside that of a copy of
-1 GB on the device, measured in the same run. Times are medians, by events of the device, which is kept busy before each part, so that
-what the host does to start it is not in them; ``host ms`` is a whole step by the clock. Batches are copied to the device in the first part.
-What is to be reached stands in gpu_goals.py.
+    sparse   a step of 1,048,580 keys of 10 tables with D = 128, then of 26 features × 65,536 examples with D = 64 and 128
+    keys     deduplication alone, and the search of keys in an index that is half full
+    models   whole models and their dense halves alone, plain and compiled by torch (``train.compile``)
+    tiers    steps with a tenth of the rows in GPU memory
+    peers    steps of ``nn.EmbeddingBag`` under ``torch.compile`` and of FBGEMM's TBE, with the same ids, one process each
+
+The JSON is rewritten after every row. ``--resume TAG`` keeps its rows if they have the same tag, GPU and versions.
+
+``bytes`` are the least that a step has to move (docs/gpu.md lists them). ``of copies`` is their rate divided by the rate of a copy of
+1 GB on the device in the same run. Times are medians, by events of the device. The device is kept busy before each part, so times do
+not include the host's work. ``host ms`` is a whole step by the clock. Batches are copied to the device in the first part.
+gpu_goals.py has the goals.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import json
+import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import gpu_goals
 import gpu_models
+import gpu_peers
 import harness
 import numpy as np
 import torch
-from gpu_peers import CompiledBag, Tbe
+from gpu_timing import distinct, timed, wait_for_device, zipf
 
 import girih
 from girih.data import Batch
+from girih.errors import ConfigError
 from girih.kernels.gpu import jit
 from girih.kernels.gpu.dedup import unique
 from girih.sparse.groups.gpu_group import GpuGroup
@@ -45,24 +58,10 @@ from girih.store.gpu.record_kernels import Keys
 
 OPTIMIZERS = {"sgd": girih.optim.SGD(lr=0.01), "adam": girih.optim.Adam(lr=0.01)}
 STATE = {"sgd": 0, "adam": 2}
-_HEAD_START = 20_000_000  # cycles in which the host runs ahead
+FAILED = "failed: "
+"""Beginning of the reason why a part was left out that raised an error."""
 SECTOR = 32  # bytes of a GPU's caches that come together
-PARTS = ("dedup and sort", "lookup", "pool", "backward and update")
-
-
-def timed(work: Callable[[], Any]) -> float:
-    """Seconds of the device's time that some work takes."""
-    if jit.INTERPRETED:
-        start = time.perf_counter()
-        work()
-        return time.perf_counter() - start
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(_HEAD_START)
-    begin.record()
-    work()
-    end.record()
-    end.synchronize()
-    return 1e-3 * begin.elapsed_time(end)
+STEP_PARTS = ("dedup and sort", "lookup", "pool", "backward and update")
 
 
 class Girih:
@@ -109,7 +108,7 @@ class Girih:
         )
 
     def run(self, batch: Batch) -> tuple[float, ...]:
-        """Seconds of each part of a step, as :data:`PARTS` has them."""
+        """Seconds of each part of a step, as :data:`STEP_PARTS` has them."""
         self.step += 1
         kept: dict[str, Any] = {}
 
@@ -131,7 +130,7 @@ class Girih:
     def step_at_once(self, batch: Batch) -> float:
         """Seconds of a step by the clock, until the device is done, ids prepared on their own stream."""
         self.step += 1
-        _settled()
+        wait_for_device()
         start = time.perf_counter()
         found = self.gpu.find(batch)
         self.gpu.fetch(found)
@@ -140,20 +139,8 @@ class Girih:
         given = self.gpu.gradients(read, [self.gradient], batch)
         assert given is not None
         self.gpu.apply(read, given, self.step, 1.0)
-        _settled()
+        wait_for_device()
         return time.perf_counter() - start
-
-
-def _settled() -> None:
-    if not jit.INTERPRETED:
-        torch.cuda.synchronize()
-
-
-def zipf(rng: np.random.Generator, exponent: float, rows: int, size: int) -> Any:
-    """Ids by a Zipf law over ``rows`` ranks."""
-    weights = np.arange(1, rows + 1, dtype=np.float64) ** -exponent
-    ends = np.cumsum(weights / weights.sum())
-    return np.minimum(np.searchsorted(ends, rng.random(size)), rows - 1).astype(np.int64)
 
 
 def copy_rate(num_bytes: int) -> float:
@@ -165,110 +152,134 @@ def copy_rate(num_bytes: int) -> float:
 
 
 def main() -> None:
-    """Runs the benchmark; status 1 where a part of it failed, which the report says."""
+    """Runs the benchmark; status 1 if a part of it failed, which the report says."""
     parser = harness.parser("gpu", __doc__)
     parser.add_argument("--quick", action="store_true", help="a few hundred keys")
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--parts", type=part_names, metavar="A,B", default=list(PARTS), help=", ".join(PARTS))
+    parser.add_argument("--no-peers", action="store_true", help="leave out the part peers")
+    parser.add_argument("--resume", metavar="TAG", help="keep rows of --json with this tag, such as a commit")
     parser.add_argument(
-        "--page", type=Path, metavar="FILE", help="a page whose section of figures is written anew"
+        "--page", type=Path, metavar="FILE", help="a page whose section of figures is rewritten"
     )
+    parser.add_argument("--from-results", action="store_true", help="measure nothing, read --json")
     arguments = parser.parse_args()
-    if arguments.page is not None and jit.INTERPRETED:
+    if arguments.no_peers:
+        arguments.parts = [name for name in arguments.parts if name != "peers"]
+    if not arguments.parts:
+        parser.error("--parts peers and --no-peers leave no part; expected one of them")
+    if arguments.page is not None and jit.INTERPRETED and not arguments.from_results:
         parser.error("--page: kernels are interpreted here; expected a GPU")
+    status = 0 if arguments.from_results else measured(arguments)
+    try:
+        results = json.loads(arguments.json.read_text())
+        verdicts = gpu_goals.judged(results)
+        if arguments.page is not None:
+            gpu_goals.write_section(arguments.page, results)
+    except (OSError, ValueError, KeyError) as error:
+        parser.error(f"{arguments.json}: {error!s}; expected the JSON of girih bench gpu, measured on a GPU")
+    for verdict in verdicts:
+        print(f"{verdict.verdict}: {verdict.goal.what}, {verdict.goal.column}")
+    for name, reason in results["skipped"].items():
+        if reason.startswith(FAILED):
+            print(f"{name}: {reason}")
+    sys.exit(status)
+
+
+def part_names(text: str) -> list[str]:
+    """Names of parts that are separated by commas, in the order of PARTS."""
+    names = [name.strip() for name in text.split(",")]
+    unknown = [name for name in names if name not in PARTS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"no part {', '.join(unknown)}; expected some of {', '.join(PARTS)}")
+    return [name for name in PARTS if name in names]
+
+
+def measured(arguments: argparse.Namespace) -> int:
+    """Runs the parts and writes the JSON after every row; 1 if one of them failed."""
     if arguments.quick:
         arguments.rounds = 2
-    report = harness.Report("gpu", arguments)
-    copies = copy_rate(1 << (16 if arguments.quick else 30))
-    report.table("copies of 1 GB on the device, read and written", {"bytes/s": "{:.3e}"}).row(
-        {"bytes/s": copies}
-    )
-    parts = {
-        "the sparse half": sparse_half,
-        "keys alone": keys_alone,
-        "tiers": tiers,
-        "whole models": whole_models,
-    }
-    failed = [name for name, part in parts.items() if not attempted(report, name, part, arguments, copies)]
+    report = harness.Report("gpu", arguments, every_row=True)
+    table = report.table("copies of 1 GB on the device, read and written", {"bytes/s": "{:.3e}"})
+    if not table.rows:
+        table.row({"bytes/s": copy_rate(1 << (16 if arguments.quick else 30))})
+    copies = table.rows[0]["bytes/s"]
+    failed = [name for name in arguments.parts if not attempted(report, name, arguments, copies)]
     report.finish()
-    if arguments.page is not None:
-        gpu_goals.write_section(arguments.page, arguments.json)
-    for each in gpu_goals.judged(report.as_dict()):
-        print(f"{each.verdict}: {each.goal.what}, {each.goal.column}")
-    sys.exit(1 if failed else 0)
+    return 1 if failed else 0
 
 
-def attempted(report: harness.Report, name: str, part: Callable[..., None], *given: Any) -> bool:
-    """Runs a part of the benchmark; where it fails, the others still run, and the report says why."""
+def attempted(report: harness.Report, name: str, arguments: argparse.Namespace, copies: float) -> bool:
+    """Runs a part of the benchmark. If it fails, the report says why, and the other parts still run."""
+    report.forget(name)
     try:
-        part(report, *given)
+        PARTS[name](report, arguments, copies)
     except Exception as error:
         traceback.print_exc()
-        report.skip(name, f"failed: {' '.join(str(error).split())[:300]}")
+        report.skip(name, f"{FAILED}{' '.join(str(error).split())[:300]}")
         return False
     return True
 
 
 def sparse_half(report: harness.Report, arguments: argparse.Namespace, copies: float) -> None:
-    """The parts of a step and the whole, beside other people's tables."""
-    cases = [
-        ("26 × 65,536", 26, 65_536, 1_000_000, 1.05, (64, 128)),
-        ("10 × 104,858", 10, 104_858, 1_000_000, 1.05, (128,)),
-    ]
-    if arguments.quick:
-        cases = [("3 × 100", 3, 100, 500, 1.05, (16,))]
-    peers: dict[str, Callable[..., Any]] = {}
-    if jit.INTERPRETED:
-        report.skip("nn.EmbeddingBag, compiled", "it is compiled for the GPU")
-    else:
-        peers["nn.EmbeddingBag, compiled"] = CompiledBag
-    if report.peer("fbgemm_gpu", "its wheel for CUDA is needed") is not None and not jit.INTERPRETED:
-        peers["FBGEMM"] = Tbe
-    report.not_identical("girih's tables grow and are asked by keys, the others' are static arrays")
-    report.not_identical(
-        "girih's batches are copied to the device in its first part, the others' ids lie there"
-    )
+    """The parts of a step, and the whole."""
+    report.not_identical("girih's batches are copied to the device in its first part")
     table = report.table(
         "the sparse half on a GPU",
         {"keys": "{}", "D": "{}", "optimizer": "{}", "unique": "{:,}"}
-        | {f"{part} ms": "{:.3f}" for part in PARTS}
+        | {f"{part} ms": "{:.3f}" for part in STEP_PARTS}
         | {"step ms": "{:.3f}", "host ms": "{:.3f}", "bytes": "{:,}"}
-        | {"forward, of copies": "{:.0%}", "backward, of copies": "{:.0%}"}
-        | {f"{name} ms": "{:.3f}" for name in peers},
+        | {"forward, of copies": "{:.0%}", "backward, of copies": "{:.0%}"},
     )
-    for title, features, examples, rows, exponent, dims in cases:
+    for case in QUICK if arguments.quick else CASES:
+        arms = [{"keys": case.title, "D": dim, "optimizer": name} for dim in case.dims for name in OPTIMIZERS]
+        arms = [arm for arm in arms if not table.has(arm)]
+        ids = case.ids(min(8, arguments.rounds)) if arms else []
+        for arm in arms:
+            table.row(arm | step_times(case, arm["D"], arm["optimizer"], ids, arguments.rounds, copies))
+
+
+@dataclass(frozen=True)
+class Case:
+    """Shapes of batches that are measured."""
+
+    title: str
+    features: int
+    examples: int
+    rows: int
+    dims: tuple[int, ...]
+
+    def ids(self, count: int) -> list[Any]:
+        """Ids of that many batches."""
         rng = np.random.default_rng(0)
-        for dim in dims:
-            for optimizer in OPTIMIZERS:
-                side = Girih(features, examples, rows, dim, optimizer)
-                batches = [
-                    side.batch(zipf(rng, exponent, rows, features * examples))
-                    for _ in range(min(8, arguments.rounds))
-                ]
-                measured = [
-                    side.run(batches[number % len(batches)]) for number in range(arguments.rounds + 5)
-                ][5:]
-                host = float(np.median([side.step_at_once(batch) for batch in batches]))
-                side.store.close()
-                parts = [harness.median_part(measured, part) for part in range(len(PARTS))]
-                keys, forward, backward = bytes_on_paper(features * examples, side.num_unique, dim, optimizer)
-                arm = {"keys": title, "D": dim, "optimizer": optimizer, "unique": side.num_unique}
-                times = {f"{part} ms": 1e3 * seconds for part, seconds in zip(PARTS, parts, strict=True)}
-                shares = {
-                    "forward, of copies": forward / parts[2] / copies,
-                    "backward, of copies": backward / parts[3] / copies,
-                }
-                others = {
-                    f"{name} ms": peer_step(
-                        report, name, peer, features, examples, rows, dim, optimizer, batches
-                    )
-                    for name, peer in peers.items()
-                }
-                whole = {
-                    "step ms": 1e3 * sum(parts),
-                    "host ms": 1e3 * host,
-                    "bytes": keys + forward + backward,
-                }
-                table.row(arm | times | whole | shares | others)
+        return [zipf(rng, 1.05, self.rows, self.features * self.examples) for _ in range(count)]
+
+
+MILLION = Case("10 × 104,858", 10, 104_858, 1_000_000, (128,))
+CASES = (MILLION, Case("26 × 65,536", 26, 65_536, 1_000_000, (64, 128)))
+QUICK = (Case("3 × 100", 3, 100, 500, (16,)),)
+
+
+def step_times(
+    case: Case, dim: int, optimizer: str, ids: list[Any], rounds: int, copies: float
+) -> dict[str, float]:
+    """Times of a step and its parts, and bytes on paper."""
+    side = Girih(case.features, case.examples, case.rows, dim, optimizer)
+    batches = [side.batch(drawn) for drawn in ids]
+    times = [side.run(batches[number % len(batches)]) for number in range(rounds + 5)][5:]
+    host = float(np.median([side.step_at_once(batch) for batch in batches]))
+    side.store.close()
+    parts = [harness.median_part(times, part) for part in range(len(STEP_PARTS))]
+    keys, forward, backward = bytes_on_paper(case.features * case.examples, side.num_unique, dim, optimizer)
+    return {
+        "unique": side.num_unique,
+        **{f"{part} ms": 1e3 * seconds for part, seconds in zip(STEP_PARTS, parts, strict=True)},
+        "step ms": 1e3 * sum(parts),
+        "host ms": 1e3 * host,
+        "bytes": keys + forward + backward,
+        "forward, of copies": forward / parts[2] / copies,
+        "backward, of copies": backward / parts[3] / copies,
+    }
 
 
 def bytes_on_paper(n: int, unique: int, dim: int, optimizer: str) -> tuple[int, int, int]:
@@ -286,22 +297,25 @@ def bytes_on_paper(n: int, unique: int, dim: int, optimizer: str) -> tuple[int, 
 
 def tiers(report: harness.Report, arguments: argparse.Namespace, copies: float) -> None:
     """Steps with a tenth of the rows hot."""
+    columns = {
+        "unique keys, of the hot rows": "{:.0%}",
+        "unique keys of a batch": "{:,}",
+        "hits": "{:.0%}",
+        "host ms": "{:.2f}",
+    }
     table = report.table(
-        "tiers: 10 tables, D = 128, SGD, a tenth of the rows hot in GPU memory above the host's",
-        {
-            "unique keys of a batch": "{:,}",
-            "of the hot rows": "{:.0%}",
-            "hits": "{:.0%}",
-            "host ms": "{:.2f}",
-        },
+        "tiers: 10 tables, D = 128, SGD, a tenth of the rows hot in GPU memory above the host's", columns
     )
     for share in (0.8, 1.0):
-        table.row(hot_tier(500 if arguments.quick else 1_000_000, share, 2 if arguments.quick else 20))
+        arm = {"unique keys, of the hot rows": share}
+        if not table.has(arm):
+            rows, rounds = (500, 2) if arguments.quick else (1_000_000, 20)
+            table.row(arm | hot_tier(rows, share, rounds))
 
 
 def whole_models(report: harness.Report, arguments: argparse.Namespace, copies: float) -> None:
-    """Samples/s of whole models beside those of their dense halves."""
-    models = report.table(
+    """Samples/s of whole models and of their dense halves, the plain ones first."""
+    table = report.table(
         "whole models, samples/s",
         {"model": "{}", "dense half": "{}", "batch": "{:,}", "step": "{:,.0f}"}
         | {"dense half alone": "{:,.0f}", "of it": "{:.2f}"},
@@ -309,70 +323,63 @@ def whole_models(report: harness.Report, arguments: argparse.Namespace, copies: 
     rng = np.random.default_rng(1)
     size, ranks = (64, 500) if arguments.quick else (65_536, 1_000_000)
     steps = 2 if arguments.quick else 50
-    given = gpu_models.batches(size, 4, lambda count: zipf(rng, 1.05, ranks, count))
-    for name in gpu_models.MODELS:
-        for compile in (False, True):
+    batches = gpu_models.batches(size, 4, lambda count: zipf(rng, 1.05, ranks, count))
+    for compile in (False, True):
+        for name in gpu_models.MODELS:
             arm = {"model": name, "dense half": "compiled" if compile else "plain", "batch": size}
+            if table.has(arm):
+                continue
             if compile and jit.INTERPRETED:
-                report.skip(f"{name}, compiled", "it is compiled for the GPU")
+                report.skip(f"models: {name}, compiled", "it is compiled for the GPU")
                 continue
             try:
-                whole, alone = gpu_models.samples_per_s(name, given, steps, compile=compile)
-            except (girih.ConfigError, RuntimeError) as error:
+                whole, alone = gpu_models.samples_per_s(name, batches, steps, compile=compile)
+            except (ConfigError, RuntimeError) as error:
                 if not compile:
                     raise
-                report.skip(f"{name}, {arm['dense half']}", " ".join(str(error).split())[:200])
+                report.skip(f"models: {name}, compiled", " ".join(str(error).split())[:200])
                 continue
-            models.row(arm | {"step": whole, "dense half alone": alone, "of it": whole / alone})
+            table.row(arm | {"step": whole, "dense half alone": alone, "of it": whole / alone})
 
 
-def peer_step(
-    report: harness.Report, name: str, peer: Callable[..., Any], *shape_and_batches: Any
-) -> float | None:
-    """Median milliseconds of a step of somebody else's tables, on ids that are on the device; None where it fails."""
-    try:
-        return 1e3 * _peer_step(peer, *shape_and_batches)
-    except Exception as error:  # out of memory, what it does not compile, or a package of another build: ours is measured all the same
-        report.skip(name, " ".join(f"{type(error).__name__}: {error}".split())[:200])
-        return None
-    finally:
-        torch._dynamo.reset()
-        gc.collect()
-        torch.cuda.empty_cache()
-
-
-def _peer_step(
-    peer: Callable[..., Any],
-    features: int,
-    examples: int,
-    rows: int,
-    dim: int,
-    optimizer: str,
-    batches: list[Batch],
-) -> float:
-    side = peer(features, rows, dim, optimizer)
-    joined = peer is CompiledBag  # whose tables follow each other in one
-    device, n = jit.device(), features * examples
-    first = torch.arange(features, device=device).repeat_interleave(examples) * (rows if joined else 0)
-    given = [to_device(batch.ids, device) + first for batch in batches]
-    offsets = torch.arange(n + 1, device=device)
-    gradient = torch.randn((n, dim) if joined else (examples, features * dim), device=device)
-    times = []
-    for number in range(8 + 2 * len(given)):
-        ids = given[number % len(given)]
-        times.append(timed(lambda ids=ids: side.step(ids, offsets, gradient)))
-    return float(np.median(times[8:]))
+def peers(report: harness.Report, arguments: argparse.Namespace, copies: float) -> None:
+    """Steps of other tables, each in a process of its own, so that it has all memory of the device."""
+    report.not_identical("girih's tables grow and look up keys; tables of peers are arrays of a fixed size")
+    report.not_identical("ids of peers are on the device before the step")
+    if jit.INTERPRETED:
+        report.skip("peers", "they are compiled for the GPU")
+        return
+    table = report.table(
+        "other tables on a GPU",
+        {"peer": "{}", "keys": "{}", "D": "{}", "optimizer": "{}", "step ms": "{:.3f}"},
+    )
+    gc.collect()
+    torch.cuda.empty_cache()
+    for name in gpu_peers.PEERS:
+        if name == "FBGEMM" and report.peer("fbgemm_gpu", "its wheel for CUDA is needed") is None:
+            continue
+        for optimizer in OPTIMIZERS:
+            arm = {"peer": name, "keys": MILLION.title, "D": MILLION.dims[0], "optimizer": optimizer}
+            if table.has(arm):
+                continue
+            shape = (MILLION.features, MILLION.examples, MILLION.rows, MILLION.dims[0])
+            words = [sys.executable, gpu_peers.__file__, name, *map(str, shape), optimizer]
+            done = subprocess.run(words, capture_output=True, text=True)
+            if done.returncode == 0:
+                table.row(arm | {"step ms": 1e3 * float(done.stdout.splitlines()[-1])})
+            else:  # out of memory, or a package for another torch
+                report.skip(f"peers: {name}, {optimizer}", " ".join(done.stderr.split())[-200:])
 
 
 def hot_tier(rows: int, share: float, rounds: int) -> dict[str, float]:
-    """Steps on tables of ``rows`` rows each, whose batches have ``share`` as many unique keys as there are hot rows."""
+    """Steps on tables of ``rows`` rows each. A batch has ``share`` times as many unique keys as there are hot rows."""
     features, rng = 10, np.random.default_rng(3)
-    each = int(share * rows / features)  # of each table, as many as it has hot rows on the average
-    side = Girih(features, each, rows, 128, "sgd", hot_rows=rows)
+    count = int(share * rows / features)  # unique keys of each table
+    side = Girih(features, count, rows, 128, "sgd", hot_rows=rows)
 
     def ids() -> Any:
-        drawn = [np.unique(zipf(rng, 1.05, rows, 16 * each)) for _ in range(features)]
-        return np.concatenate([rng.choice(one, each, replace=len(one) < each) for one in drawn])
+        drawn = [distinct(zipf(rng, 1.05, rows, 16 * count)) for _ in range(features)]
+        return np.concatenate([rng.choice(one, count, replace=len(one) < count) for one in drawn])
 
     batches = [side.batch(ids()) for _ in range(8)]
     for number in range(20):  # hot rows are chosen meanwhile
@@ -380,52 +387,61 @@ def hot_tier(rows: int, share: float, rounds: int) -> dict[str, float]:
     before = side.store.tier_counters()
     times = [side.step_at_once(batches[number % 8]) for number in range(rounds)]
     reads = {name: side.store.tier_counters()[name] - before[name] for name in ("gpu_reads", "dram_reads")}
-    unique_keys = side.num_unique
+    num_unique = side.num_unique
     side.store.close()
     return {
-        "unique keys of a batch": unique_keys,
-        "of the hot rows": unique_keys / rows,
+        "unique keys of a batch": num_unique,
         "hits": reads["gpu_reads"] / max(1, sum(reads.values())),
         "host ms": 1e3 * float(np.median(times)),
     }
 
 
 def keys_alone(report: harness.Report, arguments: argparse.Namespace, copies: float) -> None:
-    """Dedup of Zipf ids, and finding keys in an index half full."""
-    keys = report.table("keys alone", {"what": "{}", "keys": "{:,}", "ms": "{:.4f}", "keys/s": "{:.2e}"})
-    for what, count, seconds in dedup_and_find(500 if arguments.quick else 1 << 20, arguments.rounds):
-        keys.row({"what": what, "keys": count, "ms": 1e3 * seconds, "keys/s": count / seconds})
+    """Dedup of Zipf ids, and the search of keys in an index half full."""
+    table = report.table(
+        "keys alone", {"what": "{}", "keys": "{:,}", "unique": "{:,}", "ms": "{:.4f}", "keys/s": "{:.2e}"}
+    )
+    size = 500 if arguments.quick else 1 << 20
+    for what, work in (("dedup", dedup), ("find, the index half full", find)):
+        if not table.has({"what": what}):
+            num_keys, num_unique, seconds = work(size, arguments.rounds)
+            row = {"what": what, "keys": num_keys, "unique": num_unique}
+            table.row(row | {"ms": 1e3 * seconds, "keys/s": num_keys / seconds})
 
 
-def dedup_and_find(size: int, rounds: int) -> list[tuple[str, int, float]]:
-    """(what, keys, median seconds) of both."""
-    device, rng = jit.device(), np.random.default_rng(2)
-    ids = to_device(zipf(rng, 1.05, size, size), device)
-    nothing = torch.zeros(2, dtype=torch.int32, device=device)
-    dedup = [timed(lambda: unique(ids, nothing, nothing[:1], size)) for _ in range(rounds + 3)][3:]
-    side = Girih(1, 1, 1, 16, "sgd")
+def dedup(size: int, rounds: int) -> tuple[int, int, float]:
+    """(ids, unique keys, median seconds) of the deduplication of Zipf ids."""
+    device = jit.device()
+    ids = to_device(zipf(np.random.default_rng(2), 1.05, size, size), device)
+    zeros = torch.zeros(2, dtype=torch.int32, device=device)
+    times = [timed(lambda: unique(ids, zeros, zeros[:1], size)) for _ in range(rounds + 3)][3:]
+    return size, int(unique(ids, zeros, zeros[:1], size).num_keys), float(np.median(times))
+
+
+def find(size: int, rounds: int) -> tuple[int, int, float]:
+    """(keys, unique keys, median seconds) of the search of keys in an index that is half full."""
+    device, side = jit.device(), Girih(1, 1, 1, 16, "sgd")
     rows, memory = side.store.state.rows, side.store.state.memory
     memory.make_room(size // 2)
     memory.known()  # that none of them came
-    keys = rng.permutation(memory.num_slots // 2 - 2)
+    keys = np.random.default_rng(2).permutation(memory.num_slots // 2 - 2)
     tables = torch.zeros(len(keys), dtype=torch.int32, device=device)
     num = torch.full((1,), len(keys), dtype=torch.int32, device=device)
-    asked = Keys(
-        to_device(keys.astype(np.int64), device), tables, torch.ones_like(tables), num, np.array([len(keys)])
-    )
+    ids = to_device(keys.astype(np.int64), device)
+    asked = Keys(ids, tables, torch.ones_like(tables), num, np.array([len(keys)]))
     side.store.state.read(asked, 1)
-    load = len(keys) / memory.num_slots
-    find = [timed(lambda: rows._find(asked, None, marks=False)) for _ in range(rounds + 3)][3:]
+    times = [timed(lambda: rows._find(asked, None, marks=False)) for _ in range(rounds + 3)][3:]
     side.store.close()
-    return [
-        (
-            f"dedup, {int(unique(ids, nothing, nothing[:1], size).num_keys):,} unique",
-            size,
-            float(np.median(dedup)),
-        ),
-        (f"find, the index {load:.0%} full", len(keys), float(np.median(find))),
-    ]
+    return len(keys), len(keys), float(np.median(times))
 
+
+PARTS: dict[str, Callable[[harness.Report, argparse.Namespace, float], None]] = {
+    "sparse": sparse_half,
+    "keys": keys_alone,
+    "models": whole_models,
+    "tiers": tiers,
+    "peers": peers,
+}
 
 if __name__ == "__main__":
     main()

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
+from gpu_timing import wait_for_device
 
 import girih
 from girih.data import Batch
@@ -89,14 +89,9 @@ def samples_per_s(
         found = []
         for work in (whole, alone):
             work(2 * len(given))
-            _settled()
+            wait_for_device()
             start = time.perf_counter()
             work(steps)
-            _settled()
+            wait_for_device()
             found.append(steps * given[0].num_examples / (time.perf_counter() - start))
         return found[0], found[1]
-
-
-def _settled() -> None:
-    if not jit.INTERPRETED:
-        torch.cuda.synchronize()

@@ -1,13 +1,18 @@
-"""Other people's tables on a GPU, for gpu.py: of a fixed size, one id per bag.
+"""Tables of other packages on a GPU, for gpu.py: of a fixed size, one id per bag.
+
+    python gpu_peers.py PEER FEATURES EXAMPLES ROWS DIM OPTIMIZER    prints the median seconds of a step
 
 Both have all tables in one array, so that one operation serves all features, as girih's groups do.
 """
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
+import numpy as np
 import torch
+from gpu_timing import timed, zipf
 from torch import Tensor, nn
 
 from girih.kernels.gpu import jit
@@ -60,3 +65,27 @@ class Tbe:
     def step(self, ids: Tensor, offsets: Tensor, gradient: Tensor) -> None:
         """Forward, backward and update: int64[n], each of its own table; int64[n+1]; float32[B, F · D]."""
         self._bags(ids, offsets).backward(gradient)
+
+
+PEERS = {"nn.EmbeddingBag, compiled": CompiledBag, "FBGEMM": Tbe}
+
+
+def step_seconds(name: str, features: int, examples: int, rows: int, dim: int, optimizer: str) -> float:
+    """Median seconds of a step of a peer's tables, on Zipf ids that are on the device."""
+    side = PEERS[name](features, rows, dim, optimizer)
+    is_joined = name != "FBGEMM"  # its tables follow each other in one
+    device, rng, n = jit.device(), np.random.default_rng(0), features * examples
+    first = torch.arange(features, device=device).repeat_interleave(examples) * (rows if is_joined else 0)
+    batches = [torch.from_numpy(zipf(rng, 1.05, rows, n)).to(device) + first for _ in range(8)]
+    offsets = torch.arange(n + 1, device=device)
+    gradient = torch.randn((n, dim) if is_joined else (examples, features * dim), device=device)
+    times = []
+    for number in range(24):
+        ids = batches[number % 8]
+        times.append(timed(lambda ids=ids: side.step(ids, offsets, gradient)))
+    return float(np.median(times[8:]))
+
+
+if __name__ == "__main__":
+    peer, *shape, kind = sys.argv[1:]
+    print(step_seconds(peer, *(int(number) for number in shape), kind))

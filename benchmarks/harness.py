@@ -26,7 +26,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import ModuleType
@@ -136,10 +136,13 @@ def parser(name: str, doc: str | None) -> argparse.ArgumentParser:
 class ResultTable:
     """Rows of raw values, shown by one format a column; None is shown as a dash."""
 
-    def __init__(self, title: str, columns: Mapping[str, str]) -> None:
+    def __init__(
+        self, title: str, columns: Mapping[str, str], on_row: Callable[[], None] = lambda: None
+    ) -> None:
         self.title = title
         self.columns = dict(columns)
         self.rows: list[dict[str, Any]] = []
+        self._on_row = on_row
 
     def row(self, values: Mapping[str, Any]) -> None:
         """Adds a row; a column that is left out is None.
@@ -151,6 +154,11 @@ class ResultTable:
         if unknown:
             raise KeyError(f"{self.title}: no column {sorted(unknown)}; columns: {list(self.columns)}")
         self.rows.append({name: values.get(name) for name in self.columns})
+        self._on_row()
+
+    def has(self, values: Mapping[str, Any]) -> bool:
+        """True if a row has all these values, such as one that an earlier run measured."""
+        return any(all(row.get(name) == value for name, value in values.items()) for row in self.rows)
 
     def shown(self) -> RichTable:
         """For the terminal: words to the left, numbers to the right; columns of one value stand in the title."""
@@ -171,19 +179,47 @@ class ResultTable:
 
 
 class Report:
-    """What one run of a benchmark found, with all that is needed to judge or repeat it."""
+    """What one run of a benchmark found, with all that is needed to judge or repeat it.
 
-    def __init__(self, name: str, arguments: argparse.Namespace) -> None:
+    Args:
+        arguments: their ``resume``, if there is one, is a tag. Rows of the JSON with the same tag, GPUs and versions are kept.
+        every_row: writes the JSON after every row as well, so that a run that is stopped keeps its rows.
+    """
+
+    def __init__(self, name: str, arguments: argparse.Namespace, *, every_row: bool = False) -> None:
         self.name = name
+        self._on_row = self._write if every_row else lambda: None
         self.file: Path = arguments.json
         self.options = {key: _plain(value) for key, value in vars(arguments).items() if key != "json"}
         self.skipped: dict[str, str] = {}
         self.tables: list[ResultTable] = []
         self.differences: list[str] = []
+        self._earlier: dict[str, ResultTable] = {}
         self._start = time.perf_counter()
+        if getattr(arguments, "resume", None) is not None and self.file.is_file():
+            with suppress(ValueError, KeyError):  # another kind of file
+                self._keep(json.loads(self.file.read_text()))
+
+    def _keep(self, earlier: Mapping[str, Any]) -> None:
+        """Takes rows of an earlier run, unless its tag, GPUs, packages or kind of run were others."""
+        now = self.as_dict()
+        same = ("resume", "quick", "rounds")
+        if (
+            any(earlier["options"].get(name) != self.options.get(name) for name in same)
+            or earlier["machine"]["gpus"] != now["machine"]["gpus"]
+            or earlier["versions"] != now["versions"]
+        ):
+            return
+        for kept in earlier["tables"]:
+            table = self.table(kept["title"], dict.fromkeys(kept["columns"], "{}"))
+            table.rows = kept["rows"]
+            self._earlier[table.title] = table
+        self.skipped |= earlier["skipped"]
+        self.differences += earlier["not_identical"]
+        self._start -= earlier["duration_s"]
 
     def peer(self, module: str, mend: str = "make bench-peers installs it") -> ModuleType | None:
-        """Imports a peer's module; where that fails, None, and the reason stands in the report."""
+        """Imports a peer's module. If that fails, returns None and reports the reason."""
         try:
             return importlib.import_module(module)
         except (ImportError, OSError, RuntimeError) as error:  # a wheel of another torch fails in its loader
@@ -194,6 +230,14 @@ class Report:
         """Says that something was left out, and why."""
         self.skipped.setdefault(what, reason)
 
+    def forget(self, part: str) -> None:
+        """Drops what an earlier run left out of a part: names that are ``part`` or begin with ``part: ``."""
+        self.skipped = {
+            what: reason
+            for what, reason in self.skipped.items()
+            if what != part and not what.startswith(f"{part}: ")
+        }
+
     def not_identical(self, what: str) -> None:
         """Says where the contestants' work differs."""
         if what not in self.differences:
@@ -201,8 +245,14 @@ class Report:
 
     def table(self, title: str, columns: Mapping[str, str]) -> ResultTable:
         """A new table; ``columns`` is name → format, as in ``{"D": "{}", "ms": "{:.2f}"}``."""
-        self.tables.append(ResultTable(title, columns))
-        return self.tables[-1]
+        table = ResultTable(title, columns, self._on_row)
+        earlier = self._earlier.pop(title, None)
+        if earlier is not None:
+            table.rows = earlier.rows
+            self.tables[self.tables.index(earlier)] = table
+            return table
+        self.tables.append(table)
+        return table
 
     def finish(self) -> None:
         """Prints tables, what was skipped and what was not identical; writes the JSON."""
@@ -213,9 +263,19 @@ class Report:
             console.print(f"not identical: {what}", highlight=False, markup=False, soft_wrap=True)
         for what, reason in self.skipped.items():
             console.print(f"skipped: {what}: {reason}", highlight=False, markup=False, soft_wrap=True)
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        self.file.write_text(json.dumps(self.as_dict(), indent=1, ensure_ascii=False) + "\n")
+        self._write()
         console.print(str(self.file), highlight=False, markup=False, soft_wrap=True)
+
+    def _write(self) -> None:
+        """Writes the JSON; a process that is killed meanwhile leaves the one before."""
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(self.as_dict(), indent=1, ensure_ascii=False) + "\n"
+        if self.file.exists() and not self.file.is_file():  # a device or a pipe
+            self.file.write_text(text)
+            return
+        replacement = self.file.with_name(f"{self.file.name}.new")
+        replacement.write_text(text)
+        replacement.replace(self.file)
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON: tables with raw values, and where they come from."""

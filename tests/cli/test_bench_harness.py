@@ -1,5 +1,8 @@
 """What benchmarks rest on: turns, ratios, tables, and that contestants do the same work."""
 
+import argparse
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -94,3 +97,43 @@ def test_contestants_of_the_sparse_half_agree(optimizer):
         side.close()
     for other in moved[1:]:
         torch.testing.assert_close(other, moved[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture
+def report_of(tmp_path):
+    """Opens a report of one tag, whose JSON is written after every row."""
+    import harness
+
+    def opened(tag):
+        arguments = argparse.Namespace(json=tmp_path / "x.json", resume=tag)
+        return harness.Report("x", arguments, every_row=True)
+
+    return opened
+
+
+def test_a_report_is_on_disk_after_every_row(report_of, tmp_path):
+    table = report_of("a").table("t", {"what": "{}", "ms": "{:.1f}"})
+    for number in range(3):
+        table.row({"what": "x", "ms": number})
+        (written,) = json.loads((tmp_path / "x.json").read_text())["tables"]
+        assert [row["ms"] for row in written["rows"]] == list(range(number + 1))
+    assert [file.name for file in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_rows_of_the_same_tag_are_kept_and_those_of_others_are_not(report_of):
+    first = report_of("a")
+    for title in ("t", "u"):
+        first.table(title, {"what": "{}", "ms": "{:.1f}"}).row({"what": title, "ms": 1.0})
+    first.skip("t: some", "no reason")
+    first.skip("u", "no reason")
+    first.finish()
+    again = report_of("a")
+    again.forget("t")
+    table = again.table("t", {"what": "{}", "ms": "{:.1f}"})
+    assert table.has({"what": "t"})
+    assert not table.has({"what": "t", "ms": 2.0})
+    table.row({"what": "v", "ms": 2.0})
+    sizes = [(table["title"], len(table["rows"])) for table in again.as_dict()["tables"]]
+    assert sizes == [("t", 2), ("u", 1)]
+    assert again.as_dict()["skipped"] == {"u": "no reason"}
+    assert report_of("b").as_dict()["tables"] == []

@@ -11,13 +11,13 @@ import zlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from importlib.metadata import version
 from typing import Any
 
 from girih.checkpoint.storage import Storage
 from girih.config import build, checks
 from girih.errors import CheckpointError, MissingFileError
 from girih.runs.state import RunState
+from girih.version import __version__
 
 NAME = "manifest.json"
 DENSE = "dense.safetensors"
@@ -58,7 +58,7 @@ class Manifest:
     parts: Parts
     final: bool = False
     format: int = FORMAT
-    girih: str = version("girih")
+    girih: str = __version__
 
     @property
     def shards(self) -> Parts:

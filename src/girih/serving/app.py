@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import re
 import time
-from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from girih.serving.metrics import CONTENT_TYPE, ServingMetrics
 from girih.serving.options import ServeOptions
 from girih.serving.reading import RequestReader, TooLarge
 from girih.serving.served import Model, Served, open_served
+from girih.version import __version__
 
 _LOG = logging.getLogger(__name__)
 INFER = re.compile("/v2/models/(?P<name>[^/]+)(?:/versions/(?P<version>[^/]+))?/infer")
@@ -107,7 +107,7 @@ class Server:
 
     async def metadata(self, request: Request) -> Response:
         """``GET /v2``."""
-        found = {"name": "girih", "version": version_of("girih"), "extensions": list(protocol.EXTENSIONS)}
+        found = {"name": "girih", "version": __version__, "extensions": list(protocol.EXTENSIONS)}
         return JSONResponse(found)
 
     async def live(self, request: Request) -> Response:
