@@ -23,6 +23,7 @@ from ids import Shape
 from girih.checkpoint import name_of
 from girih.checkpoint.save import Content
 from girih.runs.checkpoints import RunCheckpoints
+from girih.runs.state import RunState
 from girih.runs.stats import Spans
 
 DIM, BATCHES, WARMUP, FEATURES = 16, 32, 10, 26
@@ -100,7 +101,7 @@ def steps_beside(
 
     start = time.perf_counter()
     path = Path(saver.root.url, name_of(content().step))
-    saver.begin(content, None, Spans())
+    saver.begin(content, RunState(), Spans())
     begin_s = time.perf_counter() - start
     times = []
     while not path.is_dir():  # it has its name when it is complete
