@@ -45,7 +45,7 @@ class BadGradient(torch.nn.Module):
 
     def forward(self, numeric, embeddings):
         item = embeddings["item"]
-        return ((item - item.detach()).clamp(min=0).sqrt().sum(1, keepdim=True)) + self.bias
+        return ((item - item.detach()).sqrt().sum(1, keepdim=True)) + self.bias
 
 
 def settings_of(directory, *overrides):
