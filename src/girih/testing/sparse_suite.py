@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
@@ -90,6 +91,9 @@ class SparseHalfSuite:
             half.sync()
             gone = weakref.ref(pulled)
             del pulled
+            deadline = time.monotonic() + 5.0
+            while gone() is not None and time.monotonic() < deadline:
+                time.sleep(0.01)  # a thread that served the batch may still return from its call
             assert gone() is None
         finally:
             gc.enable()
