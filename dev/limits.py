@@ -5,7 +5,6 @@ A limit may rise only in a commit whose message names the issue that allows it, 
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 import subprocess
@@ -14,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 FILE = Path(__file__).with_name("limits.json")
-NAMES_AN_ISSUE = re.compile(r"\bissue \d+", re.IGNORECASE)
+NAMES_AN_ISSUE = re.compile(r"\bissue #?\d+", re.IGNORECASE)
 
 
 def compare(measured: Mapping[str, Mapping[str, float]]) -> int:
@@ -51,23 +50,26 @@ def compare(measured: Mapping[str, Mapping[str, float]]) -> int:
 
 
 def unexplained_rises() -> list[str]:
-    """Limits that rose in a commit that names no issue; empty without git's history."""
-    texts = []
-    commits = _git("log", "--format=%H", "--", f"./{FILE.name}").split()
-    for commit in reversed(commits):
-        texts.append((commit, _git("show", f"{commit}:./{FILE.name}")))
-    faults: list[str] = []
-    for (_, before), (commit, after) in itertools.pairwise(texts):
-        if not (before and after) or NAMES_AN_ISSUE.search(_git("log", "-1", "--format=%B", commit)):
+    """Limits that rose in a commit that names no issue, and are still above; empty without git's history."""
+    now, faults = json.loads(FILE.read_text()), []
+    for line in _git("log", "--full-history", "--format=%H %P", "--", f"./{FILE.name}").splitlines():
+        commit, *parents = line.split()
+        before = [limits for limits in map(_limits_at, parents) if limits]
+        if not before or NAMES_AN_ISSUE.search(_git("log", "-1", "--format=%B", commit)):
             continue
-        old = json.loads(before)
-        for kind, limits in json.loads(after).items():
-            faults += [
-                f"commit {commit[:8]} raises {kind} of {name} to {limit:,} and names no issue"
-                for name, limit in limits.items()
-                if limit > old.get(kind, {}).get(name, 0)
-            ]
+        for kind, limits in _limits_at(commit).items():
+            for name, limit in limits.items():
+                old = max(each.get(kind, {}).get(name, 0) for each in before)
+                if limit > old and now.get(kind, {}).get(name, 0) > old:
+                    faults.append(
+                        f"commit {commit[:8]} raises {kind} of {name} to {limit:,} and names no issue"
+                    )
     return faults
+
+
+def _limits_at(commit: str) -> dict[str, dict[str, float]]:
+    limits: dict[str, dict[str, float]] = json.loads(_git("show", f"{commit}:./{FILE.name}") or "{}")
+    return limits
 
 
 def _git(*words: str) -> str:

@@ -33,8 +33,9 @@ TOOLS = (
     "cryptography",
 )
 PRINTED = ("numpy", "numba", "pyarrow")
-FIRST_MINOR = 12
-"""Python 3.11 is tested with constraints.txt, so ``newest`` starts at 3.12."""
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+SUPPORTED = re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["classifiers"]))
+"""Versions of Python that the classifiers name. All tests run with the first, so ``newest`` takes a later one."""
 LEAST_NUMPY = (2, 5)
 """NumPy 2.5 broke 91 kernels of 92, so ``newest`` does not pass with an older one."""
 
@@ -45,12 +46,18 @@ def main(words: list[str]) -> int:
         print(f"versions: got {text}; expected newest or oldest, and --refresh or not", file=sys.stderr)
         return 2
     newest = words[0] == "newest"
-    interpreter = newest_python() if newest else shutil.which("python3.11")
+    interpreter = find_python(SUPPORTED[1:] if newest else SUPPORTED[:1])
     if interpreter is None:
         print(f"skipped: no Python {'3.12 or later' if newest else '3.11'} on this machine")
         return 0
-    python = environment(words[0], interpreter, needs(oldest=not newest), refresh=bool(words[1:]))
-    versions = {name: version(python, name) for name in PRINTED}
+    try:
+        python = make_environment(
+            words[0], interpreter, list_packages(oldest=not newest), refresh=bool(words[1:])
+        )
+    except subprocess.CalledProcessError as error:
+        print(f"versions: status {error.returncode} of {' '.join(map(str, error.cmd))}", file=sys.stderr)
+        return 1
+    versions = {name: find_version(python, name) for name in PRINTED}
     for name, number in versions.items():
         print(f"{name} {number}", flush=True)
     if newest and tuple(map(int, versions["numpy"].split(".")[:2])) < LEAST_NUMPY:
@@ -66,34 +73,29 @@ def main(words: list[str]) -> int:
     ).returncode  # fmt: skip
 
 
-def newest_python() -> str | None:
-    """The newest Python 3.12 or later, in PATH or installed by pyenv."""
+def find_python(versions: list[str]) -> str | None:
+    """The newest of some versions of Python that runs here, in PATH or installed by pyenv."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
-    found: dict[tuple[int, int], str] = {}
-    for directory in (*sorted(pyenv.glob("3.*/bin")), *map(Path, os.get_exec_path())):
-        for path in directory.glob("python3.*") if directory.is_dir() else ():
-            match = re.fullmatch(r"python3\.(\d+)", path.name)
-            if match and int(match[1]) >= FIRST_MINOR and works(path):
-                found[3, int(match[1])] = str(path)
-    return found[max(found)] if found else None
+    for name in (f"python{version}" for version in reversed(versions)):
+        for directory in (*os.get_exec_path(), *sorted(pyenv.glob("3.*/bin"), reverse=True)):
+            path = shutil.which(name, path=directory)
+            # pyenv has a shim for each version, installed or not
+            if path and subprocess.run([path, "-c", "import venv"], capture_output=True).returncode == 0:
+                return path
+    return None
 
 
-def works(python: Path) -> bool:
-    """Whether an interpreter runs: pyenv has a shim for each version, installed or not."""
-    return subprocess.run([python, "-c", "import venv"], capture_output=True).returncode == 0
-
-
-def needs(*, oldest: bool) -> list[str]:
+def list_packages(*, oldest: bool) -> list[str]:
     """Girih's dependencies except torch, and the tests' tools."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    packages = [need for need in project["dependencies"] if not need.startswith("torch")]
+    packages = [need for need in PROJECT["dependencies"] if not need.startswith("torch")]
     return [*(re.sub(r">=([^,]+).*", r"==\1", need) if oldest else need for need in packages), *TOOLS]
 
 
-def environment(name: str, interpreter: str, packages: list[str], *, refresh: bool) -> str:
+def make_environment(name: str, interpreter: str, packages: list[str], *, refresh: bool) -> str:
     """The interpreter of an environment with some packages, made again if these changed."""
     place = ROOT / f".venv-{name}"
     pins, mark = ROOT / f"constraints-{name}.txt", place / "installed"
+    pins.touch()
     python, wanted = str(place / "bin" / "python"), f"{interpreter}\n{packages}\n{pins.read_text()}"
     if refresh or not mark.is_file() or mark.read_text() != wanted:
         shutil.rmtree(place, ignore_errors=True)
@@ -109,7 +111,7 @@ def environment(name: str, interpreter: str, packages: list[str], *, refresh: bo
     return python
 
 
-def version(python: str, name: str) -> str:
+def find_version(python: str, name: str) -> str:
     """The version of a package in an environment."""
     code = f"import importlib.metadata as m; print(m.version({name!r}))"
     return subprocess.run([python, "-c", code], check=True, capture_output=True, text=True).stdout.strip()

@@ -63,5 +63,16 @@ def test_a_limit_rises_only_in_a_commit_that_names_an_issue(place):
     found = compared(place, 12)
     assert found.returncode == 1
     assert "raises lines of store to 15 and names no issue" in found.stderr
-    commit(place, 9, "Lower it")
-    assert compared(place, 9).returncode == 1  # history keeps the rise
+    commit(place, 12, "Lower it again")
+    assert compared(place, 12).returncode == 0
+
+
+def test_branches_that_each_lower_a_limit_merge(place):
+    git(place, "checkout", "-qb", "other")
+    commit(place, 8, "Lower it")
+    git(place, "checkout", "-q", "-")
+    commit(place, 7, "Lower it more")
+    git(place, "merge", "-q", "-s", "ours", "--no-edit", "other")
+    assert compared(place, 7).returncode == 0
+    commit(place, 8, "Take the other branch's limit")
+    assert compared(place, 7).returncode == 1

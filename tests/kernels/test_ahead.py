@@ -372,7 +372,7 @@ def test_no_step_waits_for_a_compiler(cold, log_directory, strategy):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    lines = done.stderr.splitlines()
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("compiling kernels: ")]
     assert lines[0] == "compiling kernels (kept for later runs)"
     assert lines[1].startswith("compiled kernels in ")
     compiled = heard(cold)

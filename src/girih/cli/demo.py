@@ -24,6 +24,8 @@ from girih.errors import ConfigError
 from girih.metrics import Scores
 from girih.testing.click_log import click_log
 
+SIGNALLED = 130
+"""The status of a command that a signal ended."""
 CONFIG = Path(__file__).with_name("demo.toml")
 CARDINALITY = 20_000
 PART_ROWS = 100_000
@@ -61,8 +63,9 @@ def demo(context: click.Context, directory: Path, num_examples: int) -> int:
     status = run(["train", str(config), "--run", str(directory / "run")], own_process=own_process)
     seconds = time.perf_counter() - start
     if status == 0:
-        run(["report", str(directory / "run")])  # prints one line if it cannot be drawn
+        drawn = run(["report", str(directory / "run")])  # prints one line if it cannot be drawn
         _show(directory, best, seconds)
+        status = drawn if drawn == SIGNALLED else 0
     return status
 
 

@@ -232,7 +232,9 @@ def check_call(
         ConfigError: an option that the callable does not have, or one of the wrong type.
     """
     target: Any = function
-    if inspect.isclass(function):  # early releases of Python 3.11 show the parameters of __new__
+    if (
+        inspect.isclass(function) and function.__init__ is not object.__init__
+    ):  # early releases of Python 3.11 show the parameters of __new__
         target, skip = function.__init__, skip + 1
     parameters = list(inspect.signature(target).parameters.values())[skip:]
     known = {p.name: p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}

@@ -8,6 +8,7 @@ from test_gpu_group import batch_of
 import girih
 from girih.kernels.gpu import jit
 from girih.kernels.gpu.counting import ROWS_EVER
+from girih.kernels.gpu.layout import VALUES
 from girih.sparse.groups.gpu_group import GpuGroup
 from girih.sparse.groups.pack import pack
 from girih.store import Store
@@ -56,7 +57,10 @@ def outcome_of_steps(ids, bag):
             sums = gpu.gradients(read, gradients, batch)
             gpu.apply(read, sums, step, 1.0)
             found += read.outputs
-        memory, num_words = store.state.memory, store.state.layout.num_words
+        memory, num_words = (
+            store.state.memory,
+            VALUES.value + DIM + 1,
+        )  # and row-wise Adagrad's sum; padding is never written
         records = memory.records(int(memory.known()[ROWS_EVER]))
         found.append(torch.cat([record[:, :num_words] for _, record in records]))
         return found, store.counters()

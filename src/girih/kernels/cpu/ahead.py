@@ -150,7 +150,7 @@ def serving() -> list[str]:
 def usual() -> list[str]:
     """Kernels of one process that trains, evaluates, loads, predicts, exports and serves with all rows in memory."""
     applying = [name for name in KERNELS if name.startswith("update.apply_")]
-    return [*training(()), *applying, *loading(), *writing_mapped(), *serving()]
+    return list(dict.fromkeys([*training(()), *applying, *loading(), *writing_mapped(), *serving()]))
 
 
 def publishing() -> list[str]:
@@ -233,9 +233,14 @@ def _mark(name: str) -> Path:
     return Path(CACHE_DIRECTORY or "", "ready", name)
 
 
+def is_kept(name: str) -> bool:
+    """Whether the cache directory has a kernel."""
+    return CACHE_DIRECTORY is not None and _mark(name).exists()
+
+
 def _is_ready(name: str) -> bool:
     if CACHE_DIRECTORY is not None:
-        return _mark(name).exists()
+        return is_kept(name)
     kernel = KERNELS[name]
     return len(kernel.dispatcher.overloads) >= len(kernel.kinds)
 
@@ -258,7 +263,8 @@ def _alone() -> contextlib.AbstractContextManager[int | None]:
     """Waits until no other process of this machine compiles; enters the lock, which ends with all that hold it."""
     if CACHE_DIRECTORY is None:
         return contextlib.nullcontext()
-    _mark("").mkdir(mode=0o700, exist_ok=True)
+    with contextlib.suppress(OSError):  # a full disk
+        _mark("").mkdir(mode=0o700, exist_ok=True)
     return lock_file(Path(CACHE_DIRECTORY, "lock"))
 
 
@@ -304,8 +310,9 @@ def _compile(name: str) -> None:
     kernel = KERNELS[name]
     for signature in signatures(kernel):
         kernel.dispatcher.compile(signature)
-    if CACHE_DIRECTORY is not None:
-        _mark(name).touch()
+    if CACHE_DIRECTORY is not None and kernel.dispatcher._cache.num_kept() >= len(kernel.kinds):
+        with contextlib.suppress(OSError):  # a full disk
+            _mark(name).touch()
 
 
 if __name__ == "__main__":

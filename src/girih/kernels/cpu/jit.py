@@ -18,6 +18,7 @@ import fcntl
 import functools
 import hashlib
 import inspect
+import logging
 import os
 import stat
 import sys
@@ -53,25 +54,25 @@ types: Any = _typed_types
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_LOG = logging.getLogger(__name__)
 JIT_DISABLED: bool = bool(numba.config.DISABLE_JIT)
 """True where kernels run as plain Python."""
 
 
+_OPTIONS_OF_NUMBA = ("OPT", "BOUNDSCHECK", "DEBUGINFO_DEFAULT", "LOOP_VECTORIZE", "SLP_VECTORIZE")
 _REMEDY = "set NUMBA_CACHE_DIR to a directory that only you can write"
 
 
 def _digest() -> str:
     root = Path(__file__).resolve().parent
     versions = numba.__version__, llvm_version, np.__version__, sys.implementation.cache_tag, sys.abiflags
-    processor, features = (
-        numba.config.CPU_NAME,
-        numba.config.CPU_FEATURES,
-    )  # where an image names its processor
+    options = [str(getattr(numba.config, name)) for name in _OPTIONS_OF_NUMBA]
+    processor, features = numba.config.CPU_NAME, numba.config.CPU_FEATURES  # an image may name its processor
     machine = (
         processor or llvm.get_host_cpu_name(),
         codegen.get_host_cpu_features() if features is None else features,
     )
-    digest = hashlib.sha256(repr((versions, machine)).encode())
+    digest = hashlib.sha256(repr((versions, options, machine)).encode())
     for source in sorted(root.rglob("*.py")):
         digest.update(source.relative_to(root).as_posix().encode())
         digest.update(source.read_bytes())
@@ -96,14 +97,18 @@ def _make_private(path: Path) -> Path:
     Raises:
         OSError: somebody else could put files there, or this user cannot.
     """
-    path.mkdir(parents=True, exist_ok=True, mode=0o700)
-    state = path.lstat()
+    for place in (*reversed(path.parents), path):
+        place.mkdir(exist_ok=True, mode=0o700)
+    around, state = path.parent.stat().st_mode, path.lstat()
+    if around & stat.S_IWOTH and not around & stat.S_ISVTX:
+        raise PermissionError(f"{path.parent} can be written by everybody (mode {stat.S_IMODE(around):o})")
     if not stat.S_ISDIR(state.st_mode):
         raise PermissionError(f"{path} is a link, not a directory")
     if state.st_uid != os.geteuid():
         raise PermissionError(f"{path} belongs to user {state.st_uid}, and you are user {os.geteuid()}")
     if state.st_mode & 0o022:
-        raise PermissionError(f"{path} can be written by others (mode {stat.S_IMODE(state.st_mode):o})")
+        mode = stat.S_IMODE(state.st_mode)
+        raise PermissionError(f"{path} can be written by others (mode {mode:o}); chmod go-w may fix it")
     if not os.access(path, os.W_OK | os.X_OK):
         raise PermissionError(f"{path} cannot be written")
     return path
@@ -218,18 +223,40 @@ class _Cache(caching.FunctionCache):  # type: ignore[misc]
         return self._load_overload(sig, target_context)
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        """Keeps a kernel; two processes that save at once could swap the files of two types of arguments."""
-        with lock_file(Path(self.cache_path, "saving")):
-            self._save_overload(sig, data)
+        """Keeps a kernel, unless its sources changed since this process began, or the disk is full.
+
+        Two processes that save at once could swap the files of two types of arguments.
+        """
+        if _digest() != Path(self.cache_path).name:
+            return
+        try:
+            with lock_file(Path(self.cache_path, "saving")):
+                self._save_overload(sig, data)
+        except OSError as error:
+            _warn_once(f"kernels cannot be kept in {self.cache_path}: {error.strerror}; {_REMEDY}")
+
+    def num_kept(self) -> int:
+        """The types of arguments for which the disk has the kernel."""
+        return len(self._cache_file._load_index())
+
+
+@functools.cache
+def _warn_once(line: str) -> None:
+    _LOG.warning(line)
 
 
 @contextlib.contextmanager
-def lock_file(path: Path) -> Iterator[int]:
-    """Waits until no other process of this machine has locked a file; yields its descriptor, which holds the lock."""
-    with path.open("w") as file:
-        with contextlib.suppress(OSError):  # a file system without locks: at worst the work is done twice
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield file.fileno()
+def lock_file(path: Path) -> Iterator[int | None]:
+    """Waits until no other process of this machine has locked a file; yields its descriptor, which holds the lock.
+
+    Yields None if the disk is full. Then, as on a file system without locks, two processes may do the same work.
+    """
+    with contextlib.ExitStack() as stack:
+        descriptor = None
+        with contextlib.suppress(OSError):
+            descriptor = stack.enter_context(path.open("w")).fileno()
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield descriptor
 
 
 @machinery.register_pass(mutates_CFG=True, analysis_only=False)

@@ -109,7 +109,11 @@ class GpuBags:
         Args:
             ready: recorded once all is done.
         """
-        batch = given if isinstance(given, GpuBatch) else self._shared_copy.of(given, self._copied)
+        batch = (
+            given
+            if isinstance(given, GpuBatch)
+            else self._shared_copy.of(given, self.group.spec.name, self._copied)
+        )
         take_over(batch.ready, (batch.ids, batch.offsets, batch.weights), self.device)
         size, features = batch.num_examples, self.group.features
         begins = batch.bounds[features]

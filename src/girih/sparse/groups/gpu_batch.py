@@ -47,9 +47,15 @@ class SharedCopy:
 
     def __init__(self) -> None:
         self._source: Callable[[], Batch | None] = lambda: None
+        self._readers: set[str] = set()
 
-    def of(self, batch: Batch, copy: Callable[[Batch], GpuBatch]) -> GpuBatch:
-        """Returns the copy of a batch; calls ``copy`` only if the latest batch is another one."""
-        if self._source() is not batch or not batch.num_examples:  # an empty batch has no number of features
-            self._copy, self._source = copy(batch), weakref.ref(batch)
+    def of(self, batch: Batch, group: str, copy: Callable[[Batch], GpuBatch]) -> GpuBatch:
+        """Returns the copy of a batch for a group.
+
+        Calls ``copy`` if the latest batch is another one, or if the group has read this copy: a caller may reuse its arrays.
+        """
+        known = self._source() is batch and group not in self._readers
+        if not known or not batch.num_examples:  # an empty batch has no number of features
+            self._copy, self._source, self._readers = copy(batch), weakref.ref(batch), set()
+        self._readers.add(group)
         return self._copy
