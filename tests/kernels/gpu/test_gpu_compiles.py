@@ -161,8 +161,8 @@ def test_rows_of_whole_vectors_move_16_bytes_at_once(gpu_launches, tmp_path):
     compiled(recorded, tmp_path)
 
 
-def test_a_first_order_column_takes_no_wide_loads_from_embeddings(gpu_launches, tmp_path):
-    """Initial values of keys without a row are as aligned as records, although a row has 17 numbers."""
+def test_a_first_order_column_leaves_embeddings_aligned(gpu_launches, tmp_path):
+    """A row has 17 numbers. Both records and initial values of keys without a row are aligned."""
     every_kernel = record_rows(gpu_launches, 16, "float32", FIRST_ORDER)
     recorded = [every_kernel[name] for name in ("write_initial", "pool_short", "pool_long", "spread")]
     assert all(launch["options"]["ALIGNED"] for launch in recorded)

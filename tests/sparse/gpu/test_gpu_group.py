@@ -159,8 +159,8 @@ def test_rows_of_16_bits_are_rounded_by_the_same_noise(dtype):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("dim", [4, 8, 16])
-def test_keys_without_rows_read_initial_values_also_with_a_first_order_column(dim, dtype):
-    """Rows have a number more than fits in whole vectors of 16 bytes. Some keys have rows."""
+def test_keys_without_rows_read_the_initial_values_of_the_cpu(dim, dtype):
+    """A row has a first-order column. Some keys of the batch have rows."""
     (gpu, there), (cpu, here) = both(groups_of(dtype=dtype, dim=dim))
     assert there.spec.dim == dim + 1
     known, batch = some_batch(1, 1, num_ids=10), some_batch(1, 2, num_ids=40)
