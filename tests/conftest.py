@@ -125,6 +125,10 @@ def pytest_collection_modifyitems(items):
         if item.path.parent.name == "gpu":
             item.add_marker("gpu")
     items.sort(key=lambda item: item.path.parent.name not in WHOLE_RUNS)
+    interpreter = sys.modules.get("triton.runtime.interpreter")
+    if interpreter is not None:  # by default it ignores tl.device_assert, which checks alignment
+        options = interpreter.InterpreterOptions(debug=True, sanitize_overflow=False)
+        interpreter.interpreter_builder.options = options
 
 
 @pytest.hookimpl(wrapper=True)

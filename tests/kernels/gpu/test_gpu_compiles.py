@@ -16,6 +16,7 @@ import girih
 from girih.cli import bench
 from girih.kernels.cpu import layout as at
 from girih.kernels.gpu import jit, routing
+from girih.models.needs import FIRST_ORDER
 from girih.sparse.groups import gpu_group
 from girih.sparse.groups.pack import pack
 from girih.store import Store
@@ -112,8 +113,8 @@ def test_every_kernel_of_the_repository_passes_tritons_launcher(gpu_launches, tm
     compiled(recorded.values(), tmp_path, "--all")
 
 
-def record_rows(gpu_launches, dim, dtype):
-    """The launches on rows of one segment, by kernel."""
+def record_rows(gpu_launches, dim, dtype, *needs):
+    """The launches on the embeddings of rows, by kernel. ``needs`` adds to the needs of one feature."""
     from test_gpu_group import batch_of, run
 
     schema = girih.Schema(
@@ -121,7 +122,7 @@ def record_rows(gpu_launches, dim, dtype):
         labels="click",
         tables=[girih.Table(name="f", dim=dim, dtype=dtype)],
     )
-    needs = {"f": frozenset({"embedding"}), "s": frozenset({"sequence"})}
+    needs = {"f": frozenset({"embedding", *needs}), "s": frozenset({"sequence"})}
     (group,) = pack(schema, needs, girih.optim.Adam(lr=0.1))
     recorded = {}
     with (
@@ -133,7 +134,7 @@ def record_rows(gpu_launches, dim, dtype):
             ids = np.arange(4 * longest) % 7
             batch = batch_of(np.full((2, 2), longest), ids, weighted=False, seed=0)
             run(gpu, batch, 1, np.random.default_rng(0))
-        values = np.ones((7, dim), np.float32)
+        values = np.ones((7, group.spec.dim), np.float32)
         store.apply_gradients(*keys_of(*range(7)), np.arange(7, dtype=np.int32), values, 2)
         store.assign(*keys_of(*range(7)), values)
         store.peek(*keys_of(*range(7)), values)
@@ -158,3 +159,11 @@ def test_rows_of_whole_vectors_move_16_bytes_at_once(gpu_launches, tmp_path):
     recorded.append(record_rows(gpu_launches, 6, "float32")["pool_short"] | {"vectors": False})
     recorded.append(record_rows(gpu_launches, 12, "bfloat16")["pool_short"] | {"vectors": False})
     compiled(recorded, tmp_path)
+
+
+def test_a_first_order_column_leaves_embeddings_aligned(gpu_launches, tmp_path):
+    """A row has 17 numbers. Both records and initial values of keys without a row are aligned."""
+    every_kernel = record_rows(gpu_launches, 16, "float32", FIRST_ORDER)
+    recorded = [every_kernel[name] for name in ("write_initial", "pool_short", "pool_long", "spread")]
+    assert all(launch["options"]["ALIGNED"] for launch in recorded)
+    compiled([launch | {"vectors": True} for launch in recorded], tmp_path)

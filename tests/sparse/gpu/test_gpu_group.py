@@ -21,7 +21,7 @@ from girih.store.gpu.options import Gpu
 from girih.tables import LRU, Fixed
 from girih.testing import cases
 from girih.testing.sparse_suite import SparseHalfSuite
-from girih.testing.store_verbs import by_key
+from girih.testing.store_verbs import by_key, keys_of, peek
 from gpu_order import ORDERS, take
 
 OPTIMIZERS = [
@@ -155,6 +155,24 @@ def test_rows_of_16_bits_are_rounded_by_the_same_noise(dtype):
         for group in (gpu, cpu):
             run(group, batch, step, np.random.default_rng(step))
     assert_same_rows(there, here, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dim", [4, 8, 16])
+def test_keys_without_rows_read_the_initial_values_of_the_cpu(dim, dtype):
+    """A row has a first-order column. Some keys of the batch have rows."""
+    (gpu, there), (cpu, here) = both(groups_of(dtype=dtype, dim=dim))
+    assert there.spec.dim == dim + 1
+    known, batch = some_batch(1, 1, num_ids=10), some_batch(1, 2, num_ids=40)
+    outputs = []
+    for group in (gpu, cpu):
+        group.lookup(known, 1, train=True)
+        outputs.append(run(group, batch, 1, None, train=False))
+    assert there.num_rows == here.num_rows > 0
+    for mine, expected in zip(*outputs, strict=True):
+        np.testing.assert_array_equal(mine, expected)
+    keys = keys_of(*range(-7, 40))
+    np.testing.assert_array_equal(peek(there, *keys), peek(here, *keys))
 
 
 # "a million": interpreted, that takes minutes

@@ -199,7 +199,7 @@ def make_rows(
 def write_initial(
     chunks: tl.tensor, keys: tl.tensor, tables: tl.tensor, num_keys: tl.tensor, rows: tl.tensor, takes: tl.tensor, scratch: tl.tensor,
     addresses: tl.tensor, seeds: tl.tensor, kinds: tl.tensor, initializer_options: tl.tensor, hyper: tl.tensor, segment: tl.tensor,
-    num_segments: tl.tensor, first_column: tl.tensor, dim: tl.tensor, state_start: tl.tensor, num_columns: tl.tensor,
+    num_segments: tl.tensor, first_column: tl.tensor, dim: tl.tensor, state_start: tl.tensor, row_bytes: tl.tensor,
     OPTIMIZER: tl.constexpr, STATE_WIDTH: tl.constexpr, DTYPE: tl.constexpr, ALIGNED: tl.constexpr, CHUNK_BITS: tl.constexpr,
     STRIDE: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -207,7 +207,8 @@ def write_initial(
 
     Args:
         takes: int32[U], 1 for keys whose row is new.
-        scratch: the address of [U, W] of the rows' dtype; addresses: int64[U], written: where each key's columns lie.
+        scratch: the address of U rows, one every ``row_bytes``: a multiple of 16, so that rows are aligned.
+        addresses: int64[U], written: where each key's columns lie.
         seeds, kinds, initializer_options: int64[T, S], int64[T, S], float64[T, S, 2].
         hyper: float64[S, 8].
     """
@@ -221,7 +222,7 @@ def write_initial(
     missing = mask & (row < 0)
     own = record(chunks, row, known, CHUNK_BITS, STRIDE) + 4 * VALUES
     SIZE: tl.constexpr = 4 if DTYPE == FLOAT32 else 2
-    elsewhere = tl.zeros_like(own) + scratch + i.to(tl.int64) * num_columns * SIZE
+    elsewhere = tl.zeros_like(own) + scratch + i.to(tl.int64) * row_bytes
     start = tl.where(known, own, elsewhere)
     if segment == 0:
         tl.store(addresses + i, start, mask=mask)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -79,6 +80,19 @@ class GpuKeys:
         """The keys, as a store takes them."""
         found = self.unique
         return Keys(found.keys, found.tables, found.counts, found.num_keys, self.of_tables)
+
+
+class RowAddresses(NamedTuple):
+    """Addresses of rows in GPU memory.
+
+    Attributes:
+        addresses: int64[n], of the columns of each key. dtype: the dtype of columns, by number.
+        aligned: True if all addresses are multiples of 16.
+    """
+
+    addresses: Tensor
+    dtype: int
+    aligned: bool
 
 
 class GpuBags:
@@ -160,18 +174,13 @@ class GpuBags:
         self,
         outputs: Sequence[Tensor],
         keys: GpuKeys,
-        addresses: Tensor,
-        dtype: int,
+        rows: RowAddresses,
         batch: Batch | GpuBatch,
         examples: slice,
     ) -> None:
-        """Fills in, of all outputs, what is some examples'.
-
-        Args:
-            addresses: int64[n], where the columns of each key lie. dtype: that of the columns, by number.
-        """
+        """Fills in some examples of all outputs."""
         for number in range(len(outputs)):
-            self._fill(number, outputs[number], keys, addresses, dtype, batch, examples)
+            self._fill(number, outputs[number], keys, rows, batch, examples)
 
     def weight_gradients(
         self, keys: GpuKeys, values: Tensor, given: Sequence[Tensor | None], batch: Batch | GpuBatch
@@ -223,19 +232,17 @@ class GpuBags:
         number: int,
         out: Tensor,
         keys: GpuKeys,
-        addresses: Tensor,
-        dtype: int,
+        rows: RowAddresses,
         batch: Batch | GpuBatch,
         examples: slice,
     ) -> None:
         output = self.group.outputs[number]
-        size = 4 if dtype == at.FLOAT32 else 2
+        size = 4 if rows.dtype == at.FLOAT32 else 2
         dim = output.segment.dim
         columns = jit.columns_of(dim)
-        row_bytes = sum(segment.dim for segment in self.group.spec.segments) * size
         first_byte = output.first_column * size
-        aligned = jit.aligned(row_bytes, first_byte, dim * size)
-        shared = {"DTYPE": dtype, "ALIGNED": aligned, "COLUMNS": columns}
+        aligned = rows.aligned and jit.aligned(first_byte, dim * size)
+        shared = {"DTYPE": rows.dtype, "ALIGNED": aligned, "COLUMNS": columns}
         if output.whole:
             own_ids = output.ids_in(batch)
             first, last = own_ids.start, own_ids.stop
@@ -246,7 +253,7 @@ class GpuBags:
                 )
             part = out[first - own_ids.start :]
             jit.launch(
-                pool.spread, last - first, jit.rows_at_once(columns), addresses, keys.unique.inverse, part, first,
+                pool.spread, last - first, jit.rows_at_once(columns), rows.addresses, keys.unique.inverse, part, first,
                 last - first, first_byte, dim, **shared,
             )  # fmt: skip
             return
@@ -258,7 +265,7 @@ class GpuBags:
         shared["WEIGHTED"] = keys.weights is not None
         short = self._are_short(output, keys)
         given = (
-            addresses,
+            rows.addresses,
             keys.unique.inverse,
             keys.offsets,
             weights,

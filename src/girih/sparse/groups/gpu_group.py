@@ -20,7 +20,7 @@ from torch import Tensor
 from girih.data.batch import Batch
 from girih.errors import ConfigError
 from girih.kernels.gpu.gradients import Direct
-from girih.sparse.groups.gpu_bags import GpuBags, GpuKeys
+from girih.sparse.groups.gpu_bags import GpuBags, GpuKeys, RowAddresses
 from girih.sparse.groups.gpu_batch import GpuBatch, SharedCopy
 from girih.sparse.groups.group import Fill
 from girih.sparse.groups.pack import Group
@@ -160,8 +160,8 @@ class GpuGroup:
         return GpuRead(self._bags.outputs(batch), keys, rows), addresses
 
     def _fill(self, read: GpuRead, addresses: Tensor, batch: Batch | GpuBatch, examples: slice) -> None:
-        dtype = self._state.kernels.segments.dtype
-        self._bags.fill(read.outputs, read.keys, addresses, dtype, batch, examples)
+        rows = RowAddresses(addresses, self._state.kernels.segments.dtype, aligned=True)
+        self._bags.fill(read.outputs, read.keys, rows, batch, examples)
 
 
 def on_gpu(group: Group, shards: Sequence[Store]) -> GpuState | GpuTieredState:

@@ -90,7 +90,7 @@ class GpuReader:
         columns = jit.columns_of(own.num_columns)
         jit.launch(
             pool.spread, num_asked, jit.rows_at_once(columns), addresses, served.unique.inverse, values, 0, num_asked, 0,
-            own.num_columns, DTYPE=own.dtype, ALIGNED=jit.aligned(own.row_bytes), COLUMNS=columns,
+            own.num_columns, DTYPE=own.dtype, ALIGNED=own.aligned(0, own.num_columns), COLUMNS=columns,
         )  # fmt: skip
         return rows, values
 

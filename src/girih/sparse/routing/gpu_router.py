@@ -17,8 +17,9 @@ from torch import Tensor
 from girih.comm.group.exchange import Counts
 from girih.data.batch import Batch
 from girih.kernels.cpu import layout as at
+from girih.kernels.gpu import jit
 from girih.kernels.gpu.routing import route
-from girih.sparse.groups.gpu_bags import GpuBags, GpuKeys, places_and_positions
+from girih.sparse.groups.gpu_bags import GpuBags, GpuKeys, RowAddresses, places_and_positions
 from girih.sparse.groups.gpu_batch import SharedCopy
 from girih.sparse.groups.group import feature_of
 from girih.sparse.groups.pack import Group
@@ -135,8 +136,9 @@ class GpuRouter:
         addresses = torch.zeros(len(each.keys.unique.keys), dtype=torch.int64, device=rows.device)
         own = torch.arange(len(rows), dtype=torch.int64, device=rows.device)
         addresses[each.order] = rows.data_ptr() + 4 * self.width * own
+        there = RowAddresses(addresses, at.FLOAT32, jit.aligned(rows.data_ptr(), 4 * self.width))
         for examples in parts:
-            self.bags.fill(outputs, each.keys, addresses, at.FLOAT32, batch, examples)
+            self.bags.fill(outputs, each.keys, there, batch, examples)
             yield
 
     def gradients(

@@ -113,10 +113,9 @@ class Segments:
         """Bytes of a column."""
         return 4 if self.dtype == at.FLOAT32 else 2
 
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of all columns of a row."""
-        return self.num_columns * self.value_bytes
+    def aligned(self, first_column: int, dim: int) -> bool:
+        """True if these columns begin and end at multiples of 16 bytes, in records and in initial values."""
+        return jit.aligned(first_column * self.value_bytes, dim * self.value_bytes)
 
 
 class GroupState(Protocol):
@@ -187,9 +186,12 @@ class RecordKernels:
             all_there: no key has none, which saves memory for initial values.
         """
         own, n = self.segments, len(keys)
-        first_value = n + n % 2  # 16 bytes aligned
+        first_value = (
+            n + n % 2
+        )  # initial values begin at a multiple of 16 bytes, and so does each row of them
+        row_bytes = 16 * -(-own.num_columns * own.value_bytes // 16)
         memory = torch.empty(
-            first_value + (0 if all_there else -(-n * own.row_bytes // 8)),
+            first_value + (0 if all_there else n * row_bytes // 8),
             dtype=torch.int64,
             device=self._device,
         )
@@ -200,8 +202,8 @@ class RecordKernels:
             jit.launch(
                 lookup.write_initial, n, jit.rows_at_once(columns), self._records.chunks, keys.ids, keys.tables, keys.num,
                 rows, takes, scratch, addresses, own.seeds, own.kinds, own.options, self._first_hyper, number,
-                len(own.described), first, dim, state, own.num_columns, OPTIMIZER=optimizer, STATE_WIDTH=width,
-                DTYPE=own.dtype, ALIGNED=jit.aligned(own.row_bytes, first * own.value_bytes, dim * own.value_bytes), CHUNK_BITS=self._records.chunk_bits, STRIDE=self._records.stride, COLUMNS=columns,
+                len(own.described), first, dim, state, row_bytes, OPTIMIZER=optimizer, STATE_WIDTH=width,
+                DTYPE=own.dtype, ALIGNED=own.aligned(first, dim), CHUNK_BITS=self._records.chunk_bits, STRIDE=self._records.stride, COLUMNS=columns,
             )  # fmt: skip
         return addresses
 
@@ -212,7 +214,7 @@ class RecordKernels:
         columns = jit.columns_of(own.num_columns)
         jit.launch(
             lookup.gather, len(keys), jit.rows_at_once(columns), addresses, keys.num, values, own.num_columns,
-            DTYPE=own.dtype, ALIGNED=jit.aligned(own.row_bytes), COLUMNS=columns,
+            DTYPE=own.dtype, ALIGNED=own.aligned(0, own.num_columns), COLUMNS=columns,
         )  # fmt: skip
         return values
 
@@ -275,7 +277,7 @@ class RecordKernels:
             kernel: Any = update.move_rows
             more: tuple[Any, ...] = ()
             first_state = 4 * state if width > 1 else 0
-            kinds = {"ALIGNED": jit.aligned(first * own.value_bytes, dim * own.value_bytes, first_state)}
+            kinds = {"ALIGNED": own.aligned(first, dim) and jit.aligned(first_state)}
             if direct is not None:
                 kernel, more, source = (
                     update.sum_and_move_rows,
@@ -307,5 +309,5 @@ class RecordKernels:
             jit.launch(
                 update.assign_rows, len(keys), jit.rows_at_once(columns), self._records.chunks, rows, keys.num, values,
                 own.num_columns, self._first_hyper[number], step, first, dim, state, OPTIMIZER=optimizer, DTYPE=own.dtype,
-                ALIGNED=jit.aligned(first * own.value_bytes, dim * own.value_bytes), CHUNK_BITS=self._records.chunk_bits, STRIDE=self._records.stride, COLUMNS=columns,
+                ALIGNED=own.aligned(first, dim), CHUNK_BITS=self._records.chunk_bits, STRIDE=self._records.stride, COLUMNS=columns,
             )  # fmt: skip
