@@ -170,19 +170,26 @@ def main() -> None:
         parser.error("--parts peers and --no-peers leave no part; expected one of them")
     if arguments.page is not None and jit.INTERPRETED and not arguments.from_results:
         parser.error("--page: kernels are interpreted here; expected a GPU")
-    status = 0 if arguments.from_results else measured(arguments)
+    if not (arguments.from_results or jit.INTERPRETED or torch.cuda.is_available()):
+        parser.error("there is no GPU; TRITON_INTERPRET=1 and --quick run it without one")
+    status = 0 if arguments.from_results else measure_parts(arguments)
     try:
         results = json.loads(arguments.json.read_text())
-        verdicts = gpu_goals.judged(results)
+        verdicts = gpu_goals.compare_goals(results)
+        reasons = [f"{name}: {reason}" for name, reason in results["skipped"].items()]
         if arguments.page is not None:
             gpu_goals.write_section(arguments.page, results)
-    except (OSError, ValueError, KeyError) as error:
+    except ConfigError as error:
+        parser.error(str(error))
+    except OSError as error:
+        parser.error(f"{error.filename or arguments.page}: {error.strerror}")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         parser.error(f"{arguments.json}: {error!s}; expected the JSON of girih bench gpu, measured on a GPU")
     for verdict in verdicts:
         print(f"{verdict.verdict}: {verdict.goal.what}, {verdict.goal.column}")
-    for name, reason in results["skipped"].items():
-        if reason.startswith(FAILED):
-            print(f"{name}: {reason}")
+    for reason in reasons:
+        if f": {FAILED}" in reason:
+            print(reason)
     sys.exit(status)
 
 
@@ -195,7 +202,7 @@ def part_names(text: str) -> list[str]:
     return [name for name in PARTS if name in names]
 
 
-def measured(arguments: argparse.Namespace) -> int:
+def measure_parts(arguments: argparse.Namespace) -> int:
     """Runs the parts and writes the JSON after every row; 1 if one of them failed."""
     if arguments.quick:
         arguments.rounds = 2
@@ -204,12 +211,12 @@ def measured(arguments: argparse.Namespace) -> int:
     if not table.rows:
         table.row({"bytes/s": copy_rate(1 << (16 if arguments.quick else 30))})
     copies = table.rows[0]["bytes/s"]
-    failed = [name for name in arguments.parts if not attempted(report, name, arguments, copies)]
+    failed = [name for name in arguments.parts if not run_part(report, name, arguments, copies)]
     report.finish()
     return 1 if failed else 0
 
 
-def attempted(report: harness.Report, name: str, arguments: argparse.Namespace, copies: float) -> bool:
+def run_part(report: harness.Report, name: str, arguments: argparse.Namespace, copies: float) -> bool:
     """Runs a part of the benchmark. If it fails, the report says why, and the other parts still run."""
     report.forget(name)
     try:

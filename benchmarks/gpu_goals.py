@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from girih.errors import ConfigError
+
 BEGIN, END = "<!-- figures of a GPU: begin -->", "<!-- figures of a GPU: end -->"
 SHARE_OF_LIMIT = 0.9
 MEANT_FOR = "H200"
@@ -101,32 +103,32 @@ GOALS = (
 
 
 @dataclass(frozen=True)
-class Judged:
-    """A goal beside what was measured.
+class Comparison:
+    """A goal and the figure of a run.
 
     Attributes:
         bound: the goal's bound, or 0.9 of the machine's limit if that is easier.
-        measured: None if it was not measured.
+        figure: None if it was not measured.
     """
 
     goal: Goal
     bound: float
-    measured: float | None
+    figure: float | None
 
     @property
     def verdict(self) -> str:
         """ "met", "missed" or "not measured"."""
-        if self.measured is None:
+        if self.figure is None:
             return "not measured"
-        reached = self.measured <= self.bound if self.goal.at_least is None else self.measured >= self.bound
+        reached = self.figure <= self.bound if self.goal.at_least is None else self.figure >= self.bound
         return "met" if reached else "missed"
 
 
-def judged(found: Mapping[str, Any]) -> list[Judged]:
-    """All goals, compared with the JSON of gpu.py."""
+def compare_goals(found: Mapping[str, Any]) -> list[Comparison]:
+    """Compares all goals with the JSON of gpu.py."""
     gpu = gpu_name(found)
     copies = next((t["rows"][0]["bytes/s"] for t in found["tables"] if t["title"].startswith("copies")), None)
-    verdicts = []
+    comparisons = []
     for goal in GOALS:
         row = _row(goal, found["tables"])
         bound = goal.at_least if goal.at_most is None else goal.at_most
@@ -135,8 +137,8 @@ def judged(found: Mapping[str, Any]) -> list[Judged]:
         bound *= goal.scale(gpu)
         if goal.limited and row is not None and copies:
             bound = max(bound, 1e3 * row["bytes"] / copies / SHARE_OF_LIMIT)
-        verdicts.append(Judged(goal, bound, None if row is None else row.get(goal.column)))
-    return verdicts
+        comparisons.append(Comparison(goal, bound, None if row is None else row.get(goal.column)))
+    return comparisons
 
 
 def gpu_name(found: Mapping[str, Any]) -> str:
@@ -183,7 +185,7 @@ def section(found: Mapping[str, Any]) -> str:
         _cells(["what", "goal", "measured", "", "whose"]),
         _cells(["---"] * 5),
     ]
-    for each in judged(found):
+    for each in compare_goals(found):
         sign = "≤" if each.goal.at_least is None else "≥"
         column, gpu = each.goal.column, gpu_name(found)
         bounds = (each.goal.at_most, each.goal.at_least)
@@ -193,7 +195,7 @@ def section(found: Mapping[str, Any]) -> str:
                 [
                     each.goal.what,
                     f"{sign} {_shown(column, each.bound)}" + (" (0.9 of the limit)" if changed else ""),
-                    _shown(column, each.measured),
+                    _shown(column, each.figure),
                     each.verdict,
                     each.goal.source(gpu),
                 ]
@@ -208,7 +210,8 @@ def write_section(page: Path, found: Mapping[str, Any]) -> None:
     """Puts the section of a result between the markers of a page.
 
     Raises:
-        ValueError: the page has no markers, or the result is not of a GPU.
+        ValueError: the result is not of a GPU.
+        ConfigError: the page has no markers.
     """
     if not found["machine"]["gpus"]:
         raise ValueError("measured without a GPU")
@@ -216,7 +219,7 @@ def write_section(page: Path, found: Mapping[str, Any]) -> None:
     before, begin, rest = text.partition(BEGIN)
     _, end, behind = rest.partition(END)
     if not (begin and end):
-        raise ValueError(f"{page}: the markers {BEGIN} and {END} are missing")
+        raise ConfigError(f"{page}: the markers {BEGIN} and {END} are missing")
     page.write_text(f"{before}{BEGIN}\n{section(found)}{END}{behind}")
 
 

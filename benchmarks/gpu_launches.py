@@ -27,7 +27,7 @@ def recording(note: Callable[[dict[str, Any]], None]) -> Iterator[None]:
     launch = jit.launch
 
     def noted(kernel: Any, num_items: int, block: int, *arguments: Any, **options: Any) -> None:
-        note(described(kernel, block, arguments, options))
+        note(describe_launch(kernel, block, arguments, options))
         launch(kernel, num_items, block, *arguments, **options)
 
     modules = [module for name, module in sys.modules.items() if name.startswith("girih.")]
@@ -41,7 +41,7 @@ def recording(note: Callable[[dict[str, Any]], None]) -> Iterator[None]:
             module.launch = launch  # type: ignore[attr-defined]
 
 
-def described(
+def describe_launch(
     kernel: Any, block: int, arguments: tuple[Any, ...], options: Mapping[str, Any]
 ) -> dict[str, Any]:
     """A launch as JSON, with tiles as large as on a GPU; launches that share a binary are equal."""
@@ -49,7 +49,7 @@ def described(
 
     from girih.kernels.gpu.jit import VARYING
 
-    def described_argument(name: str, value: Any) -> Any:
+    def describe_argument(name: str, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return str(value.dtype)
         if name.isupper() or isinstance(value, bool | float):  # upper case: compiled in
@@ -68,8 +68,8 @@ def described(
     return {
         "module": kernel.fn.__module__,
         "name": name,
-        "arguments": [described_argument(*each) for each in zip(kernel.arg_names, arguments, strict=False)],
-        "options": {each: described_argument(each, value) for each, value in {**options, **sizes}.items()},
+        "arguments": [describe_argument(*each) for each in zip(kernel.arg_names, arguments, strict=False)],
+        "options": {each: describe_argument(each, value) for each, value in {**options, **sizes}.items()},
     }
 
 

@@ -59,7 +59,7 @@ def main() -> None:
     )
     row = {"device": arguments.device, "steps": arguments.steps, "batch": arguments.batch}
     with tempfile.TemporaryDirectory() as folder:
-        row |= trained(Path(folder), arguments, overrides)
+        row |= train(Path(folder), arguments, overrides)
     if expected is not None:
         row |= {"AUC on a CPU": expected, "difference": row["AUC"] - expected}
     table.row(row)
@@ -96,7 +96,7 @@ def reference(parser: argparse.ArgumentParser, arguments: argparse.Namespace) ->
     return float(found["tables"][0]["rows"][0]["AUC"])
 
 
-def trained(folder: Path, arguments: argparse.Namespace, overrides: list[str]) -> dict[str, Any]:
+def train(folder: Path, arguments: argparse.Namespace, overrides: list[str]) -> dict[str, Any]:
     """Makes the log, trains in a process of its own, and returns what its summary says."""
     start = time.perf_counter()
     num_rows = arguments.steps * arguments.batch

@@ -36,6 +36,8 @@ import torch
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from girih.runs.files import disk_full, write_whole
+
 PACKAGES = (
     "girih", "torch", "triton", "numba", "numpy", "pyarrow", "fbgemm-gpu", "fbgemm-gpu-cpu", "torchrec", "deepctr-torch", "fuxictr",
     "rocksdict",
@@ -62,25 +64,25 @@ def alternate(
     Returns:
         Of each, a tuple a round: seconds of the call, or what the contestant returned.
     """
-    measured: dict[str, list[tuple[float, ...]]] = {name: [] for name in contestants}
+    times: dict[str, list[tuple[float, ...]]] = {name: [] for name in contestants}
     for number in range(warmup + rounds):
         for name in list(contestants)[:: -1 if number % 2 else 1]:
             start = time.perf_counter()
             parts = contestants[name](number)
             whole = time.perf_counter() - start
             if number >= warmup:
-                measured[name].append((whole,) if parts is None else tuple(parts))
-    return measured
+                times[name].append((whole,) if parts is None else tuple(parts))
+    return times
 
 
-def median(measured: Sequence[Sequence[float]]) -> float:
+def median(times: Sequence[Sequence[float]]) -> float:
     """The median over rounds of each round's sum."""
-    return statistics.median(sum(parts) for parts in measured)
+    return statistics.median(sum(parts) for parts in times)
 
 
-def median_part(measured: Sequence[Sequence[float]], part: int) -> float:
+def median_part(times: Sequence[Sequence[float]], part: int) -> float:
     """The median over rounds of one part."""
-    return statistics.median(parts[part] for parts in measured)
+    return statistics.median(parts[part] for parts in times)
 
 
 def ratio(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> float:
@@ -197,7 +199,7 @@ class Report:
         self._earlier: dict[str, ResultTable] = {}
         self._start = time.perf_counter()
         if getattr(arguments, "resume", None) is not None and self.file.is_file():
-            with suppress(ValueError, KeyError):  # another kind of file
+            with suppress(ValueError, KeyError, TypeError):  # another kind of file
                 self._keep(json.loads(self.file.read_text()))
 
     def _keep(self, earlier: Mapping[str, Any]) -> None:
@@ -267,15 +269,19 @@ class Report:
         console.print(str(self.file), highlight=False, markup=False, soft_wrap=True)
 
     def _write(self) -> None:
-        """Writes the JSON; a process that is killed meanwhile leaves the one before."""
-        self.file.parent.mkdir(parents=True, exist_ok=True)
+        """Writes the JSON; a process that is killed meanwhile leaves the one before.
+
+        A file that cannot be written ends the benchmark with one line and status 1.
+        """
         text = json.dumps(self.as_dict(), indent=1, ensure_ascii=False) + "\n"
-        if self.file.exists() and not self.file.is_file():  # a device or a pipe
-            self.file.write_text(text)
-            return
-        replacement = self.file.with_name(f"{self.file.name}.new")
-        replacement.write_text(text)
-        replacement.replace(self.file)
+        try:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            if self.file.exists() and not self.file.is_file():  # a device or a pipe
+                self.file.write_text(text)
+            else:
+                write_whole(self.file, text)
+        except OSError as error:
+            sys.exit(f"girih: bench {self.name}: {disk_full(error, self.file) or error}")
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON: tables with raw values, and where they come from."""

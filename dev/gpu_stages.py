@@ -31,6 +31,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -44,6 +45,8 @@ START = time.monotonic()
 ROOT = Path(__file__).resolve().parents[1]
 CODE = ("src", "tests", "benchmarks", "dev", "pyproject.toml", "Makefile")
 """Files that decide what a stage shows."""
+RECORD_KEYS = {"stage", "status", "code", "device", "versions"}
+"""Keys of a record in stages.json that a later run reads."""
 MODULES = (
     "torch", "triton", "numba", "numpy", "pyarrow", "safetensors", "fsspec", "rich", "click", "jinja2",
     "pytest", "xdist", "pytest_timeout", "hypothesis",
@@ -81,11 +84,12 @@ class Session:
 
     def __init__(self, python: str, probe: dict[str, Any], out: Path) -> None:
         self.python, self.gpu, self.versions, self.out = python, probe["gpu"], probe["versions"], out
-        self.interpret = os.environ.get("GPU_INTERPRET") == "1" and self.gpu is None
+        self.interpret = interpret() and self.gpu is None
         self.identity = {"code": code(), "device": self.gpu or "cpu", "versions": self.versions}
         self.signal: int | None = None
         self.patience = patience()
         self.deadline = START + TOTAL_S * self.patience
+        self.end = f"the {TOTAL_S * self.patience:.0f} s of all stages were over"
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._note_signal)
 
@@ -96,10 +100,13 @@ class Session:
         """Runs stages in turn; writes the record of each before the next one starts."""
         outcomes = []
         for stage in stages:
-            outcome = self._run_unless_needless(stage)
+            try:
+                outcome = self._run_unless_needless(stage)
+                if outcome.seconds:
+                    self._record(outcome)
+            except OSError as error:  # such as a full disk
+                outcome = Outcome(stage, f"failed: {error.filename or self.out}: {error.strerror}")
             outcomes.append(outcome)
-            if outcome.seconds:
-                self._record(outcome)
             print(f"{stage.name}: {outcome.status}", flush=True)
         return outcomes
 
@@ -112,7 +119,7 @@ class Session:
             return Outcome(stage, "not run: no GPU")
         limit_s = min(stage.limit_s * self.patience, self.deadline - time.monotonic())
         if limit_s < 1:
-            return Outcome(stage, f"not run: the {TOTAL_S * self.patience:.0f} s of all stages were over")
+            return Outcome(stage, f"not run: {self.end}")
         print(f"{stage.name}: at most {limit_s:.0f} s, {stage.shows}", flush=True)
         return self._run(stage, limit_s)
 
@@ -121,7 +128,7 @@ class Session:
         return same and record["stage"] == stage.name and record["status"].startswith("passed")
 
     def _run(self, stage: Stage, limit_s: float) -> Outcome:
-        start, num_lines = time.monotonic(), len(read_tests(self.out))
+        start, num_before = time.monotonic(), len(read_outcomes(self.out))
         self._record(Outcome(stage, "failed: the script was killed during this stage"))
         fault = None
         for command in self._commands(stage):
@@ -129,8 +136,7 @@ class Session:
             if fault is not None:
                 break
         outcome = Outcome(stage, "", max(0.1, round(time.monotonic() - start, 1)))
-        for test in read_tests(self.out)[num_lines:]:
-            outcome.tests[test["outcome"]] = outcome.tests.get(test["outcome"], 0) + 1
+        outcome.tests = dict(Counter(read_outcomes(self.out)[num_before:]))
         if fault is None and stage.tests and not outcome.tests.get("passed"):
             fault = "no test passed"
         outcome.status = "passed" if fault is None else f"failed: {fault}"
@@ -147,7 +153,7 @@ class Session:
         commands = stage.interpreted if self.interpret and stage.interpreted else stage.commands
         for words in commands:
             places = {"{out}": str(self.out), "{code}": self.identity["code"]}
-            yield [self.python, *(replaced(word, places) for word in words)]
+            yield [self.python, *(fill_in(word, places) for word in words)]
 
     def _run_command(self, command: Sequence[str], stage: Stage, deadline: float) -> str | None:
         """Runs one command until its end, its deadline or a signal.
@@ -168,6 +174,8 @@ class Session:
             stop(process)
         if status is None and self.signal is not None:
             return f"stopped by {signal.Signals(self.signal).name}"
+        if status is None and deadline >= self.deadline:
+            return self.end
         if status is None:
             return f"over its limit of {stage.limit_s * self.patience:.0f} s"
         if status == 0:
@@ -198,8 +206,8 @@ class Session:
         replacement.replace(self.out / "stages.json")
 
 
-def replaced(word: str, places: Mapping[str, str]) -> str:
-    """The word with each placeholder replaced."""
+def fill_in(word: str, places: Mapping[str, str]) -> str:
+    """Replaces each placeholder in a word."""
     for place, value in places.items():
         word = word.replace(place, value)
     return word
@@ -225,16 +233,29 @@ def commit() -> str:
 
 
 def read_records(out: Path) -> list[dict[str, Any]]:
-    """Records of earlier stages; empty if there is no stages.json."""
+    """Records of earlier stages; empty if there is no stages.json.
+
+    Raises:
+        ValueError: the file contains something else.
+    """
     file = out / "stages.json"
-    records: list[dict[str, Any]] = json.loads(file.read_text())["stages"] if file.is_file() else []
-    return records
+    if not file.is_file():
+        return []
+    with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+        records: list[dict[str, Any]] = json.loads(file.read_text())["stages"]
+        if all(record.keys() >= RECORD_KEYS for record in records):
+            return records
+    raise ValueError("stages.json contains no records of stages")
 
 
-def read_tests(out: Path) -> list[dict[str, Any]]:
-    """Finished tests of all stages, in the order in which they finished."""
+def read_outcomes(out: Path) -> list[str]:
+    """Outcomes of finished tests of all stages. Skips lines that a killed process or a full disk cut off."""
     file = out / "tests.jsonl"
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
+    outcomes = []
+    for line in file.read_text(errors="replace").splitlines() if file.is_file() else ():
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            outcomes.append(str(json.loads(line)["outcome"]))
+    return outcomes
 
 
 def tail(file: Path, num_lines: int = 15) -> list[str]:
@@ -259,17 +280,24 @@ def patience() -> float:
     return factor if 0 < factor < 1000 else refuse(f"GPU_PATIENCE = {text}: expected a number such as 2")
 
 
+def interpret() -> bool:
+    """True if GPU_INTERPRET is 1."""
+    text = os.environ.get("GPU_INTERPRET") or "0"
+    return text == "1" if text in ("0", "1") else refuse(f"GPU_INTERPRET = {text}: expected 0 or 1")
+
+
 def chosen_stages() -> list[Stage]:
     """The stages in GPU_STAGES, in the script's order."""
-    names = [name.strip() for name in os.environ.get("GPU_STAGES", "").split(",") if name.strip()]
+    text = os.environ.get("GPU_STAGES", "")
+    names = [name.strip() for name in text.split(",") if name.strip()]
     valid = [stage.name for stage in STAGES]
     unknown = [name for name in names if name not in valid]
-    if unknown:
-        refuse(f"GPU_STAGES: no stage {', '.join(unknown)}; expected some of {', '.join(valid)}")
+    if unknown or (text and not names):
+        refuse(f"GPU_STAGES: no stage {', '.join(unknown) or text}; expected some of {', '.join(valid)}")
     return [stage for stage in STAGES if not names or stage.name in names]
 
 
-def probed(python: str) -> tuple[str, dict[str, Any]]:
+def probe_python(python: str) -> tuple[str, dict[str, Any]]:
     """The interpreter's path, and what PROBE prints under it."""
     needs = f"expected GPU_PYTHON to name a Python 3.11 or later that has {', '.join(MODULES)}"
     path = shutil.which(str(ROOT / python)) or shutil.which(python)
@@ -295,8 +323,8 @@ def output_folder() -> Path:
         if not os.access(out, os.W_OK):
             raise PermissionError("no permission to write there")
         read_records(out)
-        read_tests(out)
-    except (OSError, ValueError, KeyError) as error:
+        read_outcomes(out)
+    except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         refuse(
             f"GPU_OUT = {out}: {reason}; expected a folder that can be written, empty or with earlier results"
@@ -334,8 +362,9 @@ def main() -> int:
         return 0
     stages = chosen_stages()
     patience()
+    interpret()
     out = output_folder()
-    path, probe = probed(os.environ.get("GPU_PYTHON") or sys.executable)
+    path, probe = probe_python(os.environ.get("GPU_PYTHON") or sys.executable)
     session = Session(path, probe, out)
     versions = ", ".join(f"{name} {version}" for name, version in session.versions.items())
     print(

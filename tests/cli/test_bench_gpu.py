@@ -71,7 +71,7 @@ def test_goals_are_met_or_missed_figure_by_figure(found):
     import gpu_goals
 
     verdicts = {}
-    for each in gpu_goals.judged(found):
+    for each in gpu_goals.compare_goals(found):
         verdicts[each.goal.what, each.goal.column, each.goal.published] = (each.bound, each.verdict)
     million = "10 × 104,858, D = 128, {}: a step"
     assert verdicts["26 × 65,536, D = 64, sgd: forward", "forward, of copies", None] == (0.7, "met")
@@ -126,7 +126,7 @@ def test_published_times_are_scaled_by_the_name_of_the_gpu(found, gpu, bounds, s
 
     found["machine"]["gpus"][0]["name"] = gpu
     found["tables"][1]["rows"][1]["step ms"] = 1.5
-    published = [each for each in gpu_goals.judged(found) if each.goal.published == "dynamicemb"][:2]
+    published = [each for each in gpu_goals.compare_goals(found) if each.goal.published == "dynamicemb"][:2]
     assert [each.bound for each in published] == pytest.approx(bounds, abs=0.005)
     assert published[0].verdict == ("met" if "H100" in gpu else "missed")
     assert f"| {source} |" in gpu_goals.section(found)
@@ -159,6 +159,44 @@ def test_a_page_is_written_from_results_without_measuring(found, tmp_path):
         assert (status, stdout) == (2, "")
         assert stderr.startswith(f"girih: bench gpu: {file}: ")
         assert stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("content", ["[]", "3", '{"machine": 1}', '{"machine": {"gpus": []}, "tables": []}'])
+def test_results_of_another_shape_are_one_line(tmp_path, content):
+    file = tmp_path / "x.json"
+    file.write_text(content)
+    status, stdout, stderr = bench_gpu("--from-results", "--json", str(file))
+    assert (status, stdout) == (2, "")
+    assert stderr.startswith(f"girih: bench gpu: {file}: ")
+    assert stderr.count("\n") == 1
+
+
+def test_a_page_that_cannot_be_written_is_named(found, tmp_path):
+    result, page, plain = tmp_path / "gpu.json", tmp_path / "missing.md", tmp_path / "plain.md"
+    result.write_text(json.dumps(found))
+    plain.write_text("no markers\n")
+    for file, reason in ((page, "No such file or directory"), (plain, "the markers ")):
+        status, stdout, stderr = bench_gpu("--from-results", "--json", str(result), "--page", str(file))
+        assert (status, stdout) == (2, "")
+        assert stderr.startswith(f"girih: bench gpu: {file}: {reason}")
+        assert stderr.count("\n") == 1
+
+
+def test_without_a_gpu_the_benchmark_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    status, stdout, stderr = bench_gpu("--json", str(tmp_path / "x.json"))
+    assert (status, stdout) == (2, "")
+    assert stderr.startswith("girih: bench gpu: there is no GPU; ")
+    assert stderr.count("\n") == 1
+
+
+def test_a_full_disk_is_one_line(monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    status, stdout, stderr = bench_gpu("--quick", "--parts", "keys", "--json", "/dev/full")
+    assert (status, stdout) == (1, "")
+    assert stderr.startswith("girih: bench gpu: /dev/full: no space left on the disk")
+    assert stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -120,6 +120,16 @@ def test_a_report_is_on_disk_after_every_row(report_of, tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["x.json"]
 
 
+def test_a_report_that_cannot_be_written_is_one_line(report_of, tmp_path):
+    report = report_of("a")
+    (tmp_path / "file").write_text("")
+    (tmp_path / ".full.json.unfinished").symlink_to("/dev/full")
+    for name, reason in (("file/x.json", "File exists"), ("full.json", "no space left on the disk")):
+        report.file = tmp_path / name
+        with pytest.raises(SystemExit, match=f"^girih: bench x: .*{reason}.*$"):
+            report.finish()
+
+
 def test_rows_of_the_same_tag_are_kept_and_those_of_others_are_not(report_of):
     first = report_of("a")
     for title in ("t", "u"):

@@ -15,13 +15,20 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SMALL = """
 import sys
+import time
 import gpu_stages
 from gpu_stages import Stage
+
+def code():
+    gpu_stages.START = time.monotonic()
+    return "{code}"
+
 gpu_stages.STAGES = ({stages})
-gpu_stages.code = lambda: "{code}"
+gpu_stages.TOTAL_S = {total_s}
+gpu_stages.code = code
 sys.exit(gpu_stages.main())
 """
-"""A script with other stages, and with a made-up hash of the code."""
+"""A script with other stages and a made-up hash of the code. Its time begins when it has probed the interpreter."""
 ROWS = """
 import itertools, json, subprocess, sys, time
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"], start_new_session=True)
@@ -64,8 +71,9 @@ def run(out, *words, **variables):
     return process.returncode, stdout, stderr
 
 
-def small(*stages, code="abc"):
-    return sys.executable, "-c", SMALL.format(stages="".join(f"{stage}, " for stage in stages), code=code)
+def small(*stages, code="abc", total_s=570):
+    stages = "".join(f"{stage}, " for stage in stages)
+    return sys.executable, "-c", SMALL.format(stages=stages, code=code, total_s=total_s)
 
 
 def records(out):
@@ -126,6 +134,8 @@ def test_a_checkout_that_is_not_installed_knows_its_version():
         ({"GPU_PYTHON": "/no/such/python"}, "GPU_PYTHON = /no/such/python: no such program; expected"),
         ({"GPU_PYTHON": "/bin/false"}, "GPU_PYTHON = /bin/false: it ends with status 1; expected"),
         ({"GPU_STAGES": "cpu,kernel"}, "no stage kernel; expected some of software, cpu, kernels,"),
+        ({"GPU_STAGES": ","}, "GPU_STAGES: no stage ,; expected some of software, cpu, kernels,"),
+        ({"GPU_INTERPRET": "true"}, "GPU_INTERPRET = true: expected 0 or 1"),
         ({"GPU_PATIENCE": "long"}, "GPU_PATIENCE = long: expected a number"),
         ({"GPU_OUT": "/proc/results"}, "GPU_OUT = /proc/results: "),
         ({"GPU_OUT": f"{ROOT}/Makefile"}, "expected a folder that can be written"),
@@ -136,6 +146,34 @@ def test_a_mistake_is_one_line_and_status_2(tmp_path, variables, message):
     assert (status, stdout) == (2, "")
     assert message in stderr
     assert stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("content", ["[]", "{", "{}", '{"stages": 1}', '{"stages": [1]}', '{"stages": [{}]}'])
+def test_records_of_another_shape_are_one_line_and_status_2(tmp_path, content):
+    (tmp_path / "stages.json").write_text(content)
+    status, stdout, stderr = run(tmp_path, sys.executable, "dev/gpu_stages.py", GPU_STAGES="kernels")
+    assert (status, stdout) == (2, "")
+    assert f"GPU_OUT = {tmp_path}: stages.json contains no records of stages; expected" in stderr
+    assert stderr.count("\n") == 1
+
+
+def test_a_line_that_was_cut_off_loses_only_itself(tmp_path):
+    lines = ('{"outcome": "passed"}', '{"outcome": "pas\xff', "3", '{"outcome": "failed"}', '{"outc')
+    (tmp_path / "tests.jsonl").write_bytes("\n".join(lines).encode("latin-1"))
+    stage = f"Stage('rows', 2, '', [('-c', {ROWS!r}, '{{out}}')], needs_gpu=False)"
+    assert "rows: failed: over its limit of 2 s" in run(tmp_path, *small(stage))[1]
+    num_rows = len((tmp_path / "tests.jsonl").read_bytes().splitlines()) - len(lines)
+    assert records(tmp_path)["rows"]["tests"] == {"passed": num_rows}  # the first row ends the last line
+
+
+@pytest.mark.parametrize("file", ["log.txt", "stages.json.new"])
+def test_a_full_disk_is_a_line_of_the_table(tmp_path, file):
+    (tmp_path / file).symlink_to("/dev/full")
+    stage = "Stage('good', 30, '', [('-c', 'print(1)')], needs_gpu=False)"
+    status, stdout, stderr = run(tmp_path, *small(stage))
+    assert (status, stderr) == (1, "")
+    assert f"good: failed: {tmp_path}: No space left on device\n" in stdout
+    assert "0 passed, 1 failed, 0 not run" in stdout
 
 
 def test_a_stage_without_its_gpu_is_not_run_and_counts_as_no_pass(tmp_path):
@@ -176,6 +214,16 @@ def test_a_stage_over_its_limit_is_killed_and_keeps_its_rows(tmp_path):
     assert "1 passed, 1 failed, 0 not run" in stdout
     assert records(tmp_path)["rows"]["tests"]["passed"] == len(lines(tmp_path)) > 3
     assert processes_of(tmp_path) == []
+
+
+def test_a_stage_that_the_end_of_all_stages_stops_says_so(tmp_path):
+    stages = (
+        f"Stage('rows', 60, '', [('-c', {ROWS!r}, '{{out}}')], needs_gpu=False)",
+        "Stage('good', 30, '', [('-c', 'print(1)')], needs_gpu=False)",
+    )
+    stdout = run(tmp_path, *small(*stages, total_s=3))[1]
+    assert "rows: failed: the 3 s of all stages were over" in stdout
+    assert "good: not run: the 3 s of all stages were over" in stdout
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
