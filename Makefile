@@ -6,13 +6,14 @@ CORES ?= 2
 INSTALLED := .venv/installed
 GIRIH := .venv/girih
 GPU_PYTHON ?= $(PYTHON)
+CHECK_PYTHON := import sys; sys.exit('make: needs Python 3.11 or later; PYTHON=... names one' if sys.version_info < (3, 11) else 0)
 
 .PHONY: setup lint size prose test test-newest test-oldest test-slow test-gpu test-all gpu gpu-list gpu-picasso bench bench-peers claims demo docs clean
 
 setup: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	test -x $(BIN)/python || { $(PYTHON) -c "$(CHECK_PYTHON)" && $(PYTHON) -m venv .venv; }
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,tensorboard]'
 	touch $@
 
@@ -122,7 +123,7 @@ demo: $(if $(wildcard $(INSTALLED)),$(INSTALLED),$(GIRIH))
 	$(BIN)/girih demo
 
 $(GIRIH): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	test -x $(BIN)/python || { $(PYTHON) -c "$(CHECK_PYTHON)" && $(PYTHON) -m venv .venv; }
 	@echo 'installing girih and what it needs into .venv, torch among it: some minutes'
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[report]'
 	touch $@
