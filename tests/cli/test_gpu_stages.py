@@ -105,7 +105,9 @@ def processes_of(out):
 
 
 def test_the_list_names_the_stages_in_order_and_their_limits():
-    done = subprocess.run(["make", "--no-print-directory", "gpu-list"], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["make", "--no-print-directory", "gpu-list"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     names = [line.split()[0] for line in done.stdout.splitlines()]
     assert names[:5] == ["software", "cpu", "kernels", "determinism", "sparse"]
     *limits, total = [int(number) for number in re.findall(r"(\d+) s  ", done.stdout)]
