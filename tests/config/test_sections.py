@@ -1,8 +1,10 @@
 import tomllib
+from typing import NamedTuple
 
 import pytest
 
 from girih import config
+from girih.config.sections import check_call
 from girih.config.train import TrainOptions
 from girih.errors import ConfigError, MissingFileError
 from girih.optim import FTRL, Adam, SparseOptimizer
@@ -126,3 +128,12 @@ def test_check_call_knows_a_signature():
     for options, message in [({"widht": 3}, "width"), ({"width": "a"}, "integer"), ({}, "missing")]:
         with pytest.raises(ConfigError, match=message):
             config.check_call(function, options, "x")
+
+
+class Pair(NamedTuple):
+    first: int
+    second: int
+
+
+def test_options_of_a_class_without_an_init_are_those_of_its_new():
+    assert check_call(Pair, {"first": 3, "second": 4}, "pair", skip=0) == {"first": 3, "second": 4}

@@ -176,7 +176,7 @@ def _cached(function: Callable[..., Any]) -> Any:
 
 
 class _Locator(caching._CacheLocator):  # type: ignore[misc]
-    """Finds a kernel by its module, name and line, whatever the path of its source."""
+    """Finds a kernel by its module, name and line, for any path of its source."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._py_file = inspect.getfile(function)
