@@ -56,14 +56,19 @@ def table(source, title):
     return matching[0]["rows"]
 
 
+def benchmark(name):
+    """A benchmark's module. They import each other from their own folder."""
+    with mock.patch.object(sys, "path", [str(ROOT / "benchmarks"), *sys.path]):
+        return importlib.import_module(name)
+
+
 def _redrawn(source):
     """Runs a benchmark on the results that are kept; it may train and measure nothing."""
     name, *options = REDRAWN[source].split()
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         file = Path(folder, "tables.json")
         words = [name, *options, "--other-code", "--json", str(file)]
-        stack.enter_context(mock.patch.object(sys, "path", [str(ROOT / "benchmarks"), *sys.path]))
-        module = importlib.import_module(name)
+        module = benchmark(name)
         if hasattr(module, "pictures"):
             words += ["--docs", folder]
         for patch in _patches(module, Path(folder)):
@@ -77,10 +82,7 @@ def _redrawn(source):
 
 def _patches(module, folder):
     """Keep a benchmark from data, networks and training, none of which its tables need."""
-    import experiments
-    import network
-    import picasso
-    import wide
+    experiments, network, picasso, wide = map(benchmark, ("experiments", "network", "picasso", "wide"))
 
     def refuse(kept, run, *words):
         raise AssertionError(f"no result is kept of {run.name}")

@@ -80,9 +80,10 @@ def columns_of(rows):
     columns = {}
     for place, row in enumerate(rows):
         for name, value in row.items():
-            if isinstance(value, bool) or value is None:
-                continue
-            values = [float(value)] if isinstance(value, int | float) else numbers(str(value))
+            if isinstance(value, str):
+                values = numbers(value)
+            else:
+                values = [each for each in (value if isinstance(value, list) else [value]) if each is not None]
             for position, number in enumerate(values):
                 columns.setdefault((name, position), [None] * len(rows))[place] = number
     return columns
@@ -109,7 +110,7 @@ class Comparison:
     faults: tuple[str, ...]
 
 
-def compare(table, rows, *, apart=()):
+def compare(table, rows, *, apart=(), digits=None):
     """Compares a table with the rows of a result.
 
     Each row of the page is paired with the row of the result that has most of its numbers. Then each column of
@@ -117,9 +118,12 @@ def compare(table, rows, *, apart=()):
 
     Args:
         apart: headers of columns that no result has, such as the paper's figures.
+        digits: the page rounds whole numbers to this many significant digits.
     """
     page = columns_of([dict(zip(_unique(table.header), row, strict=False)) for row in table.rows])
     page = {key: column for key, column in page.items() if _bare(key[0]) not in apart}
+    if digits is not None:
+        page = {key: [_coarse(number, digits) for number in column] for key, column in page.items()}
     result = columns_of(rows)
     pairs = _paired(page, result, len(table.rows), len(rows))
     agreeing, faults = 0, []
@@ -130,6 +134,13 @@ def compare(table, rows, *, apart=()):
         for place in sorted(set(places) - set(best)):
             faults.append(f"{table}: row {' | '.join(table.rows[place][:4])}: {_bare(key[0])!r}, number {key[1] + 1}: {column[place].value:g}")
     return Comparison(agreeing, tuple(faults))
+
+
+def _coarse(number, digits):
+    """A whole number of which only the first digits count."""
+    if number is None or number.unit < 1:
+        return number
+    return Number(number.value, 10.0 ** max(0, len(f"{abs(number.value):.0f}") - digits))
 
 
 def _unique(header):
