@@ -113,4 +113,8 @@ def _trained_arms(arms):
     folder = RESULTS / "hierarchical-quality" / "kuairand"
     kept = {path.name for path in folder.iterdir()}
     named = {name: name.replace(",", "").replace(" ", "_") for name in arms}
-    return {name: arm for name, arm in arms.items() if named[name] in kept or "8" not in name or "bits" not in name}
+    return {
+        name: arm
+        for name, arm in arms.items()
+        if named[name] in kept or "8" not in name or "bits" not in name
+    }

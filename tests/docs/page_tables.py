@@ -83,7 +83,9 @@ def columns_of(rows):
             if isinstance(value, str):
                 values = numbers(value)
             else:
-                values = [each for each in (value if isinstance(value, list) else [value]) if each is not None]
+                values = [
+                    each for each in (value if isinstance(value, list) else [value]) if each is not None
+                ]
             for position, number in enumerate(values):
                 columns.setdefault((name, position), [None] * len(rows))[place] = number
     return columns
@@ -129,10 +131,14 @@ def compare(table, rows, *, apart=(), digits=None):
     agreeing, faults = 0, []
     for key, column in page.items():
         places = [place for place, number in enumerate(column) if number is not None]
-        best = max((_agreement(column, other, pairs, places) for other in result.values()), key=len, default=[])
+        best = max(
+            (_agreement(column, other, pairs, places) for other in result.values()), key=len, default=[]
+        )
         agreeing += len(best)
         for place in sorted(set(places) - set(best)):
-            faults.append(f"{table}: row {' | '.join(table.rows[place][:4])}: {_bare(key[0])!r}, number {key[1] + 1}: {column[place].value:g}")
+            faults.append(
+                f"{table}: row {' | '.join(table.rows[place][:4])}: {_bare(key[0])!r}, number {key[1] + 1}: {column[place].value:g}"
+            )
     return Comparison(agreeing, tuple(faults))
 
 

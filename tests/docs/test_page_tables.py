@@ -15,13 +15,17 @@ def pivot(rows, keys, over, columns):
     for row in rows:
         key = tuple(row[name] for name in keys)
         side = " ".join(str(row[name]) for name in over)
-        merged.setdefault(key, dict(zip(keys, key, strict=True))).update({f"{side}, {name}": row[name] for name in columns})
+        merged.setdefault(key, dict(zip(keys, key, strict=True))).update(
+            {f"{side}, {name}": row[name] for name in columns}
+        )
     return list(merged.values())
 
 
 def ratios(rows, *pairs):
     """Rows with a column more for each (name, dividend, divisor)."""
-    return [row | {name: _ratio(row.get(over), row.get(under)) for name, over, under in pairs} for row in rows]
+    return [
+        row | {name: _ratio(row.get(over), row.get(under)) for name, over, under in pairs} for row in rows
+    ]
 
 
 def _ratio(over, under):
@@ -32,8 +36,6 @@ def joined(rows, others, *keys):
     """Rows with the columns of the other rows that have the same keys."""
     by_key = {tuple(str(other[key]) for key in keys): other for other in others}
     return [row | by_key.get(tuple(str(row[key]) for key in keys), {}) for row in rows]
-
-
 
 
 def bare(rows, **values):
@@ -52,7 +54,12 @@ def caching_rows():
 
 def mesh_rows():
     return joined(
-        table("des-table5", "ms a step"), table("des-table5", "bytes a step"), "link", "batch", "model", "strategy"
+        table("des-table5", "ms a step"),
+        table("des-table5", "bytes a step"),
+        "link",
+        "batch",
+        "model",
+        "strategy",
     )
 
 
@@ -71,22 +78,37 @@ def training_rows():
 
 def kernel_rows():
     keys = ["optimizer", "D", "ids", "bag"]
-    rows = pivot(table("kernels.json", "Sparse half: "), keys, ["what", "threads"], ["step ms", "x FBGEMM", "of memory"])
+    rows = pivot(
+        table("kernels.json", "Sparse half: "),
+        keys,
+        ["what", "threads"],
+        ["step ms", "x FBGEMM", "of memory"],
+    )
     best = pivot(table("kernels.json", "Whole step"), keys, ["what"], ["FBGEMM TBE"])
     return joined(rows, best, *keys)
 
 
 def threshold_rows():
     keys = ["columns", "ids", "bag", "ids per key"]
-    two = [row | {"two": row["in place is x as fast"]} for row in table("thresholds-2-threads.json", "Copies")]
-    return joined(table("thresholds.json", "Copies"), [{name: row[name] for name in [*keys, "two"]} for row in two], *keys)
+    two = [
+        row | {"two": row["in place is x as fast"]} for row in table("thresholds-2-threads.json", "Copies")
+    ]
+    return joined(
+        table("thresholds.json", "Copies"),
+        [{name: row[name] for name in [*keys, "two"]} for row in two],
+        *keys,
+    )
 
 
 def compression_rows():
     """Batches of the speed of hierarchical training, float32 and bfloat16 side by side."""
-    rows = [row | dict(zip(("examples", "codec"), row["arm"].split(" examples, "), strict=True)) for row in _speed("batches")]
+    rows = [
+        row | dict(zip(("examples", "codec"), row["arm"].split(" examples, "), strict=True))
+        for row in _speed("batches")
+    ]
     return ratios(
-        pivot(rows, ["examples"], ["codec"], ["samples/s"]), ("gained", "bfloat16, samples/s", "float32, samples/s")
+        pivot(rows, ["examples"], ["codec"], ["samples/s"]),
+        ("gained", "bfloat16, samples/s", "float32, samples/s"),
     )
 
 
@@ -98,7 +120,13 @@ def speed_rows():
     """Three tables that the page has side by side."""
     alone, nets = (_samples(_speed(title)) for title in ("trainers, ", "nets, "))
     groups = {row["arm"]: row["samples/s"] for row in _speed("groups, ")}
-    arms = ["EASGD, 1 trainer"], ["1 × (1, 1)"], ["1 × (2, 2)"], ["1 × (4, 4)", "1 × (4, 4), no FC splits"], ["2 × (2, 2)"]
+    arms = (
+        ["EASGD, 1 trainer"],
+        ["1 × (1, 1)"],
+        ["1 × (2, 2)"],
+        ["1 × (4, 4)", "1 × (4, 4), no FC splits"],
+        ["2 × (2, 2)"],
+    )
     return [
         {
             "arm": place, "trainers": alone[place : place + 1], "nets": nets[place : place + 1],
@@ -116,7 +144,10 @@ def process_rows():
     """Cores and links by role, of the arms that the page has."""
     rows = bare(_speed("processor"), part="ablation")
     return [
-        {"cores": [row["cores"] for row in those], "links": [row[way] for row in those for way in ("link out", "link in")]}
+        {
+            "cores": [row["cores"] for row in those],
+            "links": [row[way] for row in those for way in ("link out", "link in")],
+        }
         for arm in ("rules and refinement", "no refinement")
         for role in ("trainer 0", "group-server")
         for those in [[row for row in rows if row["arm"] == arm and row["process"].startswith(role)]]
@@ -127,7 +158,11 @@ def scale_rows():
     """Predictions over links of 10 Gbit/s; some rows of the page have several arms."""
     by = {
         title: {row["arm"]: row for row in table("hierarchical-scale.json", f"{title}, 10 Gbit/s")}
-        for title in ("by groups of (6, 6)", "by nodes of each of 8 groups", "groups of (6, 6) beside a copy for each trainer")
+        for title in (
+            "by groups of (6, 6)",
+            "by nodes of each of 8 groups",
+            "groups of (6, 6) beside a copy for each trainer",
+        )
     }
     groups, nodes, copies = by.values()
     more = [f"{number} groups" for number in (4, 6, 8, 10)]
@@ -136,7 +171,10 @@ def scale_rows():
         [nodes[f"({number}, {number})"] for number in (4, 6, 8, 10)], [copies["EASGD, 40 trainers"]],
         [copies[arm] for arm in more[1:]],
     )  # fmt: skip
-    return [{name: [row[name] for row in rows] for name in ("machines", "samples/s", "of the first")} for rows in wanted]
+    return [
+        {name: [row[name] for row in rows] for name in ("machines", "samples/s", "of the first")}
+        for rows in wanted
+    ]
 
 
 def predictions():
@@ -153,15 +191,28 @@ def alone(rows):
 def judged_rows():
     judged, rows = benchmark("prediction").judged, predictions()
     groups = table("prediction-groups.json", "all runs")[0]
-    others = [row for row in rows if row["model"] != "deepfm"], [row for row in rows if row["model"] == "deepfm"]
+    others = (
+        [row for row in rows if row["model"] != "deepfm"],
+        [row for row in rows if row["model"] == "deepfm"],
+    )
     return [judged(alone(rows)), groups, judged(rows), *map(judged, others)]
 
 
 def judged_parts():
     """By strategy, and by size and link, side by side."""
     judged, rows = benchmark("prediction").judged, alone(predictions())
-    names = ("two replicas", "local", "hybrid, τ = 4", "asynchronous", "hybrid, τ = 0", "synchronous", "substitution")
-    by_strategy = [judged(bare(rows, strategy=name)) for name in names] + [table("prediction-groups.json", "all runs")[0]]
+    names = (
+        "two replicas",
+        "local",
+        "hybrid, τ = 4",
+        "asynchronous",
+        "hybrid, τ = 0",
+        "synchronous",
+        "substitution",
+    )
+    by_strategy = [judged(bare(rows, strategy=name)) for name in names] + [
+        table("prediction-groups.json", "all runs")[0]
+    ]
     cases = [(size, link) for size in ("small", "large") for link in ("200mbit", "1gbit", "none")]
     by_case = [judged(bare(rows, size=size, link=link)) for size, link in cases] + [{}, {}]
     return [
@@ -197,7 +248,9 @@ class Measured:
         return f"{self.page}-{self.section}-{self.place}".replace(" ", "_")
 
     def compared(self):
-        matching = [kept for kept in tables_of(f"docs/{self.page}.md") if kept.section.startswith(self.section)]
+        matching = [
+            kept for kept in tables_of(f"docs/{self.page}.md") if kept.section.startswith(self.section)
+        ]
         return compare(matching[self.place], self.rows(), apart=self.apart, digits=self.digits)
 
 
