@@ -87,14 +87,14 @@ def _patches(module, folder):
     def refuse(kept, run, *words):
         raise AssertionError(f"no result is kept of {run.name}")
 
-    yield mock.patch.object(network, "missing", lambda: None)
+    yield mock.patch.object(network, "missing", return_value=None)
     yield mock.patch.object(experiments.Results, "_trained", refuse)
     yield mock.patch.object(experiments.Results, "keep", refuse)
-    yield mock.patch.object(wide, "link_epoch", lambda *words: None)
+    yield mock.patch.object(wide, "link_epoch", return_value=None)
     yield mock.patch.object(picasso, "ROOT", folder)
     for name in ("find_data", "generate", "_write_data", "_split_days"):
         if hasattr(module, name):
-            yield mock.patch.object(module, name, lambda *words: None)
+            yield mock.patch.object(module, name, return_value=None)
     if module.__name__ == "picasso_table6":
         yield mock.patch.object(module, "trace_of", lambda config, *words: _trace(module, config))
     if module.__name__ == "hierarchical_quality":

@@ -247,11 +247,13 @@ class Measured:
     def __str__(self):
         return f"{self.page}-{self.section}-{self.place}".replace(" ", "_")
 
+    @property
+    def table(self):
+        matching = [kept for kept in tables_of(f"docs/{self.page}.md") if kept.section.startswith(self.section)]
+        return matching[self.place]
+
     def compared(self):
-        matching = [
-            kept for kept in tables_of(f"docs/{self.page}.md") if kept.section.startswith(self.section)
-        ]
-        return compare(matching[self.place], self.rows(), apart=self.apart, digits=self.digits)
+        return compare(self.table, self.rows(), apart=self.apart, digits=self.digits)
 
 
 MEASURED = (

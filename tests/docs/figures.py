@@ -1,0 +1,79 @@
+"""The figures column of docs/claims.md: where a result has the numbers that a claim quotes.
+
+A figure is ``docs/results/FILE::TITLE::COLUMN=VALUE; COLUMN=VALUE::COLUMN``: the table whose title begins so, its rows
+with these values, and the column that has the number. ``A or B`` is either value. ``min``, ``max`` and ``geometric mean``
+before a figure take one number of several rows. ``FIGURE ÷ FIGURE`` is a ratio. FILE is a JSON file with tables, or a
+folder of ``kept_results.REDRAWN``.
+"""
+
+import re
+from statistics import geometric_mean
+
+from kept_results import table
+from page_tables import NUMBER, Number, numbers, rounds_to, scaled
+
+REDUCERS = {"min": min, "max": max, "geometric mean": geometric_mean}
+UNITS = {"k": 1e-3, "million": 1e-6, "%": 100.0}
+"""How many times its number in a claim a result is, where a unit follows."""
+
+
+def quoted(claim):
+    """(number, scale of its unit) of each number of a claim."""
+    plain = claim.replace("−", "-").replace("*", "")
+    found = []
+    for match, number in zip(NUMBER.finditer(plain), numbers(claim), strict=True):
+        unit = re.match(r" ?(k\b|million\b|%)", plain[match.end() :])
+        found.append((number, UNITS[unit.group(1)] if unit else 1.0))
+    return found
+
+
+def value(figure):
+    """The number that a figure names.
+
+    Raises:
+        AssertionError: it names no row or several, or its cell has no number.
+    """
+    over, divided, under = figure.partition(" ÷ ")
+    if divided:
+        return _plain(value(over)) / _plain(value(under))
+    reducer = next((name for name in REDUCERS if figure.startswith(f"{name} docs/")), None)
+    source, title, conditions, column = figure.removeprefix(reducer or "").strip().split("::")
+    wanted = [condition.split("=", 1) for condition in conditions.split("; ") if condition]
+    rows = [row for row in table(source.removeprefix("docs/results/"), title) if _has(row, wanted)]
+    cells = [_number(row[column]) for row in rows]
+    if reducer is not None:
+        return REDUCERS[reducer]([_plain(cell) for cell in cells])
+    assert len(cells) == 1, f"{figure}: {len(cells)} rows"
+    return cells[0]
+
+
+def _has(row, wanted):
+    return all(str(row[name]) in values.split(" or ") for name, values in wanted)
+
+
+def _number(cell):
+    return numbers(cell)[0] if isinstance(cell, str) else cell
+
+
+def _plain(cell):
+    return cell.value if isinstance(cell, Number) else cell
+
+
+def faults(claim, figures):
+    """A line for each number of a claim that is no figure's, and for each figure that the claim does not quote.
+
+    Numbers of titles and conditions, such as those of a size, may be quoted too.
+    """
+    values = {figure: value(figure) for figure in figures}
+    given = [number for figure in figures for number in numbers(re.sub(r"docs/results/[^:]*", "", figure.rpartition("::")[0]))]
+    lines, unused = [], set(figures)
+    for number, scale in quoted(claim):
+        equal = {figure for figure, kept in values.items() if _equal(kept, number, scale)}
+        unused -= equal
+        if not equal and not any(_equal(other, number, scale) for other in given):
+            lines.append(f"{number.value:g} of {claim!r} is none of {values}")
+    return [*lines, *(f"{figure} is {values[figure]}, which {claim!r} does not quote" for figure in unused)]
+
+
+def _equal(kept, number, scale):
+    return any(rounds_to(scaled(kept, by), number) for by in {1.0, scale})
