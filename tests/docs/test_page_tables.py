@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 from kept_results import RESULTS, benchmark, table
-from page_tables import compare, tables_of
+from page_tables import compare, numbers, tables_of
 
 
 def pivot(rows, keys, over, columns):
@@ -68,6 +68,22 @@ def mesh_ratios():
         table("des-table5", "how many"), ["batch", "model", "link", "paper: communication", "paper: samples/s"], ["beside"],
         ["communication", "and waiting", "bytes", "busiest direction", "samples/s of substitution"],
     )  # fmt: skip
+
+
+def wait_rows():
+    """What a trainer of the mesh waits for with τ = 0, and the processor time of the roles that it waits for."""
+    rows = bare(table("des-table5", "ms a step"), link="1gbit", strategy="mesh, τ = 0")
+    rows = joined(rows, table("des-table5", "ms of processors"), "link", "batch", "model", "strategy")
+    rows = joined(rows, table("des-table5", "bytes a step"), "link", "batch", "model", "strategy")
+    rows = joined(rows, bare(table("des-table5", "how many"), beside="substitution / mesh, τ = 0"), "link", "batch", "model")
+    return [
+        row
+        | {
+            "waits": sum(numbers(row[f"waiting for {what}"])[0].value for what in ("rows", "updates")),
+            "work": sum(int(row[f"embedding-{role}"]) for role in ("worker", "server")) / 2,
+        }
+        for row in rows
+    ]
 
 
 def training_rows():
@@ -277,6 +293,7 @@ MEASURED = (
     Measured("des", "Where substitution loses", 0, lambda: table("des-table2.json", "bytes that a trainer would")),
     Measured("des", "Table 5", 0, mesh_rows),
     Measured("des", "Table 5", 1, mesh_ratios),
+    Measured("des", "Table 5", 2, wait_rows),
     Measured("des", "Tables 3 and 4", 0, lambda: table("strategy-quality", "quality")),
     Measured("des", "Tables 3 and 4", 1, lambda: table("strategy-quality", "how rates")),
     Measured("des", "Tables 3 and 4", 2, lambda: table("stream", "AUC of each day")),
@@ -315,6 +332,26 @@ MEASURED = (
     Measured("serving", "Elsewhere", 0, lambda: table("serving.json", "DeepFM"), ("request",)),
     Measured("gpu", "Registers", 0, lambda: table("gpu-registers.json", "sm_90")),
 )  # fmt: skip
+
+
+WIRE = RESULTS / "wire.json"
+
+
+def run_tags():
+    """Folder of runs → beginnings of the tags of the code that made them."""
+    tags = {}
+    for file in RESULTS.glob("*/**/*.json"):
+        tag = json.loads(file.read_text(encoding="utf-8")).get("code")
+        if tag is not None:
+            tags.setdefault(file.relative_to(RESULTS).parts[0], set()).add(tag[:4])
+    return tags
+
+
+def test_the_page_names_the_code_that_made_each_run():
+    (which,) = (kept for kept in tables_of("docs/benchmarks.md") if kept.section == "Which code")
+    for folder, tags in run_tags().items():
+        rows = " ".join(" ".join(row) for row in which.rows if f"`{folder}`" in row[0])
+        assert {tag for tag in tags if f"`{tag}…`" not in rows} == set(), folder
 
 
 @pytest.mark.parametrize("measured", MEASURED, ids=str)
