@@ -16,13 +16,17 @@ A block has processes and connections of its own. Times are medians over the rou
 ``highest`` are those of the blocks' medians: how much one run differs from the next.
 
     girih bench wire --json docs/results/wire.json          about two minutes
-    girih bench wire --from-results docs/results/wire.json  the table of docs/benchmarks.md; measures nothing
+    girih bench wire --from-results docs/results/wire.json  writes the tables and sentences of this file into the pages
+                                                            that have them; measures nothing
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
+import os
+import re
 import socket
 import subprocess
 import sys
@@ -47,6 +51,8 @@ MEGABYTE = 1_000_000
 FEATURES, BATCH, DIM = 26, 4096, 16
 EMPTY_CALLS = 20
 """Empty calls of one turn."""
+QUIET_LOAD = 0.5
+"""A load average above this, before the benchmark begins, shows that other work uses the machine."""
 RAW, ZEROMQ, TCP, NEAR = "raw sockets", "ZeroMQ", "TCP", "in this process"
 ROUND_TRIPS = "Round trips"
 COLUMNS = {
@@ -70,12 +76,13 @@ def main() -> None:
     parser.add_argument("--out-mb", type=float, default=0.85, help="of the request")
     parser.add_argument("--back-mb", type=float, default=6.8, help="of the reply")
     parser.add_argument(
-        "--from-results", type=Path, metavar="FILE", help="prints the table of an earlier run"
+        "--from-results", type=Path, metavar="FILE", help="writes an earlier run into the pages of the docs"
     )
     options = parser.parse_args()
     if options.from_results is not None:
-        print(page_table(json.loads(options.from_results.read_text())))
+        write_pages(json.loads(options.from_results.read_text()))
         return
+    options.load_before = os.getloadavg()[0]
     report = harness.Report("wire", options)
     blocks = [measured(report, options) for _ in range(options.blocks)]
     show(report, options, blocks)
@@ -311,9 +318,56 @@ PAGE_COLUMNS = (
 )  # fmt: skip
 
 
+PAGES = ("docs/benchmarks.md", "docs/decisions/0010-zeromq.md", "docs/decisions/0012-sockets.md")
+"""Pages that have parts of a run, each between ``<!-- wire: NAME -->`` and ``<!-- end -->``."""
+
+
+def page_parts(results: Mapping[str, Any]) -> dict[str, str]:
+    """The parts of pages, by name, from the JSON of a run."""
+    return {
+        "round trips": page_table(results), "codecs": codec_table(results), "sentences": page_sentences(results),
+    }  # fmt: skip
+
+
+def write_pages(results: Mapping[str, Any]) -> None:
+    """Puts the parts into the pages."""
+    parts = page_parts(results)
+    for page in PAGES:
+        file = harness.ROOT / page
+        text = re.sub(
+            r"(<!-- wire: ([\w ]+) -->\n).*?(?=<!-- end -->)",
+            lambda match: f"{match[1]}{parts[match[2]]}\n",
+            file.read_text(encoding="utf-8"),
+            flags=re.DOTALL,
+        )
+        file.write_text(text, encoding="utf-8")
+        print(page)
+
+
+def _rows(results: Mapping[str, Any], title: str = ROUND_TRIPS) -> list[dict[str, Any]]:
+    (rows,) = (table["rows"] for table in results["tables"] if table["title"].startswith(title))
+    return list(rows)
+
+
+def page_sentences(results: Mapping[str, Any]) -> str:
+    """What docs/benchmarks.md and decisions 10 and 12 say of a run, from its JSON."""
+    of = {row["over"]: row for row in _rows(results)}
+    machine, day = results["machine"], f"{datetime.date.fromisoformat(results['when'][:10]):%-d %B %Y}"
+    shared, busy = of["shared memory"], results["options"]["load_before"] > QUIET_LOAD
+    calls = ", ".join(f"{name} {of[name]['empty µs']:.0f}" for name in (TCP, "shared memory", ZEROMQ, RAW) if name in of)
+    times = {name: of[name]["of raw"] for name in (TCP, ZEROMQ) if name in of}
+    return (
+        f"Measured on {day}, {machine['cores']} cores of {machine['processor'].replace('(R)', '')}"
+        + (", while other work used them" if busy else "")
+        + ": with both ends warm, "
+        + " and ".join(f"{name} has {speed:.2f}" for name, speed in times.items())
+        + f" of the speed of raw sockets. Shared memory is {shared['of TCP']:.1f} times as fast as TCP"
+        f" ({shared['of TCP, cold']:.1f} cold). An empty call takes, in µs: {calls}."
+    )
+
+
 def page_table(results: Mapping[str, Any]) -> str:
     """The table of docs/benchmarks.md, from the JSON of a run."""
-    (rows,) = (table["rows"] for table in results["tables"] if table["title"].startswith(ROUND_TRIPS))
     lines = [
         [
             row["over"], f"{row['cold ms']:.2f}", f"{row['warm ms']:.2f}",
@@ -321,9 +375,16 @@ def page_table(results: Mapping[str, Any]) -> str:
             f"{row['of raw']:.2f}", f"{row['of TCP, cold']:.2f}", f"{row['of TCP']:.2f}",
             f"{row['empty µs']:.0f}", f"{row['empty µs, lowest']:.0f}, {row['empty µs, highest']:.0f}",
         ]
-        for row in rows
+        for row in _rows(results)
     ]  # fmt: skip
     return markdown(PAGE_COLUMNS, lines)
+
+
+def codec_table(results: Mapping[str, Any]) -> str:
+    """The table of codecs of docs/benchmarks.md, from the JSON of a run."""
+    formats = {"what": "{}", "MB": "{:.2f}", "bytes left": "{:.2f}", "pack GB/s": "{:.2f}", "unpack GB/s": "{:.2f}"}
+    lines = [[form.format(row[name]) for name, form in formats.items()] for row in _rows(results, "Codecs")]
+    return markdown(list(formats), lines)
 
 
 def codecs(report: harness.Report, options: argparse.Namespace) -> None:

@@ -17,6 +17,10 @@ UNITS = {"k": 1e-3, "million": 1e-6, "%": 100.0}
 """How many times its number in a claim a result is, where a unit follows."""
 
 
+SIZE = re.compile(r"(?<![.\d])\d+(?:,\d{3})*(?:\.\d+)?")
+"""Numbers of titles and conditions."""
+
+
 def quoted(claim):
     """(number, scale of its unit) of each number of a claim."""
     plain = claim.replace("−", "-").replace("*", "")
@@ -28,21 +32,21 @@ def quoted(claim):
 
 
 def value(figure):
-    """The number that a figure names.
+    """The numbers that a figure names: that of a ratio, or all of one cell, without their signs.
 
     Raises:
         AssertionError: it names no row or several, or its cell has no number.
     """
     over, divided, under = figure.partition(" ÷ ")
     if divided:
-        return _plain(value(over)) / _plain(value(under))
+        return [_plain(value(over)[0]) / _plain(value(under)[0])]
     reducer = next((name for name in REDUCERS if figure.startswith(f"{name} docs/")), None)
     source, title, conditions, column = figure.removeprefix(reducer or "").strip().split("::")
     wanted = [condition.split("=", 1) for condition in conditions.split("; ") if condition]
     rows = [row for row in table(source.removeprefix("docs/results/"), title) if _has(row, wanted)]
-    cells = [_number(row[column]) for row in rows]
+    cells = [_cell(row[column]) for row in rows]
     if reducer is not None:
-        return REDUCERS[reducer]([_plain(cell) for cell in cells])
+        return [REDUCERS[reducer]([_plain(cell[0]) for cell in cells])]
     assert len(cells) == 1, f"{figure}: {len(cells)} rows"
     return cells[0]
 
@@ -51,8 +55,9 @@ def _has(row, wanted):
     return all(str(row[name]) in values.split(" or ") for name, values in wanted)
 
 
-def _number(cell):
-    return numbers(cell)[0] if isinstance(cell, str) else cell
+def _cell(cell):
+    values = numbers(cell) if isinstance(cell, str) else [float(cell)]
+    return [Number(abs(value.value), value.unit) if isinstance(value, Number) else abs(value) for value in values]
 
 
 def _plain(cell):
@@ -65,15 +70,16 @@ def faults(claim, figures):
     Numbers of titles and conditions, such as those of a size, may be quoted too.
     """
     values = {figure: value(figure) for figure in figures}
-    given = [number for figure in figures for number in numbers(re.sub(r"docs/results/[^:]*", "", figure.rpartition("::")[0]))]
+    sizes = [float(digits.replace(",", "")) for figure in figures for digits in SIZE.findall(figure)]
     lines, unused = [], set(figures)
     for number, scale in quoted(claim):
-        equal = {figure for figure, kept in values.items() if _equal(kept, number, scale)}
+        equal = {figure for figure, kept in values.items() if any(_equal(each, number, scale) for each in kept)}
         unused -= equal
-        if not equal and not any(_equal(other, number, scale) for other in given):
+        if not equal and not any(_equal(size, number, scale) for size in sizes):
             lines.append(f"{number.value:g} of {claim!r} is none of {values}")
     return [*lines, *(f"{figure} is {values[figure]}, which {claim!r} does not quote" for figure in unused)]
 
 
 def _equal(kept, number, scale):
+    number = Number(abs(number.value), number.unit)
     return any(rounds_to(scaled(kept, by), number) for by in {1.0, scale})

@@ -1,11 +1,12 @@
 """Measured tables of the pages against their results: each column of a page is one column of a result, rounded."""
 
 import json
+import re
 import statistics
 from dataclasses import dataclass
 
 import pytest
-from kept_results import RESULTS, benchmark, table
+from kept_results import RESULTS, ROOT, benchmark, table
 from page_tables import compare, numbers, tables_of
 
 
@@ -327,6 +328,8 @@ MEASURED = (
     Measured("benchmarks", "thresholds", 0, threshold_rows),
     Measured("benchmarks", "freshness", 0, lambda: table("freshness.json", "from an update")),
     Measured("benchmarks", "ssd_reads", 0, lambda: table("ssd-reads.json", "20,000")),
+    Measured("benchmarks", "wire", 0, lambda: table("wire.json", "Round trips")),
+    Measured("benchmarks", "wire", 1, lambda: table("wire.json", "Codecs")),
     Measured("operations", "What comes back", 1, lambda: table("faults.json", "one process")),
     Measured("operations", "What comes back", 2, fault_rows, ("killed, or stopped for 10 s",)),
     Measured("serving", "Elsewhere", 0, lambda: table("serving.json", "DeepFM"), ("request",)),
@@ -334,7 +337,15 @@ MEASURED = (
 )  # fmt: skip
 
 
-WIRE = RESULTS / "wire.json"
+def test_pages_have_the_present_measurement_of_the_wire():
+    wire = benchmark("wire")
+    parts = wire.page_parts(json.loads((RESULTS / "wire.json").read_text(encoding="utf-8")))
+    marked = [
+        part for page in wire.PAGES
+        for part in re.findall(r"<!-- wire: ([\w ]+) -->\n(.*?)\n<!-- end -->", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+    ]  # fmt: skip
+    assert dict(marked) == parts
+    assert [(name, parts[name]) for name, _ in marked] == marked
 
 
 def run_tags():
