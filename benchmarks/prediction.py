@@ -133,7 +133,9 @@ def judged(rows: Sequence[Found]) -> dict[str, Any]:
         (one["predicted"] > other["predicted"]) == (one["measured"] > other["measured"])
         for one, other in pairs
     )
-    cases = [[row for row in distributed if row["case"] == case] for case in {row["case"] for row in distributed}]
+    cases = [
+        [row for row in distributed if row["case"] == case] for case in {row["case"] for row in distributed}
+    ]
     contests = [case for case in cases if len(case) > 1]
     picked = sum(_fastest(case, "predicted") == _fastest(case, "measured") for case in contests)
     errors = [abs(row["predicted"] / row["measured"] - 1) for row in rows]

@@ -354,7 +354,9 @@ def page_sentences(results: Mapping[str, Any]) -> str:
     of = {row["over"]: row for row in _rows(results)}
     machine, day = results["machine"], f"{datetime.date.fromisoformat(results['when'][:10]):%-d %B %Y}"
     shared, busy = of["shared memory"], results["options"]["load_before"] > QUIET_LOAD
-    calls = ", ".join(f"{name} {of[name]['empty µs']:.0f}" for name in (TCP, "shared memory", ZEROMQ, RAW) if name in of)
+    calls = ", ".join(
+        f"{name} {of[name]['empty µs']:.0f}" for name in (TCP, "shared memory", ZEROMQ, RAW) if name in of
+    )
     times = {name: of[name]["of raw"] for name in (TCP, ZEROMQ) if name in of}
     return (
         f"Measured on {day}, {machine['cores']} cores of {machine['processor'].replace('(R)', '')}"
@@ -382,7 +384,13 @@ def page_table(results: Mapping[str, Any]) -> str:
 
 def codec_table(results: Mapping[str, Any]) -> str:
     """The table of codecs of docs/benchmarks.md, from the JSON of a run."""
-    formats = {"what": "{}", "MB": "{:.2f}", "bytes left": "{:.2f}", "pack GB/s": "{:.2f}", "unpack GB/s": "{:.2f}"}
+    formats = {
+        "what": "{}",
+        "MB": "{:.2f}",
+        "bytes left": "{:.2f}",
+        "pack GB/s": "{:.2f}",
+        "unpack GB/s": "{:.2f}",
+    }
     lines = [[form.format(row[name]) for name, form in formats.items()] for row in _rows(results, "Codecs")]
     return markdown(list(formats), lines)
 

@@ -57,7 +57,9 @@ def _has(row, wanted):
 
 def _cell(cell):
     values = numbers(cell) if isinstance(cell, str) else [float(cell)]
-    return [Number(abs(value.value), value.unit) if isinstance(value, Number) else abs(value) for value in values]
+    return [
+        Number(abs(value.value), value.unit) if isinstance(value, Number) else abs(value) for value in values
+    ]
 
 
 def _plain(cell):
@@ -73,7 +75,9 @@ def faults(claim, figures):
     sizes = [float(digits.replace(",", "")) for figure in figures for digits in SIZE.findall(figure)]
     lines, unused = [], set(figures)
     for number, scale in quoted(claim):
-        equal = {figure for figure, kept in values.items() if any(_equal(each, number, scale) for each in kept)}
+        equal = {
+            figure for figure, kept in values.items() if any(_equal(each, number, scale) for each in kept)
+        }
         unused -= equal
         if not equal and not any(_equal(size, number, scale) for size in sizes):
             lines.append(f"{number.value:g} of {claim!r} is none of {values}")

@@ -1,13 +1,17 @@
 """docs/claims.md against the pages it quotes, the tests, commands and files it names, and the numbers of these files."""
 
 import ast
+import dataclasses
+import json
 import re
 from functools import cache
 from pathlib import Path
 
 import pytest
 from figures import faults, quoted
-from test_page_tables import MEASURED
+from kept_results import RESULTS, benchmark
+from measured_tables import MEASURED, NOT_COMPARED, place_of, run_tags
+from page_tables import compare, numbers, tables_of
 
 ROOT = Path(__file__).parents[2]
 LEDGER = ROOT / "docs" / "claims.md"
@@ -78,7 +82,9 @@ def exists(word):
 
 def is_measured(claim, held_by):
     """Whether a claim quotes numbers that a command measures, and no test holds."""
-    return bool(quoted(claim)) and not all(word.startswith("tests/") for word in re.findall(r"`([^`]+)`", held_by))
+    return bool(quoted(claim)) and not all(
+        word.startswith("tests/") for word in re.findall(r"`([^`]+)`", held_by)
+    )
 
 
 def stands_in_table(pages, claim):
@@ -93,7 +99,9 @@ def items(page):
     return re.findall(r"^- \*\*(.*?)\*\*", re.split(r"^## ", after, flags=re.MULTILINE)[0], re.MULTILINE)
 
 
-@pytest.mark.parametrize(("pages", "claim", "held_by"), [row[:3] for row in ROWS], ids=[row[1][:50] for row in ROWS])
+@pytest.mark.parametrize(
+    ("pages", "claim", "held_by"), [row[:3] for row in ROWS], ids=[row[1][:50] for row in ROWS]
+)
 def test_a_claim_stands_on_its_page_and_something_holds_it(pages, claim, held_by):
     assert any(flat(claim) in flat(text(page)) for page in pages), f"not in {' or '.join(pages)}: {claim}"
     words = re.findall(r"`([^`]+)`", held_by)
@@ -103,7 +111,11 @@ def test_a_claim_stands_on_its_page_and_something_holds_it(pages, claim, held_by
 
 @pytest.mark.parametrize(
     ("pages", "claim", "figures"),
-    [(pages, claim, figures) for pages, claim, held_by, figures in ROWS if figures or is_measured(claim, held_by)],
+    [
+        (pages, claim, figures)
+        for pages, claim, held_by, figures in ROWS
+        if figures or is_measured(claim, held_by)
+    ],
 )
 def test_numbers_of_a_claim_are_those_of_its_result(pages, claim, figures):
     if figures == "console only":
@@ -146,3 +158,66 @@ def test_every_section_with_measured_tables_names_the_command_that_makes_them(na
                 r"girih bench (\w+)|python (recipes/\S+\.py)|`(girih inspect|girih plan)", section
             )
             assert commands, f"{name}.md, {section.splitlines()[0]}: no command makes its tables"
+
+
+@pytest.mark.parametrize("measured", MEASURED, ids=str)
+def test_a_table_is_that_of_its_result(measured):
+    assert measured.compared().faults == ()
+
+
+def test_every_table_with_numbers_is_compared_or_listed():
+    compared = {measured.table for measured in MEASURED} | {place_of(*key) for key in NOT_COMPARED}
+    pages = {f"docs/{page}.md" for page, *_ in NOT_COMPARED} | {f"docs/{name}.md" for name in FIGURES}
+    with_numbers = {
+        table
+        for page in pages
+        for table in tables_of(page)
+        if any(map(numbers, (cell for row in table.rows for cell in row)))
+    }
+    assert [str(table) for table in with_numbers - compared] == []
+
+
+def test_a_changed_digit_of_a_table_is_a_fault():
+    (measured,) = (kept for kept in MEASURED if str(kept) == "persia-as_root-0")
+    table, rows = measured.table, measured.rows()
+    for place, row in enumerate(table.rows):
+        for column, cell in enumerate(row):
+            if table.header[column] not in measured.apart and (digits := re.search(r"\d(?=\D*$)", cell)):
+                digit = str((int(digits.group()) + 1) % 10)
+                changed = (
+                    *row[:column],
+                    cell[: digits.start()] + digit + cell[digits.end() :],
+                    *row[column + 1 :],
+                )
+                other = dataclasses.replace(
+                    table, rows=(*table.rows[:place], changed, *table.rows[place + 1 :])
+                )
+                assert compare(other, rows, apart=measured.apart).faults, f"{cell} in {table.header[column]}"
+
+
+def test_a_changed_digit_of_a_claim_is_a_fault():
+    (row,) = (row for row in ROWS if row[1] == "61.6 k samples/s; in bfloat16 131.3 k")
+    figures = re.findall(r"`([^`]+)`", row[3])
+    assert faults(row[1], figures) == []
+    assert (
+        len(faults("61.7 k samples/s; in bfloat16 131.3 k", figures)) == 2
+    )  # the number, and the figure that is left
+    assert len(faults("61.6 k samples/s", figures)) == 1
+
+
+def test_pages_have_the_present_measurement_of_the_wire():
+    wire = benchmark("wire")
+    parts = wire.page_parts(json.loads((RESULTS / "wire.json").read_text(encoding="utf-8")))
+    marked = [
+        part for page in wire.PAGES
+        for part in re.findall(r"<!-- wire: ([\w ]+) -->\n(.*?)\n<!-- end -->", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+    ]  # fmt: skip
+    assert dict(marked) == parts
+    assert [(name, parts[name]) for name, _ in marked] == marked
+
+
+def test_the_page_names_the_code_that_made_each_run():
+    (which,) = (kept for kept in tables_of("docs/benchmarks.md") if kept.section == "Which code")
+    for folder, tags in run_tags().items():
+        rows = " ".join(" ".join(row) for row in which.rows if f"`{folder}`" in row[0])
+        assert {tag for tag in tags if f"`{tag}…`" not in rows} == set(), folder

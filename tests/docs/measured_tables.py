@@ -1,12 +1,10 @@
-"""Measured tables of the pages against their results: each column of a page is one column of a result, rounded."""
+"""The measured tables of the pages, and the rows of their results."""
 
 import json
-import re
 import statistics
 from dataclasses import dataclass
 
-import pytest
-from kept_results import RESULTS, ROOT, benchmark, table
+from kept_results import RESULTS, benchmark, table
 from page_tables import compare, numbers, tables_of
 
 
@@ -76,7 +74,13 @@ def wait_rows():
     rows = bare(table("des-table5", "ms a step"), link="1gbit", strategy="mesh, τ = 0")
     rows = joined(rows, table("des-table5", "ms of processors"), "link", "batch", "model", "strategy")
     rows = joined(rows, table("des-table5", "bytes a step"), "link", "batch", "model", "strategy")
-    rows = joined(rows, bare(table("des-table5", "how many"), beside="substitution / mesh, τ = 0"), "link", "batch", "model")
+    rows = joined(
+        rows,
+        bare(table("des-table5", "how many"), beside="substitution / mesh, τ = 0"),
+        "link",
+        "batch",
+        "model",
+    )
     return [
         row
         | {
@@ -266,8 +270,7 @@ class Measured:
 
     @property
     def table(self):
-        matching = [kept for kept in tables_of(f"docs/{self.page}.md") if kept.section.startswith(self.section)]
-        return matching[self.place]
+        return place_of(self.page, self.section, self.place)
 
     def compared(self):
         return compare(self.table, self.rows(), apart=self.apart, digits=self.digits)
@@ -337,15 +340,46 @@ MEASURED = (
 )  # fmt: skip
 
 
-def test_pages_have_the_present_measurement_of_the_wire():
-    wire = benchmark("wire")
-    parts = wire.page_parts(json.loads((RESULTS / "wire.json").read_text(encoding="utf-8")))
-    marked = [
-        part for page in wire.PAGES
-        for part in re.findall(r"<!-- wire: ([\w ]+) -->\n(.*?)\n<!-- end -->", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
-    ]  # fmt: skip
-    assert dict(marked) == parts
-    assert [(name, parts[name]) for name, _ in marked] == marked
+NOT_COMPARED = {
+    ("persia", "Persia's claims", 0): "quotes tables below; docs/claims.md has its figures",
+    ("des", "DES's claims", 0): "quotes tables below; docs/claims.md has its figures",
+    ("des", "Time formulas", 0): "three runs whose files were not kept",
+    ("picasso", "PICASSO's claims", 0): "quotes tables below; docs/claims.md has its figures",
+    ("picasso", "Table IV", 0): "the paper's numbers",
+    ("hierarchical", "A group", 0): "sizes of codecs, by definition",
+    ("hierarchical", "Copies averaged", 0): "formulas",
+    ("hierarchical", "What holds", 0): "names of tests",
+    ("hierarchical", "Measured", 8): "the paper's numbers",
+    ("gpu", "How a batch goes", 0): "what kernels read and write, by design",
+    ("gpu", "A faster order", 0): "counts of instructions, console only",
+    ("gpu", "Instructions", 0): "counts of instructions, console only",
+    ("gpu", "How a batch goes between", 0): "steps of an algorithm",
+    ("gpu", "The dense half", 0): "counts that a test holds",
+    ("gpu", "make gpu", 0): "a list of stages",
+    ("tiers", "What it takes", 0): "sizes, by definition",
+    ("quality", "Quality on", 0): "console only",
+    ("precision", "frappe", 0): "console only",
+    ("precision", "kuairand", 0): "console only",
+    ("benchmarks", "Which code", 0): "tags, which a test of their own compares",
+    ("benchmarks", "Peers", 0): "names",
+    ("planning", "What is measured", 0): "options",
+    ("planning", "What a step takes", 0): "formulas",
+    ("planning", "Memory", 0): "counts that tests hold",
+    ("operations", "Metrics", 0): "names",
+    ("operations", "What comes back", 0): "limits, by definition",
+    ("operations", "When a trainer", 0): "what happens, held by tests",
+    ("serving", "Inputs", 0): "names",
+    ("serving", "The protocol", 0): "names",
+    ("data", "Formats", 0): "names",
+    ("data", "Missing values", 0): "names",
+    ("data", "Speed", 0): "console only",
+}
+"""Tables with numbers that no result file is compared with, and why. Those of measurements may only become fewer."""
+
+
+def place_of(page, section, place):
+    """The table at a place of a page."""
+    return [kept for kept in tables_of(f"docs/{page}.md") if kept.section.startswith(section)][place]
 
 
 def run_tags():
@@ -356,16 +390,3 @@ def run_tags():
         if tag is not None:
             tags.setdefault(file.relative_to(RESULTS).parts[0], set()).add(tag[:4])
     return tags
-
-
-def test_the_page_names_the_code_that_made_each_run():
-    (which,) = (kept for kept in tables_of("docs/benchmarks.md") if kept.section == "Which code")
-    for folder, tags in run_tags().items():
-        rows = " ".join(" ".join(row) for row in which.rows if f"`{folder}`" in row[0])
-        assert {tag for tag in tags if f"`{tag}…`" not in rows} == set(), folder
-
-
-@pytest.mark.parametrize("measured", MEASURED, ids=str)
-def test_a_table_is_that_of_its_result(measured):
-    faults = measured.compared().faults
-    assert not faults, "\n".join(faults)
