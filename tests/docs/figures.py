@@ -1,9 +1,13 @@
-"""The figures column of docs/claims.md: where a result has the numbers that a claim quotes.
+"""The figures column of docs/claims.md. A figure names the number of a result that a claim quotes.
 
-A figure is ``docs/results/FILE::TITLE::COLUMN=VALUE; COLUMN=VALUE::COLUMN``: the table whose title begins so, its rows
-with these values, and the column that has the number. ``A or B`` is either value. ``min``, ``max`` and ``geometric mean``
-before a figure take one number of several rows. ``FIGURE ÷ FIGURE`` is a ratio. FILE is a JSON file with tables, or a
-folder of ``kept_results.REDRAWN``.
+A figure is ``docs/results/FILE::TITLE::COLUMN=VALUE; COLUMN=VALUE::COLUMN``:
+
+- FILE is a JSON file with tables, or a folder of ``kept_results.REDRAWN``.
+- TITLE is the beginning of a table's title.
+- The conditions choose its rows. ``A or B`` is either value.
+- The last column has the number.
+
+``min``, ``max`` and ``geometric mean`` before a figure take one number from several rows. ``FIGURE ÷ FIGURE`` is a ratio.
 """
 
 import re
@@ -14,9 +18,7 @@ from page_tables import NUMBER, Number, numbers, rounds_to, scaled
 
 REDUCERS = {"min": min, "max": max, "geometric mean": geometric_mean}
 UNITS = {"k": 1e-3, "million": 1e-6, "%": 100.0}
-"""How many times its number in a claim a result is, where a unit follows."""
-
-
+"""Units after a number of a claim, and the factor from a result to this number."""
 SIZE = re.compile(r"(?<![.\d])\d+(?:,\d{3})*(?:\.\d+)?")
 """Numbers of titles and conditions."""
 
@@ -24,18 +26,18 @@ SIZE = re.compile(r"(?<![.\d])\d+(?:,\d{3})*(?:\.\d+)?")
 def quoted(claim):
     """(number, scale of its unit) of each number of a claim."""
     plain = claim.replace("−", "-").replace("*", "")
-    found = []
+    pairs = []
     for match, number in zip(NUMBER.finditer(plain), numbers(claim), strict=True):
         unit = re.match(r" ?(k\b|million\b|%)", plain[match.end() :])
-        found.append((number, UNITS[unit.group(1)] if unit else 1.0))
-    return found
+        pairs.append((number, UNITS[unit.group(1)] if unit else 1.0))
+    return pairs
 
 
 def value(figure):
-    """The numbers that a figure names: that of a ratio, or all of one cell, without their signs.
+    """The numbers that a figure names, without signs: one of a ratio, or all numbers of a cell.
 
     Raises:
-        AssertionError: it names no row or several, or its cell has no number.
+        AssertionError: it names no row, or several.
     """
     over, divided, under = figure.partition(" ÷ ")
     if divided:
@@ -67,9 +69,9 @@ def _plain(cell):
 
 
 def faults(claim, figures):
-    """A line for each number of a claim that is no figure's, and for each figure that the claim does not quote.
+    """A line for each number of a claim without a figure, and for each figure that the claim does not quote.
 
-    Numbers of titles and conditions, such as those of a size, may be quoted too.
+    A claim may also quote numbers of titles and conditions, such as a size.
     """
     values = {figure: value(figure) for figure in figures}
     sizes = [float(digits.replace(",", "")) for figure in figures for digits in SIZE.findall(figure)]

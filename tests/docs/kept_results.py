@@ -1,4 +1,8 @@
-"""Tables of results below docs/results: files that hold tables, and folders of runs whose benchmark prints its tables again."""
+"""Tables of the results in docs/results.
+
+A file has tables. For a folder of runs, its benchmark prints its tables again: it trains and measures nothing, and needs no
+data and no network.
+"""
 
 import contextlib
 import importlib
@@ -37,6 +41,8 @@ REDRAWN = {
     "stream": "stream --models lr",
 }  # fmt: skip
 """Folders of runs, and the command that prints the tables of a page from them."""
+RESULT_CORES = 2
+"""Cores of the machines that made the results; this machine may have others."""
 NOWHERE = ("GIRIH_DATA", "KUAIRAND", "KUAIRAND_DAYS", "MESH", "WIDE")
 
 
@@ -49,7 +55,7 @@ def tables(source):
 
 
 def table(source, title):
-    """The rows of the one table of a source whose title begins so."""
+    """The rows of the table of a source with this beginning of its title."""
     matching = [kept for kept in tables(source) if kept["title"].startswith(title)]
     titles = [kept["title"] for kept in tables(source)]
     assert len(matching) == 1, f"{source}: expected one table {title!r}, among {titles}"
@@ -57,13 +63,13 @@ def table(source, title):
 
 
 def benchmark(name):
-    """A benchmark's module. They import each other from their own folder."""
+    """A benchmark's module. Benchmarks import each other from their folder."""
     with mock.patch.object(sys, "path", [str(ROOT / "benchmarks"), *sys.path]):
         return importlib.import_module(name)
 
 
 def _redrawn(source):
-    """Runs a benchmark on the results that are kept; it may train and measure nothing."""
+    """The JSON that a benchmark writes from existing results."""
     name, *options = REDRAWN[source].split()
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         file = Path(folder, "tables.json")
@@ -81,12 +87,16 @@ def _redrawn(source):
 
 
 def _patches(module, folder):
-    """Keep a benchmark from data, networks and training, none of which its tables need."""
-    experiments, network, picasso, wide = map(benchmark, ("experiments", "network", "picasso", "wide"))
+    """Keep a benchmark from data, networks and training. Its tables need none of them."""
+    experiments, fleet, network, picasso, wide = map(
+        benchmark, ("experiments", "fleet", "network", "picasso", "wide")
+    )
 
     def refuse(kept, run, *words):
         raise AssertionError(f"no result is kept of {run.name}")
 
+    yield mock.patch.object(fleet, "CORES", RESULT_CORES)
+    yield mock.patch.object(os, "sched_getaffinity", lambda process: set(range(RESULT_CORES)), create=True)
     yield mock.patch.object(network, "missing", return_value=None)
     yield mock.patch.object(experiments.Results, "_trained", refuse)
     yield mock.patch.object(experiments.Results, "keep", refuse)
@@ -99,22 +109,21 @@ def _patches(module, folder):
         yield mock.patch.object(module, "trace_of", lambda config, *words: _trace(module, config))
     if module.__name__ == "hierarchical_quality":
         arms = module.arms
-        yield mock.patch.object(module, "arms", lambda *words: _trained_arms(arms(*words)))
+        yield mock.patch.object(module, "arms", lambda *words: _trained_arms(module, arms(*words)))
 
 
 def _trace(module, config):
-    """Traces need the data; the tables need only their number of keys, except columns of what is best possible."""
+    """A trace with the right number of keys. Only the columns "best possible" need more, and the data."""
     keys = np.ones(36_965 if config["model"]["name"] == "din" else 1_189_774, np.int64)
     return module.Trace(keys, keys)
 
 
-def _trained_arms(arms):
-    """The arms that were trained: no group with eight bits was."""
+def _trained_arms(module, arms):
+    """The arms without those of eight bits that were not trained."""
     folder = RESULTS / "hierarchical-quality" / "kuairand"
-    kept = {path.name for path in folder.iterdir()}
-    named = {name: name.replace(",", "").replace(" ", "_") for name in arms}
+    trained = {path.name for path in folder.iterdir()}
     return {
         name: arm
         for name, arm in arms.items()
-        if named[name] in kept or "8" not in name or "bits" not in name
+        if not name.endswith(module.BITS) or name.replace(",", "").replace(" ", "_") in trained
     }

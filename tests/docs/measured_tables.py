@@ -21,7 +21,7 @@ def pivot(rows, keys, over, columns):
 
 
 def ratios(rows, *pairs):
-    """Rows with a column more for each (name, dividend, divisor)."""
+    """Rows with another column for each (name, dividend, divisor)."""
     return [
         row | {name: _ratio(row.get(over), row.get(under)) for name, over, under in pairs} for row in rows
     ]
@@ -277,7 +277,7 @@ class Measured:
 
 
 MEASURED = (
-    Measured("persia", "as root", 0, wire_rows, ("link",)),
+    Measured("persia", "Figure 8", 0, wire_rows, ("link",)),
     Measured("persia", "Table 2", 0, lambda: (
         table("strategy-quality", "quality") + table("strategy-quality/one-rate", "quality")
     )),

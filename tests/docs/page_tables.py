@@ -1,4 +1,4 @@
-"""Tables of the pages, and whether each of their columns is a column of a result, rounded."""
+"""Tables of the pages. Each of their columns must be a column of a result, rounded."""
 
 import re
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ SCALES = (1.0, 1e-3, 1e3, 1e-6, 100.0, 0.01)
 
 @dataclass(frozen=True)
 class Number:
-    """A number as it is written: its value, and the value of one unit of its last digit."""
+    """A printed number: its value, and one unit of its last digit."""
 
     value: float
     unit: float
@@ -25,16 +25,16 @@ class Number:
 def numbers(text):
     """The numbers of a text, in their order."""
     plain = text.replace("−", "-").replace("**", "").replace("*", "")
-    found = []
+    values = []
     for match in NUMBER.finditer(plain):
         digits = match.group().replace(",", "")
         unit = 10.0 ** -len(digits.partition(".")[2])
-        found.append(Number(float(digits), unit))
-    return found
+        values.append(Number(float(digits), unit))
+    return values
 
 
 def rounds_to(value, number):
-    """Whether a result, a number or the digits that a benchmark prints, is the page's number when rounded."""
+    """True if a result is the page's number when it is rounded. A result is a float, or a number that a benchmark prints."""
     if isinstance(value, Number):
         slack = 0.0 if value.unit >= number.unit else value.unit / 2
         return abs(value.value - number.value) <= (number.unit / 2 + slack) * (1 + 1e-9)
@@ -60,19 +60,21 @@ def cells(line):
 
 @cache
 def tables_of(page):
-    """All tables of a page that hold a number."""
-    found, section, block = [], "", []
+    """All tables of a page, in their order."""
+    page_tables, section, block, in_code = [], "", [], False
     for line in [*(ROOT / page).read_text(encoding="utf-8").splitlines(), ""]:
         if line.startswith("|"):
             block.append(line)
             continue
         if len(block) > 2:
             rows = tuple(map(cells, block[2:]))
-            found.append(PageTable(page, section, cells(block[0]), rows))
+            page_tables.append(PageTable(page, section, cells(block[0]), rows))
         block = []
-        if line.startswith("#"):
+        if line.startswith("```"):
+            in_code = not in_code
+        elif line.startswith("#") and not in_code:
             section = line.lstrip("# ")
-    return found
+    return page_tables
 
 
 def columns_of(rows):
@@ -83,9 +85,8 @@ def columns_of(rows):
             if isinstance(value, str):
                 values = numbers(value)
             else:
-                values = [
-                    each for each in (value if isinstance(value, list) else [value]) if each is not None
-                ]
+                listed = value if isinstance(value, list) else [value]
+                values = [item for item in listed if item is not None]
             for position, number in enumerate(values):
                 columns.setdefault((name, position), [None] * len(rows))[place] = number
     return columns
@@ -98,7 +99,7 @@ def scaled(value, scale):
 
 
 def fits(value, number):
-    """The scales by which a result is a page's number."""
+    """The scales at which a result is a page's number."""
     if value is None:
         return set()
     return {scale for scale in SCALES if rounds_to(scaled(value, scale), number)}
@@ -106,14 +107,14 @@ def fits(value, number):
 
 @dataclass(frozen=True)
 class Comparison:
-    """What came of a comparison: numbers that agree, and a line for each column that does not."""
+    """The number of page numbers that agree, and a line for each that does not."""
 
     agreeing: int
     faults: tuple[str, ...]
 
 
 def compare(table, rows, *, apart=(), digits=None):
-    """Compares a table with the rows of a result.
+    """Compare a table with the rows of a result.
 
     Each row of the page is paired with the row of the result that has most of its numbers. Then each column of
     the page must be one column of the result in all rows.
@@ -143,14 +144,14 @@ def compare(table, rows, *, apart=(), digits=None):
 
 
 def _coarse(number, digits):
-    """A whole number of which only the first digits count."""
+    """The number with only its first digits significant, if it is whole."""
     if number is None or number.unit < 1:
         return number
     return Number(number.value, 10.0 ** max(0, len(f"{abs(number.value):.0f}") - digits))
 
 
 def _unique(header):
-    """Header cells may repeat."""
+    """Names of columns. Header cells may repeat."""
     return [f"{name}\0{header[:place].count(name)}" for place, name in enumerate(header)]
 
 
@@ -171,7 +172,7 @@ def _paired(page, result, num_rows, num_kept):
 
 
 def _agreement(column, other, pairs, places):
-    """The rows in which one column of the page is one of the result, at the scale by which most are."""
+    """The rows in which a page's column is a result's column, at the scale that fits most rows."""
     by_scale = {scale: [] for scale in SCALES}
     for place in places:
         if place in pairs:
