@@ -37,7 +37,9 @@ def test_errors_and_orders_are_judged_by_hand():
     assert found["pairs"] == 3
     assert found["rightly ordered"] == pytest.approx(2 / 3)
     assert found["cases"] == 2
-    assert found["fastest picked"] == 0.5  # synchronous is the fastest in both, and predicted to be so in the first
+    assert (
+        found["fastest picked"] == 0.5
+    )  # synchronous is the fastest in both, and predicted to be so in the first
     assert judged([])["rightly ordered"] is None
     assert judged([])["fastest picked"] is None
 

@@ -96,7 +96,7 @@ def _patches(module, folder):
         raise AssertionError(f"no result is kept of {run.name}")
 
     yield mock.patch.object(fleet, "CORES", RESULT_CORES)
-    yield mock.patch.object(os, "sched_getaffinity", lambda process: set(range(RESULT_CORES)), create=True)
+    yield mock.patch.object(os, "sched_getaffinity", return_value=set(range(RESULT_CORES)), create=True)
     yield mock.patch.object(network, "missing", return_value=None)
     yield mock.patch.object(experiments.Results, "_trained", refuse)
     yield mock.patch.object(experiments.Results, "keep", refuse)
