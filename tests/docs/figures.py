@@ -14,7 +14,7 @@ import re
 from statistics import geometric_mean
 
 from kept_results import table
-from page_tables import NUMBER, Number, numbers, rounds_to, scaled
+from page_tables import NUMBER, Number, numbers, rounds_to, scaled, unsigned
 
 REDUCERS = {"min": min, "max": max, "geometric mean": geometric_mean}
 UNITS = {"k": 1e-3, "million": 1e-6, "%": 100.0}
@@ -59,9 +59,7 @@ def _has(row, wanted):
 
 def _cell(cell):
     values = numbers(cell) if isinstance(cell, str) else [float(cell)]
-    return [
-        Number(abs(value.value), value.unit) if isinstance(value, Number) else abs(value) for value in values
-    ]
+    return [unsigned(value) if isinstance(value, Number) else abs(value) for value in values]
 
 
 def _plain(cell):
@@ -87,5 +85,4 @@ def faults(claim, figures):
 
 
 def _equal(kept, number, scale):
-    number = Number(abs(number.value), number.unit)
-    return any(rounds_to(scaled(kept, by), number) for by in {1.0, scale})
+    return any(rounds_to(scaled(kept, by), unsigned(number)) for by in {1.0, scale})

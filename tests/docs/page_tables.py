@@ -33,6 +33,10 @@ def numbers(text):
     return values
 
 
+def unsigned(number):
+    return Number(abs(number.value), number.unit)
+
+
 def rounds_to(value, number):
     """True if a result is the page's number when it is rounded. A result is a float, or a number that a benchmark prints."""
     if isinstance(value, Number):

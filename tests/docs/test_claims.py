@@ -11,7 +11,7 @@ import pytest
 from figures import faults, quoted
 from kept_results import RESULTS, benchmark
 from measured_tables import MEASURED, NOT_COMPARED, place_of, run_tags
-from page_tables import compare, numbers, tables_of
+from page_tables import compare, numbers, rounds_to, tables_of, unsigned
 
 ROOT = Path(__file__).parents[2]
 LEDGER = ROOT / "docs" / "claims.md"
@@ -32,6 +32,8 @@ CONSOLE_ONLY = {
     "0.9837 ± 0.0003",
 }
 """Measured claims of which no result is kept. This set may only shrink."""
+SUMMARIES = {"persia": {11}, "des": {0.0007}, "picasso": {1.09, 1.14}}
+"""Pages that begin with a table of the paper and girih. The sets are of numbers that no table below has: shares and the paper's."""
 NUMBER = re.compile(
     r"^\|.*\| *\**[<+−-]?\d[\d.,]*(?: ?(?:[×%]|± [\d.]+))?\**(?: \([^|]*\))? *\|", re.MULTILINE
 )
@@ -175,6 +177,30 @@ def test_every_table_with_numbers_is_compared_or_listed():
         if any(map(numbers, (cell for row in table.rows for cell in row)))
     }
     assert [str(table) for table in with_numbers - compared] == []
+
+
+@pytest.mark.parametrize("page", SUMMARIES)
+def test_numbers_of_a_summary_are_those_of_the_tables_below(page):
+    summary, *_ = tables_of(f"docs/{page}.md")
+    below = [
+        number
+        for measured in MEASURED
+        if measured.page == page
+        for row in measured.table.rows
+        for cell in row
+        for number in numbers(cell)
+    ]
+    below += [
+        number
+        for pages, claim, _, figures in ROWS
+        if f"docs/{page}.md" in pages and "docs/results/" in figures
+        for number, _ in quoted(claim)
+    ]
+    sizes = {abs(number.value) for number in below}
+    for _, here, _ in summary.rows:
+        for number in map(unsigned, numbers(here)):
+            known = number.value in SUMMARIES[page] or any(rounds_to(size, number) for size in sizes)
+            assert known, f"{number.value:g} of {here!r}"
 
 
 def test_a_changed_digit_of_a_table_is_a_fault():
