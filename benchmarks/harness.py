@@ -40,7 +40,7 @@ from girih.runs.files import disk_full, write_whole
 
 PACKAGES = (
     "girih", "torch", "triton", "numba", "numpy", "pyarrow", "fbgemm-gpu", "fbgemm-gpu-cpu", "torchrec", "deepctr-torch", "fuxictr",
-    "rocksdict",
+    "rocksdict", "pyzmq",
 )  # fmt: skip
 
 ROOT = Path(__file__).parents[1]

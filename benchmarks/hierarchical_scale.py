@@ -49,6 +49,7 @@ def main() -> None:
         vars(options).update(batch=32, cardinality=500)
     report = harness.Report("hierarchical_scale", options)
     report.not_identical("predicted, not measured: no more than one machine was there")
+    report.not_identical("the plan pools the cores of all machines: no machine's own cores bound a trainer")
     calibration = Calibration.read(options.calibration)
     with tempfile.TemporaryDirectory() as directory:
         config = _task(options, max(counts) ** 2, Path(directory))

@@ -3,6 +3,10 @@
 A trainer's trail holds its spans and when it entered and left each collective. All trainers call the same collectives in
 the same order, so that the trails of all tell when the last one came: until then a trainer waits for others, and what
 is left of the call is communication.
+
+A wait for rows or for updates is not communication alone. It contains the lookups and pooling of embedding workers, and the
+lookups and optimizer of embedding servers. If these processes share the trainer's cores, it contains their queue as well.
+No span divides such a wait. Compare the bytes of links, or subtract the processor time of these roles.
 """
 
 from __future__ import annotations
@@ -20,7 +24,9 @@ from girih.dense.halves.parameter_server import DenseServer, ParameterServerRepl
 
 COLLECTIVES = ("all_reduce", "exchange", "broadcast_tensor", "largest", "barrier")
 WAITS = ("read", "wait for rows", "wait for update", "wait for parameters")
-"""Spans of a trainer that waits: for its next batch, for rows, for its updates of rows and of parameters."""
+"""Spans of a trainer that waits: for its next batch, for rows, for its updates of rows and of parameters.
+
+The work of other processes for this trainer is inside; a strategy without such processes has the same work as computing."""
 ALL_REDUCE = "allreduce"
 LAST_OF_STEP = "apply"
 

@@ -1,28 +1,44 @@
-"""Messages between two processes: raw sockets, TCP, TLS, shared memory; and the codecs.
+"""Messages between two processes: raw sockets, ZeroMQ, and girih's TCP, TLS and shared memory; and the codecs.
 
 A round trip is what a trainer does with an embedding worker: it writes a request of 0.85 MB, the other process reads
-every byte of it and writes a reply of 6.8 MB, of which the trainer reads every byte. The raw sockets are Python's,
-with ``sendall`` and ``recv_into`` to and from memory that is used again. ``of raw`` is how many times as fast as they
-are, paired round by round. ``in this process`` has no second process: the ends are threads.
+every byte of it and writes a reply of 6.8 MB, of which the trainer reads every byte. An empty call carries no array.
 
-Each takes its turn with two round trips. The first finds its memory where the others left it, mostly outside the
-cache: ``cold``. The second, by which they are compared, is as in a loop of its own.
+- Raw sockets are Python's, with ``sendall`` and ``recv_into`` to and from memory that is used again. Their empty call is
+  eight bytes each way.
+- ZeroMQ is pyzmq's REQ and REP over TCP, which send and receive without a copy. Its empty call is an empty message.
+- ``in this process`` has no second process: the ends are threads.
 
-    girih bench wire                     all
-    girih bench wire --rounds 200        closer
+The contestants take turns, each with two round trips. The first finds its memory where the others left it, mostly
+outside the cache: ``cold``. The second is as in a loop with one contestant: ``warm``. A turn of empty calls is twenty
+calls; the table has the mean of one.
+
+A block has processes and connections of its own. Times are medians over the rounds of all blocks. ``lowest`` and
+``highest`` are those of the blocks' medians: how much one run differs from the next.
+
+    girih bench wire --json docs/results/wire.json          about two minutes
+    girih bench wire --from-results docs/results/wire.json  writes the tables and sentences of this file into the pages
+                                                            that have them; measures nothing
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
+import json
+import os
+import re
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
 
 import harness
 import numpy as np
+from experiments import markdown
 from numpy.typing import NDArray
 
 from girih.comm import endpoints
@@ -33,7 +49,19 @@ from girih.testing import inproc
 SECRET = b"of this benchmark"
 MEGABYTE = 1_000_000
 FEATURES, BATCH, DIM = 26, 4096, 16
+EMPTY_CALLS = 20
+"""Empty calls of one turn."""
+QUIET_LOAD = 0.5
+"""A load average above this, before the benchmark begins, shows that other work uses the machine."""
+RAW, ZEROMQ, TCP, NEAR = "raw sockets", "ZeroMQ", "TCP", "in this process"
+ROUND_TRIPS = "Round trips"
+COLUMNS = {
+    "over": "{}", "cold ms": "{:.2f}", "warm ms": "{:.2f}", "warm ms, lowest": "{:.2f}", "warm ms, highest": "{:.2f}",
+    "GB/s": "{:.2f}", "of raw, cold": "{:.2f}×", "of raw": "{:.2f}×", "of TCP, cold": "{:.2f}×", "of TCP": "{:.2f}×",
+    "empty µs": "{:.0f}", "empty µs, lowest": "{:.0f}", "empty µs, highest": "{:.0f}",
+}  # fmt: skip
 Ask = Callable[[], object]
+Times = dict[str, list[tuple[float, ...]]]
 
 
 def main() -> None:
@@ -41,23 +69,34 @@ def main() -> None:
         serve([int(size) for size in sys.argv[2:]])
         return
     parser = harness.parser("wire", __doc__)
-    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument(
+        "--blocks", type=int, default=5, help="each with processes and connections of its own"
+    )
+    parser.add_argument("--rounds", type=int, default=60, help="of each block")
     parser.add_argument("--out-mb", type=float, default=0.85, help="of the request")
     parser.add_argument("--back-mb", type=float, default=6.8, help="of the reply")
+    parser.add_argument(
+        "--from-results", type=Path, metavar="FILE", help="writes an earlier run into the pages of the docs"
+    )
     options = parser.parse_args()
+    if options.from_results is not None:
+        write_pages(json.loads(options.from_results.read_text()))
+        return
+    options.load_before = os.getloadavg()[0]
     report = harness.Report("wire", options)
-    round_trips(report, options)
+    blocks = [measured(report, options) for _ in range(options.blocks)]
+    show(report, options, blocks)
     codecs(report, options)
     report.finish()
 
 
 def words(megabytes: float) -> int:
-    """How many int64 are so many megabytes."""
+    """The number of int64 in a number of megabytes."""
     return int(megabytes * MEGABYTE) // 8
 
 
 def timed(ask: Ask) -> harness.Contestant:
-    """For ``harness.alternate``, which is to time the whole call."""
+    """For ``harness.alternate``, which times the whole call."""
 
     def contestant(_: int) -> None:
         ask()
@@ -70,6 +109,19 @@ def twice(ask: Ask) -> harness.Contestant:
 
     def contestant(_: int) -> tuple[float, float]:
         return harness.seconds(ask), harness.seconds(ask)
+
+    return contestant
+
+
+def many(ask: Ask) -> harness.Contestant:
+    """For ``harness.alternate``: mean seconds of one of several calls in a row."""
+
+    def contestant(_: int) -> tuple[float]:
+        def calls() -> None:
+            for _ in range(EMPTY_CALLS):
+                ask()
+
+        return (harness.seconds(calls) / EMPTY_CALLS,)
 
     return contestant
 
@@ -92,17 +144,21 @@ class Answer:
 
 
 def serve(sizes: list[int]) -> None:
-    """The second process: raw sockets, TCP, TLS and shared memory."""
+    """The second process: raw sockets, ZeroMQ, TCP, TLS and shared memory. It prints their addresses in this order."""
     num_out, num_back = sizes
     answer = Answer(num_back)
     with (
         socket.create_server(("127.0.0.1", 0)) as raw,
+        socket.create_server(("127.0.0.1", 0)) as empty,
         endpoints.listen(answer, secret=SECRET) as tcp,
         endpoints.listen(answer, address="tls://127.0.0.1:*", secret=SECRET) as tls,
         endpoints.listen(answer, address="shm://", secret=SECRET) as shared,
     ):
-        print(raw.getsockname()[1], tcp.address, tls.address, shared.address, flush=True)
-        threading.Thread(target=serve_raw, args=(raw, num_out, answer.source), daemon=True).start()
+        zeromq = listen_zeromq(answer.source)
+        ports = [listener.getsockname()[1] for listener in (raw, empty)]
+        print(*ports, zeromq, tcp.address, tls.address, shared.address, flush=True)
+        for listener, num_words, source in ((raw, num_out, answer.source), (empty, 1, np.arange(1))):
+            threading.Thread(target=serve_raw, args=(listener, num_words, source), daemon=True).start()
         sys.stdin.read()
 
 
@@ -126,8 +182,27 @@ def receive_all(connection: socket.socket, array: NDArray[np.int64]) -> bool:
     return True
 
 
-def ask_raw(port: int, source: NDArray[np.int64], num_back: int) -> Ask:
-    connection = socket.create_connection(("127.0.0.1", port))
+def listen_zeromq(source: NDArray[np.int64]) -> str:
+    """Starts a thread that answers ZeroMQ's requests. Returns its address, or ``-`` if pyzmq is not installed."""
+    try:
+        import zmq
+    except ImportError:
+        return "-"
+    replies: Any = zmq.Context.instance().socket(zmq.REP)
+    replies.bind("tcp://127.0.0.1:*")
+    threading.Thread(target=serve_zeromq, args=(replies, source), daemon=True).start()
+    return str(replies.last_endpoint.decode())
+
+
+def serve_zeromq(replies: Any, source: NDArray[np.int64]) -> None:
+    while True:
+        request = np.frombuffer(replies.recv(copy=False).buffer, np.int64)
+        request.sum()
+        replies.send(source.copy() if len(request) else b"", copy=False)
+
+
+def ask_raw(port: str, source: NDArray[np.int64], num_back: int) -> Ask:
+    connection = socket.create_connection(("127.0.0.1", int(port)))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     request, reply = np.empty_like(source), np.empty(num_back, np.int64)
 
@@ -140,7 +215,21 @@ def ask_raw(port: int, source: NDArray[np.int64], num_back: int) -> Ask:
     return ask
 
 
-def ask_wire(client: Client, source: NDArray[np.int64]) -> Ask:
+def ask_zeromq(requests: Any, source: NDArray[np.int64] | None) -> Ask:
+    """A call with an array, or an empty one."""
+
+    def ask() -> None:
+        requests.send(b"" if source is None else source.copy(), copy=False)
+        np.frombuffer(requests.recv(copy=False).buffer, np.int64).sum()
+
+    return ask
+
+
+def ask_wire(client: Client, source: NDArray[np.int64] | None) -> Ask:
+    """A call with an array, or an empty one."""
+    if source is None:
+        return lambda: client.call(0, (1,)).wait()
+
     def ask() -> None:
         request = client.buffer(np.int64, len(source))
         np.copyto(request, source)
@@ -150,51 +239,160 @@ def ask_wire(client: Client, source: NDArray[np.int64]) -> Ask:
     return ask
 
 
-def round_trips(report: harness.Report, options: argparse.Namespace) -> None:
+@contextmanager
+def connected_zeromq(address: str) -> Iterator[Any]:
+    import zmq
+
+    with zmq.Context() as context, context.socket(zmq.REQ) as requests:
+        requests.connect(address)
+        yield requests
+
+
+def measured(report: harness.Report, options: argparse.Namespace) -> tuple[Times, Times]:
+    """One block: seconds of a cold and a warm round trip of each contestant, and seconds of an empty call."""
     num_out, num_back = words(options.out_mb), words(options.back_mb)
     source = np.arange(num_out)
     child = subprocess.Popen(
         [sys.executable, __file__, "--serve", str(num_out), str(num_back)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
-    port, tcp_address, tls_address, shared_address = child.stdout.readline().split()  # type: ignore[union-attr]
-    with (
-        endpoints.connect(tcp_address, secret=SECRET) as tcp,
-        endpoints.connect(tls_address, secret=SECRET) as tls,
-        endpoints.connect(shared_address, secret=SECRET) as shared,
-        inproc.listen(Answer(num_back), secret=SECRET) as server,
-        inproc.connect(server.address, secret=SECRET) as near,
-    ):
-        clients = {"TCP": tcp, "TLS": tls, "shared memory": shared, "in this process": near}
-        asks = {"raw sockets": ask_raw(int(port), source, num_back)}
+    raw, raw_empty, zeromq, *addresses = child.stdout.readline().split()  # type: ignore[union-attr]
+    asks = {RAW: ask_raw(raw, source, num_back)}
+    empty = {RAW: ask_raw(raw_empty, source[:1], 1)}
+    with ExitStack() as stack:
+        if report.peer("zmq") is not None:
+            requests = stack.enter_context(connected_zeromq(zeromq))
+            asks[ZEROMQ], empty[ZEROMQ] = ask_zeromq(requests, source), ask_zeromq(requests, None)
+        server = stack.enter_context(inproc.listen(Answer(num_back), secret=SECRET))
+        clients = {
+            name: stack.enter_context(endpoints.connect(address, secret=SECRET))
+            for name, address in zip((TCP, "TLS", "shared memory"), addresses, strict=True)
+        } | {NEAR: stack.enter_context(inproc.connect(server.address, secret=SECRET))}
         asks |= {name: ask_wire(client, source) for name, client in clients.items()}
+        empty |= {name: ask_wire(client, None) for name, client in clients.items()}
         contestants = {name: twice(ask) for name, ask in asks.items()}
-        alone = {"in this process": contestants.pop("in this process")}  # as far as the cache goes
+        alone = {NEAR: contestants.pop(NEAR)}  # it shares the cache with the others
         times = harness.alternate(contestants, options.rounds, warmup=5)
         times |= harness.alternate(alone, options.rounds, warmup=5)
-        cold = {name: [parts[:1] for parts in measured] for name, measured in times.items()}
-        times = {name: [parts[1:] for parts in measured] for name, measured in times.items()}
-        small = harness.alternate(
-            {name: timed(lambda client=client: client.call(0, (1,)).wait()) for name, client in clients.items()},
-            20 * options.rounds, warmup=20,
-        )  # fmt: skip
+        small = harness.alternate({name: many(ask) for name, ask in empty.items()}, options.rounds, warmup=5)
     child.communicate()
+    return times, small
+
+
+def show(report: harness.Report, options: argparse.Namespace, blocks: Sequence[tuple[Times, Times]]) -> None:
+    """The table of all contestants, over all blocks."""
     table = report.table(
-        f"Round trips, {options.out_mb} MB out, {options.back_mb} MB back",
-        {"over": "{}", "ms": "{:.2f}", "GB/s": "{:.2f}", "of raw": "{:.2f}×", "of TCP": "{:.2f}×",
-         "cold ms": "{:.2f}", "of raw, cold": "{:.2f}×", "of TCP, cold": "{:.2f}×", "empty, µs": "{:.0f}"},
-    )  # fmt: skip
-    for name, measured in times.items():
-        median = harness.median(measured)
+        f"{ROUND_TRIPS}, {options.out_mb} MB out, {options.back_mb} MB back, {options.blocks} blocks", COLUMNS
+    )
+    cold = [{name: [parts[:1] for parts in each] for name, each in times.items()} for times, _ in blocks]
+    warm = [{name: [parts[1:] for parts in each] for name, each in times.items()} for times, _ in blocks]
+    empty = [small for _, small in blocks]
+    num_bytes = 8 * (words(options.out_mb) + words(options.back_mb))
+    for name in warm[0]:
+        cold_s, warm_s = (_all(times, name) for times in (cold, warm))
         table.row({
-            "over": name, "ms": 1e3 * median, "GB/s": 8 * (num_out + num_back) / median / 1e9,
-            "of raw": harness.ratio(measured, times["raw sockets"]),
-            "of TCP": harness.ratio(measured, times["TCP"]),
-            "cold ms": 1e3 * harness.median(cold[name]),
-            "of raw, cold": harness.ratio(cold[name], cold["raw sockets"]),
-            "of TCP, cold": harness.ratio(cold[name], cold["TCP"]),
-            "empty, µs": 1e6 * harness.median(small[name]) if name in small else None,
+            "over": name, "cold ms": 1e3 * harness.median(cold_s), "warm ms": 1e3 * harness.median(warm_s),
+            "GB/s": num_bytes / harness.median(warm_s) / 1e9,
+            "of raw, cold": harness.ratio(cold_s, _all(cold, RAW)), "of raw": harness.ratio(warm_s, _all(warm, RAW)),
+            "of TCP, cold": harness.ratio(cold_s, _all(cold, TCP)), "of TCP": harness.ratio(warm_s, _all(warm, TCP)),
+            "empty µs": 1e6 * harness.median(_all(empty, name)),
+            **_extremes("warm ms", 1e3, warm, name), **_extremes("empty µs", 1e6, empty, name),
         })  # fmt: skip
+    report.not_identical(
+        "raw sockets and ZeroMQ check no secret, count no calls, and repeat none after a broken connection"
+    )
+
+
+def _all(blocks: Sequence[Times], name: str) -> list[tuple[float, ...]]:
+    return [parts for times in blocks for parts in times[name]]
+
+
+def _extremes(column: str, unit: float, blocks: Sequence[Times], name: str) -> dict[str, float]:
+    medians = [unit * harness.median(times[name]) for times in blocks]
+    return {f"{column}, lowest": min(medians), f"{column}, highest": max(medians)}
+
+
+PAGE_COLUMNS = (
+    "over", "cold, ms", "warm, ms", "warm: lowest, highest block", "of raw sockets, warm", "of TCP, cold", "of TCP, warm",
+    "empty call, µs", "lowest, highest block",
+)  # fmt: skip
+
+
+PAGES = ("docs/benchmarks.md", "docs/decisions/0010-zeromq.md", "docs/decisions/0012-sockets.md")
+"""Pages that have parts of a run, each between ``<!-- wire: NAME -->`` and ``<!-- end -->``."""
+
+
+def page_parts(results: Mapping[str, Any]) -> dict[str, str]:
+    """The parts of pages, by name, from the JSON of a run."""
+    return {
+        "round trips": page_table(results), "codecs": codec_table(results), "sentences": page_sentences(results),
+    }  # fmt: skip
+
+
+def write_pages(results: Mapping[str, Any]) -> None:
+    """Puts the parts into the pages."""
+    parts = page_parts(results)
+    for page in PAGES:
+        file = harness.ROOT / page
+        text = re.sub(
+            r"(<!-- wire: ([\w ]+) -->\n).*?(?=<!-- end -->)",
+            lambda match: f"{match[1]}{parts[match[2]]}\n",
+            file.read_text(encoding="utf-8"),
+            flags=re.DOTALL,
+        )
+        file.write_text(text, encoding="utf-8")
+        print(page)
+
+
+def _rows(results: Mapping[str, Any], title: str = ROUND_TRIPS) -> list[dict[str, Any]]:
+    (rows,) = (table["rows"] for table in results["tables"] if table["title"].startswith(title))
+    return list(rows)
+
+
+def page_sentences(results: Mapping[str, Any]) -> str:
+    """What docs/benchmarks.md and decisions 10 and 12 say of a run, from its JSON."""
+    of = {row["over"]: row for row in _rows(results)}
+    machine, day = results["machine"], f"{datetime.date.fromisoformat(results['when'][:10]):%-d %B %Y}"
+    shared, busy = of["shared memory"], results["options"]["load_before"] > QUIET_LOAD
+    calls = ", ".join(
+        f"{name} {of[name]['empty µs']:.0f}" for name in (TCP, "shared memory", ZEROMQ, RAW) if name in of
+    )
+    times = {name: of[name]["of raw"] for name in (TCP, ZEROMQ) if name in of}
+    return (
+        f"Measured on {day}, {machine['cores']} cores of {machine['processor'].replace('(R)', '')}"
+        + (", while other work used them" if busy else "")
+        + ": with both ends warm, "
+        + " and ".join(f"{name} has {speed:.2f}" for name, speed in times.items())
+        + f" of the speed of raw sockets. Shared memory is {shared['of TCP']:.1f} times as fast as TCP"
+        f" ({shared['of TCP, cold']:.1f} cold). An empty call takes, in µs: {calls}."
+    )
+
+
+def page_table(results: Mapping[str, Any]) -> str:
+    """The table of docs/benchmarks.md, from the JSON of a run."""
+    lines = [
+        [
+            row["over"], f"{row['cold ms']:.2f}", f"{row['warm ms']:.2f}",
+            f"{row['warm ms, lowest']:.2f}, {row['warm ms, highest']:.2f}",
+            f"{row['of raw']:.2f}", f"{row['of TCP, cold']:.2f}", f"{row['of TCP']:.2f}",
+            f"{row['empty µs']:.0f}", f"{row['empty µs, lowest']:.0f}, {row['empty µs, highest']:.0f}",
+        ]
+        for row in _rows(results)
+    ]  # fmt: skip
+    return markdown(PAGE_COLUMNS, lines)
+
+
+def codec_table(results: Mapping[str, Any]) -> str:
+    """The table of codecs of docs/benchmarks.md, from the JSON of a run."""
+    formats = {
+        "what": "{}",
+        "MB": "{:.2f}",
+        "bytes left": "{:.2f}",
+        "pack GB/s": "{:.2f}",
+        "unpack GB/s": "{:.2f}",
+    }
+    lines = [[form.format(row[name]) for name, form in formats.items()] for row in _rows(results, "Codecs")]
+    return markdown(list(formats), lines)
 
 
 def codecs(report: harness.Report, options: argparse.Namespace) -> None:

@@ -200,3 +200,33 @@ def test_the_des_papers_table_2_is_what_its_formulas_give(tmp_path):
         max(row["largest deviation"] for row in report["tables"][0]["rows"]) <= 0.0005
     )  # as printed, rounded
     assert "narrow data" in report["skipped"]
+
+
+@pytest.mark.slow
+def test_calls_are_measured_without_zeromq_and_the_pages_get_their_parts(tmp_path):
+    words = ["--rounds", "2", "--blocks", "2", "--out-mb", "0.01", "--back-mb", "0.02", "--json", "wire.json"]
+    done = ran(bench.FOLDER / "wire.py", *words, cwd=tmp_path, hidden=("zmq",))
+    assert done.returncode == 0, done.stderr
+    assert "skipped: zmq: " in done.stdout
+    results = json.loads((tmp_path / "wire.json").read_text())
+    rows = {row["over"]: row for row in results["tables"][0]["rows"]}
+    assert list(rows) == ["raw sockets", "TCP", "TLS", "shared memory", "in this process"]
+    for row in rows.values():
+        assert 0 < row["warm ms, lowest"] <= row["warm ms"] <= row["warm ms, highest"]
+        assert 0 < row["empty µs, lowest"] <= row["empty µs"] <= row["empty µs, highest"]
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- wire: round trips -->\nold\n<!-- end -->\nafter\n")
+    program = "import wire, json; wire.PAGES = ('page.md',); wire.harness.ROOT = wire.Path()\n"
+    path = f"import sys; sys.path.insert(0, {str(bench.FOLDER)!r})\n"
+    (tmp_path / "pages.py").write_text(f"{path}{program}wire.write_pages(json.load(open('wire.json')))\n")
+    for _ in range(2):  # a page that has its parts stays as it is
+        assert ran(tmp_path / "pages.py", cwd=tmp_path).returncode == 0
+        before, begin, header, _, *lines, end, after = page.read_text().splitlines()
+        assert (before, begin, end, after) == (
+            "before",
+            "<!-- wire: round trips -->",
+            "<!-- end -->",
+            "after",
+        )
+        assert header.startswith("| over | cold, ms |")
+        assert len(lines) == len(rows)

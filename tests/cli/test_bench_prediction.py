@@ -36,7 +36,12 @@ def test_errors_and_orders_are_judged_by_hand():
     assert found["worst error"] == 0.5
     assert found["pairs"] == 3
     assert found["rightly ordered"] == pytest.approx(2 / 3)
+    assert found["cases"] == 2
+    assert (
+        found["fastest picked"] == 0.5
+    )  # synchronous is the fastest in both, and predicted to be so in the first
     assert judged([])["rightly ordered"] is None
+    assert judged([])["fastest picked"] is None
 
 
 def test_a_wrong_prediction_says_what_it_misses():
