@@ -6,6 +6,7 @@ worker follow each other, and each reads :attr:`~girih.serving.served.Model.curr
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import time
@@ -16,7 +17,7 @@ from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message
 
 from girih.errors import DataError, GirihError, UserError
 from girih.schema import Schema
@@ -46,6 +47,8 @@ STATUS: tuple[tuple[type[Exception], int], ...] = (
     (UserError, 400),
 )
 """HTTP statuses of errors, the first that fits; others are 500."""
+REFUSED = {"http": 400, "time": 408, "size": 413, "headers": 431, "bytes": 503, "connections": 503}
+"""HTTP statuses of refused clients, by reason."""
 
 
 class Server:
@@ -64,6 +67,7 @@ class Server:
         self._reader = RequestReader(Schema.from_dict(model.signature.schema), most_examples)
         self._outputs = model.signature.outputs
         self._parser = protocol.Parser(self._outputs)
+        self._routes = self._make_routes()
         if model.current is not None:
             self.replace(model.current)
 
@@ -74,23 +78,32 @@ class Server:
 
     def app(self) -> ASGIApp:
         """The ASGI application."""
-        routes = self._routes()
+        return self._routes
 
-        async def app(scope: Scope, receive: Receive, send: Send) -> None:
-            """Answers requests for predictions at once; all else is found by routes, which takes longer than to read such a request."""
-            found = None
-            if scope["type"] == "http" and scope["method"] == "POST" and not scope.get("root_path"):
-                found = INFER.fullmatch(scope["path"])
-            if found is None:
-                await routes(scope, receive, send)
-                return
-            scope["path_params"] = {name: part for name, part in found.groupdict().items() if part}
-            response = await self.infer(Request(scope, receive, send))
-            await response(scope, receive, send)
+    def route(self, method: str, path: str, headers: list[tuple[bytes, bytes]]) -> Response:
+        """The answer to any request but those for predictions. No route waits for anything, so one step runs it."""
+        messages: list[Message] = []
 
-        return app
+        async def receive() -> Message:
+            return {"type": "http.request"}
 
-    def _routes(self) -> Starlette:
+        async def send(message: Message) -> None:
+            messages.append(message)
+
+        scope = {"type": "http", "scheme": "http", "method": method, "path": path}
+        with contextlib.suppress(StopIteration):
+            self._routes(scope | {"query_string": b"", "headers": headers}, receive, send).send(None)
+        response = Response(messages[1]["body"], messages[0]["status"])
+        response.raw_headers = messages[0]["headers"]
+        return response
+
+    def refuse(self, reason: str, text: str) -> Response:
+        """The answer to a client that went beyond a limit; ``reason`` is one of :data:`REFUSED`."""
+        self._metrics.refused.labels(reason).inc()
+        headers = {"Retry-After": "1"} if REFUSED[reason] == 503 else None
+        return JSONResponse({"error": text}, REFUSED[reason], headers)
+
+    def _make_routes(self) -> Starlette:
         routes = [
             Route("/v2", self.metadata),
             Route("/v2/health/live", self.live),
@@ -154,7 +167,9 @@ class Server:
             named["name"], named.get("version"), request.headers.get(protocol.JSON_LENGTH), body
         )
 
-    def answer(self, name: str, version: str | None, json_length: str | None, body: bytes) -> Response:
+    def answer(
+        self, name: str, version: str | None, json_length: str | None, body: bytes | bytearray
+    ) -> Response:
         """The answer to a request for predictions.
 
         Args:
@@ -174,7 +189,9 @@ class Server:
         self._metrics.requests.labels(str(response.status_code)).inc()
         return response
 
-    def _predicted(self, name: str, version: str | None, json_length: str | None, body: bytes) -> Response:
+    def _predicted(
+        self, name: str, version: str | None, json_length: str | None, body: bytes | bytearray
+    ) -> Response:
         served = self._served(name, version)  # this one from here to the end
         asked = self._parser.parse(body, json_length)
         batch = self._reader.read_request(asked)
@@ -215,21 +232,21 @@ class Server:
             TooLarge: more bytes than are taken; the rest is not read. DataError: it is compressed.
         """
         if request.headers.get("Content-Encoding", "identity") != "identity":
-            raise DataError(
-                f"Content-Encoding = {request.headers['Content-Encoding'][:40]!r}: expected none; send the body as it is"
-            )
-        told = request.headers.get("Content-Length", "")
-        if told.isdigit() and int(told) > self.most_bytes:
-            raise self._too_large(int(told))
+            raise self.compressed(request.headers["Content-Encoding"])
         pieces, size = [], 0
         async for piece in request.stream():
             pieces.append(piece)
             size += len(piece)
             if size > self.most_bytes:
-                raise self._too_large(size)
+                raise self.too_large(size)
         return b"".join(pieces)
 
-    def _too_large(self, size: int) -> TooLarge:
+    def compressed(self, encoding: str) -> DataError:
+        """The error of a compressed body."""
+        return DataError(f"Content-Encoding = {encoding[:40]!r}: expected none; send the body as it is")
+
+    def too_large(self, size: int) -> TooLarge:
+        """The error of a body of so many bytes."""
         return TooLarge(
             f"a body of {size:,} bytes; expected at most {self.most_bytes:,}: send several requests"
         )
