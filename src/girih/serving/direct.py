@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from contextlib import suppress
 from http import HTTPStatus
 from re import Match
 from typing import Any, ClassVar, cast
@@ -30,15 +31,17 @@ _LOG = logging.getLogger(__name__)
 _JSON_LENGTH = JSON_LENGTH.lower().encode()
 _KEPT = {b"content-length", b"content-encoding", b"expect", b"host", _JSON_LENGTH}
 _BLANK_LINE = b"\r\n\r\n"
-_PIECE = 1 << 14
+_PIECE = 1 << 12
+_MOST_HEADERS = 1000
 
 
-class Connection(asyncio.Protocol):
+class Connection(asyncio.BufferedProtocol):
     """A connection to a server of predictions, for uvicorn.
 
     Attributes:
         serving, options, clients: the same for all connections of a process; see :func:`direct`.
         held: bytes of memory that it holds. begun: when its request began. deadline: when it expires.
+        is_refused: whether it was answered so.
     """
 
     serving: ClassVar[Server]
@@ -48,15 +51,15 @@ class Connection(asyncio.Protocol):
     def __init__(self, config: Config, server_state: ServerState, app_state: Any, _loop: Any = None) -> None:
         self._state, self._keep_alive_s = server_state, config.timeout_keep_alive
         self._parser = httptools.HttpRequestParser(self)
-        self._is_ending = self._is_over = self._is_answered = False
+        self._is_ending = self._is_over = self._is_answered = self.is_refused = False
         self._unread, self._num_discarded, self.held = b"", 0, 0
-        self._restart(self.options.request_timeout)
+        self.begun = self.deadline = 0.0
         self._forget_request()
 
     def _forget_request(self) -> None:
         self._url, self._headers, self._body = b"", dict[bytes, bytes](), bytearray()
         self._infer: Match[str] | None = None
-        self._tail = b""
+        self._tail, self._num_headers = b"", 0
         self._kept_bytes = self._head_bytes = self._body_bytes = self._body_left = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -64,6 +67,7 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(0)  # see resume_writing
         self._state.connections.add(self)  # type: ignore[arg-type]
+        self._restart(self.options.request_timeout)
         if not self.clients.add(self):
             self.refuse(
                 "connections", f"{self.options.max_connections:,} connections are open; try again later"
@@ -74,24 +78,28 @@ class Connection(asyncio.Protocol):
         """Forgets what it holds."""
         self._is_over, self._unread = True, b""
         self._forget_request()
+        del self._parser  # it refers to this connection, and cyclic garbage stays for long
         self._state.connections.discard(self)
         self.clients.remove(self)
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """The place for what comes next. Connections share it, since each takes what it needs before another one reads."""
+        return self.clients.buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
         """Takes what has come."""
         if self._is_over:
-            self._num_discarded += len(data)
+            self._num_discarded += nbytes
             if self._num_discarded > self.options.max_bytes:
                 self._transport.abort()
             return
         if self._is_idle():
             self._restart(self.options.request_timeout)
-        self._unread += data
-        self._read()
+        self._read(self.clients.buffer[:nbytes])
 
-    def _read(self) -> None:
+    def _read(self, data: memoryview) -> None:
         """Reads to the end of one request. Other connections have their turn before the next one."""
-        data, self._unread, self._is_answered = memoryview(self._unread), b"", False
+        self._is_answered = False
         while data and not (self._is_answered or self._is_over):
             size = self._next_size(data)
             if self._head_bytes > self.options.max_header_bytes:
@@ -136,7 +144,7 @@ class Connection(asyncio.Protocol):
             return
         self._transport.pause_reading()
         if not waiting:
-            asyncio.get_running_loop().call_soon(self._read)
+            asyncio.get_running_loop().call_soon(self._read, memoryview(self._unread))
 
     def resume_writing(self) -> None:
         """Notes that the client has read all answers."""
@@ -149,6 +157,9 @@ class Connection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Keeps a header that matters."""
+        self._num_headers += 1
+        if self._num_headers > _MOST_HEADERS and not self._is_over:
+            self.refuse("headers", f"more than {_MOST_HEADERS:,} headers")
         if (name := name.lower()) in _KEPT:
             self._headers.setdefault(name, value)
 
@@ -215,10 +226,12 @@ class Connection(asyncio.Protocol):
         self._is_over, self._unread = True, b""
         self._forget_request()
         if can_answer:
+            self.is_refused = True
             self._send(self.serving.refuse(reason, text))
             self._restart(LINGER_S)
             self._transport.resume_reading()
-            self._transport.write_eof()
+            with suppress(OSError):  # the client is gone
+                self._transport.write_eof()
         if self._is_ending or not can_answer:
             self._transport.abort()
         self.clients.hold(self, 0)

@@ -20,15 +20,22 @@ _TRIM_BYTES = 4 << 20
 _FRESH_S = 0.1
 """Added to the age of all requests, so that the bytes of a new one count."""
 _SPARE_FILES = 512
+_READ_BYTES = 1 << 18
 
 
 class Clients:
-    """The connections of one process, and their limits."""
+    """The connections of one process, and their limits.
+
+    Attributes:
+        buffer: the place into which all connections read.
+    """
 
     def __init__(self, options: ServeOptions) -> None:
         self._options = options
         self._open: set[Connection] = set()
-        self._held = self._peak = 0
+        self.buffer = memoryview(bytearray(_READ_BYTES))
+        self._held = 0
+        self._has_burst = False
         self._next_sweep = 0.0
 
     def add(self, client: Connection) -> bool:
@@ -44,6 +51,7 @@ class Clients:
     def remove(self, client: Connection) -> None:
         """Removes a closed connection."""
         self._open.discard(client)
+        self._has_burst |= client.is_refused
         self.hold(client, 0)
 
     def hold(self, client: Connection, num_bytes: int) -> None:
@@ -54,7 +62,7 @@ class Clients:
         """
         self._held += num_bytes - client.held
         client.held = num_bytes
-        self._peak = max(self._peak, self._held)
+        self._has_burst |= self._held >= _TRIM_BYTES
         most = self._options.max_unfinished_bytes
         while self._held > most:
             now = time.monotonic() + _FRESH_S
@@ -74,8 +82,8 @@ class Clients:
                 client.deadline += delay
             if client.deadline <= now:
                 client.expire()
-        if self._peak >= _TRIM_BYTES and self._held <= self._peak // 2:
-            self._peak = self._held
+        if self._has_burst and self._held < _TRIM_BYTES:
+            self._has_burst = False
             getattr(ctypes.CDLL(None), "malloc_trim", int)(0)  # glibc alone keeps freed memory, and has this
         self._schedule()
 

@@ -37,7 +37,7 @@ class ServeOptions(Options):
     max_batch: Count = 8192
     max_bytes: Count = 16 << 20
     max_header_bytes: Annotated[int, Bounds(256, 1 << 24)] = 64 << 10
-    max_unfinished_bytes: Count = 32 << 20
+    max_unfinished_bytes: Count = 24 << 20
     request_timeout: Positive = 30.0
     max_connections: Annotated[int, Bounds(1, 1 << 20)] = 1024
 
