@@ -29,7 +29,7 @@ LINGER_S = 1.0
 """Seconds in which a refused client may read its answer. Its connection discards what it still sends."""
 _LOG = logging.getLogger(__name__)
 _JSON_LENGTH = JSON_LENGTH.lower().encode()
-_KEPT = {b"content-length", b"content-encoding", b"expect", b"host", _JSON_LENGTH}
+_KEPT = {b"content-length", b"content-encoding", b"expect", _JSON_LENGTH}
 _BLANK_LINE = b"\r\n\r\n"
 _PIECE = 1 << 12
 _MOST_HEADERS = 1000
@@ -41,7 +41,6 @@ class Connection(asyncio.BufferedProtocol):
     Attributes:
         serving, options, clients: the same for all connections of a process; see :func:`direct`.
         held: bytes of memory that it holds. begun: when its request began. deadline: when it expires.
-        is_refused: whether it was answered so.
     """
 
     serving: ClassVar[Server]
@@ -51,7 +50,7 @@ class Connection(asyncio.BufferedProtocol):
     def __init__(self, config: Config, server_state: ServerState, app_state: Any, _loop: Any = None) -> None:
         self._state, self._keep_alive_s = server_state, config.timeout_keep_alive
         self._parser = httptools.HttpRequestParser(self)
-        self._is_ending = self._is_over = self._is_answered = self.is_refused = False
+        self._is_ending = self._is_over = self._is_answered = False
         self._unread, self._num_discarded, self.held = b"", 0, 0
         self.begun = self.deadline = 0.0
         self._forget_request()
@@ -69,9 +68,7 @@ class Connection(asyncio.BufferedProtocol):
         self._state.connections.add(self)  # type: ignore[arg-type]
         self._restart(self.options.request_timeout)
         if not self.clients.add(self):
-            self.refuse(
-                "connections", f"{self.options.max_connections:,} connections are open; try again later"
-            )
+            self.refuse("connections", "too many connections are open; try again later")
             self._transport.close()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -112,7 +109,8 @@ class Connection(asyncio.BufferedProtocol):
             except httptools.HttpParserError as error:
                 if isinstance(error, httptools.HttpParserCallbackError):
                     _LOG.exception("a request failed")
-                self.refuse("http", f"no request of HTTP/1.1: {error}"[:200])
+                if not self._is_over:
+                    self.refuse("http", f"cannot read the request: {error}"[:200])
             data = data[size:]
         self._unread = b"" if self._is_over else bytes(data)
         self._settle()
@@ -121,7 +119,7 @@ class Connection(asyncio.BufferedProtocol):
         """The size of the next piece for the parser. A piece ends where a request may end."""
         if self._body_left:
             return min(self._body_left, len(data))
-        piece = self._tail + data[: min(_PIECE, self.options.max_header_bytes + 1)].tobytes()
+        piece = self._tail + data[: min(_PIECE, self.options.max_header_bytes // 2)].tobytes()
         head, line, _ = piece.partition(_BLANK_LINE)
         size = len(head) + len(line) - len(self._tail)
         self._tail = b"" if line else piece[1 - len(_BLANK_LINE) :]
@@ -165,6 +163,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def on_headers_complete(self) -> None:
         """Refuses a request that is too large, or whose body is compressed."""
+        if self._is_over:
+            return
         self._kept_bytes, self._head_bytes = self._head_bytes, 0
         self._body_left = int(self._headers.get(b"content-length", 0))
         encoding = self._headers.get(b"content-encoding", b"identity").decode("latin-1")
@@ -182,10 +182,10 @@ class Connection(asyncio.BufferedProtocol):
         self._head_bytes = 0
         self._body_left = max(0, self._body_left - len(body))
         self._body_bytes += len(body)
+        if self._infer is not None:
+            self._body += body
         if self._body_bytes > self.options.max_bytes and not self._is_over:
             self.refuse("size", str(self.serving.too_large(self._body_bytes)))
-        if self._infer is not None:  # and not refused
-            self._body += body
 
     def on_message_complete(self) -> None:
         """Answers."""
@@ -195,7 +195,7 @@ class Connection(asyncio.BufferedProtocol):
         headers, body, infer = self._headers, self._body, self._infer
         self._forget_request()
         if infer is None:
-            response = self.serving.route(method, path, list(headers.items()))
+            response = self.serving.describe(method, path)
         else:
             length = headers[_JSON_LENGTH].decode("latin-1") if _JSON_LENGTH in headers else None
             response = self.serving.answer(infer["name"], infer["version"], length, body)
@@ -226,7 +226,6 @@ class Connection(asyncio.BufferedProtocol):
         self._is_over, self._unread = True, b""
         self._forget_request()
         if can_answer:
-            self.is_refused = True
             self._send(self.serving.refuse(reason, text))
             self._restart(LINGER_S)
             self._transport.resume_reading()

@@ -51,7 +51,7 @@ class Clients:
     def remove(self, client: Connection) -> None:
         """Removes a closed connection."""
         self._open.discard(client)
-        self._has_burst |= client.is_refused
+        self._has_burst = True
         self.hold(client, 0)
 
     def hold(self, client: Connection, num_bytes: int) -> None:

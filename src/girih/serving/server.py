@@ -131,7 +131,7 @@ def answer(
     server = Server(model, most_examples=options.max_batch, most_bytes=options.max_bytes)
     config = uvicorn.Config(
         server.app(),
-        http=direct(server, options),
+        http=direct(server, options),  # type: ignore[arg-type]
         proxy_headers=False,  # nobody looks at who asks
         log_level="error",  # strangers who speak no HTTP get status 400, and no line
         access_log=False,
