@@ -48,15 +48,7 @@ STATUS: tuple[tuple[type[Exception], int], ...] = (
     (UserError, 400),
 )
 """HTTP statuses of errors, the first that fits; others are 500."""
-REFUSED = {
-    "fault": 500,
-    "http": 400,
-    "time": 408,
-    "size": 413,
-    "headers": 431,
-    "bytes": 503,
-    "connections": 503,
-}
+REFUSED = {"http": 400, "time": 408, "size": 413, "headers": 431, "bytes": 503, "connections": 503}
 """HTTP statuses of refused clients, by reason."""
 
 
@@ -76,11 +68,12 @@ class Server:
         self._reader = RequestReader(Schema.from_dict(model.signature.schema), most_examples)
         self._outputs = model.signature.outputs
         self._parser = protocol.Parser(self._outputs)
+        server = {"name": "girih", "version": __version__, "extensions": list(protocol.EXTENSIONS)}
         self._pages: dict[str, Callable[[], Response]] = {
-            "/v2": self._describe_server,
+            "/v2": lambda: JSONResponse(server),
             "/v2/health/live": lambda: JSONResponse({"live": True}),
             "/v2/health/ready": self._describe_health,
-            "/metrics": self._describe_metrics,
+            "/metrics": lambda: Response(self._metrics.text(), headers={"Content-Type": CONTENT_TYPE}),
         }
         if model.current is not None:
             self.replace(model.current)
@@ -120,17 +113,9 @@ class Server:
         error = f"{method} {path[:80]}: no such path; see /v2 and /v2/models/NAME"
         return JSONResponse({"error": error}, 405 if page is not None or INFER.fullmatch(path) else 404)
 
-    def _describe_server(self) -> Response:
-        return JSONResponse(
-            {"name": "girih", "version": __version__, "extensions": list(protocol.EXTENSIONS)}
-        )
-
     def _describe_health(self) -> Response:
         is_ready = self._model.current is not None
         return JSONResponse({"ready": is_ready}, 200 if is_ready else 503)
-
-    def _describe_metrics(self) -> Response:
-        return Response(self._metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
     def _describe_model(self, name: str, version: str | None, ready: str | None) -> Response:
         try:

@@ -51,12 +51,12 @@ class Connection(asyncio.BufferedProtocol):
         self._state, self._keep_alive_s = server_state, config.timeout_keep_alive
         self._parser = httptools.HttpRequestParser(self)
         self._is_ending = self._is_over = self._is_answered = False
-        self._unread, self._num_discarded, self.held = b"", 0, 0
+        self._num_discarded = self.held = 0
         self.begun = self.deadline = 0.0
         self._forget_request()
 
     def _forget_request(self) -> None:
-        self._url, self._headers, self._body = b"", dict[bytes, bytes](), bytearray()
+        self._url, self._headers, self._body, self._unread = b"", dict[bytes, bytes](), bytearray(), b""
         self._infer: Match[str] | None = None
         self._tail, self._num_headers = b"", 0
         self._kept_bytes = self._head_bytes = self._body_bytes = self._body_left = 0
@@ -73,7 +73,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         """Forgets what it holds."""
-        self._is_over, self._unread = True, b""
+        self._is_over = True
         self._forget_request()
         del self._parser  # it refers to this connection, and cyclic garbage stays for long
         self._state.connections.discard(self)
@@ -191,17 +191,18 @@ class Connection(asyncio.BufferedProtocol):
         """Answers."""
         if self._is_over:
             return
-        method, path = self._parser.get_method().decode(), self._path()
-        headers, body, infer = self._headers, self._body, self._infer
-        self._forget_request()
-        if infer is None:
-            response = self.serving.describe(method, path)
+        method, length = self._parser.get_method().decode(), self._headers.get(_JSON_LENGTH)
+        if self._infer is None:
+            response = self.serving.describe(method, self._path())
         else:
-            length = headers[_JSON_LENGTH].decode("latin-1") if _JSON_LENGTH in headers else None
-            response = self.serving.answer(infer["name"], infer["version"], length, body)
-        version_1_0 = self._parser.get_http_version() == "1.0"
+            json_length = length if length is None else length.decode("latin-1")
+            response = self.serving.answer(
+                self._infer["name"], self._infer["version"], json_length, self._body
+            )
+        self._forget_request()
         self._is_answered = True
-        self._is_over = self._is_ending or version_1_0 or not self._parser.should_keep_alive()
+        is_kept = self._parser.should_keep_alive() and self._parser.get_http_version() != "1.0"
+        self._is_over = self._is_ending or not is_kept
         self._send(response, has_body=method != "HEAD")
         if self._is_over:
             self._restart(self.options.request_timeout)
@@ -223,7 +224,7 @@ class Connection(asyncio.BufferedProtocol):
     def refuse(self, reason: str, text: str) -> None:
         """Answers with an error and closes. A client that does not read its answers gets none."""
         can_answer = not (self._is_over or self._transport.get_write_buffer_size())
-        self._is_over, self._unread = True, b""
+        self._is_over = True
         self._forget_request()
         if can_answer:
             self._send(self.serving.refuse(reason, text))

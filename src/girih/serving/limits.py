@@ -24,25 +24,19 @@ _READ_BYTES = 1 << 18
 
 
 class Clients:
-    """The connections of one process, and their limits.
-
-    Attributes:
-        buffer: the place into which all connections read.
-    """
+    """The connections of one process, their limits, and the buffer into which all of them read."""
 
     def __init__(self, options: ServeOptions) -> None:
         self._options = options
         self._open: set[Connection] = set()
         self.buffer = memoryview(bytearray(_READ_BYTES))
-        self._held = 0
-        self._has_burst = False
-        self._next_sweep = 0.0
+        self._held, self._has_burst, self._next_sweep = 0, False, 0.0
 
     def add(self, client: Connection) -> bool:
         """Adds a connection, unless there are too many."""
         if not self._next_sweep:
-            allow_files(self._options.max_connections)
-            self._schedule()
+            allow_files(self._options.max_connections + _SPARE_FILES)
+            self._sweep()
         if len(self._open) >= self._options.max_connections:
             return False
         self._open.add(client)
@@ -69,10 +63,6 @@ class Clients:
             greediest = max(self._open, key=lambda each: each.held * (now - each.begun))
             greediest.refuse("bytes", f"unfinished requests hold more than {most:,} bytes; try again later")
 
-    def _schedule(self) -> None:
-        self._next_sweep = time.monotonic() + _SWEEP_S
-        asyncio.get_running_loop().call_later(_SWEEP_S, self._sweep)
-
     def _sweep(self) -> None:
         """Ends the connections whose time is over, and returns free memory to the system after a burst."""
         now = time.monotonic()
@@ -85,13 +75,13 @@ class Clients:
         if self._has_burst and self._held < _TRIM_BYTES:
             self._has_burst = False
             getattr(ctypes.CDLL(None), "malloc_trim", int)(0)  # glibc alone keeps freed memory, and has this
-        self._schedule()
+        self._next_sweep = time.monotonic() + _SWEEP_S
+        asyncio.get_running_loop().call_later(_SWEEP_S, self._sweep)
 
 
-def allow_files(max_connections: int) -> None:
-    """Raises the limit of this process on open files, as far as the system allows, if the connections need it."""
+def allow_files(num_files: int) -> None:
+    """Raises the limit on open files to so many, as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    need = max_connections + _SPARE_FILES
-    if resource.RLIM_INFINITY != soft < need:
-        need = need if hard == resource.RLIM_INFINITY else min(need, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (need, hard))
+    if resource.RLIM_INFINITY != soft < num_files:
+        most = num_files if hard == resource.RLIM_INFINITY else min(num_files, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

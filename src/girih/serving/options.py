@@ -23,10 +23,8 @@ class ServeOptions(Options):
         max_batch: examples of a request; more is refused with status 413.
         max_bytes: of a request's body, likewise.
         max_header_bytes: of a request's line and headers together; more is refused with status 431.
-        max_unfinished_bytes: that unfinished requests and unread answers of all connections of a process hold. The connection
-            that holds the most for the longest is refused with status 503.
-        request_timeout: seconds from a request's first byte to its last; more is refused with status 408. Also the time in
-            which a client reads an answer.
+        max_unfinished_bytes: of all unfinished requests and unread answers of a process; beyond, the greediest get status 503.
+        request_timeout: seconds from a request's first byte to its last (else status 408), and for reading an answer.
         max_connections: of a process; more are refused with status 503.
     """
 
@@ -43,9 +41,9 @@ class ServeOptions(Options):
 
     def __post_init__(self) -> None:
         Options.__post_init__(self)
-        if self.max_unfinished_bytes < self.max_bytes:
+        if (most := self.max_unfinished_bytes) < self.max_bytes:
             raise ConfigError(
-                f"serve: max_unfinished_bytes = {self.max_unfinished_bytes:,}: expected at least max_bytes, {self.max_bytes:,}"
+                f"serve: max_unfinished_bytes = {most:,}: expected at least max_bytes, {self.max_bytes:,}"
             )
 
     def _owner(self) -> str:
