@@ -32,9 +32,6 @@ def main() -> None:
     )
     parser.add_argument("--clients", type=int, default=200, help="greedy ones")
     parser.add_argument("--seconds", type=float, default=8.0, help="of each kind")
-    parser.add_argument(
-        "--serve", nargs="+", default=[], metavar="WORD", help="options of the server, without --"
-    )
     options = parser.parse_args()
     options.features, options.numbers, options.rows, options.dim = 26, 13, 10_000, 16
     options.hidden, options.candidates = [128, 64], 500
@@ -55,11 +52,7 @@ def main() -> None:
             },
         )  # fmt: skip
         for kind in ["none", *options.kinds]:
-            words = [
-                str(model),
-                *(f"--{word}" if number % 2 == 0 else word for number, word in enumerate(options.serve)),
-            ]
-            with serving.serving(words, cores[0]) as (address, pid):
+            with serving.serving([str(model)], cores[0]) as (address, pid):
                 table.row({"clients": kind, **measured(address, pid, kind, request, options, cores[-1])})
     report.finish()
 
