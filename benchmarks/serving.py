@@ -99,7 +99,7 @@ def main() -> None:
                 "p50 ms": 1e3 * p50, "p99 ms": 1e3 * p99, "longest ms": 1e3 * max(found), "asked": len(found), "versions": len(versions),
             })  # fmt: skip
 
-        with serving([str(model)], cores[0]) as address:
+        with serving([str(model)], cores[0]) as (address, _):
             for kind in of_kind:
                 for clients in options.clients:
                     row(kind, clients, "none", address)
@@ -128,7 +128,7 @@ def with_updates(
                 "versions": len(replay.rows), "in s": replay.seconds, "rows, median": float(np.median(replay.rows)),
             })  # fmt: skip
         words = [str(place / "log"), "--follow", "--cache", str(place / "cache"), "--name", "bench"]
-        with serving(words, cores[0]) as address, replay.running(cores[-1]):
+        with serving(words, cores[0]) as (address, _), replay.running(cores[-1]):
             row("binary", clients, f"every {options.every_s:g} s", address)
         shutil.rmtree(place)
 
@@ -239,8 +239,8 @@ def spent(
 
 
 @contextmanager
-def serving(words: Sequence[str], core: int) -> Iterator[tuple[str, int]]:
-    """A server on one core, with all its processes; its host and port."""
+def serving(words: Sequence[str], core: int) -> Iterator[tuple[tuple[str, int], int]]:
+    """A server on one core, with all its processes; its host and port, and the number of its process."""
     process = subprocess.Popen(
         [sys.executable, "-m", "girih", "serve", *words, "--port", "0"],
         stdout=subprocess.PIPE,
@@ -253,7 +253,7 @@ def serving(words: Sequence[str], core: int) -> Iterator[tuple[str, int]]:
         found = re.search(r"http://([^:]+):(\d+)", line)
         if found is None:
             raise SystemExit(f"the server said {line!r}")
-        yield found[1], int(found[2])
+        yield (found[1], int(found[2])), process.pid
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(20)
@@ -329,7 +329,7 @@ def _ask(
             if start >= begin + seconds:
                 return
             connection.sendall(messages[number % len(messages)])
-            answer = _answer(connection)
+            answer = read_answer(connection)
             end = time.perf_counter()
             if start >= begin:
                 times.append(end - start)
@@ -337,7 +337,7 @@ def _ask(
             number += 1
 
 
-def _answer(connection: socket.socket) -> bytes:
+def read_answer(connection: socket.socket) -> bytes:
     """Reads one answer.
 
     Raises:

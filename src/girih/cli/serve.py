@@ -23,10 +23,10 @@ from girih.serving.signature import Signature
 _DEFAULT = ServeOptions()
 
 
-def _count(name: str, told: str) -> Callable[[Any], Any]:
+def _number(name: str, help: str) -> Callable[[Any], Any]:
     """An option of :class:`ServeOptions` that is a number."""
     default = getattr(_DEFAULT, name.removeprefix("--").replace("-", "_"))
-    return click.option(name, metavar="N", type=int, default=default, show_default=True, help=told)
+    return click.option(name, metavar="N", type=type(default), default=default, show_default=True, help=help)
 
 
 @cli.command("serve")
@@ -43,26 +43,23 @@ def _count(name: str, told: str) -> Callable[[Any], Any]:
 @click.option(
     "--port", metavar="PORT", type=int, default=PORT, show_default=True, help="0 takes any that is free."
 )
-@_count("--workers", "Processes at one port.")
-@_count("--threads", "Computing threads of each.")
-@_count("--max-batch", "Examples of a request.")
-@_count("--max-bytes", "Bytes of a request.")
+@_number("--workers", "Processes at one port.")
+@_number("--threads", "Computing threads of each.")
+@_number("--max-batch", "Examples of a request.")
+@_number("--max-bytes", "Bytes of a request.")
+@_number("--max-header-bytes", "Bytes of a request's line and headers.")
+@_number("--max-unfinished-bytes", "Bytes that unfinished requests of all connections hold, of each process.")
+@_number("--request-timeout", "Seconds from a request's first byte to its last.")
+@_number("--max-connections", "Connections of each process.")
 def serve_command(
     model: str,
     follow: bool,
     cache: Path | None,
     name: str | None,
-    host: str,
-    port: int,
-    workers: int,
-    threads: int,
-    max_batch: int,
-    max_bytes: int,
+    **numbers: Any,
 ) -> int:
     """Answer requests for predictions by HTTP: Open Inference Protocol v2."""
-    options = ServeOptions(
-        host=host, port=port, workers=workers, threads=threads, max_batch=max_batch, max_bytes=max_bytes
-    )
+    options = ServeOptions(**numbers)
 
     def tell(line: str) -> None:
         click.echo(line, err=True)

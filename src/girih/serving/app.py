@@ -9,14 +9,15 @@ from __future__ import annotations
 import logging
 import re
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from girih.errors import DataError, GirihError, UserError
 from girih.schema import Schema
@@ -28,7 +29,8 @@ from girih.serving.served import Model, Served, open_served
 from girih.version import __version__
 
 _LOG = logging.getLogger(__name__)
-INFER = re.compile("/v2/models/(?P<name>[^/]+)(?:/versions/(?P<version>[^/]+))?/infer")
+_PATH = "/v2/models/(?P<name>[^/]+)(?:/versions/(?P<version>[^/]+))?"
+_MODEL, INFER = re.compile(_PATH + "(?P<ready>/ready)?"), re.compile(_PATH + "/infer")
 
 
 class NotServed(UserError, LookupError):
@@ -46,6 +48,8 @@ STATUS: tuple[tuple[type[Exception], int], ...] = (
     (UserError, 400),
 )
 """HTTP statuses of errors, the first that fits; others are 500."""
+REFUSED = {"http": 400, "time": 408, "size": 413, "headers": 431, "bytes": 503, "connections": 503}
+"""HTTP statuses of refused clients, by reason."""
 
 
 class Server:
@@ -64,6 +68,13 @@ class Server:
         self._reader = RequestReader(Schema.from_dict(model.signature.schema), most_examples)
         self._outputs = model.signature.outputs
         self._parser = protocol.Parser(self._outputs)
+        server = {"name": "girih", "version": __version__, "extensions": list(protocol.EXTENSIONS)}
+        self._pages: dict[str, Callable[[], Response]] = {
+            "/v2": lambda: JSONResponse(server),
+            "/v2/health/live": lambda: JSONResponse({"live": True}),
+            "/v2/health/ready": self._describe_health,
+            "/metrics": lambda: Response(self._metrics.text(), headers={"Content-Type": CONTENT_TYPE}),
+        }
         if model.current is not None:
             self.replace(model.current)
 
@@ -73,75 +84,15 @@ class Server:
         self._metrics.serves(served.version)
 
     def app(self) -> ASGIApp:
-        """The ASGI application."""
-        routes = self._routes()
+        """The ASGI application, for hosts that limit their clients themselves."""
+        methods = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
+        return Starlette(routes=[Route("/{path:path}", self._handle, methods=methods)])
 
-        async def app(scope: Scope, receive: Receive, send: Send) -> None:
-            """Answers requests for predictions at once; all else is found by routes, which takes longer than to read such a request."""
-            found = None
-            if scope["type"] == "http" and scope["method"] == "POST" and not scope.get("root_path"):
-                found = INFER.fullmatch(scope["path"])
-            if found is None:
-                await routes(scope, receive, send)
-                return
-            scope["path_params"] = {name: part for name, part in found.groupdict().items() if part}
-            response = await self.infer(Request(scope, receive, send))
-            await response(scope, receive, send)
-
-        return app
-
-    def _routes(self) -> Starlette:
-        routes = [
-            Route("/v2", self.metadata),
-            Route("/v2/health/live", self.live),
-            Route("/v2/health/ready", self.ready),
-            Route("/metrics", self.metrics),
-        ]
-        for path in ("/v2/models/{name}", "/v2/models/{name}/versions/{version}"):
-            routes += [
-                Route(path, self.model_metadata),
-                Route(f"{path}/ready", self.model_ready),
-                Route(f"{path}/infer", self.infer, methods=["POST"]),
-            ]
-        return Starlette(routes=routes, exception_handlers={404: _no_route, 405: _no_route})
-
-    async def metadata(self, request: Request) -> Response:
-        """``GET /v2``."""
-        found = {"name": "girih", "version": __version__, "extensions": list(protocol.EXTENSIONS)}
-        return JSONResponse(found)
-
-    async def live(self, request: Request) -> Response:
-        """``GET /v2/health/live``: whether the process answers."""
-        return JSONResponse({"live": True})
-
-    async def ready(self, request: Request) -> Response:
-        """``GET /v2/health/ready``: whether there is a version of the model to answer with."""
-        is_ready = self._model.current is not None
-        return JSONResponse({"ready": is_ready}, 200 if is_ready else 503)
-
-    async def metrics(self, request: Request) -> Response:
-        """``GET /metrics``."""
-        return Response(self._metrics.text(), headers={"Content-Type": CONTENT_TYPE})
-
-    async def model_metadata(self, request: Request) -> Response:
-        """``GET /v2/models/NAME``."""
-        try:
-            served = self._served(**request.path_params)
-        except GirihError as error:
-            return refusal(error)
-        model = self._model
-        return JSONResponse(protocol.metadata(model.signature, model.name, str(served.version)))
-
-    async def model_ready(self, request: Request) -> Response:
-        """``GET /v2/models/NAME/ready``."""
-        try:
-            self._served(**request.path_params)
-        except GirihError as error:
-            return refusal(error)
-        return JSONResponse({"name": self._model.name, "ready": True})
-
-    async def infer(self, request: Request) -> Response:
-        """``POST /v2/models/NAME/infer``."""
+    async def _handle(self, request: Request) -> Response:
+        path = "/" + request.path_params["path"]
+        named = INFER.fullmatch(path) if request.method == "POST" else None
+        if named is None:
+            return self.describe(request.method, path)
         try:
             body = await self._body(request)
         except ClientDisconnect:
@@ -149,12 +100,41 @@ class Server:
         except UserError as error:
             self._metrics.requests.labels(str(status_of(error))).inc()
             return refusal(error, close=True)
-        named = request.path_params
-        return self.answer(
-            named["name"], named.get("version"), request.headers.get(protocol.JSON_LENGTH), body
-        )
+        return self.answer(named["name"], named["version"], request.headers.get(protocol.JSON_LENGTH), body)
 
-    def answer(self, name: str, version: str | None, json_length: str | None, body: bytes) -> Response:
+    def describe(self, method: str, path: str) -> Response:
+        """The answer to any request but those for predictions."""
+        path = path.rstrip("/")
+        page, named = self._pages.get(path), _MODEL.fullmatch(path)
+        if named is not None:
+            page = partial(self._describe_model, **named.groupdict())
+        if page is not None and method in ("GET", "HEAD"):
+            return page()
+        error = f"{method} {path[:80]}: no such path; see /v2 and /v2/models/NAME"
+        return JSONResponse({"error": error}, 405 if page is not None or INFER.fullmatch(path) else 404)
+
+    def _describe_health(self) -> Response:
+        is_ready = self._model.current is not None
+        return JSONResponse({"ready": is_ready}, 200 if is_ready else 503)
+
+    def _describe_model(self, name: str, version: str | None, ready: str | None) -> Response:
+        try:
+            served = self._served(name, version)
+        except GirihError as error:
+            return refusal(error)
+        if ready:
+            return JSONResponse({"name": name, "ready": True})
+        return JSONResponse(protocol.metadata(self._model.signature, name, str(served.version)))
+
+    def refuse(self, reason: str, text: str) -> Response:
+        """The answer to a client that went beyond a limit; ``reason`` is one of :data:`REFUSED`."""
+        self._metrics.refused.labels(reason).inc()
+        headers = {"Retry-After": "1"} if REFUSED[reason] == 503 else None
+        return JSONResponse({"error": text}, REFUSED[reason], headers)
+
+    def answer(
+        self, name: str, version: str | None, json_length: str | None, body: bytes | bytearray
+    ) -> Response:
         """The answer to a request for predictions.
 
         Args:
@@ -174,7 +154,9 @@ class Server:
         self._metrics.requests.labels(str(response.status_code)).inc()
         return response
 
-    def _predicted(self, name: str, version: str | None, json_length: str | None, body: bytes) -> Response:
+    def _predicted(
+        self, name: str, version: str | None, json_length: str | None, body: bytes | bytearray
+    ) -> Response:
         served = self._served(name, version)  # this one from here to the end
         asked = self._parser.parse(body, json_length)
         batch = self._reader.read_request(asked)
@@ -215,21 +197,21 @@ class Server:
             TooLarge: more bytes than are taken; the rest is not read. DataError: it is compressed.
         """
         if request.headers.get("Content-Encoding", "identity") != "identity":
-            raise DataError(
-                f"Content-Encoding = {request.headers['Content-Encoding'][:40]!r}: expected none; send the body as it is"
-            )
-        told = request.headers.get("Content-Length", "")
-        if told.isdigit() and int(told) > self.most_bytes:
-            raise self._too_large(int(told))
+            raise self.compressed(request.headers["Content-Encoding"])
         pieces, size = [], 0
         async for piece in request.stream():
             pieces.append(piece)
             size += len(piece)
             if size > self.most_bytes:
-                raise self._too_large(size)
+                raise self.too_large(size)
         return b"".join(pieces)
 
-    def _too_large(self, size: int) -> TooLarge:
+    def compressed(self, encoding: str) -> DataError:
+        """The error of a compressed body."""
+        return DataError(f"Content-Encoding = {encoding[:40]!r}: expected none; send the body as it is")
+
+    def too_large(self, size: int) -> TooLarge:
+        """The error of a body of so many bytes."""
         return TooLarge(
             f"a body of {size:,} bytes; expected at most {self.most_bytes:,}: send several requests"
         )
@@ -259,8 +241,3 @@ def refusal(error: Exception, *, close: bool = False) -> Response:
     """An error as the protocol has it: one sentence. ``close`` ends the connection, of which the rest was not read."""
     headers = {"Connection": "close"} if close else None
     return JSONResponse({"error": " ".join(str(error).split())}, status_of(error), headers=headers)
-
-
-async def _no_route(request: Request, error: Any) -> Response:
-    told = f"{request.method} {request.url.path[:80]}: no such path; see /v2 and /v2/models/NAME"
-    return JSONResponse({"error": told}, error.status_code)

@@ -1,105 +1,265 @@
-"""Requests for predictions answered as soon as their last byte is there, by the connection that received them.
+"""Connections of a server: each reads requests within limits, and answers a request as soon as its last byte is there.
 
-Of a request of 135 kB uvicorn makes a task that waits for its body piece by piece, and stops reading in between: that takes as long as a fourth of
-predicting. All other requests, and those that are out of the ordinary, go uvicorn's way to the same application.
+All requests come this way, whatever their path, method and encoding, so that none avoids the limits. A connection keeps the few
+headers that matter, and the bodies of requests for predictions. It counts and discards all other bytes.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import time
+from contextlib import suppress
 from http import HTTPStatus
-from typing import Any, ClassVar
+from re import Match
+from typing import Any, ClassVar, cast
+from urllib.parse import unquote
 
+import httptools
 from starlette.responses import Response
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn import Config
+from uvicorn.server import ServerState
 
 from girih.serving.app import INFER, Server
+from girih.serving.limits import DRAIN_S, Clients
+from girih.serving.options import ServeOptions
 from girih.serving.protocol import JSON_LENGTH
 
+LINGER_S = 1.0
+"""Seconds in which a refused client may read its answer. Its connection discards what it still sends."""
+_LOG = logging.getLogger(__name__)
 _JSON_LENGTH = JSON_LENGTH.lower().encode()
-_OUT_OF_THE_ORDINARY = {b"content-encoding", b"expect", b"transfer-encoding", b"upgrade"}
+_KEPT = {b"content-length", b"content-encoding", b"expect", _JSON_LENGTH}
+_BLANK_LINE = b"\r\n\r\n"
+_PIECE = 1 << 12
+_MOST_HEADERS = 1000
 
 
-class DirectProtocol(HttpToolsProtocol):
-    """A connection to a server of predictions.
+class Connection(asyncio.BufferedProtocol):
+    """A connection to a server of predictions, for uvicorn.
 
     Attributes:
-        serving: the server, of a class of its own for each: see :func:`direct`.
+        serving, options, clients: the same for all connections of a process; see :func:`direct`.
+        held: bytes of memory that it holds. begun: when its request began. deadline: when it expires.
     """
 
     serving: ClassVar[Server]
-    _path: Any = None
-    """The path of the request whose body comes, as it was matched; None where uvicorn has it."""
-    _is_ending = False
+    options: ClassVar[ServeOptions]
+    clients: ClassVar[Clients]
+
+    def __init__(self, config: Config, server_state: ServerState, app_state: Any, _loop: Any = None) -> None:
+        self._state, self._keep_alive_s = server_state, config.timeout_keep_alive
+        self._parser = httptools.HttpRequestParser(self)
+        self._is_ending = self._is_over = self._is_answered = False
+        self._num_discarded = self.held = 0
+        self.begun = self.deadline = 0.0
+        self._forget_request()
+
+    def _forget_request(self) -> None:
+        self._url, self._headers, self._body, self._unread = b"", dict[bytes, bytes](), bytearray(), b""
+        self._infer: Match[str] | None = None
+        self._tail, self._num_headers = b"", 0
+        self._kept_bytes = self._head_bytes = self._body_bytes = self._body_left = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begins, unless there are too many connections."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(0)  # see resume_writing
+        self._state.connections.add(self)  # type: ignore[arg-type]
+        self._restart(self.options.request_timeout)
+        if not self.clients.add(self):
+            self.refuse("connections", "too many connections are open; try again later")
+            self._transport.close()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Forgets what it holds."""
+        self._is_over = True
+        self._forget_request()
+        del self._parser  # it refers to this connection, and cyclic garbage stays for long
+        self._state.connections.discard(self)
+        self.clients.remove(self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """The place for what comes next. Connections share it, since each takes what it needs before another one reads."""
+        return self.clients.buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Takes what has come."""
+        if self._is_over:
+            self._num_discarded += nbytes
+            if self._num_discarded > self.options.max_bytes:
+                self._transport.abort()
+            return
+        if self._is_idle():
+            self._restart(self.options.request_timeout)
+        self._read(self.clients.buffer[:nbytes])
+
+    def _read(self, data: memoryview) -> None:
+        """Reads to the end of one request. Other connections have their turn before the next one."""
+        self._is_answered = False
+        while data and not (self._is_answered or self._is_over):
+            size = self._next_size(data)
+            if self._head_bytes > self.options.max_header_bytes:
+                self.refuse("headers", f"headers of more than {self.options.max_header_bytes:,} bytes")
+                break
+            try:
+                self._parser.feed_data(data[:size])
+            except httptools.HttpParserUpgrade as upgrade:  # ignored, as HTTP allows
+                size = upgrade.args[0]
+            except httptools.HttpParserError as error:
+                if isinstance(error, httptools.HttpParserCallbackError):
+                    _LOG.exception("a request failed")
+                if not self._is_over:
+                    self.refuse("http", f"cannot read the request: {error}"[:200])
+            data = data[size:]
+        self._unread = b"" if self._is_over else bytes(data)
+        self._settle()
+
+    def _next_size(self, data: memoryview) -> int:
+        """The size of the next piece for the parser. A piece ends where a request may end."""
+        if self._body_left:
+            return min(self._body_left, len(data))
+        piece = self._tail + data[: min(_PIECE, self.options.max_header_bytes // 2)].tobytes()
+        head, line, _ = piece.partition(_BLANK_LINE)
+        size = len(head) + len(line) - len(self._tail)
+        self._tail = b"" if line else piece[1 - len(_BLANK_LINE) :]
+        self._head_bytes += size
+        return size
+
+    def _settle(self) -> None:
+        """Accounts for what it holds. Goes on with the next request when the client has read all answers."""
+        waiting = self._transport.get_write_buffer_size()
+        held = self._kept_bytes + self._head_bytes + len(self._body) + len(self._unread) + waiting
+        if held != self.held:
+            self.clients.hold(self, held)
+        if self._is_over:
+            return
+        if self._is_answered:
+            is_idle = self._is_idle() and not waiting
+            self._restart(self._keep_alive_s if is_idle else self.options.request_timeout)
+        if not waiting and not self._unread:
+            self._transport.resume_reading()
+            return
+        self._transport.pause_reading()
+        if not waiting:
+            asyncio.get_running_loop().call_soon(self._read, memoryview(self._unread))
+
+    def resume_writing(self) -> None:
+        """Notes that the client has read all answers."""
+        self._is_answered = True
+        self._settle()
+
+    def on_url(self, url: bytes) -> None:
+        """Keeps a piece of the path."""
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Keeps a header that matters."""
+        self._num_headers += 1
+        if self._num_headers > _MOST_HEADERS and not self._is_over:
+            self.refuse("headers", f"more than {_MOST_HEADERS:,} headers")
+        if (name := name.lower()) in _KEPT:
+            self._headers.setdefault(name, value)
 
     def on_headers_complete(self) -> None:
-        """Takes a request for predictions; leaves others to uvicorn."""
-        self._path = self._taken()
-        if self._path is None:
-            super().on_headers_complete()
-        self._pieces: list[bytes] = []
+        """Refuses a request that is too large, or whose body is compressed."""
+        if self._is_over:
+            return
+        self._kept_bytes, self._head_bytes = self._head_bytes, 0
+        self._body_left = int(self._headers.get(b"content-length", 0))
+        encoding = self._headers.get(b"content-encoding", b"identity").decode("latin-1")
+        if self._parser.get_method() == b"POST":
+            self._infer = INFER.fullmatch(self._path())
+        if self._body_left > self.options.max_bytes:
+            self.refuse("size", str(self.serving.too_large(self._body_left)))
+        elif self._infer is not None and encoding != "identity":
+            self.refuse("http", str(self.serving.compressed(encoding)))
+        elif self._headers.get(b"expect", b"").lower() == b"100-continue":
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_body(self, body: bytes) -> None:
-        """Keeps a piece of a body."""
-        if self._path is None:
-            super().on_body(body)
-        else:
-            self._pieces.append(body)
+        """Keeps a piece of a body of a request for predictions."""
+        self._head_bytes = 0
+        self._body_left = max(0, self._body_left - len(body))
+        self._body_bytes += len(body)
+        if self._infer is not None:
+            self._body += body
+        if self._body_bytes > self.options.max_bytes and not self._is_over:
+            self.refuse("size", str(self.serving.too_large(self._body_bytes)))
 
     def on_message_complete(self) -> None:
         """Answers."""
-        if self._path is None:
-            super().on_message_complete()
+        if self._is_over:
             return
-        path, self._path = self._path, None
-        json_length = next(
-            (value.decode("latin-1") for name, value in self.headers if name == _JSON_LENGTH), None
-        )
-        response = self.serving.answer(path["name"], path["version"], json_length, b"".join(self._pieces))
-        self._pieces = []
-        keeps = self.parser.should_keep_alive() and not self._is_ending
-        self.transport.write(_message(response, self.server_state.default_headers, keeps=keeps))
-        if not keeps:
-            self.transport.close()
-        self.on_response_complete()
+        method, length = self._parser.get_method().decode(), self._headers.get(_JSON_LENGTH)
+        if self._infer is None:
+            response = self.serving.describe(method, self._path())
+        else:
+            json_length = length if length is None else length.decode("latin-1")
+            response = self.serving.answer(
+                self._infer["name"], self._infer["version"], json_length, self._body
+            )
+        self._forget_request()
+        self._is_answered = True
+        is_kept = self._parser.should_keep_alive() and self._parser.get_http_version() != "1.0"
+        self._is_over = self._is_ending or not is_kept
+        self._send(response, has_body=method != "HEAD")
+        if self._is_over:
+            self._restart(self.options.request_timeout)
+            self._transport.close()
+
+    def _path(self) -> str:
+        path = self._url.partition(b"?")[0].decode("latin-1")
+        return unquote(path) if "%" in path else path
+
+    def _send(self, response: Response, *, has_body: bool = True) -> None:
+        """Sends an answer whole, so that one call of the system does."""
+        status = response.status_code
+        lines = [b"HTTP/1.1 %d %s" % (status, HTTPStatus(status).phrase.encode())]
+        lines += [b"%s: %s" % header for header in (*self._state.default_headers, *response.raw_headers)]
+        if self._is_over:
+            lines.append(b"connection: close")
+        self._transport.write(b"\r\n".join([*lines, b"", bytes(response.body) if has_body else b""]))
+
+    def refuse(self, reason: str, text: str) -> None:
+        """Answers with an error and closes. A client that does not read its answers gets none."""
+        can_answer = not (self._is_over or self._transport.get_write_buffer_size())
+        self._is_over = True
+        self._forget_request()
+        if can_answer:
+            self._send(self.serving.refuse(reason, text))
+            self._restart(LINGER_S)
+            self._transport.resume_reading()
+            with suppress(OSError):  # the client is gone
+                self._transport.write_eof()
+        if self._is_ending or not can_answer:
+            self._transport.abort()
+        self.clients.hold(self, 0)
+
+    def expire(self) -> None:
+        """Ends a connection whose deadline has passed."""
+        if self._is_idle():
+            self._transport.abort()
+        else:
+            self.refuse("time", f"no whole request in {self.options.request_timeout:g} seconds")
 
     def shutdown(self) -> None:
         """Ends, once a request that is under way is answered."""
         self._is_ending = True
-        if self._path is None:
-            super().shutdown()
+        self.deadline = min(self.deadline, time.monotonic() + DRAIN_S - 1)
+        if self._is_idle():
+            self._transport.close()
 
-    def _taken(self) -> Any:
-        """The path of a request that is answered here."""
-        is_busy = self.cycle is not None and not self.cycle.response_complete
-        if is_busy or self.flow.write_paused or self.root_path or self.limit_concurrency is not None:
-            return None
-        if self.parser.get_method() != b"POST" or self.parser.get_http_version() != "1.1":
-            return None
-        length = b""
-        for name, value in self.headers:
-            if name == b"content-length":
-                length = value
-            elif name in _OUT_OF_THE_ORDINARY:
-                return None
-        if not length.isdigit() or int(length) > self.serving.most_bytes or b"%" in self.url:
-            return None
-        return INFER.fullmatch(self.url.decode("latin-1"))
+    def _is_idle(self) -> bool:
+        """Whether no byte of a request is here."""
+        return not (self._url or self._head_bytes or self._unread)
+
+    def _restart(self, seconds: float) -> None:
+        self.begun = time.monotonic()
+        self.deadline = self.begun + seconds
 
 
-def direct(server: Server) -> type[DirectProtocol]:
+def direct(server: Server, options: ServeOptions) -> type[Connection]:
     """The class of connections to a server, for uvicorn."""
-
-    class Protocol(DirectProtocol):
-        serving = server
-
-    return Protocol
-
-
-def _message(response: Response, headers: list[tuple[bytes, bytes]], *, keeps: bool) -> bytes:
-    """An answer whole, so that one call of the system sends it."""
-    status = response.status_code
-    lines = [b"HTTP/1.1 %d %s" % (status, HTTPStatus(status).phrase.encode())]
-    lines += [b"%s: %s" % header for header in (*headers, *response.raw_headers)]
-    if not keeps:
-        lines.append(b"connection: close")
-    return b"\r\n".join([*lines, b"", bytes(response.body)])
+    shared = {"serving": server, "options": options, "clients": Clients(options)}
+    return type("Connection", (Connection,), shared)

@@ -47,6 +47,9 @@ class ServingMetrics:
         self.examples = Counter(
             "girih_serving_examples_total", "Examples that were given predictions.", **own
         )
+        self.refused = Counter(
+            "girih_serving_refused_total", "Clients that went beyond a limit, by reason.", ["reason"], **own
+        )
         # of several workers the one that is behind
         self._step = Gauge(
             "girih_serving_step",

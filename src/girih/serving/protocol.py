@@ -105,7 +105,7 @@ class Parser:
         self._outputs = outputs
         self._known: dict[bytes, tuple[str | None, Sequence[Wanted], Layout]] = {}
 
-    def parse(self, body: bytes, json_length: str | None) -> Request:
+    def parse(self, body: bytes | bytearray, json_length: str | None) -> Request:
         """Reads a request.
 
         Args:
@@ -115,7 +115,8 @@ class Parser:
             DataError: no JSON, no tensors, or what they say does not fit together; says where.
         """
         length = len(body) if json_length is None else _length(json_length, len(body))
-        head, data = body[:length], memoryview(body)[length:]
+        view = memoryview(body)
+        head, data = bytes(view[:length]), view[length:]
         known = self._known.get(head)
         if known is not None and known[2].num_bytes == len(data):
             return Request(*known, data)
@@ -247,7 +248,7 @@ def _wanted(content: Mapping[str, Any], outputs: Sequence[Output]) -> list[Wante
     if not isinstance(asked, list):
         raise DataError("outputs are no list; leave them out to get all")
     places = {output.name: place for place, output in enumerate(outputs)}
-    found = []
+    found: dict[str, Wanted] = {}
     for number, each in enumerate(asked):
         name = each.get("name") if isinstance(each, dict) else None
         if not isinstance(name, str):
@@ -256,8 +257,10 @@ def _wanted(content: Mapping[str, Any], outputs: Sequence[Output]) -> list[Wante
             told = name[:80]
             raise DataError(f"output {told!r}: the model has none of that name{nearest(told, places)}")
         whose = f"output {name!r}"
-        found.append(Wanted(places[name], _flag(_parameters(each, whose), "binary_data", binary, whose)))
-    return found
+        if name in found:
+            raise DataError(f"{whose} is there twice")
+        found[name] = Wanted(places[name], _flag(_parameters(each, whose), "binary_data", binary, whose))
+    return list(found.values())
 
 
 def _flag(parameters: Mapping[str, Any], name: str, default: bool, whose: str) -> bool:

@@ -27,13 +27,12 @@ from girih.errors import ConfigError, RoleError
 from girih.kernels.cpu import ahead
 from girih.serving.children import AGAIN_S, let_go, started
 from girih.serving.files import check_all
+from girih.serving.limits import DRAIN_S, allow_files
 from girih.serving.metrics import SHARED
 from girih.serving.options import ServeOptions
 from girih.serving.signature import check_name
 
 READY = "ready"
-DRAIN_S = 5
-"""Requests that are being answered when a server ends get so long."""
 _LOOK_EVERY_S = 0.2
 _SWITCH_S = 0.0005
 """A thread that wants to run waits for another one so long; Python has ten times that."""
@@ -92,6 +91,7 @@ def serve(
     """
     check_name(name)
     require_packages()
+    allow_files(options.max_connections)
     with bound(options.host, options.port) as listening:
         about = f"{name} at {address_of(listening)}"
         if options.workers == 1:
@@ -131,7 +131,7 @@ def answer(
     server = Server(model, most_examples=options.max_batch, most_bytes=options.max_bytes)
     config = uvicorn.Config(
         server.app(),
-        http=direct(server),
+        http=direct(server, options),  # type: ignore[arg-type]
         proxy_headers=False,  # nobody looks at who asks
         log_level="error",  # strangers who speak no HTTP get status 400, and no line
         access_log=False,

@@ -1,0 +1,87 @@
+"""Limits on the clients of one process: their number, the bytes that they hold, and their time."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import resource
+import time
+from typing import TYPE_CHECKING
+
+from girih.serving.options import ServeOptions
+
+if TYPE_CHECKING:
+    from girih.serving.direct import Connection
+
+DRAIN_S = 5
+"""Seconds that requests under way have when a server ends."""
+_SWEEP_S = 0.5
+_TRIM_BYTES = 4 << 20
+_FRESH_S = 0.1
+"""Added to the age of all requests, so that the bytes of a new one count."""
+_SPARE_FILES = 512
+_READ_BYTES = 1 << 18
+
+
+class Clients:
+    """The connections of one process, their limits, and the buffer into which all of them read."""
+
+    def __init__(self, options: ServeOptions) -> None:
+        self._options = options
+        self._open: set[Connection] = set()
+        self.buffer = memoryview(bytearray(_READ_BYTES))
+        self._held, self._has_burst, self._next_sweep = 0, False, 0.0
+
+    def add(self, client: Connection) -> bool:
+        """Adds a connection, unless there are too many."""
+        if not self._next_sweep:
+            allow_files(self._options.max_connections + _SPARE_FILES)
+            self._sweep()
+        if len(self._open) >= self._options.max_connections:
+            return False
+        self._open.add(client)
+        return True
+
+    def remove(self, client: Connection) -> None:
+        """Removes a closed connection."""
+        self._open.discard(client)
+        self._has_burst = True
+        self.hold(client, 0)
+
+    def hold(self, client: Connection, num_bytes: int) -> None:
+        """Records the bytes that a connection holds.
+
+        If all together hold too many, the connection with the most bytes times seconds is refused.
+        So requests that arrive at once pass, however many slow ones fill the total.
+        """
+        self._held += num_bytes - client.held
+        client.held = num_bytes
+        self._has_burst |= self._held >= _TRIM_BYTES
+        most = self._options.max_unfinished_bytes
+        while self._held > most:
+            now = time.monotonic() + _FRESH_S
+            greediest = max(self._open, key=lambda each: each.held * (now - each.begun))
+            greediest.refuse("bytes", f"unfinished requests hold more than {most:,} bytes; try again later")
+
+    def _sweep(self) -> None:
+        """Ends the connections whose time is over, and returns free memory to the system after a burst."""
+        now = time.monotonic()
+        delay = now - self._next_sweep
+        for client in list(self._open):
+            if delay > _SWEEP_S:  # this process was busy and did not read what clients sent
+                client.deadline += delay
+            if client.deadline <= now:
+                client.expire()
+        if self._has_burst and self._held < _TRIM_BYTES:
+            self._has_burst = False
+            getattr(ctypes.CDLL(None), "malloc_trim", int)(0)  # glibc alone keeps freed memory, and has this
+        self._next_sweep = time.monotonic() + _SWEEP_S
+        asyncio.get_running_loop().call_later(_SWEEP_S, self._sweep)
+
+
+def allow_files(num_files: int) -> None:
+    """Raises the limit on open files to so many, as far as the system allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if resource.RLIM_INFINITY != soft < num_files:
+        most = num_files if hard == resource.RLIM_INFINITY else min(num_files, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
