@@ -17,12 +17,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import des_savings as des
 import harness
 import network
 import wide
 from trainers import train_all
 
-from girih.planner import des, traffic
+from girih.planner import traffic
 
 TRAINERS, DIM, OUTPUTS = 4, 8, 256
 PAPER = {

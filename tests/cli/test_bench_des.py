@@ -2,8 +2,6 @@
 
 import pytest
 
-from girih.planner.des import saving
-
 PROJECTION = 600 * 8 * 256 * 4  # 600 fields of 8 numbers into 256 outputs: 4.9 MB
 TABLE_2 = [
     (512, 147_664, 99.769, 99.376, 90.310),
@@ -14,8 +12,15 @@ TABLE_2 = [
 ]
 
 
+@pytest.fixture
+def saving(folder):
+    import des_savings
+
+    return des_savings.saving
+
+
 @pytest.mark.parametrize(("batch", "keys", "lr", "fm", "dnn"), TABLE_2)
-def test_table_2(batch, keys, lr, fm, dnn):
+def test_table_2(saving, batch, keys, lr, fm, dnn):
     found = (
         saving(batch, keys, width=1, columns=1),
         saving(batch, keys, width=8, columns=8 + 1),
@@ -25,7 +30,7 @@ def test_table_2(batch, keys, lr, fm, dnn):
         assert round(100 * ours, 3) == pytest.approx(theirs, abs=1.1e-3)
 
 
-def test_what_is_saved_does_not_depend_on_the_number_of_workers():
+def test_what_is_saved_does_not_depend_on_the_number_of_workers(saving):
     for workers in (2, 4, 64):
         assert saving(512, 147_664, width=8, columns=9, num_workers=workers) == pytest.approx(
             0.99376, abs=1e-5
