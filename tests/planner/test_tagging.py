@@ -23,7 +23,7 @@ from girih.planner.tagging.components import components
 from girih.planner.tagging.group import CodecCost, Device, HierarchicalGroup, WireCost
 from girih.planner.tagging.index import Index
 from girih.planner.tagging.ledger import Ledger
-from girih.planner.tagging.refine import SHARED_CORES, refine
+from girih.planner.tagging.refine import SHARED_CORES, Effort, refine
 from girih.planner.tagging.rules import RULES, Rule
 from girih.planner.tagging.starts import ruled
 from girih.planner.tagging.tag import AHEAD, tag
@@ -234,13 +234,13 @@ def test_another_start_is_taken_where_it_comes_out_ahead():
     rng = np.random.default_rng(20)
     graph, group = random_graph(rng, int(rng.integers(3, 10))), random_group(rng, 2)
     index, tagged = Index(graph), tag(graph, group)
-    placed, _ = refine(index, group, ruled(index, group, RULES).placed, until=math.inf)
+    placed, _ = refine(index, group, ruled(index, group, RULES).placed, Effort(math.inf))
     assert tagged.start != "rules"
     assert 1 / busiest_s(graph, group, placed) * AHEAD < tagged.examples_per_s
 
 
-def test_a_search_that_is_out_of_time_leaves_the_start_as_it_is():
-    tagged = tag(DLRM, PAIR, limit_s=0.0)
+def test_a_search_that_has_spent_its_effort_leaves_the_start_as_it_is():
+    tagged = tag(DLRM, PAIR, effort=0)
     assert not tagged.moves
     assert tagged.tagging == tag(DLRM, PAIR, how="rules").tagging
 
