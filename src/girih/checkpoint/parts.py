@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from girih.checkpoint.manifest import Parts
 from girih.checkpoint.storage import Storage
 from girih.store import SnapshotFile
+from girih.store.snapshot.columns import add_newest_uses
+from girih.store.snapshot.file import describe_header
 from girih.store.snapshot.tensorfile import TensorHeader, damaged
 
 
@@ -20,12 +27,28 @@ class PartReader:
         storage: the checkpoint. parts: their facts, as the manifest has them.
         optimizer_state: whether it is taken with the rows; else the optimizer begins anew.
         begins: whether a new run begins with the rows, as far as they fit; else all of them have to.
+        newest: table → second of its newest use, where training goes on with the rows: whoever loads them refuses those that would all
+            expire.
     """
 
     storage: Storage
     parts: Parts
     optimizer_state: bool = True
     begins: bool = False
+    newest: Mapping[str, int] = field(default_factory=dict)
+
+    def newest_uses(self) -> dict[str, int]:
+        """The second of the newest use of each table that counts seconds, as rows count it; reads two columns of its parts.
+
+        Raises:
+            CheckpointError: damaged. MissingFileError: a part is gone.
+        """
+        found: dict[str, int] = {}
+        for name in self.parts:
+            header = self.header(name)
+            tables = describe_header(header, f"{self.storage}/{name}")["tables"]
+            add_newest_uses(found, tables, partial(self._column, name, header))
+        return found
 
     def open(self, name: str) -> SnapshotFile:
         """A part, its form checked; its content when it is read.
@@ -59,6 +82,15 @@ class PartReader:
         length = TensorHeader.length(self.storage.read(name, 0, 8), self.parts[name]["bytes"], where)
         return TensorHeader(self.storage.read(name, 8, 8 + length), where)
 
+    def _column(self, name: str, header: TensorHeader, column: str) -> NDArray[np.int32]:
+        start = header.num_bytes
+        for tensor in header.tensors:
+            if tensor.name == column:
+                content = self.storage.read(name, start, start + tensor.num_bytes)
+                return np.frombuffer(content, np.int32, math.prod(tensor.shape))
+            start += tensor.num_bytes
+        raise damaged(f"{self.storage}/{name}", f"column {column!r} is missing")
+
     def to_dict(self) -> dict[str, Any]:
         """For another process, which may be on another machine."""
         return {
@@ -66,9 +98,12 @@ class PartReader:
             "parts": dict(self.parts),
             "optimizer_state": self.optimizer_state,
             "begins": self.begins,
+            "newest": dict(self.newest),
         }
 
     @classmethod
     def from_dict(cls, told: Mapping[str, Any]) -> PartReader:
         """The inverse of :meth:`to_dict`."""
-        return cls(Storage(told["url"]), told["parts"], told["optimizer_state"], told["begins"])
+        return cls(
+            Storage(told["url"]), told["parts"], told["optimizer_state"], told["begins"], told["newest"]
+        )
