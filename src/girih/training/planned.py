@@ -49,9 +49,10 @@ class Planning:
             strategy, self.facts, ranks, sparse, dense=dense, train=train, earlier=earlier, pinned=self.pinned
         )
         facts = self.facts if train is None else replace(self.facts, batch_size=train.batch_size)
-        unmeasured = facts
         calibrated = self.calibrated if train is not None and facts.device == "cpu" else None
+        unmeasured = facts
         if calibrated is not None and train is not None:
+            unmeasured = replace(facts, calibration=calibrated.calibration)
             facts = measured(facts, calibrated.calibration, train, sparse, dense, ranks)
         if spreads_net(strategy):  # which is decided before anything is measured
             plan, net = self._placed(plan, strategy, unmeasured)
