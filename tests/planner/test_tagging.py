@@ -1,5 +1,6 @@
 """Tagging: the rules on a net like DLRM, loads by hand, and refinement against the best that any placement can do."""
 
+import itertools
 import math
 from dataclasses import replace
 from itertools import pairwise
@@ -23,7 +24,7 @@ from girih.planner.tagging.components import components
 from girih.planner.tagging.group import CodecCost, Device, HierarchicalGroup, WireCost
 from girih.planner.tagging.index import Index
 from girih.planner.tagging.ledger import Ledger
-from girih.planner.tagging.refine import SHARED_CORES, Effort, refine
+from girih.planner.tagging.refine import SHARED_CORES, refine
 from girih.planner.tagging.rules import RULES, Rule
 from girih.planner.tagging.starts import ruled
 from girih.planner.tagging.tag import AHEAD, tag
@@ -234,7 +235,7 @@ def test_another_start_is_taken_where_it_comes_out_ahead():
     rng = np.random.default_rng(20)
     graph, group = random_graph(rng, int(rng.integers(3, 10))), random_group(rng, 2)
     index, tagged = Index(graph), tag(graph, group)
-    placed, _ = refine(index, group, ruled(index, group, RULES).placed, Effort(math.inf))
+    placed, _ = refine(index, group, ruled(index, group, RULES).placed, itertools.count())
     assert tagged.start != "rules"
     assert 1 / busiest_s(graph, group, placed) * AHEAD < tagged.examples_per_s
 

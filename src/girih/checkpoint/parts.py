@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from girih.checkpoint.manifest import Parts
 from girih.checkpoint.storage import Storage
 from girih.store import SnapshotFile
-from girih.store.snapshot.columns import add_newest_uses
-from girih.store.snapshot.file import describe_header
+from girih.store.snapshot.columns import counts_seconds
+from girih.store.snapshot.file import add_newest_uses, describe_header
 from girih.store.snapshot.tensorfile import TensorHeader, damaged
 
 
@@ -38,16 +33,16 @@ class PartReader:
     newest: Mapping[str, int] = field(default_factory=dict)
 
     def newest_uses(self) -> dict[str, int]:
-        """The second of the newest use of each table that counts seconds, as rows count it; reads two columns of its parts.
+        """The second of the newest use of each table that counts seconds, as rows count it; reads two columns of their parts.
 
         Raises:
             CheckpointError: damaged. MissingFileError: a part is gone.
         """
         found: dict[str, int] = {}
         for name in self.parts:
-            header = self.header(name)
-            tables = describe_header(header, f"{self.storage}/{name}")["tables"]
-            add_newest_uses(found, tables, partial(self._column, name, header))
+            tables = describe_header(self.header(name), f"{self.storage}/{name}")["tables"]
+            if any(map(counts_seconds, tables)):
+                add_newest_uses(found, self.open(name))
         return found
 
     def open(self, name: str) -> SnapshotFile:
@@ -81,15 +76,6 @@ class PartReader:
         where = f"{self.storage}/{name}"
         length = TensorHeader.length(self.storage.read(name, 0, 8), self.parts[name]["bytes"], where)
         return TensorHeader(self.storage.read(name, 8, 8 + length), where)
-
-    def _column(self, name: str, header: TensorHeader, column: str) -> NDArray[np.int32]:
-        start = header.num_bytes
-        for tensor in header.tensors:
-            if tensor.name == column:
-                content = self.storage.read(name, start, start + tensor.num_bytes)
-                return np.frombuffer(content, np.int32, math.prod(tensor.shape))
-            start += tensor.num_bytes
-        raise damaged(f"{self.storage}/{name}", f"column {column!r} is missing")
 
     def to_dict(self) -> dict[str, Any]:
         """For another process, which may be on another machine."""

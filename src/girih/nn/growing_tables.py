@@ -26,7 +26,7 @@ from girih.sparse.halves.local import open_group
 from girih.sparse.options import StoreOptions
 from girih.store import LiveSnapshot, SnapshotFile, Store, shard_of
 from girih.store.clock import refuse_expired
-from girih.store.snapshot.columns import add_newest_uses
+from girih.store.snapshot.file import add_newest_uses
 from girih.tables import Table
 
 NO_LABEL = ""
@@ -172,7 +172,7 @@ class GrowingTables:
                 store.restore(files, elsewhere=known)
         self._newest.clear()
         for file in sources:
-            add_newest_uses(self._newest, file.description["tables"], file.column)
+            add_newest_uses(self._newest, file)
 
     def refuse_expired(self) -> None:
         """Refuses to train with loaded rows of which a table would lose all now; evaluation reads them.

@@ -72,18 +72,10 @@ def measure_dense_cost(
 def count_dense_cost(
     data: Dataset, sparse: SparseSpec, dense: DenseSpec, facts: Facts, num_local: int
 ) -> DenseCost | None:
-    """Returns the cost that plans decide from: what the model keeps of an example is counted, times are nominal.
-
-    No clock and no other process changes it: the same data, model and machine have the same cost.
+    """Returns the cost that plans decide from, see :func:`measure_dense_cost`: what the model keeps of an example is counted, times are nominal.
 
     Args:
         num_local: trainers that share this machine's memory.
-
-    Returns:
-        None where there are fewer than three examples.
-
-    Raises:
-        DataError: a bad row.
     """
     batch = _first_examples(data, EXAMPLES)
     if batch is None:

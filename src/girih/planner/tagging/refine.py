@@ -31,18 +31,6 @@ _TOLERANCE = 1e-9
 SHARED_CORES = "the shared cores"
 
 
-@dataclass(slots=True)
-class Effort:
-    """The number of placements that a search may still look at: a number and not a time, so that all machines find the same."""
-
-    left: float
-
-    def spend(self) -> bool:
-        """Counts one more placement; False when none is left."""
-        self.left -= 1
-        return self.left >= 0
-
-
 Burden = tuple[float, ...]
 """A placement's burden; the lower the better: memory beyond what there is, of each device, then busy seconds of devices and of the cores that
 they share, both in falling order."""
@@ -79,7 +67,7 @@ class _Offer:
 
 
 def refine(
-    index: Index, group: HierarchicalGroup, placed: Sequence[int], effort: Effort
+    index: Index, group: HierarchicalGroup, placed: Sequence[int], effort: Iterator[object]
 ) -> tuple[list[int], tuple[Move, ...]]:
     """Moves bundles until no move lowers the burden of the placement, or the effort is spent.
 
@@ -87,6 +75,7 @@ def refine(
 
     Args:
         placed: device of each bundle.
+        effort: has an item for each placement that may be looked at: a number and not a time, so that all machines find the same.
     """
     search = _Search(index, group, placed, effort)
     moves: list[Move] = []
@@ -129,7 +118,9 @@ class _Search:
 
     last: tuple[Move, ...]
 
-    def __init__(self, index: Index, group: HierarchicalGroup, placed: Sequence[int], effort: Effort) -> None:
+    def __init__(
+        self, index: Index, group: HierarchicalGroup, placed: Sequence[int], effort: Iterator[object]
+    ) -> None:
         self._index, self._group, self._effort = index, group, effort
         self.ledger = Ledger(index, group, placed)
         self._found = exact_loads(index, group, self.ledger)
@@ -138,7 +129,7 @@ class _Search:
         """Takes the offer with the lowest burden, if it lowers the placement's; tried in the order of the burden that they have at least."""
         current = burden(self._group, self._found)
         for offer in sorted(each for each in offers if lower(each.least, current)):
-            if not self._effort.spend():
+            if next(self._effort, None) is None:
                 break
             source = self.ledger.placed[offer.bundles[0]]
             self._move(offer.bundles, offer.target)
@@ -185,7 +176,7 @@ class _Search:
         for bundle in [bundle for bundle, device in enumerate(placed) if device == fullest]:
             for other, target in enumerate(list(placed)):
                 if target in self._targets(bundle) and fullest in self._targets(other):
-                    if not self._effort.spend():
+                    if next(self._effort, None) is None:
                         return
                     self._move([bundle], target)
                     self._move([other], fullest)
@@ -200,7 +191,7 @@ class _Search:
             return
         source = self.ledger.placed[bundles[0]]
         for number, bundle in enumerate(bundles, start=1):
-            if not self._effort.spend():
+            if next(self._effort, None) is None:
                 break
             self.ledger.move(bundle, target)
             yield _Offer(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,7 +12,7 @@ from girih.planner.tagging.balance import check_memory, check_parameters
 from girih.planner.tagging.group import HierarchicalGroup
 from girih.planner.tagging.index import Index, device_name
 from girih.planner.tagging.ledger import Ledger
-from girih.planner.tagging.refine import SHARED_CORES, Effort, Move, refine
+from girih.planner.tagging.refine import SHARED_CORES, Move, refine
 from girih.planner.tagging.rules import RULES, Rule
 from girih.planner.tagging.starts import Start, dealt, others, packed, ruled
 from girih.planner.tagging.utilization import (
@@ -96,7 +96,7 @@ def tag(
     searched = how == "refined" and given is None
     if searched and group.servers:
         start, placed, moves = _refined(
-            index, group, [start, *others(index)], Effort(effort // max(1, len(index.operators)))
+            index, group, [start, *others(index)], iter(range(effort // max(1, len(index.operators))))
         )
     reasons = start.reasons
     found = exact_loads(index, group, Ledger(index, group, placed))
@@ -120,7 +120,7 @@ def tag(
 
 
 def _refined(
-    index: Index, group: HierarchicalGroup, starts: Sequence[Start], effort: Effort
+    index: Index, group: HierarchicalGroup, starts: Sequence[Start], effort: Iterator[object]
 ) -> tuple[Start, list[int], tuple[Move, ...]]:
     """Refines the first start, or takes another one that ends ahead of it by :data:`AHEAD`; one by memory where none fits into it."""
 

@@ -14,7 +14,7 @@ Shapes: n rows of the snapshot, K rows of a chunk.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -93,21 +93,5 @@ def bloom_tensors(own: RowLayout) -> list[Tensor]:
 
 def counts_seconds(table: Mapping[str, Any]) -> bool:
     """Whether a table of a description measures the age of its rows in seconds."""
-    return bool((table["eviction"] or {}).get("seconds"))
-
-
-def add_newest_uses(
-    found: dict[str, int], tables: Sequence[Mapping[str, Any]], column: Callable[[str], NDArray[Any]]
-) -> None:
-    """Notes the second of the newest use of each table that counts seconds, as its rows count it.
-
-    Args:
-        tables: of a description. column: reads a column of its rows by name.
-    """
-    if not any(map(counts_seconds, tables)):
-        return
-    used, numbers = column("last_used"), column("tables")
-    for number, table in enumerate(tables):
-        own = used[numbers == number]
-        if counts_seconds(table) and len(own):
-            found[table["name"]] = max(found.get(table["name"], 0), int(own.max()))
+    eviction = table.get("eviction")
+    return isinstance(eviction, Mapping) and bool(eviction.get("seconds"))
