@@ -15,8 +15,8 @@ files of a checkpoint. What is assumed of those stands in the last section below
 otherwise needs a change there, and nowhere else. Tensors and tables are known by name: one renamed is told as missing.
 
 Both records must come from one machine and one environment: another CPU or PyTorch rounds otherwise. Threads, shards
-and the way ``substitution`` computes the dense half are fixed, as results may depend on them (``dense = "auto"``
-decides by what it measures). The first run of a version compiles its kernels, which takes half a minute.
+and the way ``substitution`` computes the dense half are fixed, as results may depend on them (another version may
+decide ``dense = "auto"`` otherwise). The first run of a version compiles its kernels, which takes half a minute.
 """
 
 from __future__ import annotations

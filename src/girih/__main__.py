@@ -14,6 +14,10 @@ if sys.version_info < (3, 11):  # noqa: UP036
 if not sys.flags.safe_path:
     sys.path.append(sys.path.pop(0))
 
-from girih.cli import main
+from girih.cluster.pipe import bind_life
+
+bind_life()
+
+from girih.cli import main  # noqa: E402 (it takes long)
 
 main()

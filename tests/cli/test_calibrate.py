@@ -94,7 +94,7 @@ def worked(calibrated):
 
 def test_a_pass_that_is_known_prices_a_configuration_and_places_its_net(worked):
     """A quarter of a second, and a half for each of a trainer's 64 examples: nothing that this machine could take."""
-    cost = DenseCost(bytes_per_example=8, free_bytes=1e9, pass_s=0.25, example_s=0.5, update_s=1e-3)
+    cost = DenseCost(bytes_per_example=8, memory_bytes=1e9, pass_s=0.25, example_s=0.5, update_s=1e-3)
     calibration = Calibration.read(worked).spread(32)  # a core and more for each thread
     strategy = ("strategy.name = 'hierarchical'", "strategy.groups = 2")
     with_servers = (*strategy, "strategy.servers_per_group = 1")

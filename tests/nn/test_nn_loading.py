@@ -7,6 +7,8 @@ import torch
 
 import girih
 from girih.errors import CheckpointError
+from girih.store import clock
+from girih.tables import TTL
 
 F = girih.Categorical
 
@@ -128,3 +130,22 @@ def test_a_state_freezes_no_rows_and_thaws_none(frozen):
     assert ours.learns is not frozen
     with pytest.raises(TypeError, match="neither copied nor pickled"):  # frozen or not
         copy.deepcopy(ours)
+
+
+@pytest.mark.parametrize("late_s", [0, 3600])
+def test_rows_that_would_all_expire_are_read_and_not_trained(monkeypatch, late_s):
+    eviction = TTL(seconds=60)
+    theirs = girih.nn.EmbeddingBag(4, eviction=eviction)
+    theirs(torch.tensor([[1, 2]])).sum().backward()
+    state = theirs.state_dict()
+    ours, now_s = girih.nn.EmbeddingBag(4, eviction=eviction), clock.steady_clock()
+    monkeypatch.setattr(clock.refuse_expired, "__defaults__", (lambda: now_s + late_s,))
+    ours.load_state_dict(state)
+    ours.eval()
+    assert ours(torch.tensor([[1, 2]])).shape == (1, 4)
+    ours.train()
+    if late_s:
+        with pytest.raises(CheckpointError, match="all of its rows would expire"):
+            ours(torch.tensor([[1, 2]]))
+    else:
+        ours(torch.tensor([[1, 2]])).sum().backward()

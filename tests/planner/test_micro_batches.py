@@ -34,8 +34,8 @@ def facts(*, trainers=2, kept=1000.0, free=1e9, measured=True, pass_s=1e-6, exam
         batch_size=1000,
         schedule=girih.ScheduleOptions(**{"micro_batches": "auto", **schedule}),
         profile=PROFILE if measured else None,
-        speeds=SPEEDS if measured else None,
-        dense_cost=DenseCost(bytes_per_example=kept, free_bytes=free, pass_s=pass_s, example_s=example_s)
+        speeds=SPEEDS,
+        dense_cost=DenseCost(bytes_per_example=kept, memory_bytes=free, pass_s=pass_s, example_s=example_s)
         if measured
         else None,
     )
@@ -46,7 +46,7 @@ def test_the_size_is_what_the_scarcest_resource_is_for():
     assert micro_batch_size({"memory": (1000, 0), "network": (300, 2)}) == (150, "network")
 
 
-def test_activations_that_do_not_fit_the_free_memory_are_cut():
+def test_activations_that_do_not_fit_the_memory_are_cut():
     free = 1000.0 * 100 / MEMORY_SHARE  # for 100 of the 500 examples of a trainer's share
     count, why = micro_batches(facts(free=free, micro_batches_from="mlp"))
     assert count == 5
@@ -75,7 +75,7 @@ def test_rows_are_cut_as_often_as_it_hides_more_than_a_part_costs(trainers, exam
 def test_one_where_nothing_is_known_and_the_plan_says_why():
     assert micro_batches(facts(measured=False)) == (
         1,
-        "what an example costs the model is not measured yet",
+        "what an example costs the model is not known yet",
     )
     assert micro_batches(facts(trainers=1))[0] == 1
 

@@ -115,8 +115,8 @@ def test_a_number_is_kept_whatever_was_measured(number, measured):
     assert "interleaving_groups" in arranged.why
 
 
-SPEEDS = Speeds(bytes_per_s=1e6, flops_per_s=3e8, memory_bytes_per_s=1e12)
-COST = DenseCost(bytes_per_example=0.0, free_bytes=0.0, pass_s=5e-4, example_s=1e-5)
+SPEEDS = Speeds(bytes_per_s=1e6, flops_per_s=3e8, memory_bytes_per_s=1e12, latency_s=0.0)
+COST = DenseCost(bytes_per_example=0.0, memory_bytes=0.0, pass_s=5e-4, example_s=1e-5)
 # The model takes a millisecond for 50 examples, in which 1,000 bytes are sent. A trainer sends for a step half of
 # its 180 keys with 12 bytes each, and half of the 30 · 144 numbers of their rows, 4 bytes each, there and back: 1,080 + 17,280.
 # The step looks up 14,400 numbers.
@@ -129,7 +129,7 @@ def test_the_capacity_is_that_of_equation_3():
     assert found == pytest.approx(CAPACITY)
     assert "network" in why
     # memory: 1e6 bytes in that millisecond, 16 bytes for a number, of which each trainer pools half
-    found, why = capacity(replace(facts, speeds=Speeds(1e9, 3e8, 1e9)))
+    found, why = capacity(replace(facts, speeds=Speeds(1e9, 3e8, 1e9, 0.0)))
     assert found == pytest.approx(1e6 / 8)
     assert "memory" in why
     # no smaller than what the network carries in the 2 messages of 5 ms
@@ -153,11 +153,10 @@ def test_auto_makes_as_many_as_the_capacity_says():
     ("given", "told"),
     [
         ({"trainers": 1, "speeds": SPEEDS}, "a single trainer exchanges nothing"),
-        ({"measured": False, "speeds": SPEEDS}, "not measured yet"),
-        ({}, "speeds between trainers are not measured yet"),
+        ({"measured": False, "speeds": SPEEDS}, "not known yet"),
         ({"speeds": SPEEDS, "weights": 0}, "no parameters"),
-        ({"speeds": SPEEDS, "cost": None}, "what an example costs the model is not measured yet"),
-        ({"speeds": Speeds(0.0, 1e9)}, "neither network nor memory"),
+        ({"speeds": SPEEDS, "cost": None}, "what an example costs the model is not known yet"),
+        ({"speeds": Speeds(0.0, 1e9, 0.0)}, "neither network nor memory"),
     ],
 )
 def test_auto_says_why_it_makes_one(given, told):

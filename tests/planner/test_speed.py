@@ -30,7 +30,7 @@ LOOKUPS_S = 1e-4 + 2000 * 1e-6 + 16_000 * 1e-8  # 2.26 ms
 UPDATES_S = 2 * LOOKUPS_S
 READING_S = 1000 * 1e-6 + 3000 * 1e-7  # 1.3 ms
 DENSE = DenseCost(
-    bytes_per_example=100, free_bytes=1e9, pass_s=1e-3, example_s=1e-6, update_s=3e-4, parameter_copies=4
+    bytes_per_example=100, memory_bytes=1e9, pass_s=1e-3, example_s=1e-6, update_s=3e-4, parameter_copies=4
 )
 GRAPH = OperatorGraph(
     operators=(
@@ -288,7 +288,7 @@ def test_devices_of_groups_take_the_cores_of_their_machine_that_their_nets_keep_
     """One net of a trainer, with one of its threads or two; the nets of both trainers on a server, a thread each. Groups share cores evenly, their
     devices do not."""
     options = asdict(BY_NAME["hierarchical"](groups=2, trainers_per_group=2, servers_per_group=2))
-    known = facts(4, free_bytes=8e9)
+    known = facts(4, memory_bytes=8e9)
     spread = replace(known, calibration=known.calibration.spread(8))
     groups = [group_of(GRAPH, options, known_of(each, options)) for each in (known, spread)]
     assert [[device.cores for device in group.devices] for group in groups] == [[1, 2, 2]] * 2

@@ -1,5 +1,6 @@
 """Tagging: the rules on a net like DLRM, loads by hand, and refinement against the best that any placement can do."""
 
+import itertools
 import math
 from dataclasses import replace
 from itertools import pairwise
@@ -234,13 +235,13 @@ def test_another_start_is_taken_where_it_comes_out_ahead():
     rng = np.random.default_rng(20)
     graph, group = random_graph(rng, int(rng.integers(3, 10))), random_group(rng, 2)
     index, tagged = Index(graph), tag(graph, group)
-    placed, _ = refine(index, group, ruled(index, group, RULES).placed, until=math.inf)
+    placed, _ = refine(index, group, ruled(index, group, RULES).placed, itertools.count())
     assert tagged.start != "rules"
     assert 1 / busiest_s(graph, group, placed) * AHEAD < tagged.examples_per_s
 
 
-def test_a_search_that_is_out_of_time_leaves_the_start_as_it_is():
-    tagged = tag(DLRM, PAIR, limit_s=0.0)
+def test_a_search_that_has_spent_its_effort_leaves_the_start_as_it_is():
+    tagged = tag(DLRM, PAIR, effort=0)
     assert not tagged.moves
     assert tagged.tagging == tag(DLRM, PAIR, how="rules").tagging
 

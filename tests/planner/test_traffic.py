@@ -40,7 +40,7 @@ def test_synchronous_sends_keys_rows_gradients_and_all_dense_gradients():
 
 
 def test_splitting_pays_where_links_are_fast_or_the_network_is_large_for_its_parameters():
-    more = {"shared_parameters": 1_000_000, "flops_per_example": 6e6}
+    more = {"shared_parameters": 1_000_000, "weights": 1_000_000}
     fast, slow = Speeds(1e9, 1e11), Speeds(1e7, 1e11)
     assert split_pays(4096, 4, speeds=fast, **more)
     assert not split_pays(4096, 4, speeds=slow, **more)

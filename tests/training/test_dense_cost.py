@@ -58,7 +58,7 @@ def test_memory_and_time_of_a_pass_and_of_an_example(tmp_path, rows):
     if rows == 2:  # too few for a line
         assert cost is None
         return
-    assert cost.free_bytes > 2**20
+    assert cost.memory_bytes > 2**20
     assert cost.bytes_per_example == 2 * DIM * 4
     assert 0.5 * PASS_S < cost.pass_s < 5 * PASS_S
     assert 0.5 * EXAMPLE_S < cost.example_s < 5 * EXAMPLE_S

@@ -45,7 +45,9 @@ class Loaded:
     shards: Parts
     schema: Schema
 
-    def put(self, *, sparse: SavedRows | None, dense: SavedParameters) -> None:
+    def put(
+        self, *, sparse: SavedRows | None, dense: SavedParameters, newest: Mapping[str, int] | None = None
+    ) -> None:
         """Replaces rows and parameters; without ``sparse``, rows stay as they are. Where that fails, both are as before, unless rows are in other processes too, or several
         copies of the parameters are averaged: then each copy is the model of the last ``sync``, with optimizer state as it was.
 
@@ -60,7 +62,9 @@ class Loaded:
                 reason = " ".join(str(error).split())
                 raise CheckpointError(f"{self.place}/{DENSE}: does not fit this model: {reason}") from None
             if sparse is not None:
-                sparse.load(PartReader(self.place, self.shards), step=self.run.num_updates)
+                sparse.load(
+                    PartReader(self.place, self.shards, newest=newest or {}), step=self.run.num_updates
+                )
         except BaseException:
             dense.restore(trees.join(*before))
             raise

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from girih.checkpoint.manifest import Parts
 from girih.checkpoint.storage import Storage
 from girih.store import SnapshotFile
+from girih.store.snapshot.columns import counts_seconds
+from girih.store.snapshot.file import add_newest_uses, describe_header
 from girih.store.snapshot.tensorfile import TensorHeader, damaged
 
 
@@ -20,12 +22,28 @@ class PartReader:
         storage: the checkpoint. parts: their facts, as the manifest has them.
         optimizer_state: whether it is taken with the rows; else the optimizer begins anew.
         begins: whether a new run begins with the rows, as far as they fit; else all of them have to.
+        newest: table → second of its newest use, where training goes on with the rows: whoever loads them refuses those that would all
+            expire.
     """
 
     storage: Storage
     parts: Parts
     optimizer_state: bool = True
     begins: bool = False
+    newest: Mapping[str, int] = field(default_factory=dict)
+
+    def newest_uses(self) -> dict[str, int]:
+        """The second of the newest use of each table that counts seconds, as rows count it; reads two columns of their parts.
+
+        Raises:
+            CheckpointError: damaged. MissingFileError: a part is gone.
+        """
+        found: dict[str, int] = {}
+        for name in self.parts:
+            tables = describe_header(self.header(name), f"{self.storage}/{name}")["tables"]
+            if any(map(counts_seconds, tables)):
+                add_newest_uses(found, self.open(name))
+        return found
 
     def open(self, name: str) -> SnapshotFile:
         """A part, its form checked; its content when it is read.
@@ -66,9 +84,12 @@ class PartReader:
             "parts": dict(self.parts),
             "optimizer_state": self.optimizer_state,
             "begins": self.begins,
+            "newest": dict(self.newest),
         }
 
     @classmethod
     def from_dict(cls, told: Mapping[str, Any]) -> PartReader:
         """The inverse of :meth:`to_dict`."""
-        return cls(Storage(told["url"]), told["parts"], told["optimizer_state"], told["begins"])
+        return cls(
+            Storage(told["url"]), told["parts"], told["optimizer_state"], told["begins"], told["newest"]
+        )

@@ -133,11 +133,7 @@ def _newest(reader: PartReader, rule: Rule) -> dict[str, int]:
     """The moment from which each table's age counts: the last step, or the last use of any row where it counts seconds."""
     newest: dict[str, int] = {}
     for name in reader.parts if rule.max_age is not None else ():
-        file = reader.open(name)
-        for number, table in enumerate(file.description["tables"]):
-            moment = int(file.description["last_step"])
-            if (table["eviction"] or {}).get("seconds"):
-                own = file.column("last_used")[file.column("tables") == number]
-                moment = int(own.max()) if len(own) else 0
-            newest[table["name"]] = max(newest.get(table["name"], moment), moment)
-    return newest
+        description = reader.open(name).description
+        for table in description["tables"]:
+            newest[table["name"]] = max(newest.get(table["name"], 0), int(description["last_step"]))
+    return newest if rule.max_age is None else newest | reader.newest_uses()

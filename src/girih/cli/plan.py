@@ -22,7 +22,6 @@ from girih.report.text import count, size
 from girih.runs.files import write_whole
 from girih.store.accounting import row_bytes, tiered_row_bytes
 from girih.store.rows.record import row_layout
-from girih.strategies import measures_of
 from girih.training.comparing import Offer
 
 MOST_GROUPS = 6
@@ -108,12 +107,6 @@ def plan(
         if picture is not None:
             write_whole(picture, drawn(net.graph, net.tagged))
             click.echo(f"operators are drawn in {picture}", err=True)
-    if "speeds" in measures_of(settings.strategy, settings.schedule) and "speeds" not in decided.measured:
-        click.echo(
-            "link and processor speeds are measured when a run starts, and may change what is automatic here;"
-            " girih train --plan holds this plan as it is",
-            err=True,
-        )
     return 0
 
 

@@ -127,9 +127,11 @@ def _place(mapping: Mapping[str, Any], where: str, directory: Path, run: Path) -
 
 
 def _way_on(run: Path) -> str:
-    """The words that end the error of a run, where it can go on and this process is the one that tells."""
-    if os.environ.get("RANK", "0") != "0" or (newest := _newest(run)) is None:
+    """The words that end the error of a run and say how it goes on, where this process is the one that tells."""
+    if os.environ.get("RANK", "0") != "0":
         return ""
+    if (newest := _newest(run)) is None:
+        return "; there is no checkpoint yet: give the same command again"
     return f"; go on from {newest} with: girih train {run / 'config.toml'} --run {run} --resume"
 
 

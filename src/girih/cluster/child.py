@@ -19,7 +19,7 @@ import threading
 import traceback
 from typing import Any
 
-from girih.cluster.pipe import Pipe, from_text
+from girih.cluster.pipe import Pipe, bind_life, from_text
 from girih.cluster.roles import MODULES, RoleName
 from girih.cluster.segments import remove_segments
 from girih.errors import GirihError
@@ -34,6 +34,7 @@ PARENT = os.getppid()
 
 def main() -> int:
     """Runs the role; returns the status of the process."""
+    bind_life()
     sys.path.append("")  # the working directory, last: parts of models that lie there come by name
     for number in (signal.SIGINT, signal.SIGTERM):  # whoever started this decides when it ends
         signal.signal(number, signal.SIG_IGN)
@@ -50,6 +51,7 @@ def main() -> int:
     gc.disable()  # no collection has to look through all that is being imported
     importlib.import_module(MODULES[RoleName(sys.argv[1])])  # while whoever started this gets ready
     importlib.import_module("girih.kernels.cpu.jit").warm_up()  # of itself, this file loads no numba
+    pipe.unbind_life()
     gc.freeze()  # nor later on
     gc.enable()
     if (message := told.get()) is None:

@@ -16,8 +16,8 @@ from girih.cluster.roles import ENDS_RUN, Bearing, RestartPolicy
 from girih.cluster.supervisor import START_S, Supervisor
 from girih.errors import GirihError, RoleError, named
 
-LAST_WORDS_S = 7.0
-"""A trainer whose launcher is gone has so long, and a second before: within ten no process of the run lives."""
+LAST_WORDS_S = 5.0
+"""A trainer whose launcher is gone has so long: within ten seconds no process of the run lives, on a busy machine too."""
 GONE = "the launcher of this run is gone"
 
 
@@ -43,6 +43,7 @@ class LauncherControl:
         except EOFError:
             raise RoleError(GONE) from None
         threading.Thread(target=self._hear, name="girih-launcher", daemon=True).start()
+        pipe.unbind_life()
 
     def prepare(self, counts: Mapping[str, int]) -> None:
         """No-op: the launcher did, as far as the options say."""

@@ -7,13 +7,35 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import fcntl
 import json
 import os
+import select
+import signal
 import threading
 from typing import Any
 
 CONTROL = "GIRIH_CONTROL"
 """The environment's name for the descriptors of a started process's end, as ``3,4``."""
+
+
+def bind_life() -> None:
+    """Has the kernel kill this process when its launcher is gone; for the start, while imports keep Python's threads from running.
+
+    The launcher never reads from this end before something is sent, so that the end of its process is the only event of the descriptor.
+    :meth:`Pipe.unbind_life` ends it.
+    """
+    named = os.environ.get(CONTROL)
+    if named is None:
+        return
+    descriptor = int(named.split(",")[1])
+    fcntl.fcntl(descriptor, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_ASYNC)
+    poll = select.poll()
+    poll.register(descriptor, 0)  # errors alone
+    if poll.poll(0):
+        os.kill(os.getpid(), signal.SIGKILL)  # it was gone before
 
 
 class Pipe:
@@ -39,6 +61,10 @@ class Pipe:
         for descriptor in (readable, writable):
             os.set_inheritable(descriptor, False)
         return cls(readable, writable)
+
+    def unbind_life(self) -> None:
+        """Ends what :func:`bind_life` began: from here on a thread notices the end of the launcher, and this process ends in good order."""
+        fcntl.fcntl(self._writable, fcntl.F_SETFL, fcntl.fcntl(self._writable, fcntl.F_GETFL) & ~os.O_ASYNC)
 
     def send(self, message: dict[str, Any]) -> None:
         """Sends a message; silently where nobody reads any more."""

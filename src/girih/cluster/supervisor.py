@@ -20,6 +20,7 @@ from girih.runs.files import write_whole
 
 START_S = 120.0
 END_S = 10.0
+POLL_S = 0.05
 KNOWN_S = 6.0
 REASON_S = 30.0
 STOPPED = 130
@@ -57,6 +58,9 @@ class Supervisor:
         self.handles: list[Handle] = []
         self.deaths: Counter[tuple[str, int]] = Counter()
         self._prepared: dict[tuple[str, int], Handle] = {}
+        self._starting: dict[
+            tuple[str, int], tuple[Handle, bytes]
+        ] = {}  # with what those are that do not listen yet
         self._ending: set[Handle] = set()
         self._kept: set[str] = set()
         self._begun: dict[tuple[str, int], bytes] = {}  # what those are that listened once
@@ -103,17 +107,20 @@ class Supervisor:
             for each in kept:  # one may have been killed meanwhile
                 each.wait_for_address(START_S)
             return [each.address for each in kept]
-        started = []
-        for index, spec in enumerate(specs):
-            handle = self._prepared.pop((name, index), None) or self._launch(RoleName(name), index)
-            handle.begin(spec)
-            started.append(handle)
-        until = time.monotonic() + START_S
-        for handle in started:
-            if not handle.wait_for_address(until - time.monotonic()):
-                raise self._why_not_begun(handle)
-            self._register(handle)
-        self._begun.update({(name, index): spec for index, spec in enumerate(specs)})
+        keys = [(name, index) for index in range(len(specs))]
+        try:
+            for key, spec in zip(keys, specs, strict=True):
+                with self._lock:
+                    handle = self._prepared.pop(key, None) or self._launch(RoleName(name), key[1])
+                    self._starting[key] = handle, spec
+                    handle.begin(spec)
+            until, started = time.monotonic() + START_S, list[Handle]()
+            while not self._have_begun(keys, started):
+                started = [self._listening(key, until) for key in keys]
+        finally:
+            with self._lock:
+                for key in keys:
+                    self._starting.pop(key, None)
         self._write_processes()
         return [handle.address for handle in started]
 
@@ -203,6 +210,32 @@ class Supervisor:
             return RoleError(f"{title(handle.name, handle.index)} did not begin within {START_S:.0f} s")
         return (None if handle in self._ending else self.failure()) or error_of(handle)
 
+    def _listening(self, key: tuple[str, int], until: float) -> Handle:
+        """The process that is to be a role, once it listens; where it is killed before, the one that takes its place.
+
+        Raises:
+            RoleError: none listens in time.
+        """
+        while True:
+            handle = self._starting[key][0]
+            if handle.wait_for_address(until - time.monotonic()):
+                return handle
+            while self._starting[key][0] is handle:
+                is_over = handle in self._ending or self._closing.is_set()
+                if is_over or handle.status() is None or time.monotonic() > until:
+                    raise self._why_not_begun(handle)
+                time.sleep(POLL_S)  # another thread decides whether another one takes its place
+
+    def _have_begun(self, keys: Sequence[tuple[str, int]], started: Sequence[Handle]) -> bool:
+        """Registers processes that all listen; False where another one took the place of one meanwhile."""
+        with self._lock:
+            if [self._starting[key][0] for key in keys] != list(started):
+                return False
+            for key, handle in zip(keys, started, strict=True):
+                self._register(handle)
+                self._begun[key] = self._starting[key][1]
+        return True
+
     def _launch(
         self,
         name: RoleName,
@@ -245,11 +278,43 @@ class Supervisor:
                 return
             if self._reloads():
                 return
+            if self._start_another(handle):
+                return
             again = self._next_life(handle)
             if again is None:
                 self._end_run(handle)
                 return
         self._bring_back(again, handle)
+
+    def _start_another(self, handle: Handle) -> bool:
+        """Has a new process take the place of one that was killed before it listened: it has nothing that anybody knows of."""
+        key, was_killed = (handle.name, handle.index), (handle.status() or 0) < 0
+        is_prepared = self._prepared.get(key) is handle
+        starting, spec = self._starting.get(key, (None, None))
+        if (
+            not was_killed
+            or self.deaths[key] >= self._max_restarts
+            or not (is_prepared or starting is handle)
+        ):
+            return False
+        try:
+            another = self._launch(handle.name, handle.index, incarnation=handle.incarnation)
+        except OSError:  # the system starts no more processes
+            return False
+        self.deaths[key] += 1
+        self.handles.remove(handle)
+        if spec is not None:
+            self._starting[key] = another, spec
+            another.begin(spec)
+        else:
+            self._prepared[key] = another
+        self._tell_restart(handle, error_of(handle), "it is started again")
+        handle.close()
+        return True
+
+    def _tell_restart(self, handle: Handle, why: Exception, what: str) -> None:
+        count = f"restart {self.deaths[handle.name, handle.index]} of at most {self._max_restarts}"
+        print(f"girih: {why}; {what} ({count})", file=sys.stderr, flush=True)
 
     def _next_life(self, handle: Handle) -> Handle | None:
         """A new process in the place of one that was killed, which may come back; None where the run ends."""
@@ -279,9 +344,7 @@ class Supervisor:
                 return
             self._register(again)
             self._write_processes()
-        count = f"restart {self.deaths[again.name, again.index]} of at most {self._max_restarts}"
-        found = f"; {again.found}" if again.found else ""
-        print(f"girih: {why}; it came back{found} ({count})", file=sys.stderr, flush=True)
+        self._tell_restart(again, why, f"it came back{f'; {again.found}' if again.found else ''}")
 
     def _register(self, handle: Handle) -> None:
         entry = Entry(handle.address, handle.incarnation, handle.pid, handle.host)
@@ -290,6 +353,8 @@ class Supervisor:
     def _why_ending(self, handle: Handle) -> str:
         """Why a process that was killed does not come back, and which option would change that; "" where none would."""
         bearing, deaths = self._bearings.get(handle.name, ENDS_RUN), self.deaths[handle.name, handle.index]
+        if (handle.name, handle.index) not in self._begun and handle.name != RoleName.TRAINER:
+            return f"a process that has not begun is started again at most cluster.max_restarts = {self._max_restarts} times"
         if bearing.policy is RestartPolicy.COME_BACK and deaths >= self._max_restarts:
             times = f"{deaths} time" + "s" * (deaths != 1)
             return f"it had come back {times}, and cluster.max_restarts = {self._max_restarts}"

@@ -37,10 +37,10 @@ from girih.sparse.access_profile import measure_access
 from girih.sparse.options import StoreOptions
 from girih.sparse.spec import SparseSpec
 from girih.strategies import Strategy, measures_of
-from girih.strategies.strategy import spreads_net
+from girih.strategies.strategy import measures_for, spreads_net
 from girih.trainer import Trainer
 from girih.training.comparing import Offer, offer, offers
-from girih.training.dense_cost import host_bytes
+from girih.training.dense_cost import count_dense_cost, host_bytes
 from girih.training.example import operators_of
 from girih.training.placing import PlacedNet, place_net
 from girih.training.planning import facts_of
@@ -306,6 +306,9 @@ class RunConfig:
             data = self.dataset("train")
             profile = measure_access(data, sparse, facts.num_trainers)
             facts = replace(facts, batch_size=data.batch_size, profile=profile, free_bytes=host_bytes())
+            if "dense_cost" in measures_for(self.schedule):
+                counted = count_dense_cost(data, sparse, dense, facts, facts.num_trainers)
+                facts = replace(facts, dense_cost=counted)
             if calibration is not None:
                 facts = replace(facts, links=calibration.links, calibration=calibration)
                 if "graph" in measures_of(self.strategy):

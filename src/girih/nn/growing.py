@@ -38,6 +38,7 @@ class _Apply(torch.autograd.Function):
         ctx: Any, anchor: Tensor, weights: Tensor | None, module: GrowingModule, reader: Reader, batch: Any
     ) -> tuple[Tensor, ...]:
         tables, ctx.learns, ctx.values = module.tables, module.learns, None
+        tables.refuse_expired()
         with tables.used():
             if weights is None:
                 reads = [_read(group, batch, tables.step + 1, train=True) for group in reader.groups]

@@ -25,6 +25,8 @@ from girih.sparse.groups.pack import Group, pack
 from girih.sparse.halves.local import open_group
 from girih.sparse.options import StoreOptions
 from girih.store import LiveSnapshot, SnapshotFile, Store, shard_of
+from girih.store.clock import refuse_expired
+from girih.store.snapshot.file import add_newest_uses
 from girih.tables import Table
 
 NO_LABEL = ""
@@ -81,6 +83,7 @@ class GrowingTables:
         self._given = options
         self._readers: weakref.WeakSet[Reader] = weakref.WeakSet()
         self.step = 0
+        self._newest: dict[str, int] = {}  # uses of rows that were loaded, until training reads them
         self._settle(self._opened(on_gpu=options.on_gpu), on_gpu=options.on_gpu)
 
     @property
@@ -167,6 +170,18 @@ class GrowingTables:
         with self.used():
             for store, files in found:
                 store.restore(files, elsewhere=known)
+        self._newest.clear()
+        for file in sources:
+            add_newest_uses(self._newest, file)
+
+    def refuse_expired(self) -> None:
+        """Refuses to train with loaded rows of which a table would lose all now; evaluation reads them.
+
+        Raises:
+            CheckpointError: see :func:`girih.store.clock.refuse_expired`.
+        """
+        refuse_expired(self._newest, (table for group in self.groups for table in group.spec.tables))
+        self._newest.clear()
 
     @property
     def _kind(self) -> str:

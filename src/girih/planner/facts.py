@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from girih.config.schedule import ScheduleOptions
 from girih.planner.calibration import Calibration, Links
 from girih.planner.operators import OperatorGraph, Tagging
-from girih.planner.traffic import Speeds
+from girih.planner.traffic import NOMINAL, Speeds
 from girih.schema import Schema
 
 
@@ -93,7 +93,7 @@ class DenseCost:
 
     Attributes:
         bytes_per_example: that the forward pass keeps for the backward pass.
-        free_bytes: that a trainer could take when it began.
+        memory_bytes: that a trainer may take.
         pass_s: seconds that both take however few the examples. example_s: seconds that each example adds.
         update_s: seconds of a step of the optimizer.
         busy_threads: threads that a pass kept busy on average, at most those that it had.
@@ -101,7 +101,7 @@ class DenseCost:
     """
 
     bytes_per_example: float
-    free_bytes: float
+    memory_bytes: float
     pass_s: float = 0.0
     example_s: float = 0.0
     update_s: float = 0.0
@@ -159,15 +159,15 @@ class Facts:
         global_batch_norm: whether batch norm is to take the moments of all trainers' examples of a step.
         compile: whether torch is to compile the dense half. clips: whether it bounds the norm of all gradients together.
         profile: measured on the first batches; None where it is not known.
-        speeds: measured between the trainers; None where they are not known.
-        dense_cost: measured on a few examples; None where it is not known.
+        speeds: nominal ones, which plans decide from.
+        dense_cost: of the model; None where it is not known. Plans decide from one without measured times.
         links: calibrated ones, to predict times with; no decision rests on them.
         calibration: of the machine, to predict a speed with.
         threads: that a trainer computes with.
         graph: the model's operators, where group servers are to have some. tagging, wire: their devices, and the codecs of activations
             and dense gradients by kind, where a plan has decided that.
-        tables: all whose rows are in memory alone. free_bytes: of memory that this machine can give; None where processes are on
-            several hosts.
+        tables: all whose rows are in memory alone. free_bytes: of memory that this machine can give now; None where processes
+            are on several hosts. It decides what is refused, and nothing else. memory_bytes: that this machine has.
     """
 
     schema: Schema
@@ -184,7 +184,7 @@ class Facts:
     clips: bool = False
     schedule: ScheduleOptions = field(default_factory=ScheduleOptions)
     profile: AccessProfile | None = None
-    speeds: Speeds | None = None
+    speeds: Speeds = NOMINAL
     dense_cost: DenseCost | None = None
     links: Links | None = None
     calibration: Calibration | None = None
@@ -194,3 +194,4 @@ class Facts:
     wire: Mapping[str, str] | None = None
     tables: tuple[TableFacts, ...] = ()
     free_bytes: float | None = None
+    memory_bytes: float | None = None

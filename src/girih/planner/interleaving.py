@@ -94,25 +94,23 @@ def capacity(facts: Facts) -> tuple[float | None, str]:
 
     The operations of the embedding layer are the exchange of rows, bound by the network, and lookup and pooling, bound by
     memory. RBound is what a resource carries while a trainer computes the dense half for its share of a step, so that
-    no group keeps it waiting longer than that: bytes per second × seconds of a forward and backward pass, measured. RParam is the
+    no group keeps it waiting longer than that: bytes per second × seconds of a forward and backward pass, both nominal. RParam is the
     bytes that a number of a step costs a trainer: those that it sends for keys, rows and gradients, by the unique
     keys of the first batches, and four passes through memory; over all numbers, of which eq. 1 gives the volume.
 
     An interleaving group is not made smaller than what the network carries in the latency of its own messages: one more would
-    then cost longer than it spreads. None, where a measurement is missing, bounds nothing.
+    then cost longer than it spreads. None, where a fact is missing, bounds nothing.
     """
     profile, speeds = facts.profile, facts.speeds
     volume = sum(volumes_of(facts).values())
     if facts.num_trainers == 1:
         return None, "one: a single trainer exchanges nothing"
     if profile is None or not profile.ids_of_tables or facts.batch_size is None or not volume:
-        return None, "one: what a step looks up is not measured yet"
-    if speeds is None:
-        return None, "one: speeds between trainers are not measured yet"
+        return None, "one: what a step looks up is not known yet"
     if not facts.model.num_parameters:
         return None, "one: the dense half has no parameters, so that there is nothing to compute meanwhile"
     if facts.dense_cost is None:
-        return None, "one: what an example costs the model is not measured yet"
+        return None, "one: what an example costs the model is not known yet"
     window_s = facts.dense_cost.seconds(facts.batch_size / facts.num_trainers)
     sent = traffic.synchronous(
         facts.num_trainers, keys=profile.keys_of_share, numbers=profile.numbers_of_share, parameters=0
@@ -135,5 +133,5 @@ def capacity(facts: Facts) -> tuple[float | None, str]:
 
 
 def _ratio(bound: float, cost: float) -> float:
-    """RBound / RParam; without bound where nothing was measured, or nothing is sent."""
+    """RBound / RParam; without bound where the resource has none, or nothing is sent."""
     return bound / cost if bound and cost else math.inf

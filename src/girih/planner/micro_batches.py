@@ -9,7 +9,7 @@ from girih.planner.facts import Facts
 from girih.planner.traffic import FLOAT_BYTES
 
 MEMORY_SHARE = 0.25
-"""Part of the free memory that what is kept for the backward pass may take; the rest is for tables, and for gradients."""
+"""Part of the memory that what is kept for the backward pass may take; the rest is for tables, and for gradients."""
 MOST = 64
 ROUNDING = 1e-9
 """Parts below which a remainder comes of rounding, and is not one more part."""
@@ -31,8 +31,8 @@ def micro_batches(facts: Facts) -> tuple[int, str]:
 
     Resources are memory, and, from the embedding layer on, the network:
 
-    - memory: RBound is :data:`MEMORY_SHARE` of what is free for a trainer, RInstance what the model keeps of an example for its
-      backward pass, both measured.
+    - memory: RBound is :data:`MEMORY_SHARE` of a trainer's part of the machine's memory, RInstance the bytes that the model keeps of an
+      example for its backward pass, counted.
     - network: of n micro-batches the rows of all but the first travel while another is computed, which hides (1 - 1 / n) · H
       seconds, H being the shorter of a step's rows and its examples in the model. Each micro-batch costs L, the latency of its messages
       and what a pass of the model takes however few its examples. n · L + H / n is least for the least n with n · (n + 1) ≥ H / L.
@@ -42,12 +42,12 @@ def micro_batches(facts: Facts) -> tuple[int, str]:
     if wanted != "auto":
         return wanted, ""
     if facts.batch_size is None or facts.dense_cost is None:
-        return 1, "what an example costs the model is not measured yet"
+        return 1, "what an example costs the model is not known yet"
     share = facts.batch_size / facts.num_trainers
     kept = facts.dense_cost.bytes_per_example
-    bounds = {"memory": (MEMORY_SHARE * facts.dense_cost.free_bytes, kept)}
+    bounds = {"memory": (MEMORY_SHARE * facts.dense_cost.memory_bytes, kept)}
     profile, speeds, others = facts.profile, facts.speeds, facts.num_trainers - 1
-    if facts.schedule.micro_batches_from == "embedding" and profile is not None and speeds is not None:
+    if facts.schedule.micro_batches_from == "embedding" and profile is not None:
         sent = FLOAT_BYTES * profile.numbers_of_share * others / facts.num_trainers
         added_s = others * speeds.latency_s + facts.dense_cost.pass_s
         if sent and added_s and speeds.bytes_per_s:

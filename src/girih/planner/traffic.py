@@ -12,6 +12,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 KEY_BYTES, COUNT_BYTES, FLOAT_BYTES, EXAMPLE_BYTES = 8, 4, 4, 2
+FLOPS_PER_WEIGHT = 6
+"""Floating-point operations of a weight and an example: two products backward for one forward, each of two operations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,29 +119,44 @@ def remote(
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """Speeds that were measured of a trainer of this run.
+    """Nominal speeds of a machine, from which plans decide.
+
+    They are constants and not measurements, so that a config has the same plan on a busy machine as on an idle one. Their ratios matter,
+    and those differ less between machines than the speeds do.
 
     Attributes:
-        bytes_per_s: that it sends to others; 0 where there are none.
-        flops_per_s: of its matrix products.
-        memory_bytes_per_s: that it reads and writes; 0 where that was not measured.
-        latency_s: of a message to another one, however small; 0 where that was not measured.
+        bytes_per_s: sent to other trainers, over a link of 10 Gbit/s; 0 bounds nothing.
+        flops_per_s: of the matrix products of one core.
+        memory_bytes_per_s: read and written by one core; 0 bounds nothing.
+        latency_s: of a small message to another trainer.
+        pass_s: of a forward and backward pass without examples.
     """
 
-    bytes_per_s: float
-    flops_per_s: float
-    memory_bytes_per_s: float = 0.0
-    latency_s: float = 0.0
+    bytes_per_s: float = 1.25e9
+    flops_per_s: float = 2e10
+    memory_bytes_per_s: float = 1e10
+    latency_s: float = 1e-4
+    pass_s: float = 1e-3
+
+    def example_s(self, weights: int) -> float:
+        """Seconds that an example adds to a forward and backward pass of so many weights."""
+        return FLOPS_PER_WEIGHT * weights / self.flops_per_s
+
+
+NOMINAL = Speeds()
 
 
 def split_pays(
-    batch_size: int, num_trainers: int, *, shared_parameters: int, flops_per_example: float, speeds: Speeds
+    batch_size: int, num_trainers: int, *, shared_parameters: int, weights: int, speeds: Speeds
 ) -> bool:
-    """Whether each trainer should compute the upper network for its share only.
+    """Returns whether each trainer should compute the upper network for its share only.
 
     Partial results cost the same either way. Splitting saves the dense computation of the others' shares and costs the
     AllReduce of shared parameters' gradients.
+
+    Args:
+        shared_parameters: of the upper network. weights: those of them that are in products.
     """
-    saved_s = (1 - 1 / num_trainers) * batch_size * flops_per_example / speeds.flops_per_s
+    saved_s = (1 - 1 / num_trainers) * batch_size * speeds.example_s(weights)
     added_s = ring_bytes(shared_parameters * FLOAT_BYTES, num_trainers) / speeds.bytes_per_s
-    return saved_s > added_s
+    return saved_s > added_s + 2 * (num_trainers - 1) * speeds.latency_s

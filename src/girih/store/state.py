@@ -12,6 +12,7 @@ Shapes: U unique keys, K rows of a chunk, W columns of a row that training sees,
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,8 +24,9 @@ from girih.kernels.cpu import device_slots, index, layout, update
 from girih.kernels.cpu.arrays import sealed
 from girih.kernels.cpu.update import Terms
 from girih.store.arrays import Floats, Ints, Longs
+from girih.store.clock import Clock, clock_since, steady_clock
 from girih.store.memory.arena import ArenaShape, open_arena
-from girih.store.memory.options import ArenaOptions
+from girih.store.memory.options import ArenaOptions, Shared
 from girih.store.memory.pushes import Push
 from girih.store.memory.repair import Repaired, repair
 from girih.store.memory.shard_memory import ShardMemory
@@ -242,7 +244,7 @@ def write_columns(values: Floats, rows: Ints, columns: Sequence[LoadedColumn]) -
 
 
 def open_state(
-    spec: GroupSpec, shard: int, num_shards: int, arena: ArenaOptions, clock: Callable[[], float]
+    spec: GroupSpec, shard: int, num_shards: int, arena: ArenaOptions, clock: Clock | None
 ) -> ShardState:
     """Lays out a shard and opens its memory; arguments and errors are those of :class:`Store`."""
     own = row_layout(spec, shard, num_shards)
@@ -257,4 +259,8 @@ def open_state(
     if memory.arena.torn:
         repaired = repair(memory, own.listed)
         memory.arena.mark_whole()
-    return ShardState(spec, own, memory, RowTable(memory, own, clock), repaired=repaired)
+    if clock is None and isinstance(arena, Shared):  # whoever attaches goes on by the clock of those before
+        if not memory.arena.attached:
+            memory.arena.state[layout.CLOCK] = int(steady_clock() - time.monotonic())
+        clock = clock_since(float(memory.arena.state[layout.CLOCK]))
+    return ShardState(spec, own, memory, RowTable(memory, own, clock or steady_clock), repaired=repaired)

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from girih.kernels.cpu.update import Terms
 from girih.store.accounting import held_bytes
 from girih.store.arrays import Floats, Ints, Longs
 from girih.store.changes import Changes, changes_of, too_many
+from girih.store.clock import Clock, steady_clock
 from girih.store.gpu.options import Gpu, GpuTier
 from girih.store.memory.options import ArenaOptions, Heap
 from girih.store.memory.pushes import Push, Pushes
@@ -54,7 +54,8 @@ class Store:
         arena: where the arrays live; :class:`Heap` by default.
         tiers: has the values of most rows in a file below memory, with a heap arena only; None keeps all in the arena.
         gpu_tier: has those of some rows in GPU memory above, with a heap arena only.
-        clock: seconds since 1970, for tables whose rows expire after some seconds.
+        clock: seconds since 1970, for tables whose rows expire after some seconds; None takes that of the process, or of the shared
+            memory that is attached to.
 
     Attributes:
         on_gpu: whether rows lie in GPU memory, or the hottest of them.
@@ -72,7 +73,7 @@ class Store:
         shard: int = 0,
         num_shards: int = 1,
         arena: ArenaOptions | Gpu | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Clock | None = None,
         tiers: Tiers | None = None,
         gpu_tier: GpuTier | None = None,
     ) -> None:
@@ -83,16 +84,17 @@ class Store:
         if (tiers or gpu_tier) and not isinstance(arena, Heap | None):
             raise ConfigError(f"{arena.where}: tiers need private memory; use a heap arena, or one tier")
         heap = arena if isinstance(arena, Heap) else Heap()
+        steady = clock or steady_clock
         if isinstance(arena, Gpu):
             with _torch_and_triton():
                 from girih.store.gpu.gpu_state import open_gpu_state
-            self.state = open_gpu_state(spec, shard, num_shards, arena, clock)
+            self.state = open_gpu_state(spec, shard, num_shards, arena, steady)
         elif gpu_tier is not None:
             with _torch_and_triton():
                 from girih.store.gpu_tiers.gpu_tiered_state import open_gpu_tiered_state
-            self.state = open_gpu_tiered_state(spec, shard, num_shards, heap, clock, gpu_tier, tiers)
+            self.state = open_gpu_tiered_state(spec, shard, num_shards, heap, steady, gpu_tier, tiers)
         elif tiers is not None:
-            self.state = open_tiered_state(spec, shard, num_shards, heap, clock, tiers)
+            self.state = open_tiered_state(spec, shard, num_shards, heap, steady, tiers)
         else:
             self.state = open_state(spec, shard, num_shards, arena or heap, clock)
 

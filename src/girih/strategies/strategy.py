@@ -70,7 +70,7 @@ class StrategyOptions(Options):
 
 
 def measures_of(strategy: Strategy, schedule: ScheduleOptions | None = None) -> frozenset[str]:
-    """Facts that are to be measured before a strategy plans: of "profile", "speeds" and "dense_cost"; its attribute ``measures``.
+    """Facts that are to be measured before a strategy plans: of "profile" and "dense_cost"; its attribute ``measures``.
 
     Args:
         schedule: adds those that it rests on.
@@ -84,7 +84,7 @@ def measures_for(schedule: ScheduleOptions) -> frozenset[str]:
     """Facts that ``[schedule]`` rests on, whatever the strategy and the number of trainers."""
     wanted = {"profile"} if schedule.interleaving_groups != 1 else set()
     if "auto" in (schedule.interleaving_groups, schedule.micro_batches):
-        wanted |= {"profile", "speeds", "dense_cost"}
+        wanted |= {"profile", "dense_cost"}
     return frozenset(wanted)
 
 
@@ -201,7 +201,7 @@ def base_plan(strategy: Strategy, facts: Facts, **decided: Any) -> Plan:
     arranged = arrange(facts)
     own: Any = strategy
     options: dict[str, Any] = asdict(own) if is_dataclass(own) else {}  # type: ignore[arg-type]
-    measured = {"profile": facts.profile, "speeds": facts.speeds, "dense_cost": facts.dense_cost}
+    measured = {"profile": facts.profile, "dense_cost": facts.dense_cost}
     count, why = micro_batches(facts)
     hosts = {f"{TRAINER} {rank}": host for rank, host in enumerate(facts.hosts)}
     defaults: dict[str, Any] = {

@@ -48,13 +48,13 @@ class Substitution(StrategyOptions):
     Attributes:
         trainers: processes; under ``torchrun`` as many as it starts. At most as many as tables.
         dense: who computes the upper network of a training batch: "replicated", all alike and all of it (DES);
-            "split", each for its share of the examples; "auto", what should take less time by what was measured.
+            "split", each for its share of the examples; "auto", the one that should take less time at nominal speeds.
         placement: of tables: "balanced" by what the first batches touch; "modulo", table t on trainer t mod N (DES §5).
         wire_partials: "bfloat16" halves partial results on the wire, and rounds them to 8 bits.
     """
 
     name: ClassVar[str] = "substitution"
-    measures: ClassVar[tuple[str, ...]] = ("profile", "speeds")
+    measures: ClassVar[tuple[str, ...]] = ("profile",)
     cuts_from: ClassVar[tuple[str, ...]] = ("embedding", "mlp")
     prefetches: ClassVar[bool] = True
     scales: ClassVar[Mapping[str, str]] = {TRAINER: "trainers"}
@@ -180,13 +180,13 @@ def _refuse(model: ModelFacts) -> None:
 
 
 def _split_pays(facts: Facts) -> bool:
-    """Whether to split, by what was measured; not where nothing was, nor between a trainer and itself."""
-    if facts.num_trainers == 1 or facts.speeds is None or facts.batch_size is None:
+    """Returns whether to split, by batch, trainers and network; False for a single trainer, or before data are known."""
+    if facts.num_trainers == 1 or facts.batch_size is None:
         return False
     return traffic.split_pays(
         facts.batch_size,
         facts.num_trainers,
         shared_parameters=facts.model.upper_parameters,
-        flops_per_example=6 * facts.model.upper_weights,  # two products backward for one forward
+        weights=facts.model.upper_weights,
         speeds=facts.speeds,
     )

@@ -1,11 +1,12 @@
-"""Measures what an example costs the model: memory and time of a forward and backward pass."""
+"""The cost of an example in the model, memory and time of a forward and backward pass: measured, or for plans without a clock."""
 
 from __future__ import annotations
 
 import copy
 import os
 import time
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +22,8 @@ from girih.dense.accel.arithmetic import arithmetic
 from girih.dense.halves.replica import made_by, to_device
 from girih.dense.spec import DenseSpec
 from girih.models.embeddings import Embeddings
-from girih.planner.facts import DenseCost
+from girih.planner.facts import DenseCost, Facts
+from girih.planner.traffic import Speeds
 from girih.sparse.groups.leaves import Leaves
 from girih.sparse.groups.pack import sequence_bounds
 from girih.sparse.spec import SparseSpec
@@ -50,14 +52,12 @@ def measure_dense_cost(
         DataError: a bad row.
     """
     hosts = ranks.hosts()
-    free = free_bytes(dense.device) / max(1, hosts.count(hosts[0]))
-    batch = next(iter(data.in_order().batches(0)), None)
-    if batch is None or batch[0].num_examples <= FEW:
+    memory = memory_bytes(dense.device) / max(1, hosts.count(hosts[0]))
+    more = _first_examples(data, examples)
+    if more is None:
         return None
-    more, few = (cut(batch[0], 0, min(number, batch[0].num_examples)) for number in (examples, FEW))
-    devices = [dense.device] if dense.device.type == "cuda" else []
-    with torch.random.fork_rng(devices):
-        module = copy.deepcopy(dense.module).to(dense.device)  # whose gradients and running moments move
+    few = cut(more, 0, FEW)
+    with _copied(dense) as module:
         kept = _kept_bytes(module, dense, more, _zeros(sparse, more))
         ranks.barrier()
         (of_few, _), (of_more, busy) = (
@@ -65,8 +65,37 @@ def measure_dense_cost(
         )
     example_s = max(0.0, of_more - of_few) / (more.num_examples - FEW)
     pass_s = max(0.0, of_few - FEW * example_s)
-    found = (kept / more.num_examples, free, pass_s, example_s)
+    found = (kept / more.num_examples, memory, pass_s, example_s)
     return replace(DenseCost(*ranks.broadcast(found)), busy_threads=ranks.broadcast(busy))
+
+
+def count_dense_cost(
+    data: Dataset, sparse: SparseSpec, dense: DenseSpec, facts: Facts, num_local: int
+) -> DenseCost | None:
+    """Returns the cost that plans decide from, see :func:`measure_dense_cost`: what the model keeps of an example is counted, times are nominal.
+
+    Args:
+        num_local: trainers that share this machine's memory.
+    """
+    batch = _first_examples(data, EXAMPLES)
+    if batch is None:
+        return None
+    with _copied(dense) as module:
+        kept = _kept_bytes(module, dense, batch, _zeros(sparse, batch))
+    return DenseCost(
+        bytes_per_example=kept / batch.num_examples,
+        memory_bytes=memory_bytes(dense.device) / num_local,
+        pass_s=facts.speeds.pass_s,
+        example_s=facts.speeds.example_s(facts.model.num_parameters),
+    )
+
+
+def count_update(dense: DenseSpec, speeds: Speeds) -> DenseCost:
+    """Returns the cost of the optimizer that plans decide from: its state is counted, and read and written at the nominal speed."""
+    cost = with_update(DenseCost(0.0, host_memory_bytes()), dense, TrainerGroup())
+    size = sum(each.nbytes for each in dense.module.parameters() if each.requires_grad)
+    update_s = 2 * cost.parameter_copies * size / speeds.memory_bytes_per_s
+    return replace(cost, update_s=update_s, busy_threads=1.0)
 
 
 def with_update(cost: DenseCost, dense: DenseSpec, ranks: TrainerGroup) -> DenseCost:
@@ -75,6 +104,22 @@ def with_update(cost: DenseCost, dense: DenseSpec, ranks: TrainerGroup) -> Dense
     Called by all trainers; what rank 0 finds is everybody's.
     """
     return replace(cost, **ranks.broadcast(_update(dense)))
+
+
+def _first_examples(data: Dataset, count: int) -> Batch | None:
+    """The first examples in file order; None where there are too few."""
+    batch = next(iter(data.in_order().batches(0)), None)
+    if batch is None or batch[0].num_examples <= FEW:
+        return None
+    return cut(batch[0], 0, min(count, batch[0].num_examples))
+
+
+@contextmanager
+def _copied(dense: DenseSpec) -> Iterator[nn.Module]:
+    """A copy of the model, whose gradients and running moments may move; random numbers are drawn anew afterwards."""
+    devices = [dense.device] if dense.device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        yield copy.deepcopy(dense.module).to(dense.device)
 
 
 def _zeros(sparse: SparseSpec, batch: Batch) -> Embeddings:
@@ -164,11 +209,14 @@ def _now(device: torch.device) -> float:
     return time.thread_time()
 
 
-def free_bytes(device: torch.device) -> float:
-    """Memory that this host, or a GPU, could give now."""
-    if device.type == "cuda":
-        return float(torch.cuda.mem_get_info(device)[0])
-    return host_bytes()
+def memory_bytes(device: torch.device) -> float:
+    """Memory of this host, or of a GPU."""
+    return float(torch.cuda.mem_get_info(device)[1]) if device.type == "cuda" else host_memory_bytes()
+
+
+def host_memory_bytes() -> float:
+    """Memory of this host."""
+    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
 def host_bytes() -> float:
@@ -177,4 +225,4 @@ def host_bytes() -> float:
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 return 1024.0 * int(line.split()[1])
-    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    return host_memory_bytes()

@@ -7,15 +7,14 @@ from typing import Any
 
 import torch
 
-from girih.comm.group import TrainerGroup
 from girih.dense.spec import DenseSpec
-from girih.planner.facts import DenseCost, Facts
+from girih.planner.facts import Facts
 from girih.planner.operators import OperatorGraph
 from girih.planner.plan import Plan, PlannedTagging
 from girih.planner.tagging.tag import Tagged
 from girih.sparse.spec import SparseSpec
 from girih.strategies.strategy import Strategy
-from girih.training.dense_cost import host_bytes, with_update
+from girih.training.dense_cost import count_update, host_memory_bytes
 from girih.training.example import operators_of
 
 
@@ -38,8 +37,7 @@ def place_net(
 ) -> PlacedNet:
     """Tags the operators of a model with devices, unless the plan has: then it is checked.
 
-    Done by one trainer: it rests on this machine's free memory, on what the optimizer takes and keeps, measured here where ``facts`` lack
-    it, and on a time limit.
+    Done by one trainer: it rests on this machine's memory, and on the optimizer's cost, counted here if ``facts`` lack it.
 
     Args:
         strategy: one whose group servers run operators, see :func:`girih.strategies.strategy.spreads_net`.
@@ -48,13 +46,16 @@ def place_net(
         ConfigError: the net does not fit into the memory of the group, or the plan does not fit the net.
     """
     if facts.dense_cost is None:
-        cost = with_update(DenseCost(0.0, host_bytes()), dense, TrainerGroup())
+        cost = count_update(dense, facts.speeds)
         facts = replace(facts, dense_cost=cost, threads=torch.get_num_threads())
     spread: Any = strategy
     held = plan.tagging
     graph = operators_of(sparse.following(plan), dense, spread, None if held is None else held.cut)
     facts = replace(
-        facts, graph=graph, tagging=None if held is None else held.devices, free_bytes=host_bytes()
+        facts,
+        graph=graph,
+        tagging=None if held is None else held.devices,
+        memory_bytes=host_memory_bytes(),
     )
     tagged: Tagged = spread.tagged(facts, plan.wire)
     tagging = PlannedTagging(devices=tagged.tagging, cut=graph.cut)

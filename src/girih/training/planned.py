@@ -50,10 +50,15 @@ class Planning:
         )
         facts = self.facts if train is None else replace(self.facts, batch_size=train.batch_size)
         calibrated = self.calibrated if train is not None and facts.device == "cpu" else None
+        unmeasured = facts
         if calibrated is not None and train is not None:
+            unmeasured = replace(facts, calibration=calibrated.calibration)
             facts = measured(facts, calibrated.calibration, train, sparse, dense, ranks)
-        if spreads_net(strategy):
-            plan, facts = self._placed(plan, strategy, facts)
+        if spreads_net(strategy):  # which is decided before anything is measured
+            plan, net = self._placed(plan, strategy, unmeasured)
+            facts = replace(
+                facts, graph=net.graph, tagging=net.tagging, wire=net.wire, memory_bytes=net.memory_bytes
+            )
         self._priced_by = None if calibrated is None else facts
         return self.priced(plan, strategy)
 

@@ -1,4 +1,4 @@
-"""From facts to a plan: what is measured, and which plan holds."""
+"""From facts to a plan: what is counted in the first batches, and which plan holds. No decision rests on a clock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from girih.config.schedule import ScheduleOptions
 from girih.data import Dataset
 from girih.dense.model_facts import model_facts
 from girih.dense.spec import DenseSpec
-from girih.dense.speeds import measure_speeds
 from girih.errors import ConfigError
 from girih.planner.facts import AccessProfile, Facts, GroupFacts, TableFacts
 from girih.planner.plan import Plan
@@ -21,7 +20,7 @@ from girih.sparse.spec import SparseSpec
 from girih.store.accounting import row_bytes
 from girih.store.rows.record import row_layout
 from girih.strategies.strategy import Strategy, measures_for, measures_of, runs_alone, spreads_net
-from girih.training.dense_cost import host_bytes, measure_dense_cost
+from girih.training.dense_cost import count_dense_cost, host_bytes
 
 
 def joined(strategy: Strategy, options: ClusterOptions | None = None) -> Cluster:
@@ -86,7 +85,7 @@ def decide(
     """The plan of a run, on all trainers; called by all together.
 
     Args:
-        dense: the model, whose cost is measured where the plan rests on it.
+        dense: the model, whose cost is counted where the plan rests on it.
         train: the training data, where it is known: rank 0 measures its first batches if the strategy wants them.
         earlier: the plan of the run that goes on: it holds where it fits, else what was measured then is used again.
         pinned: the plan that the user gave; where it names no hosts, trainers are where they are.
@@ -130,14 +129,12 @@ def decide(
     if profile is None and train is not None and "profile" in wanted:
         found = asdict(measure_access(train, sparse, ranks.size)) if ranks.first else None
         profile = ranks.broadcast(found)
-    speeds = measure_speeds(ranks) if "speeds" in wanted and train is not None else None
     cost = None
     if train is not None and dense is not None and "dense_cost" in wanted:
-        cost = measure_dense_cost(train, sparse, dense, ranks)
+        cost = count_dense_cost(train, sparse, dense, facts, max(1, hosts.count(hosts[0])))
     facts = replace(
         facts,
         profile=None if profile is None else AccessProfile(**profile),
-        speeds=speeds,
         dense_cost=cost,
     )
     return Plan.from_dict(ranks.broadcast(strategy.plan(facts).to_dict()))

@@ -209,5 +209,6 @@ def rescaled(
     )
     session = own.rescale(changed, context, session, plan)
     if saved is not None:
-        session.sparse.load(PartReader(saved, Manifest.read(saved).shards), step=num_updates)
+        reader = PartReader(saved, Manifest.read(saved).shards)
+        session.sparse.load(replace(reader, newest=reader.newest_uses()), step=num_updates)
     return own, changed, session

@@ -15,6 +15,7 @@ import torch
 from girih import checkpoint
 from girih.checkpoint import CheckpointOptions, Storage
 from girih.checkpoint.load import Loaded, load
+from girih.checkpoint.parts import PartReader
 from girih.checkpoint.save import Content
 from girih.cluster.elastic import requests
 from girih.cluster.roles import RoleName
@@ -45,6 +46,7 @@ from girih.runs.summary import summarize
 from girih.runs.timeline import timelines, write_timeline
 from girih.runs.trained import TRAINED, repeated_from
 from girih.sparse.options import StoreOptions
+from girih.store.clock import notes_of_future, refuse_expired
 from girih.strategies.strategy import Strategy, note_on_rows
 from girih.training import random_state
 from girih.training.autoscaling import autoscaler_of
@@ -98,6 +100,8 @@ class TrainingRun:
     resumed: bool = False
     begins_anew: bool = False
     _log: RunLog | None = None
+    _read: Loaded | None = None
+    """The checkpoint whose rows were loaded to be read, and not to go on with."""
     _compiled_in_steps_s: float = 0.0
     _loaders: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     _ended_loaders: dict[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -204,6 +208,10 @@ class TrainingRun:
         state = self.state
         if epochs and state.stopped_early:  # asked to go on all the same
             state.stopped_early, state.bad_evaluations = False, 0
+        if self._read is not None:
+            groups = self.context.sparse.groups()
+            refuse_expired(self._newest_uses(self._read), (t for group in groups for t in group.spec.tables))
+            self._read = None
         until = self.ranks.broadcast(state.epoch + epochs)
         self._ended_loaders = {}
         if self.saves and state.step:
@@ -362,7 +370,9 @@ class TrainingRun:
         self.checkpoints.forget_latest()
         self.compiling(ahead.loading())
         rows_stay = resume and self.context.processes.rows_stayed
-        loaded.put(sparse=None if rows_stay else session.sparse, dense=session.dense)
+        newest = self._newest_uses(loaded) if resume and not rows_stay else None
+        loaded.put(sparse=None if rows_stay else session.sparse, dense=session.dense, newest=newest)
+        self._read = None if resume else loaded
         self.standing.normalizing.stats = loaded.normalization
         if resume:
             self._go_on(loaded)
@@ -373,7 +383,9 @@ class TrainingRun:
         session = self.open(train)
         self.compiling(ahead.loading())
         groups = self.context.sparse.groups()
-        session.sparse.load(rows_that_fit(loaded, groups, found), step=0)
+        reader = rows_that_fit(loaded, groups, found)
+        newest = {name: used for name, used in self._newest_uses(loaded).items() if name in found.rows}
+        session.sparse.load(replace(reader, newest=newest), step=0)
         put_parameters(loaded, session.dense, found)
         self.standing.normalizing.inherit(loaded, found, train)
         self.standing.inherited = place.url
@@ -382,6 +394,14 @@ class TrainingRun:
     def content(self) -> Content:
         """The content of a checkpoint made now."""
         return self.standing.content(*self.opened())
+
+    def _newest_uses(self, loaded: Loaded) -> Mapping[str, int]:
+        """The newest use of each table that counts seconds, on all trainers; says which lie ahead of the clock."""
+        reader = PartReader(loaded.place, loaded.shards)
+        newest: Mapping[str, int] = self.ranks.broadcast(reader.newest_uses() if self.ranks.first else None)
+        for line in notes_of_future(newest):
+            self.notes.say(line)
+        return newest
 
     def _go_on(self, loaded: Loaded) -> None:
         self.standing.go_on(loaded, self.opened()[0])

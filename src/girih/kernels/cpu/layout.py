@@ -23,6 +23,7 @@ NO_ROW = -1
 NUM_ROWS, ROWS_EVER, FREE_ROW, LAST_STEP, INDEX_SIDE, INDEX_SLOTS, ROWS_COMMITTED = range(7)
 INDEX_SHIFT, GROWING, GROW_START, GROW_MOVED, GROW_CLAIMED = range(7, 12)  # see ``index``
 AMID = 12  # see ``amid``
+CLOCK = 13  # of shared memory: seconds by which its clock is ahead of the monotonic one
 STATE_WORDS = 16
 TAG_BITS = 31
 

@@ -14,9 +14,7 @@ from girih.planner.tagging.components import components
 from girih.planner.tagging.group import CodecCost, Device, HierarchicalGroup, WireCost
 from girih.planner.tagging.tag import Tagged, tag
 from girih.planner.tagging.wires import calibrated
-
-FLOPS_PER_S, BYTES_PER_S = 2e10, 1.25e9
-"""Tagging takes these speeds of a core and of a link of 10 Gbit/s if nothing was calibrated."""
+from girih.planner.traffic import NOMINAL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +54,7 @@ class Spread:
 
 
 def group_of(graph: OperatorGraph, options: Mapping[str, Any], known: Known) -> HierarchicalGroup:
-    """The group that ``[strategy]`` asks for, at the speeds that were calibrated.
+    """The group that ``[strategy]`` asks for, at the speeds that were calibrated, or else nominal ones.
 
     Where no pass was measured, see :func:`timed`, a core computes as fast as in the calibrated products. A device can take what its machine
     has and its nets keep busy, a thread each on a server; all devices share the cores of the machines, as much as each of them asks for.
@@ -71,10 +69,10 @@ def group_of(graph: OperatorGraph, options: Mapping[str, Any], known: Known) -> 
     nets = options["nets"]
     device = Device(
         cores=1.0 if calibration is None else min(of_machine, nets * max(1, known.threads // nets)),
-        flops_per_s=FLOPS_PER_S
+        flops_per_s=NOMINAL.flops_per_s
         if calibration is None or calibration.work is None
         else calibration.work.flops_per_s,
-        bytes_per_s=BYTES_PER_S if link is None else link.bytes_per_s,
+        bytes_per_s=NOMINAL.bytes_per_s if link is None else link.bytes_per_s,
         memory_bytes=known.memory_bytes,
     )
     server = replace(device, cores=1.0 if calibration is None else min(of_machine, nets * trainers))
@@ -118,15 +116,15 @@ def known_of(facts: Facts, options: Mapping[str, Any]) -> Known:
     trainers = options["groups"] * options["trainers_per_group"]
     processes = trainers + options["groups"] * options["servers_per_group"]
     machines = 1 if facts.calibration is None else facts.calibration.machines
-    free = facts.free_bytes
-    if free is None and facts.dense_cost is not None:
-        free = facts.dense_cost.free_bytes
+    memory = facts.memory_bytes
+    if memory is None and facts.dense_cost is not None:
+        memory = facts.dense_cost.memory_bytes
     return Known(
         batch_size=max(1, (facts.batch_size or 1) // trainers),
         threads=facts.threads,
         calibration=facts.calibration,
         dense=facts.dense_cost,
-        memory_bytes=None if not free else free * machines / processes,
+        memory_bytes=None if not memory else memory * machines / processes,
     )
 
 

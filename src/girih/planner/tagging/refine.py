@@ -8,7 +8,6 @@ there, a step may also have two bundles change places.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -30,6 +29,7 @@ _TOLERANCE = 1e-9
 """Relative differences below which two loads are the same: sums of floats that were added up in another order."""
 
 SHARED_CORES = "the shared cores"
+
 
 Burden = tuple[float, ...]
 """A placement's burden; the lower the better: memory beyond what there is, of each device, then busy seconds of devices and of the cores that
@@ -67,17 +67,17 @@ class _Offer:
 
 
 def refine(
-    index: Index, group: HierarchicalGroup, placed: Sequence[int], *, until: float
+    index: Index, group: HierarchicalGroup, placed: Sequence[int], effort: Iterator[object]
 ) -> tuple[list[int], tuple[Move, ...]]:
-    """Moves bundles until no move lowers the burden of the placement, or time is up.
+    """Moves bundles until no move lowers the burden of the placement, or the effort is spent.
 
     Bundles with parameters move between servers only.
 
     Args:
         placed: device of each bundle.
-        until: when time is up, by :func:`time.thread_time`.
+        effort: has an item for each placement that may be looked at: a number and not a time, so that all machines find the same.
     """
-    search = _Search(index, group, placed, until)
+    search = _Search(index, group, placed, effort)
     moves: list[Move] = []
     while any(search.step(offers()) for offers in (search.single_moves, search.stretches, search.swaps)):
         moves += search.last
@@ -118,8 +118,10 @@ class _Search:
 
     last: tuple[Move, ...]
 
-    def __init__(self, index: Index, group: HierarchicalGroup, placed: Sequence[int], until: float) -> None:
-        self._index, self._group, self._until = index, group, until
+    def __init__(
+        self, index: Index, group: HierarchicalGroup, placed: Sequence[int], effort: Iterator[object]
+    ) -> None:
+        self._index, self._group, self._effort = index, group, effort
         self.ledger = Ledger(index, group, placed)
         self._found = exact_loads(index, group, self.ledger)
 
@@ -127,7 +129,7 @@ class _Search:
         """Takes the offer with the lowest burden, if it lowers the placement's; tried in the order of the burden that they have at least."""
         current = burden(self._group, self._found)
         for offer in sorted(each for each in offers if lower(each.least, current)):
-            if time.thread_time() > self._until:
+            if next(self._effort, None) is None:
                 break
             source = self.ledger.placed[offer.bundles[0]]
             self._move(offer.bundles, offer.target)
@@ -172,10 +174,10 @@ class _Search:
             return
         placed = self.ledger.placed
         for bundle in [bundle for bundle, device in enumerate(placed) if device == fullest]:
-            if time.thread_time() > self._until:
-                return
             for other, target in enumerate(list(placed)):
                 if target in self._targets(bundle) and fullest in self._targets(other):
+                    if next(self._effort, None) is None:
+                        return
                     self._move([bundle], target)
                     self._move([other], fullest)
                     least = burden(self._group, least_loads(self._group, self.ledger))
@@ -185,10 +187,12 @@ class _Search:
 
     def _stretch(self, bundles: Sequence[int], target: int) -> Iterator[_Offer]:
         """The first bundle, the first two, and so on."""
-        if not bundles or time.thread_time() > self._until:
+        if not bundles:
             return
         source = self.ledger.placed[bundles[0]]
         for number, bundle in enumerate(bundles, start=1):
+            if next(self._effort, None) is None:
+                break
             self.ledger.move(bundle, target)
             yield _Offer(
                 burden(self._group, least_loads(self._group, self.ledger)), tuple(bundles[:number]), target

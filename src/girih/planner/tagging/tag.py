@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,7 +25,8 @@ from girih.planner.tagging.utilization import (
 )
 
 How = Literal["refined", "rules", "none"]
-LIMIT_S = 10.0
+EFFORT = 15_000_000
+"""Operators of all placements that refinement looks at. It takes a core about ten seconds."""
 AHEAD = 1.01
 """Predicted speed by which another start must be ahead of the rules': their reasons are worth more than a percent."""
 
@@ -63,14 +63,14 @@ def tag(
     *,
     how: How = "refined",
     rules: Sequence[Rule] = RULES,
-    limit_s: float = LIMIT_S,
+    effort: int = EFFORT,
     given: Tagging | None = None,
 ) -> Tagged:
     """Tags each operator with the device that runs it.
 
     Args:
         how: "rules" leaves out the refinement, "none" the rules too: what can be moved is dealt to the servers in turn.
-        limit_s: for refinement, of this thread's processor time: another load of the machine changes no tagging.
+        effort: operators of all placements that refinement may look at.
         given: a tagging that is kept: nothing is decided.
 
     Raises:
@@ -95,7 +95,9 @@ def tag(
     placed = start.placed
     searched = how == "refined" and given is None
     if searched and group.servers:
-        start, placed, moves = _refined(index, group, [start, *others(index)], limit_s)
+        start, placed, moves = _refined(
+            index, group, [start, *others(index)], iter(range(effort // max(1, len(index.operators))))
+        )
     reasons = start.reasons
     found = exact_loads(index, group, Ledger(index, group, placed))
     check_memory(index, group, placed, found, searched=searched)
@@ -118,14 +120,13 @@ def tag(
 
 
 def _refined(
-    index: Index, group: HierarchicalGroup, starts: Sequence[Start], limit_s: float
+    index: Index, group: HierarchicalGroup, starts: Sequence[Start], effort: Iterator[object]
 ) -> tuple[Start, list[int], tuple[Move, ...]]:
     """Refines the first start, or takes another one that ends ahead of it by :data:`AHEAD`; one by memory where none fits into it."""
-    until = time.thread_time() + limit_s
 
     def reached(start: Start) -> tuple[float, float, tuple[Start, list[int], tuple[Move, ...]]]:
         """Memory that is lacking, and the speed, less than 0, of what a start comes to."""
-        placed, moves = refine(index, group, start.placed, until=until)
+        placed, moves = refine(index, group, start.placed, effort)
         loads = exact_loads(index, group, Ledger(index, group, placed))
         lacking = sum(max(0.0, load.memory - 1) for load in loads)
         return lacking, -examples_per_s(group, loads), (start, placed, moves)

@@ -10,7 +10,7 @@ from girih.planner.calibration import CodecSpeed
 from girih.planner.operators import OperatorGraph
 from girih.planner.speed.step import step_seconds
 from girih.planner.tagging.group import FLOAT32, CodecCost, HierarchicalGroup, WireCost
-from girih.planner.tagging.tag import LIMIT_S, How, Tagged, tag
+from girih.planner.tagging.tag import EFFORT, How, Tagged, tag
 
 GAIN = 1.02
 """Predicted speed by which a codec that loses digits must be ahead of one that loses fewer."""
@@ -61,13 +61,13 @@ def choose_wire(
     activations: Sequence[CodecCost],
     gradients: Sequence[CodecCost],
     how: How = "refined",
-    limit_s: float = LIMIT_S,
+    effort: int = EFFORT,
 ) -> Chosen:
     """Tags the graph with each pair of codecs, and takes the first pair that no other one is ahead of by :data:`GAIN`.
 
     Args:
         activations, gradients: what may be chosen, first what loses nothing; one alone is taken as it is.
-        limit_s: for refinement, of all pairs together.
+        effort: of all pairs together, see :func:`~girih.planner.tagging.tag.tag`.
 
     Raises:
         ConfigError: as :func:`~girih.planner.tagging.tag.tag`.
@@ -79,7 +79,7 @@ def choose_wire(
     found = []
     for _, forward, backward in pairs:
         wire = WireCost(activations=forward, gradients=backward)
-        tagged = tag(graph, replace(group, wire=wire), how=how, limit_s=limit_s / len(pairs))
+        tagged = tag(graph, replace(group, wire=wire), how=how, effort=effort // len(pairs))
         found.append((wire, tagged, _in_flight(tagged, group)))
     plain, most = found[0][2], max(speed for *_, speed in found)
     wire, tagged, speed = next(each for each in found if each[2] * GAIN >= most)

@@ -20,6 +20,7 @@ from girih.publishing.shards import SegmentRows, begin_rows, know_changes
 from girih.sparse.groups.pack import Group
 from girih.sparse.options import StoreOptions
 from girih.store import LiveSnapshot, Push, SnapshotFile, Store, write_rows
+from girih.store.clock import refuse_expired
 from girih.store.route import shard_of
 
 
@@ -175,7 +176,7 @@ class LocalShards:
         """Replaces all rows by those of any number of shards that belong here.
 
         Raises:
-            CheckpointError: a part is damaged, or its rows do not fit; no row was replaced.
+            CheckpointError: a part is damaged, its rows do not fit, or all of a table's would expire; no row was replaced.
         """
         found: list[tuple[Store, list[SnapshotFile], set[str]]] = []
         all_tables = {table.name for group in self.groups for table in group.spec.tables}
@@ -194,6 +195,7 @@ class LocalShards:
                         file.verify()
                     continue
                 store.check(found[-1][1], optimizer_state=reader.optimizer_state, elsewhere=elsewhere)
+        refuse_expired(reader.newest, (table for group in self.groups for table in group.spec.tables))
         for store, files, elsewhere in found:
             if reader.begins:
                 store.inherit(files)

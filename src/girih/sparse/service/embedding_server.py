@@ -96,6 +96,8 @@ class EmbeddingServer:
     def run(self, ready: Callable[[str], None], stop: threading.Event) -> None:
         """Serves until ``stop`` is set."""
         segment = None if self.segment is None else f"{self.segment}-{self.index}"
+        if segment is not None and not self.incarnation:  # one that was killed as it began may have made some
+            remove_segments(f"{segment}-")
         shards = LocalShards(
             self.spec.groups(),
             self.spec.store,

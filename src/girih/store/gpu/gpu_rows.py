@@ -10,7 +10,6 @@ Shapes: U unique keys, R rows ever made, T tables.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -19,6 +18,7 @@ from torch import Tensor
 from girih.kernels.cpu import layout as at
 from girih.kernels.gpu import counting, index, jit, lookup
 from girih.store.arrays import Ints, Longs
+from girih.store.clock import Clock
 from girih.store.gpu.gpu_memory import GpuMemory, to_device
 from girih.store.gpu.least_used import LeastUsed
 from girih.store.gpu.oldest import Oldest
@@ -38,9 +38,7 @@ class GpuRows:
         clock: seconds since 1970, for tables whose rows expire after some seconds.
     """
 
-    def __init__(
-        self, memory: GpuMemory, own: RowLayout, kernels: RecordKernels, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, memory: GpuMemory, own: RowLayout, kernels: RecordKernels, clock: Clock) -> None:
         self._memory, self._kernels, self._clock = memory, kernels, clock
         self._rules = own.kernel.rules
         device = memory.device

@@ -25,6 +25,7 @@ from girih.kernels.gpu import counting, jit, update
 from girih.kernels.gpu.gradients import Direct
 from girih.kernels.gpu.layout import STAMP
 from girih.store.arrays import Floats, Ints, Longs
+from girih.store.clock import Clock
 from girih.store.gpu.gpu_memory import GpuMemory, to_device
 from girih.store.gpu.gpu_rows import GpuRows
 from girih.store.gpu.gpu_save import GpuSave
@@ -47,7 +48,7 @@ class GpuState:
         rows: which keys have rows.
     """
 
-    def __init__(self, spec: GroupSpec, own: RowLayout, options: Gpu, clock: Callable[[], float]) -> None:
+    def __init__(self, spec: GroupSpec, own: RowLayout, options: Gpu, clock: Clock) -> None:
         self.spec, self.layout, self._clock = spec, own, clock
         self.memory = GpuMemory(own, len(spec.tables), options)
         self.kernels = RecordKernels(self.memory.rows, own)
@@ -252,8 +253,6 @@ class GpuState:
             )
 
 
-def open_gpu_state(
-    spec: GroupSpec, shard: int, num_shards: int, options: Gpu, clock: Callable[[], float]
-) -> GpuState:
+def open_gpu_state(spec: GroupSpec, shard: int, num_shards: int, options: Gpu, clock: Clock) -> GpuState:
     """Lays out a shard in GPU memory; arguments and errors are those of :class:`girih.store.Store`."""
     return GpuState(spec, row_layout(spec, shard, num_shards), options, clock)

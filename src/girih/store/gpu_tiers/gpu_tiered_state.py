@@ -9,7 +9,7 @@ Shapes: U unique keys, n what there is room for, W columns of a row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,6 +21,7 @@ from girih.kernels.cpu import device_slots, layout
 from girih.kernels.cpu.update import Terms
 from girih.kernels.gpu.gradients import Direct
 from girih.store.arrays import Floats, Ints, Longs
+from girih.store.clock import Clock
 from girih.store.gpu.gpu_memory import to_device
 from girih.store.gpu.options import GpuTier
 from girih.store.gpu.record_kernels import HostKeys, Keys, RecordKernels, check_unique
@@ -311,7 +312,7 @@ def open_gpu_tiered_state(
     shard: int,
     num_shards: int,
     arena: Heap,
-    clock: Callable[[], float],
+    clock: Clock,
     tier: GpuTier,
     below: Tiers | None,
 ) -> GpuTieredState:

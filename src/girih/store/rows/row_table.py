@@ -5,18 +5,16 @@ Shapes: U unique keys, W columns of a row that training sees, T tables.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 from numpy.typing import NDArray
 
 from girih.kernels.cpu import layout, lookup, recency, update
 from girih.store.arrays import Floats, Ints, Longs
+from girih.store.clock import EPOCH_S, Clock
 from girih.store.memory.shard_memory import ShardMemory
 from girih.store.rows.record import RowLayout
 
 ONCE: Ints = np.zeros(0, np.int32)  # counts of keys that occur once each
-_EPOCH_S = 1_577_836_800  # seconds are counted from 2020, so that they fit int32 until 2088
 LFU_SHARE = 16
 # What a save must have room to keep: a row and its neighbours; besides, the newest row and one to be taken, or
 # the Bloom cells of a key.
@@ -24,12 +22,12 @@ _RECORDS_PER_DROP, _RECORDS_PER_READ = 3, 8
 _UNBOUNDED = 1 << 31
 
 
-def moments(rules: NDArray[np.int64], step: int, clock: Callable[[], float]) -> Longs:
+def moments(rules: NDArray[np.int64], step: int, clock: Clock) -> Longs:
     """int64[T]: the step, or the second, by which each table measures age; see :class:`girih.kernels.cpu.layout.Layout`."""
     now = np.full(len(rules), step, np.int64)
     in_seconds = rules[:, layout.IN_SECONDS] != 0
     if in_seconds.any():
-        now[in_seconds] = int(clock()) - _EPOCH_S
+        now[in_seconds] = int(clock()) - EPOCH_S
     return now
 
 
@@ -40,7 +38,7 @@ class RowTable:
         clock: seconds since 1970, for tables whose rows expire after some seconds.
     """
 
-    def __init__(self, memory: ShardMemory, own: RowLayout, clock: Callable[[], float]) -> None:
+    def __init__(self, memory: ShardMemory, own: RowLayout, clock: Clock) -> None:
         self._memory, self._kernel, self._first_hyper = memory, own.kernel, own.first_hyper
         self._clock = clock
         self._rules = own.kernel.rules

@@ -89,3 +89,9 @@ def bloom_tensors(own: RowLayout) -> list[Tensor]:
         for table, part in zip(own.description["tables"], cells, strict=True)
         if part.start < part.stop
     ]
+
+
+def counts_seconds(table: Mapping[str, Any]) -> bool:
+    """Whether a table of a description measures the age of its rows in seconds."""
+    eviction = table.get("eviction")
+    return isinstance(eviction, Mapping) and bool(eviction.get("seconds"))

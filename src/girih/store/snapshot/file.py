@@ -22,7 +22,7 @@ from girih.config import checks
 from girih.errors import CheckpointError
 from girih.kernels.cpu import layout
 from girih.store.rows.record import FORMAT_VERSION
-from girih.store.snapshot.columns import Chunk, columns_of
+from girih.store.snapshot.columns import Chunk, columns_of, counts_seconds
 from girih.store.snapshot.contents import wrong_rows
 from girih.store.snapshot.sinks import Sink
 from girih.store.snapshot.tensorfile import DTYPES, HEADER, Tensor, TensorHeader, TensorWriter, damaged
@@ -136,6 +136,14 @@ class SnapshotFile:
         size = max(_LEAST_CHUNK, _CHUNK_BYTES // row_bytes)
         for start in range(0, self.num_rows, size):
             yield {c.name: self._arrays[c.name][start : start + size] for c in self._columns}
+
+
+def add_newest_uses(found: dict[str, int], file: SnapshotFile) -> None:
+    """Notes the second of the newest use of each table that counts seconds, as its rows count it."""
+    used, numbers = file.column("last_used"), file.column("tables")
+    for number, table in enumerate(file.description["tables"]):
+        if counts_seconds(table) and len(own := used[numbers == number]):
+            found[table["name"]] = max(found.get(table["name"], 0), int(own.max()))
 
 
 def describe_header(header: TensorHeader, where: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from girih.kernels.cpu import layout, transfer
+from girih.kernels.cpu import transfer
 from girih.store.arrays import Floats, Ints
 from girih.store.route import shard_of
 from girih.store.snapshot.columns import Chunk, Column, value_columns
@@ -22,6 +22,7 @@ from girih.store.snapshot.restore import (
     ELSEWHERE,
     Source,
     add_bloom,
+    last_uses,
     order_lists,
     shrink_to_bounds,
     table_numbers,
@@ -85,9 +86,8 @@ def inherit(state: ShardState, sources: Sequence[Source]) -> None:
         if fit.why_not:
             continue
         numbers = table_numbers(state, source)
-        in_seconds = np.array([_in_seconds(table) for table in theirs["tables"]])
         for chunk in source.chunks():
-            _load_chunk(state, chunk, numbers, in_seconds, int(theirs["last_step"]), fit)
+            _load_chunk(state, chunk, numbers, theirs, fit)
         add_bloom(state, source)
     order_lists(state, np.ones(len(state.spec.tables), np.bool_))
     shrink_to_bounds(state)
@@ -97,8 +97,7 @@ def _load_chunk(
     state: ShardState,
     chunk: Chunk,
     numbers: Ints,
-    in_seconds: NDArray[np.bool_],
-    last_step: int,
+    theirs: Mapping[str, Any],
     fit: Fit,
 ) -> None:
     all_tables, own = numbers[chunk["tables"]], state.layout.description
@@ -110,7 +109,7 @@ def _load_chunk(
     initial = _initial(state, ids, tables) if set(fit.segments) != _names(own) else None
     state.memory.grow_rows(len(kept))
     state.memory.reserve_index(len(kept))
-    last_used = _last_used(state, chunk, kept, tables, in_seconds, last_step)
+    last_used = last_uses(state, theirs, chunk, kept, tables, goes_on=False)
     rows, versions = np.empty(len(kept), np.int32), np.zeros(len(kept), np.int32)
     arrays, kernel = state.memory.arrays, state.layout.kernel
     transfer.load_keys(arrays, kernel, ids, tables, last_used, chunk["counts"][kept], versions, rows)
@@ -131,22 +130,6 @@ def _load_chunk(
     state.load_values(rows, weights, begins=True, states=states)
 
 
-def _last_used(
-    state: ShardState,
-    chunk: Chunk,
-    kept: NDArray[np.int64],
-    tables: Ints,
-    in_seconds: NDArray[np.bool_],
-    last_step: int,
-) -> Ints:
-    """int32[K]: by the measure of the tables here; now, where their measure is another one."""
-    now, counted = state.rows.now(0)[tables], in_seconds[chunk["tables"][kept]]
-    counts = state.layout.kernel.rules[tables, layout.IN_SECONDS] != 0
-    saved = chunk["last_used"][kept].astype(np.int64)
-    before = np.where(counted, saved, saved - last_step)
-    return np.where(counted == counts, before, now).astype(np.int32)
-
-
 def _initial(state: ShardState, ids: NDArray[np.int64], tables: Ints) -> Floats:
     """The initial values of keys, float32[K, W]."""
     out = np.empty((len(ids), state.layout.description["dim"]), np.float32)
@@ -156,10 +139,6 @@ def _initial(state: ShardState, ids: NDArray[np.int64], tables: Ints) -> Floats:
 
 def _names(description: Mapping[str, Any]) -> set[str]:
     return {segment["name"] for segment in description["segments"]}
-
-
-def _in_seconds(table: Mapping[str, Any]) -> bool:
-    return bool((table["eviction"] or {}).get("seconds"))
 
 
 def _narrowed(values: Floats, column: Column) -> NDArray[Any]:

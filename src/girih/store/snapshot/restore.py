@@ -5,7 +5,7 @@ Shapes: n rows of a source, K rows of a chunk, T tables.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,7 +17,7 @@ from girih.kernels.cpu.arrays import sealed
 from girih.store.arrays import Ints, Longs
 from girih.store.route import shard_of
 from girih.store.rows.record import RowLayout, block_range
-from girih.store.snapshot.columns import Chunk, value_columns
+from girih.store.snapshot.columns import Chunk, counts_seconds, value_columns
 from girih.store.spec import GroupSpec
 from girih.store.state import ShardState
 
@@ -156,7 +156,7 @@ def _take(state: ShardState, source: Source, optimizer_state: bool) -> Longs:
     newer_of, new_of = (np.full(num_rows, layout.NO_ROW, np.int32) for _ in range(2))
     gave = np.zeros(len(state.spec.tables), np.int64)
     for chunk in source.chunks():
-        kept, tables, rows = _load_chunk(state, chunk, numbers, optimizer_state)
+        kept, tables, rows = _load_chunk(state, description, chunk, numbers, optimizer_state)
         gave[tables] = 1 if linked else 2
         if linked:
             newer_of[chunk["rows"]] = chunk["newer"]
@@ -169,7 +169,7 @@ def _take(state: ShardState, source: Source, optimizer_state: bool) -> Longs:
 
 
 def _load_chunk(
-    state: ShardState, chunk: Chunk, numbers: Ints, optimizer_state: bool
+    state: ShardState, description: Mapping[str, Any], chunk: Chunk, numbers: Ints, optimizer_state: bool
 ) -> tuple[Longs, Ints, Ints]:
     """Takes the rows of this shard; returns the place of each in the chunk, its table and its row."""
     all_tables, own = numbers[chunk["tables"]], state.layout.description
@@ -182,7 +182,8 @@ def _load_chunk(
     state.memory.grow_rows(len(kept))
     state.memory.reserve_index(len(kept))
     arrays, kernel = state.memory.arrays, state.layout.kernel
-    last_used, counts, versions = (chunk[name][kept] for name in ("last_used", "counts", "versions"))
+    counts, versions = (chunk[name][kept] for name in ("counts", "versions"))
+    last_used = last_uses(state, description, chunk, kept, tables, goes_on=True)
     transfer.load_keys(arrays, kernel, ids, tables, last_used, counts, versions, rows)
     columns = [
         (column.first_byte, chunk[column.name][kept])
@@ -191,6 +192,23 @@ def _load_chunk(
     ]
     state.load_values(rows, columns, begins=not optimizer_state)
     return kept, tables, rows
+
+
+def last_uses(
+    state: ShardState, theirs: Mapping[str, Any], chunk: Chunk, kept: Longs, tables: Ints, *, goes_on: bool
+) -> Ints:
+    """The last use of rows, int32[K], by the measure of the tables here; now, where tables measured age otherwise.
+
+    Args:
+        theirs: the description of the source. goes_on: whether steps go on from those of the source, or count anew.
+    """
+    last_step = int(theirs["last_step"])
+    in_seconds = np.array([counts_seconds(table) for table in theirs["tables"]])
+    now, counted = state.rows.now(last_step if goes_on else 0)[tables], in_seconds[chunk["tables"][kept]]
+    counts = state.layout.kernel.rules[tables, layout.IN_SECONDS] != 0
+    saved = chunk["last_used"][kept].astype(np.int64)
+    before = np.where(counted | goes_on, saved, saved - last_step)
+    return np.where(counted == counts, before, now).astype(np.int32)
 
 
 def add_bloom(state: ShardState, source: Source) -> None:

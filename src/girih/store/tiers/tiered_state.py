@@ -10,7 +10,7 @@ Shapes: U unique keys, W columns of a row that training sees, V 32-bit words of 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +19,7 @@ from girih.kernels.cpu import index, layout, tiers, update
 from girih.kernels.cpu.arrays import sealed
 from girih.kernels.cpu.update import Terms
 from girih.store.arrays import Floats, Ints, Longs
+from girih.store.clock import Clock
 from girih.store.memory.arena import ArenaShape, open_arena
 from girih.store.memory.options import Heap
 from girih.store.memory.shard_memory import ShardMemory
@@ -218,7 +219,7 @@ class TieredState(ShardState):
 
 
 def open_tiered_state(
-    spec: GroupSpec, shard: int, num_shards: int, arena: Heap, clock: Callable[[], float], options: Tiers
+    spec: GroupSpec, shard: int, num_shards: int, arena: Heap, clock: Clock, options: Tiers
 ) -> TieredState:
     """Lays out a shard with tiers and opens its memory and its file; errors are those of :class:`Store`.
 
