@@ -8,7 +8,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 from safetensors.torch import load_file
 
 import girih
@@ -108,24 +107,6 @@ def test_answers_are_those_of_predict_without_the_run(made, trained, log_source,
     elsewhere = tmp_path / "elsewhere"
     shutil.copytree(made, elsewhere)
     np.testing.assert_array_equal(answers(elsewhere, table, 128), expected)
-
-
-def test_a_program_of_torch_alone_computes_the_same(made, log_source):
-    signature, served = open_served(made)
-    assert signature.dense.program == "dense.pt2"
-    table = pq.read_table(log_source / "test.parquet").select(COLUMNS).slice(0, 128)
-    batch = served.normalization.apply(RequestReader(served.schema, 200).read(tensors_of(table)))
-    embeddings = served._sparse.peek(batch).wait()
-    assert [dict(each) for each in signature.dense.inputs] == inputs_of(embeddings)
-    program = torch.export.load(made / "dense.pt2").module()
-    given = (torch.from_numpy(batch.numeric), *embeddings.tensors())
-    with torch.no_grad():
-        logits = program(*given)
-        np.testing.assert_allclose(logits.numpy(), served.dense.predict(batch, embeddings).numpy(), rtol=1e-5)
-        one = [tensor[:1] for tensor in given]
-        np.testing.assert_allclose(
-            program(*one).numpy(), logits[:1].numpy(), rtol=1e-5
-        )  # any number of examples
 
 
 @pytest.mark.skipif(missing_for_onnx() is not None, reason="onnx is not installed")
@@ -379,9 +360,9 @@ def test_a_full_disk_is_one_line_whichever_file_it_cuts_short(log_directory, tmp
     assert run("train", log_directory / "config.toml", "--run", tmp_path / "run", "--set", *wide) == 0
     assert run("export", tmp_path / "run", "--out", tmp_path / "whole") == 0
     sizes = {name: (tmp_path / "whole" / name).stat().st_size for name in os.listdir(tmp_path / "whole")}
-    assert sizes["rows-0.safetensors"] < sizes["dense.safetensors"] < sizes["dense.pt2"]
+    assert sizes["rows-0.safetensors"] < sizes["dense.safetensors"]
     (tmp_path / "limited.py").write_text(LIMITED)
-    for name in ("rows-0.safetensors", "dense.safetensors", "dense.pt2"):
+    for name in ("rows-0.safetensors", "dense.safetensors"):
         words = [str(sizes[name] - 1), "export", str(tmp_path / "run"), "--out", str(tmp_path / name)]
         done = ran(tmp_path / "limited.py", *words, cwd=tmp_path)
         assert (
@@ -419,7 +400,7 @@ def test_damage_is_told_by_the_name_of_the_file(made, tmp_path):
         content = bytearray(damaged.read_bytes())
         content[len(content) // 2] ^= 1
         damaged.write_bytes(content)
-        if name in ("dense.onnx", "dense.pt2"):  # which this server does not need
+        if name == "dense.onnx":  # which this server does not need
             open_served(copy)
             continue
         with pytest.raises(CheckpointError, match=f"{name}: damaged"):
@@ -432,7 +413,7 @@ def test_damage_is_told_by_the_name_of_the_file(made, tmp_path):
     content = json.loads((copy / NAME).read_text())
     (copy / NAME).write_text(json.dumps(content | {"format": 99}))
     with pytest.raises(
-        CheckpointError, match=r"format 99, .* this girih reads format 1: export the model again"
+        CheckpointError, match=r"format 99, .* this girih reads format 2: export the model again"
     ):
         open_served(copy)
 

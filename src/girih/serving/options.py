@@ -21,6 +21,7 @@ class ServeOptions(Options):
         threads: computing threads of each.
         max_batch: examples of a request; more is refused with status 413.
         max_bytes: of a request's body, likewise.
+        model: the user's class, as ``file.py:Class``, that a follower serves.
     """
 
     host: str = HOST
@@ -29,6 +30,7 @@ class ServeOptions(Options):
     threads: Annotated[int, Bounds(1, 256)] = 1
     max_batch: Count = 8192
     max_bytes: Count = 64 << 20
+    model: str | None = None
 
     def _owner(self) -> str:
         return "serve: "
