@@ -44,7 +44,7 @@ _COMPOSITE = frozenset(
     for name in (
         "_prelu_kernel.default", "addcmul.default", "baddbmm.default", "batch_norm.default", "bilinear.default",
         "celu.default", "cosine_similarity.default", "einsum.default", "group_norm.default", "hardsigmoid.default",
-        "hardswish.default", "layer_norm.default", "linalg_vector_norm.default", "linear.default", "log_softmax.int",
+        "hardswish.default", "index_add.default", "index_copy.default", "layer_norm.default", "linalg_vector_norm.default", "linear.default", "log_softmax.int",
         "logsumexp.default", "masked_fill.Scalar", "masked_fill.Tensor", "matmul.default", "mish.default",
         "rms_norm.default", "scaled_dot_product_attention.default", "selu.default", "silu.default", "softmax.int",
         "softplus.default", "stack.default",
@@ -86,19 +86,26 @@ def _item(values: Sequence[Tensor], index: int) -> Any:
     return values[index]
 
 
+def _repeat(repeats: Tensor, *, output_size: int | None = None) -> Tensor:
+    """The operator ``repeat_interleave``, which does not check that the sum of its numbers is one."""
+    if not 0 <= float(repeats.double().sum()) <= _MOST_ELEMENTS or bool((repeats < 0).any()):
+        raise ValueError("repeat_interleave: expected at least 0 repeats, and not too many")
+    return torch.repeat_interleave(repeats, output_size=output_size)
+
+
 _NUMBERS = {
     f"operator.{function.__name__}": _on_numbers(function)
     for function in (
         operator.add, operator.sub, operator.mul, operator.floordiv, operator.truediv, operator.mod, operator.neg,
     )
 }  # fmt: skip
-_OF_PYTHON = {**_NUMBERS, "operator.getitem": _item}
+_CHECKED = {**_NUMBERS, "operator.getitem": _item, "aten.repeat_interleave.Tensor": _repeat}
 
 
 def operator_named(name: str) -> Callable[..., Any] | None:
     """The operator of a name, if files may name it: those of ATen that torch calls core, less a few, and a few more."""
-    if name in _OF_PYTHON:
-        return _OF_PYTHON[name]
+    if name in _CHECKED:
+        return _CHECKED[name]
     home, _, rest = name.partition(".")
     packet, _, overload = rest.partition(".")
     found = getattr(getattr(_aten, packet, None), overload, None) if home == "aten" else None
