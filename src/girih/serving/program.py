@@ -28,6 +28,8 @@ from torch import Tensor, nn
 
 from girih.models.embeddings import Block, Embeddings, Jagged
 
+MODULE = "module"
+"""The name of the only child of a FlatNet."""
 POOLED, FIRST_ORDER, VALUES, OFFSETS = "pooled", "first_order", "values", "offsets"
 Inputs = Sequence[Mapping[str, Any]]
 """``{"name", "features"}`` of each tensor behind ``numeric``."""
