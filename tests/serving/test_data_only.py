@@ -194,7 +194,7 @@ def crafted(graph, marker):
         yield reference, changed(0, ["aten.relu.default", [reference], {}])
     yield "mapping", changed(0, ["aten.relu.default", [{"a": "node:0"}], {}])
     yield "kwargs", changed(0, ["aten.relu.default", ["node:0"], {"self": "node:0"}])
-    code = f"self=1)\nopen({marker!r}, 'w')\ndef other(self):\n    dict(x"  # as part of a function's source it would run
+    code = f"self=1)\nopen({marker!r}, 'w')\ndict(x"  # as part of a function's source it would run
     for name in ("aten.relu.default", "aten.linear.default", "operator.getitem", "operator.mul"):
         yield f"code {name}", changed(0, [name, ["node:0"], {code: 1}])
     yield "deep", json.dumps(graph)[:-1] + ', "x": ' + "[" * 100_000 + "]" * 100_000 + "}"

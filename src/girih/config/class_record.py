@@ -70,6 +70,8 @@ def check_class(kind: str, name: str, where: str, run: Path) -> None:
         files = files_of(name, run)
         if any(parent.samefile(run) for file in files for parent in file.parents):
             raise ValueError("the file lies in the run directory")
+        if not (run / RECORD).is_file():
+            raise ValueError(f"it has no {RECORD}")
         recorded = json.loads((run / RECORD).read_text(encoding="utf-8")).get(kind)
         if not hmac.compare_digest(str(recorded).encode(), _hash(_key(), kind, name, run).encode()):
             raise ValueError(f"{RECORD} records another class, or is another user's")

@@ -185,14 +185,27 @@ def _write_dense(
     """Writes the net's parameters, its operators if its class is the user's own, and the net as ONNX."""
     example = example_for(schema, groups, train=False)
     inputs = program.inputs_of(example[1])
-    tensors = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
     with_onnx = with_onnx and _can_write_onnx(tell)
-    exported = _program(model, example, tell, is_own=is_own) if is_own or with_onnx else None
+    exported, content, tensors = None, b"", dict[str, Tensor]()
+    if is_own or with_onnx:
+        try:
+            exported = program.export_program(model.cpu(), *example)
+            if is_own:
+                content, tensors = _operators(model, exported, example, len(schema.labels.names))
+        except Exception as error:  # whatever torch meets in a model
+            kind, reason = type(model).__name__, _reason(error)
+            if is_own:
+                raise ConfigError(
+                    f"{kind}: a class of yours is served as what torch.export makes of it, which failed: {reason}; see docs/serving.md"
+                ) from None
+            tell(f"no {ONNX}: torch.export cannot follow {kind}: {reason}")
     if is_own:
-        content, constants = _operators(model, exported, example, len(schema.labels.names))
         _write(out / PROGRAM, content)
-        tensors = constants | tensors
-    _write(out / PARAMETERS, serialize({name: each.clone().contiguous() for name, each in tensors.items()}))
+    tensors |= model.state_dict()
+    _write(
+        out / PARAMETERS,
+        serialize({name: each.detach().cpu().clone().contiguous() for name, each in tensors.items()}),
+    )
     has_onnx = with_onnx and exported is not None and _onnx(exported, inputs, out / ONNX, tell)
     return Dense(
         parameters=PARAMETERS,
@@ -202,43 +215,22 @@ def _write_dense(
     )
 
 
-def _program(model: nn.Module, example: tuple[Any, Any], tell: Tell, *, is_own: bool) -> Any:
-    """The net as torch.export makes it. None, and a line, if it cannot and the class is one of girih's."""
-    try:
-        return program.export_program(model.cpu(), *example)
-    except Exception as error:  # whatever torch meets in a model
-        if is_own:
-            raise _unserved(model, error) from None
-        tell(f"no {ONNX}: torch.export cannot follow {type(model).__name__}: {_reason(error)}")
-        return None
-
-
 def _operators(
     model: nn.Module, exported: Any, example: tuple[Any, Any], num_labels: int
 ) -> tuple[bytes, dict[str, Tensor]]:
     """The content of ``dense.json`` and all its tensors, which compute what the model does.
 
     Raises:
-        ConfigError: an operator that a file may not name, or other results than the model's.
+        Exception: an operator that a file may not name, or other results than the model's.
     """
-    try:
-        operators, tensors = dense_graph.described(exported)
-        content = json.dumps(operators, allow_nan=False).encode()
-        net = dense_graph.net_of(content, tensors, example, num_labels, PROGRAM)
-        with torch.no_grad():
-            expected = program.FlatNet(model, program.inputs_of(example[1]))(
-                example[0], *example[1].tensors()
-            )
-            torch.testing.assert_close(net(*example), expected, rtol=1e-5, atol=1e-6)
-    except Exception as error:  # whatever torch meets in a program
-        raise _unserved(model, error) from None
+    operators, tensors = dense_graph.described(exported)
+    content = json.dumps(operators, allow_nan=False).encode()
+    net = dense_graph.net_of(content, tensors, example, num_labels, PROGRAM)
+    whole = program.FlatNet(model, program.inputs_of(example[1]))
+    with torch.no_grad():
+        expected = whole(example[0], *example[1].tensors())
+        torch.testing.assert_close(net(*example), expected, rtol=1e-5, atol=1e-6)
     return content, tensors
-
-
-def _unserved(model: nn.Module, error: Exception) -> ConfigError:
-    return ConfigError(
-        f"{type(model).__name__}: a class of yours is served as what torch.export makes of it, which failed: {_reason(error)}; see docs/serving.md"
-    )
 
 
 def _can_write_onnx(tell: Tell) -> bool:
