@@ -94,6 +94,8 @@ def create(
         raise ConfigError(
             f"{where}.name = {name!r}: unknown model{hint}; one of yours is path/to/file.py:Class"
         )
+    if not isinstance(options or {}, Mapping):
+        raise ConfigError(f"{where}: options = {options!r}: expected a table of options")
     first = [schema] if _takes_schema(cls) else []
     checked = check_call(cls, options or {}, f"{where} {name}", skip=len(first))
     try:

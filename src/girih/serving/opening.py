@@ -125,24 +125,23 @@ def open_model(run: str | os.PathLike[str], model: nn.Module | str | None = None
             settings.store,
             settings.data.batch_size,
         )
-    recipe = manifest.state.get("recipe") or {}
     try:
+        recipe = manifest.state.get("recipe") or {}
         options, described = train_options(recipe.get("train") or {}), recipe.get("model")
-    except (AttributeError, TypeError, ConfigError) as error:
-        raise CheckpointError(f"{place}: its recipe is damaged: {error}; use another checkpoint") from None
-    if isinstance(model, str):
-        made = _made(partial(models.create, model, schema, recipe.get("options"), "model"))
-    elif model is not None:
-        made = model
-    elif described is None:
+        if model is None and described is not None:
+            tensors = load_checkpoint(place, schema).dense["model"]
+            model = from_recipe(described, schema, tensors, place)
+    except (AttributeError, KeyError, TypeError, ConfigError) as error:
+        raise CheckpointError(f"{place}: its recipe is damaged: {error}; give load(..., model=...)") from None
+    if model is None:
         raise ConfigError(
             f"{place}: its model is of a class of yours, which a checkpoint does not name;"
             " give load(..., model=YourModel(schema)), or --model file.py:Class"
         )
-    else:
-        made = from_recipe(described, schema, load_checkpoint(place, schema).dense["model"], place)
-    _check_schema(made, schema)
-    return Opened(place, manifest, final, schema, made, options, StoreOptions(), BATCH_SIZE)
+    if isinstance(model, str):
+        model = _made(partial(models.create, model, schema, recipe.get("options"), "model"))
+    _check_schema(model, schema)
+    return Opened(place, manifest, final, schema, model, options, StoreOptions(), BATCH_SIZE)
 
 
 def _made(make: Callable[[], nn.Module]) -> nn.Module:
