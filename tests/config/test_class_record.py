@@ -37,7 +37,7 @@ def place(tmp_path, monkeypatch):
 
 
 def check(place, name, kind="model"):
-    check_class(kind, name, "config.toml", place / "run")
+    check_class(kind, name, place / "run" / "config.toml", place / "run")
 
 
 def test_a_recorded_class_may_be_named_and_nothing_runs_before(place):
@@ -169,6 +169,21 @@ def test_a_config_in_a_directory_that_looks_like_a_run_is_one(place):
     (place / "linked.toml").symlink_to(config)
     for each in (config, place / "linked.toml", place / "run" / "other.toml"):
         assert run_of(each, None) == (place / "run").resolve()
+
+
+def test_a_config_that_is_a_link_is_still_that_of_the_run(place):
+    """Relative paths start where the link leads to, when they are checked and when they are loaded."""
+    elsewhere = place / "away" / "deep"
+    elsewhere.mkdir(parents=True)
+    (place / "away" / "mine.py").write_text((place / "mine.py").read_text())
+    (place / "run" / "config.toml").symlink_to(elsewhere / "config.toml")
+    record_classes(place / "run", {"model": "mine.py:Mine"}, place)
+    for name in (f"{place / 'away' / 'mine.py'}:Mine", "../mine.py:Mine"):
+        (elsewhere / "config.toml").write_text(f'[model]\nname = "{name}"\n')
+        with pytest.raises(ConfigError, match="records another class"):
+            with_overrides(place / "run" / "config.toml", (), None, place / "run")
+    (elsewhere / "config.toml").write_text(f'[model]\nname = "{place / "mine.py"}:Mine"\n')
+    with_overrides(place / "run" / "config.toml", (), None, place / "run")
 
 
 def test_packages_are_looked_for_in_no_run_directory(place, monkeypatch):

@@ -43,9 +43,11 @@ def run_of(config: Path, run: Path | None) -> Path | None:
     Args:
         run: a directory that is one, whatever it holds.
     """
-    directory = config.resolve().parent
-    is_run = run is not None and directory == run.resolve()
-    return directory if is_run or sum((directory / name).exists() for name in _SIGNS) > 1 else None
+    for directory in (config.parent.resolve(), config.resolve().parent):  # which differ if the file is a link
+        is_run = run is not None and directory == run.resolve()
+        if is_run or sum((directory / name).exists() for name in _SIGNS) > 1:
+            return directory
+    return None
 
 
 def record_classes(run: Path, classes: Mapping[str, str], directory: Path) -> None:
@@ -60,26 +62,30 @@ def record_classes(run: Path, classes: Mapping[str, str], directory: Path) -> No
         write_whole(run / RECORD, json.dumps(hashes))
 
 
-def check_class(kind: str, name: str, where: str, run: Path) -> None:
+def check_class(kind: str, name: str, config: Path, run: Path) -> None:
     """Refuses a class that the config of a run names, unless the user's config named it.
+
+    Args:
+        config: the file, whose directory relative paths start from.
 
     Raises:
         ConfigError: it lies in the run directory, or there is no record by this user.
     """
+    directory = config.resolve().parent
     try:
-        files = files_of(name, run)
+        files = files_of(name, directory)
         if any(parent.samefile(run) for file in files for parent in file.parents):
             raise ValueError("the file lies in the run directory")
         if not (run / RECORD).is_file():
             raise ValueError(f"it has no {RECORD}")
         recorded = json.loads((run / RECORD).read_text(encoding="utf-8")).get(kind)
-        if not hmac.compare_digest(str(recorded).encode(), _hash(_key(), kind, name, run).encode()):
+        if not hmac.compare_digest(str(recorded).encode(), _hash(_key(), kind, name, directory).encode()):
             raise ValueError(f"{RECORD} records another class, or is another user's")
     except (OSError, RuntimeError, ValueError, AttributeError, ImportError) as error:
         reason = " ".join(str(error).split())
         option = "--model file.py:Class" if kind == "model" else "--set strategy.name=file.py:Class"
         raise ConfigError(
-            f"{where}: [{kind}].name = {name!r}: a run directory may only name a class that your own config named ({reason}); give {option}"
+            f"{config}: [{kind}].name = {name!r}: a run directory may only name a class that your own config named ({reason}); give {option}"
         ) from None
 
 

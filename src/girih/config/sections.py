@@ -85,7 +85,7 @@ def with_overrides(
     """
     written = read_toml(path, expanded=False)
     if (held := run_of(path, run)) is not None:
-        never_search(held)
+        never_search(held, path.resolve().parent)
         classes = classes_in(written, str(path))
         for kind in classes:
             written[kind] = {**_section(written, kind), "name": None}
@@ -100,7 +100,7 @@ def with_overrides(
     if held is not None:
         for kind, name in classes.items():
             if isinstance(section := written.get(kind), dict) and section.get("name", name) is None:
-                check_class(kind, name, str(path), held)
+                check_class(kind, name, path, held)
                 section["name"] = name
     _check_nesting(written, f"{path}, with --set")
     return written

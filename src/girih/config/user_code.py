@@ -25,9 +25,9 @@ _NOT_SEARCHED = set[Path]()
 """Run directories, which hold data: nothing is imported from there that nobody names by its path."""
 
 
-def never_search(run: Path) -> None:
-    """Keeps a run directory off the import path."""
-    _NOT_SEARCHED.add(run.resolve())
+def never_search(*directories: Path) -> None:
+    """Keeps directories of runs off the import path."""
+    _NOT_SEARCHED.update(directory.resolve() for directory in directories)
 
 
 def naming(model: str | None) -> list[str]:
