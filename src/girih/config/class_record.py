@@ -26,14 +26,8 @@ KINDS = ("model", "strategy")
 """Sections that may name a class."""
 _KEY_BYTES = 32
 _SIGNS = (
-    ".lock",
-    "checkpoints",
-    "classes.json",
-    "metrics.jsonl",
-    "plan.json",
-    "processes.json",
-    "summary.json",
-)
+    ".lock", "checkpoints", RECORD, "metrics.jsonl", "plan.json", "processes.json", "summary.json",
+)  # fmt: skip
 """Files of which a run directory has at least two."""
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import itertools
 import json
 import os
 import sys
 import traceback
-from collections.abc import Callable
-from importlib.machinery import PathFinder
+from collections.abc import Callable, Iterator
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,8 +20,6 @@ from girih.errors import ConfigError, nearest
 
 _BESIDE = set[str]()
 """Directories that this process alone searches for modules."""
-
-
 _NOT_SEARCHED = set[Path]()
 """Run directories, which hold data: nothing is imported from there that nobody names by its path."""
 
@@ -31,11 +30,7 @@ def never_search(*directories: Path) -> None:
 
 
 def naming(model: str | None) -> list[str]:
-    """The overrides by which an option ``--model`` names the class of a config's model.
-
-    Raises:
-        ConfigError: it names no class.
-    """
+    """The overrides by which an option ``--model`` names the class of a config's model."""
     return [] if model is None else [f"model.name={json.dumps(reference(model), ensure_ascii=False)}"]
 
 
@@ -61,22 +56,25 @@ def files_of(name: str, directory: Path) -> list[Path]:
     if source.endswith(".py"):
         return [(directory / Path(source).expanduser()).resolve()]
     files, path = list[Path](), [*sys.path, *map(str, _searched(directory))]
-    parts = source.split(".")
-    for count in range(1, len(parts) + 1):
-        module = ".".join(parts[:count])
-        finders = [finder for finder in sys.meta_path if hasattr(finder, "find_spec")]
-        specs = (
-            finder.find_spec(module, path if count > 1 or finder is PathFinder else None)
-            for finder in finders
-        )
+    for module in itertools.accumulate(source.split("."), "{}.{}".format):
+        specs = _specs(module, path, within=bool(files))
         spec = next((each for each in specs if each is not None), None)
         if spec is None:
             raise ModuleNotFoundError(f"no module {module!r} on the import path")
         path = list(spec.submodule_search_locations or ())
-        files.append(
-            Path(spec.origin if spec.has_location and spec.origin else path[0] if path else module).resolve()
-        )
+        origin = spec.origin if spec.has_location else None
+        files.append(Path(origin or [*path, module][0]).resolve())
     return files
+
+
+def _specs(module: str, path: list[str], *, within: bool = False) -> Iterator[ModuleSpec | None]:
+    """What each finder finds of a module; nothing is imported.
+
+    Args:
+        within: whether the path is that of a package.
+    """
+    for finder in sys.meta_path:
+        yield finder.find_spec(module, path if within or finder is PathFinder else None)
 
 
 def load_class(
@@ -162,8 +160,7 @@ def _from_package(source: str, where: str, directory: Path | None) -> ModuleType
 def is_found_by_others(module: str) -> bool:
     """Whether the processes that girih starts find a top-level module, which they do not where it lies beside a config alone."""
     path = [each for each in sys.path if each not in _BESIDE or each == os.getcwd()]
-    found = (finder.find_spec(module, path if finder is PathFinder else None) for finder in sys.meta_path)
-    return any(each is not None for each in found)
+    return any(each is not None for each in _specs(module, path))
 
 
 def _searched(directory: Path | None) -> list[Path]:

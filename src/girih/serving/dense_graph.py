@@ -16,7 +16,7 @@ import json
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -189,23 +189,14 @@ class ProgramNet(nn.Module):
     It has the code of its graph, and a plain module that holds its tensors, so that copies share the code alone.
     """
 
-    def __init__(self, code: Callable[..., Tensor], tensors: nn.Module, names: Sequence[str]) -> None:
+    def __init__(self, code: Callable[..., Tensor], tensors: nn.Module) -> None:
         super().__init__()
-        self._code, self.tensors, self._names = code, tensors, tuple(names)
+        self._code, self.tensors = code, tensors
 
     def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
         """float32[B, X] and embeddings to logits float32[B, T]."""
         logits: Tensor = self._code(self.tensors, numeric, *embeddings.tensors())
         return logits
-
-    def train(self, mode: bool = True) -> Self:
-        """Notes the mode alone: a program computes as it was exported, in evaluation mode, and has no other."""
-        self.training = mode
-        return self
-
-    def load_parameters(self, parameters: Mapping[str, Tensor]) -> None:
-        """Takes all tensors by their names in ``dense.safetensors``."""
-        self.tensors.load_state_dict({f"t{n}": parameters[name] for n, name in enumerate(self._names)})
 
 
 def net_of(
@@ -225,11 +216,10 @@ def net_of(
     """
     try:
         content = json.loads(text)
-        names, held = content["tensors"], nn.Module()
-        for number, name in enumerate(names):
-            is_parameter = number < content["parameters"]
-            tensor = nn.Parameter(tensors[name]) if is_parameter else nn.Buffer(tensors[name])
-            setattr(held, f"t{number}", tensor)
+        held = nn.Module()
+        for number, name in enumerate(content["tensors"]):
+            kind = nn.Parameter if number < content["parameters"] else nn.Buffer
+            setattr(held, f"t{number}", kind(tensors[name]))
         given, graph = (example[0], *example[1].tensors()), _graph_of(content)
         with torch.no_grad():  # and before there is code of the graph
             logits = _Trial(held, graph=graph).run(*given)
@@ -239,7 +229,7 @@ def net_of(
             raise ValueError(f"its inputs and output are {found}; expected {expected}")
         for node in graph.find_nodes(op="call_function", target=torch.ops.aten.linear.default):
             node.target = F.linear  # which :class:`~girih.dense.accel.linear.LinearBy` knows
-        return ProgramNet(type(fx.GraphModule(held, graph)).forward, held, names)
+        return ProgramNet(type(fx.GraphModule(held, graph)).forward, held)
     except Exception as error:  # whatever torch says of a graph that is none
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise CheckpointError(f"{where}: damaged: {reason}; export the model again") from None

@@ -29,7 +29,7 @@ from girih.models.loss import probabilities
 from girih.models.zoo import from_recipe
 from girih.runs.stats import Stats
 from girih.schema import Schema
-from girih.serving.dense_graph import ProgramNet, net_of
+from girih.serving.dense_graph import net_of
 from girih.serving.files import check_file
 from girih.serving.net import ServedNet
 from girih.serving.signature import Signature
@@ -210,10 +210,7 @@ def filled(module: nn.Module, parameters: Mapping[str, Tensor], where: Any) -> n
         CheckpointError: they are another model's.
     """
     try:
-        if isinstance(module, ProgramNet):
-            module.load_parameters(parameters)
-        else:
-            module.load_state_dict(dict(parameters))
+        module.load_state_dict(dict(parameters))
     except (RuntimeError, KeyError) as error:
         raise CheckpointError(
             f"{where}: parameters of another model: {' '.join(str(error).split())}"
