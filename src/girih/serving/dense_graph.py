@@ -38,12 +38,13 @@ _UNSAFE = frozenset(
 """Core operators that check no sizes, show memory as it was before, look at values, or draw random numbers."""
 _COMPOSITE = frozenset(
     {
-        "_prelu_kernel.default", "addcmul.default", "baddbmm.default", "batch_norm.default", "bilinear.default", "celu.default",
-        "cosine_similarity.default", "einsum.default", "group_norm.default", "hardsigmoid.default", "hardswish.default",
-        "index_add.default", "index_copy.default", "layer_norm.default", "linalg_vector_norm.default", "linear.default",
-        "log_softmax.int", "logsumexp.default", "masked_fill.Scalar", "masked_fill.Tensor", "matmul.default", "mish.default",
-        "rms_norm.default", "scaled_dot_product_attention.default", "selu.default", "silu.default", "softmax.int",
-        "softplus.default", "stack.default",
+        "_prelu_kernel.default", "addcmul.default", "baddbmm.default", "batch_norm.default", "bilinear.default",
+        "bucketize.Tensor", "celu.default", "cosine_similarity.default", "einsum.default", "group_norm.default",
+        "hardsigmoid.default", "hardswish.default", "index_add.default", "index_copy.default", "layer_norm.default",
+        "linalg_vector_norm.default", "linear.default", "log_softmax.int", "logsumexp.default", "masked_fill.Scalar",
+        "masked_fill.Tensor", "matmul.default", "mish.default", "rms_norm.default", "scaled_dot_product_attention.default",
+        "selu.default", "silu.default", "softmax.int", "softplus.default", "stack.default", "tril_indices.default",
+        "triu_indices.default", "unfold.default",
     }
 )  # fmt: skip
 """Operators of usual layers, which stay whole: taken apart, they are slower, or differ in their last bit."""
@@ -99,6 +100,7 @@ _CHECKED: dict[str, Callable[..., Any]] = {
     "operator.mod": _on_numbers(operator.mod),
     "operator.floordiv": _on_numbers(operator.floordiv),
     "operator.truediv": _on_numbers(operator.truediv),
+    "operator.sym_float": _on_numbers(float),
     "operator.getitem": _item,
     "aten.repeat_interleave.Tensor": _repeat,
     "aten._native_batch_norm_legit_no_training.default": _batch_norm,
@@ -141,6 +143,9 @@ def described(program: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
     signature, graph = program.graph_signature, program.graph
     if signature.buffers_to_mutate or signature.user_inputs_to_mutate or len(signature.user_outputs) != 1:
         raise ValueError("its forward changes buffers or inputs, or returns more than logits")
+    for node in reversed(graph.nodes):
+        if isinstance(node.target, OpOverload) and not node.target._schema.returns:
+            graph.erase_node(node)  # it checks sizes
     graph.eliminate_dead_code()
     parameters, placeholders = signature.inputs_to_parameters, graph.find_nodes(op="placeholder")
     names = parameters | signature.inputs_to_buffers | signature.inputs_to_lifted_tensor_constants
@@ -149,7 +154,6 @@ def described(program: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
     values = {**program.state_dict, **program.constants}
     tensors = {names[node.name].removeprefix(f"{MODULE}."): values[names[node.name]] for node in held}
     calls = [node for node in graph.nodes if node.op == "call_function"]
-    calls = [node for node in calls if not isinstance(node.target, OpOverload) or node.target._schema.returns]
     numbers = {node: number for number, node in enumerate([*inputs, *held, *calls])}
 
     def written(value: Any) -> Any:
