@@ -9,6 +9,7 @@ from torch import nn
 
 import girih
 from girih.cli import run as cli
+from girih.cluster.launch import launch
 from girih.config.class_record import RECORD
 from girih.config.file import RunConfig
 from girih.errors import ConfigError
@@ -355,7 +356,7 @@ def test_more_loaders_than_trainers_are_refused(log_source):
 
 
 @pytest.mark.slow
-def test_processes_run_the_classes_that_their_launcher_checked(log_directory, capsys):
+def test_processes_run_the_classes_that_their_launcher_checked(log_directory, capsys, monkeypatch):
     """The launcher checks the config of the run, and gives its processes the names."""
     (log_directory / "several.py").write_text(
         "import girih\nfrom girih.strategies.synchronous import Synchronous\n\n\n"
@@ -366,7 +367,14 @@ def test_processes_run_the_classes_that_their_launcher_checked(log_directory, ca
     words = ("--run", str(path), "--set")
     assert cli(["train", str(log_directory / "config.toml"), *words, *classes, "train.max_steps=2"]) == 0
     resumed = ["train", str(path / "config.toml"), *words, "train.max_steps=4", "--resume"]
-    assert cli(resumed) == 0
+
+    def launched(what):
+        (path / RECORD).unlink()
+        return launch(what)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("girih.cli.train.launch", launched)
+        assert cli(resumed) == 0
     assert json.loads((path / "summary.json").read_text())["steps"] == 4
     (path / RECORD).unlink()
     capsys.readouterr()

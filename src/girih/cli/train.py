@@ -83,9 +83,7 @@ def train(
                 options = replace(options, launcher="ray", address=cluster)
             if sum(counts.values()) > 1 or options.launcher == "ray":
                 command = ["train", *typed]
-                if (
-                    run_of(config_file, run_path) is not None
-                ):  # this process decides which classes run, not the file later
+                if run_of(config_file, run_path) is not None:  # checked here, and not again by each process
                     for kind, name in config.classes_in(written, where).items():
                         command += ["--set", f"{kind}.name={json.dumps(name, ensure_ascii=False)}"]
                 one_host = strategies.one_host(chosen)
