@@ -68,7 +68,7 @@ def files_of(name: str, directory: Path) -> list[Path]:
 
 
 def _specs(module: str, path: list[str], *, within: bool = False) -> Iterator[ModuleSpec | None]:
-    """What each finder finds of a module; nothing is imported.
+    """The answer of each finder for a module. Nothing is imported.
 
     Args:
         within: whether the path is that of a package.
