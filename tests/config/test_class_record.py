@@ -89,7 +89,7 @@ def test_a_class_inside_the_run_directory_is_refused_even_with_a_record(place, m
         "run_pack:M",
     ):
         record_classes(place / "run", {"model": name}, place / "run")
-        with pytest.raises(ConfigError, match="the file lies in the run directory"):
+        with pytest.raises(ConfigError, match="the file is in the run directory"):
             check(place, name)
     assert not (place / "ran").exists()
 

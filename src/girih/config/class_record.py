@@ -32,7 +32,7 @@ _SIGNS = (
 
 
 def run_of(config: Path, run: Path | None) -> Path | None:
-    """The run directory that a config file lies in.
+    """The run directory that holds a config file.
 
     Args:
         run: a directory that is one, whatever it holds.
@@ -63,13 +63,13 @@ def check_class(kind: str, name: str, config: Path, run: Path) -> None:
         config: the file, whose directory relative paths start from.
 
     Raises:
-        ConfigError: it lies in the run directory, or there is no record by this user.
+        ConfigError: it is in the run directory, or there is no record by this user.
     """
     directory = config.resolve().parent
     try:
         files = files_of(name, directory)
         if any(parent.samefile(run) for file in files for parent in file.parents):
-            raise ValueError("the file lies in the run directory")
+            raise ValueError("the file is in the run directory")
         if not (run / RECORD).is_file():
             raise ValueError(f"it has no {RECORD}")
         recorded = json.loads((run / RECORD).read_text(encoding="utf-8")).get(kind)

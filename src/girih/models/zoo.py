@@ -118,7 +118,7 @@ def create(
 def from_recipe(described: Any, schema: Schema, tensors: Mapping[str, Tensor], where: object) -> nn.Module:
     """Builds a model of girih that a file describes; its values do not matter yet.
 
-    A file names no code, and its model has the tensors that lie beside it: this is known before memory is taken.
+    A file names no code. Its tensors are compared with those of the model before memory is taken.
 
     Args:
         described: see :func:`description_of`. tensors: parameters and buffers by name. where: names the file in errors.

@@ -188,7 +188,7 @@ def _name_of(target: Any) -> str:
 
 
 class ProgramNet(nn.Module):
-    """A model made of ``dense.json``: it stands where the module itself stood.
+    """A model made of ``dense.json``, in place of the module that was exported.
 
     It has the code of its graph, and a plain module that holds its tensors, so that copies share the code alone.
     """
