@@ -163,6 +163,15 @@ def _kernels_are_called_as_annotated():
             assert new <= set(ahead.signatures(kernel)), name
 
 
+@pytest.fixture(scope="session", autouse=True)
+def state_home(tmp_path_factory):
+    """The directory of the user's key, for this session alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        path = tmp_path_factory.mktemp("state")
+        patch.setenv("XDG_STATE_HOME", str(path))
+        yield path
+
+
 @pytest.fixture(scope="session")
 def log_source(tmp_path_factory):
     """A directory with train (3,000 rows), valid and test (1,000 each) as Parquet, and config.toml; only read."""

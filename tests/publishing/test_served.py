@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from following import EVERY, SMALL, Replayed, follower, publish, publish_here, words
+from following import EVERY, SMALL, Replayed, follower, publish_here, words
 
 import girih
 from girih import cli
@@ -272,23 +272,3 @@ def test_a_run_names_the_log_that_it_publishes_to(log_source, tmp_path, capsys):
     assert cli.run(["published", str(run), "--back-to", "1", "--newest"]) == 2
     assert cli.run(["published", str(tmp_path / "nowhere")]) == 2
     assert "nothing was published there" in capsys.readouterr().err
-
-
-def test_a_model_of_a_class_of_the_users_own_is_refused(log_directory, tmp_path):
-    (log_directory / "mine.py").write_text("import girih\n\nclass Mine(girih.models.DeepFM):\n    pass\n")
-    log = tmp_path / "log"
-    publish(
-        log_directory / "config.toml",
-        tmp_path / "run",
-        log,
-        *EVERY,
-        "train.max_steps=2",
-        "model.name=mine.py:Mine",
-    )
-    found = follower(log, tmp_path / "followed")
-    assert found.poll()
-    with pytest.raises(
-        ConfigError, match="a class of the user's own, which a follower cannot make; export the run"
-    ):
-        Watched(tmp_path / "followed")
-    found.close()

@@ -8,7 +8,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 from safetensors.torch import load_file
 
 import girih
@@ -108,24 +107,6 @@ def test_answers_are_those_of_predict_without_the_run(made, trained, log_source,
     elsewhere = tmp_path / "elsewhere"
     shutil.copytree(made, elsewhere)
     np.testing.assert_array_equal(answers(elsewhere, table, 128), expected)
-
-
-def test_a_program_of_torch_alone_computes_the_same(made, log_source):
-    signature, served = open_served(made)
-    assert signature.dense.program == "dense.pt2"
-    table = pq.read_table(log_source / "test.parquet").select(COLUMNS).slice(0, 128)
-    batch = served.normalization.apply(RequestReader(served.schema, 200).read(tensors_of(table)))
-    embeddings = served._sparse.peek(batch).wait()
-    assert [dict(each) for each in signature.dense.inputs] == inputs_of(embeddings)
-    program = torch.export.load(made / "dense.pt2").module()
-    given = (torch.from_numpy(batch.numeric), *embeddings.tensors())
-    with torch.no_grad():
-        logits = program(*given)
-        np.testing.assert_allclose(logits.numpy(), served.dense.predict(batch, embeddings).numpy(), rtol=1e-5)
-        one = [tensor[:1] for tensor in given]
-        np.testing.assert_allclose(
-            program(*one).numpy(), logits[:1].numpy(), rtol=1e-5
-        )  # any number of examples
 
 
 @pytest.mark.skipif(missing_for_onnx() is not None, reason="onnx is not installed")
@@ -243,6 +224,14 @@ class Mine(nn.Module):
     def __init__(self, schema, width=3):
         super().__init__()
         self.schema, self.net = schema, nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, 1))
+        self.register_buffer("count", torch.zeros(1))
+
+    def masked(self, vectors, numeric):
+        with torch.no_grad():
+            scale = torch.zeros(vectors.shape[0] * 2).view(-1, 2)
+            scale[:, 0] += vectors[numeric[:, 0] > 0].shape[1]
+        weights = vectors.masked_fill(vectors > 1, float("-inf")).softmax(1)
+        return (weights[:, :1] * 2).mul_(scale[:, :1])
 
     def forward(self, numeric, embeddings):
         return self.net(embeddings.concatenated(["user", "item"])) {more}
@@ -271,26 +260,36 @@ def test_a_class_of_the_users_is_served_without_its_code(own_run, log_directory,
     (log_directory / "mine.py").unlink()
     table = pq.read_table(log_directory / "test.parquet").select(COLUMNS)
     np.testing.assert_array_equal(answers(tmp_path / "model", table, 128), expected)
-    _, served = open_served(tmp_path / "model")
-    doubled = {
-        name: 2 * tensor for name, tensor in load_file(tmp_path / "model" / "dense.safetensors").items()
-    }
-    other = served.with_files([stack.files for stack in served.stacks], Version(6), doubled)
-    batch = RequestReader(served.schema, 200).read(tensors_of(table.slice(0, 128)))
-    assert not np.allclose(other.predict(batch), expected[:128])
-    np.testing.assert_array_equal(served.predict(batch), expected[:128])  # as it was
 
 
-def test_a_class_that_torch_cannot_export_is_refused_in_one_line(own_run, tmp_path, capsys):
-    path = own_run("* (1 if float(numeric.sum()) > 0 else 2)")
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ("* (1 if float(numeric.sum()) > 0 else 2)", ""),
+        ("* torch.rand(1)", "the operator aten.rand.default cannot be served"),
+        ("+ self.count.add_(1)", "its forward changes buffers or inputs"),
+    ],
+)
+def test_a_class_that_cannot_be_exported_is_refused_in_one_line(own_run, tmp_path, capsys, more, reason):
+    path = own_run(more)
     capsys.readouterr()
     assert run("export", path, "--out", tmp_path / "model") == 2
     told = capsys.readouterr().err
-    assert told.count("\n") == 1
-    assert told.startswith(
-        "girih: Mine: a class of yours is served as what torch.export makes of it, which failed: "
+    assert told.splitlines()[-1].startswith(
+        f"girih: Mine: a class of yours is served as what torch.export makes of it, which failed: {reason}"
     )
+    assert "Traceback" not in told
     assert NAME not in os.listdir(tmp_path / "model")
+
+
+def test_what_usual_networks_compute_is_served(own_run, log_directory, tmp_path, no_onnx):
+    """Regions without gradients, operators in place, indices by a mask, and numbers of examples in sizes."""
+    more = "+ self.masked(embeddings.concatenated(['user', 'item']), numeric)"
+    path = own_run(more)
+    expected = predicted(path, log_directory / "test.parquet", tmp_path / "out.parquet")
+    assert run("export", path, "--out", tmp_path / "model") == 0
+    table = pq.read_table(log_directory / "test.parquet").select(COLUMNS)
+    np.testing.assert_array_equal(answers(tmp_path / "model", table, 128), expected)
 
 
 def test_a_new_version_on_top_hides_rows_and_buries_keys(made, log_source, tmp_path):
@@ -379,9 +378,9 @@ def test_a_full_disk_is_one_line_whichever_file_it_cuts_short(log_directory, tmp
     assert run("train", log_directory / "config.toml", "--run", tmp_path / "run", "--set", *wide) == 0
     assert run("export", tmp_path / "run", "--out", tmp_path / "whole") == 0
     sizes = {name: (tmp_path / "whole" / name).stat().st_size for name in os.listdir(tmp_path / "whole")}
-    assert sizes["rows-0.safetensors"] < sizes["dense.safetensors"] < sizes["dense.pt2"]
+    assert sizes["rows-0.safetensors"] < sizes["dense.safetensors"]
     (tmp_path / "limited.py").write_text(LIMITED)
-    for name in ("rows-0.safetensors", "dense.safetensors", "dense.pt2"):
+    for name in ("rows-0.safetensors", "dense.safetensors"):
         words = [str(sizes[name] - 1), "export", str(tmp_path / "run"), "--out", str(tmp_path / name)]
         done = ran(tmp_path / "limited.py", *words, cwd=tmp_path)
         assert (
@@ -419,7 +418,7 @@ def test_damage_is_told_by_the_name_of_the_file(made, tmp_path):
         content = bytearray(damaged.read_bytes())
         content[len(content) // 2] ^= 1
         damaged.write_bytes(content)
-        if name in ("dense.onnx", "dense.pt2"):  # which this server does not need
+        if name == "dense.onnx":  # which this server does not need
             open_served(copy)
             continue
         with pytest.raises(CheckpointError, match=f"{name}: damaged"):
@@ -432,7 +431,7 @@ def test_damage_is_told_by_the_name_of_the_file(made, tmp_path):
     content = json.loads((copy / NAME).read_text())
     (copy / NAME).write_text(json.dumps(content | {"format": 99}))
     with pytest.raises(
-        CheckpointError, match=r"format 99, .* this girih reads format 1: export the model again"
+        CheckpointError, match=r"format 99, .* this girih reads format 2: export the model again"
     ):
         open_served(copy)
 

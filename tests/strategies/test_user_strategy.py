@@ -9,6 +9,8 @@ from torch import nn
 
 import girih
 from girih.cli import run as cli
+from girih.cluster.launch import launch
+from girih.config.class_record import RECORD
 from girih.config.file import RunConfig
 from girih.errors import ConfigError
 from girih.planner.plan import Plan
@@ -351,3 +353,36 @@ def test_more_loaders_than_trainers_are_refused(log_source):
     settings = RunConfig.load(log_source / "config.toml", overrides=["strategy.loaders=3"], strategy="hybrid")
     with pytest.raises(ConfigError, match="loaders = 3: expected at most one per trainer, 1 in all"):
         settings.planned()
+
+
+@pytest.mark.slow
+def test_processes_run_the_classes_that_their_launcher_checked(log_directory, capsys, monkeypatch):
+    """The launcher checks the config of the run, and gives its processes the names."""
+    (log_directory / "several.py").write_text(
+        "import girih\nfrom girih.strategies.synchronous import Synchronous\n\n\n"
+        "class Apart(Synchronous):\n    name = 'apart'\n\n\nclass Net(girih.models.DeepFM):\n    pass\n"
+    )
+    path = log_directory / "run"
+    classes = ("model.name=several.py:Net", "strategy={name='several.py:Apart',trainers=2}")
+    words = ("--run", str(path), "--set")
+    assert cli(["train", str(log_directory / "config.toml"), *words, *classes, "train.max_steps=2"]) == 0
+    resumed = ["train", str(path / "config.toml"), *words, "train.max_steps=4", "--resume"]
+
+    def launched(what):
+        (path / RECORD).unlink()
+        return launch(what)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("girih.cli.train.launch", launched)
+        assert cli(resumed) == 0
+    assert json.loads((path / "summary.json").read_text())["steps"] == 4
+    (path / RECORD).unlink()
+    capsys.readouterr()
+    resumed[-2] = "train.max_steps=6"
+    assert cli(resumed) == 2
+    assert capsys.readouterr().err.endswith("give --model file.py:Class\n")
+    assert cli([*resumed, "--model", str(log_directory / "several.py:Net")]) == 2
+    assert capsys.readouterr().err.endswith("give --set strategy.name=file.py:Class\n")
+    named = f"strategy.name={log_directory / 'several.py:Apart'}"
+    assert cli([*resumed, "--model", str(log_directory / "several.py:Net"), "--set", named]) == 0
+    assert json.loads((path / "summary.json").read_text())["steps"] == 6

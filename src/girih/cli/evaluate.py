@@ -8,7 +8,7 @@ import click
 
 from girih.cli import cli
 from girih.cli.show import metrics_table, skipped
-from girih.cli.words import FORMAT, PATH
+from girih.cli.words import FORMAT, MODEL, PATH
 from girih.config.file import RunConfig
 from girih.data.options import SplitName
 from girih.errors import ConfigError
@@ -22,9 +22,10 @@ from girih.trainer import Trainer
     "--data", "paths", metavar="PATH", multiple=True, help="Files or globs; the run's test data if left out."
 )
 @FORMAT
-def evaluate(run: Path, paths: tuple[str, ...], form: str | None) -> int:
+@MODEL
+def evaluate(run: Path, paths: tuple[str, ...], form: str | None, model_class: str | None) -> int:
     """Evaluate a run's final weights."""
-    settings = open_config(run)
+    settings = open_config(run, model_class)
     split: SplitName = "test" if "test" in settings.data.splits else "valid"
     if not paths and split not in settings.data.splits:
         raise ConfigError(f"{run}: its configuration names no test or valid data; give --data PATH")

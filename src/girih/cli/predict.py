@@ -12,7 +12,7 @@ import pyarrow as pa
 from girih.cli import cli
 from girih.cli.out import CSV, PARQUET, check_out, write_rows
 from girih.cli.show import skipped
-from girih.cli.words import FORMAT, PATH
+from girih.cli.words import FORMAT, MODEL, PATH
 from girih.data import Batch
 from girih.errors import ConfigError
 from girih.serving.loaded import load
@@ -29,10 +29,18 @@ from girih.serving.opening import open_config
 @click.option(
     "--keep", "keep", metavar="COLUMN", multiple=True, help="Copy a column of the data; repeatable."
 )
-def predict(run: Path, paths: tuple[str, ...], form: str | None, out: Path, keep: tuple[str, ...]) -> int:
+@MODEL
+def predict(
+    run: Path,
+    paths: tuple[str, ...],
+    form: str | None,
+    out: Path,
+    keep: tuple[str, ...],
+    model_class: str | None,
+) -> int:
     """Write a run's predictions for new data, in input order."""
     check_out(out, "predictions", (PARQUET, CSV))
-    settings = open_config(run)
+    settings = open_config(run, model_class)
     labels = settings.schema.labels.names
     names = ["prediction"] if len(labels) == 1 else [f"prediction_{label}" for label in labels]
     for name in keep:
@@ -41,7 +49,7 @@ def predict(run: Path, paths: tuple[str, ...], form: str | None, out: Path, keep
     data = settings.dataset("test", paths, format=form, shuffle=False, with_labels=False, keep=keep)
     if any(os.path.realpath(out) == os.path.realpath(address) for address in data.addresses):
         raise ConfigError(f"--out {out}: is one of the files to read; name another")
-    with load(run) as model:
+    with load(run, model=model_class) as model:
         tables = (_table(batch, probabilities, names) for batch, probabilities in model.predictions(data))
         kept = [(name, pa.string()) for name in keep]  # of no rows, whatever their type would be
         empty = pa.schema([*kept, *((name, pa.float32()) for name in names)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from girih.checkpoint.prune import Rule
 from girih.checkpoint.prune import prune as write_pruned
 from girih.cli import cli
 from girih.cli.words import PATH
+from girih.config.class_record import RECORD
 from girih.errors import ConfigError, RunDirectoryError, nearest
 from girih.serving.opening import final_weights
 
@@ -52,6 +54,8 @@ def prune(run: str, out: Path, min_count: int | None, max_age: int | None, table
     source = Path(run) / "config.toml"
     if source.is_file():
         config.write_toml(out / "config.toml", _without_dir(config.read_toml(source, expanded=False)))
+        if (record := source.with_name(RECORD)).is_file():
+            shutil.copyfile(record, out / RECORD)
     for name, count in after.rows.items():
         click.echo(f"{name}: {count:,} of {before.rows[name]:,} rows remain")
     click.echo(f"{sum(after.rows.values()):,} of {sum(before.rows.values()):,} rows in {written}")

@@ -11,7 +11,8 @@ from typing import Any
 import click
 
 from girih.cli import cli
-from girih.cli.words import PATH
+from girih.cli.words import MODEL, PATH
+from girih.config.user_code import reference
 from girih.errors import ConfigError
 from girih.publishing.log import find_log
 from girih.serving.cached import exported, model_name
@@ -39,6 +40,7 @@ def _number(name: str, help: str) -> Callable[[Any], Any]:
 @click.option(
     "--name", metavar="NAME", help="The model's name for clients. Default: that of the export, or the run."
 )
+@MODEL
 @click.option("--host", metavar="HOST", default=HOST, show_default=True)
 @click.option(
     "--port", metavar="PORT", type=int, default=PORT, show_default=True, help="0 takes any that is free."
@@ -56,10 +58,11 @@ def serve_command(
     follow: bool,
     cache: Path | None,
     name: str | None,
+    model_class: str | None,
     **numbers: Any,
 ) -> int:
     """Answer requests for predictions by HTTP: Open Inference Protocol v2."""
-    options = ServeOptions(**numbers)
+    options = ServeOptions(model=None if model_class is None else reference(model_class), **numbers)
 
     def tell(line: str) -> None:
         click.echo(line, err=True)
@@ -69,7 +72,7 @@ def serve_command(
     if follow:
         _follow(model, cache, name or model_name(model), options, tell)
         return 0
-    with exported(model, model_name(model), tell) as directory:
+    with exported(model, model_name(model), tell, options.model) as directory:
         serve(
             directory,
             name or Signature.read(directory).name,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import time
 from collections.abc import Mapping
@@ -14,12 +15,14 @@ import click
 
 from girih import config, strategies
 from girih.cli import cli, uncollected
-from girih.cli.words import PATH, config_options
+from girih.cli.words import MODEL, PATH, config_options
 from girih.cluster.launch import launch
 from girih.cluster.launchers.machines import Launch
 from girih.cluster.options import ClusterOptions
 from girih.cluster.roles import RoleName
+from girih.config.class_record import run_of
 from girih.config.metrics import MetricsOptions
+from girih.config.user_code import naming
 from girih.errors import ConfigError, RoleError, UserError
 from girih.runs.live.endpoint import require_client
 from girih.runs.live.place import Place
@@ -33,6 +36,7 @@ from girih.runs.live.place import Place
     "--init-from", "init_from", metavar="RUN|CHECKPOINT",
     help="Begin with what fits of another run's rows and dense parameters.",
 )  # fmt: skip
+@MODEL
 @click.option("--plan", "plan_file", metavar="FILE", type=PATH, help="Hold a plan of girih plan.")
 @click.option(
     "--calibration", "calibrated", metavar="FILE", type=PATH,
@@ -50,6 +54,7 @@ def train(
     run_path: Path | None,
     resume: bool,
     init_from: str | None,
+    model_class: str | None,
     strategy: str | None,
     plan_file: Path | None,
     calibrated: Path | None,
@@ -61,12 +66,13 @@ def train(
     if init_from is not None:
         check_init(init_from, run_path)
     typed = list(context.obj)
+    overrides = (*overrides, *naming(model_class))
     if run_path is None:
         run_path = Path("runs", f"{config_file.stem}-{time.strftime('%Y%m%d-%H%M%S')}")
         typed += ["--run", str(run_path)]
     try:
         if "RANK" not in os.environ:
-            written = config.with_overrides(config_file, overrides, strategy)
+            written = config.with_overrides(config_file, overrides, strategy, run_path)
             read = ("strategy", "cluster", "metrics", "train", "checkpoint")
             mapping = config.expand({n: written[n] for n in read if n in written}, str(config_file))
             where, directory = str(config_file), config_file.resolve().parent
@@ -77,6 +83,9 @@ def train(
                 options = replace(options, launcher="ray", address=cluster)
             if sum(counts.values()) > 1 or options.launcher == "ray":
                 command = ["train", *typed]
+                if run_of(config_file, run_path) is not None:  # checked here, and not again by each process
+                    for kind, name in config.classes_in(written, where).items():
+                        command += ["--set", f"{kind}.name={json.dumps(name, ensure_ascii=False)}"]
                 one_host = strategies.one_host(chosen)
                 if options.launcher == "ray" and one_host and "transport" not in mapping.get("strategy", {}):
                     command, one_host = [*command, "--set", "strategy.transport=tcp"], ""

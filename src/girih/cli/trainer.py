@@ -59,7 +59,7 @@ def train(
         own_process: whether the process was started for this alone, and so keeps a log.
     """
     leave_signals_to_launcher()
-    settings = RunConfig.load(config_file, overrides=overrides, strategy=strategy)
+    settings = RunConfig.load(config_file, overrides=overrides, strategy=strategy, run=run_path)
     settings = replace(
         settings,
         plan=None if plan_file is None else Plan.read(plan_file),
@@ -157,7 +157,7 @@ def _train(
             if newest is not None and (others := other_options(run, settings)):
                 progress.message(f"resumed with other options: {others}")
             run.remove_summary()  # of what is gone on with
-            config.write_toml(run.config, settings.with_absolute_paths())
+            settings.write(run.path)
         if newest is not None and trainer.state.epoch >= epochs:
             progress.message(f"train.epochs = {epochs} are done: nothing is left to train")
         elif epochs == 0:

@@ -16,6 +16,10 @@ FORMAT = click.option(
     "--format", "form", type=click.Choice(["parquet", "csv", "criteo", "libsvm", "jsonl"]),
     help="Of the files that --data names. Default: that of the training data (Parquet for a stream).",
 )  # fmt: skip
+MODEL = click.option(
+    "--model", "model_class", metavar="FILE.py:CLASS",
+    help="Your own class, if the run's config may not name it, or there is none. See docs/security.md.",
+)  # fmt: skip
 OVERRIDE = "Override one value; repeatable."
 
 

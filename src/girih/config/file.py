@@ -16,6 +16,7 @@ from girih.checkpoint import CheckpointOptions
 from girih.cluster.cluster import Cluster
 from girih.cluster.options import ClusterOptions
 from girih.comm.group import TrainerGroup
+from girih.config.class_record import record_classes
 from girih.config.metrics import MetricsOptions
 from girih.config.schedule import ScheduleOptions
 from girih.config.train import TrainOptions
@@ -100,20 +101,26 @@ class RunConfig:
 
     @classmethod
     def load(
-        cls, path: Path, *, overrides: Sequence[str] | Mapping[str, Any] = (), strategy: str | None = None
+        cls,
+        path: Path,
+        *,
+        overrides: Sequence[str] | Mapping[str, Any] = (),
+        strategy: str | None = None,
+        run: Path | None = None,
     ) -> RunConfig:
         """Reads and checks a whole config file.
 
         Args:
             overrides: ``section.key=value`` each, or values by ``section.key``, applied in order.
             strategy: replaces ``[strategy]`` whole, before the overrides.
+            run: the directory of the run, whose own file is data.
 
         Raises:
             ConfigError: anything unknown, missing or of the wrong type; says what, where and how to mend it.
             MissingFileError: no such file.
         """
         where = str(path)
-        written = config.with_overrides(path, overrides, strategy)
+        written = config.with_overrides(path, overrides, strategy, run)
         mapping = config.expand(written, where)
         for name in mapping:
             if name not in SECTIONS:
@@ -195,6 +202,11 @@ class RunConfig:
         if self.publish is not None:
             mapping["publish"]["to"] = self._absolute(mapping["publish"]["to"])
         return mapping
+
+    def write(self, run: Path) -> None:
+        """Writes a run's ``config.toml``, and records which classes it may name."""
+        config.write_toml(run / "config.toml", self.with_absolute_paths())
+        record_classes(run, config.classes_in(self.mapping, self.where), self.directory)
 
     def _absolute(self, written: str) -> str:
         """A path as it is written, below the file's directory unless it holds from anywhere once expanded."""

@@ -20,7 +20,9 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Union
 
 from girih.config.bounds import Bounds
+from girih.config.class_record import KINDS, check_class, run_of
 from girih.config.mends import mend, no_config
+from girih.config.user_code import never_search
 from girih.errors import ConfigError, MissingFileError, kind_of, nearest
 from girih.runs.files import write_whole
 
@@ -69,18 +71,24 @@ def write_toml(path: Path, mapping: Mapping[str, Any]) -> None:
 
 
 def with_overrides(
-    path: Path, overrides: Sequence[str] | Mapping[str, Any], strategy: str | None
+    path: Path, overrides: Sequence[str] | Mapping[str, Any], strategy: str | None, run: Path | None = None
 ) -> dict[str, Any]:
     """A config file as it is written, ``[strategy]`` replaced whole where one is named, then overridden.
 
     Args:
         overrides: ``section.key=value`` each, or values by ``section.key``.
+        run: the directory of a run. A file in it, or in another run directory, is data: see :mod:`girih.config.class_record`.
 
     Raises:
-        ConfigError: not TOML, or an override that is none.
+        ConfigError: not TOML, an override that is none, or a class that the config of a run may not name.
         MissingFileError: no such file.
     """
     written = read_toml(path, expanded=False)
+    if (held := run_of(path, run)) is not None:
+        never_search(held, path.resolve().parent)
+        classes = classes_in(written, str(path))
+        for kind in classes:
+            written[kind] = {**_section(written, kind), "name": None}
     if strategy is not None:
         written["strategy"] = {"name": strategy}
     if isinstance(overrides, Mapping):
@@ -89,8 +97,25 @@ def with_overrides(
     else:
         for override in overrides:
             apply_override(written, override)
+    if held is not None:
+        for kind, name in classes.items():
+            if isinstance(section := written.get(kind), dict) and section.get("name", name) is None:
+                check_class(kind, name, path, held)
+                section["name"] = name
     _check_nesting(written, f"{path}, with --set")
     return written
+
+
+def classes_in(mapping: Mapping[str, Any], where: str) -> dict[str, str]:
+    """The classes of the user's own that a config names, by section."""
+    names = {kind: expand(_section(mapping, kind).get("name"), where) for kind in KINDS}
+    return {kind: name for kind, name in names.items() if isinstance(name, str) and ":" in name}
+
+
+def _section(mapping: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A section; a string stands for its name."""
+    section = mapping.get(name)
+    return section if isinstance(section, dict) else {"name": section}
 
 
 def _check_nesting(mapping: Mapping[str, Any], where: str) -> None:

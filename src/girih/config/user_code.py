@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import itertools
+import json
 import os
 import sys
 import traceback
-from collections.abc import Callable
-from importlib.machinery import PathFinder
+from collections.abc import Callable, Iterator
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,6 +20,61 @@ from girih.errors import ConfigError, nearest
 
 _BESIDE = set[str]()
 """Directories that this process alone searches for modules."""
+_NOT_SEARCHED = set[Path]()
+"""Run directories, which hold data: nothing is imported from there that nobody names by its path."""
+
+
+def never_search(*directories: Path) -> None:
+    """Keeps directories of runs off the import path."""
+    _NOT_SEARCHED.update(directory.resolve() for directory in directories)
+
+
+def naming(model: str | None) -> list[str]:
+    """The overrides by which an option ``--model`` names the class of a config's model."""
+    return [] if model is None else [f"model.name={json.dumps(reference(model), ensure_ascii=False)}"]
+
+
+def reference(name: str) -> str:
+    """The name of a class as the user gave it, with a path that holds from anywhere.
+
+    Raises:
+        ConfigError: it names no class.
+    """
+    source, _, class_name = name.rpartition(":")
+    if not source or not class_name:
+        raise ConfigError(f"--model {name}: expected path/to/file.py:Class or package.module:Class")
+    return f"{Path(source).expanduser().absolute()}:{class_name}" if source.endswith(".py") else name
+
+
+def files_of(name: str, directory: Path) -> list[Path]:
+    """The files that are imported for a class, links resolved: a file, or a module and its packages. Nothing is imported.
+
+    Raises:
+        ModuleNotFoundError: no such module.
+    """
+    source = name.rpartition(":")[0]
+    if source.endswith(".py"):
+        return [(directory / Path(source).expanduser()).resolve()]
+    files, path = list[Path](), [*sys.path, *map(str, _searched(directory))]
+    for module in itertools.accumulate(source.split("."), "{}.{}".format):
+        specs = _specs(module, path, within=bool(files))
+        spec = next((each for each in specs if each is not None), None)
+        if spec is None:
+            raise ModuleNotFoundError(f"no module {module!r} on the import path")
+        path = list(spec.submodule_search_locations or ())
+        origin = spec.origin if spec.has_location else None
+        files.append(Path(origin or [*path, module][0]).resolve())
+    return files
+
+
+def _specs(module: str, path: list[str], *, within: bool = False) -> Iterator[ModuleSpec | None]:
+    """The answer of each finder for a module. Nothing is imported.
+
+    Args:
+        within: whether the path is that of a package.
+    """
+    for finder in sys.meta_path:
+        yield finder.find_spec(module, path if within or finder is PathFinder else None)
 
 
 def load_class(
@@ -87,8 +144,8 @@ def _from_file(path: Path, where: str) -> ModuleType:
 
 
 def _from_package(source: str, where: str, directory: Path | None) -> ModuleType:
-    _search((directory or Path()).resolve())
-    _search(Path.cwd())  # at the end: processes that girih starts do not have it in front, as python -m has
+    for each in _searched(directory):
+        _search(each)
     try:
         return importlib.import_module(source)
     except ModuleNotFoundError as error:
@@ -103,11 +160,19 @@ def _from_package(source: str, where: str, directory: Path | None) -> ModuleType
 def is_found_by_others(module: str) -> bool:
     """Whether the processes that girih starts find a top-level module, which they do not where it lies beside a config alone."""
     path = [each for each in sys.path if each not in _BESIDE or each == os.getcwd()]
-    found = (finder.find_spec(module, path if finder is PathFinder else None) for finder in sys.meta_path)
-    return any(each is not None for each in found)
+    return any(each is not None for each in _specs(module, path))
+
+
+def _searched(directory: Path | None) -> list[Path]:
+    """Directories where packages are looked for, after the import path: processes that girih starts do not have them in front."""
+    return [each for each in ((directory or Path()).resolve(), Path.cwd()) if _may_search(each)]
+
+
+def _may_search(directory: Path) -> bool:
+    return not _NOT_SEARCHED.intersection((directory.resolve(), *directory.resolve().parents))
 
 
 def _search(directory: Path) -> None:
-    if str(directory) not in sys.path:
+    if str(directory) not in sys.path and _may_search(directory):
         sys.path.append(str(directory))
         _BESIDE.add(str(directory))

@@ -8,11 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from girih.config import check_call, plain
 from girih.config.user_code import blame, load_class
-from girih.errors import ConfigError, nearest
+from girih.errors import CheckpointError, ConfigError, nearest
 from girih.models.atbrg import ATBRG
 from girih.models.can import CAN
 from girih.models.dcn import DCN
@@ -56,6 +58,8 @@ BY_NAME: dict[str, type[nn.Module]] = {
     "two_tower": TwoTower,
     "retrieval": Retrieval,
 }
+_OPTIONS = "_girih_options"
+"""The attribute with the options by which :func:`create` made a model of a user's class."""
 
 
 def create(
@@ -90,10 +94,15 @@ def create(
         raise ConfigError(
             f"{where}.name = {name!r}: unknown model{hint}; one of yours is path/to/file.py:Class"
         )
+    if not isinstance(options or {}, Mapping):
+        raise ConfigError(f"{where}: options = {options!r}: expected a table of options")
     first = [schema] if _takes_schema(cls) else []
     checked = check_call(cls, options or {}, f"{where} {name}", skip=len(first))
     try:
-        return cls(*first, **checked)
+        model = cls(*first, **checked)
+        if own:
+            vars(model)[_OPTIONS] = dict(options or {})
+        return model
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
     except Exception as error:
@@ -104,6 +113,55 @@ def create(
         else:
             raise
         raise ConfigError(f"{where}: {name} {reason}") from error
+
+
+def from_recipe(described: Any, schema: Schema, tensors: Mapping[str, Tensor], where: object) -> nn.Module:
+    """Builds a model of girih that a file describes; its values do not matter yet.
+
+    A file names no code. Its tensors are compared with those of the model before memory is taken.
+
+    Args:
+        described: see :func:`description_of`. tensors: parameters and buffers by name. where: names the file in errors.
+
+    Raises:
+        CheckpointError: an unknown model or option, or a model of other tensors.
+    """
+    try:
+        name, options = described["name"], described["options"]
+        if name not in BY_NAME:
+            raise ConfigError(
+                f"model {name!r}: a file can only name a model of girih{nearest(str(name), BY_NAME)}"
+            )
+        with torch.random.fork_rng(devices=[]):
+            with torch.device("meta"), _Bounded(1000 + 100 * len(tensors)):
+                expected = {
+                    key: each.shape for key, each in create(name, schema, options).state_dict().items()
+                }
+            if expected != {key: each.shape for key, each in tensors.items()}:
+                raise ConfigError(f"model {name!r}: its options describe other tensors than the file holds")
+            return create(name, schema, options)
+    except Exception as error:  # whatever a constructor says of options that no constructor has checked
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise CheckpointError(f"{where}: its recipe is damaged: {reason}") from None
+
+
+class _Bounded(TorchFunctionMode):
+    """Refuses to make models of more parts than a file has tensors for."""
+
+    def __init__(self, calls: int) -> None:
+        super().__init__()
+        self._left = calls
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._left -= 1
+        if self._left < 0:
+            raise ConfigError("its options describe more tensors than the file holds")
+        if function in (
+            Tensor.normal_,
+            Tensor.mul,
+        ):  # for no values, torch would import packages for a second
+            return args[0]
+        return (torch.empty if function is torch.randn else function)(*args, **kwargs or {})
 
 
 def description_of(model: nn.Module) -> dict[str, Any] | None:
@@ -118,6 +176,15 @@ def description_of(model: nn.Module) -> dict[str, Any] | None:
         return {"name": name, "options": json.loads(json.dumps(plain(given)))}
     except (TypeError, ValueError):
         return None
+
+
+def options_of(model: nn.Module) -> dict[str, Any] | None:
+    """The options by which :func:`create` made a model of a user's class, as data; None if it did not."""
+    try:
+        options: dict[str, Any] | None = json.loads(json.dumps(vars(model).get(_OPTIONS)))
+    except (TypeError, ValueError):  # a date, say
+        return None
+    return options
 
 
 def _is_model(value: object) -> bool:

@@ -18,6 +18,7 @@ from typing import IO, Any
 
 from girih.cluster.elastic import requests
 from girih.cluster.segments import remove_segments
+from girih.config.class_record import RECORD
 from girih.errors import RunDirectoryError, UserError
 from girih.runs.files import disk_full, unfinished, write_whole
 from girih.runs.lease import Lease
@@ -36,6 +37,7 @@ BEFORE_TRAINING = frozenset(
     {
         LOCK,
         "config.toml",
+        RECORD,
         "plan.json",
         PROCESSES,
         "timeline.json",

@@ -1,10 +1,11 @@
-"""Small text files, written whole or not at all."""
+"""Small text files, written whole or not at all, and directories that one user owns."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
+import stat
 from pathlib import Path
 
 from girih.errors import StorageFullError
@@ -71,3 +72,26 @@ def disk_full(error: OSError, path: str | os.PathLike[str]) -> StorageFullError 
     ):
         return None
     return StorageFullError(f"{os.fspath(path)}: no space left on the disk; free some and try again")
+
+
+def make_private(path: Path) -> Path:
+    """Makes a directory that only this user can write.
+
+    Raises:
+        OSError: somebody else could put files there, or this user cannot.
+    """
+    for place in (*reversed(path.parents), path):
+        place.mkdir(exist_ok=True, mode=0o700)
+    around, state = path.parent.stat().st_mode, path.lstat()
+    if around & stat.S_IWOTH and not around & stat.S_ISVTX:
+        raise PermissionError(f"{path.parent} can be written by everybody (mode {stat.S_IMODE(around):o})")
+    if not stat.S_ISDIR(state.st_mode):
+        raise PermissionError(f"{path} is a link, not a directory")
+    if state.st_uid != os.geteuid():
+        raise PermissionError(f"{path} belongs to user {state.st_uid}, and you are user {os.geteuid()}")
+    if state.st_mode & 0o022:
+        mode = stat.S_IMODE(state.st_mode)
+        raise PermissionError(f"{path} can be written by others (mode {mode:o}); chmod go-w may fix it")
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise PermissionError(f"{path} cannot be written")
+    return path

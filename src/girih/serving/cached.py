@@ -23,7 +23,7 @@ def model_name(run: str) -> str:
 
 
 @contextlib.contextmanager
-def exported(path: str, name: str, tell: Callable[[str], None]) -> Iterator[Path]:
+def exported(path: str, name: str, tell: Callable[[str], None], model: str | None = None) -> Iterator[Path]:
     """A directory with the exported model of a run, for as long as it is needed.
 
     It is kept in the run directory, and used again as long as its checkpoint is the final one; where nothing can be written there, or there is
@@ -31,7 +31,7 @@ def exported(path: str, name: str, tell: Callable[[str], None]) -> Iterator[Path
 
     Args:
         path: an exported directory, which is used as it is; a run directory, or a checkpoint. name: of the model, where it is made.
-        tell: receives a line on what is made.
+        tell: receives a line on what is made. model: the user's class, as ``file.py:Class``; the export is made again for it.
 
     Raises:
         MissingFileError, CheckpointError: neither an exported model nor a checkpoint there.
@@ -43,7 +43,7 @@ def exported(path: str, name: str, tell: Callable[[str], None]) -> Iterator[Path
     from girih.serving.exporting import export, source_of
     from girih.serving.opening import open_model
 
-    opened = open_model(path)
+    opened = open_model(path, model)
     run = (
         Path(path)
         if (Path(path) / "config.toml").is_file() or (Path(path) / "checkpoints").is_dir()
@@ -51,7 +51,7 @@ def exported(path: str, name: str, tell: Callable[[str], None]) -> Iterator[Path
     )
     if run is not None and os.access(run, os.W_OK):
         kept = run / EXPORTED
-        if not _is_of(kept, source_of(opened.place, opened.manifest)):
+        if model is not None or not _is_of(kept, source_of(opened.place, opened.manifest)):
             tell(f"{path}: exporting {opened.place.name} to {kept}")
             making = Path(tempfile.mkdtemp(prefix=_MAKING, dir=run))
             try:

@@ -3,14 +3,14 @@
     signature.json          what goes in and out, how to make the model, checksums; written last
     rows-<i>.safetensors    a group's rows, to be mapped: see ``girih.store.mapped.file``
     dense.safetensors       parameters and buffers of the net
-    dense.pt2, dense.onnx   the net as a program, where it could be made
+    dense.json              the operators of the net, if its class is the user's own
+    dense.onnx              the net for other runtimes, if it could be converted
 
 Shapes: K rows of a chunk, W columns of a row.
 """
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import save as serialize
-from torch import nn
+from torch import Tensor, nn
 
 from girih.checkpoint import Manifest, Storage
 from girih.checkpoint.load import Loaded, load_model
@@ -34,7 +34,7 @@ from girih.models import needs_of
 from girih.publishing.part import widened
 from girih.runs.files import disk_full, sync
 from girih.schema import Schema
-from girih.serving import program
+from girih.serving import dense_graph, program
 from girih.serving.files import facts_of
 from girih.serving.opening import Opened
 from girih.serving.signature import NAME, Dense, Rows, Signature, check_name, inputs_of, outputs_of
@@ -45,8 +45,8 @@ from girih.store.mapped import MappedWriter, Written
 from girih.training.example import example_for
 from girih.training.recipe import recipe
 
-PARAMETERS, PROGRAM, ONNX = "dense.safetensors", "dense.pt2", "dense.onnx"
-_OURS = re.compile(r"rows-\d+\.safetensors|dense\.(safetensors|pt2|onnx)|\..*\.unfinished")
+PARAMETERS, PROGRAM, ONNX = "dense.safetensors", "dense.json", "dense.onnx"
+_OURS = re.compile(r"rows-\d+\.safetensors|dense\.(safetensors|json|onnx)|\..*\.unfinished")
 Tell = Callable[[str], None]
 
 
@@ -56,8 +56,7 @@ def export(opened: Opened, out: Path, name: str, tell: Tell, *, programs: bool =
     Args:
         opened: the run's model. out: missing or empty. name: of the model, as clients will ask for it.
         tell: receives a line on what could not be made.
-        programs: whether the net is exported as a program too, and as ONNX; a class of the user's own always is, for nothing else
-            says what it computes.
+        programs: whether the net is written as ONNX too.
 
     Raises:
         RunDirectoryError: something else lies there. CheckpointError: the checkpoint is damaged.
@@ -80,7 +79,7 @@ def export(opened: Opened, out: Path, name: str, tell: Tell, *, programs: bool =
         tables = tuple(table.name for table in group.spec.tables)
         rows.append(Rows(file=file, tables=tables, num_rows=written.rows))
     made = recipe(model, opened.options)
-    dense = _write_dense(model, schema, groups, out, tell, wanted=programs, required=made["model"] is None)
+    dense = _write_dense(model, schema, groups, out, tell, with_onnx=programs, is_own=made["model"] is None)
     for dense_file in (dense.parameters, dense.program, dense.onnx):
         if dense_file is not None:
             sync(out / dense_file)
@@ -180,52 +179,68 @@ def _write_dense(
     out: Path,
     tell: Tell,
     *,
-    wanted: bool,
-    required: bool,
+    with_onnx: bool,
+    is_own: bool,
 ) -> Dense:
-    """Writes the net's parameters, and the net as a program where that is wanted and can be."""
+    """Writes the net's parameters, its operators if its class is the user's own, and the net as ONNX."""
     example = example_for(schema, groups, train=False)
     inputs = program.inputs_of(example[1])
-    tensors = {
-        name: tensor.detach().cpu().clone().contiguous() for name, tensor in model.state_dict().items()
-    }
-    _write(out / PARAMETERS, serialize(tensors))
-    has_program = has_onnx = False
-    if wanted or required:
-        exported = _program(model, example, tell, required=required)
-        if exported is not None:
-            content = io.BytesIO()  # torch tells of a full disk in no words that one could know it by
-            torch.export.save(exported, content)
-            _write(out / PROGRAM, content.getbuffer())
-            has_program, has_onnx = True, wanted and _onnx(exported, inputs, out / ONNX, tell)
+    with_onnx = with_onnx and _can_write_onnx(tell)
+    exported, content, tensors = None, b"", dict[str, Tensor]()
+    if is_own or with_onnx:
+        try:
+            exported = program.export_program(model.cpu(), *example)
+            if is_own:
+                content, tensors = _operators(model, exported, example, len(schema.labels.names))
+        except Exception as error:  # whatever torch meets in a model
+            kind, reason = type(model).__name__, _reason(error)
+            if is_own:
+                raise ConfigError(
+                    f"{kind}: a class of yours is served as what torch.export makes of it, which failed: {reason}; see docs/serving.md"
+                ) from None
+            tell(f"no {ONNX}: torch.export cannot follow {kind}: {reason}")
+    if is_own:
+        _write(out / PROGRAM, content)
+    tensors |= model.state_dict()
+    _write(
+        out / PARAMETERS,
+        serialize({name: each.detach().cpu().clone().contiguous() for name, each in tensors.items()}),
+    )
+    has_onnx = with_onnx and exported is not None and _onnx(exported, inputs, out / ONNX, tell)
     return Dense(
         parameters=PARAMETERS,
-        program=PROGRAM if has_program else None,
+        program=PROGRAM if is_own else None,
         onnx=ONNX if has_onnx else None,
         inputs=tuple(inputs),
     )
 
 
-def _program(model: nn.Module, example: tuple[Any, Any], tell: Tell, *, required: bool) -> Any:
-    """The net as torch.export makes it; None, and a line, where it cannot and something else will do."""
-    kind = type(model).__name__
-    try:
-        return program.export_program(model.cpu(), *example)
-    except Exception as error:  # whatever torch meets in a model
-        reason = _reason(error)
-        if required:
-            raise ConfigError(
-                f"{kind}: a class of yours is served as what torch.export makes of it, which failed: {reason}; see docs/serving.md"
-            ) from None
-        tell(f"no {PROGRAM}, nor {ONNX}: torch.export cannot follow {kind}: {reason}")
-        return None
+def _operators(
+    model: nn.Module, exported: Any, example: tuple[Any, Any], num_labels: int
+) -> tuple[bytes, dict[str, Tensor]]:
+    """The content of ``dense.json`` and all its tensors, which compute what the model does.
+
+    Raises:
+        Exception: an operator that a file may not name, or other results than the model's.
+    """
+    operators, tensors = dense_graph.described(exported)
+    content = json.dumps(operators, allow_nan=False).encode()
+    net = dense_graph.net_of(content, tensors, example, num_labels, PROGRAM)
+    whole = program.FlatNet(model, program.inputs_of(example[1]))
+    with torch.no_grad():
+        expected = whole(example[0], *example[1].tensors())
+        torch.testing.assert_close(net(*example), expected, rtol=1e-5, atol=1e-6)
+    return content, tensors
 
 
-def _onnx(exported: Any, inputs: program.Inputs, path: Path, tell: Tell) -> bool:
+def _can_write_onnx(tell: Tell) -> bool:
     missing = program.missing_for_onnx()
     if missing is not None:
         tell(f"no {ONNX}: {missing} is not installed; pip install 'girih[onnx]'")
-        return False
+    return missing is None
+
+
+def _onnx(exported: Any, inputs: program.Inputs, path: Path, tell: Tell) -> bool:
     try:
         program.write_onnx(exported, inputs, path)
     except Exception as error:  # whatever the converter meets in a program

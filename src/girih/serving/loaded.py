@@ -54,13 +54,14 @@ from girih.training.shown import shown
 from girih.training.specs import dense_spec, expect_data, gpu_of
 
 
-def load(run: str | os.PathLike[str], *, model: nn.Module | None = None) -> LoadedModel:
+def load(run: str | os.PathLike[str], *, model: nn.Module | str | None = None) -> LoadedModel:
     """The final model of a run, to predict with.
 
     Args:
         run: a run directory, a directory or address of checkpoints, or one checkpoint. Of a run that has not ended: its best
             checkpoint so far, under early stopping, else its latest, with a warning.
-        model: the module, where its class is of the caller's own and the run has no ``config.toml``: its weights are replaced.
+        model: the module, if its class is the caller's own: its weights are replaced. Or the class as ``file.py:Class``, which is
+            built with the options in the run's ``config.toml``, or in the checkpoint.
 
     Raises:
         MissingFileError: nothing there.

@@ -8,18 +8,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
 from girih import checkpoint, models
 from girih.checkpoint import Manifest, Storage
+from girih.checkpoint.load import load as load_checkpoint
 from girih.config.file import RunConfig
 from girih.config.schedule import ScheduleOptions
 from girih.config.train import TrainOptions
+from girih.config.user_code import naming
 from girih.data.dataset import BATCH_SIZE
 from girih.errors import CheckpointError, ConfigError, MissingFileError, RunDirectoryError
+from girih.models.zoo import from_recipe
 from girih.runs.directory import read_summary
 from girih.schema import Schema
 from girih.sparse.options import StoreOptions
@@ -62,8 +64,11 @@ def final_weights(run: str | os.PathLike[str]) -> tuple[Storage, bool]:
     return checkpoint.final_of(run)
 
 
-def open_config(run: Path) -> RunConfig:
+def open_config(run: Path, model: str | None = None) -> RunConfig:
     """Loads the configuration in a run directory, for one process that reads.
+
+    Args:
+        model: the user's class, as ``file.py:Class``, in place of the one that the configuration names.
 
     Raises:
         MissingFileError: no such directory.
@@ -77,21 +82,29 @@ def open_config(run: Path) -> RunConfig:
         raise MissingFileError(f"{run}: no such run directory; girih train CONFIG --run {run} makes one")
     if not (run / "config.toml").is_file():
         raise RunDirectoryError(f"{run}: not a run directory (it has no config.toml)")
-    settings = RunConfig.load(run / "config.toml", strategy=Local.name)  # one process is enough to read
+    settings = RunConfig.load(
+        run / "config.toml", overrides=naming(model), strategy=Local.name, run=run
+    )  # one process is enough to read
     settings = replace(settings, schedule=ScheduleOptions())  # and has nothing to lay out
     if settings.store.arena == "shared":  # as embedding servers had it
         settings = replace(settings, store=replace(settings.store, arena="heap"))
     return replace(settings, store=settings.store.within(run))
 
 
-def open_model(run: str | os.PathLike[str], model: nn.Module | None = None) -> Opened:
+def open_model(run: str | os.PathLike[str], model: nn.Module | str | None = None) -> Opened:
     """Finds the final checkpoint of a run, or the one that is named, and makes its model.
+
+    Args:
+        model: a module, or the class of the user's own, as ``file.py:Class``, with options of the config or the checkpoint.
 
     Raises:
         MissingFileError, CheckpointError: no checkpoint there.
-        ConfigError: the model is of a class of the user's own, and neither given nor in a ``config.toml``.
+        ConfigError: the model is of a class of the user's own, and neither given nor in a ``config.toml`` that may name it.
     """
-    expect("model", model, nn.Module | None, "a torch.nn.Module of the run's class and options")
+    named = str if isinstance(model, str) and ":" in model else nn.Module
+    expect(
+        "model", model, named | None, "a torch.nn.Module of the run's class and options, or 'file.py:Class'"
+    )
     place, final = final_weights(run)
     if not final and place != Storage.at(run):
         _LOG.warning("%s: not finished; using %s", os.fspath(run), place.name)
@@ -99,8 +112,8 @@ def open_model(run: str | os.PathLike[str], model: nn.Module | None = None) -> O
     local = Storage.at(run).local
     schema = Schema.from_dict(manifest.schema, place.url)
     if local is not None and (local / "config.toml").is_file():
-        settings = open_config(local)
-        made = model if model is not None else _made(settings.model)
+        settings = open_config(local, model if isinstance(model, str) else None)
+        made = model if isinstance(model, nn.Module) else _made(settings.model)
         _check_schema(made, schema)
         return Opened(
             place,
@@ -112,23 +125,23 @@ def open_model(run: str | os.PathLike[str], model: nn.Module | None = None) -> O
             settings.store,
             settings.data.batch_size,
         )
-    recipe = manifest.state.get("recipe") or {}
-    described = recipe.get("model")
-    if model is None and described is None:
-        raise ConfigError(
-            f"{place}: its model is of a class of yours, which only your program can make; give load(..., model=YourModel(schema))"
-        )
     try:
-        options = train_options(recipe.get("train") or {})
-        made = model if model is not None else _made(partial(_of_zoo, described, schema))
-    except (KeyError, TypeError, ConfigError) as error:
+        recipe = manifest.state.get("recipe") or {}
+        options, described = train_options(recipe.get("train") or {}), recipe.get("model")
+        if model is None and described is not None:
+            tensors = load_checkpoint(place, schema).dense["model"]
+            model = from_recipe(described, schema, tensors, place)
+    except (AttributeError, KeyError, TypeError, ConfigError) as error:
         raise CheckpointError(f"{place}: its recipe is damaged: {error}; give load(..., model=...)") from None
-    _check_schema(made, schema)
-    return Opened(place, manifest, final, schema, made, options, StoreOptions(), BATCH_SIZE)
-
-
-def _of_zoo(described: Any, schema: Schema) -> nn.Module:
-    return models.create(described["name"], schema, described["options"])
+    if model is None:
+        raise ConfigError(
+            f"{place}: its model is of a class of yours, which a checkpoint does not name;"
+            " give load(..., model=YourModel(schema)), or --model file.py:Class"
+        )
+    if isinstance(model, str):
+        model = _made(partial(models.create, model, schema, recipe.get("options"), "model"))
+    _check_schema(model, schema)
+    return Opened(place, manifest, final, schema, model, options, StoreOptions(), BATCH_SIZE)
 
 
 def _made(make: Callable[[], nn.Module]) -> nn.Module:

@@ -26,6 +26,7 @@ class ServeOptions(Options):
         max_unfinished_bytes: of all unfinished requests and unread answers of a process; beyond, the greediest get status 503.
         request_timeout: seconds from a request's first byte to its last (else status 408), and for reading an answer.
         max_connections: of a process; more are refused with status 503.
+        model: the user's class, as ``file.py:Class``, that a follower serves.
     """
 
     host: str = HOST
@@ -38,6 +39,7 @@ class ServeOptions(Options):
     max_unfinished_bytes: Count = 24 << 20
     request_timeout: Positive = 30.0
     max_connections: Annotated[int, Bounds(1, 1 << 20)] = 1024
+    model: str | None = None
 
     def __post_init__(self) -> None:
         Options.__post_init__(self)

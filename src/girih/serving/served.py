@@ -21,22 +21,23 @@ from safetensors import SafetensorError
 from safetensors.torch import load as parse
 from torch import Tensor, nn
 
-from girih import models
 from girih.data import Batch, NormalizationStats
 from girih.dense.spec import DenseSpec
 from girih.errors import CheckpointError, ConfigError, MissingFileError
 from girih.kernels.cpu import ahead
 from girih.models.loss import probabilities
+from girih.models.zoo import from_recipe
 from girih.runs.stats import Stats
 from girih.schema import Schema
+from girih.serving.dense_graph import net_of
 from girih.serving.files import check_file
 from girih.serving.net import ServedNet
-from girih.serving.program import ProgramNet, load_program
 from girih.serving.signature import Signature
 from girih.sparse.groups.pack import Group
 from girih.sparse.groups.served import served_groups
 from girih.sparse.halves.mapped import MappedSparse
 from girih.store.mapped import MappedFile, Stack
+from girih.training.example import example_for
 from girih.training.recipe import train_options
 from girih.training.specs import dense_spec
 
@@ -147,9 +148,9 @@ def open_served(directory: Path, *, verify: bool = True) -> tuple[Signature, Ser
         if signature.normalization is not None:
             normalization = NormalizationStats.from_dict(signature.normalization, schema)
         options = replace(train_options(signature.recipe["train"]), device="cpu")
-        module = _module(directory, signature, schema, verify=verify)
         needs = {name: frozenset(kinds) for name, kinds in signature.needs.items()}
         groups = served_groups(schema, needs, options.seed)
+        module = _module(directory, signature, schema, groups, verify=verify)
     except (ConfigError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"{directory}: its signature is damaged: {error}; export the model again"
@@ -168,23 +169,24 @@ def open_served(directory: Path, *, verify: bool = True) -> tuple[Signature, Ser
     return signature, Served(groups, stacks, spec, normalization, schema, Version(signature.step))
 
 
-def _module(directory: Path, signature: Signature, schema: Schema, *, verify: bool) -> nn.Module:
-    """The net with its parameters: made anew, or, where it is of a class of the user's, as it was exported."""
-    described = signature.recipe["model"]
-    file = signature.dense.parameters
-    path = check_file(directory, file, signature.files) if verify else directory / file
-    parameters = parameters_in(path)
+def _module(
+    directory: Path, signature: Signature, schema: Schema, groups: Sequence[Group], *, verify: bool
+) -> nn.Module:
+    """The net with its parameters: made from the recipe, or from the operators of a user's class."""
+
+    def checked(name: str) -> Path:
+        return check_file(directory, name, signature.files) if verify else directory / name
+
+    parameters = parameters_in(checked(signature.dense.parameters))
+    described, program = signature.recipe["model"], signature.dense.program
     if described is not None:
-        with torch.random.fork_rng(devices=[]):
-            module = models.create(described["name"], schema, described["options"])
-        return filled(module, parameters, directory)
-    program = signature.dense.program
+        return filled(from_recipe(described, schema, parameters, directory), parameters, directory)
     if program is None:
         raise CheckpointError(
             f"{directory}: neither a recipe nor a program of its net; export the model again"
         )
-    path = check_file(directory, program, signature.files) if verify else directory / program
-    return filled(load_program(path), parameters, directory)
+    path, example = checked(program), example_for(schema, groups, train=False)
+    return net_of(path.read_bytes(), parameters, example, len(schema.labels.names), path)
 
 
 def parameters_in(path: Path) -> dict[str, Tensor]:
@@ -208,10 +210,7 @@ def filled(module: nn.Module, parameters: Mapping[str, Tensor], where: Any) -> n
         CheckpointError: they are another model's.
     """
     try:
-        if isinstance(module, ProgramNet):
-            module.load_parameters(parameters)
-        else:
-            module.load_state_dict(dict(parameters))
+        module.load_state_dict(dict(parameters))
     except (RuntimeError, KeyError) as error:
         raise CheckpointError(
             f"{where}: parameters of another model: {' '.join(str(error).split())}"

@@ -126,7 +126,7 @@ def answer(
     from girih.serving.watching import Watched, watching
 
     torch.set_num_threads(options.threads)
-    watched = Watched(directory) if follow else None
+    watched = Watched(directory, options.model) if follow else None
     model = Model(name, *open_served(directory, verify=verify)) if watched is None else watched.model(name)
     server = Server(model, most_examples=options.max_batch, most_bytes=options.max_bytes)
     config = uvicorn.Config(

@@ -20,7 +20,7 @@ from girih.schema import Categorical, Numeric, Schema, Sequence
 from girih.version import __version__
 
 NAME = "signature.json"
-FORMAT = 1
+FORMAT = 2
 CHECKSUM = "crc32"
 LENGTHS = ".lengths"
 """Behind the name of an input: the tensor that says how many values each example has of it."""
@@ -71,7 +71,8 @@ class Dense:
 
     Attributes:
         parameters: parameters and buffers by name, as safetensors.
-        program: what ``torch.export`` made of the net, None where it could not. onnx: the same as ONNX.
+        program: the operators of the net, see :mod:`girih.serving.dense_graph`; None if girih's own class makes it.
+        onnx: the net as ONNX; None if there is none.
         inputs: the tensors that both take, in order: ``numeric``, then embeddings; see :mod:`girih.serving.program`.
     """
 

@@ -20,6 +20,7 @@ from girih import models
 from girih.data import NormalizationStats
 from girih.errors import CheckpointError, ConfigError, GirihError, MissingFileError
 from girih.kernels.cpu import ahead
+from girih.models.zoo import from_recipe
 from girih.runs.stats import Stats
 from girih.schema import Schema
 from girih.serving.followed import CURRENT, Followed
@@ -38,17 +39,17 @@ class Watched:
     """Versions that a follower has, opened one after the other; files that several of them have are mapped once.
 
     Args:
-        directory: of a follower that has a version.
+        directory: of a follower that has a version. model: the user's class, as ``file.py:Class``, if it is not girih's.
 
     Attributes:
         served: the version that was opened last. followed: the same as its files.
 
     Raises:
-        ConfigError: there is no version yet, or the model is of a class of the user's own. CheckpointError: damaged.
+        ConfigError: there is no version yet, or the model is of a user's class that is not named. CheckpointError: damaged.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self._directory, self._files = directory, dict[str, MappedFile]()
+    def __init__(self, directory: Path, model: str | None = None) -> None:
+        self._directory, self._files, self._class = directory, dict[str, MappedFile](), model
         ahead.make_ready(ahead.serving())
         self._seen = self._mark()
         self.followed, self.served = self._patiently(self._opened)
@@ -101,15 +102,9 @@ class Watched:
 
     def _opened(self, followed: Followed) -> Served:
         """The first version, of which all is made."""
-        described = followed.recipe.get("model")
-        if described is None:
-            raise ConfigError(
-                f"{followed.log}: its model is of a class of the user's own, which a follower cannot make; export the run and serve that"
-            )
         schema = Schema.from_dict(followed.schema, followed.log)
         options = replace(train_options(followed.recipe["train"]), device="cpu")
-        with torch.random.fork_rng(devices=[]):
-            module: nn.Module = models.create(described["name"], schema, described["options"])
+        module = self._module(followed, schema)
         # parameters stay such as have gradients: see :func:`girih.serving.served.open_served`
         spec = dense_spec(
             filled(module, self._parameters(followed), followed.log),
@@ -123,6 +118,18 @@ class Watched:
             Stack(group.spec, files) for group, files in zip(groups, self._mapped(followed), strict=True)
         ]
         return Served(groups, stacks, spec, _normalization(followed, schema), schema, _version(followed))
+
+    def _module(self, followed: Followed, schema: Schema) -> nn.Module:
+        """The net: the user's class that an argument names, else one of girih's."""
+        described = followed.recipe.get("model")
+        if self._class is not None:
+            with torch.random.fork_rng(devices=[]):
+                return models.create(self._class, schema, followed.recipe.get("options"), "--model")
+        if described is None:
+            raise ConfigError(
+                f"{followed.log}: its model is of a class of yours; give --model file.py:Class, or export the run and serve that"
+            )
+        return from_recipe(described, schema, self._parameters(followed), followed.log)
 
     def _next(self, followed: Followed) -> Served:
         before = self.followed

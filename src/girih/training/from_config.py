@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from girih import config
 from girih.config.file import RunConfig
 from girih.data import Dataset
 from girih.errors import ConfigError
@@ -32,7 +31,7 @@ class _KeepsConfig(Callback):
     def on_plan(self, plan: Record) -> None:
         """See :class:`Callback`."""
         if not self.is_written:
-            config.write_toml(self.run / "config.toml", self.settings.with_absolute_paths())
+            self.settings.write(self.run)
             self.is_written = True
 
 
@@ -48,14 +47,15 @@ def trainer_of(
     """See :meth:`girih.Trainer.from_config`."""
     if isinstance(overrides, str):
         raise ConfigError(f"overrides = {overrides!r}: expected a list or a mapping, as in [{overrides!r}]")
-    settings = RunConfig.load(path, overrides=overrides, strategy=strategy)
+    directory = None if run is None else Path(run)
+    settings = RunConfig.load(path, overrides=overrides, strategy=strategy, run=directory)
     data: dict[str, Dataset] = {split: settings.dataset(split) for split in settings.data.splits}
     bar = Progress(settings.most_examples(data["train"]))
     callbacks = [*callbacks, bar] if progress else list(callbacks)
-    if run is not None:
-        callbacks = [*callbacks, _KeepsConfig(Path(run), settings)]
+    if directory is not None:
+        callbacks = [*callbacks, _KeepsConfig(directory, settings)]
     cluster = joined(settings.strategy, settings.cluster)
-    trainer = settings.trainer(run=None if run is None else Path(run), callbacks=callbacks, cluster=cluster)
+    trainer = settings.trainer(run=directory, callbacks=callbacks, cluster=cluster)
     trainer.data = data
     if progress and cluster.ranks.first:
         trainer.showing = bar

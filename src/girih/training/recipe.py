@@ -15,10 +15,15 @@ _KEPT = ("seed", "precision", "dense_forward")
 
 
 def recipe(model: nn.Module, options: TrainOptions) -> dict[str, Any]:
-    """``{"model": …, "train": …}`` as plain values; the model is None where it is of a class of the user's own."""
-    from girih.models.zoo import description_of  # followers read recipes, and have no torch
+    """``{"model": …, "train": …}`` as plain values.
 
-    return {"model": description_of(model), "train": {name: getattr(options, name) for name in _KEPT}}
+    If the class is the user's own, ``model`` is None, and ``options`` are those that a config gave it: never its name.
+    """
+    from girih.models.zoo import description_of, options_of  # followers read recipes, and have no torch
+
+    kept = {name: getattr(options, name) for name in _KEPT}
+    made: dict[str, Any] = {"model": description_of(model), "train": kept}
+    return made if made["model"] is not None else made | {"options": options_of(model)}
 
 
 def train_options(kept: Mapping[str, Any]) -> TrainOptions:

@@ -20,7 +20,6 @@ import hashlib
 import inspect
 import logging
 import os
-import stat
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -39,6 +38,8 @@ from numba.core import compiler as _typed_compiler
 from numba.core import compiler_machinery as _typed_machinery
 from numba.core import typed_passes as _typed_passes
 from numba.core import types as _typed_types
+
+from girih.runs.files import make_private
 
 numba: Any = _typed_numba  # its own type hints cover only a part of it
 caching: Any = _typed_caching
@@ -91,35 +92,12 @@ def _temporary() -> Path:
     return Path(tempfile.gettempdir(), f"girih-{os.geteuid()}")
 
 
-def _make_private(path: Path) -> Path:
-    """Makes a directory that only this user can write.
-
-    Raises:
-        OSError: somebody else could put files there, or this user cannot.
-    """
-    for place in (*reversed(path.parents), path):
-        place.mkdir(exist_ok=True, mode=0o700)
-    around, state = path.parent.stat().st_mode, path.lstat()
-    if around & stat.S_IWOTH and not around & stat.S_ISVTX:
-        raise PermissionError(f"{path.parent} can be written by everybody (mode {stat.S_IMODE(around):o})")
-    if not stat.S_ISDIR(state.st_mode):
-        raise PermissionError(f"{path} is a link, not a directory")
-    if state.st_uid != os.geteuid():
-        raise PermissionError(f"{path} belongs to user {state.st_uid}, and you are user {os.geteuid()}")
-    if state.st_mode & 0o022:
-        mode = stat.S_IMODE(state.st_mode)
-        raise PermissionError(f"{path} can be written by others (mode {mode:o}); chmod go-w may fix it")
-    if not os.access(path, os.W_OK | os.X_OK):
-        raise PermissionError(f"{path} cannot be written")
-    return path
-
-
 def _cache_directory() -> tuple[str | None, str]:
     """The directory that keeps kernels, if one can be used, and a line on those that cannot."""
     problems = []
     for parent in (_user_cache, _temporary):
         try:
-            directory = str(_make_private(_make_private(parent()) / _digest()))
+            directory = str(make_private(make_private(parent()) / _digest()))
         except (OSError, RuntimeError) as error:  # RuntimeError: there is no home directory
             problems.append(str(error))
             continue
