@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from safetensors.torch import load
 from torch import Tensor
+
+from girih.store.snapshot.tensorfile import check_tensors
 
 TENSOR, ITEMS = "$tensor", "$items"
 
@@ -42,3 +45,13 @@ def join(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
     if isinstance(tree, list):
         return [join(item, tensors) for item in tree]
     return tree
+
+
+def tensors_in(content: bytes, where: str) -> dict[str, Tensor]:
+    """The tensors of a safetensors file by name.
+
+    Raises:
+        CheckpointError: see :func:`~girih.store.snapshot.tensorfile.check_tensors`.
+    """
+    check_tensors(content, where)
+    return load(content)

@@ -28,6 +28,7 @@ _MOST_NESTED = 50
 _LONG_KEY = re.compile(rf"(?:[^.,=\n]*\.){{{_MOST_NESTED}}}[^.,=\n]*[=\]]")
 """A dotted key, for which TOML's parser takes memory by the square of its parts."""
 
+_TOO_LARGE = 1 << 1023  # integers from here on are no floats
 _BARE_LIST = re.compile(r"\[([^][{}\"']*)\]")
 """A list whose strings lost their quotes to a shell."""
 
@@ -338,8 +339,8 @@ def _build_union(members: tuple[Any, ...], value: Any, where: str) -> Any:
         if tag not in value:
             raise ConfigError(f"{where}: key {tag!r} is missing; one of {', '.join(sorted(by_name))}")
         name = value[str(tag)]
-        if name not in by_name:
-            raise ConfigError(f"{where}: unknown {tag} {name!r}{nearest(name, by_name)}")
+        if not isinstance(name, str) or name not in by_name:
+            raise ConfigError(f"{where}: unknown {tag} {name!r}{nearest(str(name), by_name)}")
         return _build_dataclass(typing.cast(type, by_name[name]), value, where)
     failures = []
     for member in members:
@@ -378,7 +379,7 @@ def _build_bounded(kind: Any, bounds: Bounds, value: Any, where: str) -> Any:
 def _build_scalar(cls: Any, value: Any, where: str) -> Any:
     if cls is Any:
         return value
-    if cls is float and isinstance(value, int) and not isinstance(value, bool):
+    if cls is float and isinstance(value, int) and not isinstance(value, bool) and abs(value) < _TOO_LARGE:
         return float(value)
     if isinstance(cls, type) and isinstance(value, cls) and not (isinstance(value, bool) and cls is not bool):
         return value

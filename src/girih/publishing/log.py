@@ -24,7 +24,7 @@ from girih.errors import CheckpointError, ConfigError, GirihError, MissingFileEr
 from girih.publishing.manifest import HEAD, NAME, Head, SegmentManifest, read_pin, write_pin
 
 SEGMENTS, SNAPSHOTS, EPOCHS = "segments", "snapshots", "epochs"
-_NUMBER = re.compile(r"\d{8,}")
+_NUMBER = re.compile(r"[0-9]{8,}")
 
 
 @dataclass(frozen=True)
