@@ -34,6 +34,15 @@ def needs_of(module: object, schema: Schema) -> dict[str, frozenset[str]]:
     owner = type(module).__name__
     if declared is None:
         return of_all(schema, EMBEDDING)
+    return check_needs(declared, schema, owner)
+
+
+def check_needs(declared: Any, schema: Schema, owner: str) -> dict[str, frozenset[str]]:
+    """Checked needs in the schema's order; see :func:`needs_of`.
+
+    Args:
+        owner: whoever declares them, for errors.
+    """
     if not isinstance(declared, Mapping):
         raise ConfigError(
             f"{owner}.needs = {declared!r}: expected a mapping, as in {{'user': {{'embedding'}}}}"
@@ -61,3 +70,5 @@ def _check_kinds(where: str, kinds: Any) -> None:
     for kind in kinds:
         if kind not in KINDS:
             raise ConfigError(f"{where}: unknown need {kind!r}{nearest(kind, KINDS)}")
+    if len(set(kinds)) != len(kinds):
+        raise ConfigError(f"{where} = {list(kinds)}: a need is there twice")

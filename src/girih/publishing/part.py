@@ -144,6 +144,8 @@ class Part:
         if described.version != _VERSION:
             raise ValueError(f"format {described.version}, expected {_VERSION}; update girih")
         self.tables, self.segments, self._dtype = described.tables, described.segments, described.dtype
+        if len(set(self.tables)) != len(self.tables):
+            raise ValueError(f"a table is there twice: {self.tables}")
         width = sum(dim for _, dim in self.segments)
         declared = {tensor.name: tensor for tensor in found.header.tensors}
         shapes = (len(found.arrays.get(name, ())) for name in ("ids", "left_ids"))

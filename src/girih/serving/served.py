@@ -17,22 +17,23 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.torch import load as parse
 from torch import Tensor, nn
 
 from girih import models
+from girih.checkpoint.trees import tensors_in
 from girih.data import Batch, NormalizationStats
 from girih.dense.spec import DenseSpec
-from girih.errors import CheckpointError, ConfigError, MissingFileError
+from girih.errors import CheckpointError
 from girih.kernels.cpu import ahead
 from girih.models.loss import probabilities
+from girih.models.needs import check_needs
+from girih.runs.sealed import open_file, refusing
 from girih.runs.stats import Stats
 from girih.schema import Schema
-from girih.serving.files import check_file
+from girih.serving.files import check_dense
 from girih.serving.net import ServedNet
 from girih.serving.program import ProgramNet, load_program
-from girih.serving.signature import Signature
+from girih.serving.signature import AGAIN, NAME, Signature, inputs_of, outputs_of
 from girih.sparse.groups.pack import Group
 from girih.sparse.groups.served import served_groups
 from girih.sparse.halves.mapped import MappedSparse
@@ -141,39 +142,37 @@ def open_served(directory: Path, *, verify: bool = True) -> tuple[Signature, Ser
     """
     signature = Signature.read(directory)
     ahead.make_ready(ahead.serving())
-    try:
+    with refusing(directory / NAME, AGAIN):
         schema = Schema.from_dict(signature.schema, str(directory))
+        described = schema.fingerprint(), inputs_of(schema), outputs_of(schema)
+        if described != (signature.fingerprint, signature.inputs, signature.outputs):
+            raise ValueError("its fingerprint, inputs or outputs are not those of its schema")
         normalization = NormalizationStats.empty(schema)
         if signature.normalization is not None:
             normalization = NormalizationStats.from_dict(signature.normalization, schema)
         options = replace(train_options(signature.recipe["train"]), device="cpu")
-        module = _module(directory, signature, schema, verify=verify)
-        needs = {name: frozenset(kinds) for name, kinds in signature.needs.items()}
-        groups = served_groups(schema, needs, options.seed)
-    except (ConfigError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"{directory}: its signature is damaged: {error}; export the model again"
-        ) from None
-    found = [list(rows.tables) for rows in signature.rows]
-    if found != [[table.name for table in group.spec.tables] for group in groups]:
-        raise CheckpointError(
-            f"{directory}: its tables {found} are packed otherwise than this girih packs them; export the model again"
-        )
-    stacks = []
-    for group, rows in zip(groups, signature.rows, strict=True):
-        facts = signature.files[rows.file] if verify else None
-        stacks.append(Stack(group.spec, [MappedFile(directory / rows.file, facts)]))
-    # parameters stay such as have gradients: torch multiplies others otherwise, and predictions would differ in their last bits
-    spec = dense_spec(module, schema, options, torch.optim.SGD, Stats())
-    return signature, Served(groups, stacks, spec, normalization, schema, Version(signature.step))
+        groups = served_groups(schema, check_needs(signature.needs, schema, "it"), options.seed)
+        found = [list(rows.tables) for rows in signature.rows]
+        if found != [[table.name for table in group.spec.tables] for group in groups]:
+            raise CheckpointError(
+                f"{directory}: its tables {found} are packed otherwise than this girih packs them; {AGAIN}"
+            )
+        if verify:
+            check_dense(directory, signature)
+        module = _module(directory, signature, schema)
+        stacks = []
+        for group, rows in zip(groups, signature.rows, strict=True):
+            facts = signature.files[rows.file] if verify else None
+            stacks.append(Stack(group.spec, [MappedFile(directory / rows.file, facts)]))
+        # parameters stay such as have gradients: torch multiplies others otherwise, and predictions would differ in their last bits
+        spec = dense_spec(module, schema, options, torch.optim.SGD, Stats())
+        return signature, Served(groups, stacks, spec, normalization, schema, Version(signature.step))
 
 
-def _module(directory: Path, signature: Signature, schema: Schema, *, verify: bool) -> nn.Module:
+def _module(directory: Path, signature: Signature, schema: Schema) -> nn.Module:
     """The net with its parameters: made anew, or, where it is of a class of the user's, as it was exported."""
     described = signature.recipe["model"]
-    file = signature.dense.parameters
-    path = check_file(directory, file, signature.files) if verify else directory / file
-    parameters = parameters_in(path)
+    parameters = parameters_in(directory / signature.dense.parameters)
     if described is not None:
         with torch.random.fork_rng(devices=[]):
             module = models.create(described["name"], schema, described["options"])
@@ -183,8 +182,7 @@ def _module(directory: Path, signature: Signature, schema: Schema, *, verify: bo
         raise CheckpointError(
             f"{directory}: neither a recipe nor a program of its net; export the model again"
         )
-    path = check_file(directory, program, signature.files) if verify else directory / program
-    return filled(load_program(path), parameters, directory)
+    return filled(load_program(directory / program), parameters, directory)
 
 
 def parameters_in(path: Path) -> dict[str, Tensor]:
@@ -193,12 +191,8 @@ def parameters_in(path: Path) -> dict[str, Tensor]:
     Raises:
         MissingFileError: it is gone. CheckpointError: damaged.
     """
-    try:
-        return parse(path.read_bytes())
-    except FileNotFoundError:
-        raise MissingFileError(f"{path}: no such file; export the model again") from None
-    except SafetensorError as error:
-        raise CheckpointError(f"{path}: damaged: {error}; export the model again") from None
+    with open_file(path, path.parent, AGAIN) as file:
+        return tensors_in(file.read(), str(path))
 
 
 def filled(module: nn.Module, parameters: Mapping[str, Tensor], where: Any) -> nn.Module:
@@ -207,13 +201,9 @@ def filled(module: nn.Module, parameters: Mapping[str, Tensor], where: Any) -> n
     Raises:
         CheckpointError: they are another model's.
     """
-    try:
+    with refusing(where, AGAIN, what="parameters of another model"):
         if isinstance(module, ProgramNet):
             module.load_parameters(parameters)
         else:
             module.load_state_dict(dict(parameters))
-    except (RuntimeError, KeyError) as error:
-        raise CheckpointError(
-            f"{where}: parameters of another model: {' '.join(str(error).split())}"
-        ) from None
     return module

@@ -5,23 +5,23 @@ It is written last: a directory is whole when it is there. A checksum of all els
 
 from __future__ import annotations
 
-import json
-import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from girih.checkpoint.manifest import Count, Crc
 from girih.config import build
 from girih.data.given import columns_of
-from girih.errors import CheckpointError, ConfigError, MissingFileError
+from girih.errors import ConfigError, MissingFileError
 from girih.runs.files import write_whole
+from girih.runs.sealed import check_inside, read_sealed, refusing, seal
 from girih.schema import Categorical, Numeric, Schema, Sequence
 from girih.version import __version__
 
 NAME = "signature.json"
-FORMAT = 1
-CHECKSUM = "crc32"
+FORMAT = 2
+AGAIN = "export the model again"
 LENGTHS = ".lengths"
 """Behind the name of an input: the tensor that says how many values each example has of it."""
 PREDICTION = "prediction"
@@ -62,7 +62,7 @@ class Rows:
 
     file: str
     tables: tuple[str, ...]
-    num_rows: int
+    num_rows: Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +98,7 @@ class Signature:
     """
 
     name: str
-    step: int
+    step: Count
     final: bool
     inputs: tuple[Input, ...]
     outputs: tuple[Output, ...]
@@ -116,8 +116,7 @@ class Signature:
 
     def write(self, directory: Path) -> None:
         """Writes it whole."""
-        text = json.dumps(asdict(self), indent=1)
-        write_whole(directory / NAME, f'{{\n "{CHECKSUM}": {zlib.crc32(text.encode())},{text[1:]}\n')
+        write_whole(directory / NAME, seal(asdict(self), indent=1).decode())
 
     @classmethod
     def read(cls, directory: Path) -> Signature:
@@ -128,28 +127,40 @@ class Signature:
         """
         file = directory / NAME
         try:
-            content = json.loads(file.read_text(encoding="utf-8"))
-        except (FileNotFoundError, NotADirectoryError):
+            content = read_sealed(file, FORMAT, AGAIN)
+        except MissingFileError:
             raise MissingFileError(f"{directory}: no {NAME}, so this is not a whole exported model") from None
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{file}: damaged ({error}); export the model again") from None
-        try:
-            if content["format"] != FORMAT:
-                raise CheckpointError(
-                    f"{file}: format {content['format']}, which girih {content['girih']} wrote; this girih reads format {FORMAT}:"
-                    " export the model again"
-                )
-            checksum = content.pop(CHECKSUM)
-            if zlib.crc32(json.dumps(content, indent=1).encode()) != checksum:
-                raise ValueError("its checksum differs")
-            found: Signature = build(cls, content, str(file))
-        except CheckpointError:
-            raise
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(
-                f"{file}: damaged ({type(error).__name__}: {error}); export the model again"
-            ) from None
-        return found
+        with refusing(file, AGAIN):
+            signature: Signature = build(cls, content, "it")
+            signature._check_files()
+        return signature
+
+    def _check_files(self) -> None:
+        """Refuses files that lie elsewhere, are not used, or have no facts."""
+        dense = [name for name in asdict(self.dense).values() if isinstance(name, str)]
+        used = [*dense, *(rows.file for rows in self.rows)]
+        if sorted(used) != sorted(self.files):
+            raise ValueError(f"it lists files {sorted(self.files)}, and uses {sorted(used)}")
+        for name in used:
+            check_inside(name)
+        for name in dense:
+            build(_FileFacts, self.files[name], f"file {name!r}")
+        for rows in self.rows:
+            facts = build(_RowsFacts, self.files[rows.file], f"file {rows.file!r}")
+            if facts.rows != rows.num_rows:
+                raise ValueError(f"{rows.num_rows} rows, of which {rows.file} has {facts.rows}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _FileFacts:
+    bytes: Count
+    crc32: Crc
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RowsFacts(_FileFacts):
+    rows: Count
+    buried: Count
 
 
 def check_name(name: str) -> None:

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load as parse
 from torch import Tensor, nn
 
 from girih import models
+from girih.checkpoint.trees import tensors_in
 from girih.data import NormalizationStats
-from girih.errors import CheckpointError, ConfigError, GirihError, MissingFileError
+from girih.errors import CheckpointError, ConfigError, MissingFileError
 from girih.kernels.cpu import ahead
+from girih.runs.sealed import reason_of, refusing
 from girih.runs.stats import Stats
 from girih.schema import Schema
 from girih.serving.followed import CURRENT, Followed
@@ -83,7 +83,11 @@ class Watched:
         mark = self._mark()
         if mark == self._seen:
             return False
-        self.followed, self.served = self._patiently(self._next)
+        try:
+            self.followed, self.served = self._patiently(self._next)
+        except CheckpointError:
+            self._seen = mark  # it stays as it is
+            raise
         self._seen = mark
         return True
 
@@ -93,19 +97,20 @@ class Watched:
             followed = Followed.read(self._directory)
             if followed is None:
                 raise ConfigError(f"{self._directory}: has no version yet")
+            if followed.recipe["model"] is None:
+                raise ConfigError(
+                    f"{followed.log}: its model is of a class of the user's own, which a follower cannot make; export the run and serve that"
+                )
             try:
-                return followed, take(followed)
+                with refusing(self._directory / CURRENT, "wait for another version"):
+                    return followed, take(followed)
             except MissingFileError as error:
                 gone = error
         raise gone
 
     def _opened(self, followed: Followed) -> Served:
         """The first version, of which all is made."""
-        described = followed.recipe.get("model")
-        if described is None:
-            raise ConfigError(
-                f"{followed.log}: its model is of a class of the user's own, which a follower cannot make; export the run and serve that"
-            )
+        described = followed.recipe["model"]
         schema = Schema.from_dict(followed.schema, followed.log)
         options = replace(train_options(followed.recipe["train"]), device="cpu")
         with torch.random.fork_rng(devices=[]):
@@ -147,10 +152,7 @@ class Watched:
         return [[found[name] for name in each] for each in names]
 
     def _parameters(self, followed: Followed) -> dict[str, Tensor]:
-        try:
-            return parse(followed.parameters(self._directory))
-        except SafetensorError as error:
-            raise CheckpointError(f"{self._directory / followed.dense}: damaged: {error}") from None
+        return tensors_in(followed.parameters(self._directory), str(self._directory / followed.dense))
 
     def _mark(self) -> Any:
         """Says whether the small file is another one: it is replaced, never written to."""
@@ -172,9 +174,9 @@ def watching(watched: Watched, put: Callable[[Served], None]) -> Iterator[None]:
                 if watched.look():
                     put(watched.served)
                 told = ""
-            except (GirihError, OSError) as error:
-                if str(error) != told:
-                    told = str(error)
+            except Exception as error:  # this thread goes on
+                if reason_of(error) != told:
+                    told = reason_of(error)
                     _LOG.warning("stays at version %s: %s", watched.served.version, told)
 
     ending = threading.Event()

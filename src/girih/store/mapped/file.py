@@ -166,7 +166,9 @@ class MappedFile:
         if found != facts.crc32:
             raise self._damaged(f"its checksum is {found}, expected {facts.crc32}")
         if (self.num_rows, self.num_buried) != (facts.rows, facts.buried):
-            raise self._damaged(f"{self.num_rows} rows and {self.num_buried} buried keys, expected {facts}")
+            raise self._damaged(
+                f"{self.num_rows} rows and {self.num_buried} buried keys, expected {facts.rows} and {facts.buried}"
+            )
         unsound = mapped.first_unsound(
             sealed(self.index), self.num_rows, self.num_buried, len(self.description["tables"])
         )
