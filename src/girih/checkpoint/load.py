@@ -23,6 +23,7 @@ from girih.schema import Schema
 
 _FIX = "use another checkpoint"
 
+
 @dataclass(frozen=True)
 class Loaded:
     """A checkpoint whose manifest and parameters were read, and whose rows :meth:`put` reads.

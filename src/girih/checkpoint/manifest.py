@@ -104,7 +104,7 @@ class Manifest:
             raise CheckpointError(f"{checkpoint}: no {NAME}, so this is not a complete checkpoint") from None
         content = unseal(text, where, FORMAT, fix)
         with refusing(where, fix):
-            manifest: Manifest = build(cls, content, "it")
+            manifest: Manifest = build(cls, content, "")
             check_facts(manifest.parts)
             if manifest.run.step != manifest.step:
                 raise ValueError(f"step = {manifest.step}, but state.run.step = {manifest.run.step}")

@@ -95,7 +95,7 @@ class SegmentManifest(VersionFacts):
             raise CheckpointError(f"{where}: is another one than the head names")
         content = unseal(text, where, FORMAT, _FIX)
         with refusing(where, _FIX):
-            manifest: SegmentManifest = build(cls, content, "it")
+            manifest: SegmentManifest = build(cls, content, "")
             check_facts(manifest.parts)
             if manifest.previous is not None and manifest.previous >= manifest.number:
                 raise ValueError(f"version {manifest.number} follows {manifest.previous}")
@@ -149,9 +149,11 @@ class Head:
         where = f"{root}/{HEAD}"
         content = unseal(text, where, FORMAT, _FIX)
         with refusing(where, _FIX):
-            head: Head = build(cls, content, "it")
+            head: Head = build(cls, content, "")
             if head.snapshot.number > head.newest.number:
-                raise ValueError(f"snapshot {head.snapshot.number} is newer than version {head.newest.number}")
+                raise ValueError(
+                    f"snapshot {head.snapshot.number} is newer than version {head.newest.number}"
+                )
         return head
 
 
@@ -174,7 +176,7 @@ def read_pin(root: Storage) -> int | None:
     where, fix = f"{root}/{PIN}", "pin a version again, or delete the file"
     content = unseal(text, where, FORMAT, fix)
     with refusing(where, fix):
-        pin: _Pin = build(_Pin, content, "it")
+        pin: _Pin = build(_Pin, content, "")
         return pin.number
 
 

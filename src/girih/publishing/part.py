@@ -152,7 +152,9 @@ class Part:
         self.num_rows, num_left = shapes
         for expected in _tensors(self._dtype, self.num_rows, width, num_left):
             if declared.get(expected.name) != expected:
-                raise ValueError(f"it has no tensor {expected.name!r} of {expected.dtype}{list(expected.shape)}")
+                raise ValueError(
+                    f"it has no tensor {expected.name!r} of {expected.dtype}{list(expected.shape)}"
+                )
         self._ids, self._tables, self._rows = (found.arrays[name] for name in Rows._fields)
         self.left = found.arrays["left_ids"], found.arrays["left_tables"]
         keys = np.concatenate([self._ids, self.left[0]]), np.concatenate([self._tables, self.left[1]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import time
@@ -38,8 +39,11 @@ def status_of(run: Path) -> dict[str, Any]:
     if not any((run / name).exists() for name in ("config.toml", "metrics.jsonl", LIVE)):
         told = "not a run directory (no config.toml or metrics.jsonl in it)"
         raise RunDirectoryError(f"{run}: {told}; give one that `girih train --run` made")
-    shown, now = read_all(run), time.time()
-    processes = [_process(each, now) for each in shown]
+    shown, processes, now = [], [], time.time()
+    for each in read_all(run):
+        with contextlib.suppress(TypeError, ValueError, AttributeError):  # its numbers are damaged
+            processes.append(_process(each, now))
+            shown.append(each)
     summary = read_summary(run)
     used = cores_used(each for each, told in zip(shown, processes, strict=True) if told["state"] == "running")
     return {
@@ -140,8 +144,8 @@ def _last_record(file: Path) -> dict[str, Any] | None:
     for line in reversed(tail):
         try:
             record = json.loads(line)
-        except ValueError:
-            continue  # cut off
+        except (ValueError, RecursionError):
+            continue  # cut off, or damaged
         if isinstance(record, dict) and "split" not in record:
             return record
     return None

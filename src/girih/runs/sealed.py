@@ -108,7 +108,7 @@ def refusing(
 
 def reason_of(error: Exception) -> str:
     """An error in one short line, with its class if it is not girih's own."""
-    text = " ".join(str(error).split())
+    text = " ".join(str(error).split()).lstrip(": ")
     if isinstance(error, KeyError):
         text = f"it lacks {text}"
     elif not isinstance(error, GirihError):
@@ -122,8 +122,13 @@ def check_inside(name: str) -> None:
     Raises:
         ValueError: not a relative path of plain names.
     """
-    if name.startswith("~") or "\\" in name or not name.isprintable() or {"", ".", ".."} & set(name.split("/")):
-        raise ValueError(f"the name {name!r} does not lie in the directory")
+    if (
+        name.startswith("~")
+        or "\\" in name
+        or not name.isprintable()
+        or {"", ".", ".."} & set(name.split("/"))
+    ):
+        raise ValueError(f"the name {name!r} leads out of its directory")
 
 
 def open_file(

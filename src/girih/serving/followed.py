@@ -140,7 +140,7 @@ class Followed(VersionFacts):
         except MissingFileError:
             return None
         with refusing(path, fix):
-            found: Followed = build(cls, content, "it")
+            found: Followed = build(cls, content, "")
             for name in found.files:
                 check_inside(name)
             found.groups()
@@ -163,4 +163,4 @@ def check_version(version: VersionFacts, where: str) -> tuple[Group, ...]:
 
             NormalizationStats.from_dict(version.normalization, schema)
         seed = train_options(version.recipe["train"]).seed
-        return served_groups(schema, check_needs(version.needs, schema, "it"), seed)
+        return served_groups(schema, check_needs(version.needs, schema, "its needs"), seed)

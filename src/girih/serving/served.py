@@ -151,7 +151,7 @@ def open_served(directory: Path, *, verify: bool = True) -> tuple[Signature, Ser
         if signature.normalization is not None:
             normalization = NormalizationStats.from_dict(signature.normalization, schema)
         options = replace(train_options(signature.recipe["train"]), device="cpu")
-        groups = served_groups(schema, check_needs(signature.needs, schema, "it"), options.seed)
+        groups = served_groups(schema, check_needs(signature.needs, schema, "its needs"), options.seed)
         found = [list(rows.tables) for rows in signature.rows]
         if found != [[table.name for table in group.spec.tables] for group in groups]:
             raise CheckpointError(

@@ -131,7 +131,7 @@ class Signature:
         except MissingFileError:
             raise MissingFileError(f"{directory}: no {NAME}, so this is not a whole exported model") from None
         with refusing(file, AGAIN):
-            signature: Signature = build(cls, content, "it")
+            signature: Signature = build(cls, content, "")
             signature._check_files()
         return signature
 

@@ -185,7 +185,9 @@ def shape_of(name: str, given: Any) -> tuple[int, ...]:
     """
     fits = isinstance(given, list) and 1 <= len(given) <= _MOST_DIMS
     if not fits or not all(type(size) is int and 0 <= size <= _MOST_SIZE for size in given):
-        raise DataError(f"input {name!r}: shape = {shown(given)}; expected [n], or [n, length], below 2³¹ each")
+        raise DataError(
+            f"input {name!r}: shape = {shown(given)}; expected [n], or [n, length], below 2³¹ each"
+        )
     return tuple(given)
 
 

@@ -51,7 +51,10 @@ AT_ONCE = 64
 """Keys that are asked for together."""
 _SLOT_BYTES = 16
 _SLOTS_AHEAD = 24
-_MOST_PROBES, _MOST_PROBES_SMALL = 64, 1 << 20  # for each slot on average, and beyond that, in a check of an index
+_MOST_PROBES, _MOST_PROBES_SMALL = (
+    64,
+    1 << 20,
+)  # for each slot on average, and beyond that, in a check of an index
 
 if JIT_DISABLED:
 

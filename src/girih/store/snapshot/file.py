@@ -75,7 +75,9 @@ class SnapshotFile:
                     where,
                     f"column {expected.name!r} is {what}, expected {expected.dtype}{list(expected.shape)}",
                 )
-        if self.description["linked"]:  # memory for lists grows with the largest row number: let the file bound it
+        if self.description[
+            "linked"
+        ]:  # memory for lists grows with the largest row number: let the file bound it
             self.description["linked"] = self.description["rows_ever"] <= max(header.size, _FEW_ROWS)
 
     def verify(self) -> None:

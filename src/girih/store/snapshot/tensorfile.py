@@ -168,7 +168,9 @@ class TensorHeader:
                 item_bytes = DTYPES[tensor.dtype].itemsize
                 span = item_bytes * math.prod(size for size in tensor.shape if size)  # which numpy multiplies
                 if first % item_bytes or len(tensor.shape) > _MOST_DIMS or span > _MOST_BYTES:
-                    raise ValueError(f"tensor {name!r} of {list(tensor.shape)} at byte {first} cannot be mapped")
+                    raise ValueError(
+                        f"tensor {name!r} of {list(tensor.shape)} at byte {first} cannot be mapped"
+                    )
                 self.size = last
                 self.tensors.append(tensor)
 
