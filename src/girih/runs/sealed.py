@@ -13,7 +13,7 @@ import re
 import stat
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -57,9 +57,29 @@ def seal(tree: Mapping[str, Any], indent: int | None = None) -> bytes:
         text = json.dumps(tree, indent=indent, allow_nan=False)
     except ValueError as error:
         raise CheckpointError(f"a number to be saved is NaN or infinite: {error}") from None
-    space = "" if indent is None else "\n" + " " * indent
-    comma = ", " if indent is None else ","
-    return f'{{{space}"{CHECKSUM}": {zlib.crc32(text.encode())}{comma}{text[1:]}'.encode()
+    return seal_text(text)
+
+
+def seal_text(text: str) -> bytes:
+    """The content of a sealed file that holds a text of JSON, checked by nobody."""
+    begin, space = ("{\n ", "") if text[1:2] == "\n" else ("{", " ")
+    return f'{begin}"{CHECKSUM}": {zlib.crc32(text.encode())},{space}{text[1:]}'.encode()
+
+
+def seal_again(index: Path, update: Callable[[Any], None] = lambda tree: None) -> None:
+    """Seals a file of JSON that was changed by hand, or that has checksums of files that were.
+
+    Args:
+        update: changes the tree; what it raises is left alone, for the file may hold anything.
+    """
+    data = index.read_bytes()
+    beginning = _BEGINNING.match(data)
+    text = (data if beginning is None else b"{" + data[beginning.end() :]).decode()
+    with contextlib.suppress(Exception):
+        tree = json.loads(text)
+        update(tree)
+        text = text if tree == json.loads(text) else json.dumps(tree)
+    index.write_bytes(seal_text(text))
 
 
 def unseal(data: bytes, where: object, format: int, fix: str) -> dict[str, Any]:

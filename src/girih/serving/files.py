@@ -5,10 +5,11 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from girih.errors import CheckpointError
-from girih.runs.sealed import open_file
-from girih.serving.signature import AGAIN, Signature
+from girih.runs.sealed import open_file, seal_again
+from girih.serving.signature import AGAIN, NAME, Signature
 from girih.store.mapped import MappedFile
 
 _PIECE = 16 << 20
@@ -60,3 +61,14 @@ def check_all(directory: Path) -> Signature:
         MappedFile(directory / rows.file, signature.files[rows.file])
     check_dense(directory, signature)
     return signature
+
+
+def seal(directory: Path) -> None:
+    """Makes sizes and checksums in the signature of an export that was changed by hand those of its files."""
+
+    def update(tree: Any) -> None:
+        for name, facts in tree["files"].items():
+            if (directory / name).is_file():
+                facts |= facts_of(directory / name)
+
+    seal_again(directory / NAME, update)

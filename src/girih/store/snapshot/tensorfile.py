@@ -221,8 +221,8 @@ class TensorFile:
                 position += self.arrays[name].nbytes
 
 
-def check_tensors(content: bytes, where: str) -> None:
-    """Checks a whole safetensors file, of parameters and the like.
+def check_tensors(content: bytes, where: str, fix: str = _FIX) -> None:
+    """Checks a whole safetensors file, of parameters and the like; ``fix`` is the advice if a tensor holds NaN.
 
     Raises:
         CheckpointError: its header or its size is damaged, or a tensor holds NaN; names the tensor.
@@ -234,7 +234,7 @@ def check_tensors(content: bytes, where: str) -> None:
     for tensor in header.tensors:
         count = math.prod(tensor.shape)
         if any_nan(np.frombuffer(content, DTYPES[tensor.dtype], count, position), tensor.dtype):
-            raise damaged(where, f"tensor {tensor.name!r} holds NaN")
+            raise CheckpointError(f"{where}: tensor {tensor.name!r} holds NaN; {fix}")
         position += tensor.num_bytes
 
 
