@@ -11,7 +11,7 @@ from girih.errors import RunDirectoryError
 from girih.runs.directory import RunDirectory
 from girih.runs.lease import Lease
 
-GONE = Lease("elsewhere", "", 1, "1", "")
+GONE = Lease("elsewhere", "", 1, "1", "girih-1.1.1-")
 
 
 def lease_of(run):

@@ -22,7 +22,14 @@ sys.path.append(str(Path(__file__).parents[1] / "publishing"))
 from following import publish_here
 
 LRU = "tables=[{name='user',eviction={name='lru',max_rows=60}},{name='item',eviction={name='ttl',steps=3}}]"
-RUN = [LRU, "train.max_steps=5", "data.batch_size=64", "store.shards=2", "checkpoint.every_steps=1", "checkpoint.keep=1"]
+RUN = [
+    LRU,
+    "train.max_steps=5",
+    "data.batch_size=64",
+    "store.shards=2",
+    "checkpoint.every_steps=1",
+    "checkpoint.keep=1",
+]
 LOG = ["publish.every_steps=1", "publish.snapshot_every=100", "publish.keep=50"]
 CALIBRATION = Path(__file__).parents[2] / "docs" / "results" / "prediction" / "calibration.json"
 
@@ -54,12 +61,29 @@ def good(log_source, tmp_path_factory):
     request = {"name": "abc", "counts": {"trainer": 2}, "asked_s": 1.0, "why": "", "begun": None}
     begun = {"step": 3, "paused_s": 1.0, "before": {"trainer": 1}, "lease": None}
     (lease / "scale.json").write_text(json.dumps(request | {"begun": begun}))
-    (lease / "scaled.jsonl").write_text(json.dumps({"name": "abc", "step": 3, "roles": {"trainer": [1, 2]}}) + "\n")
+    (lease / "scaled.jsonl").write_text(
+        json.dumps({"name": "abc", "step": 3, "roles": {"trainer": [1, 2]}}) + "\n"
+    )
     stats = {"counters": {"x": 1}, "histograms": {"staleness": {"1": 2}}, "live": {"rows": {"a": 1}}}
-    reading = {"at_s": 1.0, "cpu_s": 1.0, "rss_bytes": 5, "stats": stats | {"phases": {}, "requests": {}, "busy_s": 1.0}}
-    shown = {"role": "trainer", "index": 0, "incarnation": 0, "pid": 5, "start": "7", "host": "h", "begun_s": 1.0}
+    reading = {
+        "at_s": 1.0,
+        "cpu_s": 1.0,
+        "rss_bytes": 5,
+        "stats": stats | {"phases": {}, "requests": {}, "busy_s": 1.0},
+    }
+    shown = {
+        "role": "trainer",
+        "index": 0,
+        "incarnation": 0,
+        "pid": 5,
+        "start": "7",
+        "host": "h",
+        "begun_s": 1.0,
+    }
     (lease / "live").mkdir()
-    (lease / "live" / "trainer-0.json").write_text(json.dumps(shown | {"endpoint": "", "now": reading, "then": reading}))
+    (lease / "live" / "trainer-0.json").write_text(
+        json.dumps(shown | {"endpoint": "", "now": reading, "then": reading})
+    )
     return found
 
 

@@ -4,8 +4,41 @@ import copy
 import json
 import struct
 
-WORDS = ["", "x", "ids", "../x", "/etc/passwd", "~/x", "os:system", "evil.py:M", "\u0000", "\u202e", "ü", "a" * 300, "$tensor"]
-NUMBERS = [0, 1, -1, 2, 3, 255, 2**31, 2**32, 2**53, 2**62, 2**63, 2**64, -(2**63), 10**30, 0.5, 1e308, -1e308, float("nan")]
+WORDS = [
+    "",
+    "x",
+    "ids",
+    "../x",
+    "/etc/passwd",
+    "~/x",
+    "os:system",
+    "evil.py:M",
+    "\u0000",
+    "\u202e",
+    "ü",
+    "a" * 300,
+    "$tensor",
+]
+NUMBERS = [
+    0,
+    1,
+    -1,
+    2,
+    3,
+    255,
+    2**31,
+    2**32,
+    2**53,
+    2**62,
+    2**63,
+    2**64,
+    -(2**63),
+    10**30,
+    0.5,
+    1e308,
+    -1e308,
+    float("nan"),
+]
 TREES = [None, True, False, [], {}, [[]], [{}], {"x": 1}, {"$tensor": "x"}, {"$items": [1]}]
 RAW = {  # written as they are: Python has no such values, or cannot write them
     "@deep": "[" * 100_000 + "]" * 100_000,
@@ -15,9 +48,30 @@ RAW = {  # written as they are: Python has no such values, or cannot write them
     "@surrogate": '"\\ud800"',
     "@levels": "[" * 900 + "]" * 900,
 }
-DTYPES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "X9": 4}
-NAN = {"F64": struct.pack("<d", float("nan")), "F32": struct.pack("<f", float("nan")), "BF16": b"\xc1\x7f", "F16": b"\x01\x7e"}
-INF = {"F64": struct.pack("<d", float("inf")), "F32": struct.pack("<f", float("inf")), "BF16": b"\x80\x7f", "F16": b"\x00\x7c"}
+DTYPES = {
+    "F64": 8,
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "I64": 8,
+    "I32": 4,
+    "U8": 1,
+    "BOOL": 1,
+    "F8_E4M3": 1,
+    "X9": 4,
+}
+NAN = {
+    "F64": struct.pack("<d", float("nan")),
+    "F32": struct.pack("<f", float("nan")),
+    "BF16": b"\xc1\x7f",
+    "F16": b"\x01\x7e",
+}
+INF = {
+    "F64": struct.pack("<d", float("inf")),
+    "F32": struct.pack("<f", float("inf")),
+    "BF16": b"\x80\x7f",
+    "F16": b"\x00\x7c",
+}
 
 
 class Twice(dict):
@@ -75,7 +129,9 @@ def change_tree(tree, rng):
         found = [place for place in found if place[0] == top[0]]
     *way, last = rng.choice(found)
     node = at(tree, way)
-    kind = rng.choice(["delete", "rename", "twice", "add", "swap", "replace", "replace", "replace", "nudge", "nudge"])
+    kind = rng.choice(
+        ["delete", "rename", "twice", "add", "swap", "replace", "replace", "replace", "nudge", "nudge"]
+    )
     if kind == "delete":
         del node[last]
     elif kind == "rename" and isinstance(node, dict):
@@ -97,9 +153,13 @@ def change_tree(tree, rng):
         if (*other_way[: len(way) + 1],) != (*way, last):  # else the other one is gone
             other_node[other] = one
     elif kind == "nudge" and type(node[last]) in (int, float):
-        node[last] = rng.choice([node[last] + 1, node[last] - 1, -node[last], 2 * node[last], float(node[last])])
+        node[last] = rng.choice(
+            [node[last] + 1, node[last] - 1, -node[last], 2 * node[last], float(node[last])]
+        )
     elif kind == "nudge" and isinstance(node[last], str):
-        node[last] = rng.choice([node[last] + "x", node[last][:-1], node[last].upper(), "../" + node[last], "./" + node[last]])
+        node[last] = rng.choice(
+            [node[last] + "x", node[last][:-1], node[last].upper(), "../" + node[last], "./" + node[last]]
+        )
     elif kind == "nudge" and isinstance(node[last], list) and node[last]:
         items = node[last]
         node[last] = rng.choice([items[:-1], [*items, items[0]], items[::-1], items * 2])
@@ -124,7 +184,20 @@ def change_tensors(content, rng, align=8):
     """A safetensors file with one change, and what it was. What lies where is left as it is, or all of it made right again."""
     header, data = split(content)
     names = [name for name in header if name != "__metadata__"]
-    kind = rng.choice(["tree", "girih", "girih", "girih", *["value"] * 4, *["rows"] * 3, "tensors", "declared", "cut", "start"])
+    kind = rng.choice(
+        [
+            "tree",
+            "girih",
+            "girih",
+            "girih",
+            *["value"] * 4,
+            *["rows"] * 3,
+            "tensors",
+            "declared",
+            "cut",
+            "start",
+        ]
+    )
     if kind == "tree":
         changed, what = change_tree(header, rng)
         return joined(dump(changed), data, align), f"header: {what}"
@@ -133,29 +206,48 @@ def change_tensors(content, rng, align=8):
         header["__metadata__"]["girih"] = dump(changed)
         return joined(json.dumps(header), data, align), f"girih: {what}"
     if kind == "cut":
-        size = rng.choice([0, 1, 7, 8, 9, len(content) // 2, len(content) - 1, rng.randrange(len(content) + 1)])
+        size = rng.choice(
+            [0, 1, 7, 8, 9, len(content) // 2, len(content) - 1, rng.randrange(len(content) + 1)]
+        )
         return content[:size], f"cut to {size}"
     if kind == "start":
         start = struct.pack("<Q", rng.choice([0, 1, 2, 2**31, 2**63, 2**64 - 1, len(content), len(data)]))
         return start + content[8:], "length of the header"
     entries = {name: header[name] for name in names}
-    pieces = {name: bytearray(data[entry["data_offsets"][0] : entry["data_offsets"][1]]) for name, entry in entries.items()}
+    pieces = {
+        name: bytearray(data[entry["data_offsets"][0] : entry["data_offsets"][1]])
+        for name, entry in entries.items()
+    }
     name = rng.choice([name for name in names if pieces[name]] or names)
     entry, piece = entries[name], pieces[name]
     item = DTYPES.get(entry["dtype"], 1)
     if kind == "declared":
         entry["shape"] = rng.choice(
-            [[2**62, 4], [0, 2**63 - 1], [*entry["shape"], 1], entry["shape"][::-1], [-1], [2**40], [], [1] * 40, 7]
+            [
+                [2**62, 4],
+                [0, 2**63 - 1],
+                [*entry["shape"], 1],
+                entry["shape"][::-1],
+                [-1],
+                [2**40],
+                [],
+                [1] * 40,
+                7,
+            ]
         )
         if rng.random() < 0.5:
-            entry["data_offsets"] = rng.choice([[0, 0], [0, 8], [8, 0], [2**63, 2**63], [4, len(data)], entries[names[0]]["data_offsets"]])
+            entry["data_offsets"] = rng.choice(
+                [[0, 0], [0, 8], [8, 0], [2**63, 2**63], [4, len(data)], entries[names[0]]["data_offsets"]]
+            )
         return joined(json.dumps(header), data, align), f"declared {name}: {entry}"
     what = f"{kind} of {name}"
     if kind in ("value", "girih") and piece:
         place = rng.randrange(len(piece) // item) * item
         others = [bytes(piece[at : at + item]) for at in range(0, len(piece), item)][:1000]
         special = [each[entry["dtype"]] for each in (NAN, INF) if entry["dtype"] in each] * 2
-        piece[place : place + item] = rng.choice([*special, bytes(item), b"\xff" * item, rng.randbytes(item), rng.choice(others)])
+        piece[place : place + item] = rng.choice(
+            [*special, bytes(item), b"\xff" * item, rng.randbytes(item), rng.choice(others)]
+        )
     elif kind == "rows" and piece and entry["shape"] and entry["shape"][0] > 0:
         count, row = entry["shape"][0], len(piece) // entry["shape"][0]
         one, other = rng.randrange(count), rng.randrange(count)
@@ -163,7 +255,10 @@ def change_tensors(content, rng, align=8):
         same = [n for n in names if entries[n]["shape"][:1] == [count]] if rng.random() < 0.6 else [name]
         for each in same:  # all columns of a row, or this one alone
             part, size = pieces[each], len(pieces[each]) // count
-            first, second = bytes(part[one * size : (one + 1) * size]), bytes(part[other * size : (other + 1) * size])
+            first, second = (
+                bytes(part[one * size : (one + 1) * size]),
+                bytes(part[other * size : (other + 1) * size]),
+            )
             if change in ("copy", "swap"):
                 part[one * size : (one + 1) * size] = second
             if change == "swap":
@@ -174,7 +269,10 @@ def change_tensors(content, rng, align=8):
                 part[:] = bytes(len(part))
             if change in ("fewer", "more"):
                 part[:] = part[: (count - 1) * size] if change == "fewer" else part + first
-                entries[each]["shape"] = [count + (1 if change == "more" else -1), *entries[each]["shape"][1:]]
+                entries[each]["shape"] = [
+                    count + (1 if change == "more" else -1),
+                    *entries[each]["shape"][1:],
+                ]
         what = f"{change} {row} bytes of {same}"
     elif kind == "tensors":
         change = rng.choice(["missing", "extra", "rename", "swap", "dtype", "reshape"])

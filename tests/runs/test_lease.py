@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from girih.cluster import segments
-from girih.cluster.segments import owned_by, start_of
+from girih.cluster.segments import owned_by, owner_prefix, start_of
 from girih.errors import RunDirectoryError
 from girih.runs.directory import LOCK, RunDirectory
 from girih.runs.lease import Lease
@@ -53,7 +53,8 @@ def test_a_launcher_that_ended_and_is_not_waited_for_does_not_live(tmp_path, sle
 def test_a_directory_whose_launcher_is_gone_while_another_process_ends(tmp_path, sleeping):
     held = RunDirectory(tmp_path)
     held._lock.truncate(0)
-    (gone := replace(lease_of(sleeping.pid), start="1")).write(held._lock)
+    gone = replace(lease_of(sleeping.pid), start="1", segments=owner_prefix(sleeping.pid, "1"))
+    gone.write(held._lock)
     with pytest.raises(RunDirectoryError, match=f"process {gone.pid} on .* started is ending; try again"):
         RunDirectory(tmp_path)
     held.close()

@@ -15,7 +15,6 @@ from safetensors.numpy import load_file
 from girih.errors import CheckpointError, ConfigError, MissingFileError
 from girih.kernels.cpu import mapped as kernels
 from girih.kernels.cpu.arrays import sealed
-from girih.kernels.cpu.hashing import key_hash
 from girih.kernels.cpu.jit import JIT_DISABLED
 from girih.optim import SGD
 from girih.store import GroupSpec, Heap, Segment, Store, TableSpec
@@ -23,6 +22,7 @@ from girih.store.mapped import MappedFile, MappedWriter, Stack, Written, merge, 
 from girih.store.mapped.checksum import joined
 from girih.tables import Constant, Normal, Uniform, Zeros
 from girih.testing.store_verbs import group, peek
+from girih.testing.twins import key_hash
 
 IDS = [0, -1, 1, 5, 9, 2**63 - 1, -(2**63), 2**40, 77]
 KEY = st.tuples(st.sampled_from(IDS), st.integers(0, 2))

@@ -50,9 +50,11 @@ class Loaded:
         Raises:
             CheckpointError: rows or parameters are damaged, or of another model or layout; names the part.
         """
-        before = trees.split(dense.state())
+        state = dense.state()
+        before = trees.split(state)
         try:
             with refusing(f"{self.place}/{DENSE}", _FIX, what="does not fit this model"):
+                trees.check_dtypes(self.dense["model"], state.get("model", {}))
                 dense.restore(self.dense)
             if sparse is not None:
                 sparse.load(PartReader(self.place, self.shards), step=self.run.num_updates)
@@ -96,6 +98,7 @@ def load_model(loaded: Loaded, model: nn.Module) -> None:
         CheckpointError: they are another model's.
     """
     with refusing(f"{loaded.place}/{DENSE}", _FIX, what="does not fit this model"):
+        trees.check_dtypes(loaded.dense["model"], model.state_dict())
         model.load_state_dict(loaded.dense["model"])
 
 

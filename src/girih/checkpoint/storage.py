@@ -231,8 +231,6 @@ class Storage:
         except GirihError:
             raise
         except Exception as error:  # each file system has errors of its own
-            if self.local is not None:
-                raise
             raise CheckpointError(
                 f"{url}: {_line(error)}; is it there, and may this user go there?"
             ) from error

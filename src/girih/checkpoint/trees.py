@@ -55,3 +55,14 @@ def tensors_in(content: bytes, where: str) -> dict[str, Tensor]:
     """
     check_tensors(content, where)
     return load(content)
+
+
+def check_dtypes(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """Refuses tensors that would be converted without a word.
+
+    Raises:
+        ValueError: another dtype than that of the expected tensor of the same name.
+    """
+    for name, own in expected.items():
+        if name in tensors and tensors[name].dtype != own.dtype:
+            raise ValueError(f"{name} is {tensors[name].dtype}, expected {own.dtype}")

@@ -28,6 +28,7 @@ _MOST_NESTED = 50
 _LONG_KEY = re.compile(rf"(?:[^.,=\n]*\.){{{_MOST_NESTED}}}[^.,=\n]*[=\]]")
 """A dotted key, for which TOML's parser takes memory by the square of its parts."""
 
+_MOST_SHOWN = 200  # characters of a value in errors
 _TOO_LARGE = 1 << 1023  # integers from here on are no floats
 _BARE_LIST = re.compile(r"\[([^][{}\"']*)\]")
 """A list whose strings lost their quotes to a shell."""
@@ -211,7 +212,7 @@ def build(cls: Any, value: Any, where: str) -> Any:
         return _build_bounded(arguments[0], cls.__metadata__[0], value, where)
     if origin is Literal:
         if value not in arguments or isinstance(value, bool):
-            raise ConfigError(f"{where} = {value!r}: expected one of {', '.join(map(repr, arguments))}")
+            raise ConfigError(f"{where} = {_shown(value)}: expected one of {', '.join(map(repr, arguments))}")
         return value
     if origin is tuple:
         return _build_tuple(arguments, value, where)
@@ -219,7 +220,7 @@ def build(cls: Any, value: Any, where: str) -> Any:
         return list(_build_tuple((arguments[0], ...), value, where))
     if origin in (dict, Mapping):
         if not isinstance(value, Mapping):
-            raise ConfigError(f"{where} = {value!r}: expected a table of keys and values")
+            raise ConfigError(f"{where} = {_shown(value)}: expected a table of keys and values")
         return {key: build(arguments[1], item, f"{where}.{key}") for key, item in value.items()}
     return _build_scalar(cls, value, where)
 
@@ -293,7 +294,7 @@ def _build_dataclass(cls: type, value: Any, where: str) -> Any:
     if isinstance(value, str) and tag == "name":
         value = {"name": value}
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{where} = {value!r}: expected a table of options")
+        raise ConfigError(f"{where} = {_shown(value)}: expected a table of options")
     hints, known = hints_of(cls), _fields_of(cls)
     arguments = {}
     for key, item in value.items():
@@ -312,9 +313,14 @@ def _build_dataclass(cls: type, value: Any, where: str) -> Any:
         raise ConfigError(f"{where}: {error}") from None
 
 
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _MOST_SHOWN else text[: _MOST_SHOWN - 3] + "..."
+
+
 def _not_a_table(value: Any, where: str, tag: str, by_name: Mapping[str, Any]) -> str:
     if isinstance(value, int | float | list):
-        return f"{where} = {value!r}: expected a table with the key {tag!r}"
+        return f"{where} = {_shown(value)}: expected a table with the key {tag!r}"
     ours = ", ".join(f"{cls.__name__}(...)" for _, cls in sorted(by_name.items()))
     return f"{where} = {kind_of(value)}: expected one of girih's own: {ours}"
 
@@ -355,11 +361,11 @@ def _build_union(members: tuple[Any, ...], value: Any, where: str) -> Any:
 
 def _build_tuple(arguments: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
     if not isinstance(value, list | tuple):
-        raise ConfigError(f"{where} = {value!r}: expected a list")
+        raise ConfigError(f"{where} = {_shown(value)}: expected a list")
     if len(arguments) == 2 and arguments[1] is Ellipsis:
         return tuple(build(arguments[0], item, f"{where}[{index}]") for index, item in enumerate(value))
     if len(value) != len(arguments):
-        raise ConfigError(f"{where} = {value!r}: expected a list of {len(arguments)}")
+        raise ConfigError(f"{where} = {_shown(value)}: expected a list of {len(arguments)}")
     return tuple(
         build(kind, item, f"{where}[{i}]")
         for i, (kind, item) in enumerate(zip(arguments, value, strict=True))
@@ -372,7 +378,7 @@ def _build_bounded(kind: Any, bounds: Bounds, value: Any, where: str) -> Any:
     except ConfigError:
         built = None
     if built is None or not bounds.holds(built):
-        raise ConfigError(f"{where} = {value!r}: expected {bounds.text(kind)}")
+        raise ConfigError(f"{where} = {_shown(value)}: expected {bounds.text(kind)}")
     return built
 
 
@@ -386,7 +392,7 @@ def _build_scalar(cls: Any, value: Any, where: str) -> Any:
     expected = {str: "a string", int: "an integer", float: "a number", bool: "true or false"}.get(
         cls, str(cls)
     )
-    raise ConfigError(f"{where} = {value!r}: expected {expected}")
+    raise ConfigError(f"{where} = {_shown(value)}: expected {expected}")
 
 
 @functools.cache

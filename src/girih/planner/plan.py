@@ -179,15 +179,12 @@ class Plan:
 
 
 def _is_like(value: Any, expected: Any) -> bool:
-    """Whether a value of a plan has the type of the one that girih would write; a count is not negative."""
+    """Whether a value of a plan has the type of the one that girih would write; no number is negative."""
     if value is None or expected is None:
         return True
-    kinds = (int, float) if type(expected) in (int, float) else (type(expected),)
-    is_negative = type(value) in (int, float) and value < 0 <= expected
-    return (
-        type(value) in (*kinds, *((list, tuple) if isinstance(expected, list | tuple) else ()))
-        and not is_negative
-    )
+    if type(expected) in (int, float):
+        return type(value) in (int, float) and value >= 0
+    return type(value) is type(expected) or (isinstance(value, list) and isinstance(expected, tuple))
 
 
 def read_json(path: Path, hint: str) -> Any:

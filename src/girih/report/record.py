@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from girih.errors import RunDirectoryError
+from girih.errors import RunDirectoryError, UserError
 from girih.report.text import is_number
+from girih.runs.sealed import open_file, parse
 
 _SECRETS = "(?:secret|password|token|access_key|api_key)"
 _SECRET_VALUE = re.compile(rf"""(?i)({_SECRETS}["']?\s*=\s*)("[^"\n]*"|'[^'\n]*')""")
@@ -161,14 +161,15 @@ def _read_timeline(run: RunRecord, path: Path) -> None:
 
 def _text_of(path: Path) -> str | None:
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
+        with open_file(path) as file:
+            return file.read().decode(errors="replace")
+    except UserError:
         return None
 
 
 def _json(text: str) -> Any:
     """The parsed text; None where it is not JSON."""
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return parse(text)
+    except ValueError:
         return None

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from girih.errors import RunDirectoryError
+from girih.errors import RunDirectoryError, UserError
 from girih.runs.directory import read_summary
 from girih.runs.live.bottleneck import BOTTLENECK, cores_used, is_full
 from girih.runs.live.others import SILENT_S
 from girih.runs.live.place import LIVE
 from girih.runs.live.process import num_cores, state_of
 from girih.runs.live.reading import Shown, read_all
+from girih.runs.sealed import open_file, parse
 from girih.runs.stats import STALENESS
 
 
@@ -136,16 +136,16 @@ def _bottleneck(processes: list[dict[str, Any]]) -> dict[str, Any] | None:
 def _last_record(file: Path) -> dict[str, Any] | None:
     """The last training line, of those at the end of the file."""
     try:
-        with file.open("rb") as lines:
+        with open_file(file) as lines:
             lines.seek(max(0, file.stat().st_size - (1 << 16)))
             tail = lines.read().decode(errors="replace").splitlines()
-    except OSError:
+    except (OSError, UserError):
         return None
     for line in reversed(tail):
         try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            continue  # cut off, or damaged
+            record = parse(line)
+        except ValueError:
+            continue  # cut off
         if isinstance(record, dict) and "split" not in record:
             return record
     return None

@@ -123,7 +123,7 @@ def refusing(
     except Exception as error:
         if isinstance(error, kind) or (isinstance(error, GirihError) and not isinstance(error, ConfigError)):
             raise
-        raise kind(f"{where}: {what} ({reason_of(error)}); {fix}") from error
+        raise kind(f"{where}: {what}: {reason_of(error)}{'; ' if fix else ''}{fix}") from error
 
 
 def reason_of(error: Exception) -> str:

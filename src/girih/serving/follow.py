@@ -31,7 +31,7 @@ from girih.runs.sealed import reason_of
 from girih.serving.follow_rows import Merging, concerns, most_to_merge, replaced, write_rows
 from girih.serving.followed import CURRENT, Followed, RowsFile, check_version
 from girih.sparse.groups.pack import Group
-from girih.store.snapshot.tensorfile import check_tensors
+from girih.store.snapshot.tensorfile import Tensor, check_tensors
 
 Tell = Callable[[str], None]
 _AT_ONCE = 64  # segments that become one file
@@ -46,6 +46,7 @@ class _Read:
     groups: tuple[Group, ...]
     parts: list[Part]
     dense: bytes
+    tensors: list[Tensor]
 
 
 class _Unreachable(CheckpointError):
@@ -77,6 +78,7 @@ class Follower(AbstractContextManager["Follower"]):
         self._gap: tuple[Head, float] | None = None  # found no way there; not to be tried before
         self._told: dict[str, str] = {}
         self._merging = Merging()
+        self._tensors: list[Tensor] = []  # of the dense half of the current version, without their values
         self._recent: deque[set[str]] = deque(maxlen=_KEPT)
         self.current = self._left_here()
         if self.current is not None:
@@ -140,7 +142,7 @@ class Follower(AbstractContextManager["Follower"]):
         """Goes to a version, or as near to it as there is a way; returns whether it found one."""
         current, gap = self.current, ""
         if current is not None and current.number < target and (pinned or _same(head, current)):
-            found, why = self._segments(current, target)
+            found, why = self._segments(current, self._tensors, target)
             if found:
                 self._put(None, found, head)
             if why is None:
@@ -160,7 +162,7 @@ class Follower(AbstractContextManager["Follower"]):
         base = self._read(snapshot, whole=True, expected=crc)
         found, why = [], None
         if snapshot < target:
-            found, why = self._segments(base.manifest, target)
+            found, why = self._segments(base.manifest, base.tensors, target)
         if gap:
             self._tell(f"{gap}; begins again with snapshot {snapshot}")
         elif current is not None and not pinned and head.run != current.run:
@@ -183,8 +185,14 @@ class Follower(AbstractContextManager["Follower"]):
             raise _Unreachable(f"version {target} cannot be reached: no snapshot leads to it")
         return there[-1]
 
-    def _segments(self, version: VersionFacts, target: int) -> tuple[list[_Read], str | None]:
-        """The segments that follow a version, in order; and why the next one cannot be had, None if all are there."""
+    def _segments(
+        self, version: VersionFacts, tensors: list[Tensor], target: int
+    ) -> tuple[list[_Read], str | None]:
+        """The segments that follow a version, in order; and why the next one cannot be had, None if all are there.
+
+        Args:
+            tensors: of its dense half, without their values.
+        """
         after, run, model = version.number, (version.run, version.epoch), _model(version)
         found: list[_Read] = []
         for number in range(after + 1, min(target, after + _AT_ONCE) + 1):
@@ -200,8 +208,8 @@ class Follower(AbstractContextManager["Follower"]):
                     found,
                     f"segment {number} is to be applied to version {each.manifest.previous} of {theirs}, not to {number - 1} of {run}",
                 )
-            if _model(each.manifest) != model:
-                return found, f"segment {number} has another schema, needs or recipe than version {after}"
+            if _model(each.manifest) != model or each.tensors != tensors:
+                return found, f"segment {number} is of another model than version {after}"
             found.append(each)
         return found, None
 
@@ -229,8 +237,8 @@ class Follower(AbstractContextManager["Follower"]):
         dense, facts = place.read(DENSE), manifest.parts[DENSE]
         if zlib.crc32(dense) != facts["crc32"].get(""):
             raise CheckpointError(f"{place}/{DENSE}: damaged: its checksum differs")
-        check_tensors(dense, f"{place}/{DENSE}")
-        return _Read(manifest, groups, parts, dense)
+        tensors = check_tensors(dense, f"{place}/{DENSE}")
+        return _Read(manifest, groups, parts, dense, tensors)
 
     def _put(self, base: _Read | None, segments: list[_Read], head: Head) -> None:
         """Makes a version of files: a snapshot, or what is there, with segments on top; the last one is the current one then."""
@@ -268,6 +276,7 @@ class Follower(AbstractContextManager["Follower"]):
             )
         )
         self._fingerprint = self._fingerprint or manifest.fingerprint
+        self._tensors = last.tensors
         what = f"snapshot {base.manifest.number}" if base is not None else ""
         if segments:
             first, final = segments[0].manifest.number, manifest.number
@@ -319,7 +328,7 @@ class Follower(AbstractContextManager["Follower"]):
             if self._fingerprint is not None and found.fingerprint != self._fingerprint:
                 raise CheckpointError(f"{self.directory}: has versions of another schema")
             found.stacks(self.directory, verify=True)
-            check_tensors(found.parameters(self.directory), found.dense)
+            self._tensors = check_tensors(found.parameters(self.directory), found.dense)
         except Exception as error:
             self._tell(f"{reason_of(error)}; begins again")
             (self.directory / CURRENT).unlink(missing_ok=True)

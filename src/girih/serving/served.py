@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from girih import models
-from girih.checkpoint.trees import tensors_in
+from girih.checkpoint.trees import check_dtypes, tensors_in
 from girih.data import Batch, NormalizationStats
 from girih.dense.spec import DenseSpec
 from girih.errors import CheckpointError
@@ -205,5 +205,6 @@ def filled(module: nn.Module, parameters: Mapping[str, Tensor], where: Any) -> n
         if isinstance(module, ProgramNet):
             module.load_parameters(parameters)
         else:
+            check_dtypes(parameters, module.state_dict())
             module.load_state_dict(dict(parameters))
     return module

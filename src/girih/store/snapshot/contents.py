@@ -17,9 +17,9 @@ from girih.store.route import shard_of
 _ODD = np.int64(0x1E3779B97F4A7C15)
 
 
-def wrong_rows(arrays: Mapping[str, NDArray[Any]], description: Mapping[str, Any]) -> str:
+def wrong_rows(arrays: Mapping[str, NDArray[Any]], description: Mapping[str, Any], *, lists: bool) -> str:
     """Says what none of a store's rows can have, by the columns and description of a file; "" where there is nothing."""
-    linked = description["linked"]
+    linked = lists and description["linked"]
     limits = {"rows": 0, "newer": -1} if linked else {}
     for name, least in limits.items():
         column, above = arrays[name], description["rows_ever"]

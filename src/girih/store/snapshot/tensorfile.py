@@ -221,8 +221,11 @@ class TensorFile:
                 position += self.arrays[name].nbytes
 
 
-def check_tensors(content: bytes, where: str, fix: str = _FIX) -> None:
-    """Checks a whole safetensors file, of parameters and the like; ``fix`` is the advice if a tensor holds NaN.
+def check_tensors(content: bytes, where: str, fix: str = _FIX) -> list[Tensor]:
+    """Checks a whole safetensors file, of parameters and the like; returns its tensors without their values, by name.
+
+    Args:
+        fix: the advice if a tensor holds NaN.
 
     Raises:
         CheckpointError: its header or its size is damaged, or a tensor holds NaN; names the tensor.
@@ -236,6 +239,7 @@ def check_tensors(content: bytes, where: str, fix: str = _FIX) -> None:
         if any_nan(np.frombuffer(content, DTYPES[tensor.dtype], count, position), tensor.dtype):
             raise CheckpointError(f"{where}: tensor {tensor.name!r} holds NaN; {fix}")
         position += tensor.num_bytes
+    return sorted(header.tensors)
 
 
 def any_nan(array: NDArray[Any], dtype: str) -> bool:
