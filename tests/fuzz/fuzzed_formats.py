@@ -17,16 +17,14 @@ from girih.cluster import segments
 from girih.cluster.elastic import requests
 from girih.planner.calibration import Calibration
 from girih.planner.plan import Plan
-from girih.publishing import sealing
 from girih.publishing.log import Log
 from girih.report.record import read_run
 from girih.report.status import status_of
 from girih.runs.directory import RunDirectory, read_summary
 from girih.runs.lease import Lease
 from girih.runs.log import rewind
-from girih.runs.sealed import seal_again
+from girih.runs.sealed import seal_text, sealed_text
 from girih.runs.state import RunState
-from girih.serving import files
 from girih.serving.follow import Follower
 from girih.serving.served import open_served
 from girih.serving.watching import Watched
@@ -63,8 +61,9 @@ class Format:
     def __init__(self, source, scratch, table):
         self.source, self.scratch, self.table = source, scratch, table
 
-    def seal_index(self, directory, name):
+    def seal_index(self, file):
         """The checksum of one index alone: what it says of its files stays."""
+        file.write_bytes(seal_text(sealed_text(file.read_bytes())))
 
     def files(self, directory):
         return sorted(
@@ -76,9 +75,6 @@ class Format:
 
 class CheckpointFormat(Format):
     seal = staticmethod(checkpoint.seal)
-
-    def seal_index(self, directory, name):
-        seal_again(directory / name)
 
     def open(self, directory):
         with girih.load(directory) as loaded:
@@ -108,10 +104,7 @@ class ResumedFormat(CheckpointFormat):
 
 
 class ExportFormat(Format):
-    seal = staticmethod(files.seal)
-
-    def seal_index(self, directory, name):
-        seal_again(directory / name)
+    seal = staticmethod(checkpoint.seal)
 
     def open(self, directory):
         signature, served = open_served(directory)
@@ -126,11 +119,8 @@ class ExportFormat(Format):
 
 
 class LogFormat(Format):
-    seal = staticmethod(sealing.seal)
+    seal = staticmethod(checkpoint.seal)
     newest = 0
-
-    def seal_index(self, directory, name):
-        seal_again(directory / name)
 
     def open(self, directory):
         place = self.scratch / "followed"
@@ -162,6 +152,9 @@ class PlanFormat(Format):
     good = None
 
     def seal(self, directory):
+        """Nothing to seal."""
+
+    def seal_index(self, file):
         """Nothing to seal."""
 
     def open(self, directory):

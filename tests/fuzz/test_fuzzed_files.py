@@ -90,7 +90,7 @@ def outcome_of(fuzzed, number, directory, outside):
     if rng.random() < 0.85:
         fuzzed.seal(directory)
     elif path.suffix == ".json":
-        fuzzed.seal_index(directory, path.relative_to(directory))
+        fuzzed.seal_index(path)
     if rng.random() < 0.04:
         done.append(
             spoil(

@@ -305,9 +305,8 @@ def unsound(index, num_rows, num_buried, num_tables):
         return True
     for slot, (key, word) in enumerate(slots):
         if word:
-            at = int(
-                kernels.home_of(key_hash(np.int64(key), np.int64(word >> kernels.ROW_BITS)), np.int64(size))
-            )
+            hashed = key_hash(key, word >> kernels.ROW_BITS)
+            at = ((hashed >> 32) * (size // kernels.BLOCK) >> 32) * kernels.BLOCK + hashed % kernels.BLOCK
             while slots[at][1] and at != slot:
                 at = (at + 1) % size
             if at != slot:

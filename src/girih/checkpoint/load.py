@@ -54,7 +54,7 @@ class Loaded:
         before = trees.split(state)
         try:
             with refusing(f"{self.place}/{DENSE}", _FIX, what="does not fit this model"):
-                trees.check_dtypes(self.dense["model"], state.get("model", {}))
+                trees.check_dtypes(self.dense.get("model", {}), state.get("model", {}))
                 dense.restore(self.dense)
             if sparse is not None:
                 sparse.load(PartReader(self.place, self.shards), step=self.run.num_updates)

@@ -1,4 +1,4 @@
-"""Seals checkpoints and segments of logs whose files were changed by hand: by tools, and by tests of damage that no checksum shows."""
+"""Seals files that were changed by hand, by tools and by tests of damage that no checksum shows."""
 
 from __future__ import annotations
 
@@ -8,28 +8,37 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from girih.checkpoint.manifest import DENSE, NAME
-from girih.runs.sealed import seal_again
-from girih.store.snapshot.tensorfile import HEADER
+from girih.runs.sealed import seal_text, sealed_text
 
 
 def seal(directory: Path) -> None:
-    """Makes sizes and checksums in the manifest of a checkpoint those of its files."""
+    """Makes all sizes and checksums in a checkpoint, an export or a log those of its files.
 
-    def update(tree: Any) -> None:
-        for name, facts in tree["parts"].items():
-            if (directory / name).is_file():
-                facts |= _facts_of(directory / name)
+    Files of JSON that are no trees, or other trees, get a checksum of their text all the same.
+    """
+    indexes = [path for path in directory.rglob("*.json") if path.is_file()]
+    for index in sorted(indexes, key=lambda path: -len(path.parts)):  # the head of a log knows its manifests
+        text = sealed_text(index.read_bytes())
+        with contextlib.suppress(Exception):
+            tree = json.loads(text)
+            for name, facts in {**tree.get("parts", {}), **tree.get("files", {})}.items():
+                facts |= _facts_of(index.parent / name, dict(facts))
+            for pointer in (tree[name] for name in ("snapshot", "newest") if name in tree):
+                for manifest in directory.glob(f"s*/{pointer['number']:08d}/manifest.json"):
+                    pointer["manifest_crc32"] = zlib.crc32(manifest.read_bytes())
+            text = text if tree == json.loads(text) else json.dumps(tree)
+        index.write_bytes(seal_text(text))
 
-    seal_again(directory / NAME, update)
 
-
-def _facts_of(file: Path) -> dict[str, Any]:
+def _facts_of(file: Path, facts: dict[str, Any]) -> dict[str, Any]:
+    if not file.is_file():
+        return facts
     content = file.read_bytes()
-    crc32 = {HEADER: zlib.crc32(content)}
-    if file.name != DENSE:
-        begin = 8 + int.from_bytes(content[:8], "little")
-        crc32[HEADER] = zlib.crc32(content[:begin])
+    if not isinstance(facts["crc32"], dict):
+        return {"bytes": len(content), "crc32": zlib.crc32(content)}
+    begin, crc32 = 8 + int.from_bytes(content[:8], "little"), {"": zlib.crc32(content)}
+    if len(facts) > 2:  # a part with rows
+        crc32[""] = zlib.crc32(content[:begin])
         with contextlib.suppress(Exception):  # a header that is damaged
             for name, entry in json.loads(content[8:begin]).items():
                 if name != "__metadata__":

@@ -17,36 +17,31 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
-from typing import IO, Any, Literal, NamedTuple
+from dataclasses import asdict
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from girih.checkpoint.manifest import Count
-from girih.config import build
-from girih.runs.sealed import parse, refusing
+from girih.runs.sealed import refusing
 from girih.store import LiveSnapshot, Sink, Store
 from girih.store.arrays import Floats, Ints, Longs
 from girih.store.changes import Changes
 from girih.store.snapshot.contents import wrong_keys
-from girih.store.snapshot.tensorfile import HEADER, Tensor, TensorFile, TensorWriter, any_nan, damaged
+from girih.store.snapshot.tensorfile import (
+    HEADER,
+    Described,
+    Tensor,
+    TensorFile,
+    TensorWriter,
+    any_nan,
+    damaged,
+)
 
 _KIND, _VERSION = "girih segment", 1
 _TAGS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 _ROWS_AT_ONCE = 1 << 16
 _FIX = "publish again"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Described:
-    version: int
-    group: str
-    tables: list[str]
-    segments: list[tuple[str, Count]]
-    dtype: Literal["float32", "bfloat16", "float16"]
-    shard: Count
-    num_shards: Count
 
 
 class Rows(NamedTuple):
@@ -138,18 +133,11 @@ class Part:
 
     def _check(self, found: TensorFile, facts: Mapping[str, Any]) -> None:
         """Compares the description, the facts and the columns."""
-        if found.header.metadata.get("kind") != _KIND:
-            raise ValueError(f"it is no {_KIND}")
-        described: _Described = build(_Described, parse(found.header.metadata["girih"]), "its description")
-        if described.version != _VERSION:
-            raise ValueError(f"format {described.version}, expected {_VERSION}; update girih")
+        described = Described.of(found.header, _KIND, _VERSION)
         self.tables, self.segments, self._dtype = described.tables, described.segments, described.dtype
-        if len(set(self.tables)) != len(self.tables):
-            raise ValueError(f"a table is there twice: {self.tables}")
         width = sum(dim for _, dim in self.segments)
         declared = {tensor.name: tensor for tensor in found.header.tensors}
-        shapes = (len(found.arrays.get(name, ())) for name in ("ids", "left_ids"))
-        self.num_rows, num_left = shapes
+        self.num_rows, num_left = (len(found.arrays.get(name, ())) for name in ("ids", "left_ids"))
         for expected in _tensors(self._dtype, self.num_rows, width, num_left):
             if declared.get(expected.name) != expected:
                 raise ValueError(

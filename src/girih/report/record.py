@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from typing import Any
 
 from girih.errors import RunDirectoryError, UserError
 from girih.report.text import is_number
-from girih.runs.sealed import open_file, parse
+from girih.runs.sealed import open_file
 
 _SECRETS = "(?:secret|password|token|access_key|api_key)"
 _SECRET_VALUE = re.compile(rf"""(?i)({_SECRETS}["']?\s*=\s*)("[^"\n]*"|'[^'\n]*')""")
@@ -170,6 +171,6 @@ def _text_of(path: Path) -> str | None:
 def _json(text: str) -> Any:
     """The parsed text; None where it is not JSON."""
     try:
-        return parse(text)
-    except ValueError:
+        return json.loads(text)
+    except (ValueError, RecursionError):
         return None

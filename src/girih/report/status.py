@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import time
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ from girih.runs.live.others import SILENT_S
 from girih.runs.live.place import LIVE
 from girih.runs.live.process import num_cores, state_of
 from girih.runs.live.reading import Shown, read_all
-from girih.runs.sealed import open_file, parse
+from girih.runs.sealed import open_file
 from girih.runs.stats import STALENESS
 
 
@@ -143,8 +144,8 @@ def _last_record(file: Path) -> dict[str, Any] | None:
         return None
     for line in reversed(tail):
         try:
-            record = parse(line)
-        except ValueError:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
             continue  # cut off
         if isinstance(record, dict) and "split" not in record:
             return record

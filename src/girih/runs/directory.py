@@ -179,10 +179,11 @@ def _locked(path: Path) -> IO[str]:
     Raises:
         RunDirectoryError: a live run has it; names its process.
     """
-    lock = os.fdopen(os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, 0o666), "a+")
-    if not stat.S_ISREG(os.fstat(lock.fileno()).st_mode):
-        lock.close()
+    descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
         raise RunDirectoryError(f"{path / LOCK}: not a regular file; delete it")
+    lock = os.fdopen(descriptor, "a+")
     lease = Lease.read(lock)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -13,7 +13,7 @@ import re
 import stat
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -38,12 +38,12 @@ def parse(text: bytes | str) -> Any:
         raise ValueError("too many levels of JSON") from None
     if "\\u" in text:
         json.dumps(tree, ensure_ascii=False).encode()
-    level: list[Any] = [tree]
+    level = [tree]
     for _ in range(_MOST_NESTED):
-        inner = (item for each in level for item in (each.values() if isinstance(each, dict) else each))
-        level = [item for item in inner if isinstance(item, dict | list)]
+        level = [each for each in level if isinstance(each, dict | list)]
         if not level:
             return tree
+        level = [item for each in level for item in (each.values() if isinstance(each, dict) else each)]
     raise ValueError(f"more than {_MOST_NESTED} levels of JSON")
 
 
@@ -66,20 +66,10 @@ def seal_text(text: str) -> bytes:
     return f'{begin}"{CHECKSUM}": {zlib.crc32(text.encode())},{space}{text[1:]}'.encode()
 
 
-def seal_again(index: Path, update: Callable[[Any], None] = lambda tree: None) -> None:
-    """Seals a file of JSON that was changed by hand, or that has checksums of files that were.
-
-    Args:
-        update: changes the tree; what it raises is left alone, for the file may hold anything.
-    """
-    data = index.read_bytes()
+def sealed_text(data: bytes) -> str:
+    """The text that was sealed; the inverse of :func:`seal_text`. The checksum is not compared."""
     beginning = _BEGINNING.match(data)
-    text = (data if beginning is None else b"{" + data[beginning.end() :]).decode()
-    with contextlib.suppress(Exception):
-        tree = json.loads(text)
-        update(tree)
-        text = text if tree == json.loads(text) else json.dumps(tree)
-    index.write_bytes(seal_text(text))
+    return (data if beginning is None else b"{" + data[beginning.end() :]).decode()
 
 
 def unseal(data: bytes, where: object, format: int, fix: str) -> dict[str, Any]:
@@ -103,7 +93,7 @@ def unseal(data: bytes, where: object, format: int, fix: str) -> dict[str, Any]:
         beginning = _BEGINNING.match(data)
         if beginning is None:
             raise ValueError("it does not begin with its checksum")
-        if zlib.crc32(b"{" + data[beginning.end() :]) != int(beginning[1]):
+        if zlib.crc32(sealed_text(data).encode()) != int(beginning[1]):
             raise ValueError("its checksum differs")
         del tree[CHECKSUM]
         return tree

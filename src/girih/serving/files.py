@@ -5,11 +5,10 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from girih.errors import CheckpointError
-from girih.runs.sealed import open_file, seal_again
-from girih.serving.signature import AGAIN, NAME, Signature
+from girih.runs.sealed import open_file
+from girih.serving.signature import AGAIN, Signature
 from girih.store.mapped import MappedFile
 
 _PIECE = 16 << 20
@@ -39,17 +38,6 @@ def check_file(directory: Path, name: str, files: Mapping[str, Mapping[str, int]
     return path
 
 
-def check_dense(directory: Path, signature: Signature) -> None:
-    """Reads all files of an exported directory but those of rows, and compares their checksums.
-
-    Raises:
-        MissingFileError: one is gone. CheckpointError: one is damaged; names it.
-    """
-    mapped = {rows.file for rows in signature.rows}
-    for name in signature.files.keys() - mapped:
-        check_file(directory, name, signature.files)
-
-
 def check_all(directory: Path) -> Signature:
     """Reads all files of an exported directory, and nothing into memory.
 
@@ -59,16 +47,6 @@ def check_all(directory: Path) -> Signature:
     signature = Signature.read(directory)
     for rows in signature.rows:
         MappedFile(directory / rows.file, signature.files[rows.file])
-    check_dense(directory, signature)
+    for name in signature.dense.files:
+        check_file(directory, name, signature.files)
     return signature
-
-
-def seal(directory: Path) -> None:
-    """Makes sizes and checksums in the signature of an export that was changed by hand those of its files."""
-
-    def update(tree: Any) -> None:
-        for name, facts in tree["files"].items():
-            if (directory / name).is_file():
-                facts |= facts_of(directory / name)
-
-    seal_again(directory / NAME, update)

@@ -30,7 +30,7 @@ from girih.models.needs import check_needs
 from girih.runs.sealed import open_file, refusing
 from girih.runs.stats import Stats
 from girih.schema import Schema
-from girih.serving.files import check_dense
+from girih.serving.files import check_file
 from girih.serving.net import ServedNet
 from girih.serving.program import ProgramNet, load_program
 from girih.serving.signature import AGAIN, NAME, Signature, inputs_of, outputs_of
@@ -157,8 +157,8 @@ def open_served(directory: Path, *, verify: bool = True) -> tuple[Signature, Ser
             raise CheckpointError(
                 f"{directory}: its tables {found} are packed otherwise than this girih packs them; {AGAIN}"
             )
-        if verify:
-            check_dense(directory, signature)
+        for name in signature.dense.files if verify else ():
+            check_file(directory, name, signature.files)
         module = _module(directory, signature, schema)
         stacks = []
         for group, rows in zip(groups, signature.rows, strict=True):

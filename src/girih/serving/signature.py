@@ -10,13 +10,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from girih.checkpoint.manifest import Count, Crc
+from girih.checkpoint.manifest import Count
 from girih.config import build
 from girih.data.given import columns_of
 from girih.errors import ConfigError, MissingFileError
 from girih.runs.files import write_whole
 from girih.runs.sealed import check_inside, read_sealed, refusing, seal
 from girih.schema import Categorical, Numeric, Schema, Sequence
+from girih.store.mapped import Written
 from girih.version import __version__
 
 NAME = "signature.json"
@@ -80,6 +81,11 @@ class Dense:
     onnx: str | None
     inputs: tuple[Mapping[str, Any], ...]
 
+    @property
+    def files(self) -> list[str]:
+        """The names of all of them."""
+        return [name for name in asdict(self).values() if isinstance(name, str)]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signature:
@@ -137,30 +143,15 @@ class Signature:
 
     def _check_files(self) -> None:
         """Refuses files that lie elsewhere, are not used, or have no facts."""
-        dense = [name for name in asdict(self.dense).values() if isinstance(name, str)]
-        used = [*dense, *(rows.file for rows in self.rows)]
+        used = [*self.dense.files, *(rows.file for rows in self.rows)]
         if sorted(used) != sorted(self.files):
             raise ValueError(f"it lists files {sorted(self.files)}, and uses {sorted(used)}")
         for name in used:
             check_inside(name)
-        for name in dense:
-            build(_FileFacts, self.files[name], f"file {name!r}")
         for rows in self.rows:
-            facts = build(_RowsFacts, self.files[rows.file], f"file {rows.file!r}")
+            facts: Written = build(Written, self.files[rows.file], f"file {rows.file!r}")
             if facts.rows != rows.num_rows:
                 raise ValueError(f"{rows.num_rows} rows, of which {rows.file} has {facts.rows}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _FileFacts:
-    bytes: Count
-    crc32: Crc
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _RowsFacts(_FileFacts):
-    rows: Count
-    buried: Count
 
 
 def check_name(name: str) -> None:

@@ -97,13 +97,8 @@ class Watched:
             followed = Followed.read(self._directory)
             if followed is None:
                 raise ConfigError(f"{self._directory}: has no version yet")
-            if followed.recipe["model"] is None:
-                raise ConfigError(
-                    f"{followed.log}: its model is of a class of the user's own, which a follower cannot make; export the run and serve that"
-                )
             try:
-                with refusing(self._directory / CURRENT, "wait for another version"):
-                    return followed, take(followed)
+                return followed, take(followed)
             except MissingFileError as error:
                 gone = error
         raise gone
@@ -111,35 +106,39 @@ class Watched:
     def _opened(self, followed: Followed) -> Served:
         """The first version, of which all is made."""
         described = followed.recipe["model"]
-        schema = Schema.from_dict(followed.schema, followed.log)
-        options = replace(train_options(followed.recipe["train"]), device="cpu")
-        with torch.random.fork_rng(devices=[]):
-            module: nn.Module = models.create(described["name"], schema, described["options"])
-        # parameters stay such as have gradients: see :func:`girih.serving.served.open_served`
-        spec = dense_spec(
-            filled(module, self._parameters(followed), followed.log),
-            schema,
-            options,
-            torch.optim.SGD,
-            Stats(),
-        )
-        groups = followed.groups()
-        stacks = [
-            Stack(group.spec, files) for group, files in zip(groups, self._mapped(followed), strict=True)
-        ]
-        return Served(groups, stacks, spec, _normalization(followed, schema), schema, _version(followed))
+        if described is None:
+            raise ConfigError(
+                f"{followed.log}: its model is of a class of the user's own, which a follower cannot make; export the run and serve that"
+            )
+        with self._refusing():
+            schema = Schema.from_dict(followed.schema, followed.log)
+            options = replace(train_options(followed.recipe["train"]), device="cpu")
+            with torch.random.fork_rng(devices=[]):
+                module: nn.Module = models.create(described["name"], schema, described["options"])
+            # parameters stay such as have gradients: see :func:`girih.serving.served.open_served`
+            filled(module, self._parameters(followed), followed.log)
+            spec = dense_spec(module, schema, options, torch.optim.SGD, Stats())
+            groups = followed.groups()
+            stacks = [
+                Stack(group.spec, files) for group, files in zip(groups, self._mapped(followed), strict=True)
+            ]
+            return Served(groups, stacks, spec, _normalization(followed, schema), schema, _version(followed))
 
     def _next(self, followed: Followed) -> Served:
-        before = self.followed
-        if followed.fingerprint != before.fingerprint or followed.recipe != before.recipe:
+        model, before = ((each.fingerprint, each.recipe, each.needs) for each in (followed, self.followed))
+        if model != before:
             return self._opened(followed)
-        files = self._mapped(followed)
-        if followed.dense == before.dense:
-            return self.served.with_files(files, _version(followed))
-        parameters = self._parameters(followed)
-        return self.served.with_files(
-            files, _version(followed), parameters, _normalization(followed, self.served.schema)
-        )
+        with self._refusing():
+            files = self._mapped(followed)
+            if followed.dense == self.followed.dense:
+                return self.served.with_files(files, _version(followed))
+            parameters = self._parameters(followed)
+            return self.served.with_files(
+                files, _version(followed), parameters, _normalization(followed, self.served.schema)
+            )
+
+    def _refusing(self) -> contextlib.AbstractContextManager[None]:
+        return refusing(self._directory / CURRENT, "wait for another version")
 
     def _mapped(self, followed: Followed) -> list[list[MappedFile]]:
         names = [[file.name for file in files] for files in followed.rows]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from girih import config
 from girih.config.train import TrainOptions
@@ -37,25 +36,14 @@ def train_options(kept: Mapping[str, Any]) -> TrainOptions:
     return built
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ModelRecipe:
-    name: str
-    options: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Recipe:
-    model: _ModelRecipe | None
-    train: Mapping[str, Any]
-
-
-def check_recipe(tree: Any) -> None:
+def check_recipe(tree: Mapping[str, Any]) -> None:
     """Checks a recipe without making its model, for processes without torch.
 
     Raises:
-        ConfigError: an unknown model or option, or a value of another type.
+        ConfigError: an unknown model or option, or a value of another type. KeyError: it lacks something.
     """
-    built: _Recipe = config.build(_Recipe, tree, "recipe")
-    if built.model is not None and built.model.name not in NAMES:
-        raise ConfigError(f"recipe: unknown model {built.model.name!r}{nearest(built.model.name, NAMES)}")
-    train_options(built.train)
+    train_options(tree["train"])
+    model = config.build(Mapping[str, Any] | None, tree["model"], "recipe")
+    if model is not None:
+        config.build(Literal[NAMES], model["name"], "recipe: model")
+        config.build(Mapping[str, Any], model["options"], "recipe: options")

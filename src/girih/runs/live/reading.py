@@ -20,24 +20,6 @@ from girih.runs.sealed import open_file, parse, refusing
 
 
 @dataclass(frozen=True, slots=True)
-class _Stats:
-    counters: Mapping[str, float]
-    histograms: Mapping[str, Mapping[str, int]]
-    live: Mapping[str, Any]
-    phases: Any = None
-    requests: Any = None
-    busy_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    at_s: Finite
-    cpu_s: Finite
-    rss_bytes: int
-    stats: _Stats
-
-
-@dataclass(frozen=True, slots=True)
 class Shown:
     """A process as its file shows it.
 
@@ -102,6 +84,10 @@ def read_all(run: Path) -> list[Shown]:
         with contextlib.suppress(UserError), open_file(file) as opened, refusing(file, ""):
             shown: Shown = build(Shown, parse(opened.read()), "")
             for reading in (shown.now, shown.then):
-                build(_Reading, reading, "")
+                build(
+                    tuple[Finite, Finite, int], [reading[each] for each in ("at_s", "cpu_s", "rss_bytes")], ""
+                )
+                for each in ("counters", "histograms", "live"):
+                    build(Mapping[str, Any], reading["stats"][each], each)
             found.append(shown)
     return sorted(found, key=lambda each: (each.role, each.index))

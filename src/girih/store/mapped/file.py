@@ -18,18 +18,16 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 
-from girih.config import build
-from girih.config.bounds import Bounds
 from girih.errors import CheckpointError
 from girih.kernels.cpu import mapped
 from girih.kernels.cpu.arrays import sealed
-from girih.runs.sealed import open_file, parse, refusing
+from girih.runs.sealed import open_file, refusing
 from girih.store.arrays import Floats, Ints, Longs
-from girih.store.snapshot.tensorfile import TensorFile, TensorHeader, any_nan
+from girih.store.snapshot.tensorfile import Described, TensorFile, any_nan
 from girih.store.spec import GroupSpec
 
 KIND = "girih mapped rows"
@@ -38,7 +36,6 @@ INDEX, ROWS = "index", "rows"
 _PIECE = 64 << 20
 _SLOTS_AT_ONCE = 1 << 18
 _FIX = "export the model again"
-_Count = Annotated[int, Bounds(0, (1 << 40) - 3)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +54,6 @@ class Written:
     def to_dict(self) -> dict[str, int]:
         """For JSON; ``Written(**facts)`` is the inverse."""
         return asdict(self)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Described:
-    version: int
-    group: str
-    tables: list[str]
-    segments: list[tuple[str, _Count]]
-    num_buried: _Count
 
 
 def description_of(spec: GroupSpec, num_buried: int) -> dict[str, Any]:
@@ -101,7 +89,8 @@ class MappedFile:
         with open_file(self.path, self.path.parent, "export the model again") as file:
             found = TensorFile(file, str(path))
         with refusing(self.path, _FIX):
-            self.description = self._described(found.header)
+            described = Described.of(found.header, KIND, VERSION)
+        self.description = asdict(described) | {"segments": [list(each) for each in described.segments]}
         self.index, self.rows = (self._tensor(found, name) for name in (INDEX, ROWS))
         width = sum(dim for _, dim in self.description["segments"])
         if self.index.shape[1:] != (2,) or len(self.index) % mapped.BLOCK or not len(self.index):
@@ -176,18 +165,6 @@ class MappedFile:
             raise self._damaged(f"slot {unsound:,} of its index leads nowhere, or its key is there twice")
         if any_nan(self.rows, "F32"):
             raise self._damaged("a row holds NaN")
-
-    def _described(self, header: TensorHeader) -> dict[str, Any]:
-        if header.metadata.get("kind") != KIND:
-            raise CheckpointError(
-                f"{self.path}: not a file of girih's mapped rows; expected what `girih export` wrote"
-            )
-        described: _Described = build(_Described, parse(header.metadata["girih"]), "its description")
-        if described.version != VERSION:
-            raise CheckpointError(
-                f"{self.path}: format {described.version}, expected {VERSION}; export the model again with this girih"
-            )
-        return asdict(described) | {"segments": [list(each) for each in described.segments]}
 
     def _tensor(self, found: TensorFile, name: str) -> Any:
         expected = {INDEX: "I64", ROWS: "F32"}[name]

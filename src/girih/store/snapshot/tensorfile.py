@@ -19,7 +19,7 @@ import struct
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, Annotated, Any, NamedTuple
+from typing import IO, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,23 +34,11 @@ HEADER = ""
 """The header's name among the checksums."""
 
 DTYPES: dict[str, np.dtype[Any]] = {
-    "I64": np.dtype(np.int64),
-    "I32": np.dtype(np.int32),
-    "F32": np.dtype(np.float32),
-    "BF16": np.dtype(np.uint16),
-    "F16": np.dtype(np.uint16),
-    "U8": np.dtype(np.uint8),
-    "F64": np.dtype(np.float64),
-    "C64": np.dtype(np.complex64),
-    "U64": np.dtype(np.uint64),
-    "U32": np.dtype(np.uint32),
-    "U16": np.dtype(np.uint16),
-    "I16": np.dtype(np.int16),
-    "I8": np.dtype(np.int8),
-    "BOOL": np.dtype(np.uint8),
-    "F8_E4M3": np.dtype(np.uint8),
-    "F8_E5M2": np.dtype(np.uint8),
-}
+    "I64": np.dtype("i8"), "I32": np.dtype("i4"), "I16": np.dtype("i2"), "I8": np.dtype("i1"), "BOOL": np.dtype("u1"),
+    "U64": np.dtype("u8"), "U32": np.dtype("u4"), "U16": np.dtype("u2"), "U8": np.dtype("u1"), "C64": np.dtype("c8"),
+    "F64": np.dtype("f8"), "F32": np.dtype("f4"), "F16": np.dtype("u2"), "BF16": np.dtype("u2"),
+    "F8_E4M3": np.dtype("u1"), "F8_E5M2": np.dtype("u1"),
+}  # fmt: skip
 _LARGEST_BITS = {"BF16": 0x7F80, "F16": 0x7C00, "F8_E4M3": 0x7E, "F8_E5M2": 0x7C}
 """Bits of infinity, or of the largest number, in floats of 8 and 16 bits; the sign bit is clear. Larger ones are NaN."""
 _BLOCK = 1 << 20
@@ -188,6 +176,40 @@ class _Entry:
     dtype: str
     shape: tuple[_Size, ...]
     data_offsets: tuple[_Size, _Size]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Described:
+    """What files of rows say of themselves in the metadata ``girih``, apart from those of checkpoints.
+
+    Attributes:
+        tables: names by number. segments: the name and dim of each. num_buried, dtype, shard, num_shards: see the formats.
+    """
+
+    version: int
+    group: str
+    tables: list[str]
+    segments: list[tuple[str, _Size]]
+    num_buried: _Size = 0
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    shard: _Size = 0
+    num_shards: Annotated[int, Bounds(1, (1 << 31) - 1)] = 1
+
+    @classmethod
+    def of(cls, header: TensorHeader, kind: str, version: int) -> Described:
+        """The description in a header.
+
+        Raises:
+            ValueError: of another kind or version, or damaged.
+        """
+        if header.metadata.get("kind") != kind:
+            raise ValueError(f"it is no {kind}")
+        found: Described = build(cls, parse(header.metadata["girih"]), "its description")
+        if found.version != version:
+            raise ValueError(f"format {found.version}, expected {version}; update girih")
+        if len(set(found.tables)) != len(found.tables):
+            raise ValueError(f"a table is there twice: {found.tables}")
+        return found
 
 
 class TensorFile:
