@@ -221,7 +221,7 @@ def replaced(name, make):
 
 
 def first_rows_of_the_other_shard(place):
-    """Keys of shard 0 in the file of shard 1, where no lookup goes."""
+    """Keys of shard 0 in the file of shard 1, which no lookup of them reads."""
     one, other = (next(place.glob(f"tables/*/shard-000{number}.safetensors")) for number in (0, 1))
     content = other.read_bytes()
     metadata = json.loads(content[8 : 8 + struct.unpack("<Q", content[:8])[0]])["__metadata__"]

@@ -182,7 +182,7 @@ class CalibrationFormat(PlanFormat):
 
 
 def merged(found, tree):
-    """A tree over what is found, which has defaults beside it."""
+    """The tree of a file with the defaults that girih adds."""
     if isinstance(found, dict) and isinstance(tree, dict):
         return {**found, **{key: merged(found.get(key), item) for key, item in tree.items()}}
     return tree

@@ -1,4 +1,4 @@
-"""What files hold, by plain :mod:`json`, struct and numpy: nothing of girih is imported here."""
+"""Reads files by plain :mod:`json`, struct and numpy; nothing of girih is imported here."""
 
 import json
 

@@ -181,7 +181,7 @@ def joined(text, data, align=8):
 
 
 def change_tensors(content, rng, align=8):
-    """A safetensors file with one change, and what it was. What lies where is left as it is, or all of it made right again."""
+    """A safetensors file with one change, and what it was. Offsets stay as they are, or all of them are made right again."""
     header, data = split(content)
     names = [name for name in header if name != "__metadata__"]
     kind = rng.choice(

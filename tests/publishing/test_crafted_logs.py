@@ -26,7 +26,7 @@ def part_in(place):
 
 
 def header(change):
-    """Changes the header of a part, and leaves its tensors out where it says nothing of them."""
+    """Changes the header of a part; the bytes after it stay."""
 
     def craft(place):
         path = part_in(place)

@@ -1,4 +1,4 @@
-"""Files of JSON that girih believes only as far as they are checked: parsed strictly, sealed with a checksum, refused in one line.
+"""Reads files of JSON strictly, seals them with a checksum, and refuses them in one line.
 
 A sealed file is one JSON object. Its first key, ``crc32``, is the CRC-32 of the same object without that key.
 """

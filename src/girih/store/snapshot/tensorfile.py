@@ -180,7 +180,7 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Described:
-    """What files of rows say of themselves in the metadata ``girih``, apart from those of checkpoints.
+    """The description in the metadata ``girih`` of files of rows, except those of checkpoints.
 
     Attributes:
         tables: names by number. segments: the name and dim of each. num_buried, dtype, shard, num_shards: see the formats.
