@@ -7,17 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from girih import config
 from girih.config.bounds import Bounds, NonNegative
-from girih.data.batch import Batch
-from girih.data.dataset import Dataset
 from girih.errors import ConfigError
 from girih.schema import Schema
+
+if TYPE_CHECKING:  # followers of logs have no Arrow
+    from girih.data.batch import Batch
+    from girih.data.dataset import Dataset
 
 _LARGEST = float(np.finfo(np.float32).max)
 

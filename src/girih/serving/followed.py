@@ -17,6 +17,7 @@ from typing import Any
 
 from girih.checkpoint.manifest import Count, Crc
 from girih.config import build
+from girih.data.normalization import NormalizationStats
 from girih.errors import CheckpointError, MissingFileError
 from girih.models.needs import check_needs
 from girih.publishing.manifest import SegmentManifest, VersionFacts
@@ -159,8 +160,6 @@ def check_version(version: VersionFacts, where: str) -> tuple[Group, ...]:
             raise ValueError(f"fingerprint {version.fingerprint} of a schema that has {schema.fingerprint()}")
         check_recipe(version.recipe)
         if version.normalization is not None:
-            from girih.data.normalization import NormalizationStats  # which takes a while to import
-
             NormalizationStats.from_dict(version.normalization, schema)
         seed = train_options(version.recipe["train"]).seed
         return served_groups(schema, check_needs(version.needs, schema, "its needs"), seed)
