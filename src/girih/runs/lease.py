@@ -61,13 +61,13 @@ class Lease:
             lease: Lease = build(cls, tree, "lease")
         except ConfigError:
             return None
-        if not re.fullmatch("[0-9]*", lease.start, re.ASCII):
-            return None
-        own = owner_prefix(lease.pid, lease.start)
-        if lease.is_of_this_machine or not lease.start:
-            return lease if lease.segments == own else None
-        begins = re.escape(f"girih-{lease.pid}.{lease.start}.")
-        return lease if re.fullmatch(rf"{begins}[0-9]*-", lease.segments, re.ASCII) else None
+        expected = re.escape(owner_prefix(lease.pid, lease.start))
+        if lease.start and not lease.is_of_this_machine:
+            expected = (
+                re.escape(f"girih-{lease.pid}.{lease.start}.") + "[0-9]*-"
+            )  # it has namespaces of its own
+        is_own = re.fullmatch(expected, lease.segments) and re.fullmatch("[0-9]*", lease.start)
+        return lease if is_own else None
 
     @classmethod
     def of_run(cls, lock: Path) -> Lease | None:

@@ -73,8 +73,6 @@ def ask(run: Path, counts: Mapping[str, int], why: str = "") -> Request:
 def pending(run: Path) -> Request | None:
     """The request that is to be done, or being done; None where there is none."""
     file = run / REQUEST
-    if not os.path.lexists(file):
-        return None
     with (
         contextlib.suppress(MissingFileError),
         open_file(file, kind=RunDirectoryError) as opened,
