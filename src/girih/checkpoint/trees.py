@@ -8,6 +8,7 @@ from typing import Any
 from safetensors.torch import load
 from torch import Tensor
 
+from girih.runs.sealed import refusing
 from girih.store.snapshot.tensorfile import check_tensors
 
 TENSOR, ITEMS = "$tensor", "$items"
@@ -54,7 +55,8 @@ def tensors_in(content: bytes, where: str) -> dict[str, Tensor]:
         CheckpointError: see :func:`~girih.store.snapshot.tensorfile.check_tensors`.
     """
     check_tensors(content, where)
-    return load(content)
+    with refusing(where, "use another checkpoint"):
+        return load(content)
 
 
 def check_dtypes(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
