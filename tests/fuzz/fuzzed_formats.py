@@ -185,7 +185,9 @@ def merged(found, tree):
     """The tree of a file with the defaults that girih adds."""
     if isinstance(found, dict) and isinstance(tree, dict):
         return {**found, **{key: merged(found.get(key), item) for key, item in tree.items()}}
-    return tree
+    if isinstance(found, list) and isinstance(tree, list) and len(found) == len(tree):
+        return [merged(*pair) for pair in zip(found, tree, strict=True)]
+    return float(tree) if isinstance(found, float) and type(tree) is int else tree
 
 
 class LeaseFormat(PlanFormat):

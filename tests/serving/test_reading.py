@@ -200,9 +200,13 @@ def test_ids_that_a_separator_splits_list_all_datatypes_that_are_taken_for_them(
 
 @pytest.mark.parametrize("shape", [[0, 10**30], [0, 2**63], [10**30], [2**31, 0], [0, 2**40]])
 def test_a_shape_that_no_array_has_is_refused(shape):
-    with pytest.raises(DataError, match=r"input 'item': shape = .*; expected \[n\], or \[n, length\], below"):
-        shape_of("item", shape)
-    assert shape_of("item", [0, 2**31 - 1]) == (0, 2**31 - 1)
+    """Also one of no values, in JSON or as bytes."""
+    for given in (
+        lambda: from_json("item", "INT64", tuple(shape), []),
+        lambda: from_bytes("item", "INT64", tuple(shape), memoryview(b"")),
+    ):
+        with pytest.raises(DataError, match=r"input 'item': a shape of .* has too many values"):
+            given()
 
 
 def test_booleans_are_no_ids(reader):

@@ -64,6 +64,17 @@ def check_needs(declared: Any, schema: Schema, owner: str) -> dict[str, frozense
     return {name: frozenset(declared[name]) for name in by_name if declared.get(name)}
 
 
+def check_same_needs(module: object, declared: Any, schema: Schema) -> None:
+    """Refuses a file's needs if they are not those of the model that the file describes.
+
+    Raises:
+        ConfigError: they differ, or cannot be used.
+    """
+    expected = needs_of(module, schema)
+    if check_needs(declared, schema, "its needs") != expected:
+        raise ConfigError(f"its needs are not those of {type(module).__name__}: {expected}")
+
+
 def _check_kinds(where: str, kinds: Any) -> None:
     if isinstance(kinds, str) or not isinstance(kinds, Collection):
         raise ConfigError(f"{where} = {kinds!r}: expected a set, as in {{'embedding', 'first_order'}}")

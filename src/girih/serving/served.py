@@ -26,7 +26,7 @@ from girih.dense.spec import DenseSpec
 from girih.errors import CheckpointError
 from girih.kernels.cpu import ahead
 from girih.models.loss import probabilities
-from girih.models.needs import check_needs
+from girih.models.needs import check_needs, check_same_needs
 from girih.runs.sealed import open_file, refusing
 from girih.runs.stats import Stats
 from girih.schema import Schema
@@ -160,6 +160,8 @@ def open_served(directory: Path, *, verify: bool = True) -> tuple[Signature, Ser
         for name in signature.dense.files if verify else ():
             check_file(directory, name, signature.files)
         module = _module(directory, signature, schema)
+        if signature.recipe["model"] is not None:
+            check_same_needs(module, signature.needs, schema)
         stacks = []
         for group, rows in zip(groups, signature.rows, strict=True):
             facts = signature.files[rows.file] if verify else None

@@ -19,6 +19,7 @@ from girih.checkpoint.trees import tensors_in
 from girih.data import NormalizationStats
 from girih.errors import CheckpointError, ConfigError, MissingFileError
 from girih.kernels.cpu import ahead
+from girih.models.needs import check_same_needs
 from girih.runs.sealed import reason_of, refusing
 from girih.runs.stats import Stats
 from girih.schema import Schema
@@ -115,6 +116,7 @@ class Watched:
             options = replace(train_options(followed.recipe["train"]), device="cpu")
             with torch.random.fork_rng(devices=[]):
                 module: nn.Module = models.create(described["name"], schema, described["options"])
+            check_same_needs(module, followed.needs, schema)
             # parameters stay such as have gradients: see :func:`girih.serving.served.open_served`
             filled(module, self._parameters(followed), followed.log)
             spec = dense_spec(module, schema, options, torch.optim.SGD, Stats())
