@@ -524,6 +524,7 @@ DEFECTS = {
     "inputs of another schema": lambda d: resealed(
         d, lambda tree: tree["inputs"][0].update(datatype="BYTES")
     ),
+    "needs of another model": lambda d: resealed(d, lambda tree: tree["needs"].pop("item")),
     "a directory for rows": spoiled("rows-0.safetensors", os.mkdir),
     "a directory for parameters": spoiled("dense.safetensors", os.mkdir),
     "a directory for the signature": spoiled(NAME, os.mkdir),
