@@ -59,7 +59,7 @@ test-gpu: setup
 	$(PYTEST) -m "not heavy and gpu"
 
 test-all: setup
-	GIRIH_KILLS=50 GIRIH_STEPS=200 GIRIH_MANY=1000000 $(PYTEST)
+	GIRIH_KILLS=50 GIRIH_STEPS=200 GIRIH_MANY=1000000 GIRIH_FUZZED=2100 $(PYTEST)
 	NUMBA_DISABLE_JIT=1 $(PYTEST) --numprocesses $(CORES) -m "not gpu" $(PLAIN)
 
 # On a machine with a GPU, without a network: tests of compiled kernels and figures, in stages with time limits. It uses an

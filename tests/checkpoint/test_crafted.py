@@ -4,14 +4,16 @@ import copy
 import json
 import os
 import random
+import shutil
 import struct
 import zlib
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from girih import cli
-from girih.checkpoint import Storage
+from girih.checkpoint import Storage, seal
 from girih.config.file import RunConfig
 from girih.errors import CheckpointError, UserError
 
@@ -185,3 +187,86 @@ def test_all_files_of_a_checkpoint_may_be_read_by_the_same_people(site):
     os.umask(mask := os.umask(0))
     modes = {name: (place.local / name).stat().st_mode & 0o777 for name in place.sizes()}
     assert set(modes.values()) == {0o666 & ~mask}
+
+
+def nan_in(name, at):
+    """NaN in an element of the first tensor whose name begins so."""
+
+    def change(place):
+        tensors = load_file(place / "dense.safetensors")
+        found = next(
+            each
+            for each in tensors
+            if each.startswith(name) and tensors[each].dtype.kind == "f" and tensors[each].size
+        )
+        tensors[found] = tensors[found].copy()
+        tensors[found].reshape(-1)[at] = np.nan
+        save_file(tensors, place / "dense.safetensors")
+
+    return change
+
+
+def another_dtype(place):
+    tensors = load_file(place / "dense.safetensors")
+    name = next(each for each in tensors if each.startswith("dense.model"))
+    save_file(tensors | {name: tensors[name].astype(np.int32)}, place / "dense.safetensors")
+
+
+def replaced(name, make):
+    def change(place):
+        (place / name).unlink()
+        make(place / name)
+
+    return change
+
+
+def first_rows_of_the_other_shard(place):
+    """Keys of shard 0 in the file of shard 1, which no lookup of them reads."""
+    one, other = (next(place.glob(f"tables/*/shard-000{number}.safetensors")) for number in (0, 1))
+    content = other.read_bytes()
+    metadata = json.loads(content[8 : 8 + struct.unpack("<Q", content[:8])[0]])["__metadata__"]
+    tensors, theirs = ({name: each.copy() for name, each in load_file(path).items()} for path in (other, one))
+    for name in ("ids", "tables"):
+        tensors[name][:3] = theirs[name][:3]
+    save_file(tensors, other, metadata)
+
+
+SPOILED = {
+    "NaN in a parameter": (nan_in("dense.model", 0), "holds NaN"),
+    "NaN in the optimizer": (nan_in("dense.optimizer", -1), "holds NaN"),
+    "another dtype": (another_dtype, "does not fit this model: .*int32, expected torch.float32"),
+    "keys of another shard": (first_rows_of_the_other_shard, "it has a key of another shard than 1"),
+    "a directory for the manifest": (replaced("manifest.json", os.mkdir), "not a regular file"),
+    "a directory for the net": (replaced("dense.safetensors", os.mkdir), "dense.safetensors: missing"),
+    "a pipe for the manifest": (replaced("manifest.json", os.mkfifo), "not a regular file"),
+    "a device for the manifest": (
+        replaced("manifest.json", lambda path: path.symlink_to("/dev/zero")),
+        "leads out",
+    ),
+    "a manifest of brackets": (
+        replaced("manifest.json", lambda path: path.write_text("[" * 100_000)),
+        "damaged",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "told"), SPOILED.values(), ids=SPOILED)
+def test_a_checkpoint_that_is_sealed_again_is_refused_in_a_line(site, tmp_path, change, told):
+    trainer, place = site
+    copy = tmp_path / place.name
+    shutil.copytree(place.local, copy)
+    change(copy)
+    seal(copy)
+    with pytest.raises(CheckpointError, match=told) as error:
+        trainer.load(copy)
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_a_net_with_nan_is_not_saved(log_source, tmp_path):
+    """A checkpoint with it could not be loaded."""
+    trainer, _ = trained(log_source, 1)
+    with trainer:
+        next(trainer.model.parameters()).data[:] = np.nan
+        with pytest.raises(CheckpointError, match="holds NaN; no checkpoint with it could be loaded"):
+            trainer.save(tmp_path)
+    assert list(tmp_path.iterdir()) == []

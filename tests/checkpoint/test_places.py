@@ -136,14 +136,17 @@ def of_step(step):
 
 
 CRAFTED = {
-    "format 1": (lambda c: c.update(format=1), "format 1, which girih .* wrote and reads"),
+    "format 1": (lambda c: c.update(format=1), "format 1, which girih .* wrote; this girih reads format 2"),
     "a shard twice": (doubled, "shard 0 of table .* too"),
-    "a part elsewhere": (lambda c: c["parts"].update({"../x": {}}), "does not lie in it"),
-    "a part at the root": (lambda c: c["parts"].update({"/etc/passwd": {}}), "does not lie in it"),
+    "a part elsewhere": (lambda c: c["parts"].update({"../x": {}}), "leads out of its directory"),
+    "a part at the root": (lambda c: c["parts"].update({"/etc/passwd": {}}), "leads out of its directory"),
     "no dense half": (lambda c: c["parts"].pop("dense.safetensors"), "lists no dense.safetensors"),
     "a negative step": (lambda c: c.update(step=-1), "step = -1"),
-    "a fraction of a row": (lambda c: c["rows"].update(user=0.5), "rows of tables"),
-    "a negative size": (lambda c: c["parts"]["dense.safetensors"].update(bytes=-5), "bytes of dense"),
+    "a fraction of a row": (lambda c: c["rows"].update(user=0.5), "rows.user = 0.5"),
+    "a negative size": (
+        lambda c: c["parts"]["dense.safetensors"].update(bytes=-5),
+        "dense.safetensors. bytes = -5",
+    ),
     "another field": (lambda c: c.update(telemetry=1), "telemetry"),
     "no parts": (lambda c: c.update(parts=[]), "damaged"),
     "no dense state": (lambda c: c.pop("dense"), "damaged"),

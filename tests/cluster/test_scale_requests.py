@@ -11,7 +11,7 @@ from girih.errors import RunDirectoryError
 from girih.runs.directory import RunDirectory
 from girih.runs.lease import Lease
 
-GONE = Lease("elsewhere", "", 1, "1", "")
+GONE = Lease("elsewhere", "", 1, "1", "girih-1.1.1-")
 
 
 def lease_of(run):
@@ -61,7 +61,7 @@ def test_what_a_run_left_that_is_over_is_forgotten(tmp_path):
 
 def test_a_damaged_request_is_told(tmp_path):
     (tmp_path / "scale.json").write_text("{")
-    with pytest.raises(RunDirectoryError, match=r"scale.json: damaged .*; delete it, and ask again"):
+    with pytest.raises(RunDirectoryError, match=r"scale.json: damaged: .*; delete it, and ask again"):
         requests.pending(tmp_path)
 
 

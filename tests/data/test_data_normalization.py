@@ -84,8 +84,19 @@ def test_they_survive_json_and_fit_only_their_schema(dataset):
         np.testing.assert_array_equal(getattr(back, name), getattr(moments, name))
     with pytest.raises(ConfigError, match="the schema standardizes"):
         NormalizationStats.from_dict({"a": {}}, SCHEMA)
-    with pytest.raises(ConfigError, match="expected count, mean and squares"):
+    with pytest.raises(ConfigError, match="'count' is missing"):
         NormalizationStats.from_dict({name: {} for name in moments.features}, SCHEMA)
+    for wrong in (
+        {"count": -1.0},
+        {"mean": float("nan")},
+        {"mean": 1e300},
+        {"squares": -0.5},
+        {"squares": float("inf")},
+        {"mean": True},
+    ):
+        changed = {name: each | wrong for name, each in moments.to_dict().items()}
+        with pytest.raises(ConfigError, match=f"{next(iter(wrong))} = "):
+            NormalizationStats.from_dict(changed, SCHEMA)
 
 
 def test_nothing_to_standardize_reads_nothing(tmp_path):

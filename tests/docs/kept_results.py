@@ -98,7 +98,9 @@ def _patches(module, folder):
     yield mock.patch.object(fleet, "CORES", RESULT_CORES)
     yield mock.patch.object(os, "sched_getaffinity", return_value=set(range(RESULT_CORES)), create=True)
     yield mock.patch.object(network, "missing", return_value=None)
-    yield mock.patch.object(experiments, "code", return_value="present")  # takes seconds; results of all code count
+    yield mock.patch.object(
+        experiments, "code", return_value="present"
+    )  # takes seconds; results of all code count
     yield mock.patch.object(experiments.Results, "_trained", refuse)
     yield mock.patch.object(experiments.Results, "keep", refuse)
     yield mock.patch.object(wide, "link_epoch", return_value=None)

@@ -14,6 +14,7 @@ from zoo_cases import features_for, num_parameters, required, schema_for
 
 from girih.errors import ConfigError
 from girih.models import BY_NAME, DNN, create, needs_of
+from girih.models.names import NAMES
 from girih.models.zoo import description_of
 from girih.schema import Categorical, Numeric, Schema, Sequence
 
@@ -405,3 +406,7 @@ def test_a_file_that_does_not_load_is_refused(own, text, message):
     refused(message, "bad.py:Model", SCHEMA, directory=own)
     refused(message.replace("bad.py", ".*bad.py"), "bad:Model", SCHEMA, directory=own)
     assert not [name for name in sys.modules if re.fullmatch("bad(_[0-9a-f]{8})?", name)]
+
+
+def test_processes_without_torch_know_the_names_of_all_models():
+    assert tuple(BY_NAME) == NAMES

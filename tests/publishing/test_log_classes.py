@@ -50,17 +50,20 @@ def test_a_recipe_in_a_log_names_no_code(log_source, tmp_path, monkeypatch):
     head = Log(Storage(str(log))).head()
     recipe = Log(Storage(str(log))).read(head.snapshot.number, whole=True).recipe
     names = (f"{tmp_path / 'evil_module.py'}:Mine", "evil_module:Mine", "os:system")
-    for number, described in enumerate(
-        [{"name": name, "options": {}} for name in names]
-        + [{"name": "deepfm", "options": {"hidden": hidden}} for hidden in ([10**9, 10**9], [40_000, 40_000])]
-    ):
-        rewritten(log, recipe | {"model": described})
+    for number, name in enumerate(names):
+        rewritten(log, recipe | {"model": {"name": name, "options": {}}})
+        following = follower(log, tmp_path / f"named-{number}")
+        assert not following.poll()
+        assert Followed.read(tmp_path / f"named-{number}") is None
+        following.close()
+    assert not (tmp_path / "ran").exists()
+    for number, hidden in enumerate(([10**9, 10**9], [40_000, 40_000])):
+        rewritten(log, recipe | {"model": {"name": "deepfm", "options": {"hidden": hidden}}})
         following = follower(log, tmp_path / f"followed-{number}")
         assert following.poll()
         with pytest.raises(CheckpointError, match="its recipe is damaged"):
             Watched(tmp_path / f"followed-{number}")
         following.close()
-    assert not (tmp_path / "ran").exists()
 
 
 def test_a_follower_serves_a_class_that_an_argument_names(log_directory, tmp_path, capsys):

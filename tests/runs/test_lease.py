@@ -1,14 +1,15 @@
 """Who has a run directory, and who had it."""
 
+import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
 from girih.cluster import segments
-from girih.cluster.segments import owned_by, start_of
+from girih.cluster.segments import owned_by, owner_prefix, start_of
 from girih.errors import RunDirectoryError
 from girih.runs.directory import LOCK, RunDirectory
 from girih.runs.lease import Lease
@@ -53,7 +54,8 @@ def test_a_launcher_that_ended_and_is_not_waited_for_does_not_live(tmp_path, sle
 def test_a_directory_whose_launcher_is_gone_while_another_process_ends(tmp_path, sleeping):
     held = RunDirectory(tmp_path)
     held._lock.truncate(0)
-    (gone := replace(lease_of(sleeping.pid), start="1")).write(held._lock)
+    gone = replace(lease_of(sleeping.pid), start="1", segments=owner_prefix(sleeping.pid, "1"))
+    gone.write(held._lock)
     with pytest.raises(RunDirectoryError, match=f"process {gone.pid} on .* started is ending; try again"):
         RunDirectory(tmp_path)
     held.close()
@@ -86,3 +88,55 @@ def test_what_a_dead_run_left_is_removed_by_the_next_one_there(tmp_path, sleepin
 def test_a_lease_of_another_machine_says_nothing_where_nobody_holds_the_lock(tmp_path, sleeping):
     leave(tmp_path, replace(lease_of(sleeping.pid), boot="another"))
     RunDirectory(tmp_path).close()
+
+
+CRAFTED = {
+    "of all runs": {"segments": "girih-"},
+    "of another run": {"segments": "girih-ATTACK"},
+    "of another process": {"pid": 1},
+    "of another start": {"start": "12"},
+    "of another namespace": {"segments": "girih-4194999.77.1-"},
+    "a number": {"segments": 5},
+    "a pid that is none": {"pid": "x"},
+    "a pid that is true": {"pid": True},
+    "a large pid": {"pid": 10**30},
+    "a start with a pattern": {"start": ".*"},
+    "another field": {"more": 1},
+}
+
+
+@pytest.mark.parametrize("change", CRAFTED.values(), ids=CRAFTED)
+def test_a_crafted_lease_is_none(tmp_path, monkeypatch, change):
+    """The shared memory of other runs stays, whatever a lock says."""
+    memory, run = tmp_path / "memory", tmp_path / "run"
+    memory.mkdir()
+    run.mkdir()
+    monkeypatch.setattr(segments, "SHARED_MEMORY", str(memory))
+    dead = replace(Lease.own(), pid=4194999, start="77", segments=owner_prefix(4194999, "77"))
+    others = [memory / name for name in ("girih-ATTACK", "girih-1.2.3-x", f"{owner_prefix(1, '77')}x")]
+    for file in (*others, memory / f"{dead.segments}x"):
+        file.touch()
+    (run / LOCK).write_text(json.dumps(asdict(dead) | change))
+    with RunDirectory(run, resume=True):
+        assert all(file.exists() for file in others)
+        assert (memory / f"{dead.segments}x").exists()
+    (run / LOCK).write_text(json.dumps(asdict(dead)))
+    with RunDirectory(run, resume=True):
+        assert all(file.exists() for file in others)
+        assert not (memory / f"{dead.segments}x").exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 100_000, "{}", "[]", "null", '{"pid": 1e999}', '{"pid": 1, "pid": 1}', "9" * 5000, "\ud800"],
+)
+def test_a_lock_that_holds_anything_else_is_no_lease(tmp_path, text):
+    (tmp_path / LOCK).write_text(text, errors="surrogatepass")
+    assert Lease.of_run(tmp_path / LOCK) is None
+    RunDirectory(tmp_path).close()
+
+
+def test_a_lock_that_is_no_file_is_refused(tmp_path):
+    os.mkfifo(tmp_path / LOCK)
+    with pytest.raises(RunDirectoryError, match="not a regular file; delete it"):
+        RunDirectory(tmp_path)

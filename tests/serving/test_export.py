@@ -8,14 +8,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from safetensors.torch import load_file
+import torch
+from safetensors.torch import load_file, save_file
 
 import girih
 from companions import killed, ran
 from girih import cli
-from girih.checkpoint import Manifest, Storage
+from girih.checkpoint import Manifest, Storage, seal
 from girih.config import plain, write_toml
 from girih.errors import CheckpointError, MissingFileError
+from girih.runs.sealed import seal_text, sealed_text
 from girih.schema import Categorical, Numeric, Schema, Sequence
 from girih.serving.cached import EXPORTED, exported
 from girih.serving.opening import final_weights
@@ -418,9 +420,6 @@ def test_damage_is_told_by_the_name_of_the_file(made, tmp_path):
         content = bytearray(damaged.read_bytes())
         content[len(content) // 2] ^= 1
         damaged.write_bytes(content)
-        if name == "dense.onnx":  # which this server does not need
-            open_served(copy)
-            continue
         with pytest.raises(CheckpointError, match=f"{name}: damaged"):
             open_served(copy)
         damaged.unlink()
@@ -431,9 +430,139 @@ def test_damage_is_told_by_the_name_of_the_file(made, tmp_path):
     content = json.loads((copy / NAME).read_text())
     (copy / NAME).write_text(json.dumps(content | {"format": 99}))
     with pytest.raises(
-        CheckpointError, match=r"format 99, .* this girih reads format 2: export the model again"
+        CheckpointError,
+        match=r"format 99, .* this girih reads format 2; use that one, or export the model again",
     ):
         open_served(copy)
+
+
+def resealed(directory, change):
+    """Changes the tree of a signature, and seals it."""
+    text = sealed_text((directory / NAME).read_bytes())
+    tree = json.loads(text)
+    change(tree)
+    (directory / NAME).write_bytes(seal_text(json.dumps(tree)))
+
+
+def reshaped(directory, shape):
+    """Declares another shape of rows, and seals what says so."""
+    path = directory / "rows-0.safetensors"
+    content = path.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    header["rows"] |= {"shape": shape, "data_offsets": [header["index"]["data_offsets"][1]] * 2}
+    text = json.dumps(header).encode().ljust(length)
+    path.write_bytes(
+        content[:8] + text + content[8 + length : 8 + length + header["index"]["data_offsets"][1]]
+    )
+    seal(directory)
+
+
+def spoiled(name, make):
+    def spoil(directory):
+        (directory / name).unlink()
+        make(directory / name)
+
+    return spoil
+
+
+def moved_out(directory):
+    shutil.move(directory / "rows-0.safetensors", directory.parent / "rows-0.safetensors")
+
+    def change(tree):
+        tree["rows"][0]["file"] = "../rows-0.safetensors"
+        tree["files"]["../rows-0.safetensors"] = tree["files"].pop("rows-0.safetensors")
+
+    resealed(directory, change)
+
+
+def linked_out(directory):
+    shutil.move(directory / "rows-0.safetensors", directory.parent / "rows-0.safetensors")
+    (directory / "rows-0.safetensors").symlink_to(directory.parent / "rows-0.safetensors")
+
+
+def with_row(change):
+    def spoil(directory):
+        path = directory / "rows-0.safetensors"
+        rows, content = load_file(path)["rows"], bytearray(path.read_bytes())
+        change(content, len(content) - rows.numel() * 4)
+        path.write_bytes(content)
+        seal(directory)
+
+    return spoil
+
+
+def twice(content, rows_at):
+    """The second key of the index is the first one."""
+    start = 8 + int.from_bytes(content[:8], "little")
+    slots = np.frombuffer(content, np.int64, (rows_at - start) // 8, start).reshape(-1, 2).copy()
+    one, other = np.flatnonzero(slots[:, 1])[:2]
+    slots[other, 0], row = slots[one, 0], slots[other, 1] & ((1 << 40) - 1)
+    slots[other, 1] = slots[one, 1] >> 40 << 40 | row
+    content[start:rows_at] = slots.tobytes()
+
+
+def not_a_number(content, rows_at):
+    content[rows_at : rows_at + 4] = np.float32("nan").tobytes()
+
+
+DEFECTS = {
+    "a shape beyond 64 bits": lambda d: reshaped(d, [2**62, 4]),
+    "a shape that wraps to nothing": lambda d: reshaped(d, [0, 2**63 - 1]),
+    "a dim beyond floats": lambda d: reshaped(d, [10**400, 0]),
+    "100,000 brackets": lambda d: (d / NAME).write_text("[" * 100_000 + "]" * 100_000),
+    "no facts of the rows": lambda d: resealed(d, lambda tree: tree["files"].pop("rows-0.safetensors")),
+    "a fact without a checksum": lambda d: resealed(
+        d, lambda tree: tree["files"]["rows-0.safetensors"].pop("crc32")
+    ),
+    "a dense fact without one": lambda d: resealed(
+        d, lambda tree: tree["files"]["dense.safetensors"].pop("crc32")
+    ),
+    "a file that is not used": lambda d: resealed(
+        d, lambda tree: tree["files"].update({"x": {"bytes": 1, "crc32": 1}})
+    ),
+    "inputs of another schema": lambda d: resealed(
+        d, lambda tree: tree["inputs"][0].update(datatype="BYTES")
+    ),
+    "needs of another model": lambda d: resealed(d, lambda tree: tree["needs"].pop("item")),
+    "a directory for rows": spoiled("rows-0.safetensors", os.mkdir),
+    "a directory for parameters": spoiled("dense.safetensors", os.mkdir),
+    "a directory for the signature": spoiled(NAME, os.mkdir),
+    "a pipe for rows": spoiled("rows-0.safetensors", os.mkfifo),
+    "a pipe for the signature": spoiled(NAME, os.mkfifo),
+    "rows elsewhere": moved_out,
+    "rows by a link": linked_out,
+    "the last byte of the signature": lambda d: (d / NAME).write_bytes((d / NAME).read_bytes()[:-1]),
+    "a key twice": with_row(twice),
+    "a row that is NaN": with_row(not_a_number),
+}
+
+
+@pytest.mark.parametrize("defect", DEFECTS.values(), ids=DEFECTS)
+def test_a_defect_is_one_line_though_checksums_are_right(made, tmp_path, defect):
+    copy = tmp_path / "copy"
+    shutil.copytree(made, copy)
+    defect(copy)
+    with pytest.raises(CheckpointError) as told:
+        open_served(copy)
+    assert str(told.value).startswith(str(copy))
+    assert len(str(told.value).splitlines()) == 1
+    assert len(str(told.value)) < 1000
+
+
+def test_parameters_that_are_nan_or_of_another_kind_are_refused(made, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(made, copy)
+    parameters = load_file(made / "dense.safetensors")
+    name = next(iter(parameters))
+    for change, told in (
+        (torch.full_like(parameters[name], torch.nan), "holds NaN"),
+        (parameters[name].int(), "int32, expected torch.float32"),
+    ):
+        save_file(parameters | {name: change}, copy / "dense.safetensors")
+        seal(copy)
+        with pytest.raises(CheckpointError, match=told):
+            open_served(copy)
 
 
 def test_a_run_is_exported_once_until_it_has_other_weights(trained, tmp_path):

@@ -13,7 +13,7 @@ from girih.serving.app import status_of
 from girih.serving.protocol import metadata
 from girih.serving.reading import MOST_IDS, RequestReader, TooLarge
 from girih.serving.signature import inputs_of
-from girih.serving.tensors import NUMPY, from_json, shape_of, shown
+from girih.serving.tensors import NUMPY, from_bytes, from_json, shape_of, shown
 
 EXAMPLES = 8192
 SCHEMA = Schema(
@@ -196,3 +196,27 @@ def test_ids_that_a_separator_splits_list_all_datatypes_that_are_taken_for_them(
     assert found["item"] == ("INT64", every)
     assert found["genres"] == found["tags"] == found["seen"] == ("BYTES", every)
     assert found["tag_weights"] == ("BYTES", None)
+
+
+@pytest.mark.parametrize("shape", [[0, 10**30], [0, 2**63], [10**30], [2**31, 0], [0, 2**40]])
+def test_a_shape_that_no_array_has_is_refused(shape):
+    """Also one of no values, in JSON or as bytes."""
+    for given in (
+        lambda: from_json("item", "INT64", tuple(shape), []),
+        lambda: from_bytes("item", "INT64", tuple(shape), memoryview(b"")),
+    ):
+        with pytest.raises(DataError, match=r"input 'item': a shape of .* has too many values"):
+            given()
+
+
+def test_booleans_are_no_ids(reader):
+    """As bytes or as JSON."""
+    truth = np.ones(1, np.bool_)
+    for given in (
+        from_bytes("item", "BOOL", (1,), memoryview(truth.tobytes())),
+        from_json("item", "BOOL", (1,), [True]),
+    ):
+        with pytest.raises(
+            DataError, match="input 'item': BOOL; expected ids, which are integers or strings"
+        ):
+            reader.read(tensors(1) | {"item": given})

@@ -22,6 +22,7 @@ from girih.store.mapped import MappedFile, MappedWriter, Stack, Written, merge, 
 from girih.store.mapped.checksum import joined
 from girih.tables import Constant, Normal, Uniform, Zeros
 from girih.testing.store_verbs import group, peek
+from girih.testing.twins import key_hash
 
 IDS = [0, -1, 1, 5, 9, 2**63 - 1, -(2**63), 2**40, 77]
 KEY = st.tuples(st.sampled_from(IDS), st.integers(0, 2))
@@ -283,12 +284,57 @@ def test_every_damaged_byte_is_found(tmp_path):
 
 def test_an_index_that_leads_outside_is_found_though_its_checksum_is_right(tmp_path):
     index = np.zeros((kernels.BLOCK, 2), np.int64)
-    assert kernels.first_unsound(sealed(index), 1, 1) == -1
+    assert kernels.first_unsound(sealed(index), 0, 0, 1) == -1
     for word in (2, -5, 1 << kernels.ROW_BITS | 1, 1 << kernels.ROW_BITS):
         index[7, 1] = word
-        assert kernels.first_unsound(sealed(index), 1, 1) == 7
+        assert kernels.first_unsound(sealed(index), 1, 0, 1) == 7
     index[:, 1] = 1
-    assert kernels.first_unsound(sealed(index), 1, 1) == kernels.BLOCK  # a probe would never end
+    assert kernels.first_unsound(sealed(index), 1, 0, 1) == kernels.BLOCK  # a probe would never end
+
+
+def unsound(index, num_rows, num_buried, num_tables):
+    """The plain twin of :func:`girih.kernels.cpu.mapped.first_unsound`: whether nobody may follow an index."""
+    size, slots = len(index), [tuple(slot) for slot in index.tolist()]
+    keys = [(i, word >> kernels.ROW_BITS, (word & kernels.ROW_MASK) - 1) for i, word in slots if word]
+    rows = [row for *_, row in keys if row != kernels.BURIED]
+    if any(not (0 <= table < num_tables) for _, table, _ in keys):
+        return True
+    if len(keys) == size or len(rows) != num_rows or len(keys) - len(rows) != num_buried:
+        return True
+    if any(not 0 <= row < num_rows for row in rows) or len({key[:2] for key in keys}) < len(keys):
+        return True
+    for slot, (key, word) in enumerate(slots):
+        if word:
+            hashed = key_hash(key, word >> kernels.ROW_BITS)
+            at = ((hashed >> 32) * (size // kernels.BLOCK) >> 32) * kernels.BLOCK + hashed % kernels.BLOCK
+            while slots[at][1] and at != slot:
+                at = (at + 1) % size
+            if at != slot:
+                return True
+    return False
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_an_index_is_sound_if_a_lookup_of_each_key_finds_its_slot(tmp_path_factory, seed):
+    """Swapped, copied, moved and cleared slots, compared with the plain twin."""
+    rng = np.random.default_rng(seed)
+    keys = [(int(i), int(t)) for i, t in zip(rng.permutation(200), rng.integers(0, 3, 200), strict=True)]
+    path = tmp_path_factory.mktemp("index") / "rows"
+    buried = keys[150:]
+    written(path, tables_of(), dict(zip(keys[:150], rows_for(keys[:150]), strict=True)), buried)
+    index = np.array(MappedFile(path).index)
+    for _ in range(rng.integers(0, 3)):
+        one, other = rng.integers(0, len(index), 2)
+        change = rng.integers(0, 3)
+        if change == 0:
+            index[[one, other]] = index[[other, one]]
+        elif change == 1:
+            index[one] = index[other]
+        else:
+            index[one, rng.integers(0, 2)] += rng.integers(-1, 2)
+    found = kernels.first_unsound(sealed(index), 150, 50, 3) >= 0
+    assert found == unsound(index, 150, 50, 3)
 
 
 def test_files_of_another_group_are_refused(tmp_path):

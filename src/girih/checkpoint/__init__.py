@@ -9,6 +9,7 @@ from __future__ import annotations
 from girih.checkpoint.directory import complete, final_of, find, latest, root_of, rotate
 from girih.checkpoint.manifest import Manifest, name_of
 from girih.checkpoint.options import CheckpointOptions
+from girih.checkpoint.sealing import seal
 from girih.checkpoint.storage import Storage
 
 __all__ = [
@@ -22,4 +23,5 @@ __all__ = [
     "name_of",
     "root_of",
     "rotate",
+    "seal",
 ]

@@ -11,7 +11,7 @@ from girih.checkpoint.storage import DOOMED, WRITING, Storage
 from girih.config import read_toml
 from girih.errors import CheckpointError, ConfigError, MissingFileError
 
-PATTERN = re.compile(r"step-(\d{8,})")
+PATTERN = re.compile(r"step-([0-9]{8,})")
 
 
 def root_of(run: Path, directory: str | None) -> Storage:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load as parse
 from torch import Tensor, nn
 
 from girih.checkpoint import trees
@@ -19,11 +17,11 @@ from girih.checkpoint.save import SavedParameters, SavedRows
 from girih.checkpoint.storage import Storage
 from girih.data import NormalizationStats, Position
 from girih.errors import CheckpointError
+from girih.runs.sealed import refusing
 from girih.runs.state import RunState
 from girih.schema import Schema
 
-_UNFIT = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-"""Errors of torch and Python where what a file holds has another form than is expected."""
+_FIX = "use another checkpoint"
 
 
 @dataclass(frozen=True)
@@ -54,13 +52,12 @@ class Loaded:
         Raises:
             CheckpointError: rows or parameters are damaged, or of another model or layout; names the part.
         """
-        before = trees.split(dense.state())
+        state = dense.state()
+        before = trees.split(state)
         try:
-            try:
+            with refusing(f"{self.place}/{DENSE}", _FIX, what="does not fit this model"):
+                trees.check_dtypes(self.dense.get("model", {}), state.get("model", {}))
                 dense.restore(self.dense)
-            except _UNFIT as error:
-                reason = " ".join(str(error).split())
-                raise CheckpointError(f"{self.place}/{DENSE}: does not fit this model: {reason}") from None
             if sparse is not None:
                 sparse.load(
                     PartReader(self.place, self.shards, newest=newest or {}), step=self.run.num_updates
@@ -83,12 +80,10 @@ def load(place: Storage, schema: Schema | None) -> Loaded:
     if schema is not None:
         check_schema(manifest, schema, place)
     tensors = _read_dense(place, manifest.parts[DENSE])
-    try:
+    with refusing(f"{place}/{DENSE}", _FIX):
         state, random, dense = (
             trees.join(tree, tensors) for tree in (manifest.state, manifest.random, manifest.dense)
         )
-    except _UNFIT as error:
-        raise CheckpointError(f"{place}/{DENSE}: damaged: it lacks {error}") from None
     with believed(place):
         if (position := manifest.run.position) is not None:
             Position.from_dict(position)
@@ -106,25 +101,14 @@ def load_model(loaded: Loaded, model: nn.Module) -> None:
     Raises:
         CheckpointError: they are another model's.
     """
-    try:
+    with refusing(f"{loaded.place}/{DENSE}", _FIX, what="does not fit this model"):
+        trees.check_dtypes(loaded.dense["model"], model.state_dict())
         model.load_state_dict(loaded.dense["model"])
-    except _UNFIT as error:
-        reason = " ".join(str(error).split())
-        raise CheckpointError(f"{loaded.place}/{DENSE}: does not fit this model: {reason}") from None
 
 
-@contextlib.contextmanager
-def believed(place: Storage) -> Iterator[None]:
-    """Tells what cannot be used of a checkpoint's state as damage to its manifest."""
-    try:
-        yield
-    except CheckpointError:
-        raise
-    except _UNFIT as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise CheckpointError(
-            f"{place}/{NAME}: damaged ({reason}); delete {place.name} to use an older one"
-        ) from None
+def believed(place: Storage) -> AbstractContextManager[None]:
+    """Reports an exception that a checkpoint's state causes as damage to its manifest."""
+    return refusing(f"{place}/{NAME}", f"delete {place.name} to use an older one")
 
 
 def check_schema(manifest: Manifest, schema: Schema, place: Storage) -> None:
@@ -155,12 +139,9 @@ def check_schema(manifest: Manifest, schema: Schema, place: Storage) -> None:
 
 
 def _read_dense(place: Storage, facts: Mapping[str, Any]) -> dict[str, Tensor]:
-    content = place.read(DENSE)
+    content, where = place.read(DENSE), f"{place}/{DENSE}"
     if zlib.crc32(content) != facts["crc32"].get(""):
         raise CheckpointError(
-            f"{place}/{DENSE}: damaged (its checksum differs); delete {place.name} to use an older one"
+            f"{where}: damaged (its checksum differs); delete {place.name} to use an older one"
         )
-    try:
-        return parse(content)
-    except SafetensorError as error:
-        raise CheckpointError(f"{place}/{DENSE}: damaged: {error}; use another checkpoint") from None
+    return trees.tensors_in(content, where)

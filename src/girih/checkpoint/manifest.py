@@ -6,26 +6,25 @@ The facts of a part are ``bytes`` and ``crc32``, of the header and each tensor; 
 
 from __future__ import annotations
 
-import json
-import zlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 from girih.checkpoint.storage import Storage
 from girih.config import build, checks
+from girih.config.bounds import Bounds
 from girih.errors import CheckpointError, MissingFileError
-from girih.runs.state import RunState
+from girih.runs.sealed import check_inside, refusing, seal, unseal
+from girih.runs.state import RunState, Step
 from girih.version import __version__
 
 NAME = "manifest.json"
 DENSE = "dense.safetensors"
-CHECKSUM = "crc32"
 FORMAT = 2
 
-_MOST_STEPS = (1 << 31) - 1
-
+Count = Annotated[int, Bounds(0, (1 << 53) - 1)]
+Crc = Annotated[int, Bounds(0, (1 << 32) - 1)]
 Parts = Mapping[str, Mapping[str, Any]]
 """Name relative to the checkpoint → facts."""
 
@@ -47,14 +46,14 @@ class Manifest:
         final: whether its weights are those with which the run ended.
     """
 
-    step: int
+    step: Step
     schema: Mapping[str, Any]
     fingerprint: str
     plan: Mapping[str, Any] | None
     state: Mapping[str, Any]
-    random: Any
+    random: list[Any]
     dense: Any
-    rows: Mapping[str, int]
+    rows: Mapping[str, Count]
     parts: Parts
     final: bool = False
     format: int = FORMAT
@@ -76,10 +75,8 @@ class Manifest:
         return bool(self.state.get("by_hand", False))
 
     def write(self, checkpoint: Storage) -> None:
-        """Writes it whole, or leaves the one before; a checksum of all else in it comes first."""
-        text = json.dumps(asdict(self))
-        checksum = json.dumps({CHECKSUM: zlib.crc32(text.encode())})
-        checkpoint.replace(NAME, f"{checksum[:-1]}, {text[1:]}".encode())
+        """Writes it whole, or leaves the one before."""
+        checkpoint.replace(NAME, seal(asdict(self)))
 
     def marked(self, checkpoint: Storage, *, final: bool) -> None:
         """Writes it anew where it says otherwise of ``final``."""
@@ -100,61 +97,53 @@ class Manifest:
 
     @classmethod
     def _parse(cls, checkpoint: Storage) -> Manifest:
-        file = f"{checkpoint}/{NAME}"
+        where, fix = f"{checkpoint}/{NAME}", f"delete {checkpoint.name} to use an older one"
         try:
             text = checkpoint.read(NAME)
         except MissingFileError:
             raise CheckpointError(f"{checkpoint}: no {NAME}, so this is not a complete checkpoint") from None
-        try:
-            content = json.loads(text)
-            checksum = content.pop(CHECKSUM)
-            if content["format"] != FORMAT:
-                raise CheckpointError(
-                    f"{file}: format {content['format']}, which girih {content['girih']} wrote and reads;"
-                    f" this girih reads format {FORMAT}: go on with that one, or train anew"
-                )
-            if zlib.crc32(json.dumps(content).encode()) != checksum:
-                raise ValueError("its checksum differs")
-            manifest = cls(**content)
-            manifest._check()
+        content = unseal(text, where, FORMAT, fix)
+        with refusing(where, fix):
+            manifest: Manifest = build(cls, content, "")
+            check_facts(manifest.parts)
+            if manifest.run.step != manifest.step:
+                raise ValueError(f"step = {manifest.step}, but state.run.step = {manifest.run.step}")
+            if manifest.rows != rows_of(manifest.shards):
+                raise ValueError("rows of tables are not those of its parts")
             if checkpoint.name.startswith("step-") and checkpoint.name != name_of(manifest.step):
                 raise ValueError(f"it is of step {manifest.step}, which lies in {name_of(manifest.step)}")
-        except CheckpointError:
-            raise
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            told = f"damaged ({type(error).__name__}: {error})"
-            raise CheckpointError(f"{file}: {told}; delete {checkpoint.name} to use an older one") from None
+            checks.flag("state.by_hand", manifest.state.get("by_hand", False))
         return manifest
 
-    def _check(self) -> None:
-        """Believes no name that leads elsewhere, and no count that is none."""
-        checks.integer("step", self.step, 0, _MOST_STEPS)
-        checks.flag("final", self.final)
-        if self.run.step != self.step:
-            raise ValueError(f"step = {self.step}, but state.run.step = {self.run.step}")
-        for what, kind, found in (
-            ("plan", dict[str, Any] | None, self.plan),
-            ("schema", dict[str, Any], self.schema),
-            ("random", list[Any], self.random),
-        ):
-            build(kind, found, what)
-        for name, facts in self.parts.items():
-            if name.startswith("~") or "\\" in name or {"", ".", ".."} & set(name.split("/")):
-                raise ValueError(f"part {name!r} does not lie in it")
-            checks.integer(f"bytes of {name}", facts["bytes"], 0)
-            for crc in facts["crc32"].values():
-                checks.integer(f"crc32 of {name}", crc, 0)
-            if name != DENSE:
-                for count in facts["tables"].values():
-                    checks.integer(f"rows of {name}", count, 0)
-                checks.integer(f"shards of {name}", facts["num_shards"])
-                checks.integer(f"shard of {name}", facts["shard"], 0, facts["num_shards"] - 1)
-                if not isinstance(facts["group"], str):
-                    raise ValueError(f"group of {name}")
-        if DENSE not in self.parts:
-            raise ValueError(f"it lists no {DENSE}")
-        if self.rows != rows_of(self.shards):
-            raise ValueError("rows of tables are not those of its parts")
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _DenseFacts:
+    bytes: Count
+    crc32: Mapping[str, Crc]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RowFacts(_DenseFacts):
+    group: str
+    tables: Mapping[str, Count]
+    shard: Count
+    num_shards: Annotated[int, Bounds(1, (1 << 31) - 1)]
+    left: Count = 0
+
+
+def check_facts(parts: Parts) -> None:
+    """Checks the facts of all parts of a checkpoint, or of a segment of a log.
+
+    Raises:
+        ValueError: no dense part, a name that leads elsewhere, or a fact that is missing, unknown or out of range.
+    """
+    if DENSE not in parts:
+        raise ValueError(f"it lists no {DENSE}")
+    for name, facts in parts.items():
+        check_inside(name)
+        found = build(_DenseFacts if name == DENSE else _RowFacts, facts, f"part {name!r}")
+        if name != DENSE and found.shard >= found.num_shards:
+            raise ValueError(f"part {name!r}: shard {found.shard} of {found.num_shards}")
 
 
 def name_of(step: int) -> str:

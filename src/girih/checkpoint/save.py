@@ -35,6 +35,7 @@ from girih.comm.group import TrainerGroup
 from girih.errors import CheckpointError, GirihError, RoleError, StorageFullError
 from girih.runs.files import disk_full
 from girih.schema import Schema
+from girih.store.snapshot.tensorfile import check_tensors
 
 PATIENCE_S = 1800.0
 
@@ -155,6 +156,9 @@ class Save:
                 raise CheckpointError(f"{self._draft}/{name}: written twice, by trainer {rank} and before it")
             parts |= theirs
         dense = serialize(self._tensors)
+        check_tensors(
+            dense, f"{self._draft}/{DENSE}", "no checkpoint with it could be loaded: set it to a number"
+        )
         self._draft.replace(DENSE, dense)
         check_coverage(parts, self._draft.url)
         rows = rows_of(parts)

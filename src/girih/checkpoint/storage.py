@@ -24,6 +24,7 @@ from fsspec.implementations.local import LocalFileSystem
 from girih.checkpoint.parts_upload import PartsUpload
 from girih.errors import CheckpointError, ConfigError, GirihError, MissingFileError
 from girih.runs.files import sync
+from girih.runs.sealed import open_file, refusing
 from girih.store import DiskFile, Sink
 
 WRITING, DOOMED = ".writing-", ".old-"
@@ -107,8 +108,12 @@ class Storage:
         """A small file whole, or a range of bytes of a large one.
 
         Raises:
-            MissingFileError: there is none.
+            MissingFileError: there is none. CheckpointError: it cannot be read.
         """
+        if self.local is not None:
+            with self.fetch(name) as file, refusing(f"{self}/{name}", "check the disk"):
+                file.seek(start or 0)
+                return file.read(-1 if end is None else max(0, end - (start or 0)))
         with self._reaching(name) as (files, path):
             return bytes(files.cat_file(path, start=start, end=end))
 
@@ -117,18 +122,19 @@ class Storage:
         """A file that can be mapped into memory; one from elsewhere is copied to a temporary file without a name.
 
         Raises:
-            MissingFileError: there is none.
+            MissingFileError: there is none. CheckpointError: not a regular file, or a link that leads out of the directory.
         """
+        if (local := self.local) is not None:
+            with open_file(local / name, local) as file:
+                yield file
+            return
         with contextlib.ExitStack() as closing:
             with self._reaching(name) as (files, path):
-                file: IO[bytes] = closing.enter_context(files.open(path, "rb"))
-                if self.local is None:
-                    copy = closing.enter_context(tempfile.TemporaryFile())
-                    shutil.copyfileobj(file, copy, _PIECE)
-                    copy.flush()
-                    copy.seek(0)
-                    file = copy
-            yield file
+                copy = closing.enter_context(tempfile.TemporaryFile())
+                shutil.copyfileobj(closing.enter_context(files.open(path, "rb")), copy, _PIECE)
+                copy.flush()
+                copy.seek(0)
+            yield copy
 
     # Writing.
 
@@ -225,8 +231,6 @@ class Storage:
         except GirihError:
             raise
         except Exception as error:  # each file system has errors of its own
-            if self.local is not None:
-                raise
             raise CheckpointError(
                 f"{url}: {_line(error)}; is it there, and may this user go there?"
             ) from error

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from safetensors.torch import load
 from torch import Tensor
+
+from girih.runs.sealed import refusing
+from girih.store.snapshot.tensorfile import check_tensors
 
 TENSOR, ITEMS = "$tensor", "$items"
 
@@ -42,3 +46,25 @@ def join(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
     if isinstance(tree, list):
         return [join(item, tensors) for item in tree]
     return tree
+
+
+def tensors_in(content: bytes, where: str) -> dict[str, Tensor]:
+    """The tensors of a safetensors file by name.
+
+    Raises:
+        CheckpointError: see :func:`~girih.store.snapshot.tensorfile.check_tensors`.
+    """
+    check_tensors(content, where)
+    with refusing(where, "use another checkpoint"):
+        return load(content)
+
+
+def check_dtypes(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """Refuses tensors that would be converted without a word.
+
+    Raises:
+        ValueError: another dtype than that of the expected tensor of the same name.
+    """
+    for name, own in expected.items():
+        if name in tensors and tensors[name].dtype != own.dtype:
+            raise ValueError(f"{name} is {tensors[name].dtype}, expected {own.dtype}")

@@ -72,7 +72,11 @@ def _is_locked(name: str) -> bool:
 
 def owned_by(pid: int) -> str:
     """Begins the names of all that a process owns; "" where the system does not tell when it began."""
-    start = start_of(pid)
+    return owner_prefix(pid, start_of(pid))
+
+
+def owner_prefix(pid: int, start: str) -> str:
+    """The same for a process that may have ended, by when it began; "" if that is not known."""
     return f"girih-{pid}.{start}.{_namespace()}-" if start else ""
 
 

@@ -22,7 +22,7 @@ class Bounds:
         """Whether a number is finite and within the bounds."""
         above = value > self.low if self.open_low else value >= self.low
         below = value < self.high if self.open_high else value <= self.high
-        return math.isfinite(value) and above and below
+        return (isinstance(value, int) or math.isfinite(value)) and above and below
 
     def text(self, kind: type) -> str:
         """Names what is accepted, for errors: "an integer from 1 to 256", "a finite number ≥ 0 and < 1"."""

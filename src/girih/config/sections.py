@@ -30,6 +30,8 @@ _MOST_NESTED = 50
 _LONG_KEY = re.compile(rf"(?:[^.,=\n]*\.){{{_MOST_NESTED}}}[^.,=\n]*[=\]]")
 """A dotted key, for which TOML's parser takes memory by the square of its parts."""
 
+_MOST_SHOWN = 200  # characters of a value in errors
+_TOO_LARGE = 1 << 1023  # integers from here on are no floats
 _BARE_LIST = re.compile(r"\[([^][{}\"']*)\]")
 """A list whose strings lost their quotes to a shell."""
 
@@ -235,7 +237,7 @@ def build(cls: Any, value: Any, where: str) -> Any:
         return _build_bounded(arguments[0], cls.__metadata__[0], value, where)
     if origin is Literal:
         if value not in arguments or isinstance(value, bool):
-            raise ConfigError(f"{where} = {value!r}: expected one of {', '.join(map(repr, arguments))}")
+            raise ConfigError(f"{where} = {_shown(value)}: expected one of {', '.join(map(repr, arguments))}")
         return value
     if origin is tuple:
         return _build_tuple(arguments, value, where)
@@ -243,7 +245,7 @@ def build(cls: Any, value: Any, where: str) -> Any:
         return list(_build_tuple((arguments[0], ...), value, where))
     if origin in (dict, Mapping):
         if not isinstance(value, Mapping):
-            raise ConfigError(f"{where} = {value!r}: expected a table of keys and values")
+            raise ConfigError(f"{where} = {_shown(value)}: expected a table of keys and values")
         return {key: build(arguments[1], item, f"{where}.{key}") for key, item in value.items()}
     return _build_scalar(cls, value, where)
 
@@ -317,7 +319,7 @@ def _build_dataclass(cls: type, value: Any, where: str) -> Any:
     if isinstance(value, str) and tag == "name":
         value = {"name": value}
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{where} = {value!r}: expected a table of options")
+        raise ConfigError(f"{where} = {_shown(value)}: expected a table of options")
     hints, known = hints_of(cls), _fields_of(cls)
     arguments = {}
     for key, item in value.items():
@@ -336,9 +338,14 @@ def _build_dataclass(cls: type, value: Any, where: str) -> Any:
         raise ConfigError(f"{where}: {error}") from None
 
 
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _MOST_SHOWN else text[: _MOST_SHOWN - 3] + "..."
+
+
 def _not_a_table(value: Any, where: str, tag: str, by_name: Mapping[str, Any]) -> str:
     if isinstance(value, int | float | list):
-        return f"{where} = {value!r}: expected a table with the key {tag!r}"
+        return f"{where} = {_shown(value)}: expected a table with the key {tag!r}"
     ours = ", ".join(f"{cls.__name__}(...)" for _, cls in sorted(by_name.items()))
     return f"{where} = {kind_of(value)}: expected one of girih's own: {ours}"
 
@@ -363,8 +370,8 @@ def _build_union(members: tuple[Any, ...], value: Any, where: str) -> Any:
         if tag not in value:
             raise ConfigError(f"{where}: key {tag!r} is missing; one of {', '.join(sorted(by_name))}")
         name = value[str(tag)]
-        if name not in by_name:
-            raise ConfigError(f"{where}: unknown {tag} {name!r}{nearest(name, by_name)}")
+        if not isinstance(name, str) or name not in by_name:
+            raise ConfigError(f"{where}: unknown {tag} {name!r}{nearest(str(name), by_name)}")
         return _build_dataclass(typing.cast(type, by_name[name]), value, where)
     failures = []
     for member in members:
@@ -379,11 +386,11 @@ def _build_union(members: tuple[Any, ...], value: Any, where: str) -> Any:
 
 def _build_tuple(arguments: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
     if not isinstance(value, list | tuple):
-        raise ConfigError(f"{where} = {value!r}: expected a list")
+        raise ConfigError(f"{where} = {_shown(value)}: expected a list")
     if len(arguments) == 2 and arguments[1] is Ellipsis:
         return tuple(build(arguments[0], item, f"{where}[{index}]") for index, item in enumerate(value))
     if len(value) != len(arguments):
-        raise ConfigError(f"{where} = {value!r}: expected a list of {len(arguments)}")
+        raise ConfigError(f"{where} = {_shown(value)}: expected a list of {len(arguments)}")
     return tuple(
         build(kind, item, f"{where}[{i}]")
         for i, (kind, item) in enumerate(zip(arguments, value, strict=True))
@@ -396,21 +403,21 @@ def _build_bounded(kind: Any, bounds: Bounds, value: Any, where: str) -> Any:
     except ConfigError:
         built = None
     if built is None or not bounds.holds(built):
-        raise ConfigError(f"{where} = {value!r}: expected {bounds.text(kind)}")
+        raise ConfigError(f"{where} = {_shown(value)}: expected {bounds.text(kind)}")
     return built
 
 
 def _build_scalar(cls: Any, value: Any, where: str) -> Any:
     if cls is Any:
         return value
-    if cls is float and isinstance(value, int) and not isinstance(value, bool):
+    if cls is float and isinstance(value, int) and not isinstance(value, bool) and abs(value) < _TOO_LARGE:
         return float(value)
     if isinstance(cls, type) and isinstance(value, cls) and not (isinstance(value, bool) and cls is not bool):
         return value
     expected = {str: "a string", int: "an integer", float: "a number", bool: "true or false"}.get(
         cls, str(cls)
     )
-    raise ConfigError(f"{where} = {value!r}: expected {expected}")
+    raise ConfigError(f"{where} = {_shown(value)}: expected {expected}")
 
 
 @functools.cache

@@ -7,15 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from girih.data.batch import Batch
-from girih.data.dataset import Dataset
+from girih import config
+from girih.config.bounds import Bounds, NonNegative
 from girih.errors import ConfigError
 from girih.schema import Schema
+
+if TYPE_CHECKING:  # followers of logs have no Arrow
+    from girih.data.batch import Batch
+    from girih.data.dataset import Dataset
+
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +136,16 @@ class NormalizationStats:
             raise ConfigError(
                 f"moments of {sorted(mapping)}: the schema standardizes {sorted(empty.features)}"
             )
-        try:
-            count, mean, squares = (
-                np.array([float(mapping[name][key]) for name in empty.features])
-                for key in ("count", "mean", "squares")
-            )
-        except (KeyError, TypeError, ValueError):
-            raise ConfigError("moments: expected count, mean and squares for each feature") from None
+        moments = config.build(Mapping[str, _Moments], mapping, "moments")
+        count, mean, squares = (
+            np.array([getattr(moments[name], key) for name in empty.features], np.float64)
+            for key in ("count", "mean", "squares")
+        )
         return replace(empty, count=count, mean=mean, squares=squares)
+
+
+@dataclass(frozen=True, slots=True)
+class _Moments:
+    count: NonNegative
+    mean: Annotated[float, Bounds(-_LARGEST, _LARGEST)]
+    squares: NonNegative

@@ -34,6 +34,15 @@ def needs_of(module: object, schema: Schema) -> dict[str, frozenset[str]]:
     owner = type(module).__name__
     if declared is None:
         return of_all(schema, EMBEDDING)
+    return check_needs(declared, schema, owner)
+
+
+def check_needs(declared: Any, schema: Schema, owner: str) -> dict[str, frozenset[str]]:
+    """Checked needs in the schema's order; see :func:`needs_of`.
+
+    Args:
+        owner: whoever declares them, for errors.
+    """
     if not isinstance(declared, Mapping):
         raise ConfigError(
             f"{owner}.needs = {declared!r}: expected a mapping, as in {{'user': {{'embedding'}}}}"
@@ -55,9 +64,22 @@ def needs_of(module: object, schema: Schema) -> dict[str, frozenset[str]]:
     return {name: frozenset(declared[name]) for name in by_name if declared.get(name)}
 
 
+def check_same_needs(module: object, declared: Any, schema: Schema) -> None:
+    """Refuses a file's needs if they are not those of the model that the file describes.
+
+    Raises:
+        ConfigError: they differ, or cannot be used.
+    """
+    expected = needs_of(module, schema)
+    if check_needs(declared, schema, "its needs") != expected:
+        raise ConfigError(f"its needs are not those of {type(module).__name__}: {expected}")
+
+
 def _check_kinds(where: str, kinds: Any) -> None:
     if isinstance(kinds, str) or not isinstance(kinds, Collection):
         raise ConfigError(f"{where} = {kinds!r}: expected a set, as in {{'embedding', 'first_order'}}")
     for kind in kinds:
         if kind not in KINDS:
             raise ConfigError(f"{where}: unknown need {kind!r}{nearest(kind, KINDS)}")
+    if len(set(kinds)) != len(kinds):
+        raise ConfigError(f"{where} = {list(kinds)}: a need is there twice")

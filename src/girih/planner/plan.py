@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from girih import config
-from girih.errors import ConfigError, MissingFileError
+from girih.errors import ConfigError
+from girih.runs.sealed import open_file, parse, refusing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,12 +108,14 @@ class Plan:
                 raise ConfigError(
                     f"plan: {section} has {found}, expected {expected}; plan again with girih plan"
                 )
-        try:
+            for name, value in getattr(self, section).items():
+                expected_value = getattr(other, section)[name]
+                if not _is_like(value, expected_value):
+                    raise ConfigError(
+                        f"plan: {section}.{name} = {value!r}, expected a value like {expected_value!r}; plan again"
+                    )
+        with refusing("plan", "plan again with girih plan", ConfigError, "groups or schedule cannot be used"):
             self._check_groups(other)
-        except TypeError:
-            raise ConfigError(
-                "plan: groups, or their names in schedule, are not written as girih plan writes them; plan again"
-            ) from None
         trainers = other.roles.get("trainer", 1)
         for feature, owner in self.placement.items():
             if not 0 <= owner < trainers:
@@ -152,6 +155,8 @@ class Plan:
         dims = {table: group["dim"] for group in other.groups for table in group["tables"]}
         keys = {key for group in other.groups for key in group}
         for group in self.groups:
+            config.build(list[str], group["tables"], "tables")
+            config.build(str, group["name"], "name")
             if set(group) != keys:
                 raise ConfigError(f"plan: groups: {sorted(group)}; expected {sorted(keys)} of each group")
             wanted = {dims.get(table, group["dim"]) for table in group["tables"]}
@@ -173,6 +178,15 @@ class Plan:
             )
 
 
+def _is_like(value: Any, expected: Any) -> bool:
+    """Whether a value of a plan has the type of the one that girih would write; no number is negative."""
+    if value is None or expected is None:
+        return True
+    if type(expected) in (int, float):
+        return type(value) in (int, float) and value >= 0
+    return type(value) is type(expected) or (isinstance(value, list) and isinstance(expected, tuple))
+
+
 def read_json(path: Path, hint: str) -> Any:
     """Plain values from a file of JSON.
 
@@ -183,9 +197,5 @@ def read_json(path: Path, hint: str) -> Any:
         MissingFileError: no such file.
         ConfigError: not JSON.
     """
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise MissingFileError(f"{path}: no such file; {hint}") from None
-    except ValueError as error:
-        raise ConfigError(f"{path}: not JSON ({error}); {hint}") from None
+    with open_file(path, fix=hint, kind=ConfigError) as file, refusing(path, hint, ConfigError, "not JSON"):
+        return parse(file.read())

@@ -24,7 +24,7 @@ from girih.errors import CheckpointError, ConfigError, GirihError, MissingFileEr
 from girih.publishing.manifest import HEAD, NAME, Head, SegmentManifest, read_pin, write_pin
 
 SEGMENTS, SNAPSHOTS, EPOCHS = "segments", "snapshots", "epochs"
-_NUMBER = re.compile(r"\d{8,}")
+_NUMBER = re.compile(r"[0-9]{8,}")
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,8 @@ def find_log(address: str) -> Log:
     root = Storage.at(address)
     if root.local is None or not (root.local / "config.toml").is_file():
         return Log(root.absolute())
-    to = read_toml(root.local / "config.toml").get("publish", {}).get("to")
+    publish = read_toml(root.local / "config.toml").get("publish")
+    to = publish.get("to") if isinstance(publish, dict) else None
     if not isinstance(to, str):
         raise ConfigError(
             f"{address}: this run publishes nothing; train it with [publish] to, or name the address of a log"

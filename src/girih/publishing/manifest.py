@@ -6,23 +6,24 @@ manifest; so what the head names is complete.
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from girih.checkpoint.manifest import DENSE, Parts, check_coverage
+from girih.checkpoint.manifest import DENSE, Count, Crc, Parts, check_coverage, check_facts
 from girih.checkpoint.storage import Storage
-from girih.config import build, checks
+from girih.config import build
+from girih.config.bounds import Bounds, Finite
 from girih.errors import CheckpointError, MissingFileError
+from girih.runs.sealed import refusing, seal, unseal
 from girih.version import __version__
 
 NAME, HEAD, PIN = "manifest.json", "head.json", "pin.json"
-CHECKSUM = "crc32"
 FORMAT = 1
-_MOST = (1 << 53) - 1
-_UNUSABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
+_FIX = "publish again, with this girih"
+Number = Annotated[int, Bounds(1, (1 << 53) - 1)]
+"""Numbers versions and epochs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +39,11 @@ class VersionFacts:
         recipe: see :mod:`girih.training.recipe`. normalization: of standardized features, if it is known.
     """
 
-    number: int
+    number: Number
     run: str
-    epoch: int
-    step: int
-    time: float
+    epoch: Number
+    step: Count
+    time: Finite
     schema: Mapping[str, Any]
     fingerprint: str
     needs: Mapping[str, Sequence[str]]
@@ -60,7 +61,7 @@ class SegmentManifest(VersionFacts):
             also ``group``, ``tables`` (rows of each), ``shard``, ``num_shards``, and ``left``, the number of keys that have no row any more.
     """
 
-    previous: int | None
+    previous: Number | None
     parts: Parts
     format: int = FORMAT
     girih: str = __version__
@@ -77,7 +78,7 @@ class SegmentManifest(VersionFacts):
 
     def to_bytes(self) -> bytes:
         """The file."""
-        return _sealed(asdict(self))
+        return seal(asdict(self))
 
     @classmethod
     def read(cls, place: Storage, expected: int | None = None) -> SegmentManifest:
@@ -92,50 +93,24 @@ class SegmentManifest(VersionFacts):
         text, where = place.read(NAME), f"{place}/{NAME}"
         if expected is not None and zlib.crc32(text) != expected:
             raise CheckpointError(f"{where}: is another one than the head names")
-        try:
-            manifest = cls(**_opened(text))
-            manifest._check()
-        except CheckpointError as error:
-            raise CheckpointError(f"{where}: {error}") from None
-        except _UNUSABLE as error:
-            raise CheckpointError(f"{where}: damaged ({type(error).__name__}: {error})") from None
+        content = unseal(text, where, FORMAT, _FIX)
+        with refusing(where, _FIX):
+            manifest: SegmentManifest = build(cls, content, "")
+            check_facts(manifest.parts)
+            if manifest.previous is not None and manifest.previous >= manifest.number:
+                raise ValueError(f"version {manifest.number} follows {manifest.previous}")
         check_coverage(manifest.shards, place.url)
         return manifest
-
-    def _check(self) -> None:
-        checks.integer("number", self.number, 1, _MOST)
-        if self.previous is not None:
-            checks.integer("previous", self.previous, 1, self.number - 1)
-        checks.integer("epoch", self.epoch, 1, _MOST)
-        checks.integer("step", self.step, 0, _MOST)
-        for what, kind, found in (
-            ("run", str, self.run),
-            ("time", float, self.time),
-            ("schema", dict[str, Any], self.schema),
-            ("needs", dict[str, list[str]], self.needs),
-            ("recipe", dict[str, Any], self.recipe),
-            ("normalization", dict[str, Any] | None, self.normalization),
-            ("parts", dict[str, dict[str, Any]], self.parts),
-        ):
-            build(kind, found, what)
-        if DENSE not in self.parts:
-            raise ValueError(f"it lists no {DENSE}")
-        for name, facts in self.parts.items():
-            if name.startswith("~") or "\\" in name or {"", ".", ".."} & set(name.split("/")):
-                raise ValueError(f"part {name!r} does not lie in it")
-            checks.integer(f"bytes of {name}", facts["bytes"], 0)
-            for crc in facts["crc32"].values():
-                checks.integer(f"crc32 of {name}", crc, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pointer:
     """A version as the head knows it: its number, the step, when it was taken, and the checksum of its manifest's file."""
 
-    number: int
-    step: int
-    time: float
-    manifest_crc32: int
+    number: Number
+    step: Count
+    time: Finite
+    manifest_crc32: Crc
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,15 +125,15 @@ class Head:
     """
 
     run: str
-    epoch: int
+    epoch: Number
     newest: Pointer
     snapshot: Pointer
-    written: float
+    written: Finite
     format: int = FORMAT
 
     def to_bytes(self) -> bytes:
         """The file."""
-        return _sealed(asdict(self))
+        return seal(asdict(self))
 
     @classmethod
     def read(cls, root: Storage) -> Head | None:
@@ -171,13 +146,21 @@ class Head:
             text = root.read(HEAD)
         except MissingFileError:
             return None
-        try:
-            content = _opened(text)
-            head: Head = build(cls, content, HEAD)
-            return head
-        except _UNUSABLE as error:
-            told = str(error) if isinstance(error, CheckpointError) else f"damaged ({error})"
-            raise CheckpointError(f"{root}/{HEAD}: {told}") from None
+        where = f"{root}/{HEAD}"
+        content = unseal(text, where, FORMAT, _FIX)
+        with refusing(where, _FIX):
+            head: Head = build(cls, content, "")
+            if head.snapshot.number > head.newest.number:
+                raise ValueError(
+                    f"snapshot {head.snapshot.number} is newer than version {head.newest.number}"
+                )
+        return head
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Pin:
+    number: Number | None
+    format: int = FORMAT
 
 
 def read_pin(root: Storage) -> int | None:
@@ -187,33 +170,16 @@ def read_pin(root: Storage) -> int | None:
         CheckpointError: damaged.
     """
     try:
-        content = _opened(root.read(PIN))
-        number = content["number"]
-        if number is not None:
-            checks.integer("number", number, 1, _MOST)
+        text = root.read(PIN)
     except MissingFileError:
         return None
-    except _UNUSABLE as error:
-        raise CheckpointError(f"{root}/{PIN}: damaged ({error})") from None
-    return None if number is None else int(number)
+    where, fix = f"{root}/{PIN}", "pin a version again, or delete the file"
+    content = unseal(text, where, FORMAT, fix)
+    with refusing(where, fix):
+        pin: _Pin = build(_Pin, content, "")
+        return pin.number
 
 
 def write_pin(root: Storage, number: int | None) -> None:
     """Has followers go to a version and stay there; None has them follow the newest again."""
-    root.replace(PIN, _sealed({"number": number, "format": FORMAT}))
-
-
-def _sealed(content: Mapping[str, Any]) -> bytes:
-    text = json.dumps(content)
-    checksum = json.dumps({CHECKSUM: zlib.crc32(text.encode())})
-    return f"{checksum[:-1]}, {text[1:]}".encode()
-
-
-def _opened(text: bytes) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(text)
-    checksum = content.pop(CHECKSUM)
-    if content["format"] != FORMAT:
-        raise CheckpointError(f"format {content['format']}, expected {FORMAT}; update girih")
-    if zlib.crc32(json.dumps(content).encode()) != checksum:
-        raise ValueError("its checksum differs")
-    return content
+    root.replace(PIN, seal(asdict(_Pin(number=number))))

@@ -15,24 +15,33 @@ Shapes: n rows, g keys that left, W columns of a row that training sees, K rows 
 from __future__ import annotations
 
 import json
-import mmap
-import os
 import zlib
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from girih.errors import CheckpointError
+from girih.runs.sealed import refusing
 from girih.store import LiveSnapshot, Sink, Store
 from girih.store.arrays import Floats, Ints, Longs
 from girih.store.changes import Changes
-from girih.store.snapshot.tensorfile import DTYPES, HEADER, Tensor, TensorHeader, TensorWriter, damaged
+from girih.store.snapshot.contents import wrong_keys
+from girih.store.snapshot.tensorfile import (
+    HEADER,
+    Described,
+    Tensor,
+    TensorFile,
+    TensorWriter,
+    any_nan,
+    damaged,
+)
 
 _KIND, _VERSION = "girih segment", 1
 _TAGS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 _ROWS_AT_ONCE = 1 << 16
+_FIX = "publish again"
 
 
 class Rows(NamedTuple):
@@ -76,13 +85,7 @@ def _write(
         "shard": store.shard,
         "num_shards": store.num_shards,
     }
-    tensors = [
-        Tensor("ids", "I64", (num_rows,)),
-        Tensor("tables", "I32", (num_rows,)),
-        Tensor("rows", _TAGS[spec.dtype], (num_rows, spec.dim)),
-        Tensor("left_ids", "I64", (len(left[0]),)),
-        Tensor("left_tables", "I32", (len(left[0]),)),
-    ]
+    tensors = _tensors(spec.dtype, num_rows, spec.dim, len(left[0]))
     writer = TensorWriter(sink, where, tensors, {"kind": _KIND, "girih": json.dumps(described)})
     counts = np.zeros(len(names), np.int64)
     for chunk in chunks:
@@ -118,32 +121,46 @@ class Part:
     """
 
     def __init__(self, file: IO[bytes], where: str, facts: Mapping[str, Any]) -> None:
-        size = os.fstat(file.fileno()).st_size
-        if size != facts["bytes"]:
-            raise damaged(where, f"{size:,} bytes, expected {facts['bytes']:,}")
-        start = file.read(8)
-        text = file.read(TensorHeader.length(start, size, where))
-        header = TensorHeader(text, where)
+        found = TensorFile(file, where)
         crcs: Mapping[str, int] = facts["crc32"]
-        if header.size != size or zlib.crc32(start + text) != crcs.get(HEADER):
+        if found.header.size != facts["bytes"] or found.header_crc32 != crcs.get(HEADER):
             raise damaged(where, "its header differs from what the manifest says")
-        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        arrays: dict[str, NDArray[Any]] = {}
-        position = header.num_bytes
-        for name, dtype, shape in header.tensors:
-            arrays[name] = np.ndarray(shape, DTYPES[dtype], memory, position)
-            position += arrays[name].nbytes
-            if zlib.crc32(arrays[name].reshape(-1).view(np.uint8).data) != crcs.get(name):
+        for name, array in found.arrays.items():
+            if zlib.crc32(array.reshape(-1).view(np.uint8).data) != crcs.get(name):
                 raise damaged(where, f"the checksum of {name!r} differs")
-        self._describe(header, where, facts)
-        self._ids, self._tables, self._rows = (self._array(arrays, name, where) for name in Rows._fields)
-        self.left = self._array(arrays, "left_ids", where), self._array(arrays, "left_tables", where)
-        self.num_rows = len(self._ids)
+        with refusing(where, _FIX):
+            self._check(found, facts)
+
+    def _check(self, found: TensorFile, facts: Mapping[str, Any]) -> None:
+        """Compares the description, the facts and the columns."""
+        described = Described.of(found.header, _KIND, _VERSION)
+        self.tables, self.segments, self._dtype = described.tables, described.segments, described.dtype
         width = sum(dim for _, dim in self.segments)
-        fits = self._rows.shape == (self.num_rows, width) and self._tables.shape == self._ids.shape
-        numbers = np.concatenate([self._tables, self.left[1]])
-        if not fits or (len(numbers) and not 0 <= numbers.min() <= numbers.max() < len(self.tables)):
-            raise damaged(where, "its columns do not fit together, or name a table that is not there")
+        declared = {tensor.name: tensor for tensor in found.header.tensors}
+        self.num_rows, num_left = (len(found.arrays.get(name, ())) for name in ("ids", "left_ids"))
+        for expected in _tensors(self._dtype, self.num_rows, width, num_left):
+            if declared.get(expected.name) != expected:
+                raise ValueError(
+                    f"it has no tensor {expected.name!r} of {expected.dtype}{list(expected.shape)}"
+                )
+        self._ids, self._tables, self._rows = (found.arrays[name] for name in Rows._fields)
+        self.left = found.arrays["left_ids"], found.arrays["left_tables"]
+        keys = np.concatenate([self._ids, self.left[0]]), np.concatenate([self._tables, self.left[1]])
+        if wrong := wrong_keys(*keys, asdict(described)):
+            raise ValueError(wrong)
+        counts = np.bincount(self._tables, minlength=len(self.tables)).tolist()
+        own = {
+            "group": described.group,
+            "shard": described.shard,
+            "num_shards": described.num_shards,
+            "tables": dict(zip(self.tables, counts, strict=True)),
+            "left": num_left,
+        }
+        for what, value in own.items():
+            if facts.get(what) != value:
+                raise ValueError(f"its {what} is {value}, the manifest says {facts.get(what)}")
+        if any_nan(self._rows, _TAGS[self._dtype]):
+            raise ValueError("a row holds NaN")
 
     def chunks(self) -> Iterator[tuple[Longs, Ints, Floats]]:
         """The keys of some rows at a time, and the rows, float32[K, W]."""
@@ -151,32 +168,16 @@ class Part:
             part = slice(start, start + _ROWS_AT_ONCE)
             yield self._ids[part], self._tables[part], widened(self._rows[part], self._dtype)
 
-    def _describe(self, header: TensorHeader, where: str, facts: Mapping[str, Any]) -> None:
-        try:
-            if header.metadata.get("kind") != _KIND:
-                raise ValueError(f"it is no {_KIND}")
-            described = json.loads(header.metadata["girih"])
-            if described["version"] != _VERSION:
-                raise CheckpointError(
-                    f"{where}: format {described['version']}, expected {_VERSION}; update girih"
-                )
-            self.tables: list[str] = list(described["tables"])
-            self.segments = [(str(name), int(dim)) for name, dim in described["segments"]]
-            self._dtype: str = described["dtype"]
-            if self._dtype not in _TAGS or sorted(self.tables) != sorted(facts["tables"]):
-                raise ValueError("its tables are not those that the manifest says")
-        except CheckpointError:
-            raise
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise damaged(where, f"its description cannot be used: {error}") from None
 
-    def _array(self, arrays: Mapping[str, NDArray[Any]], name: str, where: str) -> NDArray[Any]:
-        kinds = {"ids": np.int64, "tables": np.int32, "left_ids": np.int64, "left_tables": np.int32}
-        expected = kinds.get(name, np.float32 if self._dtype == "float32" else np.uint16)
-        found = arrays.get(name)
-        if found is None or found.dtype != expected or found.ndim != (2 if name == "rows" else 1):
-            raise damaged(where, f"it has no tensor {name!r} of {np.dtype(expected)}")
-        return found
+def _tensors(dtype: str, num_rows: int, width: int, num_left: int) -> list[Tensor]:
+    """All tensors of a part."""
+    return [
+        Tensor("ids", "I64", (num_rows,)),
+        Tensor("tables", "I32", (num_rows,)),
+        Tensor("rows", _TAGS[dtype], (num_rows, width)),
+        Tensor("left_ids", "I64", (num_left,)),
+        Tensor("left_tables", "I32", (num_left,)),
+    ]
 
 
 def widened(values: NDArray[Any], dtype: str) -> Floats:

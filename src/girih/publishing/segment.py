@@ -25,6 +25,7 @@ from girih.publishing.manifest import NAME, Pointer, SegmentManifest
 from girih.publishing.shards import SegmentRows
 from girih.runs.files import disk_full
 from girih.schema import Schema
+from girih.store.snapshot.tensorfile import check_tensors
 
 PATIENCE_S = 600.0
 
@@ -134,6 +135,7 @@ class Segment:
 
     def _complete(self, parts: dict[str, Mapping[str, Any]]) -> Pointer:
         dense = serialize(self._tensors)
+        check_tensors(dense, f"{self._place}/{DENSE}", "no follower could take it: set it to a number")
         self._place.make()
         self._place.replace(DENSE, dense)
         parts[DENSE] = {"bytes": len(dense), "crc32": {"": zlib.crc32(dense)}}

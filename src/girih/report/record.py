@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from girih.errors import RunDirectoryError
+from girih.errors import RunDirectoryError, UserError
 from girih.report.text import is_number
+from girih.runs.sealed import open_file
 
 _SECRETS = "(?:secret|password|token|access_key|api_key)"
 _SECRET_VALUE = re.compile(rf"""(?i)({_SECRETS}["']?\s*=\s*)("[^"\n]*"|'[^'\n]*')""")
@@ -161,8 +162,9 @@ def _read_timeline(run: RunRecord, path: Path) -> None:
 
 def _text_of(path: Path) -> str | None:
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
+        with open_file(path) as file:
+            return file.read().decode(errors="replace")
+    except UserError:
         return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import time
@@ -9,13 +10,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from girih.errors import RunDirectoryError
+from girih.errors import RunDirectoryError, UserError
 from girih.runs.directory import read_summary
 from girih.runs.live.bottleneck import BOTTLENECK, cores_used, is_full
 from girih.runs.live.others import SILENT_S
 from girih.runs.live.place import LIVE
 from girih.runs.live.process import num_cores, state_of
 from girih.runs.live.reading import Shown, read_all
+from girih.runs.sealed import open_file
 from girih.runs.stats import STALENESS
 
 
@@ -38,8 +40,11 @@ def status_of(run: Path) -> dict[str, Any]:
     if not any((run / name).exists() for name in ("config.toml", "metrics.jsonl", LIVE)):
         told = "not a run directory (no config.toml or metrics.jsonl in it)"
         raise RunDirectoryError(f"{run}: {told}; give one that `girih train --run` made")
-    shown, now = read_all(run), time.time()
-    processes = [_process(each, now) for each in shown]
+    shown, processes, now = [], [], time.time()
+    for each in read_all(run):
+        with contextlib.suppress(TypeError, ValueError, AttributeError):  # its numbers are damaged
+            processes.append(_process(each, now))
+            shown.append(each)
     summary = read_summary(run)
     used = cores_used(each for each, told in zip(shown, processes, strict=True) if told["state"] == "running")
     return {
@@ -132,15 +137,15 @@ def _bottleneck(processes: list[dict[str, Any]]) -> dict[str, Any] | None:
 def _last_record(file: Path) -> dict[str, Any] | None:
     """The last training line, of those at the end of the file."""
     try:
-        with file.open("rb") as lines:
+        with open_file(file) as lines:
             lines.seek(max(0, file.stat().st_size - (1 << 16)))
             tail = lines.read().decode(errors="replace").splitlines()
-    except OSError:
+    except (OSError, UserError):
         return None
     for line in reversed(tail):
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue  # cut off
         if isinstance(record, dict) and "split" not in record:
             return record

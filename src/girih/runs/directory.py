@@ -12,18 +12,21 @@ import json
 import os
 import re
 import shutil
+import stat
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
 from girih.cluster.elastic import requests
 from girih.cluster.segments import remove_segments
+from girih.config import build, checks
 from girih.config.class_record import RECORD
 from girih.errors import RunDirectoryError, UserError
 from girih.runs.files import disk_full, unfinished, write_whole
 from girih.runs.lease import Lease
 from girih.runs.live.place import LIVE, LOGS, TARGETS
 from girih.runs.live.shower import forget
+from girih.runs.sealed import open_file, parse, refusing
 from girih.runs.trained import TRAINED
 
 LOCK = ".lock"
@@ -163,17 +166,13 @@ def read_summary(run: Path) -> dict[str, Any] | None:
         RunDirectoryError: it is damaged.
     """
     file = run / "summary.json"
-    if not file.is_file():
+    if not os.path.lexists(file):
         return None
-    try:
-        summary = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError:  # not JSON, or not UTF-8
-        summary = None
-    if not isinstance(summary, dict) or not isinstance(summary.get("checkpoint_step"), int):
-        raise RunDirectoryError(
-            f"{file}: damaged; delete it, and train with --resume to have it written anew"
-        )
-    return summary
+    fix = "delete it, and train with --resume to have it written again"
+    with open_file(file, kind=RunDirectoryError) as opened, refusing(file, fix, RunDirectoryError):
+        summary: dict[str, Any] = build(dict[str, Any], parse(opened.read()), "")
+        checks.integer("checkpoint_step", summary["checkpoint_step"], 0)
+        return summary
 
 
 def _locked(path: Path) -> IO[str]:
@@ -182,7 +181,11 @@ def _locked(path: Path) -> IO[str]:
     Raises:
         RunDirectoryError: a live run has it; names its process.
     """
-    lock = (path / LOCK).open("a+")
+    descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise RunDirectoryError(f"{path / LOCK}: not a regular file; delete it")
+    lock = os.fdopen(descriptor, "a+")
     lease = Lease.read(lock)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

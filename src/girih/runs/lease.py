@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Annotated
 
 from girih.cluster.pipe import CONTROL
-from girih.cluster.segments import owned_by, start_of
+from girih.cluster.segments import owned_by, owner_prefix, start_of
+from girih.config import build
+from girih.config.bounds import Bounds
+from girih.errors import ConfigError, UserError
+from girih.runs.sealed import open_file, parse
+
+_MOST_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +32,7 @@ class Lease:
 
     host: str
     boot: str
-    pid: int
+    pid: Annotated[int, Bounds(1, (1 << 31) - 1)]
     start: str
     segments: str
 
@@ -40,17 +47,35 @@ class Lease:
         """The lease in a file; None where there is none, as after a run that ended by itself."""
         file.seek(0)
         try:
-            return cls(**json.loads(file.read()))
-        except (ValueError, TypeError):
+            return cls.of(parse(file.read(_MOST_BYTES)))
+        except (OSError, ValueError):
             return None
+
+    @classmethod
+    def of(cls, tree: object) -> Lease | None:
+        """The lease that plain values describe; None if they describe none that a process of girih writes.
+
+        The shared memory of a dead run is removed by ``segments``, so that only the name that its process gives is believed.
+        """
+        try:
+            lease: Lease = build(cls, tree, "lease")
+        except ConfigError:
+            return None
+        expected = re.escape(owner_prefix(lease.pid, lease.start))
+        if lease.start and not lease.is_of_this_machine:
+            expected = (
+                re.escape(f"girih-{lease.pid}.{lease.start}.") + "[0-9]*-"
+            )  # it has namespaces of its own
+        is_own = re.fullmatch(expected, lease.segments) and re.fullmatch("[0-9]*", lease.start)
+        return lease if is_own else None
 
     @classmethod
     def of_run(cls, lock: Path) -> Lease | None:
         """The lease in the lock of a run's directory; None where there is none."""
         try:
-            with lock.open() as file:
-                return cls.read(file)
-        except OSError:
+            with open_file(lock) as file:
+                return cls.of(parse(file.read(_MOST_BYTES)))
+        except (UserError, ValueError):
             return None
 
     def write(self, file: IO[str]) -> None:

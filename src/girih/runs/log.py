@@ -9,12 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from girih.config import build
+from girih.errors import RunDirectoryError
 from girih.metrics import Metrics
 from girih.runs.callbacks import Callback
 from girih.runs.files import append_line, write_whole
 from girih.runs.first_steps import FirstSteps
 from girih.runs.live.others import Others
 from girih.runs.live.process import resident_bytes
+from girih.runs.sealed import open_file, parse
 from girih.runs.state import RunState
 from girih.runs.stats import ASKED_KEYS, PACED_KEYS
 from girih.runs.trained import TRAINED, TrainedMark
@@ -160,14 +163,14 @@ def rewind(path: Path, state: RunState) -> None:
     if not path.exists():
         return
     kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        if not isinstance(record, dict) or record.get("step", 0) > state.step:
-            continue
-        own = record.get("split", PROGRESSIVE) == PROGRESSIVE  # written with the step
-        if own or record["step"] < state.step or state.evaluated_step == state.step:
-            kept.append(line + "\n")
+    with open_file(path, kind=RunDirectoryError) as file:
+        for line in file:
+            try:
+                record = build(dict[str, Any], parse(line), "")
+                step = build(int, record.get("step", 0), "step")
+            except ValueError:
+                continue
+            own = record.get("split", PROGRESSIVE) == PROGRESSIVE  # written with the step
+            if step < state.step or (step == state.step and (own or state.evaluated_step == state.step)):
+                kept.append(line.decode().rstrip("\n") + "\n")
     write_whole(path, "".join(kept))

@@ -25,6 +25,7 @@ from typing import Any
 
 from girih.checkpoint.storage import Storage
 from girih.comm.group import TrainerGroup
+from girih.config import build
 from girih.errors import CheckpointError, GirihError, UserError
 from girih.publishing.log import Log
 from girih.publishing.manifest import Head, Pointer
@@ -32,6 +33,7 @@ from girih.publishing.options import PublishOptions
 from girih.publishing.segment import Called, Segment, Version, in_words
 from girih.runs.directory import PUBLISHED
 from girih.runs.files import write_whole
+from girih.runs.sealed import open_file, parse, refusing
 from girih.runs.stats import Spans
 
 _MOST_WAIT_S = 60.0
@@ -307,10 +309,9 @@ class Publisher:
         """The name of this run to its followers: the same after a restart."""
         path = None if self._run is None else self._run / PUBLISHED
         if path is not None and path.is_file():
-            try:
-                return str(json.loads(path.read_text(encoding="utf-8"))["run"])
-            except (ValueError, KeyError, TypeError):
-                pass  # damaged: a new name is as good, since a process begins with a snapshot
+            # a damaged one: a new name is as good, since a process begins with a snapshot
+            with contextlib.suppress(UserError), open_file(path) as file, refusing(path, ""):
+                return str(build(dict[str, str], parse(file.read()), "")["run"])
         name = uuid.uuid4().hex
         if path is not None:
             write_whole(path, json.dumps({"run": name, "to": self._log.root.url}) + "\n")

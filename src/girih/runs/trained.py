@@ -6,6 +6,9 @@ import os
 import struct
 from pathlib import Path
 
+from girih.errors import UserError
+from girih.runs.sealed import open_file
+
 TRAINED = "trained"
 _FORM = struct.Struct("<qq")
 
@@ -38,7 +41,8 @@ def repeated_from(path: Path, examples: int, repeated: int) -> int:
         examples, repeated: what the checkpoint says.
     """
     try:
-        then, told = _FORM.unpack(path.read_bytes())
-    except (OSError, struct.error):
+        with open_file(path) as file:
+            then, told = _FORM.unpack(file.read(_FORM.size + 1))
+    except (UserError, struct.error):
         return repeated
     return max(repeated, int(told)) + max(0, int(then) - examples)

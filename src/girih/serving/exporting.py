@@ -145,7 +145,10 @@ def write_group(place: Storage, manifest: Manifest, group: Group, path: Path) ->
     with MappedWriter(path, group.spec, most) as writer:
         for part in sorted(parts):
             for ids, tables, rows in _rows_in(reader, part, group):
-                writer.add(ids, tables, rows)
+                if writer.add(ids, tables, rows) != len(ids):
+                    raise CheckpointError(
+                        f"{place}/{part}: damaged: a key is there twice; use another checkpoint"
+                    )
         return writer.finish()
 
 
@@ -162,10 +165,6 @@ def _rows_in(reader: PartReader, part: str, group: Group) -> Iterator[tuple[Long
     numbers = np.array([own.get(name, -1) for name in names], np.int32)
     for chunk in file.chunks():
         theirs = chunk["tables"]
-        if len(theirs) and not 0 <= theirs.min() <= theirs.max() < len(names):
-            raise CheckpointError(
-                f"{file.where}: damaged: a row of a table that it does not have; use another checkpoint"
-            )
         tables = numbers[theirs]
         here = np.flatnonzero(tables >= 0)
         parts = [widened(chunk[name][here], file.description["dtype"]) for name in columns]

@@ -6,8 +6,9 @@ import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from girih.errors import CheckpointError, MissingFileError
-from girih.serving.signature import Signature
+from girih.errors import CheckpointError
+from girih.runs.sealed import open_file
+from girih.serving.signature import AGAIN, Signature
 from girih.store.mapped import MappedFile
 
 _PIECE = 16 << 20
@@ -16,7 +17,7 @@ _PIECE = 16 << 20
 def facts_of(file: Path) -> dict[str, int]:
     """``bytes`` and ``crc32`` of a file."""
     crc, size = 0, 0
-    with file.open("rb") as opened:
+    with open_file(file, file.parent, AGAIN) as opened:
         while piece := opened.read(_PIECE):
             crc, size = zlib.crc32(piece, crc), size + len(piece)
     return {"bytes": size, "crc32": crc}
@@ -26,16 +27,10 @@ def check_file(directory: Path, name: str, files: Mapping[str, Mapping[str, int]
     """The path of a file that is as the signature says.
 
     Raises:
-        MissingFileError: it is gone. CheckpointError: damaged, or the signature does not know it.
+        MissingFileError: it is gone. CheckpointError: damaged.
     """
     path = directory / name
-    if name not in files:
-        raise CheckpointError(f"{path}: the signature has no checksum of it; export the model again")
-    try:
-        found = facts_of(path)
-    except FileNotFoundError:
-        raise MissingFileError(f"{path}: no such file; export the model again") from None
-    for what, expected in found.items():
+    for what, expected in facts_of(path).items():
         if files[name][what] != expected:
             raise CheckpointError(
                 f"{path}: damaged: its {what} are {expected}, the signature says {files[name][what]}; export the model again"
@@ -50,10 +45,8 @@ def check_all(directory: Path) -> Signature:
         MissingFileError: one is gone. CheckpointError: one is damaged; names it.
     """
     signature = Signature.read(directory)
-    mapped = {rows.file for rows in signature.rows}
-    for name, facts in signature.files.items():
-        if name in mapped:
-            MappedFile(directory / name, facts)
-        else:
-            check_file(directory, name, signature.files)
+    for rows in signature.rows:
+        MappedFile(directory / rows.file, signature.files[rows.file])
+    for name in signature.dense.files:
+        check_file(directory, name, signature.files)
     return signature

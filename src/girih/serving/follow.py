@@ -21,14 +21,17 @@ from pathlib import Path
 from typing import IO, Any
 
 from girih.checkpoint.manifest import DENSE
-from girih.errors import CheckpointError, ConfigError, GirihError, StorageFullError
+from girih.errors import CheckpointError, ConfigError, StorageFullError
 from girih.kernels.cpu import ahead
 from girih.publishing.log import Log
-from girih.publishing.manifest import Head, SegmentManifest
+from girih.publishing.manifest import Head, SegmentManifest, VersionFacts
 from girih.publishing.part import Part
 from girih.runs.files import disk_full, unfinished
-from girih.serving.follow_rows import Merging, most_to_merge, replaced, write_rows
-from girih.serving.followed import CURRENT, Followed, RowsFile, groups_of
+from girih.runs.sealed import reason_of
+from girih.serving.follow_rows import Merging, concerns, most_to_merge, replaced, write_rows
+from girih.serving.followed import CURRENT, Followed, RowsFile, check_version
+from girih.sparse.groups.pack import Group
+from girih.store.snapshot.tensorfile import Tensor, check_tensors
 
 Tell = Callable[[str], None]
 _AT_ONCE = 64  # segments that become one file
@@ -40,8 +43,10 @@ class _Read:
     """A segment or a snapshot, whole and checked."""
 
     manifest: SegmentManifest
+    groups: tuple[Group, ...]
     parts: list[Part]
     dense: bytes
+    tensors: list[Tensor]
 
 
 class _Unreachable(CheckpointError):
@@ -73,6 +78,7 @@ class Follower(AbstractContextManager["Follower"]):
         self._gap: tuple[Head, float] | None = None  # found no way there; not to be tried before
         self._told: dict[str, str] = {}
         self._merging = Merging()
+        self._tensors: list[Tensor] = []  # of the dense half of the current version, without their values
         self._recent: deque[set[str]] = deque(maxlen=_KEPT)
         self.current = self._left_here()
         if self.current is not None:
@@ -87,12 +93,12 @@ class Follower(AbstractContextManager["Follower"]):
         try:
             self._take_merged()
             self._follow()
+            if self.current is not None and self.current.number != before:
+                self._merge()
             self._settled("log")
-        except (GirihError, OSError) as error:
-            self._say_once("log", " ".join(str(error).split()))
+        except Exception as error:  # whatever lies in the log, the version that is here stays
+            self._say_once("log", self._stays(reason_of(error)))
         after = None if self.current is None else self.current.number
-        if after != before:
-            self._merge()
         return after != before
 
     def merge_all(self) -> None:
@@ -136,7 +142,7 @@ class Follower(AbstractContextManager["Follower"]):
         """Goes to a version, or as near to it as there is a way; returns whether it found one."""
         current, gap = self.current, ""
         if current is not None and current.number < target and (pinned or _same(head, current)):
-            found, why = self._segments(current.number, target, (current.run, current.epoch))
+            found, why = self._segments(current, self._tensors, target)
             if found:
                 self._put(None, found, head)
             if why is None:
@@ -156,7 +162,7 @@ class Follower(AbstractContextManager["Follower"]):
         base = self._read(snapshot, whole=True, expected=crc)
         found, why = [], None
         if snapshot < target:
-            found, why = self._segments(snapshot, target, (base.manifest.run, base.manifest.epoch))
+            found, why = self._segments(base.manifest, base.tensors, target)
         if gap:
             self._tell(f"{gap}; begins again with snapshot {snapshot}")
         elif current is not None and not pinned and head.run != current.run:
@@ -179,22 +185,31 @@ class Follower(AbstractContextManager["Follower"]):
             raise _Unreachable(f"version {target} cannot be reached: no snapshot leads to it")
         return there[-1]
 
-    def _segments(self, after: int, target: int, run: tuple[str, int]) -> tuple[list[_Read], str | None]:
-        """The segments behind a version, in order; and why the next one cannot be had, None where all are there."""
+    def _segments(
+        self, version: VersionFacts, tensors: list[Tensor], target: int
+    ) -> tuple[list[_Read], str | None]:
+        """The segments that follow a version, in order; and why the next one cannot be had, None if all are there.
+
+        Args:
+            tensors: of its dense half, without their values.
+        """
+        after, run, model = version.number, (version.run, version.epoch), _model(version)
         found: list[_Read] = []
         for number in range(after + 1, min(target, after + _AT_ONCE) + 1):
             try:
                 each = self._read(number, whole=False)
             except StorageFullError:
                 raise
-            except (GirihError, OSError) as error:
-                return found, " ".join(str(error).split())
+            except Exception as error:
+                return found, reason_of(error)
             theirs = each.manifest.run, each.manifest.epoch
             if each.manifest.previous != number - 1 or theirs != run:
                 return (
                     found,
                     f"segment {number} is to be applied to version {each.manifest.previous} of {theirs}, not to {number - 1} of {run}",
                 )
+            if _model(each.manifest) != model or each.tensors != tensors:
+                return found, f"segment {number} is of another model than version {after}"
             found.append(each)
         return found, None
 
@@ -210,21 +225,27 @@ class Follower(AbstractContextManager["Follower"]):
                 f"version {number} has schema {manifest.fingerprint}, this follower {self._fingerprint}; start one anew for it"
             )
         place, parts = self._log.place(number, whole=whole), []
+        groups = check_version(manifest, place.url)
         for name, facts in manifest.shards.items():
             with place.fetch(name) as file:
                 parts.append(Part(file, f"{place}/{name}", facts))
+        for group in groups:
+            own = [part for part in parts if concerns(part, group.spec)]
+            missing = {table.name for table in group.spec.tables}.difference(*(part.tables for part in own))
+            if missing:
+                raise CheckpointError(f"{place}: damaged: no part holds table {min(missing)!r}")
         dense, facts = place.read(DENSE), manifest.parts[DENSE]
         if zlib.crc32(dense) != facts["crc32"].get(""):
             raise CheckpointError(f"{place}/{DENSE}: damaged: its checksum differs")
-        return _Read(manifest, parts, dense)
+        tensors = check_tensors(dense, f"{place}/{DENSE}")
+        return _Read(manifest, groups, parts, dense, tensors)
 
     def _put(self, base: _Read | None, segments: list[_Read], head: Head) -> None:
         """Makes a version of files: a snapshot, or what is there, with segments on top; the last one is the current one then."""
         last = segments[-1] if segments else base
         if last is None:
             return
-        manifest, count = last.manifest, next(self._counts)
-        groups = groups_of(manifest.schema, manifest.needs, manifest.recipe, str(self._log.root))
+        manifest, groups, count = last.manifest, last.groups, next(self._counts)
         kept: list[tuple[RowsFile, ...]]
         if base is None:
             kept = list(self.current.rows) if self.current is not None else []
@@ -255,6 +276,7 @@ class Follower(AbstractContextManager["Follower"]):
             )
         )
         self._fingerprint = self._fingerprint or manifest.fingerprint
+        self._tensors = last.tensors
         what = f"snapshot {base.manifest.number}" if base is not None else ""
         if segments:
             first, final = segments[0].manifest.number, manifest.number
@@ -306,9 +328,9 @@ class Follower(AbstractContextManager["Follower"]):
             if self._fingerprint is not None and found.fingerprint != self._fingerprint:
                 raise CheckpointError(f"{self.directory}: has versions of another schema")
             found.stacks(self.directory, verify=True)
-            found.parameters(self.directory)
-        except GirihError as error:
-            self._tell(f"{error}; begins anew")
+            self._tensors = check_tensors(found.parameters(self.directory), found.dense)
+        except Exception as error:
+            self._tell(f"{reason_of(error)}; begins again")
             (self.directory / CURRENT).unlink(missing_ok=True)
             return None
         self._tell(f"goes on with version {found.number}, step {found.step}, which is here")
@@ -316,7 +338,7 @@ class Follower(AbstractContextManager["Follower"]):
 
     def _next_count(self) -> int:
         names = (path.stem.rpartition("-")[2] for path in self.directory.glob("*-*.safetensors"))
-        return max((int(name) for name in names if name.isdigit()), default=0) + 1
+        return max((int(name) for name in names if name.isdecimal()), default=0) + 1
 
     def _clean(self) -> None:
         """Removes files of versions that nobody is about to map any more, and what a killed follower left."""
@@ -329,6 +351,9 @@ class Follower(AbstractContextManager["Follower"]):
             for path in unfinished(self.directory):
                 path.unlink(missing_ok=True)
 
+    def _stays(self, reason: str) -> str:
+        return reason if self.current is None else f"stays at version {self.current.number}: {reason}"
+
     def _say_once(self, kind: str, what: str) -> None:
         if self._told.get(kind) != what:
             self._told[kind] = what
@@ -336,6 +361,10 @@ class Follower(AbstractContextManager["Follower"]):
 
     def _settled(self, kind: str) -> None:
         self._told.pop(kind, None)
+
+
+def _model(version: VersionFacts) -> tuple[Any, ...]:
+    return version.schema, version.needs, version.recipe
 
 
 def _same(head: Head, current: Followed) -> bool:

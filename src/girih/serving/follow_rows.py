@@ -32,7 +32,7 @@ def write_rows(path: Path, group: Group, segments: Sequence[Sequence[Part]]) -> 
     Raises:
         CheckpointError: parts of other tables or columns. StorageFullError: the disk is full.
     """
-    own = [[part for part in parts if _concerns(part, group.spec)] for parts in segments]
+    own = [[part for part in parts if concerns(part, group.spec)] for parts in segments]
     most_rows = sum(part.num_rows for parts in own for part in parts)
     most_left = sum(len(part.left[0]) for parts in own for part in parts)
     with MappedWriter(path, group.spec, most_rows + most_left, most_rows, durable=False) as writer:
@@ -115,7 +115,12 @@ def replaced(files: Sequence[RowsFile], merged: Sequence[RowsFile], by: RowsFile
     return None
 
 
-def _concerns(part: Part, spec: GroupSpec) -> bool:
+def concerns(part: Part, spec: GroupSpec) -> bool:
+    """Whether a part holds rows of a group's tables.
+
+    Raises:
+        CheckpointError: it does, with other columns.
+    """
     own = {table.name for table in spec.tables}
     if own.isdisjoint(part.tables):
         return False

@@ -9,25 +9,28 @@ Whoever serves reads ``current.json``, maps what it names, and has one version w
 
 from __future__ import annotations
 
-import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from girih.checkpoint.manifest import Count, Crc
 from girih.config import build
+from girih.data.normalization import NormalizationStats
 from girih.errors import CheckpointError, MissingFileError
+from girih.models.needs import check_needs
 from girih.publishing.manifest import SegmentManifest, VersionFacts
 from girih.runs.files import write_whole
+from girih.runs.sealed import check_inside, open_file, read_sealed, refusing, seal
 from girih.schema import Schema
 from girih.sparse.groups.pack import Group
 from girih.sparse.groups.served import served_groups
 from girih.store.mapped import MappedFile, Stack, Written
-from girih.training.recipe import train_options
+from girih.training.recipe import check_recipe, train_options
 
 CURRENT = "current.json"
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +38,10 @@ class RowsFile:
     """A file of rows, and its facts."""
 
     name: str
-    bytes: int
-    crc32: int
-    rows: int
-    buried: int
+    bytes: Count
+    crc32: Crc
+    rows: Count
+    buried: Count
 
     @property
     def keys(self) -> int:
@@ -67,10 +70,10 @@ class Followed(VersionFacts):
     """
 
     log: str
-    newest: int
+    newest: Count
     rows: tuple[tuple[RowsFile, ...], ...]
     dense: str
-    dense_crc32: int
+    dense_crc32: Crc
     format: int = _FORMAT
 
     @classmethod
@@ -92,7 +95,7 @@ class Followed(VersionFacts):
 
     def groups(self) -> tuple[Group, ...]:
         """The groups in which its rows are served."""
-        return groups_of(self.schema, self.needs, self.recipe, self.log)
+        return check_version(self, self.log)
 
     def stacks(self, directory: Path, *, verify: bool = False) -> list[Stack]:
         """Its rows, mapped.
@@ -115,18 +118,15 @@ class Followed(VersionFacts):
             MissingFileError: it is gone. CheckpointError: damaged.
         """
         path = directory / self.dense
-        try:
-            content = path.read_bytes()
-        except FileNotFoundError:
-            raise MissingFileError(f"{path}: no such file") from None
+        with open_file(path, directory) as file:
+            content = file.read()
         if zlib.crc32(content) != self.dense_crc32:
             raise CheckpointError(f"{path}: damaged: its checksum differs")
         return content
 
     def write(self, directory: Path) -> None:
         """Makes it the current one."""
-        text = json.dumps(asdict(self))
-        write_whole(directory / CURRENT, json.dumps({"crc32": zlib.crc32(text.encode()), "content": text}))
+        write_whole(directory / CURRENT, seal(asdict(self)).decode())
 
     @classmethod
     def read(cls, directory: Path) -> Followed | None:
@@ -135,33 +135,31 @@ class Followed(VersionFacts):
         Raises:
             CheckpointError: damaged, or of another format.
         """
-        path = directory / CURRENT
+        path, fix = directory / CURRENT, f"delete {directory} to begin again"
         try:
-            sealed = json.loads(path.read_text(encoding="utf-8"))
-            text = sealed["content"]
-            if zlib.crc32(text.encode()) != sealed["crc32"]:
-                raise ValueError("its checksum differs")
-            found: Followed = build(cls, json.loads(text), str(path))
-            if found.format != _FORMAT:
-                raise ValueError(f"format {found.format}, expected {_FORMAT}")
-            return found
-        except FileNotFoundError:
+            content = read_sealed(path, _FORMAT, fix)
+        except MissingFileError:
             return None
-        except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-            raise CheckpointError(f"{path}: damaged ({error}); delete {directory} to begin anew") from None
+        with refusing(path, fix):
+            found: Followed = build(cls, content, "")
+            for name in found.files:
+                check_inside(name)
+            found.groups()
+        return found
 
 
-def groups_of(
-    schema: Mapping[str, Any], needs: Mapping[str, Sequence[str]], recipe: Mapping[str, Any], where: str
-) -> tuple[Group, ...]:
-    """The groups in which rows of a log are served.
+def check_version(version: VersionFacts, where: str) -> tuple[Group, ...]:
+    """The groups in which rows of a version are served, if all that it says of its model can be used.
 
     Raises:
-        CheckpointError: schema or recipe cannot be used.
+        CheckpointError: schema, needs, recipe or normalization cannot be used.
     """
-    try:
-        seed = train_options(recipe.get("train") or {}).seed
-        read = {feature: frozenset(kinds) for feature, kinds in needs.items()}
-        return served_groups(Schema.from_dict(schema, where), read, seed)
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{where}: its schema or recipe cannot be used: {error}") from None
+    with refusing(where, "publish again", what="its schema, needs, recipe or normalization cannot be used"):
+        schema = Schema.from_dict(version.schema, "schema")
+        if schema.fingerprint() != version.fingerprint:
+            raise ValueError(f"fingerprint {version.fingerprint} of a schema that has {schema.fingerprint()}")
+        check_recipe(version.recipe)
+        if version.normalization is not None:
+            NormalizationStats.from_dict(version.normalization, schema)
+        seed = train_options(version.recipe["train"]).seed
+        return served_groups(schema, check_needs(version.needs, schema, "its needs"), seed)

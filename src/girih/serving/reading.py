@@ -36,7 +36,7 @@ from girih.kernels.buffers import Buffers
 from girih.schema import Categorical, Numeric, Schema
 from girih.serving.plain import MOST_IDS, PlainReader
 from girih.serving.protocol import Request
-from girih.serving.signature import LENGTHS
+from girih.serving.signature import LENGTHS, inputs_of
 from girih.serving.tensors import Tensor, datatype_of
 
 MOST_BYTES = 256 << 20
@@ -67,6 +67,7 @@ class RequestReader:
     def __init__(self, schema: Schema, most_examples: int) -> None:
         self._schema, self._most = schema, most_examples
         self._columns = columns_of(schema)
+        self._ids = {column.name for column in inputs_of(schema) if column.kind == "ids"}
         self._known = {*self._columns, *(name + LENGTHS for name in self._columns)}
         listed = (f for f in schema.sparse if not isinstance(f, Categorical) or f.weights)
         self._lists = {name for feature in listed for name in _sources(feature)}
@@ -130,6 +131,8 @@ class RequestReader:
             tensor = tensors.get(name)
             if tensor is None:
                 raise DataError(f"input {name!r} is missing; expected {', '.join(self._columns)}")
+            if tensor.datatype == "BOOL" and name in self._ids:
+                raise DataError(f"input {name!r}: BOOL; expected ids, which are integers or strings")
             if len(tensor.shape) == 2 and tensor.shape[0] > self._most:  # before anything is made of so many
                 raise TooLarge(
                     f"{tensor.shape[0]:,} examples in one request; expected at most {self._most:,}: send several requests"

@@ -17,22 +17,23 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.torch import load as parse
 from torch import Tensor, nn
 
+from girih.checkpoint.trees import check_dtypes, tensors_in
 from girih.data import Batch, NormalizationStats
 from girih.dense.spec import DenseSpec
-from girih.errors import CheckpointError, ConfigError, MissingFileError
+from girih.errors import CheckpointError
 from girih.kernels.cpu import ahead
 from girih.models.loss import probabilities
+from girih.models.needs import check_needs, check_same_needs
 from girih.models.zoo import from_recipe
+from girih.runs.sealed import open_file, refusing
 from girih.runs.stats import Stats
 from girih.schema import Schema
 from girih.serving.dense_graph import net_of
 from girih.serving.files import check_file
 from girih.serving.net import ServedNet
-from girih.serving.signature import Signature
+from girih.serving.signature import AGAIN, NAME, Signature, inputs_of, outputs_of
 from girih.sparse.groups.pack import Group
 from girih.sparse.groups.served import served_groups
 from girih.sparse.halves.mapped import MappedSparse
@@ -142,42 +143,38 @@ def open_served(directory: Path, *, verify: bool = True) -> tuple[Signature, Ser
     """
     signature = Signature.read(directory)
     ahead.make_ready(ahead.serving())
-    try:
+    with refusing(directory / NAME, AGAIN):
         schema = Schema.from_dict(signature.schema, str(directory))
+        described = schema.fingerprint(), inputs_of(schema), outputs_of(schema)
+        if described != (signature.fingerprint, signature.inputs, signature.outputs):
+            raise ValueError("its fingerprint, inputs or outputs are not those of its schema")
         normalization = NormalizationStats.empty(schema)
         if signature.normalization is not None:
             normalization = NormalizationStats.from_dict(signature.normalization, schema)
         options = replace(train_options(signature.recipe["train"]), device="cpu")
-        needs = {name: frozenset(kinds) for name, kinds in signature.needs.items()}
-        groups = served_groups(schema, needs, options.seed)
-        module = _module(directory, signature, schema, groups, verify=verify)
-    except (ConfigError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"{directory}: its signature is damaged: {error}; export the model again"
-        ) from None
-    found = [list(rows.tables) for rows in signature.rows]
-    if found != [[table.name for table in group.spec.tables] for group in groups]:
-        raise CheckpointError(
-            f"{directory}: its tables {found} are packed otherwise than this girih packs them; export the model again"
-        )
-    stacks = []
-    for group, rows in zip(groups, signature.rows, strict=True):
-        facts = signature.files[rows.file] if verify else None
-        stacks.append(Stack(group.spec, [MappedFile(directory / rows.file, facts)]))
-    # parameters stay such as have gradients: torch multiplies others otherwise, and predictions would differ in their last bits
-    spec = dense_spec(module, schema, options, torch.optim.SGD, Stats())
-    return signature, Served(groups, stacks, spec, normalization, schema, Version(signature.step))
+        groups = served_groups(schema, check_needs(signature.needs, schema, "its needs"), options.seed)
+        found = [list(rows.tables) for rows in signature.rows]
+        if found != [[table.name for table in group.spec.tables] for group in groups]:
+            raise CheckpointError(
+                f"{directory}: its tables {found} are packed otherwise than this girih packs them; {AGAIN}"
+            )
+        for name in signature.dense.files if verify else ():
+            check_file(directory, name, signature.files)
+        module = _module(directory, signature, schema, groups)
+        if signature.recipe["model"] is not None:
+            check_same_needs(module, signature.needs, schema)
+        stacks = []
+        for group, rows in zip(groups, signature.rows, strict=True):
+            facts = signature.files[rows.file] if verify else None
+            stacks.append(Stack(group.spec, [MappedFile(directory / rows.file, facts)]))
+        # parameters stay such as have gradients: torch multiplies others otherwise, and predictions would differ in their last bits
+        spec = dense_spec(module, schema, options, torch.optim.SGD, Stats())
+        return signature, Served(groups, stacks, spec, normalization, schema, Version(signature.step))
 
 
-def _module(
-    directory: Path, signature: Signature, schema: Schema, groups: Sequence[Group], *, verify: bool
-) -> nn.Module:
+def _module(directory: Path, signature: Signature, schema: Schema, groups: Sequence[Group]) -> nn.Module:
     """The net with its parameters: made from the recipe, or from the operators of a user's class."""
-
-    def checked(name: str) -> Path:
-        return check_file(directory, name, signature.files) if verify else directory / name
-
-    parameters = parameters_in(checked(signature.dense.parameters))
+    parameters = parameters_in(directory / signature.dense.parameters)
     described, program = signature.recipe["model"], signature.dense.program
     if described is not None:
         return filled(from_recipe(described, schema, parameters, directory), parameters, directory)
@@ -185,8 +182,9 @@ def _module(
         raise CheckpointError(
             f"{directory}: neither a recipe nor a program of its net; export the model again"
         )
-    path, example = checked(program), example_for(schema, groups, train=False)
-    return net_of(path.read_bytes(), parameters, example, len(schema.labels.names), path)
+    path, example = directory / program, example_for(schema, groups, train=False)
+    with open_file(path) as file:
+        return net_of(file.read(), parameters, example, len(schema.labels.names), path)
 
 
 def parameters_in(path: Path) -> dict[str, Tensor]:
@@ -195,12 +193,8 @@ def parameters_in(path: Path) -> dict[str, Tensor]:
     Raises:
         MissingFileError: it is gone. CheckpointError: damaged.
     """
-    try:
-        return parse(path.read_bytes())
-    except FileNotFoundError:
-        raise MissingFileError(f"{path}: no such file; export the model again") from None
-    except SafetensorError as error:
-        raise CheckpointError(f"{path}: damaged: {error}; export the model again") from None
+    with open_file(path, path.parent, AGAIN) as file:
+        return tensors_in(file.read(), str(path))
 
 
 def filled(module: nn.Module, parameters: Mapping[str, Tensor], where: Any) -> nn.Module:
@@ -209,10 +203,7 @@ def filled(module: nn.Module, parameters: Mapping[str, Tensor], where: Any) -> n
     Raises:
         CheckpointError: they are another model's.
     """
-    try:
+    with refusing(where, AGAIN, what="parameters of another model"):
+        check_dtypes(parameters, module.state_dict())
         module.load_state_dict(dict(parameters))
-    except (RuntimeError, KeyError) as error:
-        raise CheckpointError(
-            f"{where}: parameters of another model: {' '.join(str(error).split())}"
-        ) from None
     return module

@@ -5,23 +5,24 @@ It is written last: a directory is whole when it is there. A checksum of all els
 
 from __future__ import annotations
 
-import json
-import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from girih.checkpoint.manifest import Count
 from girih.config import build
 from girih.data.given import columns_of
-from girih.errors import CheckpointError, ConfigError, MissingFileError
+from girih.errors import ConfigError, MissingFileError
 from girih.runs.files import write_whole
+from girih.runs.sealed import check_inside, read_sealed, refusing, seal
 from girih.schema import Categorical, Numeric, Schema, Sequence
+from girih.store.mapped import Written
 from girih.version import __version__
 
 NAME = "signature.json"
 FORMAT = 2
-CHECKSUM = "crc32"
+AGAIN = "export the model again"
 LENGTHS = ".lengths"
 """Behind the name of an input: the tensor that says how many values each example has of it."""
 PREDICTION = "prediction"
@@ -62,7 +63,7 @@ class Rows:
 
     file: str
     tables: tuple[str, ...]
-    num_rows: int
+    num_rows: Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +81,11 @@ class Dense:
     program: str | None
     onnx: str | None
     inputs: tuple[Mapping[str, Any], ...]
+
+    @property
+    def files(self) -> list[str]:
+        """The names of all of them."""
+        return [name for name in asdict(self).values() if isinstance(name, str)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +105,7 @@ class Signature:
     """
 
     name: str
-    step: int
+    step: Count
     final: bool
     inputs: tuple[Input, ...]
     outputs: tuple[Output, ...]
@@ -117,8 +123,7 @@ class Signature:
 
     def write(self, directory: Path) -> None:
         """Writes it whole."""
-        text = json.dumps(asdict(self), indent=1)
-        write_whole(directory / NAME, f'{{\n "{CHECKSUM}": {zlib.crc32(text.encode())},{text[1:]}\n')
+        write_whole(directory / NAME, seal(asdict(self), indent=1).decode())
 
     @classmethod
     def read(cls, directory: Path) -> Signature:
@@ -129,28 +134,25 @@ class Signature:
         """
         file = directory / NAME
         try:
-            content = json.loads(file.read_text(encoding="utf-8"))
-        except (FileNotFoundError, NotADirectoryError):
+            content = read_sealed(file, FORMAT, AGAIN)
+        except MissingFileError:
             raise MissingFileError(f"{directory}: no {NAME}, so this is not a whole exported model") from None
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{file}: damaged ({error}); export the model again") from None
-        try:
-            if content["format"] != FORMAT:
-                raise CheckpointError(
-                    f"{file}: format {content['format']}, which girih {content['girih']} wrote; this girih reads format {FORMAT}:"
-                    " export the model again"
-                )
-            checksum = content.pop(CHECKSUM)
-            if zlib.crc32(json.dumps(content, indent=1).encode()) != checksum:
-                raise ValueError("its checksum differs")
-            found: Signature = build(cls, content, str(file))
-        except CheckpointError:
-            raise
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(
-                f"{file}: damaged ({type(error).__name__}: {error}); export the model again"
-            ) from None
-        return found
+        with refusing(file, AGAIN):
+            signature: Signature = build(cls, content, "")
+            signature._check_files()
+        return signature
+
+    def _check_files(self) -> None:
+        """Refuses files that lie elsewhere, are not used, or have no facts."""
+        used = [*self.dense.files, *(rows.file for rows in self.rows)]
+        if sorted(used) != sorted(self.files):
+            raise ValueError(f"it lists files {sorted(self.files)}, and uses {sorted(used)}")
+        for name in used:
+            check_inside(name)
+        for rows in self.rows:
+            facts: Written = build(Written, self.files[rows.file], f"file {rows.file!r}")
+            if facts.rows != rows.num_rows:
+                raise ValueError(f"{rows.num_rows} rows, of which {rows.file} has {facts.rows}")
 
 
 def check_name(name: str) -> None:

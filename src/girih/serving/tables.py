@@ -44,7 +44,7 @@ def table_chunks(place: Storage, manifest: Manifest, table: str) -> Iterator[Tab
     reader = PartReader(place, manifest.shards)
     for name in sorted(name for name, facts in manifest.shards.items() if table in facts["tables"]):
         file = reader.open(name)
-        file.check_columns(COLUMNS)
+        file.verify(COLUMNS)
         names = [each["name"] for each in file.description["tables"]]
         number, dtype = names.index(table), file.description["dtype"]
         for chunk in file.chunks():

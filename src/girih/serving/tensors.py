@@ -202,7 +202,7 @@ def _num_values(name: str, shape: Sequence[int]) -> int:
     count = 1
     for size in shape:
         count *= size
-    if count > np.iinfo(np.int32).max:
+    if max(count, *shape) > np.iinfo(np.int32).max:
         raise DataError(f"input {name!r}: a shape of {list(shape)} has too many values; send fewer")
     return count
 

@@ -12,15 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load as parse
-from torch import Tensor, nn
+from torch import Tensor
 
 from girih import models
+from girih.checkpoint.trees import tensors_in
 from girih.data import NormalizationStats
-from girih.errors import CheckpointError, ConfigError, GirihError, MissingFileError
+from girih.errors import CheckpointError, ConfigError, MissingFileError
 from girih.kernels.cpu import ahead
+from girih.models.needs import check_same_needs
 from girih.models.zoo import from_recipe
+from girih.runs.sealed import reason_of, refusing
 from girih.runs.stats import Stats
 from girih.schema import Schema
 from girih.serving.followed import CURRENT, Followed
@@ -84,7 +85,11 @@ class Watched:
         mark = self._mark()
         if mark == self._seen:
             return False
-        self.followed, self.served = self._patiently(self._next)
+        try:
+            self.followed, self.served = self._patiently(self._next)
+        except CheckpointError:
+            self._seen = mark  # it stays as it is
+            raise
         self._seen = mark
         return True
 
@@ -102,46 +107,46 @@ class Watched:
 
     def _opened(self, followed: Followed) -> Served:
         """The first version, of which all is made."""
-        schema = Schema.from_dict(followed.schema, followed.log)
-        options = replace(train_options(followed.recipe["train"]), device="cpu")
-        module = self._module(followed, schema)
-        # parameters stay such as have gradients: see :func:`girih.serving.served.open_served`
-        spec = dense_spec(
-            filled(module, self._parameters(followed), followed.log),
-            schema,
-            options,
-            torch.optim.SGD,
-            Stats(),
-        )
-        groups = followed.groups()
-        stacks = [
-            Stack(group.spec, files) for group, files in zip(groups, self._mapped(followed), strict=True)
-        ]
-        return Served(groups, stacks, spec, _normalization(followed, schema), schema, _version(followed))
-
-    def _module(self, followed: Followed, schema: Schema) -> nn.Module:
-        """The net: the user's class that an argument names, else one of girih's."""
-        described = followed.recipe.get("model")
-        if self._class is not None:
-            with torch.random.fork_rng(devices=[]):
-                return models.create(self._class, schema, followed.recipe.get("options"), "--model")
-        if described is None:
+        described = followed.recipe["model"]
+        if described is None and self._class is None:
             raise ConfigError(
                 f"{followed.log}: its model is of a class of yours; give --model file.py:Class, or export the run and serve that"
             )
-        return from_recipe(described, schema, self._parameters(followed), followed.log)
+        with self._refusing():
+            schema = Schema.from_dict(followed.schema, followed.log)
+            options = replace(train_options(followed.recipe["train"]), device="cpu")
+            parameters = self._parameters(followed)
+            module = None if self._class else from_recipe(described, schema, parameters, followed.log)
+        if module is None:
+            with torch.random.fork_rng(devices=[]):
+                module = models.create(str(self._class), schema, followed.recipe.get("options"), "--model")
+        with self._refusing():
+            if self._class is None:
+                check_same_needs(module, followed.needs, schema)
+            # parameters stay such as have gradients: see :func:`girih.serving.served.open_served`
+            filled(module, parameters, followed.log)
+            spec = dense_spec(module, schema, options, torch.optim.SGD, Stats())
+            groups = followed.groups()
+            stacks = [
+                Stack(group.spec, files) for group, files in zip(groups, self._mapped(followed), strict=True)
+            ]
+            return Served(groups, stacks, spec, _normalization(followed, schema), schema, _version(followed))
 
     def _next(self, followed: Followed) -> Served:
-        before = self.followed
-        if followed.fingerprint != before.fingerprint or followed.recipe != before.recipe:
+        model, before = ((each.fingerprint, each.recipe, each.needs) for each in (followed, self.followed))
+        if model != before:
             return self._opened(followed)
-        files = self._mapped(followed)
-        if followed.dense == before.dense:
-            return self.served.with_files(files, _version(followed))
-        parameters = self._parameters(followed)
-        return self.served.with_files(
-            files, _version(followed), parameters, _normalization(followed, self.served.schema)
-        )
+        with self._refusing():
+            files = self._mapped(followed)
+            if followed.dense == self.followed.dense:
+                return self.served.with_files(files, _version(followed))
+            parameters = self._parameters(followed)
+            return self.served.with_files(
+                files, _version(followed), parameters, _normalization(followed, self.served.schema)
+            )
+
+    def _refusing(self) -> contextlib.AbstractContextManager[None]:
+        return refusing(self._directory / CURRENT, "wait for another version")
 
     def _mapped(self, followed: Followed) -> list[list[MappedFile]]:
         names = [[file.name for file in files] for files in followed.rows]
@@ -154,10 +159,7 @@ class Watched:
         return [[found[name] for name in each] for each in names]
 
     def _parameters(self, followed: Followed) -> dict[str, Tensor]:
-        try:
-            return parse(followed.parameters(self._directory))
-        except SafetensorError as error:
-            raise CheckpointError(f"{self._directory / followed.dense}: damaged: {error}") from None
+        return tensors_in(followed.parameters(self._directory), str(self._directory / followed.dense))
 
     def _mark(self) -> Any:
         """Says whether the small file is another one: it is replaced, never written to."""
@@ -179,9 +181,9 @@ def watching(watched: Watched, put: Callable[[Served], None]) -> Iterator[None]:
                 if watched.look():
                     put(watched.served)
                 told = ""
-            except (GirihError, OSError) as error:
-                if str(error) != told:
-                    told = str(error)
+            except Exception as error:  # this thread goes on
+                if reason_of(error) != told:
+                    told = reason_of(error)
                     _LOG.warning("stays at version %s: %s", watched.served.version, told)
 
     ending = threading.Event()

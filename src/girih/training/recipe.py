@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from girih import config
 from girih.config.train import TrainOptions
+from girih.errors import ConfigError, nearest
+from girih.models.names import NAMES
 
 if TYPE_CHECKING:
     from torch import nn
@@ -32,5 +34,21 @@ def train_options(kept: Mapping[str, Any]) -> TrainOptions:
     Raises:
         ConfigError: an option that there is not.
     """
+    for name in config.build(Mapping[str, Any], kept, "recipe"):
+        if name not in _KEPT:
+            raise ConfigError(f"recipe: unknown option {name!r}{nearest(name, _KEPT)}")
     built: TrainOptions = config.build(TrainOptions, kept, "recipe")
     return built
+
+
+def check_recipe(tree: Mapping[str, Any]) -> None:
+    """Checks a recipe without making its model, for processes without torch.
+
+    Raises:
+        ConfigError: an unknown model or option, or a value of another type. KeyError: it lacks something.
+    """
+    train_options(tree["train"])
+    model = config.build(Mapping[str, Any] | None, tree["model"], "recipe")
+    if model is not None:
+        config.build(Literal[NAMES], model["name"], "recipe: model")
+        config.build(Mapping[str, Any], model["options"], "recipe: options")

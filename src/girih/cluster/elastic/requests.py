@@ -18,9 +18,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from girih.errors import RunDirectoryError
+from girih.config import build, checks
+from girih.config.bounds import Finite
+from girih.errors import MissingFileError, RunDirectoryError
 from girih.runs.files import append_line, write_whole
 from girih.runs.lease import Lease
+from girih.runs.sealed import open_file, parse, refusing
 
 REQUEST, OUTCOMES = "scale.json", "scaled.jsonl"
 
@@ -46,8 +49,7 @@ class Request:
     @property
     def keeper(self) -> Lease | None:
         """The process that has the run while trainers begin anew, when nobody else does; None where it is not known."""
-        lease = (self.begun or {}).get("lease")
-        return None if lease is None else Lease(**lease)
+        return Lease.of((self.begun or {}).get("lease"))
 
 
 def ask(run: Path, counts: Mapping[str, int], why: str = "") -> Request:
@@ -70,12 +72,19 @@ def ask(run: Path, counts: Mapping[str, int], why: str = "") -> Request:
 
 def pending(run: Path) -> Request | None:
     """The request that is to be done, or being done; None where there is none."""
-    try:
-        return Request(**json.loads((run / REQUEST).read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        return None
-    except (ValueError, TypeError) as error:
-        raise RunDirectoryError(f"{run / REQUEST}: damaged ({error}); delete it, and ask again") from None
+    file = run / REQUEST
+    with (
+        contextlib.suppress(MissingFileError),
+        open_file(file, kind=RunDirectoryError) as opened,
+        refusing(file, "delete it, and ask again", RunDirectoryError),
+    ):
+        request: Request = build(Request, parse(opened.read()), "")
+        if request.begun is not None:
+            checks.integer("begun.step", request.begun["step"], 0)
+            build(Finite, request.begun["paused_s"], "begun.paused_s")
+            build(dict[str, int], request.begun["before"], "begun.before")
+        return request
+    return None
 
 
 def begin(
@@ -150,8 +159,8 @@ def _told(run: Path, request: Request, **facts: Any) -> dict[str, Any]:
 
 def _lines(run: Path) -> list[dict[str, Any]]:
     found = []
-    with contextlib.suppress(FileNotFoundError):
-        for line in (run / OUTCOMES).read_text(encoding="utf-8").splitlines():
+    with contextlib.suppress(MissingFileError), open_file(run / OUTCOMES, kind=RunDirectoryError) as file:
+        for line in file:
             with contextlib.suppress(ValueError):  # one that was cut off
-                found.append(json.loads(line))
+                found.append(parse(line))
     return [each for each in found if isinstance(each, dict) and "name" in each]

@@ -51,6 +51,10 @@ AT_ONCE = 64
 """Keys that are asked for together."""
 _SLOT_BYTES = 16
 _SLOTS_AHEAD = 24
+_MOST_PROBES, _MOST_PROBES_SMALL = (
+    64,
+    1 << 20,
+)  # for each slot on average, and beyond that, in a check of an index
 
 if JIT_DISABLED:
 
@@ -136,19 +140,39 @@ def insert(index: I64x2, ids: SealedI64, tables: SealedI32, first: int, taken: U
 
 
 @kernel()
-def first_unsound(index: SealedI64x2, num_rows: int, num_tables: int) -> Any:
-    """The first slot that no reader may follow, or -1; the number of slots where there is no free one."""
-    num_free = 0
-    for slot in range(index.shape[0]):
+def first_unsound(index: SealedI64x2, num_rows: int, num_buried: int, num_tables: int) -> Any:
+    """The first slot that no reader may follow, or that a lookup of its key does not find; -1 if there is none.
+
+    The number of slots if none is free, or if as many keys with rows, or buried, are not there. Lookups take time that grows
+    with the number of slots only: an index that needs far more of it was not made by girih.
+    """
+    num_slots, num_free, num_without = index.shape[0], 0, 0
+    for slot in range(num_slots):
         word = index[slot, 1]
         if word == 0:
             num_free += 1
             continue
         row = (word & ROW_MASK) - 1
         table = word >> ROW_BITS
+        num_without += row == BURIED
         if table < 0 or table >= num_tables or row < 0 or (row >= num_rows and row != BURIED):
-            return slot
-    return np.int64(-1) if num_free > 0 else np.int64(index.shape[0])
+            return np.int64(slot)
+    if num_free == 0 or num_without != num_buried or num_slots - num_free - num_without != num_rows:
+        return np.int64(num_slots)
+    patience = _MOST_PROBES * num_slots + _MOST_PROBES_SMALL
+    for slot in range(num_slots):
+        if index[slot, 1] == 0:
+            continue
+        key_id, table = index[slot, 0], index[slot, 1] >> ROW_BITS
+        place = home_of(key_hash(key_id, table), num_slots)
+        while index[place, 1] != 0 and (index[place, 0] != key_id or index[place, 1] >> ROW_BITS != table):
+            place += 1
+            patience -= 1
+            if place == num_slots:
+                place = np.int64(0)
+        if place != slot or patience < 0:
+            return np.int64(slot)
+    return np.int64(-1)
 
 
 @kernel()

@@ -6,13 +6,17 @@ so that whoever reads it knows rates at once.
 
 from __future__ import annotations
 
-import json
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from girih.config import build
+from girih.config.bounds import Finite
+from girih.errors import UserError
 from girih.runs.live.place import LIVE
+from girih.runs.sealed import open_file, parse, refusing
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +80,14 @@ def read_all(run: Path) -> list[Shown]:
     """All processes that show themselves in a run directory, in the order of their names; a file that is damaged is left out."""
     found = []
     for file in sorted((run / LIVE).glob("*.json")):
-        try:
-            found.append(Shown(**json.loads(file.read_text(encoding="utf-8"))))
-        except (OSError, ValueError, TypeError):
-            continue  # it went meanwhile, or is of another version
+        # it went meanwhile, or is of another version
+        with contextlib.suppress(UserError), open_file(file) as opened, refusing(file, ""):
+            shown: Shown = build(Shown, parse(opened.read()), "")
+            for reading in (shown.now, shown.then):
+                build(
+                    tuple[Finite, Finite, int], [reading[each] for each in ("at_s", "cpu_s", "rss_bytes")], ""
+                )
+                for each in ("counters", "histograms", "live"):
+                    build(Mapping[str, Any], reading["stats"][each], each)
+            found.append(shown)
     return sorted(found, key=lambda each: (each.role, each.index))

@@ -12,7 +12,6 @@ Shapes: C slots, a multiple of 256; n rows, W columns of a row, K rows of a chun
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 import zlib
@@ -23,11 +22,12 @@ from typing import Any
 
 import numpy as np
 
-from girih.errors import CheckpointError, MissingFileError
+from girih.errors import CheckpointError
 from girih.kernels.cpu import mapped
 from girih.kernels.cpu.arrays import sealed
+from girih.runs.sealed import open_file, refusing
 from girih.store.arrays import Floats, Ints, Longs
-from girih.store.snapshot.tensorfile import DTYPES, Tensor, TensorHeader
+from girih.store.snapshot.tensorfile import Described, TensorFile, any_nan
 from girih.store.spec import GroupSpec
 
 KIND = "girih mapped rows"
@@ -35,6 +35,7 @@ VERSION = 1
 INDEX, ROWS = "index", "rows"
 _PIECE = 64 << 20
 _SLOTS_AT_ONCE = 1 << 18
+_FIX = "export the model again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,22 +86,12 @@ class MappedFile:
         self, path: str | os.PathLike[str], facts: Written | Mapping[str, int] | None = None
     ) -> None:
         self.path = Path(path)
-        try:
-            with self.path.open("rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                start = file.read(8)
-                header = TensorHeader(file.read(TensorHeader.length(start, size, str(path))), str(path))
-                memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except FileNotFoundError:
-            raise MissingFileError(f"{path}: no such file of rows") from None
-        except CheckpointError:
-            raise self._damaged("its header cannot be read") from None
-        self.description = self._described(header)
-        if header.size != size:
-            raise self._damaged(f"{size:,} bytes, expected {header.size:,}")
-        declared = {tensor.name: tensor for tensor in header.tensors}
-        self.index = self._tensor(memory, declared, INDEX, header)
-        self.rows = self._tensor(memory, declared, ROWS, header)
+        with open_file(self.path, self.path.parent, "export the model again") as file:
+            found = TensorFile(file, str(path))
+        with refusing(self.path, _FIX):
+            described = Described.of(found.header, KIND, VERSION)
+        self.description = asdict(described) | {"segments": [list(each) for each in described.segments]}
+        self.index, self.rows = (self._tensor(found, name) for name in (INDEX, ROWS))
         width = sum(dim for _, dim in self.description["segments"])
         if self.index.shape[1:] != (2,) or len(self.index) % mapped.BLOCK or not len(self.index):
             raise self._damaged(
@@ -109,7 +100,8 @@ class MappedFile:
         if self.rows.shape[1:] != (width,):
             raise self._damaged(f"rows of {list(self.rows.shape)}, expected [n, {width}]")
         if facts is not None:
-            self._verify(memory, facts if isinstance(facts, Written) else Written(**facts))
+            with refusing(self.path, _FIX):
+                self._verify(found.memory, facts if isinstance(facts, Written) else Written(**facts))
 
     @property
     def num_rows(self) -> int:
@@ -162,44 +154,24 @@ class MappedFile:
                 found = zlib.crc32(data[start : start + _PIECE], found)
         if found != facts.crc32:
             raise self._damaged(f"its checksum is {found}, expected {facts.crc32}")
-        unsound = mapped.first_unsound(sealed(self.index), len(self.rows), len(self.description["tables"]))
-        if unsound >= 0:
-            raise self._damaged(f"slot {unsound:,} of its index leads nowhere")
-
-    def _described(self, header: TensorHeader) -> dict[str, Any]:
-        if header.metadata.get("kind") != KIND:
-            raise CheckpointError(
-                f"{self.path}: not a file of girih's mapped rows; expected what `girih export` wrote"
+        if (self.num_rows, self.num_buried) != (facts.rows, facts.buried):
+            raise self._damaged(
+                f"{self.num_rows} rows and {self.num_buried} buried keys, expected {facts.rows} and {facts.buried}"
             )
-        try:
-            description: dict[str, Any] = json.loads(header.metadata["girih"])
-            if description["version"] != VERSION:
-                raise CheckpointError(
-                    f"{self.path}: format {description['version']}, expected {VERSION}; export the model again with this girih"
-                )
-            numbers = [description["num_buried"], *(dim for _, dim in description["segments"])]
-            if not all(type(number) is int and number >= 0 for number in numbers):
-                raise ValueError("expected counts")
-            if not all(isinstance(name, str) for name in description["tables"]):
-                raise ValueError("expected names of tables")
-        except CheckpointError:
-            raise
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise self._damaged(f"its description cannot be read: {error}") from None
-        return description
+        unsound = mapped.first_unsound(
+            sealed(self.index), self.num_rows, self.num_buried, len(self.description["tables"])
+        )
+        if unsound >= 0:
+            raise self._damaged(f"slot {unsound:,} of its index leads nowhere, or its key is there twice")
+        if any_nan(self.rows, "F32"):
+            raise self._damaged("a row holds NaN")
 
-    def _tensor(
-        self, memory: mmap.mmap, declared: Mapping[str, Tensor], name: str, header: TensorHeader
-    ) -> Any:
+    def _tensor(self, found: TensorFile, name: str) -> Any:
         expected = {INDEX: "I64", ROWS: "F32"}[name]
-        start = header.num_bytes
-        for tensor in header.tensors:
-            if tensor.name == name:
-                if tensor.dtype != expected or len(tensor.shape) != 2:
-                    break
-                return sealed(np.ndarray(tensor.shape, DTYPES[expected], memory, start))
-            start += tensor.num_bytes
-        raise self._damaged(f"no tensor {name!r} of {expected}[·, ·]; it has {sorted(declared)}")
+        for tensor in found.header.tensors:
+            if tensor.name == name and tensor.dtype == expected and len(tensor.shape) == 2:
+                return sealed(found.arrays[name])
+        raise self._damaged(f"no tensor {name!r} of {expected}[·, ·]; it has {sorted(found.arrays)}")
 
     def _damaged(self, what: str) -> CheckpointError:
         return CheckpointError(f"{self.path}: damaged: {what}; export the model again")

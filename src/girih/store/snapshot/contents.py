@@ -12,28 +12,43 @@ import numpy as np
 from numpy.typing import NDArray
 
 from girih.store.arrays import Ints, Longs
-from girih.store.snapshot.columns import value_columns
+from girih.store.route import shard_of
 
-_LARGEST_BITS = {"BF16": 0x7F80, "F16": 0x7C00}  # of a 16-bit float that is no NaN, without its sign
-_BLOCK = 1 << 20
 _ODD = np.int64(0x1E3779B97F4A7C15)
 
 
-def wrong_rows(arrays: Mapping[str, NDArray[Any]], description: Mapping[str, Any]) -> str:
+def wrong_rows(arrays: Mapping[str, NDArray[Any]], description: Mapping[str, Any], *, lists: bool) -> str:
     """Says what none of a store's rows can have, by the columns and description of a file; "" where there is nothing."""
-    limits = {"tables": (0, len(description["tables"]))}
-    if description["linked"]:
-        limits |= {"rows": (0, description["rows_ever"]), "newer": (-1, description["rows_ever"])}
-    for name, (least, above) in limits.items():
-        column = arrays[name]
+    linked = lists and description["linked"]
+    limits = {"rows": 0, "newer": -1} if linked else {}
+    for name, least in limits.items():
+        column, above = arrays[name], description["rows_ever"]
         if column.size and (column.min() < least or column.max() >= above):
             return f"column {name!r} leads out of [{least}, {above})"
-    if _any_twice(arrays["ids"], arrays["tables"]):
+    wrong = wrong_keys(arrays["ids"], arrays["tables"], description)
+    return wrong or (_wrong_lists(arrays, description) if linked else "")
+
+
+def wrong_keys(ids: Longs, tables: Ints, shard: Mapping[str, Any]) -> str:
+    """Says what no keys of a shard can be, int64[n] and int32[n]; "" if nothing is wrong.
+
+    Args:
+        shard: its ``tables``, ``shard`` and ``num_shards``.
+    """
+    if wrong := wrong_tables(tables, len(shard["tables"])):
+        return wrong
+    if _any_twice(ids, tables):
         return "it has a key twice"
-    for value in value_columns(description):
-        if _any_nan(arrays[value.name], value.tag):
-            return f"column {value.name!r} holds NaN"
-    return _wrong_lists(arrays, description) if description["linked"] else ""
+    if (shard_of(ids, tables, shard["num_shards"]) != shard["shard"]).any():
+        return f"it has a key of another shard than {shard['shard']}"
+    return ""
+
+
+def wrong_tables(tables: Ints, num_tables: int) -> str:
+    """Says which numbers of tables no rows can have, int32[n]; "" if nothing is wrong."""
+    if not tables.size or 0 <= tables.min() <= tables.max() < num_tables:
+        return ""
+    return f"column 'tables' leads out of [0, {num_tables})"
 
 
 def _any_twice(ids: Longs, tables: Ints) -> bool:
@@ -44,14 +59,6 @@ def _any_twice(ids: Longs, tables: Ints) -> bool:
     order = np.lexsort((ids, tables))
     ids, tables = ids[order], tables[order]
     return bool(((ids[1:] == ids[:-1]) & (tables[1:] == tables[:-1])).any())
-
-
-def _any_nan(column: NDArray[Any], tag: str) -> bool:
-    if tag not in _LARGEST_BITS:
-        return bool(column.size and np.isnan(column.min()))
-    bits = column.reshape(-1)
-    blocks = (bits[start : start + _BLOCK] for start in range(0, len(bits), _BLOCK))
-    return any((block & 0x7FFF).max() > _LARGEST_BITS[tag] for block in blocks)
 
 
 def _wrong_lists(arrays: Mapping[str, NDArray[Any]], description: Mapping[str, Any]) -> str:

@@ -9,8 +9,6 @@ Shapes: n rows of the snapshot, K rows of a chunk.
 from __future__ import annotations
 
 import json
-import mmap
-import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import IO, Any, Protocol
@@ -21,15 +19,25 @@ from numpy.typing import NDArray
 from girih.config import checks
 from girih.errors import CheckpointError
 from girih.kernels.cpu import layout
+from girih.runs.sealed import parse, refusing
 from girih.store.rows.record import FORMAT_VERSION
 from girih.store.snapshot.columns import Chunk, columns_of, counts_seconds
-from girih.store.snapshot.contents import wrong_rows
+from girih.store.snapshot.contents import wrong_rows, wrong_tables
 from girih.store.snapshot.sinks import Sink
-from girih.store.snapshot.tensorfile import DTYPES, HEADER, Tensor, TensorHeader, TensorWriter, damaged
+from girih.store.snapshot.tensorfile import (
+    HEADER,
+    Tensor,
+    TensorFile,
+    TensorHeader,
+    TensorWriter,
+    any_nan,
+    damaged,
+)
 
 _CHUNK_BYTES = 8 << 20
 _LEAST_CHUNK = 1 << 10
 _KIND = "girih shard"
+_FIX = "use another checkpoint"
 _MOST_ROWS = (1 << 31) - 1
 _FEW_ROWS = 1 << 22  # row numbers below which lists are kept in any file
 
@@ -51,22 +59,18 @@ class SnapshotFile:
     def __init__(self, file: IO[bytes], where: str, checksums: Mapping[str, int] | None = None) -> None:
         self.where = where
         self._checksums, self._is_verified = checksums, False
-        size = os.fstat(file.fileno()).st_size
-        start = file.read(8)
-        text = file.read(TensorHeader.length(start, size, where))
-        header = TensorHeader(text, where)
-        if header.size != size:
-            raise damaged(where, f"{size:,} bytes, expected {header.size:,}")
-        if checksums is not None and checksums.get(HEADER) != zlib.crc32(start + text):
+        found = TensorFile(file, where)
+        header, self._arrays = found.header, found.arrays
+        if checksums is not None and checksums.get(HEADER) != found.header_crc32:
             raise damaged(where, "its header differs, or it is of another checkpoint")
         self.description = describe_header(header, where)
         self.num_rows = int(self.description["num_rows"])
         self._columns = columns_of(self.description)
         declared = {tensor.name: tensor for tensor in header.tensors}
         for expected in (column.tensor(self.num_rows) for column in self._columns):
-            found = declared.get(expected.name)
-            if found != expected:
-                what = "missing" if found is None else f"{found.dtype}{list(found.shape)}"
+            tensor = declared.get(expected.name)
+            if tensor != expected:
+                what = "missing" if tensor is None else f"{tensor.dtype}{list(tensor.shape)}"
                 raise damaged(
                     where,
                     f"column {expected.name!r} is {what}, expected {expected.dtype}{list(expected.shape)}",
@@ -74,40 +78,43 @@ class SnapshotFile:
         if self.description[
             "linked"
         ]:  # memory for lists grows with the largest row number: let the file bound it
-            self.description["linked"] = self.description["rows_ever"] <= max(size, _FEW_ROWS)
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self._arrays: dict[str, NDArray[Any]] = {}
-        position = header.num_bytes
-        for name, dtype, shape in header.tensors:
-            try:
-                self._arrays[name] = np.ndarray(shape, DTYPES[dtype], mapped, position)
-            except (ValueError, OverflowError) as error:
-                raise damaged(where, f"tensor {name!r}: {error}") from None
-            position += self._arrays[name].nbytes
+            self.description["linked"] = self.description["rows_ever"] <= max(header.size, _FEW_ROWS)
 
-    def verify(self) -> None:
-        """Reads the file, compares checksums and checks what rows say; later calls return at once.
+    def verify(self, columns: Iterable[str] | None = None) -> None:
+        """Reads the file, compares checksums and checks the rows; later calls return at once.
+
+        Args:
+            columns: reads only these, with ids and tables among them, and checks no lists.
 
         Raises:
             CheckpointError: damaged, NaN, a key twice, or a table, number or neighbour that no row can have.
         """
         if self._is_verified:
             return
-        self.check_columns(self._arrays)
-        if wrong := wrong_rows(self._arrays, self.description):
+        self.check_columns(self._arrays if columns is None else columns)
+        with refusing(self.where, _FIX):  # memory may run out
+            wrong = wrong_rows(self._arrays, self.description, lists=columns is None)
+        if wrong:
             raise damaged(self.where, wrong)
-        self._is_verified = True
+        self._is_verified = columns is None
 
     def check_columns(self, names: Iterable[str]) -> None:
-        """Reads some columns and compares their checksums; not what rows say.
+        """Reads some columns, compares their checksums, and checks each value by itself.
 
         Raises:
-            CheckpointError: damaged. KeyError: there is no such column.
+            CheckpointError: damaged, NaN, or a table that no row can have. KeyError: there is no such column.
         """
-        for name in names if self._checksums is not None else ():
-            crc, expected = zlib.crc32(self._arrays[name].data), (self._checksums or {}).get(name, "none")
-            if crc != expected:
-                raise damaged(self.where, f"tensor {name!r} has checksum {crc}, expected {expected}")
+        tags = {column.name: column.tag for column in self._columns}
+        for name in names:
+            column = self._arrays[name]
+            if self._checksums is not None:
+                crc, expected = zlib.crc32(column.data), self._checksums.get(name, "none")
+                if crc != expected:
+                    raise damaged(self.where, f"tensor {name!r} has checksum {crc}, expected {expected}")
+            if any_nan(column, tags.get(name, "")):
+                raise damaged(self.where, f"column {name!r} holds NaN")
+            if name == "tables" and (wrong := wrong_tables(column, len(self.description["tables"]))):
+                raise damaged(self.where, wrong)
 
     def bloom(self, table: str) -> NDArray[np.uint8] | None:
         """A table's Bloom cells of this shard, or None where it has none."""
@@ -154,19 +161,14 @@ def describe_header(header: TensorHeader, where: str) -> dict[str, Any]:
     """
     if header.metadata.get("kind") != _KIND:
         raise CheckpointError(f"{where}: not a shard of girih; expected a file of a checkpoint's tables")
-    try:
-        description: dict[str, Any] = json.loads(header.metadata["girih"])
+    with refusing(where, _FIX, what="damaged: its description is not that of a shard"):
+        description: dict[str, Any] = parse(header.metadata["girih"])
         if description["version"] != FORMAT_VERSION:
             raise CheckpointError(
                 f"{where}: format {description['version']}, expected {FORMAT_VERSION}; update girih"
             )
         _check(description)
         columns_of(description)
-    except CheckpointError:
-        raise
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        told = f"{type(error).__name__}: {error}"
-        raise damaged(where, f"its description is not that of a shard ({told})") from None
     return description
 
 

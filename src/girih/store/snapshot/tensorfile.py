@@ -12,29 +12,42 @@ from __future__ import annotations
 import errno
 import itertools
 import json
+import math
+import mmap
+import os
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import IO, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from girih.config import build
+from girih.config.bounds import Bounds
 from girih.errors import CheckpointError, StorageFullError
+from girih.runs.sealed import parse, refusing
 from girih.store.snapshot.sinks import Sink
 
 HEADER = ""
 """The header's name among the checksums."""
 
 DTYPES: dict[str, np.dtype[Any]] = {
-    "I64": np.dtype(np.int64),
-    "I32": np.dtype(np.int32),
-    "F32": np.dtype(np.float32),
-    "BF16": np.dtype(np.uint16),
-    "F16": np.dtype(np.uint16),
-    "U8": np.dtype(np.uint8),
-}
+    "I64": np.dtype("i8"), "I32": np.dtype("i4"), "I16": np.dtype("i2"), "I8": np.dtype("i1"), "BOOL": np.dtype("u1"),
+    "U64": np.dtype("u8"), "U32": np.dtype("u4"), "U16": np.dtype("u2"), "U8": np.dtype("u1"), "C64": np.dtype("c8"),
+    "F64": np.dtype("f8"), "F32": np.dtype("f4"), "F16": np.dtype("u2"), "BF16": np.dtype("u2"),
+    "F8_E4M3": np.dtype("u1"), "F8_E5M2": np.dtype("u1"),
+}  # fmt: skip
+_LARGEST_BITS = {"BF16": 0x7F80, "F16": 0x7C00, "F8_E4M3": 0x7E, "F8_E5M2": 0x7C}
+"""Bits of infinity, or of the largest number, in floats of 8 and 16 bits; the sign bit is clear. Larger ones are NaN."""
+_BLOCK = 1 << 20
 _LARGEST_HEADER = 100_000_000  # the limit of the safetensors library
+_MOST_DIMS, _MOST_BYTES = 8, (1 << 62) - 1
+
+
+_FIX = "use another checkpoint"
+_Size = Annotated[int, Bounds(0, (1 << 63) - 1)]
 
 
 class Tensor(NamedTuple):
@@ -47,7 +60,7 @@ class Tensor(NamedTuple):
     @property
     def num_bytes(self) -> int:
         """Its size."""
-        return DTYPES[self.dtype].itemsize * int(np.prod(self.shape, dtype=np.int64))
+        return DTYPES[self.dtype].itemsize * math.prod(self.shape)
 
 
 class TensorWriter:
@@ -69,7 +82,7 @@ class TensorWriter:
         self._sink, self._where = sink, where
         # Widest first, so that every tensor is aligned to its own size.
         tensors = sorted(tensors, key=lambda t: (-DTYPES[t.dtype].itemsize, t.name))
-        bounds = np.cumsum([0, *(t.num_bytes for t in tensors)]).tolist()
+        bounds = list(itertools.accumulate((t.num_bytes for t in tensors), initial=0))
         content: dict[str, Any] = {"__metadata__": dict(metadata)}
         for tensor, offsets in zip(tensors, itertools.pairwise(bounds), strict=True):
             content[tensor.name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": offsets}
@@ -131,20 +144,23 @@ class TensorHeader:
         self.num_bytes = self.size = 8 + len(text)
         self.metadata: dict[str, str] = {}
         self.tensors: list[Tensor] = []
-        try:
-            content = json.loads(text)
-            self.metadata = dict(content.pop("__metadata__", {}))
-            for name, entry in sorted(content.items(), key=lambda item: item[1]["data_offsets"]):
-                tensor = Tensor(name, entry["dtype"], tuple(entry["shape"]))
-                first, last = entry["data_offsets"]
-                if not all(type(n) is int and n >= 0 for n in (first, last, *tensor.shape)):
-                    raise ValueError(f"tensor {name!r} has a size that is no count")
-                if self.num_bytes + first != self.size or last - first != tensor.num_bytes:
+        with refusing(where, _FIX, what="damaged: its header cannot be read"):
+            content = parse(text)
+            self.metadata = build(dict[str, str], content.pop("__metadata__", {}), "metadata")
+            entries = {name: build(_Entry, entry, f"tensor {name!r}") for name, entry in content.items()}
+            for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
+                tensor = Tensor(name, entry.dtype, entry.shape)
+                first, last = (self.num_bytes + offset for offset in entry.data_offsets)
+                if first != self.size or last - first != tensor.num_bytes:
                     raise ValueError(f"tensor {name!r} does not lie where it should")
-                self.size = self.num_bytes + last
+                item_bytes = DTYPES[tensor.dtype].itemsize
+                span = item_bytes * math.prod(size for size in tensor.shape if size)  # which numpy multiplies
+                if first % item_bytes or len(tensor.shape) > _MOST_DIMS or span > _MOST_BYTES:
+                    raise ValueError(
+                        f"tensor {name!r} of {list(tensor.shape)} at byte {first} cannot be mapped"
+                    )
+                self.size = last
                 self.tensors.append(tensor)
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
-            raise damaged(where, f"its header cannot be read: {error}") from None
 
     @staticmethod
     def length(start: bytes, size: int, where: str) -> int:
@@ -155,9 +171,111 @@ class TensorHeader:
         return length
 
 
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    dtype: str
+    shape: tuple[_Size, ...]
+    data_offsets: tuple[_Size, _Size]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Described:
+    """The description in the metadata ``girih`` of files of rows, except those of checkpoints.
+
+    Attributes:
+        tables: names by number. segments: the name and dim of each. num_buried, dtype, shard, num_shards: see the formats.
+    """
+
+    version: int
+    group: str
+    tables: list[str]
+    segments: list[tuple[str, _Size]]
+    num_buried: _Size = 0
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    shard: _Size = 0
+    num_shards: Annotated[int, Bounds(1, (1 << 31) - 1)] = 1
+
+    @classmethod
+    def of(cls, header: TensorHeader, kind: str, version: int) -> Described:
+        """The description in a header.
+
+        Raises:
+            ValueError: of another kind or version, or damaged.
+        """
+        if header.metadata.get("kind") != kind:
+            raise ValueError(f"it is no {kind}")
+        found: Described = build(cls, parse(header.metadata["girih"]), "its description")
+        if found.version != version:
+            raise ValueError(f"format {found.version}, expected {version}; update girih")
+        if len(set(found.tables)) != len(found.tables):
+            raise ValueError(f"a table is there twice: {found.tables}")
+        return found
+
+
+class TensorFile:
+    """A file of tensors, mapped into memory.
+
+    Args:
+        file: may be closed afterwards. where: its name in errors.
+
+    Attributes:
+        header: what the file says of itself. header_crc32: the checksum of its bytes.
+        memory: the file. arrays: its tensors by name, read only.
+
+    Raises:
+        CheckpointError: damaged.
+    """
+
+    def __init__(self, file: IO[bytes], where: str) -> None:
+        size = os.fstat(file.fileno()).st_size
+        start = file.read(8)
+        text = file.read(TensorHeader.length(start, size, where))
+        self.header = TensorHeader(text, where)
+        if self.header.size != size:
+            raise damaged(where, f"{size:,} bytes, expected {self.header.size:,}")
+        self.header_crc32 = zlib.crc32(start + text)
+        with refusing(where, _FIX):
+            self.memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            self.arrays: dict[str, NDArray[Any]] = {}
+            position = self.header.num_bytes
+            for name, dtype, shape in self.header.tensors:
+                self.arrays[name] = np.ndarray(shape, DTYPES[dtype], self.memory, position)
+                position += self.arrays[name].nbytes
+
+
+def check_tensors(content: bytes, where: str, fix: str = _FIX) -> list[Tensor]:
+    """Checks a whole safetensors file, of parameters and the like; returns its tensors without their values, by name.
+
+    Args:
+        fix: the advice if a tensor holds NaN.
+
+    Raises:
+        CheckpointError: its header or its size is damaged, or a tensor holds NaN; names the tensor.
+    """
+    header = TensorHeader(content[8 : 8 + TensorHeader.length(content[:8], len(content), where)], where)
+    if header.size != len(content):
+        raise damaged(where, f"{len(content):,} bytes, expected {header.size:,}")
+    position = header.num_bytes
+    for tensor in header.tensors:
+        count = math.prod(tensor.shape)
+        if any_nan(np.frombuffer(content, DTYPES[tensor.dtype], count, position), tensor.dtype):
+            raise CheckpointError(f"{where}: tensor {tensor.name!r} holds NaN; {fix}")
+        position += tensor.num_bytes
+    return sorted(header.tensors)
+
+
+def any_nan(array: NDArray[Any], dtype: str) -> bool:
+    """Whether a tensor of a dtype, as the format spells it, holds NaN."""
+    if dtype not in _LARGEST_BITS:
+        return bool(array.size and array.dtype.kind in "fc" and np.isnan(array.min()))
+    bits, sign = array.reshape(-1), 1 << 8 * array.itemsize - 1
+    blocks = (bits[start : start + _BLOCK] for start in range(0, len(bits), _BLOCK))
+    return any((block & (sign - 1)).max() > _LARGEST_BITS[dtype] for block in blocks)
+
+
 def damaged(where: str, what: str) -> CheckpointError:
     """The error that says so."""
-    return CheckpointError(f"{where}: damaged: {what}; use another checkpoint")
+    return CheckpointError(f"{where}: damaged: {what}; {_FIX}")
 
 
 def _bytes_of(array: NDArray[Any]) -> memoryview:

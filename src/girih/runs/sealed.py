@@ -1,0 +1,191 @@
+"""Reads files of JSON strictly, seals them with a checksum, and refuses them in one line.
+
+A sealed file is one JSON object. Its first key, ``crc32``, is the CRC-32 of the same object without that key.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import re
+import stat
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from girih.errors import CheckpointError, ConfigError, GirihError, MissingFileError, UserError
+
+CHECKSUM = "crc32"
+_MOST_NESTED = 100
+_LONGEST_REASON = 300
+_BEGINNING = re.compile(rb'\{\s*"crc32": (\d{1,10}), ?')
+
+
+def parse(text: bytes | str) -> Any:
+    """The tree of a JSON text in UTF-8.
+
+    Raises:
+        ValueError: not JSON, a key twice, a number that is not finite, a lone surrogate, or too many levels.
+    """
+    text = text.decode() if isinstance(text, bytes) else text
+    try:
+        tree = json.loads(text, object_pairs_hook=_object, parse_constant=_number, parse_float=_number)
+    except RecursionError:
+        raise ValueError("too many levels of JSON") from None
+    if "\\u" in text:
+        json.dumps(tree, ensure_ascii=False).encode()
+    level = [tree]
+    for _ in range(_MOST_NESTED):
+        level = [each for each in level if isinstance(each, dict | list)]
+        if not level:
+            return tree
+        level = [item for each in level for item in (each.values() if isinstance(each, dict) else each)]
+    raise ValueError(f"more than {_MOST_NESTED} levels of JSON")
+
+
+def seal(tree: Mapping[str, Any], indent: int | None = None) -> bytes:
+    """The content of a sealed file.
+
+    Raises:
+        CheckpointError: a number is NaN or infinite.
+    """
+    try:
+        text = json.dumps(tree, indent=indent, allow_nan=False)
+    except ValueError as error:
+        raise CheckpointError(f"a number to be saved is NaN or infinite: {error}") from None
+    return seal_text(text)
+
+
+def seal_text(text: str) -> bytes:
+    """The content of a sealed file that holds a text of JSON, checked by nobody."""
+    begin, space = ("{\n ", "") if text[1:2] == "\n" else ("{", " ")
+    return f'{begin}"{CHECKSUM}": {zlib.crc32(text.encode())},{space}{text[1:]}'.encode()
+
+
+def sealed_text(data: bytes) -> str:
+    """The text that was sealed; the inverse of :func:`seal_text`. The checksum is not compared."""
+    beginning = _BEGINNING.match(data)
+    return (data if beginning is None else b"{" + data[beginning.end() :]).decode()
+
+
+def unseal(data: bytes, where: object, format: int, fix: str) -> dict[str, Any]:
+    """The tree in a sealed file.
+
+    Args:
+        where: the file. format: the number that ``format`` must have. fix: the advice in errors.
+
+    Raises:
+        CheckpointError: damaged, or of another format.
+    """
+    with refusing(where, fix):
+        tree = parse(data)
+        if not isinstance(tree, dict):
+            raise ValueError("not a JSON object")
+        if type(tree["format"]) is not int or tree["format"] != format:
+            shown, by = repr(tree["format"])[:40], str(tree.get("girih", "of another version"))[:40]
+            raise CheckpointError(
+                f"{where}: format {shown}, which girih {by} wrote; this girih reads format {format}; use that one, or {fix}"
+            )
+        beginning = _BEGINNING.match(data)
+        if beginning is None:
+            raise ValueError("it does not begin with its checksum")
+        if zlib.crc32(sealed_text(data).encode()) != int(beginning[1]):
+            raise ValueError("its checksum differs")
+        del tree[CHECKSUM]
+        return tree
+
+
+@contextlib.contextmanager
+def refusing(
+    where: object, fix: str, kind: type[UserError] = CheckpointError, what: str = "damaged"
+) -> Iterator[None]:
+    """Turns each exception that the content of a file causes into one error that names the file.
+
+    Args:
+        where: the file. fix: the advice in errors. kind: of the error. what: the fault in words.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, kind) or (isinstance(error, GirihError) and not isinstance(error, ConfigError)):
+            raise
+        raise kind(f"{where}: {what}: {reason_of(error)}{'; ' if fix else ''}{fix}") from error
+
+
+def reason_of(error: Exception) -> str:
+    """An error in one short line, with its class if it is not girih's own."""
+    text = " ".join(str(error).split()).lstrip(": ")
+    if isinstance(error, KeyError):
+        text = f"it lacks {text}"
+    elif not isinstance(error, GirihError):
+        text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 3] + "..."
+
+
+def check_inside(name: str) -> None:
+    """Refuses a name that can lead out of its directory.
+
+    Raises:
+        ValueError: not a relative path of plain names.
+    """
+    if (
+        name.startswith("~")
+        or "\\" in name
+        or not name.isprintable()
+        or {"", ".", ".."} & set(name.split("/"))
+    ):
+        raise ValueError(f"the name {name!r} leads out of its directory")
+
+
+def open_file(
+    path: Path, inside: Path | None = None, fix: str = "", kind: type[UserError] = CheckpointError
+) -> IO[bytes]:
+    """Opens a regular file to read it.
+
+    Args:
+        inside: a directory that must hold the file, also after links were followed. fix: the advice if it is missing. kind: of other errors.
+
+    Raises:
+        MissingFileError: no such file.
+        UserError: of the kind given: a directory, a pipe or a device; not readable; or a link that leads outside.
+    """
+    try:
+        if inside is not None and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(inside)):
+            raise kind(f"{path}: a link that leads out of {inside}; copy the file itself there")
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would block
+    except (FileNotFoundError, NotADirectoryError):
+        raise MissingFileError(f"{path}: no such file{'; ' if fix else ''}{fix}") from None
+    except UserError:
+        raise
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise kind(f"{path}: cannot be read ({reason}); check the path and its permissions") from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise kind(f"{path}: not a regular file; expected one, not a directory, pipe or device")
+    return os.fdopen(descriptor, "rb")
+
+
+def read_sealed(path: Path, format: int, fix: str) -> dict[str, Any]:
+    """The tree in a sealed file of this machine; see :func:`open_file` and :func:`unseal`."""
+    with open_file(path, path.parent, fix) as file:
+        return unseal(file.read(), path, format, fix)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise ValueError(f"the key {twice!r} is there twice")
+    return found
+
+
+def _number(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"the number {text} is not finite")
+    return number
