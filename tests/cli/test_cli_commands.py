@@ -497,10 +497,13 @@ def test_a_plan_that_was_edited_is_refused_in_a_line(log_directory, capsys):
         ({"placement": {}}, "plan: placement has []"),
         (
             {"groups": [group | {"tables": "user"} for group in plan["groups"]]},
-            "plan: groups: table 'user' is in 0 groups, expected one",
+            "plan: groups: tables = 'user': expected a list",
         ),
         ({"groups": [group | {"dim": 7} for group in plan["groups"]]}, "has dim 7; expected 4"),
-        ({"groups": [group | {"tables": None} for group in plan["groups"]]}, "are not written as girih plan"),
+        (
+            {"groups": [group | {"tables": None} for group in plan["groups"]]},
+            "plan: groups: tables = None: expected a list",
+        ),
         (
             {"placement": owned | {"user": 7}},
             "feature 'user' is owned by trainer 7, expected one of 1 from 0",

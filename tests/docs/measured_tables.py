@@ -335,6 +335,7 @@ MEASURED = (
     Measured("benchmarks", "wire", 1, lambda: table("wire.json", "Codecs")),
     Measured("operations", "What comes back", 1, lambda: table("faults.json", "one process")),
     Measured("operations", "What comes back", 2, fault_rows, ("killed, or stopped for 10 s",)),
+    Measured("serving", "Limits", 1, lambda: table("serving-clients.json", "200 greedy")),
     Measured("serving", "Elsewhere", 0, lambda: table("serving.json", "DeepFM"), ("request",)),
     Measured("gpu", "Registers", 0, lambda: table("gpu-registers.json", "sm_90")),
 )  # fmt: skip
@@ -356,6 +357,7 @@ NOT_COMPARED = {
     ("gpu", "How a batch goes between", 0): "steps of an algorithm",
     ("gpu", "The dense half", 0): "counts that a test holds",
     ("gpu", "make gpu", 0): "a list of stages",
+    ("serving", "Limits", 0): "defaults of options",
     ("tiers", "What it takes", 0): "sizes, by definition",
     ("quality", "Quality on", 0): "console only",
     ("precision", "frappe", 0): "console only",

@@ -76,7 +76,7 @@ class Manifest:
 
     def write(self, checkpoint: Storage) -> None:
         """Writes it whole, or leaves the one before."""
-        checkpoint.replace(NAME, seal(asdict(self)))
+        checkpoint.replace(NAME, seal(asdict(self), infinite=True))
 
     def marked(self, checkpoint: Storage, *, final: bool) -> None:
         """Writes it anew where it says otherwise of ``final``."""
@@ -102,7 +102,7 @@ class Manifest:
             text = checkpoint.read(NAME)
         except MissingFileError:
             raise CheckpointError(f"{checkpoint}: no {NAME}, so this is not a complete checkpoint") from None
-        content = unseal(text, where, FORMAT, fix)
+        content = unseal(text, where, FORMAT, fix, infinite=True)
         with refusing(where, fix):
             manifest: Manifest = build(cls, content, "")
             check_facts(manifest.parts)

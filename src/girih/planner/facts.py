@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -106,7 +105,7 @@ class DenseCost:
     example_s: float = 0.0
     update_s: float = 0.0
     parameter_copies: float = 1.0
-    busy_threads: float = math.inf
+    busy_threads: float = 1e6  # not measured: all that a machine has, as a number that JSON holds
 
     def seconds(self, examples: float) -> float:
         """A forward and backward pass of ``examples`` examples."""

@@ -155,8 +155,8 @@ class Plan:
         dims = {table: group["dim"] for group in other.groups for table in group["tables"]}
         keys = {key for group in other.groups for key in group}
         for group in self.groups:
-            config.build(list[str], group["tables"], "tables")
-            config.build(str, group["name"], "name")
+            config.build(list[str], group["tables"], "plan: groups: tables")
+            config.build(str, group["name"], "plan: groups: name")
             if set(group) != keys:
                 raise ConfigError(f"plan: groups: {sorted(group)}; expected {sorted(keys)} of each group")
             wanted = {dims.get(table, group["dim"]) for table in group["tables"]}

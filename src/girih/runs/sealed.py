@@ -14,6 +14,7 @@ import stat
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,15 +26,19 @@ _LONGEST_REASON = 300
 _BEGINNING = re.compile(rb'\{\s*"crc32": (\d{1,10}), ?')
 
 
-def parse(text: bytes | str) -> Any:
+def parse(text: bytes | str, *, infinite: bool = False) -> Any:
     """The tree of a JSON text in UTF-8.
 
+    Args:
+        infinite: takes infinities too, as ``json`` of Python writes them.
+
     Raises:
-        ValueError: not JSON, a key twice, a number that is not finite, a lone surrogate, or too many levels.
+        ValueError: not JSON, a key twice, NaN or another number that is not finite, a lone surrogate, or too many levels.
     """
     text = text.decode() if isinstance(text, bytes) else text
     try:
-        tree = json.loads(text, object_pairs_hook=_object, parse_constant=_number, parse_float=_number)
+        number = partial(_number, infinite=infinite)
+        tree = json.loads(text, object_pairs_hook=_object, parse_constant=number, parse_float=number)
     except RecursionError:
         raise ValueError("too many levels of JSON") from None
     if "\\u" in text:
@@ -47,16 +52,20 @@ def parse(text: bytes | str) -> Any:
     raise ValueError(f"more than {_MOST_NESTED} levels of JSON")
 
 
-def seal(tree: Mapping[str, Any], indent: int | None = None) -> bytes:
+def seal(tree: Mapping[str, Any], indent: int | None = None, *, infinite: bool = False) -> bytes:
     """The content of a sealed file.
 
+    Args:
+        infinite: see :func:`parse`.
+
     Raises:
-        CheckpointError: a number is NaN or infinite.
+        CheckpointError: a number is NaN, or infinite.
     """
+    text = json.dumps(tree, indent=indent)
     try:
-        text = json.dumps(tree, indent=indent, allow_nan=False)
+        parse(text, infinite=infinite)
     except ValueError as error:
-        raise CheckpointError(f"a number to be saved is NaN or infinite: {error}") from None
+        raise CheckpointError(f"a value cannot be saved: {error}") from None
     return seal_text(text)
 
 
@@ -72,17 +81,17 @@ def sealed_text(data: bytes) -> str:
     return (data if beginning is None else b"{" + data[beginning.end() :]).decode()
 
 
-def unseal(data: bytes, where: object, format: int, fix: str) -> dict[str, Any]:
+def unseal(data: bytes, where: object, format: int, fix: str, *, infinite: bool = False) -> dict[str, Any]:
     """The tree in a sealed file.
 
     Args:
-        where: the file. format: the number that ``format`` must have. fix: the advice in errors.
+        where: the file. format: the number that ``format`` must have. fix: the advice in errors. infinite: see :func:`parse`.
 
     Raises:
         CheckpointError: damaged, or of another format.
     """
     with refusing(where, fix):
-        tree = parse(data)
+        tree = parse(data, infinite=infinite)
         if not isinstance(tree, dict):
             raise ValueError("not a JSON object")
         if type(tree["format"]) is not int or tree["format"] != format:
@@ -184,8 +193,8 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _number(text: str) -> float:
+def _number(text: str, *, infinite: bool) -> float:
     number = float(text)
-    if not math.isfinite(number):
+    if not (math.isfinite(number) or (infinite and text.endswith("Infinity"))):
         raise ValueError(f"the number {text} is not finite")
     return number
