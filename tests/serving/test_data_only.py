@@ -354,6 +354,13 @@ def test_a_copy_of_a_run_works_while_its_record_matches_and_else_asks_for_the_cl
         told = capsys.readouterr().err
         assert told.count("\n") == 1, told
         assert told.endswith("; give --model file.py:Class\n"), told
+    for command in ("check", "plan"):
+        assert run(command, copied / "config.toml") == 2
+        assert capsys.readouterr().err.endswith("; give --model file.py:Class\n")
+        assert run(command, copied / "config.toml", "--model", mine) == 0
+    capsys.readouterr()
+    assert run("serve", home / "own_export", "--model", mine, "--port", 0) == 2
+    assert "is an export, which needs no class; leave it out" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="give --model"):
         girih.load(copied)
     np.testing.assert_array_equal(

@@ -19,7 +19,7 @@ from girih.serving.cached import exported, model_name
 from girih.serving.following import Following
 from girih.serving.options import HOST, PORT, ServeOptions
 from girih.serving.server import require_packages, serve
-from girih.serving.signature import Signature
+from girih.serving.signature import NAME, Signature
 
 _DEFAULT = ServeOptions()
 
@@ -69,6 +69,8 @@ def serve_command(
 
     if cache is not None and not follow:
         raise ConfigError("--cache: is for --follow; leave it out")
+    if model_class is not None and (Path(model) / NAME).is_file():
+        raise ConfigError(f"--model: {model} is an export, which needs no class; leave it out")
     if follow:
         _follow(model, cache, name or model_name(model), options, tell)
         return 0
