@@ -220,6 +220,14 @@ def test_a_graph_that_is_none_is_refused_in_one_line(home, tmp_path, evil):
     open_served(sealed(home / "own_export", tmp_path / "export", graph=graph))
 
 
+def test_a_graph_with_a_key_twice_or_nan_is_refused(home, tmp_path):
+    text = (home / "own_export" / "dense.json").read_text()
+    for value in ('"output": 0', '"more": NaN'):
+        path = sealed(home / "own_export", tmp_path / value[1:5], graph=text.replace("{", f"{{{value}, ", 1))
+        with pytest.raises(CheckpointError, match=r"is there twice|is not finite"):
+            open_served(path)
+
+
 def test_a_graph_that_would_fill_memory_is_refused_before_it_does(home, tmp_path):
     graph = json.loads((home / "own_export" / "dense.json").read_text())
     for node in (
