@@ -54,12 +54,7 @@ def _number(name: str, help: str) -> Callable[[Any], Any]:
 @_number("--request-timeout", "Seconds from a request's first byte to its last.")
 @_number("--max-connections", "Connections of each process.")
 def serve_command(
-    model: str,
-    follow: bool,
-    cache: Path | None,
-    name: str | None,
-    model_class: str | None,
-    **numbers: Any,
+    model: str, follow: bool, cache: Path | None, name: str | None, model_class: str | None, **numbers: Any
 ) -> int:
     """Answer requests for predictions by HTTP: Open Inference Protocol v2."""
     options = ServeOptions(model=None if model_class is None else reference(model_class), **numbers)
@@ -75,13 +70,7 @@ def serve_command(
         _follow(model, cache, name or model_name(model), options, tell)
         return 0
     with exported(model, model_name(model), tell, options.model) as directory:
-        serve(
-            directory,
-            name or Signature.read(directory).name,
-            options,
-            _ready,
-            tell,
-        )
+        serve(directory, name or Signature.read(directory).name, options, _ready, tell)
     return 0
 
 
