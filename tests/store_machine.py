@@ -163,19 +163,6 @@ class StoreMachine(RuleBasedStateMachine):
         self.store.restore([read_snapshot(path)])
         assert self.store.counters() == counters
 
-    @rule(back=st.integers(0, 4))
-    def delta(self, back):
-        since = self.step - back
-        with self.store.snapshot(since=since) as snapshot:
-            found = {
-                (int(i), int(t))
-                for c in snapshot.chunks()
-                for i, t in zip(c["ids"], c["tables"], strict=True)
-            }
-        tables = enumerate(self.model.tables)
-        assert found == {(i, t) for t, rows in tables for i, row in rows.items() if row.version > since}
-        assert snapshot.num_rows == len(found)
-
     @invariant()
     def same_rows(self):
         if not hasattr(self, "store"):

@@ -1,3 +1,5 @@
+import time
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -92,6 +94,31 @@ def test_an_override_nested_too_deep_is_refused(tmp_path, change):
     with pytest.raises(ConfigError, match=r"--set.*: lists or keys more than 50 deep") as caught:
         config.with_overrides(tmp_path / "config.toml", [change], None)
     assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 300_000, "a." * 300_000, f"x = {{{'a.' * 300_000}", f"x = {'9' * 5000}", "x = 0" + "_0" * 5000],
+    ids=["brackets", "dots", "dots in a table", "digits", "zeros"],
+)
+def test_text_that_is_slow_or_odd_to_parse_is_refused_at_once(tmp_path, text):
+    file = tmp_path / "config.toml"
+    file.write_text(text)
+    start = time.perf_counter()
+    with pytest.raises(
+        ConfigError, match=r"config.toml: (not valid TOML|lists or keys more than 50)"
+    ) as caught:
+        config.read_toml(file)
+    assert time.perf_counter() - start < 2
+    assert len(str(caught.value)) < 400
+
+
+def test_a_huge_config_is_refused_before_it_is_read(tmp_path):
+    file = tmp_path / "config.toml"
+    with file.open("wb") as opened:
+        opened.truncate(1 << 40)
+    with pytest.raises(ConfigError, match=r"config.toml: 1,099,511,627,776 bytes; expected a config"):
+        config.read_toml(file)
 
 
 def test_many_numbers_with_points_on_a_line_are_no_long_key(tmp_path):

@@ -310,6 +310,8 @@ def test_a_run_from_python_has_no_config(run_directory):
         ("timeline.json", "[]", "holds no spans"),
         ("timeline.json", "[" * 100_000, "timeline.json is damaged"),
         ("config.toml", "[model", "config.toml is not valid TOML"),
+        ("config.toml", f"x = {'9' * 5000}", "config.toml is not valid TOML"),
+        ("config.toml", f"x = {'[' * 5000}", "config.toml is not valid TOML"),
         ("metrics.jsonl", "\x00\x01", "1 line is damaged"),
     ],
 )

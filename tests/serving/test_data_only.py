@@ -220,6 +220,14 @@ def test_a_graph_that_is_none_is_refused_in_one_line(home, tmp_path, evil):
     open_served(sealed(home / "own_export", tmp_path / "export", graph=graph))
 
 
+def test_a_graph_with_a_key_twice_or_nan_is_refused(home, tmp_path):
+    text = (home / "own_export" / "dense.json").read_text()
+    for value in ('"output": 0', '"more": NaN'):
+        path = sealed(home / "own_export", tmp_path / value[1:5], graph=text.replace("{", f"{{{value}, ", 1))
+        with pytest.raises(CheckpointError, match=r"is there twice|is not finite"):
+            open_served(path)
+
+
 def test_a_graph_that_would_fill_memory_is_refused_before_it_does(home, tmp_path):
     graph = json.loads((home / "own_export" / "dense.json").read_text())
     for node in (
@@ -354,6 +362,13 @@ def test_a_copy_of_a_run_works_while_its_record_matches_and_else_asks_for_the_cl
         told = capsys.readouterr().err
         assert told.count("\n") == 1, told
         assert told.endswith("; give --model file.py:Class\n"), told
+    for command in ("check", "plan"):
+        assert run(command, copied / "config.toml") == 2
+        assert capsys.readouterr().err.endswith("; give --model file.py:Class\n")
+        assert run(command, copied / "config.toml", "--model", mine) == 0
+    capsys.readouterr()
+    assert run("serve", home / "own_export", "--model", mine, "--port", 0) == 2
+    assert "is an export, which needs no class; leave it out" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="give --model"):
         girih.load(copied)
     np.testing.assert_array_equal(

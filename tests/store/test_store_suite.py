@@ -51,5 +51,5 @@ class TestFake(StoreSuite):
     def make(self, spec, **where):
         return FakeStore(spec, **where)
 
-    def take(self, store, since=None):
-        return store.snapshot(since=since)
+    def take(self, store):
+        return store.snapshot()

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from girih.cli import cli
 from girih.cli.show import skipped
-from girih.cli.words import config_options
+from girih.cli.words import MODEL, config_options
 from girih.config.file import RunConfig
+from girih.config.user_code import naming
 from girih.data import NULL_ID, Batch, Dataset
 from girih.data.decode import columns, times
 from girih.data.growth import Growth, examples_of
@@ -36,9 +37,12 @@ YEAR_S = 31_557_600
 
 @cli.command()
 @config_options
-def check(config_file: Path, overrides: tuple[str, ...], strategy: str | None) -> int:
+@MODEL
+def check(
+    config_file: Path, overrides: tuple[str, ...], strategy: str | None, model_class: str | None
+) -> int:
     """Check a config against its data, and estimate rows and memory; nothing is trained."""
-    settings = RunConfig.load(config_file, overrides=overrides, strategy=strategy)
+    settings = RunConfig.load(config_file, overrides=[*overrides, *naming(model_class)], strategy=strategy)
     model = settings.model()
     notes: list[str] = []
     train = settings.dataset("train")

@@ -12,8 +12,9 @@ import click
 
 from girih.cli import cli
 from girih.cli.priced import offers_table, tagged_table
-from girih.cli.words import PATH, config_options
+from girih.cli.words import MODEL, PATH, config_options
 from girih.config.file import RunConfig
+from girih.config.user_code import naming
 from girih.errors import ConfigError
 from girih.planner.calibration import Calibration
 from girih.planner.plan import Plan
@@ -30,6 +31,7 @@ GBIT = 1e9 / 8  # bytes
 
 @cli.command()
 @config_options
+@MODEL
 @click.option("--out", metavar="FILE", type=PATH, help="Write the plan there instead.")
 @click.option(
     "--calibration",
@@ -58,6 +60,7 @@ def plan(
     config_file: Path,
     overrides: tuple[str, ...],
     strategy: str | None,
+    model_class: str | None,
     out: Path | None,
     calibrated: Path | None,
     machines: int | None,
@@ -65,7 +68,7 @@ def plan(
     picture: Path | None,
 ) -> int:
     """Print the plan of a run as JSON, for girih train --plan FILE; a summary goes to standard error."""
-    settings = RunConfig.load(config_file, overrides=overrides, strategy=strategy)
+    settings = RunConfig.load(config_file, overrides=[*overrides, *naming(model_class)], strategy=strategy)
     found: tuple[Offer, ...] = ()
     calibration = _machines(calibrated, machines, gbit)
     decided, net = settings.planned_net(calibration)

@@ -19,7 +19,7 @@ from girih.serving.cached import exported, model_name
 from girih.serving.following import Following
 from girih.serving.options import HOST, PORT, ServeOptions
 from girih.serving.server import require_packages, serve
-from girih.serving.signature import Signature
+from girih.serving.signature import NAME, Signature
 
 _DEFAULT = ServeOptions()
 
@@ -54,12 +54,7 @@ def _number(name: str, help: str) -> Callable[[Any], Any]:
 @_number("--request-timeout", "Seconds from a request's first byte to its last.")
 @_number("--max-connections", "Connections of each process.")
 def serve_command(
-    model: str,
-    follow: bool,
-    cache: Path | None,
-    name: str | None,
-    model_class: str | None,
-    **numbers: Any,
+    model: str, follow: bool, cache: Path | None, name: str | None, model_class: str | None, **numbers: Any
 ) -> int:
     """Answer requests for predictions by HTTP: Open Inference Protocol v2."""
     options = ServeOptions(model=None if model_class is None else reference(model_class), **numbers)
@@ -69,17 +64,13 @@ def serve_command(
 
     if cache is not None and not follow:
         raise ConfigError("--cache: is for --follow; leave it out")
+    if model_class is not None and (Path(model) / NAME).is_file():
+        raise ConfigError(f"--model: {model} is an export, which needs no class; leave it out")
     if follow:
         _follow(model, cache, name or model_name(model), options, tell)
         return 0
     with exported(model, model_name(model), tell, options.model) as directory:
-        serve(
-            directory,
-            name or Signature.read(directory).name,
-            options,
-            _ready,
-            tell,
-        )
+        serve(directory, name or Signature.read(directory).name, options, _ready, tell)
     return 0
 
 

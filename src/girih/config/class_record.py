@@ -20,6 +20,7 @@ from typing import Any
 from girih.config.user_code import files_of
 from girih.errors import ConfigError
 from girih.runs.files import make_private, write_whole
+from girih.runs.sealed import parse
 
 RECORD = "classes.json"
 KINDS = ("model", "strategy")
@@ -72,7 +73,7 @@ def check_class(kind: str, name: str, config: Path, run: Path) -> None:
             raise ValueError("the file is in the run directory")
         if not (run / RECORD).is_file():
             raise ValueError(f"it has no {RECORD}")
-        recorded = json.loads((run / RECORD).read_text(encoding="utf-8")).get(kind)
+        recorded = parse((run / RECORD).read_bytes()).get(kind)
         if not hmac.compare_digest(str(recorded).encode(), _hash(_key(), kind, name, directory).encode()):
             raise ValueError(f"{RECORD} records another class, or is another user's")
     except (OSError, RuntimeError, ValueError, AttributeError, ImportError) as error:

@@ -27,9 +27,10 @@ from girih.errors import ConfigError, MissingFileError, kind_of, nearest
 from girih.runs.files import write_whole
 
 _MOST_NESTED = 50
-_LONG_KEY = re.compile(rf"(?:[^.,=\n]*\.){{{_MOST_NESTED}}}[^.,=\n]*[=\]]")
-"""A dotted key, for which TOML's parser takes memory by the square of its parts."""
+_LONG_KEY = re.compile(rf"(?:^|[,{{\[])(?:[^.,=\n{{\[#]*\.){{{_MOST_NESTED}}}", re.MULTILINE)
+"""A dotted key, for which TOML's parser takes time and memory by the square of its parts. Matching takes linear time."""
 
+_MOST_BYTES = 64 << 20
 _MOST_SHOWN = 200  # characters of a value in errors
 _TOO_LARGE = 1 << 1023  # integers from here on are no floats
 _BARE_LIST = re.compile(r"\[([^][{}\"']*)\]")
@@ -48,21 +49,33 @@ def read_toml(path: str | os.PathLike[str], *, expanded: bool = True) -> dict[st
         hint = " (it is a directory)" if file.is_dir() else ""
         raise MissingFileError(f"{file}: no such config file{hint}; expected a TOML file")
     try:
+        if (size := file.stat().st_size) > _MOST_BYTES:
+            raise ConfigError(f"{file}: {size:,} bytes; expected a config of at most {_MOST_BYTES:,}")
         text = file.read_text(encoding="utf-8")
-        if _LONG_KEY.search(text):
-            raise _nested(str(file))
-        mapping = tomllib.loads(text)
     except UnicodeDecodeError as error:
         why = f"not UTF-8 text ({error.reason} at byte {error.start})"
         raise ConfigError(f"{file}: {why}{no_config(file)}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{file}: not valid TOML: {error}{mend(file, text, str(error))}") from None
     except PermissionError:
         raise ConfigError(f"{file}: not readable; check its permissions") from None
+    try:
+        mapping = parse_toml(text)
     except RecursionError:
         raise _nested(str(file)) from None
+    except ValueError as error:
+        raise ConfigError(f"{file}: not valid TOML: {error}{mend(file, text, str(error))}") from None
     _check_nesting(mapping, str(file))
     return typing.cast(dict[str, Any], expand(mapping, str(file))) if expanded else mapping
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The tree of a TOML text.
+
+    Raises:
+        ValueError: not TOML, or a number is too long. RecursionError: lists or keys are too deep.
+    """
+    if _LONG_KEY.search(text):
+        raise RecursionError
+    return tomllib.loads(text)
 
 
 def write_toml(path: Path, mapping: Mapping[str, Any]) -> None:
@@ -172,8 +185,8 @@ def apply_override(mapping: dict[str, Any], assignment: str) -> None:
     """
     path, equals, text = assignment.partition("=")
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        value = parse_toml(f"value = {text}")["value"]
+    except ValueError:
         value = text.strip()
         if bare := _BARE_LIST.fullmatch(value):
             quoted = json.dumps([item.strip() for item in bare[1].split(",")], ensure_ascii=False)

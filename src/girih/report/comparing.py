@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from girih.config import parse_toml
 from girih.errors import ConfigError
 from girih.report.record import RunRecord, masked, read_run
 from girih.report.text import DASH, count, duration, fraction, is_number, short
@@ -128,8 +128,8 @@ def _ended(record: RunRecord) -> dict[str, Any]:
 def _parsed(record: RunRecord) -> dict[str, Any]:
     """The configuration, its secrets masked; empty where there is none."""
     try:
-        return {} if record.config is None else tomllib.loads(record.config)
-    except tomllib.TOMLDecodeError:
+        return {} if record.config is None else parse_toml(record.config)
+    except (RecursionError, ValueError):
         return {}
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from girih.config import parse_toml
 from girih.errors import RunDirectoryError, UserError
 from girih.report.text import is_number
 from girih.runs.sealed import open_file
@@ -94,9 +94,9 @@ def _read_config(run: RunRecord, path: Path) -> None:
         return
     run.config = _SECRET_IN_ADDRESS.sub(r"\1***@", _SECRET_VALUE.sub(r'\1"***"', text))
     try:
-        run.settings = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        run.notes.append(f"config.toml is not valid TOML ({error}).")
+        run.settings = parse_toml(text)
+    except (RecursionError, ValueError) as error:
+        run.notes.append(f"config.toml is not valid TOML ({error or 'too deep'}).")
 
 
 def _read_metrics(run: RunRecord, path: Path) -> None:
@@ -164,7 +164,7 @@ def _text_of(path: Path) -> str | None:
     try:
         with open_file(path) as file:
             return file.read().decode(errors="replace")
-    except UserError:
+    except (MemoryError, UserError):
         return None
 
 

@@ -12,7 +12,6 @@ example before the network serves, and the size of each result is known before m
 
 from __future__ import annotations
 
-import json
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +25,7 @@ from torch._ops import OpOverload
 from girih.dense.graph.structures import leaves, mapped
 from girih.errors import CheckpointError
 from girih.models.embeddings import Embeddings
+from girih.runs.sealed import parse
 from girih.serving.program import MODULE, quietly
 
 _UNSAFE = frozenset(
@@ -219,7 +219,7 @@ def net_of(
         CheckpointError: damaged, or it names what no file may name; nothing was run that is not allowed.
     """
     try:
-        content = json.loads(text)
+        content = parse(text)
         held = nn.Module()
         for number, name in enumerate(content["tensors"]):
             kind = nn.Parameter if number < content["parameters"] else nn.Buffer

@@ -227,25 +227,19 @@ class Store:
                 f" in this shard; {(rows < 0).sum():,} of {len(ids):,} keys not assigned; raise max_rows"
             )
 
-    def snapshot(
-        self, directory: str | os.PathLike[str] | None = None, *, since: int | None = None
-    ) -> LiveSnapshot:
+    def snapshot(self, directory: str | os.PathLike[str] | None = None) -> LiveSnapshot:
         """The whole state as it is now, to be read by another thread while verbs go on; to be closed.
 
         Taking it costs no time that grows with the rows. Until it was read, rows are copied before they change,
         in bounded memory; what does not fit goes to a file without a name in ``directory``.
-
-        Args:
-            since: makes it a delta: only rows that were made or updated in a step after this one, which are
-                counted first. It does not tell which rows have left.
 
         Raises:
             ConfigError: one was taken and not closed.
         """
         found = self.state.at_rest()
         if isinstance(found, ShardState):
-            return Snapshot(found, directory, since)
-        return ArrivingSnapshot(found, directory, since)
+            return Snapshot(found, directory)
+        return ArrivingSnapshot(found, directory)
 
     def note_changes(self, since: int) -> None:
         """Keeps notes from now on of what changes, for :meth:`changes_since`; earlier ones are forgotten.
@@ -294,8 +288,7 @@ class Store:
         """Replaces everything by what snapshots hold for this shard.
 
         Args:
-            sources: snapshots or their files, of any number of shards; where a key is in several (a delta
-                after its base), the last one counts. Keys that :func:`shard_of` gives to others are left out.
+            sources: snapshots or their files, of any number of shards; if a key is in several, the last one counts. Keys that :func:`shard_of` gives to others are left out.
             optimizer_state: False takes the embeddings alone and begins the optimizer anew.
             elsewhere: tables of the sources that other stores hold, to be left out; any other table is refused.
 

@@ -39,7 +39,6 @@ class FakeSnapshot:
     spec: GroupSpec
     shard: int
     num_shards: int
-    since: int | None
     last_step: int
     tables: list[dict[int, Row]]
     seen: list[dict[int, int]]
@@ -53,7 +52,7 @@ class FakeSnapshot:
     @property
     def description(self) -> dict[str, Any]:
         """The parts of a snapshot's description that its columns depend on."""
-        linked = {"linked": False, "since": self.since, "last_step": self.last_step}
+        linked = {"linked": False, "last_step": self.last_step}
         return {**row_layout(self.spec, self.shard, self.num_shards).description, **linked}
 
     def tensors(self) -> list[Tensor]:

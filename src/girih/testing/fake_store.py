@@ -129,16 +129,11 @@ class FakeStore:
             self._counts[table]["evicted"] += 1
         return len(found)
 
-    def snapshot(self, directory: object = None, *, since: int | None = None) -> FakeSnapshot:
-        """A copy of everything, or of the rows that changed after a step."""
-        tables = [
-            {i: row.copy() for i, row in rows.items() if since is None or row.version > since}
-            for rows in self.tables
-        ]
+    def snapshot(self, directory: object = None) -> FakeSnapshot:
+        """A copy of everything."""
+        tables = [{i: row.copy() for i, row in rows.items()} for rows in self.tables]
         seen, counts = [dict(cells) for cells in self.seen], [dict(counts) for counts in self._counts]
-        return FakeSnapshot(
-            self.spec, self.shard, self.num_shards, since, self.last_step, tables, seen, counts
-        )
+        return FakeSnapshot(self.spec, self.shard, self.num_shards, self.last_step, tables, seen, counts)
 
     def restore(self, sources: Sequence[FakeSnapshot], *, elsewhere: Collection[str] = ()) -> None:
         """Replaces everything by what snapshots hold for this shard."""
@@ -294,13 +289,13 @@ class FakeStore:
     def _restore_table(self, table: int, sources: Sequence[tuple[FakeSnapshot, int]]) -> None:
         policy, rows = self.spec.tables[table].eviction, self.tables[table]
         listed = policy is not None and policy.name != "none"
-        givers: set[int | None] = set()
+        givers = set[int]()
         for number, (source, theirs) in enumerate(sources):
             for key_id, row in source.tables[theirs].items():
                 if shard_of_key(key_id, table, self.num_shards) == self.shard:
                     rows.pop(key_id, None)
                     rows[key_id] = row.copy()
-                    givers |= {number} if source.since is None else {number, None}
+                    givers.add(number)
         if listed and len(givers) > 1:
             self.tables[table] = rows = dict(sorted(rows.items(), key=lambda item: item[1].last_used))
         latest = {(source.num_shards, source.shard): (source, theirs) for source, theirs in sources}

@@ -158,9 +158,9 @@ class MemorySnapshot:
         return self.cells.get(table)
 
 
-def taken(store: AnyStore, since: int | None = None) -> MemorySnapshot:
-    """A copy of all rows, or of those that changed after step ``since``."""
-    with store.snapshot(since=since) as snapshot:
+def taken(store: AnyStore) -> MemorySnapshot:
+    """A copy of all rows."""
+    with store.snapshot() as snapshot:
         parts: dict[str, list[NDArray[Any]]] = {tensor.name: [] for tensor in snapshot.tensors()}
         for chunk in snapshot.chunks():
             for name, column in chunk.items():

@@ -49,9 +49,9 @@ class StoreSuite:
         """A new, empty store; ``where`` may be ``shard``, ``num_shards`` and ``clock``."""
         raise NotImplementedError
 
-    def take(self, store: AnyStore, since: int | None = None) -> Any:
-        """A source to restore from: all rows of a store, or those that changed after a step."""
-        return taken(store, since)
+    def take(self, store: AnyStore) -> Any:
+        """A source to restore from: all rows of a store."""
+        return taken(store)
 
     @pytest.mark.parametrize(
         "rules",
@@ -100,24 +100,6 @@ class StoreSuite:
             if eviction is not None and eviction.name != "none":
                 lists = [contents(s)["ids"][contents(s)["tables"] == 0].tolist() for s in (store, restored)]
                 assert lists[0] == lists[1]
-
-    def test_a_delta_holds_what_changed_and_completes_its_base(self) -> None:
-        spec = two_segments()
-        store, restored = train(self.make(spec), range(1, 4)), self.make(spec)
-        base = self.take(store)
-        train(store, range(4, 6))
-        delta = self.take(store, since=3)
-        with store.snapshot(since=3) as snapshot:
-            versions = np.concatenate([chunk["versions"] for chunk in snapshot.chunks()])
-            assert 0 < snapshot.num_rows == len(versions) < store.num_rows
-        assert (versions > 3).all()
-        restored.restore([base, delta])
-        mine, other = by_key(store), by_key(restored)
-        assert mine.keys() == other.keys()
-        for key, columns in mine.items():  # a row that was only read is not in the delta
-            for name in columns.keys() - {"last_used", "counts"}:
-                assert columns[name] == other[key][name]
-        assert store.counters() == restored.counters()
 
     def test_a_new_key_reads_its_initial_value_and_keeps_its_row(self) -> None:
         spec = group()
@@ -183,8 +165,7 @@ class StoreSuite:
             values = np.arange(8, dtype=np.float32).reshape(2, 4)
             store.assign(*keys_of(1, 2), values)
             np.testing.assert_array_equal(peek(store, *keys_of(2, 1)), values[::-1])
-            with store.snapshot(since=0) as delta:
-                assert delta.num_rows == 2
+            assert store.num_rows == 2
             assert store.counters()["lookups"] == 0
 
     def test_lru_evicts_the_least_recently_used(self) -> None:
@@ -335,14 +316,6 @@ class StoreSuite:
             fresh = np.arange(NUM_IDS, 2 * NUM_IDS)
             fresh = fresh[shard_of(fresh, np.zeros(NUM_IDS, np.int32), 2) == shard]
             assert (look(store, fresh, np.zeros(len(fresh), np.int32), 3)[0] >= 0).mean() < 0.05
-
-    def test_a_delta_does_not_count_sightings_twice(self) -> None:
-        spec = group(admission=MinCount(count=4))
-        store, restored = self.make(spec), self.make(spec)
-        look(store, *keys_of(1), 1, counts=[2])
-        restored.restore([self.take(store), self.take(store, since=0)])
-        assert look(restored, *keys_of(1), 2)[0].tolist() == [-1]
-        assert look(restored, *keys_of(1), 3)[0][0] >= 0
 
     def test_lists_of_several_shards_merge_by_last_use_then_by_source(self) -> None:
         spec = group(eviction=LRU(max_rows=100))

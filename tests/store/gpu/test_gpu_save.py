@@ -92,7 +92,7 @@ def read(snapshot):
     """What :func:`taken` gives, of a snapshot."""
 
     class Only:
-        def snapshot(self, since):
+        def snapshot(self):
             return snapshot
 
     return taken(Only())
@@ -106,16 +106,15 @@ def read(snapshot):
 @given(
     eviction=st.sampled_from(EVICTIONS),
     dtype=st.sampled_from(["float32", "bfloat16"]),
-    since=st.sampled_from([None, None, 1]),
     actions=st.lists(
         st.one_of(st.integers(6, 20), st.sampled_from(["copy", "copy all"])), min_size=2, max_size=4
     ),
 )
-def test_it_is_of_its_moment(monkeypatch, eviction, dtype, since, actions):
+def test_it_is_of_its_moment(monkeypatch, eviction, dtype, actions):
     with monkeypatch.context() as patched, new_store(eviction, dtype, MinCount(count=2, cells=500)) as store:
-        expected = taken(changed(store), since)
+        expected = taken(changed(store))
         gate = Gate(patched)
-        with store.snapshot(since=since) as snapshot:
+        with store.snapshot() as snapshot:
             for action in actions:
                 if isinstance(action, int):
                     change(store, action)

@@ -34,10 +34,8 @@ class ArrivingSnapshot:
 
     where = "snapshot of a store"
 
-    def __init__(
-        self, arriving: Arriving, directory: str | os.PathLike[str] | None = None, since: int | None = None
-    ) -> None:
-        self._arriving, self._directory, self._since = arriving, directory, since
+    def __init__(self, arriving: Arriving, directory: str | os.PathLike[str] | None = None) -> None:
+        self._arriving, self._directory = arriving, directory
         self._found: Snapshot | None = None
 
     @property
@@ -83,7 +81,7 @@ class ArrivingSnapshot:
 
     def _there(self) -> Snapshot:
         if self._found is None:
-            self._found = Snapshot(self._arriving.wait(), self._directory, self._since)
+            self._found = Snapshot(self._arriving.wait(), self._directory)
         return self._found
 
 

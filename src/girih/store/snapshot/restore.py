@@ -258,7 +258,7 @@ def _carry_counters(state: ShardState, sources: Sequence[Source]) -> None:
 
 
 def _latest(sources: Sequence[Source]) -> dict[tuple[int, int, tuple[str, ...]], Source]:
-    """The last source of each shard of some tables: what a delta says of it replaces what its base says."""
+    """The last source of each shard of some tables."""
     return {
         (d["num_shards"], d["shard"], tuple(table["name"] for table in d["tables"])): source
         for source in sources

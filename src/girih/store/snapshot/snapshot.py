@@ -6,8 +6,7 @@
                         log (8 MB) ── full ──► a file without a name, grouped by chunk
 
 A chunk is copied as it stands, and what log and file have of it is put over it. Besides the rows only tables'
-numbers and the counters are taken at the start: nothing that grows with the rows but one bit for each. Only a
-delta looks at every row's version first, since a file begins with the number of its rows.
+numbers and the counters are taken at the start: nothing that grows with the rows but one bit for each.
 
 Memory: one bit per row, the log and up to 16 copies of it on their way to the file, and two chunks for the reader.
 
@@ -41,12 +40,10 @@ class Snapshot:
     """A shard as it was when this was made; made by :meth:`Store.snapshot`, closed by whoever asked for it.
 
     One thread reads it while another uses the store. Rows come in the order of their numbers, free ones left
-    out. Where tables keep lists, ``rows`` and ``newer`` give the number of each row and of the next newer one;
-    a delta has neither, since a list is nothing without all of its rows.
+    out. Where tables keep lists, ``rows`` and ``newer`` give the number of each row and of the next newer one.
 
     Args:
         directory: for what the log has no room for; by default the system's for temporary files.
-        since: takes only rows that were made or updated in a step after this one; None takes all.
 
     Attributes:
         where: for errors.
@@ -56,16 +53,14 @@ class Snapshot:
         most_records: what the log has room for.
     """
 
-    def __init__(
-        self, state: ShardState, directory: str | os.PathLike[str] | None = None, since: int | None = None
-    ) -> None:
+    def __init__(self, state: ShardState, directory: str | os.PathLike[str] | None = None) -> None:
         memory, own = state.memory, state.layout
         words, num_words = memory.arrays.state, memory.arrays.meta.shape[1]
         self.where = "snapshot of a store"
-        self._state, self._memory, self._layout, self._since = state, memory, own, since
+        self._state, self._memory, self._layout = state, memory, own
         self._directory = directory or tempfile.gettempdir()
         self._rows_ever = int(words[layout.ROWS_EVER])
-        self.num_rows = memory.num_rows if since is None else self._count_changed(since)
+        self.num_rows = memory.num_rows
         self._chunk_bits = max(0, (_CHUNK_BYTES // (4 * own.num_words)).bit_length() - 1)
         chunk = 1 << self._chunk_bits
         self._row_chunks = -(-self._rows_ever // chunk)
@@ -75,10 +70,9 @@ class Snapshot:
         self.description = {
             **own.description,
             "num_rows": self.num_rows,
-            "since": since,
             "last_step": memory.last_step,
             "counters": memory.counters_of_tables(),
-            "linked": since is None and bool(own.listed.any()),
+            "linked": bool(own.listed.any()),
             "oldest": memory.arrays.tables[:, layout.OLDEST].tolist(),
             "rows_ever": self._rows_ever,
         }
@@ -120,8 +114,6 @@ class Snapshot:
             part = records[: min(size, self._rows_ever - start)]
             self._copy(chunk, self._memory.arrays.meta[start : start + len(part)], part, part)
             live = np.flatnonzero(part[:, layout.TABLE] >= 0).astype(np.int32)
-            if self._since is not None:
-                live = live[part[live, layout.VERSION] > self._since]
             part[:, layout.OLDER] = np.arange(start, start + len(part))
             starts = len(live) * (np.cumsum(places[:, 1]) - places[:, 1])
             whole, numbers = self._state.whole(part, live)
@@ -200,10 +192,6 @@ class Snapshot:
         except OSError as error:
             self._error = error
             raise self._failed() from None
-
-    def _count_changed(self, since: int) -> int:
-        meta = self._memory.arrays.meta[: self._rows_ever]
-        return int(np.count_nonzero((meta[:, layout.TABLE] >= 0) & (meta[:, layout.VERSION] > since)))
 
     def _empty_log(self, out: Ints, ends: Longs) -> int:
         done = int(self._words[layout.SAVED]) >> self._chunk_bits
