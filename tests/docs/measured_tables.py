@@ -335,6 +335,7 @@ MEASURED = (
     Measured("benchmarks", "wire", 1, lambda: table("wire.json", "Codecs")),
     Measured("operations", "What comes back", 1, lambda: table("faults.json", "one process")),
     Measured("operations", "What comes back", 2, fault_rows, ("killed, or stopped for 10 s",)),
+    Measured("serving", "Limits", 1, lambda: table("serving-clients.json", "200 greedy")),
     Measured("serving", "Elsewhere", 0, lambda: table("serving.json", "DeepFM"), ("request",)),
     Measured("gpu", "Registers", 0, lambda: table("gpu-registers.json", "sm_90")),
 )  # fmt: skip
@@ -370,6 +371,7 @@ NOT_COMPARED = {
     ("operations", "When a trainer", 0): "what happens, held by tests",
     ("serving", "Inputs", 0): "names",
     ("serving", "The protocol", 0): "names",
+    ("serving", "Limits", 0): "options",
     ("data", "Formats", 0): "names",
     ("data", "Missing values", 0): "names",
     ("data", "Speed", 0): "console only",
