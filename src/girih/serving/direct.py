@@ -99,17 +99,15 @@ class Connection(asyncio.BufferedProtocol):
         self._is_answered = False
         while data and not (self._is_answered or self._is_over):
             size = self._next_size(data)
-            if self._body_left and self._parser.should_upgrade():  # the parser expects another protocol now
-                self.on_body(data[:size])
-                data = data[size:]
-                if not self._body_left:
-                    self.on_message_complete()
-                continue
             if self._head_bytes > self.options.max_header_bytes:
                 self.refuse("headers", f"headers of more than {self.options.max_header_bytes:,} bytes")
                 break
             try:
-                self._parser.feed_data(data[:size])
+                if self._body_left and self._parser.should_upgrade():  # the parser takes no body then
+                    self.on_body(data[:size])
+                    self.on_message_complete()
+                else:
+                    self._parser.feed_data(data[:size])
             except httptools.HttpParserUpgrade as upgrade:  # ignored, as HTTP allows
                 size = upgrade.args[0]
             except httptools.HttpParserError as error:
