@@ -76,7 +76,12 @@ def show(run, role, busy, index=0, age_s=0.0, cores=0.0):
     """A process that worked this share of the last five seconds."""
     now, then = time.time() - age_s, time.time() - age_s - 5.0
     readings = {
-        name: {"at_s": at_s, "cpu_s": 5.0 * cores * had, "stats": {"live": {}, "busy_s": 5.0 * busy * had}}
+        name: {
+            "at_s": at_s,
+            "cpu_s": 5.0 * cores * had,
+            "rss_bytes": 0,
+            "stats": {"counters": {}, "histograms": {}, "live": {}, "busy_s": 5.0 * busy * had},
+        }
         for name, at_s, had in (("now", now, 1.0), ("then", then, 0.0))
     }
     shown = {
