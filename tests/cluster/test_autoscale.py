@@ -80,7 +80,7 @@ def show(run, role, busy, index=0, age_s=0.0, cores=0.0):
             "at_s": at_s,
             "cpu_s": 5.0 * cores * had,
             "rss_bytes": 0,
-            "stats": {"live": {}, "counters": {}, "histograms": {}, "busy_s": 5.0 * busy * had},
+            "stats": {"counters": {}, "histograms": {}, "live": {}, "busy_s": 5.0 * busy * had},
         }
         for name, at_s, had in (("now", now, 1.0), ("then", then, 0.0))
     }

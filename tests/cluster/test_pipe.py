@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from girih.cluster.pipe import CONTROL, Pipe
+from girih.cluster.pipe import CONTROL, Pipe, describe_end
 
 BUSY = "import sys; from girih.cluster.pipe import *; bind_life(); {more} print('begun', flush=True); sum(range(10**11))"
 UNBOUND = "pipe = Pipe.inherited(); pipe.unbind_life(); pipe.send(dict(is_there=True)); "
@@ -19,7 +19,7 @@ def started(more=""):
     pipe, descriptors = Pipe.pair()
     process = subprocess.Popen(
         [sys.executable, "-c", BUSY.format(more=more)],
-        env=os.environ | {CONTROL: ",".join(map(str, descriptors))},
+        env=os.environ | {CONTROL: describe_end(*descriptors)},
         pass_fds=descriptors,
         stdout=subprocess.PIPE,
     )
@@ -50,3 +50,21 @@ def test_one_that_began_is_left_to_its_threads():
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.5)
         process.kill()
+
+
+def test_a_process_that_inherits_only_the_environment_binds_its_life_to_nothing():
+    code = "from girih.cluster.pipe import *; bind_life(); print(os.read(0, 1), Pipe.inherited(), flush=True)"
+    readable, writable = os.pipe()  # takes the number of the launcher's pipe, and is read
+    pipe, others = Pipe.pair()
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        env=os.environ | {CONTROL: describe_end(*others).replace(f",{others[1]},", f",{writable},", 1)},
+        pass_fds=[writable],
+        stdin=readable,
+        stdout=subprocess.PIPE,
+    ) as process:
+        os.write(writable, b"a")
+        assert process.stdout.readline() == b"b'a' None\n"
+    pipe.close()
+    for descriptor in (readable, writable, *others):
+        os.close(descriptor)

@@ -78,16 +78,23 @@ def status_and_error(data):
     return int(lines.split()[1]), json.loads(body)["error"]
 
 
+def answers_of(connection, num_answers):
+    """Status of each answer on a connection that goes on."""
+    statuses = []
+    with connection.makefile("rb") as file:
+        for _ in range(num_answers):
+            statuses.append(int(file.readline().split()[1]))
+            length = 0
+            while (line := file.readline().strip()) != b"":
+                name, _, value = line.partition(b":")
+                length = int(value) if name.lower() == b"content-length" else length
+            file.read(length)
+    return statuses
+
+
 def answer_of(connection):
     """Status of one answer on a connection that goes on."""
-    with connection.makefile("rb") as file:
-        status = int(file.readline().split()[1])
-        length = 0
-        while (line := file.readline().strip()) != b"":
-            name, _, value = line.partition(b":")
-            length = int(value) if name.lower() == b"content-length" else length
-        file.read(length)
-        return status
+    return answers_of(connection, 1)[0]
 
 
 def trickle(connection):
@@ -277,6 +284,31 @@ def test_a_client_that_does_not_read_its_answers_is_closed(site):
         with connect(site) as connection:
             connection.sendall(good())
             assert answer_of(connection) == 200
+
+
+@pytest.mark.parametrize(
+    "path", ["http://x:80" + INFER, "HTTPS://x" + INFER + "?a=/b", INFER + "/", INFER + "#a"]
+)
+def test_paths_may_be_absolute_and_end_with_a_slash(site, path):
+    with connect(site) as connection:
+        others = head(path="http://x?a=/v2", method="GET") + head(path="*", method="OPTIONS")
+        connection.sendall(good(path=path) + others)
+        assert answers_of(connection, 3) == [200, 404, 404]
+
+
+@pytest.mark.parametrize("step", [1 << 20, 7])
+def test_the_body_of_a_request_to_upgrade_is_no_other_request(site, step):
+    lines = ["Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c"]
+    other = head(path="/v2", method="GET")
+    with connect(site) as connection:
+        upgrade = head(*lines, f"Content-Length: {len(BODY)}") + BODY  # as Java's client begins
+        tunnel = head(f"Content-Length: {len(other)}", path="x:80", method="CONNECT") + other
+        data = upgrade + tunnel + good()
+        for start in range(0, len(data), step):
+            connection.sendall(data[start : start + step])
+        assert answers_of(connection, 3) == [200, 404, 200]
+        connection.sendall(head(*lines, "Transfer-Encoding: chunked") + b"2\r\n{}\r\n0\r\n\r\n")
+        assert status_and_error(read_all(connection))[0] == 400
 
 
 def test_outputs_are_named_once(site):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import girih
+from girih import cli
 from girih.comm.group import TrainerGroup
 from girih.dense.spec import DenseSpec
 from girih.planner.facts import DenseCost
@@ -79,3 +80,10 @@ def test_time_and_state_of_an_optimizer(made, copies):
     assert module.weight.grad is None
     frozen = DenseSpec(module=module.requires_grad_(False), optimizer=made)
     assert with_update(DenseCost(1.0, 2.0), frozen, TrainerGroup()) == DenseCost(1.0, 2.0)
+
+
+def test_a_run_with_automatic_micro_batches_writes_checkpoints(log_source, tmp_path):
+    words = ["train", log_source / "config.toml", "--run", tmp_path / "run"]
+    options = ["--set", "train.max_steps=2", "--set", "schedule.micro_batches=auto"]
+    assert cli.run([str(word) for word in [*words, *options]]) == 0
+    assert list((tmp_path / "run" / "checkpoints").iterdir())

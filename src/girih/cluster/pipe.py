@@ -16,7 +16,23 @@ import threading
 from typing import Any
 
 CONTROL = "GIRIH_CONTROL"
-"""The environment's name for the descriptors of a started process's end, as ``3,4``."""
+"""The environment's name for the end of a started process; see :func:`describe_end`."""
+
+
+def describe_end(readable: int, writable: int) -> str:
+    """The descriptors of an end, and the device and number of its pipe, which no other file has."""
+    facts = os.fstat(writable)
+    return f"{readable},{writable},{facts.st_dev},{facts.st_ino}"
+
+
+def _find_end() -> tuple[int, int] | None:
+    """The end that this process was started with. None for a process that inherited only the environment."""
+    described = os.environ.get(CONTROL, "")
+    with contextlib.suppress(ValueError, OSError):
+        readable, writable = (int(number) for number in described.split(",")[:2])
+        if describe_end(readable, writable) == described:
+            return readable, writable
+    return None
 
 
 def bind_life() -> None:
@@ -25,10 +41,10 @@ def bind_life() -> None:
     The launcher never reads from this end before something is sent, so that the end of its process is the only event of the descriptor.
     :meth:`Pipe.unbind_life` ends it.
     """
-    named = os.environ.get(CONTROL)
-    if named is None:
+    end = _find_end()
+    if end is None:
         return
-    descriptor = int(named.split(",")[1])
+    _, descriptor = end
     fcntl.fcntl(descriptor, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_ASYNC)
@@ -54,13 +70,13 @@ class Pipe:
     @classmethod
     def inherited(cls) -> Pipe | None:
         """The end that this process was started with, which nobody else takes then; None where there is none."""
-        named = os.environ.pop(CONTROL, None)
-        if named is None:
+        end = _find_end()
+        os.environ.pop(CONTROL, None)
+        if end is None:
             return None
-        readable, writable = (int(each) for each in named.split(","))
-        for descriptor in (readable, writable):
+        for descriptor in end:
             os.set_inheritable(descriptor, False)
-        return cls(readable, writable)
+        return cls(*end)
 
     def unbind_life(self) -> None:
         """Ends what :func:`bind_life` began: from here on a thread notices the end of the launcher, and this process ends in good order."""

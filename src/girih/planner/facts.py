@@ -95,7 +95,7 @@ class DenseCost:
         memory_bytes: that a trainer may take.
         pass_s: seconds that both take however few the examples. example_s: seconds that each example adds.
         update_s: seconds of a step of the optimizer.
-        busy_threads: threads that a pass kept busy on average, at most those that it had.
+        busy_threads: threads that a pass kept busy on average, at most those that it had. None where nobody measured it, all of them then.
         parameter_copies: bytes that a byte of parameters takes with one gradient and its optimizer's state: 4 for Adam.
     """
 
@@ -105,7 +105,7 @@ class DenseCost:
     example_s: float = 0.0
     update_s: float = 0.0
     parameter_copies: float = 1.0
-    busy_threads: float = 1e6  # not measured: all that a machine has, as a number that JSON holds
+    busy_threads: float | None = None
 
     def seconds(self, examples: float) -> float:
         """A forward and backward pass of ``examples`` examples."""

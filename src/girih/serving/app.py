@@ -30,7 +30,7 @@ from girih.version import __version__
 
 _LOG = logging.getLogger(__name__)
 _PATH = "/v2/models/(?P<name>[^/]+)(?:/versions/(?P<version>[^/]+))?"
-_MODEL, INFER = re.compile(_PATH + "(?P<ready>/ready)?"), re.compile(_PATH + "/infer")
+_MODEL, INFER = re.compile(_PATH + "(?P<ready>/ready)?"), re.compile(_PATH + "/infer/?")
 
 
 class NotServed(UserError, LookupError):
@@ -104,7 +104,7 @@ class Server:
 
     def describe(self, method: str, path: str) -> Response:
         """The answer to any request but those for predictions."""
-        path = path.rstrip("/")
+        path = path.rstrip("/") or "/"
         page, named = self._pages.get(path), _MODEL.fullmatch(path)
         if named is not None:
             page = partial(self._describe_model, **named.groupdict())

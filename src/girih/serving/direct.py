@@ -29,7 +29,7 @@ LINGER_S = 1.0
 """Seconds in which a refused client may read its answer. Its connection discards what it still sends."""
 _LOG = logging.getLogger(__name__)
 _JSON_LENGTH = JSON_LENGTH.lower().encode()
-_KEPT = {b"content-length", b"content-encoding", b"expect", _JSON_LENGTH}
+_KEPT = {b"content-length", b"content-encoding", b"transfer-encoding", b"expect", _JSON_LENGTH}
 _BLANK_LINE = b"\r\n\r\n"
 _PIECE = 1 << 12
 _MOST_HEADERS = 1000
@@ -103,7 +103,11 @@ class Connection(asyncio.BufferedProtocol):
                 self.refuse("headers", f"headers of more than {self.options.max_header_bytes:,} bytes")
                 break
             try:
-                self._parser.feed_data(data[:size])
+                if self._body_left and self._parser.should_upgrade():  # the parser takes no body then
+                    self.on_body(data[:size])
+                    self.on_message_complete()
+                else:
+                    self._parser.feed_data(data[:size])
             except httptools.HttpParserUpgrade as upgrade:  # ignored, as HTTP allows
                 size = upgrade.args[0]
             except httptools.HttpParserError as error:
@@ -174,10 +178,12 @@ class Connection(asyncio.BufferedProtocol):
             self.refuse("size", str(self.serving.too_large(self._body_left)))
         elif self._infer is not None and encoding != "identity":
             self.refuse("http", str(self.serving.compressed(encoding)))
+        elif self._parser.should_upgrade() and b"transfer-encoding" in self._headers:
+            self.refuse("http", "Upgrade with a body in chunks: expected no Upgrade, or a Content-Length")
         elif self._headers.get(b"expect", b"").lower() == b"100-continue":
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
-    def on_body(self, body: bytes) -> None:
+    def on_body(self, body: bytes | memoryview) -> None:
         """Keeps a piece of a body of a request for predictions."""
         self._head_bytes = 0
         self._body_left = max(0, self._body_left - len(body))
@@ -189,7 +195,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def on_message_complete(self) -> None:
         """Answers."""
-        if self._is_over:
+        if self._is_over or (self._body_left and self._parser.should_upgrade()):
             return
         method, length = self._parser.get_method().decode(), self._headers.get(_JSON_LENGTH)
         if self._infer is None:
@@ -209,8 +215,9 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.close()
 
     def _path(self) -> str:
-        path = self._url.partition(b"?")[0].decode("latin-1")
-        return unquote(path) if "%" in path else path
+        url = self._url.partition(b"?")[0].partition(b"#")[0].decode("latin-1")
+        path = url if url.startswith("/") else "/" + url.partition("://")[2].partition("/")[2]  # for proxies
+        return unquote(path)
 
     def _send(self, response: Response, *, has_body: bool = True) -> None:
         """Sends an answer whole, so that one call of the system does."""

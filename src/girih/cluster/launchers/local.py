@@ -14,7 +14,7 @@ from typing import IO, Any
 from girih.cluster.command import module_command
 from girih.cluster.hosts import Hosts, host_of
 from girih.cluster.launchers.launcher import Resources
-from girih.cluster.pipe import CONTROL, Pipe, as_text
+from girih.cluster.pipe import CONTROL, Pipe, as_text, describe_end
 from girih.cluster.roles import RoleName
 from girih.runs.live.logs import is_line
 
@@ -162,7 +162,7 @@ class LocalLauncher:
         host_spec = host_of(self._hosts, name, index)
         pipe, descriptors = Pipe.pair()
         environment = {key: value for key, value in os.environ.items() if key not in RENDEZVOUS}
-        environment[CONTROL] = ",".join(map(str, descriptors))
+        environment[CONTROL] = describe_end(*descriptors)
         if resources.threads is not None:
             environment["OMP_NUM_THREADS"] = str(resources.threads)
         is_trainer = name == RoleName.TRAINER

@@ -100,7 +100,7 @@ class Basis:
     @property
     def busy_threads(self) -> float:
         """Threads of a trainer that its pass keeps busy: t, or fewer where the net is too small for all of them."""
-        return min(self.facts.threads, self.dense.busy_threads)
+        return min(self.facts.threads, self.dense.busy_threads or self.facts.threads)
 
     def _ids(self, tables: tuple[str, ...]) -> float:
         return sum(self.profile.ids_of_tables.get(table, 0.0) for table in tables)

@@ -194,4 +194,4 @@ def spread(graph: OperatorGraph, found: Tagged, options: Mapping[str, Any], know
 
 def _busy(known: Known, dense: DenseCost) -> float:
     """Threads of a trainer that its pass keeps busy."""
-    return min(known.threads, dense.busy_threads)
+    return min(known.threads, dense.busy_threads or known.threads)
