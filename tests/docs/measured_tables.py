@@ -372,7 +372,6 @@ NOT_COMPARED = {
     ("operations", "When a trainer", 0): "what happens, held by tests",
     ("serving", "Inputs", 0): "names",
     ("serving", "The protocol", 0): "names",
-    ("serving", "Limits", 0): "options",
     ("data", "Formats", 0): "names",
     ("data", "Missing values", 0): "names",
     ("data", "Speed", 0): "console only",

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,15 @@ SMALL = "tables=[{name='user',eviction={name='lru',max_rows=60}},{name='item',ev
 
 OPEN = []
 """Followers that the test at hand opened; conftest.py closes them."""
+
+
+def merge_all(follower):
+    """Wait until the stacks of a follower are as short as they get."""
+    follower._merge()
+    while not follower._merging.is_idle:
+        time.sleep(0.001)
+        follower._take_merged()
+        follower._merge()
 
 
 def words(config, run, log, *overrides, resume=False, strategy="local"):

@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from following import EVERY, SMALL, Replayed, follower, publish_here, words
+from following import EVERY, SMALL, Replayed, follower, merge_all, publish_here, words
 
 import girih
 from girih import cli
@@ -61,7 +61,7 @@ def test_predictions_of_every_version_are_those_of_its_checkpoint(patient, tmp_p
         assert (version.number, version.step) == (number, found.current.step)
         np.testing.assert_array_equal(answers(watched.served, table), expected(run, version.step, table))
         seen.append(number)
-    found.merge_all()
+    merge_all(found)
     watched.look()
     np.testing.assert_array_equal(
         answers(watched.served, table), expected(run, watched.served.version.step, table)
@@ -81,7 +81,7 @@ def test_a_version_that_is_served_stays_whole_while_others_come(patient, tmp_pat
     for number in replayed.old.versions()[2:]:
         replayed.reveal(number)
         found.poll()
-        found.merge_all()
+        merge_all(found)
         watched.look()
     np.testing.assert_array_equal(answers(first, table), expected(run, step, table))
     found.close()

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from following import EVERY, SMALL, assert_is, follower, publish, publish_here, rows_in, summary_of
+from following import EVERY, SMALL, assert_is, follower, merge_all, publish, publish_here, rows_in, summary_of
 
 from girih.checkpoint import Storage, find
 from girih.publishing.log import Log
@@ -98,7 +98,7 @@ def test_a_follower_that_sees_every_segment_has_what_one_that_begins_at_the_end_
         numbers.append(again.current.number)
     write_pin(Storage.at(log), None)
     assert numbers == versions_of(log)
-    again.merge_all()
+    merge_all(again)
     assert rows_in(again.current, tmp_path / "again") == rows_in(late.current, tmp_path / "late")
 
 
@@ -130,7 +130,7 @@ def test_stacks_stay_short(patient, tmp_path):
     for number in versions_of(log):
         write_pin(Storage.at(log), number)
         found.poll()
-        found.merge_all()
+        merge_all(found)
         for files in found.current.rows:
             keys = [file.keys for file in files]
             assert all(older > 2 * sum(keys[:n]) for n, older in enumerate(keys) if n)

@@ -58,9 +58,9 @@ class Supervisor:
         self.handles: list[Handle] = []
         self.deaths: Counter[tuple[str, int]] = Counter()
         self._prepared: dict[tuple[str, int], Handle] = {}
-        self._starting: dict[
+        self._starting = dict[
             tuple[str, int], tuple[Handle, bytes]
-        ] = {}  # with what those are that do not listen yet
+        ]()  # what does not listen yet, and its role
         self._ending: set[Handle] = set()
         self._kept: set[str] = set()
         self._begun: dict[tuple[str, int], bytes] = {}  # what those are that listened once
@@ -291,11 +291,8 @@ class Supervisor:
         key, was_killed = (handle.name, handle.index), (handle.status() or 0) < 0
         is_prepared = self._prepared.get(key) is handle
         starting, spec = self._starting.get(key, (None, None))
-        if (
-            not was_killed
-            or self.deaths[key] >= self._max_restarts
-            or not (is_prepared or starting is handle)
-        ):
+        may_restart = was_killed and self.deaths[key] < self._max_restarts
+        if not may_restart or not (is_prepared or starting is handle):
             return False
         try:
             another = self._launch(handle.name, handle.index, incarnation=handle.incarnation)

@@ -156,10 +156,8 @@ class _Bounded(TorchFunctionMode):
         self._left -= 1
         if self._left < 0:
             raise ConfigError("its options describe more tensors than the file holds")
-        if function in (
-            Tensor.normal_,
-            Tensor.mul,
-        ):  # for no values, torch would import packages for a second
+        # on meta tensors torch would import packages for a second
+        if function in (Tensor.normal_, Tensor.mul):
             return args[0]
         return (torch.empty if function is torch.randn else function)(*args, **kwargs or {})
 

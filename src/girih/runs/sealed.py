@@ -141,12 +141,8 @@ def check_inside(name: str) -> None:
     Raises:
         ValueError: not a relative path of plain names.
     """
-    if (
-        name.startswith("~")
-        or "\\" in name
-        or not name.isprintable()
-        or {"", ".", ".."} & set(name.split("/"))
-    ):
+    leads_out = {"", ".", ".."} & set(name.split("/"))
+    if leads_out or name.startswith("~") or "\\" in name or not name.isprintable():
         raise ValueError(f"the name {name!r} leads out of its directory")
 
 

@@ -101,13 +101,6 @@ class Follower(AbstractContextManager["Follower"]):
         after = None if self.current is None else self.current.number
         return after != before
 
-    def merge_all(self) -> None:
-        """Waits until stacks are as short as they are to be."""
-        self._merge()
-        while not self._merging.is_idle:
-            self._take_merged(wait=True)
-            self._merge()
-
     def close(self) -> None:
         """Ends; what is there stays."""
         self._merging.close()
@@ -307,8 +300,8 @@ class Follower(AbstractContextManager["Follower"]):
         path = self.directory / f"rows-{g}-{next(self._counts)}.safetensors"
         self._merging.begin(path, spec, g, files[:most], whole=most == len(files))
 
-    def _take_merged(self, *, wait: bool = False) -> None:
-        found = self._merging.result(wait=wait)
+    def _take_merged(self) -> None:
+        found = self._merging.result()
         if found is None or self.current is None:
             return
         g, merged, by = found

@@ -89,13 +89,13 @@ class Merging:
         self.name = path.name
         self._under_way = number, tuple(files), self._worker.submit(work)
 
-    def result(self, *, wait: bool = False) -> tuple[int, tuple[RowsFile, ...], RowsFile] | None:
+    def result(self) -> tuple[int, tuple[RowsFile, ...], RowsFile] | None:
         """The group, the files that were merged, and the one that they are now; None while there is nothing new.
 
         Raises:
             StorageFullError: the disk is full; the files are as they were.
         """
-        if self._under_way is None or not (wait or self._under_way[2].done()):
+        if self._under_way is None or not self._under_way[2].done():
             return None
         number, files, future = self._under_way
         self._under_way = self.name = None
