@@ -35,7 +35,7 @@ _PIECE = 1 << 12
 _MOST_HEADERS = 1000
 
 
-class Connection(asyncio.BufferedProtocol):
+class ClientConnection(asyncio.BufferedProtocol):
     """A connection to a server of predictions, for uvicorn.
 
     Attributes:
@@ -266,7 +266,7 @@ class Connection(asyncio.BufferedProtocol):
         self.deadline = self.begun + seconds
 
 
-def direct(server: Server, options: ServeOptions) -> type[Connection]:
+def direct(server: Server, options: ServeOptions) -> type[ClientConnection]:
     """The class of connections to a server, for uvicorn."""
     shared = {"serving": server, "options": options, "clients": Clients(options)}
-    return type("Connection", (Connection,), shared)
+    return type("ClientConnection", (ClientConnection,), shared)

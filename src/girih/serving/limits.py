@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from girih.serving.options import ServeOptions
 
 if TYPE_CHECKING:
-    from girih.serving.direct import Connection
+    from girih.serving.direct import ClientConnection
 
 DRAIN_S = 5
 """Seconds that requests under way have when a server ends."""
@@ -28,27 +28,26 @@ class Clients:
 
     def __init__(self, options: ServeOptions) -> None:
         self._options = options
-        self._open: set[Connection] = set()
+        self._open: set[ClientConnection] = set()
         self.buffer = memoryview(bytearray(_READ_BYTES))
         self._held, self._has_burst, self._next_sweep = 0, False, 0.0
 
-    def add(self, client: Connection) -> bool:
+    def add(self, client: ClientConnection) -> bool:
         """Adds a connection, unless there are too many."""
         if not self._next_sweep:
-            allow_files(self._options.max_connections + _SPARE_FILES)
             self._sweep()
         if len(self._open) >= self._options.max_connections:
             return False
         self._open.add(client)
         return True
 
-    def remove(self, client: Connection) -> None:
+    def remove(self, client: ClientConnection) -> None:
         """Removes a closed connection."""
         self._open.discard(client)
         self._has_burst = True
         self.hold(client, 0)
 
-    def hold(self, client: Connection, num_bytes: int) -> None:
+    def hold(self, client: ClientConnection, num_bytes: int) -> None:
         """Records the bytes that a connection holds.
 
         If all together hold too many, the connection with the most bytes times seconds is refused.
@@ -79,8 +78,9 @@ class Clients:
         asyncio.get_running_loop().call_later(_SWEEP_S, self._sweep)
 
 
-def allow_files(num_files: int) -> None:
-    """Raises the limit on open files to so many, as far as the system allows."""
+def allow_files(num_connections: int) -> None:
+    """Raises the limit on open files of this process, and of workers that it starts, as far as the system allows."""
+    num_files = num_connections + _SPARE_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if resource.RLIM_INFINITY != soft < num_files:
         most = num_files if hard == resource.RLIM_INFINITY else min(num_files, hard)
