@@ -66,7 +66,7 @@ def test_lines_of_pairs_are_split_as_the_plain_twin_does(source: LibsvmSource, d
 def test_lines_that_are_not_pairs_are_told_apart(source: LibsvmSource) -> None:
     unit = split(
         source,
-        b"1 1:1\n1 1:1 2:1 3:1\n1 1:1 x\n1 a:1 2:1\n1 12345678901234567890:1 2:1\n\n# only\n1 1:1 2:1\n"
+        b"1 1:1\n1 1:1 2:1 3:1\n1 1:1 x\n1 a:1 2:1\n1 18446744073709551616:1 2:1\n\n# only\n1 1:1 2:1\n"
         b"1 0x10:1 2:1\n1 1:1:1 2:1\n1:1 2:1\n1 1:one 2:\n",
     )
     assert rows(unit) == [(1, 1, 1, 2, 1)]

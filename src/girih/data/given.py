@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from girih.data.decode.columns import is_list
+from girih.data.formats.objects import REFUSED, array_of, table_of_stream
 from girih.data.paths import one_line
 from girih.errors import DataError, kind_of
 from girih.schema import Categorical, Numeric, Schema
@@ -34,8 +35,8 @@ def as_table(data: Any, columns: Sequence[str] | None = None) -> Any:
         return _of_series(data, columns)
     if hasattr(data, "__arrow_c_stream__"):
         try:
-            return pa.table(data)
-        except (pa.ArrowException, TypeError, ValueError) as error:
+            return table_of_stream(data)
+        except REFUSED as error:
             raise DataError(
                 f"data: Arrow cannot take this {type(data).__name__}: {one_line(error)}"
             ) from None
@@ -104,8 +105,8 @@ def _array(name: str, values: Any) -> Any:
     if isinstance(values, np.ndarray) and values.ndim > 1:
         values = list(values)
     try:
-        return pa.array(values)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        return array_of(values)
+    except REFUSED as error:
         raise DataError(f"data: column {name!r} cannot be an Arrow column: {one_line(error)}") from None
 
 

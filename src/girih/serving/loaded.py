@@ -29,6 +29,7 @@ from girih.data import Batch, Dataset, NormalizationStats
 from girih.data.dataset import make_dataset
 from girih.data.decode.columns import scalar_ids
 from girih.data.formats.arrow import TableSource
+from girih.data.formats.objects import array_of
 from girih.data.given import as_table, columns_as_given, columns_of
 from girih.data.paths import one_line
 from girih.data.read_plan import make_read_plan
@@ -153,7 +154,7 @@ class LoadedModel(contextlib.AbstractContextManager["LoadedModel"]):
         try:
             if isinstance(ids, torch.Tensor):
                 ids = ids.numpy(force=True)
-            given = ids if isinstance(ids, pa.Array | pa.ChunkedArray) else pa.array(ids)
+            given = ids if isinstance(ids, pa.Array | pa.ChunkedArray) else array_of(ids)
             keys, _ = scalar_ids(given.combine_chunks() if isinstance(given, pa.ChunkedArray) else given)
         except (pa.ArrowException, TypeError, ValueError, OverflowError, RuntimeError) as error:
             raise DataError(

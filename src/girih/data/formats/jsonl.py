@@ -27,7 +27,11 @@ _LOOK_LINES = 1000
 """Lines of a file by which its columns and their types are known."""
 _LOOK_BYTES = 1 << 20
 _TYPES = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string(), dict: pa.struct([])}
-_WIDER = {pa.int64(): pa.float64(), pa.list_(pa.int64()): pa.list_(pa.float64())}
+_LARGE = {pa.int64(): pa.uint64(), pa.list_(pa.int64()): pa.list_(pa.uint64())}
+_WIDER = {
+    kind: pa.list_(pa.float64()) if pa.types.is_list(kind) else pa.float64()
+    for kind in (*_LARGE, *_LARGE.values())
+}
 
 
 class JsonlSource(TextSource):
@@ -98,7 +102,9 @@ class JsonlSource(TextSource):
         for item in value if isinstance(value, list) else [value]:
             kind = _TYPES.get(type(item))
             if kind is not None:
-                self._types.setdefault(name, pa.list_(kind) if isinstance(value, list) else kind)
+                known = self._types.setdefault(name, pa.list_(kind) if isinstance(value, list) else kind)
+                if kind == pa.int64() and item >= 1 << 63:
+                    self._types[name] = _LARGE.get(known, known)
 
 
 def _first_objects(file: File, byte: int, line: int) -> Iterator[dict[str, Any]]:

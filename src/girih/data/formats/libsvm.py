@@ -89,12 +89,16 @@ class LibsvmSource(TextSource):
         address = self.files[number].address
         text, lines, bad = self._regular(block, plan.until_bad)
         cells = text.replace(b":", b" ")
-        types = dict.fromkeys(self._indices, pa.int64())
-        types |= {name: pa.float64() for name in self.own_columns(plan, number) if name not in types}
+        numbers = {name: pa.float64() for name in self.own_columns(plan, number) if name not in self._indices}
+        types = dict.fromkeys(self._indices, pa.int64()) | numbers
+        large = dict.fromkeys(self._indices, pa.uint64()) | numbers
         table = None
-        if b"x" not in cells and b"X" not in cells:  # Arrow would take 0x10 for an integer
+        for kinds in (
+            (types, large) if b"x" not in cells and b"X" not in cells else ()
+        ):  # Arrow reads 0x10 as 16
             with contextlib.suppress(DataError):  # a cell is no number
-                table, _ = split_cells(cells, self._names, types, " ", "", address)
+                table, _ = split_cells(cells, self._names, kinds, " ", "", address)
+                break
         if table is None or any(column.null_count for column in table.columns):
             words, _ = split_cells(cells, self._names, dict.fromkeys(types, pa.binary()), " ", "", address)
             table, lines = _checked(words, types, lines, bad, plan.until_bad)
@@ -172,9 +176,11 @@ def _checked(
 
 
 def _integer(word: bytes | None) -> int | None:
-    """The decimal integer of 64 bits that a word is."""
-    number = int(word) if word and _INTEGER.fullmatch(word) else 1 << 63
-    return number if -(1 << 63) <= number < 1 << 63 else None
+    """The id that a word spells, an integer from -2**63 to 2**64 - 1; those above the largest int64 keep their bits."""
+    number = int(word) if word and _INTEGER.fullmatch(word) else 1 << 64
+    if not -(1 << 63) <= number < 1 << 64:
+        return None
+    return number if number < 1 << 63 else number - (1 << 64)
 
 
 def _not_index_value(line: int, trouble: str) -> BadRow:
