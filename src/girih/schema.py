@@ -216,6 +216,7 @@ class Schema:
         labels: names, or :class:`Labels`.
         tables: only those that differ from the defaults or are shared under their own options.
         defaults: the dim of tables for which neither they nor their features say one.
+        null_values: texts that mean a missing value, in files, dictionaries and requests.
 
     Raises:
         ConfigError: duplicates, unknown tables, or features that disagree on a shared table's dim.
@@ -224,6 +225,7 @@ class Schema:
     features: tuple[Feature, ...]
     labels: Labels
     tables: tuple[Table, ...] = ()
+    null_values: tuple[str, ...] = ()
     _sparse: tuple[Categorical | Sequence, ...] = field(init=False, repr=False, compare=False)
     _numeric: tuple[Numeric, ...] = field(init=False, repr=False, compare=False)
     _table_by_name: Mapping[str, Table] = field(init=False, repr=False, compare=False)
@@ -234,6 +236,7 @@ class Schema:
         labels: Labels | str | Seq[str],
         tables: Seq[Table] = (),
         defaults: Defaults | None = None,
+        null_values: Seq[str] = (),
     ) -> None:
         _refuse_others("features", features, Categorical | Sequence | Numeric)
         _refuse_others("tables", tables, Table)
@@ -245,6 +248,9 @@ class Schema:
         if not isinstance(labels, Labels):
             labels = Labels(names=labels)  # type: ignore[arg-type]
         object.__setattr__(self, "labels", labels)
+        object.__setattr__(
+            self, "null_values", config.build(tuple[str, ...], list_of_texts(null_values), "null_values")
+        )
         if not self.features:
             raise ConfigError("features: the list is empty; expected at least one feature")
         _refuse_duplicates("feature", [f.name for f in self.features])
@@ -297,15 +303,17 @@ class Schema:
         wanted = set(names)
         features = [feature for feature in self.features if feature.name in wanted]
         used = {feature.table_name for feature in features if not isinstance(feature, Numeric)}
-        return Schema(features, self.labels, [table for table in self.tables if table.name in used])
+        tables = [table for table in self.tables if table.name in used]
+        return Schema(features, self.labels, tables, null_values=self.null_values)
 
     def to_dict(self) -> dict[str, Any]:
         """As plain mappings and lists, in the form of a config file's sections."""
-        return {
+        sections = {
             "features": config.plain(self.features),
             "labels": config.plain(self.labels),
             "tables": config.plain(self.tables),
         }
+        return sections | ({"data": {"null_values": list(self.null_values)}} if self.null_values else {})
 
     def fingerprint(self) -> str:
         """16 hex digits that change when anything changes that trained rows or inputs depend on.
@@ -325,7 +333,7 @@ class Schema:
 
     @classmethod
     def from_dict(cls, mapping: Mapping[str, Any], where: str = "schema") -> Schema:
-        """Builds a schema from the sections ``features``, ``labels``, ``tables`` and ``defaults`` of a config."""
+        """Builds a schema from the sections ``features``, ``labels``, ``tables`` and ``defaults`` of a config, and ``data.null_values``."""
         for key in ("features", "labels"):
             if key not in mapping:
                 raise ConfigError(
@@ -345,15 +353,22 @@ class Schema:
         ]
         labels = config.build(Labels, mapping["labels"], f"{where}: [labels]")
         defaults = config.build(Defaults, mapping.get("defaults", {}), f"{where}: [defaults]")
+        data = mapping.get("data", {})
+        null_values = data.get("null_values", ()) if isinstance(data, Mapping) else ()
         try:
-            return cls(features, labels, built, defaults)
+            return cls(features, labels, built, defaults, null_values)
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from None
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Schema:
-        """Reads ``[[features]]``, ``[labels]``, ``[[tables]]`` and ``[defaults]`` of a config file."""
+        """Reads ``[[features]]``, ``[labels]``, ``[[tables]]``, ``[defaults]`` and ``data.null_values`` of a config file."""
         return cls.from_dict(config.read_toml(path), str(path))
+
+
+def list_of_texts(given: Any) -> Any:
+    """A list of texts as a list; one text is refused where a list is expected, and stays as it is."""
+    return list(given) if isinstance(given, Seq) and not isinstance(given, str) else given
 
 
 def _check_time_unit(feature: Categorical | Numeric) -> None:

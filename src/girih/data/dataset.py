@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, TypedDict, Unpack
 
-from girih.config import checks
+from girih.config import build, checks
 from girih.data.batch import Batch
 from girih.data.decode.where import Where
 from girih.data.decode.where_text import parse_where
@@ -24,7 +24,7 @@ from girih.data.read_ahead import ReadAhead
 from girih.data.read_plan import ReadPlan, make_read_plan
 from girih.data.unit import Source
 from girih.errors import ConfigError, nearest
-from girih.schema import Schema
+from girih.schema import Schema, list_of_texts
 
 BATCH_SIZE = 4096
 MOST_EXAMPLES = (1 << 31) - 1  # of a batch, whose offsets are int32
@@ -47,6 +47,7 @@ class ReadOptions(OrderOptions, total=False):
     keep: Iterable[str]
     with_labels: bool
     where: str | Where | None
+    null_values: Iterable[str] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,6 +254,7 @@ def make_dataset(
     keep: Iterable[str] = (),
     with_labels: bool = True,
     where: str | Where | None = None,
+    null_values: Iterable[str] | None = None,
     **options: Unpack[OrderOptions],
 ) -> Dataset:
     """A dataset over a source; ``columns`` is the schema in terms of the source's columns, where they differ.
@@ -268,7 +270,10 @@ def make_dataset(
     if where is not None and not isinstance(where, Where):
         checks.text("where", where)
         where = parse_where(where)
-    plan = make_read_plan(columns or schema, kept, with_labels, where)
+    nulls = schema.null_values
+    if null_values is not None:
+        nulls = build(tuple[str, ...], list_of_texts(null_values), "null_values")
+    plan = make_read_plan(columns or schema, kept, with_labels, where, nulls)
     source.check(plan)
     return Dataset(schema=schema, source=source, plan=plan, **options)
 

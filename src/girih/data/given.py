@@ -18,30 +18,31 @@ from girih.schema import Categorical, Numeric, Schema
 EXPECTED = "expected a dict of columns, a list of dicts, a pandas DataFrame, or anything with Arrow's C stream interface"
 
 
-def as_table(data: Any, columns: Sequence[str] | None = None) -> Any:
+def as_table(data: Any, columns: Sequence[str] | None = None, null_values: Sequence[str] = ()) -> Any:
     """A ``pyarrow.Table`` of some data.
 
     Args:
         data: a dict of columns (lists or arrays), or of one example's values; a list of dicts, an example each; a row of a DataFrame
             of pandas; or anything with Arrow's C stream interface, such as a ``pyarrow.Table``, or a DataFrame of pandas or polars.
         columns: those to take of dicts, where they have them; None takes all.
+        null_values: texts that mean a missing value.
 
     Raises:
         DataError: none of these, columns of different lengths, or values that have no common type; names the column.
     """
     if isinstance(data, Mapping):
-        return _of_columns(data, columns)
+        return _of_columns(data, columns, null_values)
     if _is_series_of_pandas(data):
-        return _of_series(data, columns)
+        return _of_series(data, columns, null_values)
     if hasattr(data, "__arrow_c_stream__"):
         try:
-            return table_of_stream(data)
+            return table_of_stream(data, null_values)
         except REFUSED as error:
             raise DataError(
                 f"data: Arrow cannot take this {type(data).__name__}: {one_line(error)}"
             ) from None
     if isinstance(data, Sequence) and not isinstance(data, str | bytes):
-        return _of_rows(data, columns)
+        return _of_rows(data, columns, null_values)
     raise DataError(f"data: received an object of type {type(data).__name__}; {EXPECTED}")
 
 
@@ -54,7 +55,8 @@ def columns_as_given(schema: Schema, table: Any) -> Schema:
             return feature
         return replace(feature, separator=None) if is_list(types[feature.source]) else feature
 
-    return Schema([of(feature) for feature in schema.features], schema.labels, schema.tables)
+    features = [of(feature) for feature in schema.features]
+    return Schema(features, schema.labels, schema.tables, null_values=schema.null_values)
 
 
 def columns_of(schema: Schema) -> list[str]:
@@ -64,13 +66,13 @@ def columns_of(schema: Schema) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _of_columns(data: Mapping[Any, Any], columns: Sequence[str] | None) -> Any:
+def _of_columns(data: Mapping[Any, Any], columns: Sequence[str] | None, null_values: Sequence[str]) -> Any:
     taken = {name: value for name, value in data.items() if columns is None or name in columns}
     if data and not taken:
         raise _unknown(data, columns)
     if any(_is_scalar(value) for value in taken.values()):  # one example, whose bags may be lists
-        return _of_rows([taken], columns)
-    arrays = {str(name): _array(str(name), value) for name, value in taken.items()}
+        return _of_rows([taken], columns, null_values)
+    arrays = {str(name): _array(str(name), value, null_values) for name, value in taken.items()}
     lengths = {name: len(array) for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:
         (first, rows), *others = lengths.items()
@@ -81,7 +83,7 @@ def _of_columns(data: Mapping[Any, Any], columns: Sequence[str] | None) -> Any:
     return pa.table(arrays)
 
 
-def _of_rows(rows: Sequence[Any], columns: Sequence[str] | None) -> Any:
+def _of_rows(rows: Sequence[Any], columns: Sequence[str] | None, null_values: Sequence[str]) -> Any:
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping):
             raise DataError(f"data: item {number} is {kind_of(row)}; {EXPECTED}")
@@ -91,7 +93,7 @@ def _of_rows(rows: Sequence[Any], columns: Sequence[str] | None) -> Any:
         raise _unknown(present, columns)
     if not rows and columns is not None:
         return pa.table({name: pa.nulls(0) for name in columns})
-    return pa.table({str(n): _array(str(n), [row.get(n) for row in rows]) for n in names})
+    return pa.table({str(n): _array(str(n), [row.get(n) for row in rows], null_values) for n in names})
 
 
 def _unknown(given: Iterable[Any], columns: Sequence[str] | None) -> DataError:
@@ -99,18 +101,18 @@ def _unknown(given: Iterable[Any], columns: Sequence[str] | None) -> DataError:
     return DataError(f"data: columns {names[:10]}, of which no feature reads any; expected {known[:10]}")
 
 
-def _array(name: str, values: Any) -> Any:
+def _array(name: str, values: Any, null_values: Sequence[str]) -> Any:
     if isinstance(values, pa.Array | pa.ChunkedArray):
         return values
     if isinstance(values, np.ndarray) and values.ndim > 1:
         values = list(values)
     try:
-        return array_of(values)
+        return array_of(values, null_values)
     except REFUSED as error:
         raise DataError(f"data: column {name!r} cannot be an Arrow column: {one_line(error)}") from None
 
 
-def _of_series(data: Any, columns: Sequence[str] | None) -> Any:
+def _of_series(data: Any, columns: Sequence[str] | None, null_values: Sequence[str]) -> Any:
     """A row of a DataFrame; pandas makes one number type of its values, so that ids among floats are no ids any more."""
     if columns is not None and not set(columns) & set(data.index):
         raise DataError(f"data: a Series whose index names no feature, as {list(data.index[:3])}; {EXPECTED}")
@@ -118,7 +120,8 @@ def _of_series(data: Any, columns: Sequence[str] | None) -> Any:
         raise DataError(
             "data: a Series of floats, in which ids are no integers any more; take a row as df.iloc[[i]]"
         )
-    return _of_columns({name: None if _is_missing(value) else value for name, value in data.items()}, columns)
+    values = {name: None if _is_missing(value) else value for name, value in data.items()}
+    return _of_columns(values, columns, null_values)
 
 
 def _is_missing(value: Any) -> bool:

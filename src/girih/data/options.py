@@ -33,6 +33,7 @@ class DataOptions(Options):
         train, valid, test: a path, glob or fsspec address, or a list of them.
         batch_size: examples per batch.
         separator, quote, columns: of CSV; see :func:`girih.read_csv`.
+        null_values: texts that mean a missing value, besides an empty cell of a text file.
         where: a condition that rows have to meet; see :func:`girih.read_parquet`. Predictions are made for all rows.
         split: how the files of ``train`` are cut into training, validation and test data.
         messages, start, stop_at, kafka: of Kafka topics; see :func:`girih.read_kafka`.
@@ -45,6 +46,7 @@ class DataOptions(Options):
     train: str | tuple[str, ...]
     valid: str | tuple[str, ...] | None = None
     test: str | tuple[str, ...] | None = None
+    null_values: tuple[str, ...] = ()
     where: str | None = None
     split: Split | None = None
     batch_size: Annotated[int, Bounds(1, MOST_EXAMPLES)] = BATCH_SIZE
@@ -163,6 +165,7 @@ def open_dataset(
             keep=keep,
             with_labels=with_labels,
             where=options.where if with_labels else None,
+            null_values=options.null_values or None,
             **{name: getattr(options, name) for name in _OF_CSV if form == "csv"},
         )
     except MissingFileError as error:
@@ -206,5 +209,6 @@ def _open_topic(
         keep=keep,
         with_labels=with_labels,
         where=options.where if with_labels else None,
+        null_values=options.null_values or None,
     )
     return replace(dataset, read_ahead=options.read_ahead)

@@ -30,6 +30,7 @@ class ReadPlan:
         conditions: the derived labels, parsed.
         masks: label → where it counts, parsed. label_weights: label → the column of its weights.
         keep: columns carried along as they are. where: what rows have to meet; None takes all.
+        null_values: texts that mean a missing value.
         until_bad: rows after the first bad one need not be looked at.
     """
 
@@ -41,6 +42,7 @@ class ReadPlan:
     label_weights: dict[str, str]
     keep: tuple[str, ...]
     where: Where | None = None
+    null_values: tuple[str, ...] = ()
     until_bad: bool = False
 
     @property
@@ -176,9 +178,16 @@ def _weight_troubles(feature: Categorical, weights: Any, ids: Any) -> Iterator[s
 
 
 def make_read_plan(
-    schema: Schema, keep: tuple[str, ...], with_labels: bool, where: Where | None = None
+    schema: Schema,
+    keep: tuple[str, ...],
+    with_labels: bool,
+    where: Where | None = None,
+    null_values: Seq[str] | None = None,
 ) -> ReadPlan:
     """Parses the schema's conditions.
+
+    Args:
+        null_values: texts that mean a missing value; None takes those of the schema.
 
     Raises:
         ConfigError: a condition that cannot be understood, or on a column that a feature reads too.
@@ -200,6 +209,7 @@ def make_read_plan(
         label_weights=dict(schema.labels.label_weight),
         keep=tuple(dict.fromkeys(keep)),
         where=where,
+        null_values=schema.null_values if null_values is None else tuple(null_values),
     )
     return plan if with_labels else plan.without_labels(plan.keep)
 

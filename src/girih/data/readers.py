@@ -36,6 +36,8 @@ def read_parquet(paths: Paths, schema: Schema, **options: Unpack[ReadOptions]) -
         with_labels: False for data without label columns.
         where: a condition that rows have to meet, as ``"country in ['NL', 'BE'] and price > 0"``; its grammar is that of
             :mod:`girih.data.decode.where_text`. Default: all rows.
+        null_values: texts that mean a missing value, besides an empty cell of a text file, as ``["NA", "NULL"]``. Default: those
+            of the schema, which is where a trained model finds them too.
 
     Raises:
         MissingFileError: a path or pattern that matches nothing.
@@ -140,7 +142,11 @@ def read_jsonl(
     other types are read too, more slowly. The arguments are those of :func:`read_csv`.
     """
     check_schema(schema)
-    return make_dataset(JsonlSource(find_files(paths), block_bytes), schema, **options)
+    null_values = options.get("null_values")
+    source = JsonlSource(
+        find_files(paths), block_bytes, schema.null_values if null_values is None else tuple(null_values)
+    )
+    return make_dataset(source, schema, **options)
 
 
 def read_kafka(

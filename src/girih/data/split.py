@@ -119,6 +119,7 @@ def find_cuts(data: Dataset, split: Split) -> Cuts:
         label_weights={},
         keep=(),
         where=data.plan.where,
+        null_values=data.plan.null_values,
         until_bad=data.plan.until_bad,
     )
     data.source.check(plan)

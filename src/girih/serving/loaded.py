@@ -194,7 +194,7 @@ class LoadedModel(contextlib.AbstractContextManager["LoadedModel"]):
             may_be_null: whether columns may matter to nothing of what is wanted: the error for missing ones says what to give.
         """
         columns = columns_of(self.schema)
-        table = as_table(data, columns)
+        table = as_table(data, columns, self.schema.null_values)
         if not table.num_columns:
             raise DataError(f"data: no columns; expected {columns}")
         missing = [name for name in columns if name not in table.column_names]

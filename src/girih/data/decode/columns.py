@@ -20,6 +20,10 @@ from girih.data.decode.views import without_views
 from girih.kernels.cpu import strings, take
 from girih.kernels.cpu.arrays import sealed
 
+NULL_WORDS: Final = (
+    "\\N", "NULL", "null", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "None", "<NA>", "(null)", "nil", "?", "-", "--",
+)  # fmt: skip
+"""Texts that often mean a missing value: for guesses and for hints in errors, never for reading."""
 _TEXT: Final = {pa.string().id, pa.large_string().id, pa.string_view().id}
 _BYTES: Final = {pa.binary().id, pa.large_binary().id, pa.binary_view().id, pa.binary(1).id}
 
@@ -74,6 +78,20 @@ def null_mask(array: Any) -> NDArray[np.bool_] | None:
         return None
     mask: NDArray[np.bool_] = array.is_null().to_numpy(zero_copy_only=False)
     return mask
+
+
+def without_texts(array: Any, texts: tuple[str, ...]) -> Any:
+    """A column of strings, its values of some texts made null; any other column as it is."""
+    if pa.types.is_dictionary(array.type):
+        words = without_texts(array.dictionary, texts)
+        return array if words is array.dictionary else pa.DictionaryArray.from_arrays(array.indices, words)
+    if not is_string(array.type):
+        return array
+    array = without_views(array)
+    among = pc.is_in(
+        array, value_set=pa.array([text.encode() for text in texts], pa.binary()).cast(array.type)
+    )
+    return pc.if_else(among, pa.scalar(None, array.type), array) if pc.any(among).as_py() else array
 
 
 def scalar_ids(array: Any) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]:

@@ -25,6 +25,7 @@ from girih.schema import Categorical, Numeric, Sequence
 
 BLOCK_ROWS = 1 << 14
 LABEL = "a label in [0, 1]"
+_NULL_WORDS = [word.encode() for word in columns.NULL_WORDS]
 NUMBER = "a label that is a finite number"
 
 
@@ -46,7 +47,10 @@ def decode(unit: Unit, plan: ReadPlan, buffers: Buffers) -> tuple[DecodedRows, l
 
 
 def chosen(unit: Unit, plan: ReadPlan) -> Unit:
-    """The rows of a unit that are to be read."""
+    """The rows of a unit that are to be read, texts that mean a missing value made null."""
+    if plan.null_values:
+        arrays = (columns.without_texts(columns.flat(each), plan.null_values) for each in unit.table.columns)
+        unit = replace(unit, table=pa.table(list(arrays), unit.table.column_names))
     if plan.where is None:
         return unit
     try:
@@ -76,6 +80,8 @@ class _Reader:
             ids, null = self._part_of_time(feature)
             return Bags(ids if null is None else np.where(null, NULL_ID, ids))
         values, offsets = columns.pieces(self._column(feature.source), feature.separator)
+        if offsets is not None and self._plan.null_values:
+            values = columns.without_texts(values, self._plan.null_values)
         ids, floats = columns.scalar_ids(values)
         if self._unit.is_text and floats is not None and floats.any():
             self._refuse_floats(feature.source, floats, offsets)
@@ -269,6 +275,8 @@ class _Reader:
                     message += f"; derive it, as in derive = {{ {column} = \"{column} == 'yes'\" }}"
                 if expected in (LABEL, NUMBER) and self._is_nothing(column, row):
                     message += "; where labels may be missing, set labels.missing = 'skip'"
+                if (word := unit.table.column(column)[row].as_py()) in _NULL_WORDS:
+                    message += f"; null_values = [{word.decode()!r}] makes it missing"
                 bad.append(BadRow(int(unit.numbers[row]), reason, message))
             good[rows] = False
         return good, sorted(bad)

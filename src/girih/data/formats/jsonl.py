@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import numpy as np
@@ -37,14 +37,18 @@ _WIDER = {
 class JsonlSource(TextSource):
     """Files of JSON objects, one a line.
 
+    Args:
+        null_values: texts that say nothing of the type of a column.
+
     Raises:
         DataError: a file that is empty, damaged, or has no object in its first lines.
     """
 
     kind = "jsonl"
 
-    def __init__(self, files: tuple[File, ...], block_bytes: int) -> None:
+    def __init__(self, files: tuple[File, ...], block_bytes: int, null_values: Collection[str] = ()) -> None:
         self._types: dict[str, Any] = {}
+        self._null_values = frozenset(null_values)
         starts = []
         for file in files:
             head = read_head(file)
@@ -101,7 +105,7 @@ class JsonlSource(TextSource):
         """Learns a column's type from the first of its values that has one."""
         for item in value if isinstance(value, list) else [value]:
             kind = _TYPES.get(type(item))
-            if kind is not None:
+            if kind is not None and not (kind == pa.string() and item in self._null_values):
                 known = self._types.setdefault(name, pa.list_(kind) if isinstance(value, list) else kind)
                 if kind == pa.int64() and item >= 1 << 63:
                     self._types[name] = _LARGE.get(known, known)

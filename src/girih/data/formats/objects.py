@@ -59,7 +59,7 @@ def objects_to_rows(
         rows.append(row)
 
     def table(rows: Sequence[Mapping[str, Any]]) -> Any:
-        made = pa.table({name: array_of([row.get(name) for row in rows]) for name in names})
+        made = pa.table({name: array_of([row.get(name) for row in rows], plan.null_values) for name in names})
         types = {**known, **dict(zip(names, made.schema.types, strict=True))}
         for place, name in enumerate(names):
             if pa.types.is_null(types[name]) and name in known:
@@ -89,14 +89,16 @@ def shown(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def array_of(values: Sequence[Any]) -> Any:
-    """Build the Arrow array of a column's Python values: numbers, strings, lists of these, or None.
+def array_of(values: Sequence[Any], null_values: Sequence[str] = ()) -> Any:
+    """Build the Arrow array of a column's Python values: numbers, strings, lists of these, or None, which ``null_values`` mean too.
 
     Integers from -2**63 to 2**64 - 1 that share no Arrow type, with each other or with strings, become strings. Their ids stay the same.
 
     Raises:
         OverflowError: an integer of more than 64 bits. TypeError, ValueError, pyarrow.ArrowException: no common type.
     """
+    if null_values:
+        values = [None if isinstance(value, str) and value in null_values else value for value in values]
     for kind in (None, pa.uint64()):  # the second is for integers above the largest int64
         try:
             return pa.array(values, kind)
@@ -111,7 +113,7 @@ def array_of(values: Sequence[Any]) -> Any:
     return pa.array([_as_text(value) for value in values])
 
 
-def table_of_stream(data: Any) -> Any:
+def table_of_stream(data: Any, null_values: Sequence[str] = ()) -> Any:
     """The ``pyarrow.Table`` of an object with ``__arrow_c_stream__``.
 
     Object columns of a pandas DataFrame may hold integers above the largest int64, which Arrow refuses by itself.
@@ -124,7 +126,7 @@ def table_of_stream(data: Any) -> Any:
     except REFUSED:
         if type(data).__module__.partition(".")[0] != "pandas":
             raise
-        return pa.table({str(name): array_of(data[name].tolist()) for name in data.columns})
+        return pa.table({str(name): array_of(data[name].tolist(), null_values) for name in data.columns})
 
 
 def _as_text(value: Any) -> Any:
