@@ -11,7 +11,7 @@ from girih.data.formats.delimited import DelimitedSource
 from girih.data.formats.jsonl import JsonlSource
 from girih.data.formats.libsvm import LibsvmSource, as_columns
 from girih.data.formats.parquet import ParquetSource
-from girih.data.formats.text import BLOCK_BYTES
+from girih.data.formats.text import BLOCK_BYTES, find_text_files
 from girih.data.kafka.source import TURN, KafkaSource
 from girih.data.kafka.topic import Topic
 from girih.data.paths import Paths, find_files
@@ -76,6 +76,7 @@ def read_csv(
     separator: str = ",",
     quote: str = '"',
     columns: Sequence[str] | None = None,
+    encoding: str = "utf-8",
     block_bytes: int = BLOCK_BYTES,
     **options: Unpack[ReadOptions],
 ) -> Dataset:
@@ -86,11 +87,12 @@ def read_csv(
         quote: the character around values that hold the separator; "" for none.
         columns: names, for files without a header line. A first line that repeats them is passed over.
             Without labels, files may lack the label columns.
+        encoding: a codec of Python, as ``cp1252``, ``gbk`` or ``utf-16``; ids are those of the same text in UTF-8.
         block_bytes: the text that is decoded at once.
         options: those of :func:`read_parquet`; ``shuffle`` permutes files, then rows in windows.
     """
     check_schema(schema)
-    known = [*ReadOptions.__annotations__, "separator", "quote", "columns", "block_bytes"]
+    known = [*ReadOptions.__annotations__, "separator", "quote", "columns", "encoding", "block_bytes"]
     for option in options:
         if option not in known:
             meant = "separator" if option == "delimiter" else option
@@ -103,23 +105,35 @@ def read_csv(
         if not options.get("with_labels", True):
             unlabelled = set(schema.labels.names) - set(schema.labels.derive)
             lists.append(tuple(name for name in columns if name not in unlabelled))
-    source = DelimitedSource(find_files(paths), separator, quote, lists, block_bytes)
+    source = DelimitedSource(find_text_files(paths, encoding), separator, quote, lists, block_bytes)
     return make_dataset(source, schema, **options)
 
 
 def read_criteo(
-    paths: Paths, schema: Schema, *, block_bytes: int = BLOCK_BYTES, **options: Unpack[ReadOptions]
+    paths: Paths,
+    schema: Schema,
+    *,
+    encoding: str = "utf-8",
+    block_bytes: int = BLOCK_BYTES,
+    **options: Unpack[ReadOptions],
 ) -> Dataset:
     """Reads Criteo's raw logs: tabs, no header, columns ``label``, ``I1``…``I13``, ``C1``…``C26``.
 
     Without labels, lines may lack the label. The arguments are those of :func:`read_csv`.
     """
     lists = [CRITEO_COLUMNS] if options.get("with_labels", True) else [CRITEO_COLUMNS, CRITEO_COLUMNS[1:]]
-    return make_dataset(DelimitedSource(find_files(paths), "\t", "", lists, block_bytes), schema, **options)
+    return make_dataset(
+        DelimitedSource(find_text_files(paths, encoding), "\t", "", lists, block_bytes), schema, **options
+    )
 
 
 def read_libsvm(
-    paths: Paths, schema: Schema, *, block_bytes: int = BLOCK_BYTES, **options: Unpack[ReadOptions]
+    paths: Paths,
+    schema: Schema,
+    *,
+    encoding: str = "utf-8",
+    block_bytes: int = BLOCK_BYTES,
+    **options: Unpack[ReadOptions],
 ) -> Dataset:
     """Reads libsvm files, ``label index:value …``; the i-th pair of a line is the i-th feature.
 
@@ -130,11 +144,18 @@ def read_libsvm(
     """
     check_schema(schema)
     columns = as_columns(schema)
-    return make_dataset(LibsvmSource(find_files(paths), schema, block_bytes), schema, columns, **options)
+    return make_dataset(
+        LibsvmSource(find_text_files(paths, encoding), schema, block_bytes), schema, columns, **options
+    )
 
 
 def read_jsonl(
-    paths: Paths, schema: Schema, *, block_bytes: int = BLOCK_BYTES, **options: Unpack[ReadOptions]
+    paths: Paths,
+    schema: Schema,
+    *,
+    encoding: str = "utf-8",
+    block_bytes: int = BLOCK_BYTES,
+    **options: Unpack[ReadOptions],
 ) -> Dataset:
     """Reads JSON lines: an object a line, whose keys are columns; numbers, strings, booleans, and lists of these.
 
@@ -144,7 +165,9 @@ def read_jsonl(
     check_schema(schema)
     null_values = options.get("null_values")
     source = JsonlSource(
-        find_files(paths), block_bytes, schema.null_values if null_values is None else tuple(null_values)
+        find_text_files(paths, encoding),
+        block_bytes,
+        schema.null_values if null_values is None else tuple(null_values),
     )
     return make_dataset(source, schema, **options)
 

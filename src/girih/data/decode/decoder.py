@@ -245,7 +245,7 @@ class _Reader:
             words = array.fill_null(b"").to_pylist()
             text = [word.decode("utf-8", "replace") for word in words]
             good = [word == read.encode() for word, read in zip(words, text, strict=True)]
-            self._expect(np.array(good), name, "UTF-8 text")
+            self._expect(np.array(good), name, "UTF-8 text, or data.encoding = 'cp1252' or another")
             return pa.array([read or None for read in text], type=pa.string())
 
     def side_by_side(self, parts: list[NDArray[np.float32]], buffers: Buffers) -> NDArray[np.float32]:

@@ -129,7 +129,8 @@ class DelimitedSource(TextSource):
             text = head.line.decode("utf-8")
         except UnicodeDecodeError:
             if columns is None:
-                raise DataError(f"{file.address}: the header is not UTF-8 text") from None
+                mend = "set data.encoding, as in encoding = 'cp1252'"
+                raise DataError(f"{file.address}: the header is not UTF-8 text; {mend}") from None
             text = head.line.decode("latin-1")
         try:
             cells = self._cells(text)

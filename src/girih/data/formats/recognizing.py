@@ -25,8 +25,8 @@ _BINARY = {
     b"\x89HDF": ("HDF5", _AS_PARQUET),
     b"SQLite format 3": ("a database of SQLite", _AS_PARQUET),
     b"PK\x03\x04": ("a zip archive", "unpack it; text may be compressed by gzip, bzip2, xz or zstd"),
-    b"\xff\xfe": ("UTF-16 text", "save it as UTF-8"),
-    b"\xfe\xff": ("UTF-16 text", "save it as UTF-8"),
+    b"\xff\xfe": ("UTF-16 text", 'set data.encoding = "utf-16"'),
+    b"\xfe\xff": ("UTF-16 text", 'set data.encoding = "utf-16"'),
 }
 _LINES = 3
 
