@@ -54,6 +54,9 @@ class _Sparse(_Feature):
     pooling: Pooling = "mean"
     max_length: Count | None = None
     separator: str | None = None
+    list_format: Literal["brackets"] | None = None
+    padding_id: int | str | None = None
+    float_ids: bool | None = None
 
     def __post_init__(self) -> None:
         _Feature.__post_init__(self)
@@ -61,6 +64,19 @@ class _Sparse(_Feature):
             raise ConfigError(
                 f"{self._owner()}separator is empty; leave it out for columns that are lists already"
             )
+        if self.separator and self.list_format:
+            raise ConfigError(
+                f"{self._owner()}separator and list_format both say how a cell is split; drop one"
+            )
+        if isinstance(self.padding_id, int) and not -(1 << 63) <= self.padding_id < 1 << 64:
+            raise ConfigError(
+                f"{self._owner()}padding_id = {self.padding_id}: expected an id, from -2**63 to 2**64 - 1, or a text"
+            )
+
+    @property
+    def is_split(self) -> bool:
+        """True if cells of text hold lists of ids."""
+        return self.separator is not None or self.list_format is not None
 
     @property
     def table_name(self) -> str:
@@ -75,12 +91,15 @@ class Categorical(_Sparse):
     ``bucketize`` turns a numeric column into ids: the number of boundaries that are ≤ the value.
     ``transform`` makes an id of a time: its hour, 0 to 23, or its weekday, 0 (Monday) to 6; where times are numbers
     since 1970, ``time_unit`` says of what (default: seconds). ``weights`` names a list column with one weight an id.
-    ``separator`` splits strings into bags. A longer bag than ``max_length`` keeps its last ids.
+    ``separator`` splits strings into bags. A longer bag than ``max_length`` keeps its last ids. ``list_format = "brackets"`` reads
+    strings such as ``[1, 2]`` as bags. ``weight_separator`` splits each of a bag's strings into an id and its weight, as in ``7:0.5``.
+    ``padding_id`` is no id: it is left out of bags, and missing where an example has one id. With ``float_ids`` 7.0 is the id 7.
     """
 
     kind: ClassVar[str] = "categorical"
     bucketize: tuple[float, ...] | None = None
     weights: str | None = None
+    weight_separator: str | None = None
     transform: PartOfTime | None = None
     time_unit: TimeUnit | None = None
 
@@ -96,6 +115,21 @@ class Categorical(_Sparse):
             raise ConfigError(
                 f"{self._owner()}{self.transform} makes one id of one time; drop separator, weights, max_length and bucketize"
             )
+        if self.weight_separator == "" or (self.weight_separator and self.weight_separator == self.separator):
+            raise ConfigError(
+                f"{self._owner()}weight_separator = {self.weight_separator!r}: expected text between an id and its weight, as ':' in 7:0.5"
+            )
+        if self.weight_separator and self.weights:
+            raise ConfigError(
+                f"{self._owner()}weights and weight_separator both say where weights are; drop one"
+            )
+        if self.transform or self.bucketize:
+            for option in ("list_format", "weight_separator", "padding_id", "float_ids"):
+                if getattr(self, option) is not None:
+                    raise ConfigError(
+                        f"{self._owner()}{option} is for ids, and {'bucketize' if self.bucketize else self.transform} makes them of"
+                        " numbers or times; drop one"
+                    )
         _check_time_unit(self)
 
     @property
@@ -108,7 +142,8 @@ class Categorical(_Sparse):
 class Sequence(_Sparse):
     """Ids in order, oldest first; a model that reads sequences gets them whole, others pooled.
 
-    A longer sequence than ``max_length`` keeps its last ids.
+    A longer sequence than ``max_length`` keeps its last ids. ``list_format``, ``padding_id`` and ``float_ids`` are those of
+    :class:`Categorical`.
     """
 
     kind: ClassVar[str] = "sequence"

@@ -24,7 +24,7 @@ SCHEMA = Schema(
 HEADER = "c,n,tags,tw,x,y,r,w"
 GOOD = ["1,2,a|b,1|2,3,1,1,1", "2,,,,,0,2,0"]
 
-FLOAT = "expected an id, not a float: write 7 for 7.0 (in pandas, astype('Int64')), or bucketize"
+FLOAT = "expected an id, not a float: write 7 for 7.0 (in pandas, astype('Int64')), set float_ids = true, or bucketize"
 CELLS = [
     ("1,2,a,1,3,1", "6 cells: expected 8", "wrong number of cells"),
     ("1,2,a,1,3,1,1,1,1", "9 cells: expected 8", "wrong number of cells"),

@@ -51,9 +51,10 @@ def columns_as_given(schema: Schema, table: Any) -> Schema:
     types = dict(zip(table.schema.names, table.schema.types, strict=True))
 
     def of(feature: Any) -> Any:
-        if isinstance(feature, Numeric) or not feature.separator or feature.source not in types:
+        if isinstance(feature, Numeric) or not feature.is_split or feature.source not in types:
             return feature
-        return replace(feature, separator=None) if is_list(types[feature.source]) else feature
+        no_text = is_list(types[feature.source])
+        return replace(feature, separator=None, list_format=None) if no_text else feature
 
     features = [of(feature) for feature in schema.features]
     return Schema(features, schema.labels, schema.tables, null_values=schema.null_values)

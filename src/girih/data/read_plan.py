@@ -126,10 +126,15 @@ class ReadPlan:
                     yield f"{what}: bucketize expects one number a row"
                 continue
             values = kind.removeprefix("lists of ")
-            if feature.separator and kind not in _STRINGS:
-                yield f"{what}: separator {feature.separator!r} splits strings; drop it"
+            if feature.is_split and kind not in _STRINGS:
+                how = f"separator {feature.separator!r}" if feature.separator else "list_format"
+                yield f"{what}: {how} splits strings; drop it"
+            if isinstance(feature, Categorical) and feature.weight_separator and values not in _STRINGS:
+                yield f"{what}: weight_separator {feature.weight_separator!r} splits strings; drop it"
+            if values == "floats" and feature.float_ids:
+                continue
             if values == "floats":
-                yield f"{what}: ids are integers or strings; cast the column, or use kind numeric, or bucketize"
+                yield f"{what}: ids are integers or strings; cast the column, set float_ids = true where 7.0 is the id 7, use kind numeric, or bucketize"
             if values not in ("integers", "booleans", *_STRINGS):
                 mend = _of_time(feature, types[feature.source])
                 yield f"{what}: ids are integers or strings, or lists of them; {mend or 'cast the column'}"
@@ -168,9 +173,10 @@ def _weight_troubles(feature: Categorical, weights: Any, ids: Any) -> Iterator[s
     """Names what is wrong with the type of a feature's weights, beside that of its ids."""
     what = f"{feature.weights!r} ({weights}), weights of feature {feature.name!r}"
     kind = kind_of(weights)
-    if feature.separator:
+    if feature.is_split:
         if kind not in _STRINGS:
-            yield f"{what}: expected strings to split at {feature.separator!r}, as in the ids"
+            how = f"split at {feature.separator!r}" if feature.separator else "read as lists in brackets"
+            yield f"{what}: expected strings to {how}, as in the ids"
     elif not _is_number(kind.removeprefix("lists of ")):
         yield f"{what}: expected lists of numbers, one weight an id"
     elif is_list(weights) != is_list(ids):

@@ -119,7 +119,7 @@ def scalar_ids(array: Any) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]
 
 
 def pieces(array: Any, separator: str | None) -> tuple[Any, NDArray[np.int64] | None]:
-    """The values of R bags: of lists, or of strings split at a separator, empty pieces left out.
+    """The values of R bags: of lists, or of strings split at a separator, without blanks around pieces and without empty ones.
 
     Returns:
         M values, and offsets int64[R+1] into them; None where each row is one value. A null row is an empty bag.
@@ -128,11 +128,18 @@ def pieces(array: Any, separator: str | None) -> tuple[Any, NDArray[np.int64] | 
         return (array.flatten(), list_offsets(array)) if is_list(array.type) else (array, None)
     lists = pc.split_pattern(string_values(array), separator)
     words, offsets = lists.flatten(), list_offsets(lists)
+    if separator.strip() and pc.any(pc.match_substring(words, b" ")).as_py():
+        words = trimmed(words)
     kept = pc.binary_length(words).to_numpy() > 0
     if not kept.all():
         words = words.filter(pa.array(kept))
         offsets = np.concatenate([[0], np.cumsum(kept)])[offsets]
     return words, offsets
+
+
+def trimmed(words: Any) -> Any:
+    """Strings, as bytes, without blanks around them."""
+    return pc.ascii_trim_whitespace(words.cast(pa.large_string(), safe=False)).cast(pa.large_binary())
 
 
 def list_offsets(array: Any) -> NDArray[np.int64]:

@@ -39,7 +39,7 @@ def as_columns(schema: Schema) -> Schema:
         ConfigError: something that libsvm has no columns for.
     """
     for feature in schema.features:
-        for option in ("separator", "weights", "column"):
+        for option in ("separator", "weights", "column", "list_format", "weight_separator"):
             if getattr(feature, option, None):
                 raise ConfigError(
                     f"feature {feature.name!r}: {option} does not go with libsvm:"
