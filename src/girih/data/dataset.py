@@ -15,6 +15,7 @@ from typing import Any, TypedDict, Unpack
 
 from girih.config import build, checks
 from girih.data.batch import Batch
+from girih.data.decode.notation import Notation
 from girih.data.decode.where import Where
 from girih.data.decode.where_text import parse_where
 from girih.data.epoch import SkippedRows, read_epoch
@@ -255,6 +256,7 @@ def make_dataset(
     with_labels: bool = True,
     where: str | Where | None = None,
     null_values: Iterable[str] | None = None,
+    notation: Notation | None = None,
     **options: Unpack[OrderOptions],
 ) -> Dataset:
     """A dataset over a source; ``columns`` is the schema in terms of the source's columns, where they differ.
@@ -274,6 +276,7 @@ def make_dataset(
     if null_values is not None:
         nulls = build(tuple[str, ...], list_of_texts(null_values), "null_values")
     plan = make_read_plan(columns or schema, kept, with_labels, where, nulls)
+    plan = replace(plan, notation=None if notation == Notation() else notation)
     source.check(plan)
     return Dataset(schema=schema, source=source, plan=plan, **options)
 

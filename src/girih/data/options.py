@@ -20,7 +20,7 @@ from girih.schema import Schema
 
 SplitName = Literal["train", "valid", "test"]
 _OF_TEXT = ("encoding",)
-_OF_CSV = ("separator", "quote", "columns")
+_OF_CSV = ("separator", "quote", "columns", "quoted_line_breaks", "decimal", "thousands", "units")
 _OF_SPLIT: tuple[SplitName, ...] = ("valid", "test")
 _OF_KAFKA = ("messages", "start", "stop_at", "kafka")
 _TEXTS = ("csv", "criteo", "jsonl", "libsvm")
@@ -35,7 +35,7 @@ class DataOptions(Options):
         train, valid, test: a path, glob or fsspec address, or a list of them.
         batch_size: examples per batch.
         encoding: of text files, a codec of Python.
-        separator, quote, columns: of CSV; see :func:`girih.read_csv`.
+        separator, quote, columns, quoted_line_breaks, decimal, thousands, units: of CSV; see :func:`girih.read_csv`.
         null_values: texts that mean a missing value, besides an empty cell of a text file.
         where: a condition that rows have to meet; see :func:`girih.read_parquet`. Predictions are made for all rows.
         split: how the files of ``train`` are cut into training, validation and test data.
@@ -57,6 +57,10 @@ class DataOptions(Options):
     separator: str = ","
     quote: str = '"'
     columns: tuple[str, ...] | None = None
+    quoted_line_breaks: bool = False
+    decimal: str = "."
+    thousands: str | None = None
+    units: tuple[str, ...] = ()
     messages: Literal["json", "arrow"] = "json"
     start: str = "earliest"
     stop_at: Literal["end"] | None = None

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from girih.data.decode.columns import is_list, kind_of
 from girih.data.decode.conditions import Condition, parse_condition, parse_mask
+from girih.data.decode.notation import Notation
 from girih.data.decode.times import is_time
 from girih.data.decode.where import Where
 from girih.errors import ConfigError, DataError, nearest
@@ -30,7 +31,7 @@ class ReadPlan:
         conditions: the derived labels, parsed.
         masks: label → where it counts, parsed. label_weights: label → the column of its weights.
         keep: columns carried along as they are. where: what rows have to meet; None takes all.
-        null_values: texts that mean a missing value.
+        null_values: texts that mean a missing value. notation: of numbers in text; None is that of programs.
         until_bad: rows after the first bad one need not be looked at.
     """
 
@@ -43,6 +44,7 @@ class ReadPlan:
     keep: tuple[str, ...]
     where: Where | None = None
     null_values: tuple[str, ...] = ()
+    notation: Notation | None = None
     until_bad: bool = False
 
     @property

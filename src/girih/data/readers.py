@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Unpack
 
 from girih.data.dataset import Dataset, ReadOptions, check_schema, make_dataset
+from girih.data.decode.notation import Notation
 from girih.data.formats.arrow import arrow_source
 from girih.data.formats.delimited import DelimitedSource
 from girih.data.formats.jsonl import JsonlSource
@@ -16,7 +17,7 @@ from girih.data.kafka.source import TURN, KafkaSource
 from girih.data.kafka.topic import Topic
 from girih.data.paths import Paths, find_files
 from girih.errors import ConfigError, nearest
-from girih.schema import Schema
+from girih.schema import Schema, list_of_texts
 
 CRITEO_COLUMNS = ("label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27)))
 
@@ -76,6 +77,10 @@ def read_csv(
     separator: str = ",",
     quote: str = '"',
     columns: Sequence[str] | None = None,
+    quoted_line_breaks: bool = False,
+    decimal: str = ".",
+    thousands: str | None = None,
+    units: Sequence[str] = (),
     encoding: str = "utf-8",
     block_bytes: int = BLOCK_BYTES,
     **options: Unpack[ReadOptions],
@@ -83,16 +88,19 @@ def read_csv(
     """Reads text files of separated values, compressed by gzip, bzip2, xz or zstd, or not.
 
     Args:
-        separator: one character.
+        separator: one or more characters, as ``::``; ``\\s+`` for any number of blanks and tabs.
         quote: the character around values that hold the separator; "" for none.
+        quoted_line_breaks: values within quotes may hold line breaks. A quote that is not closed then ends its row much later.
         columns: names, for files without a header line. A first line that repeats them is passed over.
             Without labels, files may lack the label columns.
+        decimal, thousands: the marks before the fraction of a number and between its groups of digits, as in ``1.234,5``.
+        units: texts before or after numbers that are left out, as ``["$", "%"]``.
         encoding: a codec of Python, as ``cp1252``, ``gbk`` or ``utf-16``; ids are those of the same text in UTF-8.
         block_bytes: the text that is decoded at once.
         options: those of :func:`read_parquet`; ``shuffle`` permutes files, then rows in windows.
     """
     check_schema(schema)
-    known = [*ReadOptions.__annotations__, "separator", "quote", "columns", "encoding", "block_bytes"]
+    known = [*ReadOptions.__annotations__, *(read_csv.__kwdefaults__ or ())]
     for option in options:
         if option not in known:
             meant = "separator" if option == "delimiter" else option
@@ -105,8 +113,10 @@ def read_csv(
         if not options.get("with_labels", True):
             unlabelled = set(schema.labels.names) - set(schema.labels.derive)
             lists.append(tuple(name for name in columns if name not in unlabelled))
-    source = DelimitedSource(find_text_files(paths, encoding), separator, quote, lists, block_bytes)
-    return make_dataset(source, schema, **options)
+    files = find_text_files(paths, encoding)
+    source = DelimitedSource(files, separator, quote, lists, block_bytes, line_breaks=quoted_line_breaks)
+    notation = Notation(decimal=decimal, thousands=thousands, units=list_of_texts(units))
+    return make_dataset(source, schema, notation=notation, **options)
 
 
 def read_criteo(

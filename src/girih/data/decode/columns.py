@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from girih.data.batch import NULL_ID
+from girih.data.decode.notation import Notation
 from girih.data.decode.views import without_views
 from girih.kernels.cpu import strings, take
 from girih.kernels.cpu.arrays import sealed
@@ -164,8 +165,10 @@ def keep_last(
     return kept, short
 
 
-def numbers(array: Any, *, keep_float32: bool = False) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
-    """One number a row, as float64 (or float32 where the column is and may stay so); strings are parsed.
+def numbers(
+    array: Any, notation: Notation | None = None, *, keep_float32: bool = False
+) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
+    """One number a row, as float64 (or float32 where the column is and may stay so); strings are parsed, by a notation if they have one.
 
     Returns:
         float[R], NaN where there is no number; bool[R] where there is nothing, or None if that is nowhere.
@@ -173,7 +176,7 @@ def numbers(array: Any, *, keep_float32: bool = False) -> tuple[NDArray[Any], ND
     array = plain(array)
     kind = array.type
     if is_string(kind):
-        return string_numbers(array)
+        return string_numbers(array, notation)
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):  # booleans, decimals, nulls
         array = array.cast(pa.float64())
     values = array.to_numpy(zero_copy_only=False)
@@ -182,13 +185,16 @@ def numbers(array: Any, *, keep_float32: bool = False) -> tuple[NDArray[Any], ND
     return values, null_mask(array)
 
 
-def string_numbers(words: Any) -> tuple[NDArray[np.float64], NDArray[np.bool_] | None]:
+def string_numbers(
+    words: Any, notation: Notation | None = None
+) -> tuple[NDArray[np.float64], NDArray[np.bool_] | None]:
     """R strings as decimal numbers, correctly rounded; spaces around them do not count.
 
     Returns:
         float64[R], NaN where there is no number; bool[R] where a string is null or blank, or None if that is nowhere.
     """
     text = words.cast(pa.large_string(), safe=False)  # whatever is no UTF-8 is no number either
+    text = text if notation is None else notation.plain(text)
     for trim in (False, True):
         if trim:
             text = pc.ascii_trim(text, " \t\r")

@@ -54,7 +54,7 @@ def chosen(unit: Unit, plan: ReadPlan) -> Unit:
     if plan.where is None:
         return unit
     try:
-        kept = plan.where.keep(lambda name: columns.flat(unit.table.column(name)))
+        kept = plan.where.keep(lambda name: columns.flat(unit.table.column(name)), plan.notation)
     except DataError as error:
         raise DataError(f"{unit.file}{unit.suffix}: {error}") from None
     if kept.all():
@@ -82,7 +82,9 @@ class _Reader:
         values, offsets = self._pieces(feature, feature.source)
         weights = None
         if isinstance(feature, Categorical) and feature.weight_separator:
-            values, weights, good = lists.ids_and_weights(values, feature.weight_separator)
+            values, weights, good = lists.ids_and_weights(
+                values, feature.weight_separator, self._plan.notation
+            )
             self._expect_each(good, feature.source, offsets, f"id{feature.weight_separator}weight")
         if feature.float_ids:
             ids, good = lists.ids_of_floats(values)
@@ -137,7 +139,7 @@ class _Reader:
     def _weights(self, feature: Categorical, column: str, bounds: NDArray[np.int64]) -> NDArray[np.float32]:
         """float32[M], one weight per id; rows whose weights do not match their ids are bad."""
         values, offsets = self._pieces(feature, column)
-        weights = _narrow(columns.numbers(values)[0])
+        weights = _narrow(columns.numbers(values, self._plan.notation)[0])
         num_rows = len(bounds) - 1
         lengths = np.ones(num_rows, np.int64) if offsets is None else np.diff(offsets)
         good = np.ones(num_rows, dtype=np.bool_)
@@ -214,7 +216,7 @@ class _Reader:
 
     def _numbers(self, column: str) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         """A column as float64[R], NaN where there is no number; bool[R] where there is nothing, or a NaN spelled out."""
-        values, null = columns.numbers(self._column(column))
+        values, null = columns.numbers(self._column(column), self._plan.notation)
         absent = np.isnan(values)
         if columns.is_string(self._column(column).type):
             for row in np.flatnonzero(absent if null is None else absent & ~null):
@@ -246,7 +248,7 @@ class _Reader:
 
     def example_weights(self, column: str, looked_at: NDArray[np.bool_] | None = None) -> NDArray[np.float32]:
         """float32[R], each finite and not negative, where they are looked at."""
-        weights = _narrow(columns.numbers(self._column(column))[0])
+        weights = _narrow(columns.numbers(self._column(column), self._plan.notation)[0])
         good = np.isfinite(weights) & (weights >= 0.0)
         self._expect(good if looked_at is None else good | ~looked_at, column, "a finite weight ≥ 0")
         return weights
@@ -326,7 +328,7 @@ class _Reader:
     def _finite(
         self, column: str, *, keep_float32: bool = False
     ) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
-        values, null = columns.numbers(self._column(column), keep_float32=keep_float32)
+        values, null = columns.numbers(self._column(column), self._plan.notation, keep_float32=keep_float32)
         finite = np.isfinite(values)
         self._expect(finite if null is None else finite | null, column, "a finite number")
         return values, null

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from girih.data.batch import NULL_ID
 from girih.data.decode import columns
+from girih.data.decode.notation import Notation
 from girih.data.decode.rows import Bags
 
 Flags = NDArray[np.bool_]
@@ -94,7 +95,9 @@ def _items(cell: str) -> list[str | None] | None:
     return items
 
 
-def ids_and_weights(words: Any, separator: str) -> tuple[Any, NDArray[np.float32], Flags]:
+def ids_and_weights(
+    words: Any, separator: str, notation: Notation | None = None
+) -> tuple[Any, NDArray[np.float32], Flags]:
     """Strings such as ``7:0.5`` as an id and a weight, split at the last separator.
 
     Returns:
@@ -107,7 +110,7 @@ def ids_and_weights(words: Any, separator: str) -> tuple[Any, NDArray[np.float32
     )
     ids, weights = columns.trimmed(pc.list_element(halves, 0)), pc.list_element(halves, 1)
     with np.errstate(over="ignore"):
-        numbers = columns.numbers(weights)[0].astype(np.float32)
+        numbers = columns.numbers(weights, notation)[0].astype(np.float32)
     present = pc.greater(pc.binary_length(ids), 0).to_numpy(zero_copy_only=False)
     return ids, numbers, good.to_numpy(zero_copy_only=False) & present & np.isfinite(numbers)
 

@@ -33,6 +33,7 @@ from girih.errors import ConfigError, DataError, UserError, nearest
 
 BLOCK_BYTES = 8 << 20
 _PIECE_BYTES = 1 << 20  # that are transcoded at once
+MOST_ROW_BYTES = 64 << 20  # of a row whose cells have line breaks
 _MAGIC = {"gzip": b"\x1f\x8b", "bzip2": b"BZh", "xz": b"\xfd7zXZ\x00", "zstd": b"\x28\xb5\x2f\xfd"}
 SUFFIXES = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd", ".zstd": "zstd"}
 _DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, ValueError)
@@ -83,8 +84,8 @@ class Head(NamedTuple):
     has_rest: bool
 
 
-def read_head(file: File) -> Head:
-    """Finds a file's first line; a UTF-8 byte order mark before it is passed over.
+def read_head(file: File, quote: bytes = b"") -> Head:
+    """Finds a file's first line; a UTF-8 byte order mark before it is passed over. A ``quote`` that it opens goes on to where it closes.
 
     Raises:
         DataError: the file is empty, blank, not text, or damaged.
@@ -105,10 +106,13 @@ def read_head(file: File) -> Head:
             byte, number, first = byte + len(first), number + 1, text.readline()
         if not first:
             raise DataError(f"{file.address}: the file is empty; expected lines of text")
+        while quote and first.count(quote) % 2 and len(first) < BLOCK_BYTES and (more := text.readline()):
+            first += more
         rest = text.readline()
         while rest and not rest.strip(b"\r\n"):
             rest = text.readline()
-    return Head(first.rstrip(b"\r\n"), byte, number, byte + len(first), number + 1, bool(rest))
+    rest_number = number + max(1, first.count(b"\n"))
+    return Head(first.rstrip(b"\r\n"), byte, number, byte + len(first), rest_number, bool(rest))
 
 
 def look_at(file: File) -> Look | None:
@@ -139,6 +143,8 @@ class TextSource(FileSource, ABC):
     """
 
     kind: ClassVar[str]
+    mask: Callable[[bytes], bytes] | None = None
+    """Puts another byte in the place of each line break that ends no row."""
 
     def __init__(self, files: tuple[File, ...], starts: list[Start], block_bytes: int) -> None:
         checks.integer("block_bytes", block_bytes)
@@ -172,7 +178,7 @@ class TextSource(FileSource, ABC):
             byte, line, _ = self.starts[number]
             if part == start.part and start.line > 0:
                 byte, line = start.byte, start.line
-            for block in read_blocks(self.files[number], byte, line, self._block_bytes):
+            for block in read_blocks(self.files[number], byte, line, self._block_bytes, self.mask):
                 after = Cursor(part, block.byte + len(block.data), block.line + block.num_lines)
                 unit = self.unit(number, block, plan, after)
                 yield replace(
@@ -181,11 +187,16 @@ class TextSource(FileSource, ABC):
                 )
 
 
-def read_blocks(file: File, byte: int, line: int, block_bytes: int) -> Iterator[Block]:
+def read_blocks(
+    file: File, byte: int, line: int, block_bytes: int, mask: Callable[[bytes], bytes] | None = None
+) -> Iterator[Block]:
     """Yields the blocks of a file from a byte, which begins the line of that number.
 
+    Args:
+        mask: see :attr:`TextSource.mask`.
+
     Raises:
-        DataError: the file is damaged, or shorter than ``byte``.
+        DataError: the file is damaged, or shorter than ``byte``, or has a row beyond :data:`MOST_ROW_BYTES` with a mask.
     """
     with _opened(file) as text:
         if byte and text.seek(byte) != byte:
@@ -193,15 +204,20 @@ def read_blocks(file: File, byte: int, line: int, block_bytes: int) -> Iterator[
         data = _read(text, block_bytes)
         while data:
             at_end = len(data) < block_bytes
-            cut = len(data) if at_end else data.rfind(b"\n") + 1
+            masked = data if mask is None else mask(data)
+            cut = len(data) if at_end else masked.rfind(b"\n") + 1
             while not cut:  # a line longer than a block
-                more = _read(text, block_bytes)
-                found = more.find(b"\n") + 1
-                if found or not more:
-                    cut = len(data) + found
+                more, size = _read(text, block_bytes), len(data)
                 data += more
+                masked = data if mask is None else mask(data)
+                cut = masked.find(b"\n", size) + 1 if more else size
+                if mask is not None and not cut and size > MOST_ROW_BYTES:
+                    raise DataError(
+                        f"{file.address}, line {line}: a quote opens a cell of more than {MOST_ROW_BYTES >> 20} MiB; close it, or drop"
+                        " quoted_line_breaks"
+                    )
             num_lines = data.count(b"\n", 0, cut) + (data[cut - 1] != ord("\n"))
-            yield Block(data[:cut], byte, line, num_lines)
+            yield Block(masked[:cut], byte, line, num_lines)
             byte, line, data = byte + cut, line + num_lines, data[cut:]
             data += _read(text, block_bytes - len(data))
 
