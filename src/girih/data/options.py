@@ -23,7 +23,7 @@ _OF_TEXT = ("encoding",)
 _OF_CSV = ("separator", "quote", "columns", "quoted_line_breaks", "decimal", "thousands", "units")
 _OF_SPLIT: tuple[SplitName, ...] = ("valid", "test")
 _OF_KAFKA = ("messages", "start", "stop_at", "kafka")
-_TEXTS = ("csv", "criteo", "jsonl", "libsvm")
+_TEXTS = ("csv", "criteo", "jsonl", "libsvm", "libffm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class DataOptions(Options):
         read_ahead: batches that are read before they are needed.
     """
 
-    format: Literal["parquet", "csv", "criteo", "libsvm", "jsonl", "kafka"] = "parquet"
+    format: Literal["parquet", "csv", "criteo", "libsvm", "libffm", "jsonl", "kafka"] = "parquet"
     train: str | tuple[str, ...]
     valid: str | tuple[str, ...] | None = None
     test: str | tuple[str, ...] | None = None

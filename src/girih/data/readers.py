@@ -11,8 +11,9 @@ from girih.data.formats.arrow import arrow_source
 from girih.data.formats.delimited import DelimitedSource
 from girih.data.formats.jsonl import JsonlSource
 from girih.data.formats.libsvm import LibsvmSource, as_columns
+from girih.data.formats.pairs import PairsSource, is_bag
 from girih.data.formats.parquet import ParquetSource
-from girih.data.formats.text import BLOCK_BYTES, find_text_files
+from girih.data.formats.text import BLOCK_BYTES, TextSource, find_text_files
 from girih.data.kafka.source import TURN, KafkaSource
 from girih.data.kafka.topic import Topic
 from girih.data.paths import Paths, find_files
@@ -147,16 +148,39 @@ def read_libsvm(
 ) -> Dataset:
     """Reads libsvm files, ``label index:value …``; the i-th pair of a line is the i-th feature.
 
-    A categorical feature takes the index as its id and the value as its weight, a numeric one the value.
+    A categorical feature takes the index as its id and the value as its weight, a numeric one the value. If the schema has one feature,
+    a categorical one or a sequence, it takes all pairs of a line, any number of them, as a bag.
     Columns go by the names ``label``, ``1:index``, ``1:value``, …
 
     The arguments are those of :func:`read_csv`.
     """
     check_schema(schema)
     columns = as_columns(schema)
-    return make_dataset(
-        LibsvmSource(find_text_files(paths, encoding), schema, block_bytes), schema, columns, **options
-    )
+    files = find_text_files(paths, encoding)
+    if is_bag(schema):
+        source: TextSource = PairsSource(files, schema, block_bytes, with_fields=False)
+    else:
+        source = LibsvmSource(files, schema, block_bytes)
+    return make_dataset(source, schema, columns, **options)
+
+
+def read_libffm(
+    paths: Paths,
+    schema: Schema,
+    *,
+    encoding: str = "utf-8",
+    block_bytes: int = BLOCK_BYTES,
+    **options: Unpack[ReadOptions],
+) -> Dataset:
+    """Reads libffm files, ``label field:index:value …``; a feature takes the pairs of the field that its column names, or its name.
+
+    A categorical feature is a bag of indexes with values as weights, a sequence one of indexes, and a numeric one takes the value of
+    the only pair. A field that a line lacks is an empty bag, or a missing number. The arguments are those of :func:`read_csv`.
+    """
+    check_schema(schema)
+    columns = as_columns(schema, "libffm")
+    source = PairsSource(find_text_files(paths, encoding), schema, block_bytes, with_fields=True)
+    return make_dataset(source, schema, columns, **options)
 
 
 def read_jsonl(

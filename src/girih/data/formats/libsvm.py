@@ -32,30 +32,29 @@ _NO_MARKS = bytes(set(range(256)) - set(b" :\n"))
 _INTEGER = re.compile(rb"-?[0-9]{1,20}")
 
 
-def as_columns(schema: Schema) -> Schema:
-    """The schema with its features reading the columns ``i:index`` and ``i:value``.
+def as_columns(schema: Schema, form: str = "libsvm") -> Schema:
+    """The schema with its features reading the columns ``i:index`` and ``i:value``; ``form`` is libsvm or libffm.
 
     Raises:
         ConfigError: something that libsvm has no columns for.
     """
     for feature in schema.features:
         for option in ("separator", "weights", "column", "list_format", "weight_separator"):
-            if getattr(feature, option, None):
-                raise ConfigError(
-                    f"feature {feature.name!r}: {option} does not go with libsvm:"
-                    " the i-th pair of a line is the i-th feature"
-                )
+            if getattr(feature, option, None) and not (option == "column" and form == "libffm"):
+                told = "the i-th pair of a line is the i-th feature, or one feature takes all pairs"
+                told = told if form == "libsvm" else "a feature takes the pairs of its field"
+                raise ConfigError(f"feature {feature.name!r}: {option} does not go with {form}: {told}")
     if schema.labels.weight:
         raise ConfigError(
-            f"labels: weight = {schema.labels.weight!r}: libsvm has no column for example weights"
+            f"labels: weight = {schema.labels.weight!r}: {form} has no column for example weights"
         )
     for option in ("mask", "label_weight"):
         if getattr(schema.labels, option):
-            raise ConfigError(f"labels: {option}: libsvm has no other column than the label and the features")
+            raise ConfigError(f"labels: {option}: {form} has no other column than the label and the features")
     plain = [name for name in schema.labels.names if name not in schema.labels.derive]
     if len(plain) > 1:
         raise ConfigError(
-            f"labels: names = {plain}: libsvm has one label a line; derive the others from 'label'"
+            f"labels: names = {plain}: {form} has one label a line; derive the others from 'label'"
         )
     features = [_reading(feature, place) for place, feature in enumerate(schema.features, start=1)]
     return Schema(features, schema.labels)

@@ -14,6 +14,7 @@ PARQUET = b"PAR1"
 _CONTROL, _NEAR = re.compile(rb"[\x00-\x08\x0e-\x1f]"), 64
 """Bytes that no text has, and how near a file's start one is found where it is none."""
 LIBSVM = re.compile(rb"[-+.0-9eE]*( +[0-9]+:[-+.0-9eE]+)+ *")
+LIBFFM = re.compile(rb"[-+.0-9eE]*( +[0-9]+:[0-9]+:[-+.0-9eE]+)+ *")
 _ARROW = "write it as Parquet, or give it to girih.read_arrow"
 _AS_PARQUET = "write it as Parquet"
 _BINARY = {
@@ -68,7 +69,7 @@ def recognized(head: bytes, compression: str | None = None) -> Look | None:
     form = format_of(lines[0])
     if form == "csv":
         return _delimited(lines, prefix)
-    names = {"jsonl": "JSON lines", "criteo": "a log of Criteo", "libsvm": "libsvm"}
+    names = {"jsonl": "JSON lines", "criteo": "a log of Criteo", "libsvm": "libsvm", "libffm": "libffm"}
     return Look(prefix + names[form], to_set(form))
 
 
@@ -84,7 +85,8 @@ def format_of(line: bytes) -> str:
     cells = line.split(b"\t")
     if len(cells) == CRITEO_CELLS and cells[0] in (b"0", b"1"):
         return "criteo"
-    return "libsvm" if LIBSVM.fullmatch(line) else "csv"
+    line = line.replace(b"\t", b" ")
+    return "libsvm" if LIBSVM.fullmatch(line) else "libffm" if LIBFFM.fullmatch(line) else "csv"
 
 
 def is_object(line: bytes) -> bool:
