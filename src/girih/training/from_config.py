@@ -10,7 +10,6 @@ from typing import Any
 
 from girih import config
 from girih.config.file import RunConfig
-from girih.data import Dataset
 from girih.errors import ConfigError
 from girih.report.progress import Progress
 from girih.runs.callbacks import Callback, Record
@@ -49,7 +48,7 @@ def trainer_of(
     if isinstance(overrides, str):
         raise ConfigError(f"overrides = {overrides!r}: expected a list or a mapping, as in [{overrides!r}]")
     settings = RunConfig.load(path, overrides=overrides, strategy=strategy)
-    data: dict[str, Dataset] = {split: settings.dataset(split) for split in settings.data.splits}
+    data = settings.datasets()
     bar = Progress(settings.most_examples(data["train"]))
     callbacks = [*callbacks, bar] if progress else list(callbacks)
     if run is not None:

@@ -47,6 +47,11 @@ def kind_of(kind: Any) -> str:
     return "nulls" if types.is_null(kind) else str(kind)
 
 
+def value_type(kind: Any) -> Any:
+    """The Arrow type of a column's values, of a dictionary or not."""
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
 def is_list(kind: Any) -> bool:
     """True for columns whose rows are lists."""
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))

@@ -115,13 +115,21 @@ def read_head(file: File, quote: bytes = b"") -> Head:
     return Head(first.rstrip(b"\r\n"), byte, number, byte + len(first), rest_number, bool(rest))
 
 
+def head_of(file: File, size: int = HEAD_BYTES) -> bytes:
+    """The first bytes of a file, decompressed, as UTF-8 if it has an encoding.
+
+    Raises:
+        DataError: the file is damaged.
+    """
+    with _opened(file) as text:
+        return _read(text, size)
+
+
 def look_at(file: File) -> Look | None:
     """The format that a file looks like, compressed or not; None where it looks like none, or cannot be read."""
     try:
-        with _opened(file) as text:
-            head = text.read(HEAD_BYTES)
         with file.open() as raw:
-            return recognized(head, _compression(raw.read(6)))
+            return recognized(head_of(file), _compression(raw.read(6)))
     except UserError:
         return None
 
