@@ -333,7 +333,7 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
         self.check(train, valid)
         with self._cluster.explaining():
             self._run.ready(train)
-        next(iter(train))
+        train.first()
 
     @property
     def begins_anew(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -251,10 +252,12 @@ class RunConfig:
         if self.strategy.trainers > 1 or roles_of(self.strategy):
             self.planned()
             NormalizationStats.of(train)
-            next(iter(train))
+            train.first()
             return
-        with self.trainer() as trainer:
-            trainer.rehearse(train, valid)
+        with tempfile.TemporaryDirectory() as place:
+            settings = replace(self, store=self.store.within(Path(place)))
+            with settings.trainer() as trainer:
+                trainer.rehearse(train, valid)
 
     def most_examples(self, train: Dataset) -> int | None:
         """The number of examples that the run trains on unless it stops early; None where nobody knows."""

@@ -121,6 +121,10 @@ class Dataset:
         """Yields the batches of epoch 0."""
         return (batch for batch, _ in self.batches(0))
 
+    def first(self) -> Batch:
+        """The first batch of epoch 0; of a stream, of the records that are there."""
+        return next(iter(self.in_order() if self.source.endless else self))
+
     @property
     def num_examples(self) -> int | None:
         """Rows in all files, bad ones included, where that is cheap to know (Parquet, no ``where``); else None."""

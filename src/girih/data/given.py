@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from girih.data.decode.columns import is_list
+from girih.data.decode.columns import is_list, value_type
 from girih.data.formats.objects import REFUSED, array_of, table_of_stream
 from girih.data.paths import one_line
 from girih.errors import DataError, kind_of
-from girih.schema import Categorical, Numeric, Schema
+from girih.schema import Categorical, Numeric, Schema, Sequence
 
 EXPECTED = "expected a dict of columns, a list of dicts, a pandas DataFrame, or anything with Arrow's C stream interface"
 
 
-def as_table(data: Any, columns: Sequence[str] | None = None, null_values: Sequence[str] = ()) -> Any:
+def as_table(data: Any, columns: Seq[str] | None = None, null_values: Seq[str] = ()) -> Any:
     """A ``pyarrow.Table`` of some data.
 
     Args:
@@ -41,7 +42,7 @@ def as_table(data: Any, columns: Sequence[str] | None = None, null_values: Seque
             raise DataError(
                 f"data: Arrow cannot take this {type(data).__name__}: {one_line(error)}"
             ) from None
-    if isinstance(data, Sequence) and not isinstance(data, str | bytes):
+    if isinstance(data, Seq) and not isinstance(data, str | bytes):
         return _of_rows(data, columns, null_values)
     raise DataError(f"data: received an object of type {type(data).__name__}; {EXPECTED}")
 
@@ -60,6 +61,24 @@ def columns_as_given(schema: Schema, table: Any) -> Schema:
     return Schema(features, schema.labels, schema.tables, null_values=schema.null_values)
 
 
+def check_sequences(schema: Schema, table: Any) -> None:
+    """Refuses one value an example where a sequence is a list.
+
+    Raises:
+        DataError: text, or another single value, of a sequence whose text is not split.
+    """
+    for feature in schema.sparse:
+        if not isinstance(feature, Sequence) or feature.is_split or feature.source not in table.column_names:
+            continue
+        column = table[feature.source]
+        if not (is_list(value_type(column.type)) or pa.types.is_null(column.type)):
+            shown = next((value.as_py() for value in column if value.is_valid), None)
+            raise DataError(
+                f"data: column {feature.source!r} = {shown!r}: feature {feature.name!r} is a sequence; expected a list of ids for each"
+                " example, as [1, 2]"
+            )
+
+
 def columns_of(schema: Schema) -> list[str]:
     """The columns that features are read from, weights included."""
     names = [feature.source for feature in schema.features]
@@ -67,7 +86,7 @@ def columns_of(schema: Schema) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _of_columns(data: Mapping[Any, Any], columns: Sequence[str] | None, null_values: Sequence[str]) -> Any:
+def _of_columns(data: Mapping[Any, Any], columns: Seq[str] | None, null_values: Seq[str]) -> Any:
     taken = {name: value for name, value in data.items() if columns is None or name in columns}
     if data and not taken:
         raise _unknown(data, columns)
@@ -84,7 +103,7 @@ def _of_columns(data: Mapping[Any, Any], columns: Sequence[str] | None, null_val
     return pa.table(arrays)
 
 
-def _of_rows(rows: Sequence[Any], columns: Sequence[str] | None, null_values: Sequence[str]) -> Any:
+def _of_rows(rows: Seq[Any], columns: Seq[str] | None, null_values: Seq[str]) -> Any:
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping):
             raise DataError(f"data: item {number} is {kind_of(row)}; {EXPECTED}")
@@ -97,12 +116,12 @@ def _of_rows(rows: Sequence[Any], columns: Sequence[str] | None, null_values: Se
     return pa.table({str(n): _array(str(n), [row.get(n) for row in rows], null_values) for n in names})
 
 
-def _unknown(given: Iterable[Any], columns: Sequence[str] | None) -> DataError:
+def _unknown(given: Iterable[Any], columns: Seq[str] | None) -> DataError:
     names, known = list(map(str, given)), list(columns or ())
     return DataError(f"data: columns {names[:10]}, of which no feature reads any; expected {known[:10]}")
 
 
-def _array(name: str, values: Any, null_values: Sequence[str]) -> Any:
+def _array(name: str, values: Any, null_values: Seq[str]) -> Any:
     if isinstance(values, pa.Array | pa.ChunkedArray):
         return values
     if isinstance(values, np.ndarray) and values.ndim > 1:
@@ -113,7 +132,7 @@ def _array(name: str, values: Any, null_values: Sequence[str]) -> Any:
         raise DataError(f"data: column {name!r} cannot be an Arrow column: {one_line(error)}") from None
 
 
-def _of_series(data: Any, columns: Sequence[str] | None, null_values: Sequence[str]) -> Any:
+def _of_series(data: Any, columns: Seq[str] | None, null_values: Seq[str]) -> Any:
     """A row of a DataFrame; pandas makes one number type of its values, so that ids among floats are no ids any more."""
     if columns is not None and not set(columns) & set(data.index):
         raise DataError(f"data: a Series whose index names no feature, as {list(data.index[:3])}; {EXPECTED}")

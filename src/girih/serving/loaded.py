@@ -30,7 +30,7 @@ from girih.data.dataset import make_dataset
 from girih.data.decode.columns import scalar_ids
 from girih.data.formats.arrow import TableSource
 from girih.data.formats.objects import array_of
-from girih.data.given import as_table, columns_as_given, columns_of
+from girih.data.given import as_table, check_sequences, columns_as_given, columns_of
 from girih.data.paths import one_line
 from girih.data.read_plan import make_read_plan
 from girih.dense.halves.replica import Replica
@@ -203,6 +203,7 @@ class LoadedModel(contextlib.AbstractContextManager["LoadedModel"]):
             raise DataError(
                 f"data: no column {missing[0]!r}; columns of the tower that is not wanted are given too, null throughout: {nulls}"
             )
+        check_sequences(self.schema, table)
         schema = columns_as_given(self.schema, table)
         if not table.num_rows:
             make_read_plan(schema, (), False).check_names(table.column_names, "data")
