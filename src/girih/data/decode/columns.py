@@ -26,6 +26,7 @@ NULL_WORDS: Final = (
 )  # fmt: skip
 """Texts that often mean a missing value: for guesses and for hints in errors, never for reading."""
 _TEXT: Final = {pa.string().id, pa.large_string().id, pa.string_view().id}
+_BLANK = ord(" ")
 _BYTES: Final = {pa.binary().id, pa.large_binary().id, pa.binary_view().id, pa.binary(1).id}
 
 
@@ -134,7 +135,8 @@ def pieces(array: Any, separator: str | None) -> tuple[Any, NDArray[np.int64] | 
         return (array.flatten(), list_offsets(array)) if is_list(array.type) else (array, None)
     lists = pc.split_pattern(string_values(array), separator)
     words, offsets = lists.flatten(), list_offsets(lists)
-    if separator.strip() and pc.any(pc.match_substring(words, b" ")).as_py():
+    data, starts, ends = spans(words)
+    if separator.strip() and len(starts) and (data[starts[0] : ends[-1]] == _BLANK).any():
         words = trimmed(words)
     kept = pc.binary_length(words).to_numpy() > 0
     if not kept.all():
