@@ -42,15 +42,16 @@ def test_labels_of_minus_one_and_lines_without_labels(tmp_path):
 
 
 BAD = {
-    "1 1:1 x": r"line 2: a word without 1 colons: expected label index:value",
-    "1 1:1:1": "line 2: a word without 1 colons",
+    "1 1:1 x": "line 2: a word without a colon: expected label index:value",
+    "1 1:1:1": "line 2: a word with several colons",
     "1 a:1": "line 2: an index that is not an integer",
     "1 1.5:1": "line 2: an index that is not an integer",
+    "1 1:": "line 2: a value that is missing",
     "1 1:x": "line 2: column '1:value' = .*: expected finite numbers as weights",
     "1 1:nan": "line 2: column '1:value'",
     "x 1:1": "line 2: column 'y' = 'x': expected a label",
     "1:1": "line 2: column 'y' is missing",
-    "1 2 1:1": "line 2: a word without 1 colons",
+    "1 2 1:1": "line 2: a word without a colon",
 }
 
 
@@ -78,7 +79,10 @@ def test_bad_lines_of_libffm(tmp_path):
     path = write(tmp_path, "1 0:5:1\n1 5:1\n1 0:a:1\n1 2:1:1 2:1:1\n0 2:9:x\n")
     data = girih.read_libffm(path, Schema(FIELDS, "y"), on_bad_row="skip")
     assert sum(batch.num_examples for batch in data) == 1
-    assert data.skipped.by_reason == {"not pairs": 3, "column '4:value': expected a finite number": 1}
+    assert data.skipped.by_reason == {
+        "not field:index:value": 3,
+        "column '4:value': expected a finite number": 1,
+    }
 
 
 @pytest.mark.parametrize("read", [girih.read_libsvm, girih.read_libffm])

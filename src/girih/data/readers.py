@@ -10,10 +10,9 @@ from girih.data.decode.notation import Notation
 from girih.data.formats.arrow import arrow_source
 from girih.data.formats.delimited import DelimitedSource
 from girih.data.formats.jsonl import JsonlSource
-from girih.data.formats.libsvm import LibsvmSource, as_columns
-from girih.data.formats.pairs import PairsSource, is_bag
+from girih.data.formats.pairs import PairsSource, as_columns
 from girih.data.formats.parquet import ParquetSource
-from girih.data.formats.text import BLOCK_BYTES, TextSource, find_text_files
+from girih.data.formats.text import BLOCK_BYTES, find_text_files
 from girih.data.kafka.source import TURN, KafkaSource
 from girih.data.kafka.topic import Topic
 from girih.data.paths import Paths, find_files
@@ -156,11 +155,7 @@ def read_libsvm(
     """
     check_schema(schema)
     columns = as_columns(schema)
-    files = find_text_files(paths, encoding)
-    if is_bag(schema):
-        source: TextSource = PairsSource(files, schema, block_bytes, with_fields=False)
-    else:
-        source = LibsvmSource(files, schema, block_bytes)
+    source = PairsSource(find_text_files(paths, encoding), schema, block_bytes)
     return make_dataset(source, schema, columns, **options)
 
 
@@ -179,7 +174,7 @@ def read_libffm(
     """
     check_schema(schema)
     columns = as_columns(schema, "libffm")
-    source = PairsSource(find_text_files(paths, encoding), schema, block_bytes, with_fields=True)
+    source = PairsSource(find_text_files(paths, encoding), schema, block_bytes, "libffm")
     return make_dataset(source, schema, columns, **options)
 
 

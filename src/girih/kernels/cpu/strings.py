@@ -100,7 +100,7 @@ def _xxh64(data: Any, start: Any, end: Any) -> Any:
 
 
 @njit_lean
-def _canonical(data: Any, start: Any, end: Any) -> Any:
+def canonical(data: Any, start: Any, end: Any) -> Any:
     """(True, the 64 bits of the integer) if the string is the plain decimal spelling of one from -2**63 to 2**64 - 1."""
     zero = np.uint64(0)
     if end <= start:
@@ -145,7 +145,7 @@ def _is_whole_float(data: Any, start: Any, end: Any) -> Any:
 @kernel()
 def _ids_of_strings(data: SealedU8, starts: SealedI64, ends: SealedI64, ids: U64, floats: Bools) -> None:
     for row in range(len(starts)):
-        is_integer, value = _canonical(data, starts[row], ends[row])
+        is_integer, value = canonical(data, starts[row], ends[row])
         if not is_integer:
             value = _xxh64(data, starts[row], ends[row])
             floats[row] = _is_whole_float(data, starts[row], ends[row])
