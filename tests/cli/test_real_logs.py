@@ -402,3 +402,32 @@ def test_guesses_by_values_alone_say_so(tmp_path, capsys):
 def _written(folder, name):
     (folder / name).write_bytes(LOGS[name][0])
     return folder / name
+
+
+def test_times_as_floats_blanks_before_words_and_comments_of_pairs(tmp_path, capsys):
+    (tmp_path / "a.inter").write_bytes(
+        lines(
+            {"user_id:token": USER, "timestamp:float": TIME.astype(float), "rating:float": CLICK * 4 + 1.0},
+            "\t",
+        )
+    )
+    _, config = config_of(tmp_path, tmp_path / "a.inter", capsys)
+    assert config["data"]["split"]["by"] == "timestamp:float"
+    ages = [" ?" if row % 9 == 0 else f" {20 + row % 50}" for row in range(ROWS)]
+    (tmp_path / "b.csv").write_bytes(lines({"user": USER, "age": ages, "click": CLICK}))
+    _, config = config_of(tmp_path, tmp_path / "b.csv", capsys)
+    assert config["data"]["null_values"] == [" ?"]
+    check_and_train(tmp_path, capsys)
+    pairs = (
+        f"{y} {''.join(f'{id}:1 ' for id in ids)}# {row}\n"
+        for row, (y, ids) in enumerate(zip(CLICK, LISTS, strict=True))
+    )
+    (tmp_path / "c.txt").write_text("1 # none\n" + "".join(pairs))
+    _, config = config_of(tmp_path, tmp_path / "c.txt", capsys)
+    assert config["data"]["format"] == "libsvm"
+
+
+def test_dates_that_are_not_read_are_doubted(tmp_path, capsys):
+    days = [f"{1 + row % 28:02d}/05/2024" for row in range(ROWS)]
+    (tmp_path / "a.csv").write_bytes(lines(BASE | {"day": days}))
+    assert "dates such as these are not read as times" in config_of(tmp_path, tmp_path / "a.csv", capsys)[0]

@@ -13,8 +13,8 @@ CRITEO_CELLS = 40
 PARQUET = b"PAR1"
 _CONTROL, _NEAR = re.compile(rb"[\x00-\x08\x0e-\x1f]"), 64
 """Bytes that no text has, and how near a file's start one is found where it is none."""
-LIBSVM = re.compile(rb"[-+.0-9eE]*( +[0-9]+:[-+.0-9eE]+)+ *")
-LIBFFM = re.compile(rb"[-+.0-9eE]*( +[0-9]+:[0-9]+:[-+.0-9eE]+)+ *")
+LIBSVM = re.compile(rb"[-+.0-9eE]*( +[0-9]+:[-+.0-9eE]+)+ *(#.*)?")
+LIBFFM = re.compile(rb"[-+.0-9eE]*( +[0-9]+:[0-9]+:[-+.0-9eE]+)+ *(#.*)?")
 _SLOTS = re.compile(rb"(?=[^\s:]*[A-Za-z_])[^\s:,;|\"]+:[^\s:]+( +[^\s:,;|\"]+:[^\s:]+)+ *")
 _ARROW = "write it as Parquet, or give it to girih.read_arrow"
 _AS_PARQUET, _AS_CSV = "write it as Parquet", "save it as CSV or Parquet"
@@ -90,7 +90,7 @@ def recognized(head: bytes, compression: str | None = None) -> Look | None:
     if all(map(_SLOTS.fullmatch, lines)):
         mend = "write JSON lines: an object a line, and a list for a name that comes several times"
         return Look(f"{prefix}name:value pairs (slots)", mend)
-    form = format_of(lines[0])
+    form = next((each for each in map(format_of, lines) if each != "csv"), "csv")
     if form == "csv":
         return _delimited(lines, prefix)
     names = {"jsonl": "JSON lines", "criteo": "a log of Criteo", "libsvm": "libsvm", "libffm": "libffm"}

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from girih.data.decode import columns, lists, times
 from girih.data.decode.notation import Notation
 
-_DOUBTFUL = {"NA", "-", "--", "?", "nil"}
+_DOUBTFUL = {"NA", "-", "--", "nil"}
 """Texts that mean a missing value only where the others of a column are numbers or times."""
 _UNITS = ("%", "$", "€", "£", "¥", "₹", "USD", "EUR", "GBP", "US$")
 _MARKS = (
@@ -170,16 +170,17 @@ def _null_words(array: Any) -> list[str]:
     array = columns.plain(array)
     if not columns.is_string(array.type):
         return []
+    words = columns.string_values(array).drop_null()
+    known = pa.array([word.encode() for word in columns.NULL_WORDS], words.type)
     found = [
-        word
-        for word in columns.NULL_WORDS
-        if pc.any(pc.equal(columns.string_values(array), word.encode())).as_py()
+        word.decode()
+        for word in pc.unique(words.filter(pc.is_in(columns.trimmed(words), value_set=known))).to_pylist()
     ]
     if not found:
         return []
     rest = typed(columns.without_texts(array, tuple(found)), True)
     sure = rest.null_count < len(rest) and not columns.is_string(rest.type)
-    return [word for word in found if sure or word not in _DOUBTFUL]
+    return [word for word in found if sure or word.strip() not in _DOUBTFUL]
 
 
 def typed(array: Any, numbers: bool) -> Any:

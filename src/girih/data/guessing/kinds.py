@@ -31,6 +31,7 @@ _PAST = (
 )
 _SEPARATORS = "|;,^ "
 _OUTCOMES = r"follow|comment|forward|hate|share|shared|stay|play|played|dwell|watch|skip|skipped|view"
+_DATE = r"^[0-9]{1,4}[/.][0-9]{1,2}[/.][0-9]{2,4}(?: |$)"
 _NUMBERED = re.compile(r"[a-z]+|[0-9]+")
 
 
@@ -108,6 +109,10 @@ def _guess(name: str, values: Any) -> Guess:
         return Guess(name, "categorical", "true or false")
     if word == "integers":
         return _of_integers(name, values)
+    if word == "floats" and named(name, _TIMES) and _are_whole(values):
+        guess = _of_integers(name, values.cast(pa.int64()))
+        if guess.kind == "time" or "times" in guess.why:
+            return guess
     if word == "floats" and named(name, _IDS) and not named(name, _COUNTS) and _are_whole(values):
         why = f"ids by the name, written as floats, {_different(pc.count_distinct(values).as_py(), len(values))}"
         return Guess(
@@ -161,7 +166,10 @@ def _of_strings(name: str, values: Any) -> Guess:
         return _row_number(name)
     if pc.mean(pc.binary_length(words)).as_py() > LONG_TEXT:
         return Guess(name, "left out", "long text, which girih does not read as words")
-    return Guess(name, "categorical", f"text, {_different(distinct, size)}")
+    why = f"text, {_different(distinct, size)}"
+    if pc.all(pc.match_substring_regex(words, _DATE)).as_py():
+        why += "; dates such as these are not read as times: write 2024-05-31"
+    return Guess(name, "categorical", why)
 
 
 def separator_in(name: str, words: Any) -> str | None:
