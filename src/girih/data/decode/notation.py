@@ -17,7 +17,7 @@ _BLANKS = r"[\s\x{a0}\x{202f}]*"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notation(Options):
-    """How the numbers of text files are written.
+    """The spelling of numbers in text files.
 
     Attributes:
         decimal: the mark before the fraction. thousands: the mark between groups of digits.

@@ -33,7 +33,7 @@ BLANKS = r"\s+"
 """The separator that stands for one or more blanks and tabs, as in pandas."""
 _BLANKS = re.compile(rb"[ \t]+(?=\r?\n|\r?\Z)|(?<=\n)[ \t]+|\A[ \t]+"), re.compile(rb"[ \t]+")
 _SEPARATOR, _LINE_BREAK = b"\x1f", b"\x1e"
-"""What stands for a separator of several characters, and for a line break within quotes."""
+"""The bytes in the place of a separator of several characters, and of a line break within quotes."""
 
 
 def split_cells(

@@ -1,4 +1,4 @@
-"""What the text of a sample's cells is: missing values, local numbers, lists, pairs of id and weight, padding.
+"""The meaning of the text in a sample's cells: missing values, local numbers, lists, pairs of id and weight, padding.
 
 Shapes: R rows.
 """

@@ -14,7 +14,7 @@ from girih.kernels.cpu.jit import kernel, njit_lean
 from girih.kernels.cpu.strings import MAX_INT, canonical
 
 GOOD, BLANK, NO_COLON, COLONS, NO_INTEGER, NO_VALUE = 0, 1, 2, 3, 4, 5
-"""What is wrong with a line, by its first fault; see :func:`split_pairs`."""
+"""The first fault of a line; see :func:`split_pairs`."""
 
 
 @njit_lean
