@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import girih
 from girih import cli
 
 ROWS = 240
@@ -431,3 +432,26 @@ def test_dates_that_are_not_read_are_doubted(tmp_path, capsys):
     days = [f"{1 + row % 28:02d}/05/2024" for row in range(ROWS)]
     (tmp_path / "a.csv").write_bytes(lines(BASE | {"day": days}))
     assert "dates such as these are not read as times" in config_of(tmp_path, tmp_path / "a.csv", capsys)[0]
+
+
+def test_a_trained_model_reads_requests_as_its_files(tmp_path, capsys):
+    some = np.arange(ROWS) % 5 == 0
+    words = np.where(some, "\\N", WORDS)
+    path = tmp_path / "a.csv"
+    path.write_bytes(
+        lines(
+            BASE
+            | {
+                "word": words,
+                "hist": [str(ids) for ids in LISTS],
+                "price": np.where(some, "\\N", PRICE.astype(str)),
+            }
+        )
+    )
+    config_of(tmp_path, path, capsys)
+    check_and_train(tmp_path, capsys)
+    rest = {"user_id": 3, "item_id": 101}
+    with girih.load(tmp_path / "run") as model:
+        as_text = model.predict(rest | {"word": "\\N", "hist": "[1, 2]", "price": "\\N"})
+        assert model.predict(rest | {"word": None, "hist": [1, 2], "price": None}) == as_text
+        assert model.predict(rest | {"word": "rouge", "hist": [1, 2], "price": 3.5}).shape == (1,)

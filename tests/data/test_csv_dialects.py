@@ -2,6 +2,7 @@
 
 import csv
 import io
+import pickle
 
 import numpy as np
 import pytest
@@ -154,3 +155,22 @@ def test_positions_hold_for_one_dialect(tmp_path):
     data, _ = steps_of(tmp_path / "a.csv", quoted_line_breaks=True)
     with pytest.raises(girih.errors.ConfigError, match="position"):
         list(data.batches(position=steps[0][1]))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"quoted_line_breaks": True},
+        {"encoding": "latin-1"},
+        {"decimal": ",", "units": ["%"]},
+        {"null_values": ["NA"]},
+    ],
+)
+def test_a_loader_in_another_process_reads_the_same(tmp_path, options):
+    (tmp_path / "a.csv").write_text(
+        'user,item,price,click\n"a\nb",i,2,1\n' * 1 + "u,NA,3,0\n", encoding="latin-1"
+    )
+    if "quoted_line_breaks" not in options:
+        (tmp_path / "a.csv").write_text("user,item,price,click\nu,NA,3,0\n")
+    data, steps = steps_of(tmp_path / "a.csv", **options)
+    assert contents(pickle.loads(pickle.dumps(data)).batches()) == contents(steps)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -135,23 +135,18 @@ class DelimitedSource(TextSource):
         self._is_one = len(separator) == 1 and separator.isascii()
         self._quote = quote
         self._has_rows = False
+        self._quoted: re.Pattern[bytes] | None = None
         if line_breaks:
             begin, mark = re.escape(separator.encode()), re.escape(quote.encode())
             cell = rb"(?:(?<=%b)|(?<=\n)|\A)%b(?:[^%b]|%b%b)*+(?:%b|\Z)" % (begin, *[mark] * 5)
-            pattern = re.compile(cell)
-
-            def mask(data: bytes) -> bytes:
-                self._refuse(data, _LINE_BREAK, files[0].address)
-                return pattern.sub(lambda match: match[0].replace(b"\n", _LINE_BREAK), data)
-
-            self.mask = mask
+            self._quoted = re.compile(cell)
         super().__init__(files, [self._start(file, columns) for file in files], block_bytes)
         self.identity += "/quoted" if line_breaks else ""
         if not self._has_rows:
             raise DataError(f"{files[0].address}: no rows; expected at least one below the header")
 
     def _start(self, file: File, columns: Sequence[Sequence[str]] | None) -> Start:
-        head = read_head(file, b"" if self.mask is None else self._quote.encode())
+        head = read_head(file, b"" if self._quoted is None else self._quote.encode())
         if columns is None and is_object(head.line):
             raise DataError(f"{file.address}: looks like JSON lines, expected a header; {to_set('jsonl')}")
         try:
@@ -173,6 +168,16 @@ class DelimitedSource(TextSource):
             return Start(head.rest_byte, head.rest_number, names)
         self._has_rows = True
         return Start(head.byte, head.number, names)
+
+    @property
+    def mask(self) -> Callable[[bytes], bytes] | None:
+        """See :attr:`TextSource.mask`."""
+        return None if self._quoted is None else self._masked
+
+    def _masked(self, data: bytes) -> bytes:
+        self._refuse(data, _LINE_BREAK, self.files[0].address)
+        pattern = self._quoted or re.compile(b"")
+        return pattern.sub(lambda match: match[0].replace(b"\n", _LINE_BREAK), data)
 
     def _cells(self, line: str) -> tuple[str, ...]:
         mark = self._separator

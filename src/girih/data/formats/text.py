@@ -151,8 +151,6 @@ class TextSource(FileSource, ABC):
     """
 
     kind: ClassVar[str]
-    mask: Callable[[bytes], bytes] | None = None
-    """Puts another byte in the place of each line break that ends no row."""
 
     def __init__(self, files: tuple[File, ...], starts: list[Start], block_bytes: int) -> None:
         checks.integer("block_bytes", block_bytes)
@@ -164,6 +162,11 @@ class TextSource(FileSource, ABC):
         self.starts = starts
         self.partitions = Partitions(files)
         self._block_bytes = block_bytes
+
+    @property
+    def mask(self) -> Callable[[bytes], bytes] | None:
+        """The function that puts another byte in the place of each line break that ends no row; None if there are none."""
+        return None
 
     def check(self, plan: ReadPlan) -> None:
         """Refuses files that lack a column."""
