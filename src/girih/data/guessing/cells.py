@@ -9,7 +9,6 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -65,8 +64,7 @@ class Cells:
         for name, array in read.items():
             if columns.is_string(array.type):
                 read[name] = self._lists(name, array)
-            if name not in self.features or columns.is_list(read[name].type):
-                self._pad(name, read[name])
+            self._pad(name, read[name])
         self.table = pa.table(read)
 
     def _local_numbers(self, arrays: dict[str, Any]) -> dict[str, Any]:
@@ -76,12 +74,9 @@ class Cells:
             notation = Notation(decimal=decimal, thousands=thousands, units=_UNITS)
             found = {}
             for name, array in arrays.items():
-                numbers, null = columns.string_numbers(array, notation)
-                if (
-                    len(array) > array.null_count
-                    and not np.isnan(numbers if null is None else numbers[~null]).any()
-                ):
-                    found[name] = pa.array(numbers, mask=np.isnan(numbers))
+                plain = notation.plain(array)
+                if plain.null_count < len(plain) and not _any(plain, "?"):
+                    found[name] = plain.cast(pa.float64())
             if len(found) > len(best):
                 best = found
                 units = [unit for unit in _UNITS if any(_any(arrays[name], unit) for name in found)]
@@ -101,14 +96,12 @@ class Cells:
                 self.features[name] = {"list_format": "brackets"}
                 return _as_lists(values, offsets)
         for separator, mark in itertools.product(_SEPARATORS, (":", "=")):
+            if not len(present) or not pc.all(pc.match_substring(present, mark)).as_py():
+                continue
             piece = rf"[^{mark}|;, ]+{mark}[-+]?[0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?"
             several = rf"(?:\s*[{separator}]\s*{piece})*" if separator else ""
             is_pairs = pc.match_substring_regex(present, rf"^{piece}{several}$")
-            if (
-                not len(present)
-                or not pc.all(is_pairs).as_py()
-                or (separator and not _any(present, separator))
-            ):
+            if not pc.all(is_pairs).as_py() or (separator and not _any(present, separator)):
                 continue
             if not separator and not pc.all(pc.match_substring(present, ".")).as_py():
                 continue  # times of a day, and versions
