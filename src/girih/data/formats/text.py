@@ -229,6 +229,7 @@ def read_blocks(
                     )
             num_lines = data.count(b"\n", 0, cut) + (data[cut - 1] != ord("\n"))
             yield Block(masked[:cut], byte, line, num_lines)
+            del masked  # the next block takes its memory
             byte, line, data = byte + cut, line + num_lines, data[cut:]
             data += _read(text, block_bytes - len(data))
 
