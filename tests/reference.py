@@ -62,8 +62,8 @@ def id_of_string(word):
         number = int(text)
     except ValueError:
         number = None
-    if number is not None and str(number) == text and -(2**63) <= number < 2**63:
-        return number
+    if number is not None and str(number) == text and -(2**63) <= number < 2**64:
+        return number if number < 2**63 else number - 2**64
     return xxh64(word)
 
 

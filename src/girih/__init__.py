@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         read_csv,
         read_jsonl,
         read_kafka,
+        read_libffm,
         read_libsvm,
         read_parquet,
     )
@@ -77,6 +78,7 @@ __all__ = [
     "read_csv",
     "read_jsonl",
     "read_kafka",
+    "read_libffm",
     "read_libsvm",
     "read_parquet",
     "tables",
@@ -92,6 +94,7 @@ _HOMES = {
         "read_csv",
         "read_jsonl",
         "read_kafka",
+        "read_libffm",
         "read_libsvm",
         "read_parquet",
     ),

@@ -54,6 +54,9 @@ class _Sparse(_Feature):
     pooling: Pooling = "mean"
     max_length: Count | None = None
     separator: str | None = None
+    list_format: Literal["brackets"] | None = None
+    padding_id: int | str | None = None
+    float_ids: bool | None = None
 
     def __post_init__(self) -> None:
         _Feature.__post_init__(self)
@@ -61,6 +64,19 @@ class _Sparse(_Feature):
             raise ConfigError(
                 f"{self._owner()}separator is empty; leave it out for columns that are lists already"
             )
+        if self.separator and self.list_format:
+            raise ConfigError(
+                f"{self._owner()}separator and list_format both say how a cell is split; drop one"
+            )
+        if isinstance(self.padding_id, int) and not -(1 << 63) <= self.padding_id < 1 << 64:
+            raise ConfigError(
+                f"{self._owner()}padding_id = {self.padding_id}: expected an id, from -2**63 to 2**64 - 1, or a text"
+            )
+
+    @property
+    def is_split(self) -> bool:
+        """True if cells of text hold lists of ids."""
+        return self.separator is not None or self.list_format is not None
 
     @property
     def table_name(self) -> str:
@@ -75,12 +91,15 @@ class Categorical(_Sparse):
     ``bucketize`` turns a numeric column into ids: the number of boundaries that are ≤ the value.
     ``transform`` makes an id of a time: its hour, 0 to 23, or its weekday, 0 (Monday) to 6; where times are numbers
     since 1970, ``time_unit`` says of what (default: seconds). ``weights`` names a list column with one weight an id.
-    ``separator`` splits strings into bags. A longer bag than ``max_length`` keeps its last ids.
+    ``separator`` splits strings into bags. A longer bag than ``max_length`` keeps its last ids. ``list_format = "brackets"`` reads
+    strings such as ``[1, 2]`` as bags. ``weight_separator`` splits each of a bag's strings into an id and its weight, as in ``7:0.5``.
+    ``padding_id`` is no id: it is left out of bags, and missing where an example has one id. With ``float_ids`` 7.0 is the id 7.
     """
 
     kind: ClassVar[str] = "categorical"
     bucketize: tuple[float, ...] | None = None
     weights: str | None = None
+    weight_separator: str | None = None
     transform: PartOfTime | None = None
     time_unit: TimeUnit | None = None
 
@@ -96,6 +115,21 @@ class Categorical(_Sparse):
             raise ConfigError(
                 f"{self._owner()}{self.transform} makes one id of one time; drop separator, weights, max_length and bucketize"
             )
+        if self.weight_separator == "" or (self.weight_separator and self.weight_separator == self.separator):
+            raise ConfigError(
+                f"{self._owner()}weight_separator = {self.weight_separator!r}: expected text between an id and its weight, as ':' in 7:0.5"
+            )
+        if self.weight_separator and self.weights:
+            raise ConfigError(
+                f"{self._owner()}weights and weight_separator both say where weights are; drop one"
+            )
+        if self.transform or self.bucketize:
+            for option in ("list_format", "weight_separator", "padding_id", "float_ids"):
+                if getattr(self, option) is not None:
+                    raise ConfigError(
+                        f"{self._owner()}{option} is for ids, and {'bucketize' if self.bucketize else self.transform} makes them of"
+                        " numbers or times; drop one"
+                    )
         _check_time_unit(self)
 
     @property
@@ -108,7 +142,8 @@ class Categorical(_Sparse):
 class Sequence(_Sparse):
     """Ids in order, oldest first; a model that reads sequences gets them whole, others pooled.
 
-    A longer sequence than ``max_length`` keeps its last ids.
+    A longer sequence than ``max_length`` keeps its last ids. ``list_format``, ``padding_id`` and ``float_ids`` are those of
+    :class:`Categorical`.
     """
 
     kind: ClassVar[str] = "sequence"
@@ -216,6 +251,7 @@ class Schema:
         labels: names, or :class:`Labels`.
         tables: only those that differ from the defaults or are shared under their own options.
         defaults: the dim of tables for which neither they nor their features say one.
+        null_values: texts that mean a missing value, in files, dictionaries and requests.
 
     Raises:
         ConfigError: duplicates, unknown tables, or features that disagree on a shared table's dim.
@@ -224,6 +260,7 @@ class Schema:
     features: tuple[Feature, ...]
     labels: Labels
     tables: tuple[Table, ...] = ()
+    null_values: tuple[str, ...] = ()
     _sparse: tuple[Categorical | Sequence, ...] = field(init=False, repr=False, compare=False)
     _numeric: tuple[Numeric, ...] = field(init=False, repr=False, compare=False)
     _table_by_name: Mapping[str, Table] = field(init=False, repr=False, compare=False)
@@ -234,6 +271,7 @@ class Schema:
         labels: Labels | str | Seq[str],
         tables: Seq[Table] = (),
         defaults: Defaults | None = None,
+        null_values: Seq[str] = (),
     ) -> None:
         _refuse_others("features", features, Categorical | Sequence | Numeric)
         _refuse_others("tables", tables, Table)
@@ -245,6 +283,9 @@ class Schema:
         if not isinstance(labels, Labels):
             labels = Labels(names=labels)  # type: ignore[arg-type]
         object.__setattr__(self, "labels", labels)
+        object.__setattr__(
+            self, "null_values", config.build(tuple[str, ...], list_of_texts(null_values), "null_values")
+        )
         if not self.features:
             raise ConfigError("features: the list is empty; expected at least one feature")
         _refuse_duplicates("feature", [f.name for f in self.features])
@@ -297,15 +338,17 @@ class Schema:
         wanted = set(names)
         features = [feature for feature in self.features if feature.name in wanted]
         used = {feature.table_name for feature in features if not isinstance(feature, Numeric)}
-        return Schema(features, self.labels, [table for table in self.tables if table.name in used])
+        tables = [table for table in self.tables if table.name in used]
+        return Schema(features, self.labels, tables, null_values=self.null_values)
 
     def to_dict(self) -> dict[str, Any]:
         """As plain mappings and lists, in the form of a config file's sections."""
-        return {
+        sections = {
             "features": config.plain(self.features),
             "labels": config.plain(self.labels),
             "tables": config.plain(self.tables),
         }
+        return sections | ({"data": {"null_values": list(self.null_values)}} if self.null_values else {})
 
     def fingerprint(self) -> str:
         """16 hex digits that change when anything changes that trained rows or inputs depend on.
@@ -325,7 +368,7 @@ class Schema:
 
     @classmethod
     def from_dict(cls, mapping: Mapping[str, Any], where: str = "schema") -> Schema:
-        """Builds a schema from the sections ``features``, ``labels``, ``tables`` and ``defaults`` of a config."""
+        """Builds a schema from the sections ``features``, ``labels``, ``tables`` and ``defaults`` of a config, and ``data.null_values``."""
         for key in ("features", "labels"):
             if key not in mapping:
                 raise ConfigError(
@@ -345,15 +388,22 @@ class Schema:
         ]
         labels = config.build(Labels, mapping["labels"], f"{where}: [labels]")
         defaults = config.build(Defaults, mapping.get("defaults", {}), f"{where}: [defaults]")
+        data = mapping.get("data", {})
+        null_values = data.get("null_values", ()) if isinstance(data, Mapping) else ()
         try:
-            return cls(features, labels, built, defaults)
+            return cls(features, labels, built, defaults, null_values)
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from None
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Schema:
-        """Reads ``[[features]]``, ``[labels]``, ``[[tables]]`` and ``[defaults]`` of a config file."""
+        """Reads ``[[features]]``, ``[labels]``, ``[[tables]]``, ``[defaults]`` and ``data.null_values`` of a config file."""
         return cls.from_dict(config.read_toml(path), str(path))
+
+
+def list_of_texts(given: Any) -> Any:
+    """A list of texts as a list; one text is refused where a list is expected, and stays as it is."""
+    return list(given) if isinstance(given, Seq) and not isinstance(given, str) else given
 
 
 def _check_time_unit(feature: Categorical | Numeric) -> None:

@@ -324,6 +324,17 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
             raise ConfigError(f"{needing} needs validation data; set data.valid, or give fit(train, valid)")
         self._run.check(train)
 
+    def rehearse(self, train: Dataset, valid: Dataset | None = None) -> None:
+        """Does all that :meth:`fit` does before its first step, the first batch included; trains and writes nothing.
+
+        Raises:
+            ConfigError, DataError: as :meth:`fit` raises them.
+        """
+        self.check(train, valid)
+        with self._cluster.explaining():
+            self._run.ready(train)
+        train.first()
+
     @property
     def begins_anew(self) -> bool:
         """Whether the last ``fit`` stopped for its launcher to begin anew, with other numbers of processes."""

@@ -286,8 +286,8 @@ AT_ODDS = [
     ("data.separator = ';'", "separator: only format csv has it, and format is 'parquet'; drop one"),
     ("data.columns = ['user']", "columns: only format csv has it, and format is 'parquet'; drop one"),
     (
-        "data = {format = 'csv', separator = '||'}",
-        "separator = '||': expected one ASCII character, such as ','",
+        "data = {format = 'csv', quote = '||'}",
+        "quote = '||': expected one ASCII character other than the separator, or ''",
     ),
     (
         "data = {format = 'csv', quote = ','}",

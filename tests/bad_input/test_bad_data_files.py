@@ -196,7 +196,7 @@ TEXT = {
     ),
     "UTF-16": (
         "user,price,click\n1,2,0\n".encode("utf-16"),
-        "looks like UTF-16 text, expected UTF-8 text; save it as UTF-8",
+        'looks like UTF-16 text, expected UTF-8 text; set data.encoding = "utf-16"',
     ),
     "zero bytes": (b"user,pri\0ce,click\n1,2,0\n", "holds zero bytes; expected UTF-8 text"),
     "JSON lines": (

@@ -86,9 +86,9 @@ PAIRS = [
     ("1 5:1", "1 pairs: expected 2, one for each feature"),
     ("1 5:1 six:2", "an index that is not an integer"),
     ("1 5:1 6", "a word without a colon"),
-    ("1 5:one 6:2", "column '1:value' = 'one': expected a number"),
-    ("3 5:1 6:2", "column 'click' = 3.0: expected a label in [0, 1]"),
-    ("yes 5:1 6:2", "column 'click' = 'yes': expected a number"),
+    ("1 5:one 6:2", "column '1:value' = 'one': expected finite numbers as weights"),
+    ("3 5:1 6:2", "column 'click' = '3': expected a label in [0, 1]"),
+    ("yes 5:1 6:2", "column 'click' = 'yes': expected a label in [0, 1]"),
 ]
 
 

@@ -206,7 +206,11 @@ def test_files_of_a_folder_are_those_that_end_so(tmp_path, capsys):
             "--label clik: no such column; did you mean 'click'?",
         ),
         (b"click\n1\n0\n", (), "no column but 'click' looks like a feature"),
-        (b"1 3:1 4:1\n0 2:1 5:1\n", (), "is libsvm, whose columns have no names to guess by"),
+        (
+            b"click:1 user:3\nclick:0 user:4\n",
+            (),
+            "looks like name:value pairs (slots), which girih does not read",
+        ),
         (b"", (), "the file is empty"),
     ],
 )
@@ -505,5 +509,6 @@ def test_times_in_another_unit_than_they_count_in_are_noted(tmp_path, capsys, sc
         assert notes == []
         return
     assert notes == [
-        f"note: feature 'hour' has no time after 1970 in the first 300 examples, counted in {unit}: time_unit = {meant!r} is probably meant"
+        f"note: feature 'hour', counted in {unit}: years go from 1970 to 1970, expected 1990 to 2100 in the first 300 examples:"
+        f" time_unit = {meant!r} is probably meant"
     ]

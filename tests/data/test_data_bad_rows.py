@@ -24,7 +24,7 @@ SCHEMA = Schema(
 HEADER = "c,n,tags,tw,x,y,r,w"
 GOOD = ["1,2,a|b,1|2,3,1,1,1", "2,,,,,0,2,0"]
 
-FLOAT = "expected an id, not a float: write 7 for 7.0 (in pandas, astype('Int64')), or bucketize"
+FLOAT = "expected an id, not a float: write 7 for 7.0 (in pandas, astype('Int64')), set float_ids = true, or bucketize"
 CELLS = [
     ("1,2,a,1,3,1", "6 cells: expected 8", "wrong number of cells"),
     ("1,2,a,1,3,1,1,1,1", "9 cells: expected 8", "wrong number of cells"),
@@ -127,13 +127,13 @@ PAIRS = [
     ("1 5:1 6:1 7:1", "3 pairs: expected 2"),
     ("1 5:1 six", "a word without a colon"),
     ("1 a:1 6:1", "an index that is not an integer"),
-    ("1 5:one 6:1", "column '1:value' = 'one': expected a number"),
-    ("1 5: 6:1", "column '1:value' is missing: expected a number"),
-    ("1 5:1 6:nan", "column '2:value' = nan: expected a finite number"),
-    ("1 5:inf 6:1", "column '1:value' = inf: expected finite numbers as weights"),
-    ("2 5:1 6:1", "column 'y' = 2.0: expected a label in [0, 1]"),
-    ("5:1 6:1", "column 'y' is missing: expected a number"),
-    ("x 5:1 6:1", "column 'y' = 'x': expected a number"),
+    ("1 5:one 6:1", "column '1:value' = 'one': expected finite numbers as weights"),
+    ("1 5: 6:1", "a value that is missing: expected label index:value"),
+    ("1 5:1 6:nan", "column '2:value' = 'nan': expected a finite number"),
+    ("1 5:inf 6:1", "column '1:value' = 'inf': expected finite numbers as weights"),
+    ("2 5:1 6:1", "column 'y' = '2': expected a label in [0, 1]"),
+    ("5:1 6:1", "column 'y' is missing: expected a label in [0, 1]"),
+    ("x 5:1 6:1", "column 'y' = 'x': expected a label in [0, 1]"),
 ]
 
 
@@ -197,7 +197,8 @@ def test_the_first_bad_line_of_many_ends_it(tmp_path, monkeypatch, line, told):
 def test_the_first_bad_line_of_many_ends_libsvm(tmp_path, monkeypatch, line, told):
     path, made = tmp_path / "a.txt", []
     path.write_text("1 1:1 2:1\n\n" + "1 1:1 2:1\n" * 5 + f"{line}\n" * 20_000)
-    monkeypatch.setattr("girih.data.formats.libsvm.BadRow", lambda *row: made.append(row) or BadRow(*row))
+    for module in ("formats.pairs", "decode.decoder"):
+        monkeypatch.setattr(f"girih.data.{module}.BadRow", lambda *row: made.append(row) or BadRow(*row))
     with pytest.raises(DataError, match=f"line 8: {told}"):
         list(read_libsvm(path, Schema([Categorical(name="c"), Numeric(name="x")], "y")))
     assert len(made) == 1

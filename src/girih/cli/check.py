@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,8 +32,6 @@ from girih.training.dense_cost import host_bytes
 SAMPLE_EXAMPLES = 200_000
 MOST_TABLES = 20
 MANY_MISSING, FEW_STEPS, LARGE = 0.9, 20, 1e4
-EARLY_S = 5 * 10**8  # 1985: numbers that count in another unit than is said often lie before
-YEAR_S = 31_557_600
 
 
 @cli.command()
@@ -45,21 +44,21 @@ def check(
     settings = RunConfig.load(config_file, overrides=[*overrides, *naming(model_class)], strategy=strategy)
     model = settings.model()
     notes: list[str] = []
-    train = settings.dataset("train")
-    for split in settings.data.splits:
-        data = train if split == "train" else settings.dataset(split)
+    datasets = settings.datasets()
+    train = datasets["train"]
+    for split, data in datasets.items():
         batch = next(iter(data.in_order()))
         click.echo(
             f"{split}: {_described(data)}; of its first {count(batch.num_examples)} examples {_labels(batch, data)}"
         )
         notes += _constant_labels(split, batch, data)
         skipped(data, split)
-    settings.planned()
+    settings.rehearse(datasets)
     sparse = settings.sparse(model)
     growth, notes_of_features = _sampled(train, nested=isinstance(model, ESMM))
     read_all = growth.num_examples < SAMPLE_EXAMPLES
     total = float(growth.num_examples) if read_all else examples_of(train)
-    notes += notes_of_features + _unsplit(train) + _early(train)
+    notes += notes_of_features + _unsplit(train) + _implausible_times(train)
     parameters = sum(each.numel() for each in model.parameters())
     click.echo(
         f"model: {type(model).__name__}, {short(parameters)} dense parameters; strategy {settings.strategy.name}"
@@ -72,7 +71,7 @@ def check(
             'rows may not fit into memory: see [store] tiers = ["dram", "ssd"], or [[tables]] with admission or eviction'
         )
     if total is not None and total < FEW_STEPS * settings.data.batch_size:
-        steps = max(1, round(total / settings.data.batch_size))
+        steps = max(1, math.ceil(total / settings.data.batch_size))
         notes.append(f"an epoch has about {steps} steps: lower data.batch_size")
     if settings.data.splits == ("train",):
         notes.append("neither valid nor test: a run ends without AUC; name files, or set data.split")
@@ -179,8 +178,11 @@ def _sampled(train: Dataset, *, nested: bool) -> tuple[Growth, list[str]]:
 
 def _unsplit(train: Dataset) -> list[str]:
     """Features of which every string is read as one id, though it looks like several of them."""
-    schema = train.schema
+    schema = train.plan.schema
     plain = [f for f in schema.sparse if not (isinstance(f, Categorical) and (f.bucketize or f.transform))]
+    plain = [
+        f for f in plain if not f.list_format and not (isinstance(f, Categorical) and f.weight_separator)
+    ]
     sources = dict.fromkeys(feature.source for feature in plain)
     if not sources:
         return []
@@ -204,8 +206,8 @@ def _unsplit(train: Dataset) -> list[str]:
     return notes
 
 
-def _early(train: Dataset) -> list[str]:
-    """Features of times that all lie before 1985 in the first batch, and would not if they counted in another unit."""
+def _implausible_times(train: Dataset) -> list[str]:
+    """Features of times that are implausible in the first batch, or would be times in another unit."""
     schema = train.schema
     timed = [
         f
@@ -219,20 +221,18 @@ def _early(train: Dataset) -> list[str]:
     kept, first = batch.kept, f"the first {count(batch.num_examples)} examples"
     notes = []
     for feature in timed:
-        column = kept[feature.source]
-        if times.is_time(column.type):
-            continue
-        numbers, _ = columns.numbers(column)
-        latest = np.fmax.reduce(np.abs(numbers), initial=0.0)
+        column = columns.flat(kept[feature.source])
         unit = feature.time_unit or "s"
-        if latest / times.PER_SECOND[unit] >= EARLY_S:
+        doubt = times.doubt(column, unit)
+        if doubt is None:
             continue
-        meant = [other for other, per in times.PER_SECOND.items() if EARLY_S <= latest / per < times.LATEST_S]
-        if meant:
-            year = 1970 + latest / times.PER_SECOND[unit] / YEAR_S
-            notes.append(
-                f"feature {feature.name!r} has no time after {year:.0f} in {first}, counted in {unit}: time_unit = {meant[0]!r} is probably meant"
-            )
+        meant = (
+            []
+            if times.is_time(column.type)
+            else [each for each in times.PER_SECOND if times.doubt(column, each) is None]
+        )
+        mend = f": time_unit = {meant[0]!r} is probably meant" if meant else ""
+        notes.append(f"feature {feature.name!r}, counted in {unit}: {doubt} in {first}{mend}")
     return notes
 
 

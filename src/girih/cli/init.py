@@ -21,5 +21,5 @@ def init(data: tuple[str, ...], label: str | None) -> int:
                 f"{path}: received a config file; girih init reads data and prints a config, as in girih init 'train/*.parquet' > config.toml;"
                 f" girih check {path} tries this one"
             )
-    click.echo(config_text(take_sample(data), label), nl=False)
+    click.echo(config_text(take_sample(data, label), label), nl=False)
     return 0

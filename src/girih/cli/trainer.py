@@ -65,7 +65,7 @@ def train(
         plan=None if plan_file is None else Plan.read(plan_file),
         calibrated=None if calibrated is None else Calibrated.read(calibrated),
     )
-    datasets = _open_data(settings)
+    datasets = settings.datasets()
     if int(os.environ.get("RANK", "0")) and not runs_alone(settings.strategy):
         with joined(settings.strategy, settings.cluster).running() as cluster:
             told = cluster.ranks.broadcast(None)
@@ -210,10 +210,6 @@ def _showing_warnings(progress: Progress) -> Iterator[None]:
         yield
     finally:
         logger.removeHandler(shown)
-
-
-def _open_data(settings: RunConfig) -> dict[str, Dataset]:
-    return {split: settings.dataset(split) for split in settings.data.splits}
 
 
 def _finished_because(newest: Storage, run: Path, settings: RunConfig) -> str | None:

@@ -13,7 +13,7 @@ import click
 
 PATH = click.Path(path_type=Path)
 FORMAT = click.option(
-    "--format", "form", type=click.Choice(["parquet", "csv", "criteo", "libsvm", "jsonl"]),
+    "--format", "form", type=click.Choice(["parquet", "csv", "criteo", "libsvm", "libffm", "jsonl"]),
     help="Of the files that --data names. Default: that of the training data (Parquet for a stream).",
 )  # fmt: skip
 MODEL = click.option(

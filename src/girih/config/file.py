@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from girih.config.class_record import record_classes
 from girih.config.metrics import MetricsOptions
 from girih.config.schedule import ScheduleOptions
 from girih.config.train import TrainOptions
-from girih.data import DataOptions, Dataset, open_dataset
+from girih.data import DataOptions, Dataset, NormalizationStats, open_dataset
 from girih.data.negatives import NegativesOptions
 from girih.data.options import SplitName
 from girih.data.paths import relative_to
@@ -37,7 +38,7 @@ from girih.schema import Schema
 from girih.sparse.access_profile import measure_access
 from girih.sparse.options import StoreOptions
 from girih.sparse.spec import SparseSpec
-from girih.strategies import Strategy, measures_of
+from girih.strategies import Strategy, measures_of, roles_of
 from girih.strategies.strategy import measures_for, spreads_net
 from girih.trainer import Trainer
 from girih.training.comparing import Offer, offer, offers
@@ -248,6 +249,27 @@ class RunConfig:
             if paths:
                 raise
             raise ConfigError(f"{self.where}: {error}") from None
+
+    def datasets(self) -> dict[str, Dataset]:
+        """All splits of the data."""
+        return {split: self.dataset(split) for split in self.data.splits}
+
+    def rehearse(self, datasets: Mapping[str, Dataset]) -> None:
+        """Does all that a run does before its first step, and writes nothing; of several processes, what one can do alone.
+
+        Raises:
+            ConfigError, DataError: as the run raises them.
+        """
+        train, valid = datasets["train"], datasets.get("valid")
+        if self.strategy.trainers > 1 or roles_of(self.strategy):
+            self.planned()
+            NormalizationStats.of(train)
+            train.first()
+            return
+        with tempfile.TemporaryDirectory() as place:
+            settings = replace(self, store=self.store.within(Path(place)))
+            with settings.trainer() as trainer:
+                trainer.rehearse(train, valid)
 
     def most_examples(self, train: Dataset) -> int | None:
         """The number of examples that the run trains on unless it stops early; None where nobody knows."""

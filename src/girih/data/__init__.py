@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         read_csv,
         read_jsonl,
         read_kafka,
+        read_libffm,
         read_libsvm,
         read_parquet,
     )
@@ -39,6 +40,7 @@ __all__ = [
     "read_csv",
     "read_jsonl",
     "read_kafka",
+    "read_libffm",
     "read_libsvm",
     "read_parquet",
 ]

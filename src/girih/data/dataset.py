@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, TypedDict, Unpack
 
-from girih.config import checks
+from girih.config import build, checks
 from girih.data.batch import Batch
+from girih.data.decode.notation import Notation
 from girih.data.decode.where import Where
 from girih.data.decode.where_text import parse_where
 from girih.data.epoch import SkippedRows, read_epoch
@@ -24,7 +25,7 @@ from girih.data.read_ahead import ReadAhead
 from girih.data.read_plan import ReadPlan, make_read_plan
 from girih.data.unit import Source
 from girih.errors import ConfigError, nearest
-from girih.schema import Schema
+from girih.schema import Schema, list_of_texts
 
 BATCH_SIZE = 4096
 MOST_EXAMPLES = (1 << 31) - 1  # of a batch, whose offsets are int32
@@ -47,6 +48,7 @@ class ReadOptions(OrderOptions, total=False):
     keep: Iterable[str]
     with_labels: bool
     where: str | Where | None
+    null_values: Iterable[str] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +120,10 @@ class Dataset:
     def __iter__(self) -> Iterator[Batch]:
         """Yields the batches of epoch 0."""
         return (batch for batch, _ in self.batches(0))
+
+    def first(self) -> Batch:
+        """The first batch of epoch 0; of a stream, of the records that are there."""
+        return next(iter(self.in_order() if self.source.endless else self))
 
     @property
     def num_examples(self) -> int | None:
@@ -253,6 +259,8 @@ def make_dataset(
     keep: Iterable[str] = (),
     with_labels: bool = True,
     where: str | Where | None = None,
+    null_values: Iterable[str] | None = None,
+    notation: Notation | None = None,
     **options: Unpack[OrderOptions],
 ) -> Dataset:
     """A dataset over a source; ``columns`` is the schema in terms of the source's columns, where they differ.
@@ -268,7 +276,11 @@ def make_dataset(
     if where is not None and not isinstance(where, Where):
         checks.text("where", where)
         where = parse_where(where)
-    plan = make_read_plan(columns or schema, kept, with_labels, where)
+    nulls = schema.null_values
+    if null_values is not None:
+        nulls = build(tuple[str, ...], list_of_texts(null_values), "null_values")
+    plan = make_read_plan(columns or schema, kept, with_labels, where, nulls)
+    plan = replace(plan, notation=None if notation == Notation() else notation)
     source.check(plan)
     return Dataset(schema=schema, source=source, plan=plan, **options)
 

@@ -2,45 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from girih.data.decode.columns import is_list
+from girih.data.decode.columns import is_list, value_type
+from girih.data.formats.objects import REFUSED, array_of, table_of_stream
 from girih.data.paths import one_line
 from girih.errors import DataError, kind_of
-from girih.schema import Categorical, Numeric, Schema
+from girih.schema import Categorical, Numeric, Schema, Sequence
 
 EXPECTED = "expected a dict of columns, a list of dicts, a pandas DataFrame, or anything with Arrow's C stream interface"
 
 
-def as_table(data: Any, columns: Sequence[str] | None = None) -> Any:
+def as_table(data: Any, columns: Seq[str] | None = None, null_values: Seq[str] = ()) -> Any:
     """A ``pyarrow.Table`` of some data.
 
     Args:
         data: a dict of columns (lists or arrays), or of one example's values; a list of dicts, an example each; a row of a DataFrame
             of pandas; or anything with Arrow's C stream interface, such as a ``pyarrow.Table``, or a DataFrame of pandas or polars.
         columns: those to take of dicts, where they have them; None takes all.
+        null_values: texts that mean a missing value.
 
     Raises:
         DataError: none of these, columns of different lengths, or values that have no common type; names the column.
     """
     if isinstance(data, Mapping):
-        return _of_columns(data, columns)
+        return _of_columns(data, columns, null_values)
     if _is_series_of_pandas(data):
-        return _of_series(data, columns)
+        return _of_series(data, columns, null_values)
     if hasattr(data, "__arrow_c_stream__"):
         try:
-            return pa.table(data)
-        except (pa.ArrowException, TypeError, ValueError) as error:
+            return table_of_stream(data, null_values)
+        except REFUSED as error:
             raise DataError(
                 f"data: Arrow cannot take this {type(data).__name__}: {one_line(error)}"
             ) from None
-    if isinstance(data, Sequence) and not isinstance(data, str | bytes):
-        return _of_rows(data, columns)
+    if isinstance(data, Seq) and not isinstance(data, str | bytes):
+        return _of_rows(data, columns, null_values)
     raise DataError(f"data: received an object of type {type(data).__name__}; {EXPECTED}")
 
 
@@ -49,11 +52,31 @@ def columns_as_given(schema: Schema, table: Any) -> Schema:
     types = dict(zip(table.schema.names, table.schema.types, strict=True))
 
     def of(feature: Any) -> Any:
-        if isinstance(feature, Numeric) or not feature.separator or feature.source not in types:
+        if isinstance(feature, Numeric) or not feature.is_split or feature.source not in types:
             return feature
-        return replace(feature, separator=None) if is_list(types[feature.source]) else feature
+        no_text = is_list(types[feature.source])
+        return replace(feature, separator=None, list_format=None) if no_text else feature
 
-    return Schema([of(feature) for feature in schema.features], schema.labels, schema.tables)
+    features = [of(feature) for feature in schema.features]
+    return Schema(features, schema.labels, schema.tables, null_values=schema.null_values)
+
+
+def check_sequences(schema: Schema, table: Any) -> None:
+    """Refuses one value an example where a sequence is a list.
+
+    Raises:
+        DataError: text, or another single value, of a sequence whose text is not split.
+    """
+    for feature in schema.sparse:
+        if not isinstance(feature, Sequence) or feature.is_split or feature.source not in table.column_names:
+            continue
+        column = table[feature.source]
+        if not (is_list(value_type(column.type)) or pa.types.is_null(column.type)):
+            shown = next((value.as_py() for value in column if value.is_valid), None)
+            raise DataError(
+                f"data: column {feature.source!r} = {shown!r}: feature {feature.name!r} is a sequence; expected a list of ids for each"
+                " example, as [1, 2]"
+            )
 
 
 def columns_of(schema: Schema) -> list[str]:
@@ -63,13 +86,13 @@ def columns_of(schema: Schema) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _of_columns(data: Mapping[Any, Any], columns: Sequence[str] | None) -> Any:
+def _of_columns(data: Mapping[Any, Any], columns: Seq[str] | None, null_values: Seq[str]) -> Any:
     taken = {name: value for name, value in data.items() if columns is None or name in columns}
     if data and not taken:
         raise _unknown(data, columns)
     if any(_is_scalar(value) for value in taken.values()):  # one example, whose bags may be lists
-        return _of_rows([taken], columns)
-    arrays = {str(name): _array(str(name), value) for name, value in taken.items()}
+        return _of_rows([taken], columns, null_values)
+    arrays = {str(name): _array(str(name), value, null_values) for name, value in taken.items()}
     lengths = {name: len(array) for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:
         (first, rows), *others = lengths.items()
@@ -80,7 +103,7 @@ def _of_columns(data: Mapping[Any, Any], columns: Sequence[str] | None) -> Any:
     return pa.table(arrays)
 
 
-def _of_rows(rows: Sequence[Any], columns: Sequence[str] | None) -> Any:
+def _of_rows(rows: Seq[Any], columns: Seq[str] | None, null_values: Seq[str]) -> Any:
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping):
             raise DataError(f"data: item {number} is {kind_of(row)}; {EXPECTED}")
@@ -90,26 +113,26 @@ def _of_rows(rows: Sequence[Any], columns: Sequence[str] | None) -> Any:
         raise _unknown(present, columns)
     if not rows and columns is not None:
         return pa.table({name: pa.nulls(0) for name in columns})
-    return pa.table({str(n): _array(str(n), [row.get(n) for row in rows]) for n in names})
+    return pa.table({str(n): _array(str(n), [row.get(n) for row in rows], null_values) for n in names})
 
 
-def _unknown(given: Iterable[Any], columns: Sequence[str] | None) -> DataError:
+def _unknown(given: Iterable[Any], columns: Seq[str] | None) -> DataError:
     names, known = list(map(str, given)), list(columns or ())
     return DataError(f"data: columns {names[:10]}, of which no feature reads any; expected {known[:10]}")
 
 
-def _array(name: str, values: Any) -> Any:
+def _array(name: str, values: Any, null_values: Seq[str]) -> Any:
     if isinstance(values, pa.Array | pa.ChunkedArray):
         return values
     if isinstance(values, np.ndarray) and values.ndim > 1:
         values = list(values)
     try:
-        return pa.array(values)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        return array_of(values, null_values)
+    except REFUSED as error:
         raise DataError(f"data: column {name!r} cannot be an Arrow column: {one_line(error)}") from None
 
 
-def _of_series(data: Any, columns: Sequence[str] | None) -> Any:
+def _of_series(data: Any, columns: Seq[str] | None, null_values: Seq[str]) -> Any:
     """A row of a DataFrame; pandas makes one number type of its values, so that ids among floats are no ids any more."""
     if columns is not None and not set(columns) & set(data.index):
         raise DataError(f"data: a Series whose index names no feature, as {list(data.index[:3])}; {EXPECTED}")
@@ -117,7 +140,8 @@ def _of_series(data: Any, columns: Sequence[str] | None) -> Any:
         raise DataError(
             "data: a Series of floats, in which ids are no integers any more; take a row as df.iloc[[i]]"
         )
-    return _of_columns({name: None if _is_missing(value) else value for name, value in data.items()}, columns)
+    values = {name: None if _is_missing(value) else value for name, value in data.items()}
+    return _of_columns(values, columns, null_values)
 
 
 def _is_missing(value: Any) -> bool:

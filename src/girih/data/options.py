@@ -19,9 +19,11 @@ from girih.errors import ConfigError, MissingFileError
 from girih.schema import Schema
 
 SplitName = Literal["train", "valid", "test"]
-_OF_CSV = ("separator", "quote", "columns")
+_OF_TEXT = ("encoding",)
+_OF_CSV = ("separator", "quote", "columns", "quoted_line_breaks", "decimal", "thousands", "units")
 _OF_SPLIT: tuple[SplitName, ...] = ("valid", "test")
 _OF_KAFKA = ("messages", "start", "stop_at", "kafka")
+_TEXTS = ("csv", "criteo", "jsonl", "libsvm", "libffm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +34,9 @@ class DataOptions(Options):
         format: of all files; with ``kafka``, of the training data, and of what else has a ``kafka://`` address: the rest is Parquet.
         train, valid, test: a path, glob or fsspec address, or a list of them.
         batch_size: examples per batch.
-        separator, quote, columns: of CSV; see :func:`girih.read_csv`.
+        encoding: of text files, a codec of Python.
+        separator, quote, columns, quoted_line_breaks, decimal, thousands, units: of CSV; see :func:`girih.read_csv`.
+        null_values: texts that mean a missing value, besides an empty cell of a text file.
         where: a condition that rows have to meet; see :func:`girih.read_parquet`. Predictions are made for all rows.
         split: how the files of ``train`` are cut into training, validation and test data.
         messages, start, stop_at, kafka: of Kafka topics; see :func:`girih.read_kafka`.
@@ -41,16 +45,22 @@ class DataOptions(Options):
         read_ahead: batches that are read before they are needed.
     """
 
-    format: Literal["parquet", "csv", "criteo", "libsvm", "jsonl", "kafka"] = "parquet"
+    format: Literal["parquet", "csv", "criteo", "libsvm", "libffm", "jsonl", "kafka"] = "parquet"
     train: str | tuple[str, ...]
     valid: str | tuple[str, ...] | None = None
     test: str | tuple[str, ...] | None = None
+    null_values: tuple[str, ...] = ()
     where: str | None = None
     split: Split | None = None
     batch_size: Annotated[int, Bounds(1, MOST_EXAMPLES)] = BATCH_SIZE
+    encoding: str = "utf-8"
     separator: str = ","
     quote: str = '"'
     columns: tuple[str, ...] | None = None
+    quoted_line_breaks: bool = False
+    decimal: str = "."
+    thousands: str | None = None
+    units: tuple[str, ...] = ()
     messages: Literal["json", "arrow"] = "json"
     start: str = "earliest"
     stop_at: Literal["end"] | None = None
@@ -66,12 +76,17 @@ class DataOptions(Options):
             paths = getattr(self, split)
             if paths is not None and (not paths or not all(paths)):
                 raise ConfigError(f"{split} = {paths!r}: expected a path, or a list of paths")
-        for format, names in (("csv", _OF_CSV), ("kafka", _OF_KAFKA)):
-            for option in fields(self) if self.format != format else ():
+        for formats, names in ((_TEXTS, _OF_TEXT), (("csv",), _OF_CSV), (("kafka",), _OF_KAFKA)):
+            for option in fields(self) if self.format not in formats else ():
                 default = {} if option.name == "kafka" else option.default
                 if option.name in names and getattr(self, option.name) != default:
+                    has = (
+                        f"format {formats[0]} has"
+                        if len(formats) == 1
+                        else f"formats {', '.join(formats)} have"
+                    )
                     raise ConfigError(
-                        f"{option.name}: only format {format} has it, and format is {self.format!r}; drop one"
+                        f"{option.name}: only {has} it, and format is {self.format!r}; drop one"
                     )
         if self.where is not None:
             parse_where(self.where)
@@ -150,6 +165,7 @@ def open_dataset(
         )
     form = format or options.format
     read = getattr(readers, f"read_{'parquet' if form == 'kafka' else form}")
+    own = (*_OF_TEXT, *(_OF_CSV if form == "csv" else ())) if form in _TEXTS else ()
     below = [relative_to(base_dir, os.fspath(path)) for path in listed]
     try:
         dataset: Dataset = read(
@@ -163,7 +179,8 @@ def open_dataset(
             keep=keep,
             with_labels=with_labels,
             where=options.where if with_labels else None,
-            **{name: getattr(options, name) for name in _OF_CSV if form == "csv"},
+            null_values=options.null_values or None,
+            **{name: getattr(options, name) for name in own},
         )
     except MissingFileError as error:
         key = key if paths is not None else f"data.{'train' if is_cut else split}"
@@ -206,5 +223,6 @@ def _open_topic(
         keep=keep,
         with_labels=with_labels,
         where=options.where if with_labels else None,
+        null_values=options.null_values or None,
     )
     return replace(dataset, read_ahead=options.read_ahead)

@@ -28,12 +28,13 @@ class NothingThereError(MissingFileError):
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """One file on some file system; ``address`` is what users are shown."""
+    """One file on some file system; ``address`` is what users are shown, ``encoding`` a codec of text that is not UTF-8."""
 
     filesystem: Any
     path: str
     address: str
     size: int
+    encoding: str | None = None
 
     def open(self, *, in_arrow: bool = False) -> Any:
         """Opens the file for reading bytes.

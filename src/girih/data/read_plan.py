@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from girih.data.decode.columns import is_list, kind_of
 from girih.data.decode.conditions import Condition, parse_condition, parse_mask
+from girih.data.decode.notation import Notation
 from girih.data.decode.times import is_time
 from girih.data.decode.where import Where
 from girih.errors import ConfigError, DataError, nearest
@@ -30,6 +31,7 @@ class ReadPlan:
         conditions: the derived labels, parsed.
         masks: label → where it counts, parsed. label_weights: label → the column of its weights.
         keep: columns carried along as they are. where: what rows have to meet; None takes all.
+        null_values: texts that mean a missing value. notation: of numbers in text; None is that of programs.
         until_bad: rows after the first bad one need not be looked at.
     """
 
@@ -41,6 +43,8 @@ class ReadPlan:
     label_weights: dict[str, str]
     keep: tuple[str, ...]
     where: Where | None = None
+    null_values: tuple[str, ...] = ()
+    notation: Notation | None = None
     until_bad: bool = False
 
     @property
@@ -124,10 +128,15 @@ class ReadPlan:
                     yield f"{what}: bucketize expects one number a row"
                 continue
             values = kind.removeprefix("lists of ")
-            if feature.separator and kind not in _STRINGS:
-                yield f"{what}: separator {feature.separator!r} splits strings; drop it"
+            if feature.is_split and kind not in _STRINGS:
+                how = f"separator {feature.separator!r}" if feature.separator else "list_format"
+                yield f"{what}: {how} splits strings; drop it"
+            if isinstance(feature, Categorical) and feature.weight_separator and values not in _STRINGS:
+                yield f"{what}: weight_separator {feature.weight_separator!r} splits strings; drop it"
+            if values == "floats" and feature.float_ids:
+                continue
             if values == "floats":
-                yield f"{what}: ids are integers or strings; cast the column, or use kind numeric, or bucketize"
+                yield f"{what}: ids are integers or strings; cast the column, set float_ids = true where 7.0 is the id 7, use kind numeric, or bucketize"
             if values not in ("integers", "booleans", *_STRINGS):
                 mend = _of_time(feature, types[feature.source])
                 yield f"{what}: ids are integers or strings, or lists of them; {mend or 'cast the column'}"
@@ -166,9 +175,10 @@ def _weight_troubles(feature: Categorical, weights: Any, ids: Any) -> Iterator[s
     """Names what is wrong with the type of a feature's weights, beside that of its ids."""
     what = f"{feature.weights!r} ({weights}), weights of feature {feature.name!r}"
     kind = kind_of(weights)
-    if feature.separator:
+    if feature.is_split:
         if kind not in _STRINGS:
-            yield f"{what}: expected strings to split at {feature.separator!r}, as in the ids"
+            how = f"split at {feature.separator!r}" if feature.separator else "read as lists in brackets"
+            yield f"{what}: expected strings to {how}, as in the ids"
     elif not _is_number(kind.removeprefix("lists of ")):
         yield f"{what}: expected lists of numbers, one weight an id"
     elif is_list(weights) != is_list(ids):
@@ -176,9 +186,16 @@ def _weight_troubles(feature: Categorical, weights: Any, ids: Any) -> Iterator[s
 
 
 def make_read_plan(
-    schema: Schema, keep: tuple[str, ...], with_labels: bool, where: Where | None = None
+    schema: Schema,
+    keep: tuple[str, ...],
+    with_labels: bool,
+    where: Where | None = None,
+    null_values: Seq[str] | None = None,
 ) -> ReadPlan:
     """Parses the schema's conditions.
+
+    Args:
+        null_values: texts that mean a missing value; None takes those of the schema.
 
     Raises:
         ConfigError: a condition that cannot be understood, or on a column that a feature reads too.
@@ -200,6 +217,7 @@ def make_read_plan(
         label_weights=dict(schema.labels.label_weight),
         keep=tuple(dict.fromkeys(keep)),
         where=where,
+        null_values=schema.null_values if null_values is None else tuple(null_values),
     )
     return plan if with_labels else plan.without_labels(plan.keep)
 

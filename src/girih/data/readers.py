@@ -6,17 +6,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Unpack
 
 from girih.data.dataset import Dataset, ReadOptions, check_schema, make_dataset
+from girih.data.decode.notation import Notation
 from girih.data.formats.arrow import arrow_source
 from girih.data.formats.delimited import DelimitedSource
 from girih.data.formats.jsonl import JsonlSource
-from girih.data.formats.libsvm import LibsvmSource, as_columns
+from girih.data.formats.pairs import PairsSource, as_columns
 from girih.data.formats.parquet import ParquetSource
-from girih.data.formats.text import BLOCK_BYTES
+from girih.data.formats.text import BLOCK_BYTES, find_text_files
 from girih.data.kafka.source import TURN, KafkaSource
 from girih.data.kafka.topic import Topic
 from girih.data.paths import Paths, find_files
 from girih.errors import ConfigError, nearest
-from girih.schema import Schema
+from girih.schema import Schema, list_of_texts
 
 CRITEO_COLUMNS = ("label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27)))
 
@@ -36,6 +37,8 @@ def read_parquet(paths: Paths, schema: Schema, **options: Unpack[ReadOptions]) -
         with_labels: False for data without label columns.
         where: a condition that rows have to meet, as ``"country in ['NL', 'BE'] and price > 0"``; its grammar is that of
             :mod:`girih.data.decode.where_text`. Default: all rows.
+        null_values: texts that mean a missing value, besides an empty cell of a text file, as ``["NA", "NULL"]``. Default: those
+            of the schema, which is where a trained model finds them too.
 
     Raises:
         MissingFileError: a path or pattern that matches nothing.
@@ -74,21 +77,30 @@ def read_csv(
     separator: str = ",",
     quote: str = '"',
     columns: Sequence[str] | None = None,
+    quoted_line_breaks: bool = False,
+    decimal: str = ".",
+    thousands: str | None = None,
+    units: Sequence[str] = (),
+    encoding: str = "utf-8",
     block_bytes: int = BLOCK_BYTES,
     **options: Unpack[ReadOptions],
 ) -> Dataset:
     """Reads text files of separated values, compressed by gzip, bzip2, xz or zstd, or not.
 
     Args:
-        separator: one character.
+        separator: one or more characters, as ``::``; ``\\s+`` for any number of blanks and tabs.
         quote: the character around values that hold the separator; "" for none.
+        quoted_line_breaks: values within quotes may hold line breaks. A quote that is not closed then ends its row much later.
         columns: names, for files without a header line. A first line that repeats them is passed over.
             Without labels, files may lack the label columns.
+        decimal, thousands: the marks before the fraction of a number and between its groups of digits, as in ``1.234,5``.
+        units: texts before or after numbers that are left out, as ``["$", "%"]``.
+        encoding: a codec of Python, as ``cp1252``, ``gbk`` or ``utf-16``; ids are those of the same text in UTF-8.
         block_bytes: the text that is decoded at once.
         options: those of :func:`read_parquet`; ``shuffle`` permutes files, then rows in windows.
     """
     check_schema(schema)
-    known = [*ReadOptions.__annotations__, "separator", "quote", "columns", "block_bytes"]
+    known = [*ReadOptions.__annotations__, *(read_csv.__kwdefaults__ or ())]
     for option in options:
         if option not in known:
             meant = "separator" if option == "delimiter" else option
@@ -101,38 +113,78 @@ def read_csv(
         if not options.get("with_labels", True):
             unlabelled = set(schema.labels.names) - set(schema.labels.derive)
             lists.append(tuple(name for name in columns if name not in unlabelled))
-    source = DelimitedSource(find_files(paths), separator, quote, lists, block_bytes)
-    return make_dataset(source, schema, **options)
+    files = find_text_files(paths, encoding)
+    source = DelimitedSource(files, separator, quote, lists, block_bytes, line_breaks=quoted_line_breaks)
+    notation = Notation(decimal=decimal, thousands=thousands, units=list_of_texts(units))
+    return make_dataset(source, schema, notation=notation, **options)
 
 
 def read_criteo(
-    paths: Paths, schema: Schema, *, block_bytes: int = BLOCK_BYTES, **options: Unpack[ReadOptions]
+    paths: Paths,
+    schema: Schema,
+    *,
+    encoding: str = "utf-8",
+    block_bytes: int = BLOCK_BYTES,
+    **options: Unpack[ReadOptions],
 ) -> Dataset:
     """Reads Criteo's raw logs: tabs, no header, columns ``label``, ``I1``…``I13``, ``C1``…``C26``.
 
     Without labels, lines may lack the label. The arguments are those of :func:`read_csv`.
     """
     lists = [CRITEO_COLUMNS] if options.get("with_labels", True) else [CRITEO_COLUMNS, CRITEO_COLUMNS[1:]]
-    return make_dataset(DelimitedSource(find_files(paths), "\t", "", lists, block_bytes), schema, **options)
+    return make_dataset(
+        DelimitedSource(find_text_files(paths, encoding), "\t", "", lists, block_bytes), schema, **options
+    )
 
 
 def read_libsvm(
-    paths: Paths, schema: Schema, *, block_bytes: int = BLOCK_BYTES, **options: Unpack[ReadOptions]
+    paths: Paths,
+    schema: Schema,
+    *,
+    encoding: str = "utf-8",
+    block_bytes: int = BLOCK_BYTES,
+    **options: Unpack[ReadOptions],
 ) -> Dataset:
     """Reads libsvm files, ``label index:value …``; the i-th pair of a line is the i-th feature.
 
-    A categorical feature takes the index as its id and the value as its weight, a numeric one the value.
+    A categorical feature takes the index as its id and the value as its weight, a numeric one the value. If the schema has one feature,
+    a categorical one or a sequence, it takes all pairs of a line, any number of them, as a bag.
     Columns go by the names ``label``, ``1:index``, ``1:value``, …
 
     The arguments are those of :func:`read_csv`.
     """
     check_schema(schema)
     columns = as_columns(schema)
-    return make_dataset(LibsvmSource(find_files(paths), schema, block_bytes), schema, columns, **options)
+    source = PairsSource(find_text_files(paths, encoding), schema, block_bytes)
+    return make_dataset(source, schema, columns, **options)
+
+
+def read_libffm(
+    paths: Paths,
+    schema: Schema,
+    *,
+    encoding: str = "utf-8",
+    block_bytes: int = BLOCK_BYTES,
+    **options: Unpack[ReadOptions],
+) -> Dataset:
+    """Reads libffm files, ``label field:index:value …``; a feature takes the pairs of the field that its column names, or its name.
+
+    A categorical feature is a bag of indexes with values as weights, a sequence one of indexes, and a numeric one takes the value of
+    the only pair. A field that a line lacks is an empty bag, or a missing number. The arguments are those of :func:`read_csv`.
+    """
+    check_schema(schema)
+    columns = as_columns(schema, "libffm")
+    source = PairsSource(find_text_files(paths, encoding), schema, block_bytes, "libffm")
+    return make_dataset(source, schema, columns, **options)
 
 
 def read_jsonl(
-    paths: Paths, schema: Schema, *, block_bytes: int = BLOCK_BYTES, **options: Unpack[ReadOptions]
+    paths: Paths,
+    schema: Schema,
+    *,
+    encoding: str = "utf-8",
+    block_bytes: int = BLOCK_BYTES,
+    **options: Unpack[ReadOptions],
 ) -> Dataset:
     """Reads JSON lines: an object a line, whose keys are columns; numbers, strings, booleans, and lists of these.
 
@@ -140,7 +192,13 @@ def read_jsonl(
     other types are read too, more slowly. The arguments are those of :func:`read_csv`.
     """
     check_schema(schema)
-    return make_dataset(JsonlSource(find_files(paths), block_bytes), schema, **options)
+    null_values = options.get("null_values")
+    source = JsonlSource(
+        find_text_files(paths, encoding),
+        block_bytes,
+        schema.null_values if null_values is None else tuple(null_values),
+    )
+    return make_dataset(source, schema, **options)
 
 
 def read_kafka(

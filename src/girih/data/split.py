@@ -119,6 +119,8 @@ def find_cuts(data: Dataset, split: Split) -> Cuts:
         label_weights={},
         keep=(),
         where=data.plan.where,
+        null_values=data.plan.null_values,
+        notation=data.plan.notation,
         until_bad=data.plan.until_bad,
     )
     data.source.check(plan)

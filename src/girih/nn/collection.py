@@ -20,7 +20,9 @@ from girih.schema import Categorical
 from girih.sparse.options import StoreOptions
 from girih.tables import Table
 
-_OF_DATA = ("column", "max_length", "separator", "bucketize", "weights")
+_OF_DATA = (
+    "column", "max_length", "separator", "bucketize", "weights", "list_format", "weight_separator", "padding_id", "float_ids",
+)  # fmt: skip
 
 
 class EmbeddingBagCollection(GrowingModule):

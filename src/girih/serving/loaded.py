@@ -29,7 +29,8 @@ from girih.data import Batch, Dataset, NormalizationStats
 from girih.data.dataset import make_dataset
 from girih.data.decode.columns import scalar_ids
 from girih.data.formats.arrow import TableSource
-from girih.data.given import as_table, columns_as_given, columns_of
+from girih.data.formats.objects import array_of
+from girih.data.given import as_table, check_sequences, columns_as_given, columns_of
 from girih.data.paths import one_line
 from girih.data.read_plan import make_read_plan
 from girih.dense.halves.replica import Replica
@@ -154,7 +155,7 @@ class LoadedModel(contextlib.AbstractContextManager["LoadedModel"]):
         try:
             if isinstance(ids, torch.Tensor):
                 ids = ids.numpy(force=True)
-            given = ids if isinstance(ids, pa.Array | pa.ChunkedArray) else pa.array(ids)
+            given = ids if isinstance(ids, pa.Array | pa.ChunkedArray) else array_of(ids)
             keys, _ = scalar_ids(given.combine_chunks() if isinstance(given, pa.ChunkedArray) else given)
         except (pa.ArrowException, TypeError, ValueError, OverflowError, RuntimeError) as error:
             raise DataError(
@@ -194,7 +195,7 @@ class LoadedModel(contextlib.AbstractContextManager["LoadedModel"]):
             may_be_null: whether columns may matter to nothing of what is wanted: the error for missing ones says what to give.
         """
         columns = columns_of(self.schema)
-        table = as_table(data, columns)
+        table = as_table(data, columns, self.schema.null_values)
         if not table.num_columns:
             raise DataError(f"data: no columns; expected {columns}")
         missing = [name for name in columns if name not in table.column_names]
@@ -203,6 +204,7 @@ class LoadedModel(contextlib.AbstractContextManager["LoadedModel"]):
             raise DataError(
                 f"data: no column {missing[0]!r}; columns of the tower that is not wanted are given too, null throughout: {nulls}"
             )
+        check_sequences(self.schema, table)
         schema = columns_as_given(self.schema, table)
         if not table.num_rows:
             make_read_plan(schema, (), False).check_names(table.column_names, "data")

@@ -248,9 +248,11 @@ def _is_plain(feature: Any) -> bool:
     """Whether values that are integers, or numbers, are taken as they are."""
     if isinstance(feature, Numeric):
         return not set(feature.transform) - {"standardize"}
-    if isinstance(feature, Categorical) and (feature.bucketize or feature.transform or feature.weights):
+    if isinstance(feature, Categorical) and (
+        feature.bucketize or feature.transform or feature.weights or feature.weight_separator
+    ):
         return False
-    return not feature.separator
+    return not feature.is_split and feature.padding_id is None
 
 
 def _sources(feature: Any) -> list[str]:

@@ -187,7 +187,7 @@ def _input(name: str, schema: Schema) -> Input:
     features = tuple(feature.name for feature in readers)
     if not readers:
         weighted = [f for f in schema.features if isinstance(f, Categorical) and f.weights == name]
-        text = weighted[0].separator is not None
+        text = weighted[0].is_split
         return Input(
             name=name, kind="weights", datatype="BYTES" if text else "FP32", sequence=not text,
             features=tuple(feature.name for feature in weighted),
@@ -203,7 +203,7 @@ def _kind_of(feature: Any) -> tuple[str, str, bool]:
         return "numbers", "FP32", False
     if isinstance(feature, Categorical) and feature.bucketize:
         return "numbers", "FP64", False
-    if feature.separator:
+    if feature.is_split or (isinstance(feature, Categorical) and feature.weight_separator):
         return "ids", "BYTES", False
     bags = isinstance(feature, Categorical) and bool(feature.weights)
     return "ids", "INT64", bags or isinstance(feature, Sequence)

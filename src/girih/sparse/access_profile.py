@@ -26,6 +26,8 @@ def measure_access(data: Dataset, spec: SparseSpec, num_trainers: int) -> Access
         DataError: a bad row.
     """
     groups = spec.groups()
+    if not groups:  # numeric features alone
+        return AccessProfile(rows={}, rows_of_share={}, widths={})
     batches = data.select([feature.name for feature in spec.schema.sparse]).in_order()
     whole, share = _Counts(groups), _Counts(groups)
     num_batches, num_ids = 0, 0

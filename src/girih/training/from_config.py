@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from girih.config.file import RunConfig
-from girih.data import Dataset
 from girih.errors import ConfigError
 from girih.report.progress import Progress
 from girih.runs.callbacks import Callback, Record
@@ -49,7 +48,7 @@ def trainer_of(
         raise ConfigError(f"overrides = {overrides!r}: expected a list or a mapping, as in [{overrides!r}]")
     directory = None if run is None else Path(run)
     settings = RunConfig.load(path, overrides=overrides, strategy=strategy, run=directory)
-    data: dict[str, Dataset] = {split: settings.dataset(split) for split in settings.data.splits}
+    data = settings.datasets()
     bar = Progress(settings.most_examples(data["train"]))
     callbacks = [*callbacks, bar] if progress else list(callbacks)
     if directory is not None:

@@ -184,6 +184,10 @@ class TrainingRun:
         self.standing.learning_rate = LearningRate(self.session.optimizer, self.options.lr_schedule)
         return self.session
 
+    def ready(self, train: Dataset) -> tuple[Session, NormalizationStats]:
+        """Opens the session, and measures what is standardized: all that comes before the first batch."""
+        return self.open(train), self.standing.normalizing.of(train)
+
     def check(self, train: Dataset) -> None:
         """Refuses a directory that holds another run, and data in which a loaded position or negatives have no meaning."""
         if train.negatives is not None and not self.notes.compared:
@@ -267,9 +271,8 @@ class TrainingRun:
             goes_on: whether this fit has trained before.
         """
         self.checkpoints.forget_latest()
-        session = self.open(train)
+        session, normalization = self.ready(train)
         standing = self.standing
-        normalization = standing.normalizing.of(train)
         if standing.progressive is not None and standing.state.step == 0:
             standing.progressive.restore(None)  # passes that a plan was measured by count nothing
         self._loaders = {}

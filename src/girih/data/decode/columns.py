@@ -16,11 +16,17 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from girih.data.batch import NULL_ID
+from girih.data.decode.notation import Notation
 from girih.data.decode.views import without_views
 from girih.kernels.cpu import strings, take
 from girih.kernels.cpu.arrays import sealed
 
+NULL_WORDS: Final = (
+    "\\N", "NULL", "null", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "None", "<NA>", "(null)", "nil", "?", "-", "--",
+)  # fmt: skip
+"""Texts that often mean a missing value: for guesses and for hints in errors, never for reading."""
 _TEXT: Final = {pa.string().id, pa.large_string().id, pa.string_view().id}
+_BLANK = ord(" ")
 _BYTES: Final = {pa.binary().id, pa.large_binary().id, pa.binary_view().id, pa.binary(1).id}
 
 
@@ -40,6 +46,11 @@ def kind_of(kind: Any) -> str:
     if is_string(kind):
         return "strings"
     return "nulls" if types.is_null(kind) else str(kind)
+
+
+def value_type(kind: Any) -> Any:
+    """The Arrow type of a column's values, of a dictionary or not."""
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def is_list(kind: Any) -> bool:
@@ -76,6 +87,20 @@ def null_mask(array: Any) -> NDArray[np.bool_] | None:
     return mask
 
 
+def without_texts(array: Any, texts: tuple[str, ...]) -> Any:
+    """A column of strings, its values of some texts made null; any other column as it is."""
+    if pa.types.is_dictionary(array.type):
+        words = without_texts(array.dictionary, texts)
+        return array if words is array.dictionary else pa.DictionaryArray.from_arrays(array.indices, words)
+    if not is_string(array.type):
+        return array
+    array = without_views(array)
+    among = pc.is_in(
+        array, value_set=pa.array([text.encode() for text in texts], pa.binary()).cast(array.type)
+    )
+    return pc.if_else(among, pa.scalar(None, array.type), array) if pc.any(among).as_py() else array
+
+
 def scalar_ids(array: Any) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]:
     """One id a row, of strings, integers or booleans; null is :data:`NULL_ID`.
 
@@ -101,7 +126,7 @@ def scalar_ids(array: Any) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]
 
 
 def pieces(array: Any, separator: str | None) -> tuple[Any, NDArray[np.int64] | None]:
-    """The values of R bags: of lists, or of strings split at a separator, empty pieces left out.
+    """The values of R bags: of lists, or of strings split at a separator, without blanks around pieces and without empty ones.
 
     Returns:
         M values, and offsets int64[R+1] into them; None where each row is one value. A null row is an empty bag.
@@ -110,11 +135,19 @@ def pieces(array: Any, separator: str | None) -> tuple[Any, NDArray[np.int64] | 
         return (array.flatten(), list_offsets(array)) if is_list(array.type) else (array, None)
     lists = pc.split_pattern(string_values(array), separator)
     words, offsets = lists.flatten(), list_offsets(lists)
+    data, starts, ends = spans(words)
+    if separator.strip() and len(starts) and (data[starts[0] : ends[-1]] == _BLANK).any():
+        words = trimmed(words)
     kept = pc.binary_length(words).to_numpy() > 0
     if not kept.all():
         words = words.filter(pa.array(kept))
         offsets = np.concatenate([[0], np.cumsum(kept)])[offsets]
     return words, offsets
+
+
+def trimmed(words: Any) -> Any:
+    """Strings, as bytes, without blanks around them."""
+    return pc.ascii_trim_whitespace(words.cast(pa.large_string(), safe=False)).cast(pa.large_binary())
 
 
 def list_offsets(array: Any) -> NDArray[np.int64]:
@@ -139,8 +172,10 @@ def keep_last(
     return kept, short
 
 
-def numbers(array: Any, *, keep_float32: bool = False) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
-    """One number a row, as float64 (or float32 where the column is and may stay so); strings are parsed.
+def numbers(
+    array: Any, notation: Notation | None = None, *, keep_float32: bool = False
+) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
+    """One number a row, as float64 (or float32 where the column is and may stay so); strings are parsed, by a notation if they have one.
 
     Returns:
         float[R], NaN where there is no number; bool[R] where there is nothing, or None if that is nowhere.
@@ -148,7 +183,7 @@ def numbers(array: Any, *, keep_float32: bool = False) -> tuple[NDArray[Any], ND
     array = plain(array)
     kind = array.type
     if is_string(kind):
-        return string_numbers(array)
+        return string_numbers(array, notation)
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):  # booleans, decimals, nulls
         array = array.cast(pa.float64())
     values = array.to_numpy(zero_copy_only=False)
@@ -157,13 +192,16 @@ def numbers(array: Any, *, keep_float32: bool = False) -> tuple[NDArray[Any], ND
     return values, null_mask(array)
 
 
-def string_numbers(words: Any) -> tuple[NDArray[np.float64], NDArray[np.bool_] | None]:
+def string_numbers(
+    words: Any, notation: Notation | None = None
+) -> tuple[NDArray[np.float64], NDArray[np.bool_] | None]:
     """R strings as decimal numbers, correctly rounded; spaces around them do not count.
 
     Returns:
         float64[R], NaN where there is no number; bool[R] where a string is null or blank, or None if that is nowhere.
     """
     text = words.cast(pa.large_string(), safe=False)  # whatever is no UTF-8 is no number either
+    text = text if notation is None else notation.plain(text)
     for trim in (False, True):
         if trim:
             text = pc.ascii_trim(text, " \t\r")

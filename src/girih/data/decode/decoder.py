@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from girih.data.batch import NULL_ID
-from girih.data.decode import columns, times
+from girih.data.decode import columns, lists, times
 from girih.data.decode.conditions import Condition
 from girih.data.decode.rows import Bags, DecodedRows
 from girih.data.decode.views import table_without_views
@@ -25,6 +25,7 @@ from girih.schema import Categorical, Numeric, Sequence
 
 BLOCK_ROWS = 1 << 14
 LABEL = "a label in [0, 1]"
+_NULL_WORDS = [word.encode() for word in columns.NULL_WORDS]
 NUMBER = "a label that is a finite number"
 
 
@@ -46,11 +47,14 @@ def decode(unit: Unit, plan: ReadPlan, buffers: Buffers) -> tuple[DecodedRows, l
 
 
 def chosen(unit: Unit, plan: ReadPlan) -> Unit:
-    """The rows of a unit that are to be read."""
+    """The rows of a unit that are to be read, texts that mean a missing value made null."""
+    if plan.null_values:
+        arrays = (columns.without_texts(columns.flat(each), plan.null_values) for each in unit.table.columns)
+        unit = replace(unit, table=pa.table(list(arrays), unit.table.column_names))
     if plan.where is None:
         return unit
     try:
-        kept = plan.where.keep(lambda name: columns.flat(unit.table.column(name)))
+        kept = plan.where.keep(lambda name: columns.flat(unit.table.column(name)), plan.notation)
     except DataError as error:
         raise DataError(f"{unit.file}{unit.suffix}: {error}") from None
     if kept.all():
@@ -75,31 +79,57 @@ class _Reader:
         if isinstance(feature, Categorical) and feature.transform:
             ids, null = self._part_of_time(feature)
             return Bags(ids if null is None else np.where(null, NULL_ID, ids))
-        values, offsets = columns.pieces(self._column(feature.source), feature.separator)
-        ids, floats = columns.scalar_ids(values)
-        if self._unit.is_text and floats is not None and floats.any():
-            self._refuse_floats(feature.source, floats, offsets)
+        values, offsets = self._pieces(feature, feature.source)
         weights = None
+        if isinstance(feature, Categorical) and feature.weight_separator:
+            values, weights, good = lists.ids_and_weights(
+                values, feature.weight_separator, self._plan.notation
+            )
+            self._expect_each(good, feature.source, offsets, f"id{feature.weight_separator}weight")
+        if feature.float_ids:
+            ids, good = lists.ids_of_floats(values)
+            self._expect_each(good, feature.source, offsets, "ids that are whole numbers below 2⁵³")
+        else:
+            ids, floats = columns.scalar_ids(values)
+            if self._unit.is_text and floats is not None and floats.any():
+                expected = "an id, not a float: write 7 for 7.0 (in pandas, astype('Int64')), set float_ids = true, or bucketize"
+                self._expect_each(~floats, feature.source, offsets, expected)
         if isinstance(feature, Categorical) and feature.weights:
             weights = self._weights(feature, feature.weights, Bags(ids, offsets).bounds())
-            if (weights == 1.0).all():
-                weights = None
-        if feature.max_length and offsets is not None:
-            if weights is not None:
-                weights, _ = columns.keep_last(weights, offsets, feature.max_length)
-            ids, offsets = columns.keep_last(ids, offsets, feature.max_length)
-        return Bags(ids, offsets, weights)
+        if weights is not None and (weights == 1.0).all():
+            weights = None
+        bags = Bags(ids, offsets, weights)
+        if feature.padding_id is not None:
+            bags = lists.without_padding(bags, feature.padding_id)
+        if feature.max_length and bags.offsets is not None:
+            ids, short = columns.keep_last(bags.ids, bags.offsets, feature.max_length)
+            if bags.weights is not None:
+                weights, _ = columns.keep_last(bags.weights, bags.offsets, feature.max_length)
+            return Bags(ids, short, weights)
+        return bags
 
-    def _refuse_floats(
-        self, column: str, floats: NDArray[np.bool_], offsets: NDArray[np.int64] | None
+    def _pieces(self, feature: Categorical | Sequence, column: str) -> tuple[Any, NDArray[np.int64] | None]:
+        """M values of a feature's bags, and offsets int64[R+1] into them; None where each row is one value."""
+        array, offsets = self._column(column), None
+        if feature.list_format:
+            values, offsets, good = lists.in_brackets(array)
+            self._expect(good, column, "a list in brackets, as [1, 2] or ['a', 'b']")
+        else:
+            values, offsets = columns.pieces(array, feature.separator)
+        if offsets is not None and self._plan.null_values:
+            values = columns.without_texts(values, self._plan.null_values)
+        return values, offsets
+
+    def _expect_each(
+        self, good: NDArray[np.bool_], column: str, offsets: NDArray[np.int64] | None, expected: str
     ) -> None:
-        """Text has no types: only the spelling, bool[M], tells that ids were written as floats."""
-        rows = np.flatnonzero(floats)
-        good = np.ones(self._unit.table.num_rows, dtype=np.bool_)
-        good[rows if offsets is None else np.searchsorted(offsets, rows, side="right") - 1] = False
-        self._expect(
-            good, column, "an id, not a float: write 7 for 7.0 (in pandas, astype('Int64')), or bucketize"
-        )
+        """Notes the rows with a value, of bool[M], that is not good."""
+        if good.all():
+            return
+        values = np.flatnonzero(~good)
+        rows = np.ones(self._unit.table.num_rows, dtype=np.bool_)
+        rows[values if offsets is None else np.searchsorted(offsets, values, side="right") - 1] = False
+        self._expect(rows, column, expected)
 
     def _buckets(self, column: str, boundaries: tuple[float, ...]) -> NDArray[np.int64]:
         values, null = self._finite(column)
@@ -108,8 +138,8 @@ class _Reader:
 
     def _weights(self, feature: Categorical, column: str, bounds: NDArray[np.int64]) -> NDArray[np.float32]:
         """float32[M], one weight per id; rows whose weights do not match their ids are bad."""
-        values, offsets = columns.pieces(self._column(column), feature.separator)
-        weights = _narrow(columns.numbers(values)[0])
+        values, offsets = self._pieces(feature, column)
+        weights = _narrow(columns.numbers(values, self._plan.notation)[0])
         num_rows = len(bounds) - 1
         lengths = np.ones(num_rows, np.int64) if offsets is None else np.diff(offsets)
         good = np.ones(num_rows, dtype=np.bool_)
@@ -186,7 +216,7 @@ class _Reader:
 
     def _numbers(self, column: str) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         """A column as float64[R], NaN where there is no number; bool[R] where there is nothing, or a NaN spelled out."""
-        values, null = columns.numbers(self._column(column))
+        values, null = columns.numbers(self._column(column), self._plan.notation)
         absent = np.isnan(values)
         if columns.is_string(self._column(column).type):
             for row in np.flatnonzero(absent if null is None else absent & ~null):
@@ -218,7 +248,7 @@ class _Reader:
 
     def example_weights(self, column: str, looked_at: NDArray[np.bool_] | None = None) -> NDArray[np.float32]:
         """float32[R], each finite and not negative, where they are looked at."""
-        weights = _narrow(columns.numbers(self._column(column))[0])
+        weights = _narrow(columns.numbers(self._column(column), self._plan.notation)[0])
         good = np.isfinite(weights) & (weights >= 0.0)
         self._expect(good if looked_at is None else good | ~looked_at, column, "a finite weight ≥ 0")
         return weights
@@ -239,7 +269,7 @@ class _Reader:
             words = array.fill_null(b"").to_pylist()
             text = [word.decode("utf-8", "replace") for word in words]
             good = [word == read.encode() for word, read in zip(words, text, strict=True)]
-            self._expect(np.array(good), name, "UTF-8 text")
+            self._expect(np.array(good), name, "UTF-8 text, or data.encoding = 'cp1252' or another")
             return pa.array([read or None for read in text], type=pa.string())
 
     def side_by_side(self, parts: list[NDArray[np.float32]], buffers: Buffers) -> NDArray[np.float32]:
@@ -269,6 +299,8 @@ class _Reader:
                     message += f"; derive it, as in derive = {{ {column} = \"{column} == 'yes'\" }}"
                 if expected in (LABEL, NUMBER) and self._is_nothing(column, row):
                     message += "; where labels may be missing, set labels.missing = 'skip'"
+                if (word := unit.table.column(column)[row].as_py()) in _NULL_WORDS:
+                    message += f"; null_values = [{word.decode()!r}] makes it missing"
                 bad.append(BadRow(int(unit.numbers[row]), reason, message))
             good[rows] = False
         return good, sorted(bad)
@@ -296,7 +328,7 @@ class _Reader:
     def _finite(
         self, column: str, *, keep_float32: bool = False
     ) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
-        values, null = columns.numbers(self._column(column), keep_float32=keep_float32)
+        values, null = columns.numbers(self._column(column), self._plan.notation, keep_float32=keep_float32)
         finite = np.isfinite(values)
         self._expect(finite if null is None else finite | null, column, "a finite number")
         return values, null

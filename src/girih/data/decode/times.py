@@ -20,6 +20,8 @@ from girih.errors import DataError
 
 PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 LATEST_S = 7_258_118_400  # 2200: what is later was counted in another unit
+_EARLIEST_S, _LAST_S = 631_152_000, 4_102_444_800  # 1990 and 2100
+YEAR_S = 31_557_600
 _DAY_S = 86_400
 _THURSDAY = 3  # 1970-01-01 was one; Monday is 0
 _US = pa.timestamp("us")
@@ -104,6 +106,39 @@ def moment(text: str, kind: Any) -> Any | None:
         return pa.scalar(found, pa.timestamp("us", "UTC")).cast(kind)
     except (pa.ArrowException, ValueError):
         return None
+
+
+def doubt(array: Any, unit: str | None = None) -> str | None:
+    """Says why the times of a column are implausible; None if they are not.
+
+    Args:
+        unit: of numbers; None: any unit in which one of them is a time from 1990 to 2100.
+    """
+    array = columns.plain(array)
+    if is_time(array.type):
+        seconds = array.cast(_US, safe=False).drop_null().cast(pa.int64()).to_numpy() / PER_SECOND["us"]
+    else:
+        numbers, _ = columns.numbers(array)
+        numbers = numbers[np.isfinite(numbers)]
+        fit = {each: _plausible(numbers / per) for each, per in PER_SECOND.items()}
+        units = [each for each, good in fit.items() if good.any()]
+        if len(units) > 1:
+            return f"times seem to count in {' and in '.join(units)}: mixed units"
+        if unit is None and not units:
+            return None
+        seconds = numbers / PER_SECOND[unit or units[0]]
+    if not len(seconds):
+        return None
+    if seconds.min() == seconds.max():
+        return "all times are equal"
+    if _plausible(seconds).all():
+        return None
+    low, high = (1970 + second / YEAR_S for second in (seconds.min(), seconds.max()))
+    return f"years go from {low:.0f} to {high:.0f}, expected 1990 to 2100"
+
+
+def _plausible(seconds: NDArray[np.float64]) -> Flags:
+    return (seconds >= _EARLIEST_S) & (seconds < _LAST_S)
 
 
 def text_times(words: Any) -> tuple[NDArray[np.int64], Flags]:

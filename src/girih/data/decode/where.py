@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -18,11 +18,16 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from girih.data.decode import columns, times
+from girih.data.decode.notation import Notation
 from girih.data.paths import one_line
 from girih.errors import DataError
 
-Columns = Callable[[str], Any]
-"""The one array of a column."""
+
+class Columns(NamedTuple):
+    """Columns by name, each as one array, and how text of theirs is read as numbers."""
+
+    read: Callable[[str], Any]
+    notation: Notation | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +38,10 @@ class Comparison:
     operator: str
     value: bool | int | float | str
 
-    def mask(self, read: Columns) -> Any:
+    def mask(self, given: Columns) -> Any:
         """Which of R rows meet it, null where nobody can say."""
-        array = read(self.column)
-        return pc.call_function(self.operator, list(_comparable(array, self.value)))
+        array = given.read(self.column)
+        return pc.call_function(self.operator, list(_comparable(array, self.value, given.notation)))
 
     def trouble(self, kind: Any) -> str | None:
         """Says why values of an Arrow type cannot be compared with the value; None where they can."""
@@ -50,16 +55,16 @@ class OneOf:
     column: str
     values: tuple[bool | int | float | str, ...]
 
-    def mask(self, read: Columns) -> Any:
+    def mask(self, given: Columns) -> Any:
         """Which of R rows meet it, null where nobody can say."""
-        array = read(self.column)
+        array = given.read(self.column)
         if isinstance(self.values[0], str) and not times.is_time(array.type):
             words = columns.string_values(array)
             of = pa.array([str(value).encode() for value in self.values], pa.large_binary())
             return pc.if_else(words.is_null(), None, pc.is_in(words, value_set=of))
         found = None
         for value in self.values:
-            equal = pc.equal(*_comparable(array, value))
+            equal = pc.equal(*_comparable(array, value, given.notation))
             found = equal if found is None else pc.or_kleene(found, equal)
         return found
 
@@ -74,9 +79,9 @@ class Missing:
 
     column: str
 
-    def mask(self, read: Columns) -> Any:
+    def mask(self, given: Columns) -> Any:
         """Which of R rows meet it."""
-        return read(self.column).is_null()
+        return given.read(self.column).is_null()
 
     def trouble(self, kind: Any) -> str | None:
         """Nothing: any column may have missing values."""
@@ -92,13 +97,13 @@ class Between:
     low: int | float | None
     high: int | float | None
 
-    def mask(self, read: Columns) -> Any:
+    def mask(self, given: Columns) -> Any:
         """Which of R rows meet it, null where there is no value: :mod:`girih.data.split` has refused such rows, but for those left out.
 
         Raises:
             DataError: a value that has no place in the order.
         """
-        array = columns.plain(read(self.column))
+        array = columns.plain(given.read(self.column))
         there = pc.is_valid(array).to_numpy(zero_copy_only=False)
         values = times.ordinals(array.drop_null(), self.column, self.order)[0]
         good = np.ones(len(values), np.bool_) if self.low is None else values >= self.low
@@ -122,11 +127,11 @@ class Joined:
     operator: str
     parts: tuple[Condition, ...]
 
-    def mask(self, read: Columns) -> Any:
+    def mask(self, given: Columns) -> Any:
         """Which of R rows meet it, null where nobody can say."""
-        found = self.parts[0].mask(read)
+        found = self.parts[0].mask(given)
         for part in self.parts[1:]:
-            found = pc.call_function(self.operator, [found, part.mask(read)])
+            found = pc.call_function(self.operator, [found, part.mask(given)])
         return found
 
 
@@ -136,9 +141,9 @@ class Not:
 
     part: Condition
 
-    def mask(self, read: Columns) -> Any:
+    def mask(self, given: Columns) -> Any:
         """Which of R rows meet it, null where nobody can say."""
-        return pc.invert(self.part.mask(read))
+        return pc.invert(self.part.mask(given))
 
 
 Condition = Comparison | OneOf | Missing | Between | Joined | Not
@@ -156,14 +161,14 @@ class Where:
         """The columns that it looks at."""
         return tuple(dict.fromkeys(leaf.column for leaf in _leaves(self.condition)))
 
-    def keep(self, read: Columns) -> NDArray[np.bool_]:
+    def keep(self, read: Callable[[str], Any], notation: Notation | None = None) -> NDArray[np.bool_]:
         """bool[R]: which rows meet the condition.
 
         Raises:
             DataError: values that cannot be compared as it is written.
         """
         try:
-            mask = self.condition.mask(read)
+            mask = self.condition.mask(Columns(read, notation))
         except (pa.ArrowException, TypeError, OverflowError) as error:
             raise DataError(f"{self.text}: cannot be compared: {one_line(error)}") from None
         kept: NDArray[np.bool_] = pc.fill_null(mask, False).to_numpy(zero_copy_only=False)
@@ -190,7 +195,7 @@ def _leaves(condition: Condition) -> Iterator[Comparison | OneOf | Missing | Bet
         yield condition
 
 
-def _comparable(array: Any, value: Any) -> tuple[Any, Any]:
+def _comparable(array: Any, value: Any, notation: Notation | None) -> tuple[Any, Any]:
     """A column and a value, in types that can be compared."""
     array = columns.plain(array)
     kind = array.type
@@ -199,7 +204,7 @@ def _comparable(array: Any, value: Any) -> tuple[Any, Any]:
     if columns.is_string(kind):
         if isinstance(value, str):
             return columns.string_values(array), pa.scalar(value.encode(), pa.large_binary())
-        numbers, null = columns.string_numbers(columns.string_values(array))  # cells of a text file
+        numbers, null = columns.string_numbers(columns.string_values(array), notation)  # cells of a text file
         return pa.array(
             numbers, mask=np.isnan(numbers) if null is None else null | np.isnan(numbers)
         ), pa.scalar(float(value))

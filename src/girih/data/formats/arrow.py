@@ -16,6 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from girih.data.decode.views import without_views
+from girih.data.formats.objects import REFUSED, table_of_stream
 from girih.data.paths import File, one_line
 from girih.data.position import Cursor
 from girih.data.read_plan import ReadPlan
@@ -28,7 +29,6 @@ LOADED_BYTES = 256 << 20
 """A table of at most so many bytes goes to a loader, in another process."""
 _SAMPLED_ROWS = 16
 _TABLE = "the Arrow table"
-_REFUSED = (pa.ArrowException, TypeError, ValueError)
 
 
 def arrow_source(data: Any) -> Source:
@@ -148,7 +148,7 @@ class FragmentSource(FileSource):
             path = _path(fragment)
             try:
                 rows = fragment.to_table(schema=self._schema, columns=list(plan.columns))
-            except (OSError, *_REFUSED) as error:
+            except (OSError, *REFUSED) as error:
                 raise DataError(f"{path}: cannot be read: {one_line(error)}") from None
             rows = _decoded(rows.replace_schema_metadata(None))
             yield Unit(rows, path, Cursor(part + 1), range(first + 1, first + rows.num_rows + 1))
@@ -166,7 +166,7 @@ def _table_of(data: Any) -> Any:
         if isinstance(data, pa.RecordBatchReader):
             return data.read_all()
         if hasattr(data, "__arrow_c_stream__") or hasattr(data, "__arrow_c_array__"):
-            return pa.table(data)
+            return table_of_stream(data)
         if isinstance(data, Sequence) and data and all(hasattr(each, "schema") for each in data):
             return pa.concat_tables(pa.table(each) for each in data)
         if (
@@ -177,7 +177,7 @@ def _table_of(data: Any) -> Any:
             return data.with_format("arrow")[
                 :
             ]  # Hugging Face's; without a selection it is the table that it maps
-    except _REFUSED as error:
+    except REFUSED as error:
         raise ConfigError(f"data: {_name(data)} is no table of columns: {one_line(error)}") from None
     raise ConfigError(
         f"data: {_name(data)}: expected columns as Arrow has them: a pyarrow table, record batches, a reader of them or a dataset,"
@@ -239,7 +239,7 @@ def _row_groups(file: Any) -> list[Any]:
         return [file]
     try:
         return list(file.split_by_row_group())
-    except (OSError, *_REFUSED) as error:
+    except (OSError, *REFUSED) as error:
         raise DataError(f"{_path(file)}: not a readable Parquet file: {one_line(error)}") from None
 
 

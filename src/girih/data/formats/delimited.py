@@ -1,6 +1,7 @@
 """CSV and its kin: Arrow splits lines into cells, all of them strings, and one rule reads their values.
 
-Values do not contain line breaks. Blank lines are passed over.
+Values contain line breaks only if that is asked for: these are another byte until lines are split. So is a separator of several
+characters. Blank lines are passed over.
 """
 
 from __future__ import annotations
@@ -8,14 +9,16 @@ from __future__ import annotations
 import csv
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 from numpy.typing import NDArray
 
+from girih.config import checks
 from girih.data.formats.recognizing import is_object, to_set
 from girih.data.formats.text import Block, Start, TextSource, read_head
 from girih.data.paths import File, one_line
@@ -26,6 +29,11 @@ from girih.errors import ConfigError, DataError
 
 _NO_LINE_END = re.compile(rb"[^\r\n]")
 _LINE = re.compile(rb"[^\r\n][^\n]*\n?")  # not a blank one
+BLANKS = r"\s+"
+"""The separator that stands for one or more blanks and tabs, as in pandas."""
+_BLANKS = re.compile(rb"[ \t]+(?=\r?\n|\r?\Z)|(?<=\n)[ \t]+|\A[ \t]+"), re.compile(rb"[ \t]+")
+_SEPARATOR, _LINE_BREAK = b"\x1f", b"\x1e"
+"""The bytes in the place of a separator of several characters, and of a line break within quotes."""
 
 
 def split_cells(
@@ -85,14 +93,15 @@ class DelimitedSource(TextSource):
 
     Args:
         files: each with a header line, unless ``columns`` is given.
-        separator: one character.
+        separator: one or more characters; :data:`BLANKS` for any number of blanks and tabs.
         quote: the character around cells that hold the separator, or "" for none.
+        line_breaks: whether cells within quotes may hold line breaks.
         columns: lists of column names, for files without a header; a file takes the first list that is as
             long as its first line, and else the first.
         block_bytes: size of a unit.
 
     Raises:
-        ConfigError: a separator or quote that is not one character.
+        ConfigError: a separator or quote that cannot be used.
         DataError: a file that is empty, damaged, or without a header; no rows at all.
     """
 
@@ -105,31 +114,47 @@ class DelimitedSource(TextSource):
         quote: str,
         columns: Sequence[Sequence[str]] | None,
         block_bytes: int,
+        *,
+        line_breaks: bool = False,
     ) -> None:
-        if len(separator) != 1 or not separator.isascii() or separator in '\r\n"':
+        checks.text("separator", separator)
+        checks.flag("quoted_line_breaks", line_breaks)
+        if not separator or set(separator) & set('\r\n"'):
             raise ConfigError(
-                f"separator = {separator!r}: expected one ASCII character, such as ',' or '\\t'"
+                f"separator = {separator!r}: expected text without quotes and line breaks, such as ',', '\\t' or '::'"
             )
-        if quote and (len(quote) != 1 or not quote.isascii() or quote in "\r\n" or quote == separator):
+        if quote and (len(quote) != 1 or not quote.isascii() or quote in "\r\n" or quote in separator):
             raise ConfigError(
                 f"quote = {quote!r}: expected one ASCII character other than the separator, or ''"
             )
+        if line_breaks and (not quote or separator == BLANKS):
+            raise ConfigError(
+                "quoted_line_breaks = true: expected a quote, and a separator other than '\\s+'"
+            )
         self._separator = separator
+        self._is_one = len(separator) == 1 and separator.isascii()
         self._quote = quote
         self._has_rows = False
+        self._quoted: re.Pattern[bytes] | None = None
+        if line_breaks:
+            begin, mark = re.escape(separator.encode()), re.escape(quote.encode())
+            cell = rb"(?:(?<=%b)|(?<=\n)|\A)%b(?:[^%b]|%b%b)*+(?:%b|\Z)" % (begin, *[mark] * 5)
+            self._quoted = re.compile(cell)
         super().__init__(files, [self._start(file, columns) for file in files], block_bytes)
+        self.identity += "/quoted" if line_breaks else ""
         if not self._has_rows:
             raise DataError(f"{files[0].address}: no rows; expected at least one below the header")
 
     def _start(self, file: File, columns: Sequence[Sequence[str]] | None) -> Start:
-        head = read_head(file)
+        head = read_head(file, b"" if self._quoted is None else self._quote.encode())
         if columns is None and is_object(head.line):
             raise DataError(f"{file.address}: looks like JSON lines, expected a header; {to_set('jsonl')}")
         try:
             text = head.line.decode("utf-8")
         except UnicodeDecodeError:
             if columns is None:
-                raise DataError(f"{file.address}: the header is not UTF-8 text") from None
+                mend = "set data.encoding, as in encoding = 'cp1252'"
+                raise DataError(f"{file.address}: the header is not UTF-8 text; {mend}") from None
             text = head.line.decode("latin-1")
         try:
             cells = self._cells(text)
@@ -144,16 +169,60 @@ class DelimitedSource(TextSource):
         self._has_rows = True
         return Start(head.byte, head.number, names)
 
+    @property
+    def mask(self) -> Callable[[bytes], bytes] | None:
+        """See :attr:`TextSource.mask`."""
+        return None if self._quoted is None else self._masked
+
+    def _masked(self, data: bytes) -> bytes:
+        self._refuse(data, _LINE_BREAK, self.files[0].address)
+        pattern = self._quoted or re.compile(b"")
+        return pattern.sub(lambda match: match[0].replace(b"\n", _LINE_BREAK), data)
+
     def _cells(self, line: str) -> tuple[str, ...]:
+        mark = self._separator
+        if not self._is_one:
+            mark = _SEPARATOR.decode()
+            line = self._with_one(line.encode(), "the first line").decode()
         if not self._quote:
-            return tuple(line.split(self._separator))
-        return tuple(next(csv.reader([line], delimiter=self._separator, quotechar=self._quote)))
+            return tuple(line.split(mark))
+        cells = next(csv.reader([line], delimiter=mark, quotechar=self._quote))
+        return tuple(cell.replace(mark, self._separator) for cell in cells)
+
+    def _with_one(self, data: bytes, where: str) -> bytes:
+        """Text with one character in the place of each separator."""
+        if self._is_one:
+            return data
+        self._refuse(data, _SEPARATOR, where)
+        if self._separator != BLANKS:
+            return data.replace(self._separator.encode(), _SEPARATOR)
+        return _BLANKS[1].sub(_SEPARATOR, _BLANKS[0].sub(b"", data))
+
+    @staticmethod
+    def _refuse(data: bytes, mark: bytes, where: str) -> None:
+        if mark in data:
+            raise DataError(
+                f"{where}: holds the byte {mark[0]:#04x}, which girih needs to split these lines; remove it"
+            )
+
+    def _as_written(self, table: Any, data: bytes) -> Any:
+        """Cells with separators and line breaks in the place of what stood for them."""
+        written = b" " if self._separator == BLANKS else self._separator.encode()
+        marks = [(_LINE_BREAK, b"\n")] if self.mask is not None and _LINE_BREAK in data else []
+        if not self._is_one and self._quote.encode() in data:
+            marks.append((_SEPARATOR, written))
+        for mark, text in marks:
+            for place, name in enumerate(table.column_names):
+                table = table.set_column(place, name, pc.replace_substring(table[name], mark, text))
+        return table
 
     def unit(self, number: int, block: Block, plan: ReadPlan, after: Cursor) -> Unit:
         """Splits a block into cells; lines that cannot be split are bad rows."""
         address, names = self.files[number].address, self.starts[number].names
         columns = dict.fromkeys(self.own_columns(plan, number), pa.binary())
-        splitting = (names, columns, self._separator, self._quote, address)
+        separator = self._separator if self._is_one else _SEPARATOR.decode()
+        splitting = (names, columns, separator, self._quote, address)
+        block = block._replace(data=self._with_one(block.data, address))
         table, broken = split_cells(block.data, *splitting, until_bad=plan.until_bad)
         if table is None:
             block = _up_to_line(block, broken[0].number)
@@ -161,9 +230,11 @@ class DelimitedSource(TextSource):
         numbers: range | NDArray[np.int64] = range(block.line, block.line + block.num_lines)
         bad: list[BadRow] = []
         if broken or table.num_rows != block.num_lines:
-            data, lines, bad = self._without_open_quotes(block)
-            if bad or table.num_rows + len(broken) != len(lines):
-                table, broken = split_cells(data, *splitting)
+            lines, kept = self._filled_lines(block)
+            if self.mask is None or broken or table.num_rows != len(lines):
+                data, lines, bad = self._without_open_quotes(lines, kept)
+                if bad or table.num_rows + len(broken) != len(lines):
+                    table, broken = split_cells(data, *splitting)
             if table.num_rows + len(broken) != len(lines):
                 raise DataError(
                     f"{address}: lines {block.line} to {block.line + block.num_lines - 1} do not all end in \\n or \\r\\n"
@@ -175,22 +246,30 @@ class DelimitedSource(TextSource):
                 )
                 bad.append(BadRow(int(lines[place]), "wrong number of cells", message))
             numbers = np.delete(lines, places)
-        return Unit(table, address, after, numbers, is_text=True, bad=bad)
+        return Unit(self._as_written(table, block.data), address, after, numbers, is_text=True, bad=bad)
 
-    def _without_open_quotes(self, block: Block) -> tuple[bytes, NDArray[np.int64], list[BadRow]]:
-        """The lines that are not blank and close their quotes, the number of each, and those that do not."""
-        lines, bad, kept = [], [], []
+    @staticmethod
+    def _filled_lines(block: Block) -> tuple[NDArray[np.int64], list[bytes]]:
+        """The numbers of the lines that are not blank, and these lines."""
+        numbers, lines, number = [], [], block.line
+        for line in block.data.split(b"\n"):
+            if line.strip(b"\r"):
+                numbers.append(number)
+                lines.append(line)
+            number += 1 + line.count(_LINE_BREAK)
+        return np.array(numbers, dtype=np.int64), lines
+
+    def _without_open_quotes(
+        self, numbers: NDArray[np.int64], lines: list[bytes]
+    ) -> tuple[bytes, NDArray[np.int64], list[BadRow]]:
+        """The lines that close their quotes, the number of each, and those that do not."""
         quote = self._quote.encode()
-        for number, line in enumerate(block.data.split(b"\n"), start=block.line):
-            if not line.strip(b"\r"):
-                continue
-            if quote and line.count(quote) % 2:
-                message = f"a quote {self._quote} is not closed on its line"
-                bad.append(BadRow(number, "a quote left open", message))
-            else:
-                lines.append(number)
-                kept.append(line)
-        return b"\n".join(kept) + b"\n", np.array(lines, dtype=np.int64), bad
+        is_open = np.array([bool(quote) and line.count(quote) % 2 == 1 for line in lines], np.bool_)
+        mend = "; set quoted_line_breaks = true if cells hold line breaks" if self.mask is None else ""
+        message = f"a quote {self._quote} is not closed{' on its line' if mend else ''}{mend}"
+        bad = [BadRow(int(number), "a quote left open", message) for number in numbers[is_open]]
+        kept = [line for line, opens in zip(lines, is_open, strict=True) if not opens]
+        return b"\n".join(kept) + b"\n", numbers[~is_open], bad
 
 
 def _up_to_line(block: Block, number: int) -> Block:

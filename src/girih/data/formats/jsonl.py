@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import numpy as np
@@ -27,11 +27,18 @@ _LOOK_LINES = 1000
 """Lines of a file by which its columns and their types are known."""
 _LOOK_BYTES = 1 << 20
 _TYPES = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string(), dict: pa.struct([])}
-_WIDER = {pa.int64(): pa.float64(), pa.list_(pa.int64()): pa.list_(pa.float64())}
+_LARGE = {pa.int64(): pa.uint64(), pa.list_(pa.int64()): pa.list_(pa.uint64())}
+_WIDER = {
+    kind: pa.list_(pa.float64()) if pa.types.is_list(kind) else pa.float64()
+    for kind in (*_LARGE, *_LARGE.values())
+}
 
 
 class JsonlSource(TextSource):
     """Files of JSON objects, one a line.
+
+    Args:
+        null_values: texts that say nothing of the type of a column.
 
     Raises:
         DataError: a file that is empty, damaged, or has no object in its first lines.
@@ -39,8 +46,9 @@ class JsonlSource(TextSource):
 
     kind = "jsonl"
 
-    def __init__(self, files: tuple[File, ...], block_bytes: int) -> None:
+    def __init__(self, files: tuple[File, ...], block_bytes: int, null_values: Collection[str] = ()) -> None:
         self._types: dict[str, Any] = {}
+        self._null_values = frozenset(null_values)
         starts = []
         for file in files:
             head = read_head(file)
@@ -97,8 +105,10 @@ class JsonlSource(TextSource):
         """Learns a column's type from the first of its values that has one."""
         for item in value if isinstance(value, list) else [value]:
             kind = _TYPES.get(type(item))
-            if kind is not None:
-                self._types.setdefault(name, pa.list_(kind) if isinstance(value, list) else kind)
+            if kind is not None and not (kind == pa.string() and item in self._null_values):
+                known = self._types.setdefault(name, pa.list_(kind) if isinstance(value, list) else kind)
+                if kind == pa.int64() and item >= 1 << 63:
+                    self._types[name] = _LARGE.get(known, known)
 
 
 def _first_objects(file: File, byte: int, line: int) -> Iterator[dict[str, Any]]:

@@ -59,7 +59,7 @@ def objects_to_rows(
         rows.append(row)
 
     def table(rows: Sequence[Mapping[str, Any]]) -> Any:
-        made = pa.table({name: _array([row.get(name) for row in rows]) for name in names})
+        made = pa.table({name: array_of([row.get(name) for row in rows], plan.null_values) for name in names})
         types = {**known, **dict(zip(names, made.schema.types, strict=True))}
         for place, name in enumerate(names):
             if pa.types.is_null(types[name]) and name in known:
@@ -89,20 +89,44 @@ def shown(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _array(values: list[Any]) -> Any:
-    """Values of one column. Where integers and strings meet, all are strings: ids are the same either way."""
-    try:
-        return pa.array(values)
-    except REFUSED:
-        pass
-    try:
-        return pa.array(values, pa.uint64())  # beyond the largest int64
-    except REFUSED:
-        pass
+def array_of(values: Sequence[Any], null_values: Sequence[str] = ()) -> Any:
+    """Build the Arrow array of a column's Python values: numbers, strings, lists of these, or None, which ``null_values`` mean too.
+
+    Integers from -2**63 to 2**64 - 1 that share no Arrow type, with each other or with strings, become strings. Their ids stay the same.
+
+    Raises:
+        OverflowError: an integer of more than 64 bits. TypeError, ValueError, pyarrow.ArrowException: no common type.
+    """
+    if null_values:
+        values = [None if isinstance(value, str) and value in null_values else value for value in values]
+    for kind in (None, pa.uint64()):  # the second is for integers above the largest int64
+        try:
+            return pa.array(values, kind)
+        except REFUSED:
+            continue
     plain = [value for value in values if value is not None]
-    if all(isinstance(value, bool | int | float) for value in plain):
+    are_integers = all(isinstance(value, int) for value in plain)
+    if not (are_integers and _TOP <= max(plain) < 2 * _TOP) and all(
+        isinstance(value, bool | int | float) for value in plain
+    ):
         return pa.array([None if value is None else float(value) for value in values])
     return pa.array([_as_text(value) for value in values])
+
+
+def table_of_stream(data: Any, null_values: Sequence[str] = ()) -> Any:
+    """The ``pyarrow.Table`` of an object with ``__arrow_c_stream__``.
+
+    Object columns of a pandas DataFrame may hold integers above the largest int64, which Arrow refuses by itself.
+
+    Raises:
+        OverflowError, TypeError, ValueError, pyarrow.ArrowException: a column has no common type.
+    """
+    try:
+        return pa.table(data)
+    except REFUSED:
+        if type(data).__module__.partition(".")[0] != "pandas":
+            raise
+        return pa.table({str(name): array_of(data[name].tolist(), null_values) for name in data.columns})
 
 
 def _as_text(value: Any) -> Any:
@@ -110,10 +134,10 @@ def _as_text(value: Any) -> Any:
         return [_as_text(each) for each in value]
     if isinstance(value, bool):
         return str(int(value))
-    if isinstance(value, int):
+    if isinstance(value, int | np.integer):
         if not -_TOP <= value < 2 * _TOP:
-            raise OverflowError(f"{value}: an id is an integer of 64 bits")
-        return str(value if value < _TOP else value - 2 * _TOP)
+            raise OverflowError(f"{value}: an id is an integer from -2**63 to 2**64 - 1")
+        return str(value)
     if value is None or isinstance(value, str):
         return value
     raise TypeError(f"{shown(value)}: expected an id, an integer or a string")

@@ -122,7 +122,7 @@ class _Readers:
         self, files: Sequence[File], footers: Sequence[Any], schemas: Sequence[Any], plan: ReadPlan
     ) -> None:
         self._files, self._footers, self._schemas = files, footers, schemas
-        self._wanted = {f.source for f in plan.schema.sparse if not f.separator} - set(plan.keep)
+        self._wanted = {f.source for f in plan.schema.sparse if not f.is_split} - set(plan.keep)
         self._strings: dict[int, list[tuple[int, str]]] = {}
         self._opened: OrderedDict[Any, Any] = OrderedDict()
 

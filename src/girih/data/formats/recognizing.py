@@ -13,22 +13,34 @@ CRITEO_CELLS = 40
 PARQUET = b"PAR1"
 _CONTROL, _NEAR = re.compile(rb"[\x00-\x08\x0e-\x1f]"), 64
 """Bytes that no text has, and how near a file's start one is found where it is none."""
-LIBSVM = re.compile(rb"[-+.0-9eE]*( +[0-9]+:[-+.0-9eE]+)+ *")
+LIBSVM = re.compile(rb"[-+.0-9eE]*( +[0-9]+:[-+.0-9eE]+)+ *(#.*)?")
+LIBFFM = re.compile(rb"[-+.0-9eE]*( +[0-9]+:[0-9]+:[-+.0-9eE]+)+ *(#.*)?")
+_SLOTS = re.compile(rb"(?=[^\s:]*[A-Za-z_])[^\s:,;|\"]+:[^\s:]+( +[^\s:,;|\"]+:[^\s:]+)+ *")
 _ARROW = "write it as Parquet, or give it to girih.read_arrow"
-_AS_PARQUET = "write it as Parquet"
+_AS_PARQUET, _AS_CSV = "write it as Parquet", "save it as CSV or Parquet"
+_UNPACK = "unpack it; text may be compressed by gzip, bzip2, xz or zstd"
 _BINARY = {
     b"ARROW1": ("an Arrow IPC (Feather) file", _ARROW),
     b"\xff\xff\xff\xff": ("an Arrow IPC stream", _ARROW),
     b"ORC": ("ORC", _AS_PARQUET),
     b"Obj\x01": ("Avro", _AS_PARQUET),
     b"\x93NUMPY": ("an array of NumPy", _AS_PARQUET),
+    b"\x80\x02": ("a pickle", _AS_PARQUET),
+    b"\x80\x03": ("a pickle", _AS_PARQUET),
+    b"\x80\x04": ("a pickle", _AS_PARQUET),
+    b"\x80\x05": ("a pickle", _AS_PARQUET),
+    b"FEA1": ("a Feather file", _ARROW),
+    b"\xd0\xcf\x11\xe0": ("an Excel file (xls)", _AS_CSV),
+    b"%PDF": ("PDF", _AS_CSV),
+    b"7z\xbc\xaf": ("a 7z archive", _UNPACK),
+    b"\x04\x22\x4d\x18": ("LZ4", _UNPACK),
+    b"\xff\x06\x00\x00sNaPpY": ("Snappy", _UNPACK),
     b"\x89HDF": ("HDF5", _AS_PARQUET),
     b"SQLite format 3": ("a database of SQLite", _AS_PARQUET),
-    b"PK\x03\x04": ("a zip archive", "unpack it; text may be compressed by gzip, bzip2, xz or zstd"),
-    b"\xff\xfe": ("UTF-16 text", "save it as UTF-8"),
-    b"\xfe\xff": ("UTF-16 text", "save it as UTF-8"),
+    b"PK\x03\x04": ("a zip archive", _UNPACK),
 }
 _LINES = 3
+_EXCEL_BYTES, _RECORD = 4096, 16
 
 
 class Look(NamedTuple):
@@ -37,10 +49,12 @@ class Look(NamedTuple):
     Attributes:
         name: in words.
         mend: what to do, as the end of an error.
+        form: its ``data.format``; None if girih does not read it.
     """
 
     name: str
     mend: str
+    form: str | None = None
 
 
 def recognized(head: bytes, compression: str | None = None) -> Look | None:
@@ -53,7 +67,15 @@ def recognized(head: bytes, compression: str | None = None) -> Look | None:
     prefix = f"{compression}-compressed " if compression else ""
     if begins_with(PARQUET, head):
         unpacked = "decompress it, and " if compression else ""
-        return Look(f"{prefix}Parquet", unpacked + to_set("parquet"))
+        return Look(f"{prefix}Parquet", unpacked + to_set("parquet"), None if compression else "parquet")
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return Look(f"{prefix}UTF-16 text", 'set data.encoding = "utf-16"', "csv")
+    if head.startswith(b"PK\x03\x04") and b"[Content_Types].xml" in head[:_EXCEL_BYTES]:
+        return Look(f"{prefix}an Excel file (xlsx)", _AS_CSV)
+    if len(head) > _RECORD and head[4:8] == bytes(4) and head[12] == 0x0A:
+        return Look(f"{prefix}TFRecord", _AS_PARQUET)
+    if head[257:262] == b"ustar":
+        return Look(f"{prefix}a tar archive", _UNPACK)
     for magic, (name, mend) in _BINARY.items():
         if begins_with(magic, head):
             return Look(prefix + name, mend)
@@ -65,11 +87,14 @@ def recognized(head: bytes, compression: str | None = None) -> Look | None:
     if lines[0].lstrip().startswith(b"["):
         whole = lines[0].lstrip().startswith(b"[{") or lines[0].strip() == b"["
         return Look(f"{prefix}a JSON array", "write one object a line (JSON lines)") if whole else None
-    form = format_of(lines[0])
+    if all(map(_SLOTS.fullmatch, lines)):
+        mend = "write JSON lines: an object a line, and a list for a name that comes several times"
+        return Look(f"{prefix}name:value pairs (slots)", mend)
+    form = next((each for each in map(format_of, lines) if each != "csv"), "csv")
     if form == "csv":
         return _delimited(lines, prefix)
-    names = {"jsonl": "JSON lines", "criteo": "a log of Criteo", "libsvm": "libsvm"}
-    return Look(prefix + names[form], to_set(form))
+    names = {"jsonl": "JSON lines", "criteo": "a log of Criteo", "libsvm": "libsvm", "libffm": "libffm"}
+    return Look(prefix + names[form], to_set(form), form)
 
 
 def begins_with(magic: bytes, head: bytes) -> bool:
@@ -84,7 +109,8 @@ def format_of(line: bytes) -> str:
     cells = line.split(b"\t")
     if len(cells) == CRITEO_CELLS and cells[0] in (b"0", b"1"):
         return "criteo"
-    return "libsvm" if LIBSVM.fullmatch(line) else "csv"
+    line = line.replace(b"\t", b" ")
+    return "libsvm" if LIBSVM.fullmatch(line) else "libffm" if LIBFFM.fullmatch(line) else "csv"
 
 
 def is_object(line: bytes) -> bool:
@@ -110,8 +136,9 @@ def _delimited(lines: list[bytes], prefix: str) -> Look | None:
     if separator not in texts[0] or len(counts) > 1:
         return None
     if separator == ",":
-        return Look(f"{prefix}CSV", to_set("csv"))
-    return Look(f"{prefix}CSV separated by {separator!r}", f"{to_set('csv')}, and separator = {separator!r}")
+        return Look(f"{prefix}CSV", to_set("csv"), "csv")
+    mend = f"{to_set('csv')}, and separator = {separator!r}"
+    return Look(f"{prefix}CSV separated by {separator!r}", mend, "csv")
 
 
 def to_set(form: str) -> str:

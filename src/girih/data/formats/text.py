@@ -6,13 +6,14 @@ A block is a function of the byte at which it starts, so that reading can go on 
 from __future__ import annotations
 
 import bz2
+import codecs
 import gzip
 import hashlib
 import io
 import lzma
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
@@ -24,17 +25,41 @@ from numpy.typing import NDArray
 from girih.config import checks
 from girih.data.formats.recognizing import HEAD_BYTES, PARQUET, Look, begins_with, recognized
 from girih.data.partitions import Partitions
-from girih.data.paths import File, one_line
+from girih.data.paths import File, Paths, find_files, one_line
 from girih.data.position import Cursor
 from girih.data.read_plan import ReadPlan
 from girih.data.unit import FileSource, Unit
-from girih.errors import DataError, UserError
+from girih.errors import ConfigError, DataError, UserError, nearest
 
 BLOCK_BYTES = 8 << 20
+_PIECE_BYTES = 1 << 20  # that are transcoded at once
+MOST_ROW_BYTES = 64 << 20  # of a row whose cells have line breaks
 _MAGIC = {"gzip": b"\x1f\x8b", "bzip2": b"BZh", "xz": b"\xfd7zXZ\x00", "zstd": b"\x28\xb5\x2f\xfd"}
 SUFFIXES = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd", ".zstd": "zstd"}
 _DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, ValueError)
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+def find_text_files(paths: Paths, encoding: str = "utf-8") -> tuple[File, ...]:
+    """Lists files of text, which are read as UTF-8 whatever their ``encoding``, a codec of Python.
+
+    Raises:
+        ConfigError: no such codec of text. MissingFileError, DataError: see :func:`girih.data.paths.find_files`.
+    """
+    checks.text("encoding", encoding)
+    try:
+        codec = codecs.lookup(encoding)
+    except (LookupError, ValueError):
+        known = ("utf-8", "latin-1", "cp1252", "utf-16", "gbk", "shift_jis", "big5", "euc_kr", "koi8_r")
+        raise ConfigError(
+            f"encoding = {encoding!r}: Python has no such codec{nearest(encoding, known)}"
+        ) from None
+    if not codec._is_text_encoding:
+        raise ConfigError(f"encoding = {encoding!r}: is no encoding of text; expected one such as 'cp1252'")
+    files = find_files(paths)
+    if codec.name in ("utf-8", "utf-8-sig"):
+        return files
+    return tuple(replace(file, encoding=codec.name) for file in files)
 
 
 class Block(NamedTuple):
@@ -59,8 +84,8 @@ class Head(NamedTuple):
     has_rest: bool
 
 
-def read_head(file: File) -> Head:
-    """Finds a file's first line; a UTF-8 byte order mark before it is passed over.
+def read_head(file: File, quote: bytes = b"") -> Head:
+    """Finds a file's first line; a UTF-8 byte order mark before it is passed over. A ``quote`` that it opens goes on to where it closes.
 
     Raises:
         DataError: the file is empty, blank, not text, or damaged.
@@ -81,19 +106,30 @@ def read_head(file: File) -> Head:
             byte, number, first = byte + len(first), number + 1, text.readline()
         if not first:
             raise DataError(f"{file.address}: the file is empty; expected lines of text")
+        while quote and first.count(quote) % 2 and len(first) < BLOCK_BYTES and (more := text.readline()):
+            first += more
         rest = text.readline()
         while rest and not rest.strip(b"\r\n"):
             rest = text.readline()
-    return Head(first.rstrip(b"\r\n"), byte, number, byte + len(first), number + 1, bool(rest))
+    rest_number = number + max(1, first.count(b"\n"))
+    return Head(first.rstrip(b"\r\n"), byte, number, byte + len(first), rest_number, bool(rest))
+
+
+def head_of(file: File, size: int = HEAD_BYTES) -> bytes:
+    """The first bytes of a file, decompressed, as UTF-8 if it has an encoding.
+
+    Raises:
+        DataError: the file is damaged.
+    """
+    with _opened(file) as text:
+        return _read(text, size)
 
 
 def look_at(file: File) -> Look | None:
     """The format that a file looks like, compressed or not; None where it looks like none, or cannot be read."""
     try:
-        with _opened(file) as text:
-            head = text.read(HEAD_BYTES)
         with file.open() as raw:
-            return recognized(head, _compression(raw.read(6)))
+            return recognized(head_of(file), _compression(raw.read(6)))
     except UserError:
         return None
 
@@ -121,11 +157,16 @@ class TextSource(FileSource, ABC):
         self.files = files
         self.num_parts = len(files)
         self.num_rows: int | None = None  # nobody has counted the lines
-        sizes = ",".join(str(file.size) for file in files)
+        sizes = ",".join(f"{file.size}{file.encoding or ''}" for file in files)
         self.identity = f"{self.kind}/{block_bytes}/" + hashlib.sha256(sizes.encode()).hexdigest()[:16]
         self.starts = starts
         self.partitions = Partitions(files)
         self._block_bytes = block_bytes
+
+    @property
+    def mask(self) -> Callable[[bytes], bytes] | None:
+        """The function that puts another byte in the place of each line break that ends no row; None if there are none."""
+        return None
 
     def check(self, plan: ReadPlan) -> None:
         """Refuses files that lack a column."""
@@ -148,7 +189,7 @@ class TextSource(FileSource, ABC):
             byte, line, _ = self.starts[number]
             if part == start.part and start.line > 0:
                 byte, line = start.byte, start.line
-            for block in read_blocks(self.files[number], byte, line, self._block_bytes):
+            for block in read_blocks(self.files[number], byte, line, self._block_bytes, self.mask):
                 after = Cursor(part, block.byte + len(block.data), block.line + block.num_lines)
                 unit = self.unit(number, block, plan, after)
                 yield replace(
@@ -157,11 +198,16 @@ class TextSource(FileSource, ABC):
                 )
 
 
-def read_blocks(file: File, byte: int, line: int, block_bytes: int) -> Iterator[Block]:
+def read_blocks(
+    file: File, byte: int, line: int, block_bytes: int, mask: Callable[[bytes], bytes] | None = None
+) -> Iterator[Block]:
     """Yields the blocks of a file from a byte, which begins the line of that number.
 
+    Args:
+        mask: see :attr:`TextSource.mask`.
+
     Raises:
-        DataError: the file is damaged, or shorter than ``byte``.
+        DataError: the file is damaged, or shorter than ``byte``, or has a row beyond :data:`MOST_ROW_BYTES` with a mask.
     """
     with _opened(file) as text:
         if byte and text.seek(byte) != byte:
@@ -169,15 +215,21 @@ def read_blocks(file: File, byte: int, line: int, block_bytes: int) -> Iterator[
         data = _read(text, block_bytes)
         while data:
             at_end = len(data) < block_bytes
-            cut = len(data) if at_end else data.rfind(b"\n") + 1
+            masked = data if mask is None else mask(data)
+            cut = len(data) if at_end else masked.rfind(b"\n") + 1
             while not cut:  # a line longer than a block
-                more = _read(text, block_bytes)
-                found = more.find(b"\n") + 1
-                if found or not more:
-                    cut = len(data) + found
+                more, size = _read(text, block_bytes), len(data)
                 data += more
+                masked = data if mask is None else mask(data)
+                cut = masked.find(b"\n", size) + 1 if more else size
+                if mask is not None and not cut and size > MOST_ROW_BYTES:
+                    raise DataError(
+                        f"{file.address}, line {line}: a quote opens a cell of more than {MOST_ROW_BYTES >> 20} MiB; close it, or drop"
+                        " quoted_line_breaks"
+                    )
             num_lines = data.count(b"\n", 0, cut) + (data[cut - 1] != ord("\n"))
-            yield Block(data[:cut], byte, line, num_lines)
+            yield Block(masked[:cut], byte, line, num_lines)
+            del masked  # the next block takes its memory
             byte, line, data = byte + cut, line + num_lines, data[cut:]
             data += _read(text, block_bytes - len(data))
 
@@ -196,7 +248,8 @@ def _opened(file: File) -> Iterator[Any]:
             if named and kind is None:
                 trouble = f"not {named}-compressed in spite of its name" if first else "the file is empty"
                 raise DataError(f"{file.address}: {trouble}; compress it, or rename it")
-            yield text if kind is None else stack.enter_context(_decompressed(kind, text))
+            text = text if kind is None else stack.enter_context(_decompressed(kind, text))
+            yield text if file.encoding is None else io.BufferedReader(_Forward(_Transcoder(text, file).read))
         except UserError:
             raise
         except (OSError, *_DAMAGED) as error:
@@ -216,14 +269,49 @@ def _decompressed(kind: str, file: Any) -> Any:
         return gzip.GzipFile(fileobj=file)
     if kind == "bzip2":
         return bz2.BZ2File(file)
-    return lzma.LZMAFile(file) if kind == "xz" else io.BufferedReader(_Zstd(file))
+    if kind == "xz":
+        return lzma.LZMAFile(file)
+    return io.BufferedReader(_Forward(pa.CompressedInputStream(file, "zstd").read))
 
 
-class _Zstd(io.RawIOBase):
-    """Frames of zstd, which Arrow decompresses; it seeks by reading on."""
+class _Transcoder:
+    """Text of another encoding as UTF-8, a piece at a time."""
 
-    def __init__(self, file: Any) -> None:
-        self._stream = pa.CompressedInputStream(file, "zstd")
+    def __init__(self, text: Any, file: File) -> None:
+        self._text, self._file = text, file
+        self._decoder = codecs.getincrementaldecoder(file.encoding or "utf-8")()
+        self._rest, self._line, self._at_end = memoryview(b""), 1, False
+
+    def read(self, size: int) -> memoryview:
+        """At most ``size`` bytes; none at the end.
+
+        Raises:
+            DataError: bytes that the encoding does not have; names the line.
+        """
+        while not self._rest and not self._at_end:
+            data = self._text.read(_PIECE_BYTES)
+            self._at_end = not data
+            try:
+                read = self._decoder.decode(data, self._at_end).encode()
+            except UnicodeError as error:
+                name, line, before = self._file.encoding or "", self._line, b""
+                if isinstance(error, UnicodeDecodeError):
+                    before = error.object[: error.start]
+                line += before.decode(name, "replace").count("\n")
+                raise DataError(
+                    f"{self._file.address}, line {line}: not text in {name}: {one_line(error)}; set another data.encoding"
+                ) from None
+            self._line += read.count(b"\n")
+            self._rest = memoryview(read)
+        found, self._rest = self._rest[:size], self._rest[size:]
+        return found
+
+
+class _Forward(io.RawIOBase):
+    """Bytes that are read in one direction; seeking reads on."""
+
+    def __init__(self, read: Callable[[int], Any]) -> None:
+        self._read = read
         self._byte = 0
 
     def readable(self) -> bool:
@@ -233,7 +321,7 @@ class _Zstd(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        found = self._stream.read(len(buffer))
+        found = self._read(len(buffer))
         buffer[: len(found)] = found
         self._byte += len(found)
         return len(found)
@@ -244,8 +332,8 @@ class _Zstd(io.RawIOBase):
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Goes on to a byte that is yet to be read, or to the end where that is before it."""
         if whence != io.SEEK_SET or offset < self._byte:
-            raise io.UnsupportedOperation("a zstd stream only goes forward")
-        while self._byte < offset and (found := self._stream.read(min(offset - self._byte, 1 << 20))):
+            raise io.UnsupportedOperation("this stream only goes forward")
+        while self._byte < offset and (found := self._read(min(offset - self._byte, 1 << 20))):
             self._byte += len(found)
         return self._byte
 

@@ -32,11 +32,15 @@ def config_text(sample: Sample, label: str | None = None) -> str:
     Raises:
         ConfigError: no column is a label, or no other is a feature.
     """
-    table, found = sample.table, guess_label(sample.table, label)
+    table, found = sample.table, guess_label(sample, label)
     names = [name for name in table.column_names if name != found.column]
     numbers = CRITEO_COLUMNS[1:14] if sample.options["format"][0] == "criteo" else ()
-    kinds = [guess_kind(name, columns.flat(table[name]), counts=name in numbers) for name in names]
-    guesses = [_told_apart(guess, table, found) for guess in kinds]
+    cells = sample.cells
+    kinds = [
+        guess_kind(name, columns.flat(table[name]), counts=name in numbers, cells=cells.get(name))
+        for name in names
+    ]
+    guesses = [_told_apart(_readable(guess, sample), table, found) for guess in kinds]
     features = [part for guess in guesses for part in _features(guess, table)]
     left = [guess for guess in guesses if guess.kind == "left out"]
     if not features:
@@ -118,6 +122,13 @@ def _features(guess: Guess, table: Any) -> list[Guess]:
     ]  # fmt: skip
 
 
+def _readable(guess: Guess, sample: Sample) -> Guess:
+    """A feature, unless its format does not let it be read so."""
+    if guess.kind == "numeric" and guess.column in sample.strings:
+        return replace(guess, kind="left out", why="numbers as strings: cast the column to read them")
+    return guess
+
+
 def _told_apart(guess: Guess, table: Any, label: Label) -> Guess:
     """A feature, unless it is the label in other words, or another outcome."""
     if guess.kind == "left out":
@@ -180,7 +191,7 @@ def _is_bag(guess: Guess, table: Any) -> bool:
 
 def _ids(guess: Guess, table: Any) -> set[str]:
     array = columns.flat(table[guess.column]).drop_null()
-    if "separator" in guess.options:
+    if "separator" in guess.options and not columns.is_list(array.type):
         array = pc.split_pattern(array, guess.options["separator"])
     values = array.flatten() if columns.is_list(array.type) else array
     return set(map(str, pc.unique(values).to_pylist()))

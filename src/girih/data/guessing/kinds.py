@@ -6,7 +6,8 @@ Shapes: R rows, M values in lists.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -18,6 +19,7 @@ from girih.data.decode import columns, times
 Kind = Literal["categorical", "sequence", "numeric", "time", "left out"]
 OUTCOME = "by its name it may be an outcome too, which a model must not see; make it a feature if it is known before"
 FEW, LONG_TEXT, ALL_DIFFER = 50, 60, 0.99
+_MOST_S = 10 * times.YEAR_S
 _BEYOND = float(1 << 53)
 LEAST_ROWS = 50  # from which on values that all differ are told from few rows
 _COUNTS = r"price|cost|amount|count|cnt|num|nr|age|duration|length|len|score|rate|ratio|rank|avg|mean|sum|total|size|width|height|distance|weight|pct|percent|value|revenue|budget|bid|quantity|qty|days|hours|minutes|seconds|ms|year_of_birth|views|likes"
@@ -29,6 +31,7 @@ _PAST = (
 )
 _SEPARATORS = "|;,^ "
 _OUTCOMES = r"follow|comment|forward|hate|share|shared|stay|play|played|dwell|watch|skip|skipped|view"
+_DATE = r"^[0-9]{1,4}[/.][0-9]{1,2}[/.][0-9]{2,4}(?: |$)"
 _NUMBERED = re.compile(r"[a-z]+|[0-9]+")
 
 
@@ -42,8 +45,24 @@ class Guess:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-def guess_kind(name: str, array: Any, *, counts: bool = False) -> Guess:
-    """Guesses one column's kind from R values; ``counts`` says that its numbers are no ids."""
+def guess_kind(
+    name: str, array: Any, *, counts: bool = False, cells: Mapping[str, Any] | None = None
+) -> Guess:
+    """Guesses one column's kind from R values.
+
+    Args:
+        counts: its numbers are no ids. cells: the options by which its cells are read.
+    """
+    found = _guess_any(name, array, counts)
+    if cells and found.kind in ("categorical", "sequence"):
+        why = found.why
+        if "padding_id" in cells:
+            why += f"; {cells['padding_id']!r} seems to fill them up to one length: drop padding_id if it is an id"
+        return replace(found, why=why, options={**cells, **found.options})
+    return found
+
+
+def _guess_any(name: str, array: Any, counts: bool) -> Guess:
     present = array.drop_null()
     if not len(present):
         return Guess(name, "left out", "it is missing in every row of the sample")
@@ -76,7 +95,12 @@ def _guess(name: str, values: Any) -> Guess:
     kind = values.type
     word = columns.kind_of(kind)
     if times.is_time(kind):
-        return Guess(name, "time", f"{kind}" if not pa.types.is_date(kind) else "dates", {})
+        doubt = times.doubt(values)
+        return Guess(
+            name,
+            "time",
+            "".join(("dates" if pa.types.is_date(kind) else f"{kind}", f"; {doubt}" * bool(doubt))),
+        )
     if word.startswith("lists of "):
         return _of_list(name, values, word)
     if word == "strings":
@@ -85,9 +109,26 @@ def _guess(name: str, values: Any) -> Guess:
         return Guess(name, "categorical", "true or false")
     if word == "integers":
         return _of_integers(name, values)
+    if word == "floats" and named(name, _TIMES) and _are_whole(values):
+        guess = _of_integers(name, values.cast(pa.int64()))
+        if guess.kind == "time" or "times" in guess.why:
+            return guess
+    if word == "floats" and named(name, _IDS) and not named(name, _COUNTS) and _are_whole(values):
+        why = f"ids by the name, written as floats, {_different(pc.count_distinct(values).as_py(), len(values))}"
+        return Guess(
+            name,
+            "categorical",
+            f"{why}: astype('Int64') in pandas would write them as integers",
+            {"float_ids": True},
+        )
     if word == "floats" or word.startswith("decimal"):
         return _of_numbers(name, values.cast(pa.float64()), "floating-point numbers")
     return Guess(name, "left out", f"{kind} is no number, text, time or list of these")
+
+
+def _are_whole(values: Any) -> bool:
+    numbers = values.cast(pa.float64()).to_numpy(zero_copy_only=False)
+    return bool((numbers == np.floor(numbers)).all() and np.abs(numbers).max(initial=0.0) <= _BEYOND)
 
 
 def _of_list(name: str, values: Any, word: str) -> Guess:
@@ -125,7 +166,10 @@ def _of_strings(name: str, values: Any) -> Guess:
         return _row_number(name)
     if pc.mean(pc.binary_length(words)).as_py() > LONG_TEXT:
         return Guess(name, "left out", "long text, which girih does not read as words")
-    return Guess(name, "categorical", f"text, {_different(distinct, size)}")
+    why = f"text, {_different(distinct, size)}"
+    if pc.all(pc.match_substring_regex(words, _DATE)).as_py():
+        why += "; dates such as these are not read as times: write 2024-05-31"
+    return Guess(name, "categorical", why)
 
 
 def separator_in(name: str, words: Any) -> str | None:
@@ -140,6 +184,8 @@ def separator_in(name: str, words: Any) -> str | None:
             continue
         distinct = pc.count_distinct(pieces).as_py()
         numbers = pc.all(pc.match_substring_regex(pieces, "^-?[0-9]+$")).as_py()
+        if numbers and len(pc.unique(pc.count_substring(words, separator))) > 1:
+            return separator  # lists of other lengths, whatever their ids
         spoken = separator in " ," and not numbers and not named(name, _PAST + "|tags|genres|ids|categories")
         if distinct < 0.5 * len(pieces) and distinct <= 2 * pc.count_distinct(words).as_py() and not spoken:
             return separator
@@ -151,18 +197,23 @@ def _of_integers(name: str, values: Any) -> Guess:
     least, most = (each.as_py() for each in pc.min_max(values).values())
     if distinct == 1:
         return _constant(name, values)
-    if named(name, _TIMES) and distinct > FEW:
-        for unit in times.PER_SECOND:
-            if least // times.PER_SECOND[unit] >= 5 * 10**8 and most // times.PER_SECOND[unit] < 4 * 10**9:
-                return Guess(
-                    name, "time", f"numbers since 1970 in {unit}, by its name and size", {"time_unit": unit}
-                )
+    unnamed = re.fullmatch(r"column[0-9]+", name) is not None
+    if (named(name, _TIMES) or unnamed) and distinct > FEW:
+        for unit, per_second in times.PER_SECOND.items():
+            first, last = least // per_second, most // per_second
+            if first >= 5 * 10**8 and last < 4 * 10**9 and (not unnamed or last - first < _MOST_S):
+                why = f"numbers since 1970 in {unit}, by {'their' if unnamed else 'its name and'} size"
+                doubt = times.doubt(values, unit)
+                return Guess(name, "time", f"{why}; {doubt}" if doubt else why, {"time_unit": unit})
+    rises = bool((np.diff(values.to_numpy(zero_copy_only=False)) > 0).all())
     if (
         size >= LEAST_ROWS
         and distinct == size
-        and (named(name, _ROWS) or name.lower() == "id" or most - least == size - 1)
+        and (named(name, _ROWS) or name.lower() == "id" or most - least == size - 1 or rises)
     ):
         return _row_number(name)
+    if named(name, _TIMES) and distinct > FEW and (doubt := times.doubt(values)):
+        return Guess(name, "left out", doubt)
     ids, counts = named(name, _IDS), named(name, _COUNTS)
     if counts and not ids and distinct > 2:
         return _of_numbers(name, values.cast(pa.float64()), "integers that count something by their name,")

@@ -10,11 +10,16 @@ import pyarrow.compute as pc
 from girih.data.decode import columns
 from girih.data.decode.conditions import column_text
 from girih.data.guessing.kinds import FEW, named
+from girih.data.guessing.sample import Sample
 from girih.errors import ConfigError, nearest
 
 _LABELS = r"label|labels|click|clicks|clicked|y|target|converted|conversion|purchase|purchased|buy|bought|like|liked|install|installed"
 _RATINGS = r"rating|ratings|stars|score"
 _YES = ("yes", "true", "y", "t", "1", "click", "clicked")
+
+
+_Candidate = tuple[str, dict[str, Any], str]
+"""A column, the section ``[labels]``, and why."""
 
 
 class Label(NamedTuple):
@@ -26,12 +31,13 @@ class Label(NamedTuple):
     others: frozenset[str]
 
 
-def guess_label(table: Any, given: str | None) -> Label:
+def guess_label(sample: Sample, given: str | None) -> Label:
     """Guesses what is to be predicted; ``given`` is the column, where that is known.
 
     Raises:
         ConfigError: no column may be it.
     """
+    table = sample.table
     names = table.column_names
     if given is not None and given not in names:
         raise ConfigError(f"--label {given}: no such column{nearest(given, names)}")
@@ -40,8 +46,8 @@ def guess_label(table: Any, given: str | None) -> Label:
         tries = [_found(table, [given], numbers=True, given=True)]
     else:
         ratings = _found(table, [name for name in names if named(name, _RATINGS)], numbers=True)
-        # without a name of its own a label is most often the last column
-        tries = [by_name, ratings, _found(table, names[-1:], words=True) or _found(table, names)[:1]]
+        numbers = _found(table, [name for name in names if named(name, _LABELS)], numbers=True)
+        tries = [by_name, ratings, numbers, _doubted(_by_values(table, "columns" in sample.options))]
     for found in tries:
         if found:
             (name, section, why), *others = found
@@ -57,9 +63,46 @@ def guess_label(table: Any, given: str | None) -> Label:
     raise ConfigError(f"{which}; name one of {', '.join(names[:20])} by --label COLUMN")
 
 
+def _by_values(table: Any, unnamed: bool) -> list[_Candidate]:
+    """The column that is a label by its values: in a table of names most often the last one, without names the first one."""
+    names = table.column_names
+    if not unnamed:
+        return _found(table, names[-1:], words=True) or _found(table, names)[:1]
+    flags = _found(table, names)
+    if flags and (flags[0][0] == names[0] or (len(flags) == 1 and flags[0][0] == names[-1])):
+        return flags[:1]
+    ratings = [name for name in names if _is_rating(columns.flat(table[name]))]
+    if len(ratings) == 1:
+        return _found(table, ratings, numbers=True)
+    first = columns.flat(table[names[0]])
+    if columns.kind_of(first.type) == "floats" and pc.count_distinct(first).as_py() > FEW:
+        return _found(table, names[:1], numbers=True)
+    return (
+        flags[-1:]
+        if flags and flags[-1][0] == names[-1]
+        else flags[:1] or _found(table, names[-1:], words=True)
+    )
+
+
+def _is_rating(array: Any) -> bool:
+    """Whether values are grades from 0 or 1 to 5 or 10, halves included."""
+    values = [value for value in _distinct(array.drop_null()) if isinstance(value, int | float)]
+    return (
+        len(values) > 2
+        and max(values) in (5, 10)
+        and min(values) in (0, 0.5, 1)
+        and all(2 * value % 1 == 0 for value in values)
+    )
+
+
+def _doubted(found: list[_Candidate]) -> list[_Candidate]:
+    told = "; a guess by its values alone: --label COLUMN names another"
+    return [(name, section, why + told) for name, section, why in found]
+
+
 def _found(
     table: Any, names: list[str], *, numbers: bool = False, words: bool = False, given: bool = False
-) -> list[tuple[str, dict[str, Any], str]]:
+) -> list[_Candidate]:
     """Those of some columns that may be labels, with the section and the reason."""
     found = (
         (name, _of_label(name, columns.flat(table[name]), numbers, words or numbers, given)) for name in names
@@ -100,6 +143,8 @@ def _of_label(
             return {"names": [name]}, _of_one_value(name, int(values[0]))
         share = pc.mean(present.cast(pa.float64())).as_py()
         return {"names": [name]}, f"{name} is 0 or 1, and 1 in {share:.1%} of the sample"
+    if set(values) == {-1, 1}:
+        return {"names": [name], "derive": {name: f"{column_text(name)} > 0"}}, f"{name} is -1 or 1"
     if len(values) == 2 and columns.kind_of(present.type) == "strings":
         yes = next((value for value in values if value.lower() in _YES), None)
         if yes is not None or words:
@@ -119,7 +164,10 @@ def _of_label(
     return {
         "names": [good],
         "derive": {good: f"{column_text(name)} >= {cut}"},
-    }, f"{name} goes from {ordered[0]} to {ordered[-1]}: its upper half is 1; choose the bound that you mean"
+    }, (
+        f"{name} goes from {ordered[0]} to {ordered[-1]}: its upper half is 1; choose the bound that you mean, or predict the number:"
+        f' names = ["{name}"], loss = {{ {name} = "mse" }}'
+    )
 
 
 def _distinct(present: Any) -> list[Any]:

@@ -5,7 +5,7 @@ Shapes: R rows.
 
 from __future__ import annotations
 
-import csv
+import itertools
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -14,14 +14,15 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from girih.data.decode import columns, times
+from girih.data.decode import columns
 from girih.data.formats.delimited import DelimitedSource
 from girih.data.formats.jsonl import JsonlSource
+from girih.data.formats.objects import array_of
 from girih.data.formats.parquet import ParquetSource
-from girih.data.formats.recognizing import HEAD_BYTES, PARQUET, begins_with, format_of, separator_of
-from girih.data.formats.text import SUFFIXES, read_head
+from girih.data.formats.text import SUFFIXES, head_of, look_at
+from girih.data.guessing.cells import Cells
+from girih.data.guessing.dialect import Options, open_delimited, with_encoding
 from girih.data.paths import File, find_files
 from girih.data.position import Cursor
 from girih.data.read_plan import ReadPlan
@@ -32,6 +33,7 @@ from girih.schema import Numeric, Schema
 ROWS = 100_000
 PARTS = 4
 BLOCK_BYTES = 4 << 20
+_PAIRS_BYTES, _PAIRS_ROWS = 1 << 20, 5000
 _ENDINGS = {
     ".parquet": "parquet",
     ".pq": "parquet",
@@ -51,25 +53,33 @@ class Sample:
         table: R rows; cells of text as integers, floats or times where all of a column's are such, else strings.
         options: of ``[data]``, each with the reason for it.
         num_rows: of all files, estimated where nobody has counted them.
+        cells: options of columns' features by which their cells are read.
+        strings: columns that are strings in a format with types, whatever these spell.
     """
 
     table: Any
-    options: dict[str, tuple[Any, str]]
+    options: Options
     num_rows: int
+    cells: dict[str, dict[str, Any]]
+    strings: frozenset[str]
 
 
-def take_sample(paths: Sequence[str]) -> Sample:
-    """Reads some rows from up to four places of the data.
+def take_sample(paths: Sequence[str], label: str | None = None) -> Sample:
+    """Reads some rows from up to four places of the data; ``label`` is a column that it has.
 
     Raises:
         MissingFileError, DataError: nothing there, or nothing that can be read.
-        ConfigError: a format that names no columns.
+        ConfigError: a format that girih does not read.
     """
     train, files = _files(paths[0]) if len(paths) == 1 else (list(paths), find_files(list(paths)))
-    form = _format(files[0])
-    options: dict[str, tuple[Any, str]] = {
-        "format": (form, "by the file's name" if _ending(files[0].path) else "by its first line")
-    }
+    form, files, encoding = _format(files)
+    by = "name" if _ENDINGS.get(_ending(files[0].path) or "") == form else "first line"
+    options: Options = {"format": (form, f"by the file's {by}"), "train": (train, ""), **encoding}
+    if form in ("libsvm", "libffm"):
+        table = _pairs(files, form)
+        size = sum(file.size for file in files)
+        num_rows = round(table.num_rows * max(1.0, size / max(1, min(size, _PAIRS_BYTES))))
+        return Sample(table, options, num_rows, {}, frozenset())
     source: Any
     if form == "parquet":
         source = ParquetSource(files)
@@ -79,10 +89,16 @@ def take_sample(paths: Sequence[str]) -> Sample:
         names = list(dict.fromkeys(name for start in source.starts for name in start.names))
         names += [name for name in source.partitions.types if name not in names]
     else:
-        source, more = _delimited(files, form)
+        source, more = (
+            (DelimitedSource(files, "\t", "", [CRITEO_COLUMNS], BLOCK_BYTES), {})
+            if form == "criteo"
+            else open_delimited(files, BLOCK_BYTES, label)
+        )
         options |= more
         names = list(dict.fromkeys([*source.starts[0].names, *source.partitions.types]))
-    options["train"] = (train, "")
+    if "" in names:
+        names = [name for name in names if name]
+        options["train"] = (train, "a column has no name, and is left out")
     plan = ReadPlan(
         schema=Schema([Numeric(name=names[0])], "\0"), labels=(), weight=None, conditions={}, masks={}, label_weights={}, keep=tuple(names),
     )  # fmt: skip
@@ -96,27 +112,14 @@ def take_sample(paths: Sequence[str]) -> Sample:
     if not tables:
         raise DataError(f"{files[0].address}: no rows that can be read")
     table = pa.concat_tables(tables, promote_options="permissive").combine_chunks()
-    read = {name: typed(columns.flat(table[name])) for name in names}
+    strings = frozenset(
+        field.name for field in table.schema if columns.is_string(columns.value_type(field.type))
+    )
+    cells = Cells(table.select(names), is_text=form in ("csv", "criteo"))
     size = sum(file.size for file in files)  # of compressed files, less than their text: there are more rows
     estimated = max(num_rows, round(num_rows / num_bytes * size)) if num_bytes else num_rows
-    return Sample(pa.table(read), options, source.num_rows or estimated)
-
-
-def typed(array: Any) -> Any:
-    """A column; cells of text, and strings that all are such, as integers, floats or times."""
-    array = columns.plain(array)
-    if not columns.is_string(array.type) or array.null_count == len(array):
-        return array
-    words = columns.string_values(array)
-    for kind in (pa.int64(), pa.uint64(), pa.float64()):
-        try:
-            return pc.ascii_trim_whitespace(words.cast(pa.large_string())).cast(kind)
-        except pa.ArrowInvalid:
-            continue
-    found, read = times.text_times(words)
-    if read.all() and pc.min(pc.binary_length(words)).as_py() >= len("2024-05-01"):
-        return pa.array(found, mask=columns.null_mask(array)).cast(pa.timestamp("us"))
-    return words.cast(pa.large_string(), safe=False)
+    of_types = frozenset() if form in ("csv", "criteo") else strings
+    return Sample(cells.table, options | cells.data, source.num_rows or estimated, cells.features, of_types)
 
 
 def _files(path: str) -> tuple[str | list[str], tuple[File, ...]]:
@@ -143,39 +146,50 @@ def _ending(name: str) -> str | None:
     return ending if ending in _ENDINGS else None
 
 
-def _format(file: File) -> str:
-    ending = _ending(file.path)
-    if ending and _ENDINGS[ending] != "csv":
-        return _ENDINGS[ending]
-    with file.open() as opened:
-        if begins_with(PARQUET, opened.read(HEAD_BYTES)):
-            return "parquet"
-    line = read_head(file).line
-    form = format_of(line)
-    if form == "libsvm":
+def _format(files: tuple[File, ...]) -> tuple[str, tuple[File, ...], Options]:
+    """The format of files, these with their encoding, and the option for that.
+
+    Raises:
+        ConfigError: a format that girih does not read; names it.
+    """
+    look = look_at(files[0])
+    options: Options = {}
+    if look is None or look.form == "csv":
+        files, options = with_encoding(files)
+        look = look_at(files[0]) if options else look
+    if look is not None and look.form is None:
         raise ConfigError(
-            f"{file.address}: is libsvm, whose columns have no names to guess by; write a [[features]] for each pair of a line by hand"
+            f"{files[0].address}: looks like {look.name}, which girih does not read: {look.mend}"
         )
-    return form
+    ending = _ending(files[0].path)
+    form = "csv" if look is None or look.form is None else look.form
+    form = _ENDINGS[ending] if ending and form == "csv" else form
+    return form, files, options
 
 
-def _delimited(files: tuple[File, ...], form: str) -> tuple[DelimitedSource, dict[str, tuple[Any, str]]]:
-    """The source of text files of cells, and how they are to be read."""
-    if form == "criteo":
-        return DelimitedSource(files, "\t", "", [CRITEO_COLUMNS], BLOCK_BYTES), {}
-    line = read_head(files[0]).line.decode("utf-8", "replace")
-    separator = separator_of(line)
-    cells = next(csv.reader([line], delimiter=separator))
-    options: dict[str, tuple[Any, str]] = {}
-    if separator != ",":
-        options["separator"] = (separator, f"{len(cells)} cells in the first line")
-    lists = None
-    if any(columns.number_of(cell.strip().encode()) is not None for cell in cells) or len(set(cells)) < len(
-        cells
-    ):
-        lists = [tuple(f"column{place}" for place in range(1, len(cells) + 1))]
-        options["columns"] = (
-            list(lists[0]),
-            "the first line holds values, not names: give columns their own",
-        )
-    return DelimitedSource(files, separator, '"', lists, BLOCK_BYTES), options
+def _pairs(files: tuple[File, ...], form: str) -> Any:
+    """The table of libsvm, or of each field of libffm."""
+    labels: list[float | None] = []
+    fields: dict[str, list[list[int]]] = {}
+    numbers: dict[str, list[float]] = {}
+    for line in head_of(files[0], _PAIRS_BYTES).split(b"\n")[:_PAIRS_ROWS]:
+        words = line.partition(b"#")[0].decode("utf-8", "replace").split()
+        if not words:
+            continue
+        labels.append(float(words.pop(0)) if words and ":" not in words[0] else None)
+        for word in words:
+            *field, index, value = word.split(":")
+            ids = fields.setdefault(field[0] if field else "features", [])
+            ids += ([] for _ in range(len(labels) - len(ids)))
+            ids[-1].append(int(index))
+            numbers.setdefault(field[0] if field else "features", []).append(float(value))
+    columns: dict[str, Any] = {"label": labels}
+    for name, ids in sorted(fields.items(), key=lambda each: (len(each[0]), each[0])):
+        ids += ([] for _ in range(len(labels) - len(ids)))
+        one = form == "libffm" and all(len(row) <= 1 for row in ids)
+        if one and len({*itertools.chain(*ids)}) == 1 and len(set(numbers[name])) > 1:
+            values = iter(numbers[name])
+            columns[name] = [next(values) if row else None for row in ids]
+        else:
+            columns[name] = [row[0] if row else None for row in ids] if one else ids
+    return pa.table({name: array_of(values) for name, values in columns.items()})

@@ -21,6 +21,8 @@ PRIME_3 = np.uint64(0x165667B19E3779F9)
 PRIME_4 = np.uint64(0x85EBCA77C2B2AE63)
 PRIME_5 = np.uint64(0x27D4EB2F165667C5)
 MAX_INT = np.uint64(0x7FFFFFFFFFFFFFFF)
+MAX_TENTH = np.uint64(0x1999999999999999)
+"""The largest number to which a decimal digit can be appended in 64 bits; digits up to 5 where it is equal."""
 
 
 def ids_of_strings(data: SealedU8, starts: SealedI64, ends: SealedI64) -> tuple[I64, Bools]:
@@ -98,15 +100,15 @@ def _xxh64(data: Any, start: Any, end: Any) -> Any:
 
 
 @njit_lean
-def _canonical(data: Any, start: Any, end: Any) -> Any:
-    """(True, the 64 bits of the integer) where the string is the one spelling of an int64."""
+def canonical(data: Any, start: Any, end: Any) -> Any:
+    """(True, the 64 bits of the integer) if the string is the plain decimal spelling of one from -2**63 to 2**64 - 1."""
     zero = np.uint64(0)
     if end <= start:
         return False, zero
     negative = data[start] == 45
     first = start + 1 if negative else start
     digits = end - first
-    if digits < 1 or digits > 19:
+    if digits < 1 or digits > 20:
         return False, zero
     if data[first] == 48:
         return digits == 1 and not negative, zero
@@ -115,10 +117,12 @@ def _canonical(data: Any, start: Any, end: Any) -> Any:
         digit = np.int64(data[at]) - 48
         if digit < 0 or digit > 9:
             return False, zero
+        if value > MAX_TENTH or (value == MAX_TENTH and digit > 5):
+            return False, zero
         value = value * np.uint64(10) + np.uint64(digit)
     if negative:
         return value <= MAX_INT + np.uint64(1), ~value + np.uint64(1)
-    return value <= MAX_INT, value
+    return True, value
 
 
 @njit_lean
@@ -141,7 +145,7 @@ def _is_whole_float(data: Any, start: Any, end: Any) -> Any:
 @kernel()
 def _ids_of_strings(data: SealedU8, starts: SealedI64, ends: SealedI64, ids: U64, floats: Bools) -> None:
     for row in range(len(starts)):
-        is_integer, value = _canonical(data, starts[row], ends[row])
+        is_integer, value = canonical(data, starts[row], ends[row])
         if not is_integer:
             value = _xxh64(data, starts[row], ends[row])
             floats[row] = _is_whole_float(data, starts[row], ends[row])

@@ -13,7 +13,7 @@ from girih.sparse.groups.pack import Group, pack
 def served_schema(schema: Schema) -> Schema:
     """The schema without what training alone needs of its tables: optimizers, admission and eviction."""
     tables = [replace(table, optimizer=None, admission=None, eviction=None) for table in schema.tables]
-    return Schema(schema.features, schema.labels, tables)
+    return Schema(schema.features, schema.labels, tables, null_values=schema.null_values)
 
 
 def served_groups(schema: Schema, needs: Needs, seed: int) -> tuple[Group, ...]:

@@ -1,0 +1,132 @@
+"""The encoding, separator and header of text files, guessed from their first lines."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from girih.data.decode import columns
+from girih.data.formats.delimited import BLANKS, DelimitedSource
+from girih.data.formats.text import head_of, read_head
+from girih.data.paths import File
+
+HEAD_BYTES = 1 << 20
+LINES = 500
+_STRONG, _WEAK = ("\t", ",", ";", "|", "::", "||", "\x01", "^", "§"), (" ", BLANKS)
+_ALIKE = 0.9
+Options = dict[str, tuple[Any, str]]
+
+
+def with_encoding(files: tuple[File, ...]) -> tuple[tuple[File, ...], Options]:
+    """The files with the encoding that their first bytes tell of, and the option for it."""
+    head = head_of(files[0], HEAD_BYTES)
+    name = _encoding(head)
+    if name is None:
+        return files, {}
+    why = (
+        "by its first bytes"
+        if name.startswith("utf-16")
+        else "no UTF-8; a guess: gbk, shift_jis and others look alike"
+    )
+    return tuple(replace(file, encoding=name) for file in files), {"encoding": (name, why)}
+
+
+def _encoding(head: bytes) -> str | None:
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "utf-16"
+    for name, zeros in (("utf-16-le", head[1::2]), ("utf-16-be", head[::2])):
+        if 2 * zeros.count(0) > len(zeros):
+            return name
+    head = head[: head.rfind(b"\n") + 1] or head
+    for name in ("utf-8", "cp1252"):
+        try:
+            head.decode(name)
+            return None if name == "utf-8" else name
+        except UnicodeDecodeError:
+            continue
+    return "latin-1"
+
+
+def open_delimited(
+    files: tuple[File, ...], block_bytes: int, label: str | None = None
+) -> tuple[DelimitedSource, Options]:
+    """The source of files of cells, and how they are to be read; ``label`` is a name that a header has."""
+    read_head(files[0])  # which refuses an empty file
+    text = head_of(files[0], HEAD_BYTES).decode("utf-8", "replace").removeprefix("\ufeff")
+    lines = [line.rstrip("\r\n") for line in text.splitlines(keepends=True)[: LINES + 1] if line.strip()]
+    lines = lines[:-1] if len(lines) > LINES or (len(text) > HEAD_BYTES // 2 and len(lines) > 1) else lines
+    opens = any(line.count('"') % 2 for line in lines)
+    tried = [(each, _rows(lines, each, opens)) for each in (*_STRONG, *_WEAK)]
+    sizes = [_size(rows) for _, rows in tried]
+    if sizes[-1] > 1 and not all(all(row) for row in tried[-2][1]):
+        sizes[-2] = 0  # several blanks are one separator, rather than empty cells between blanks
+    best = max(sizes[: len(_STRONG)]) if max(sizes[: len(_STRONG)]) > 1 else max(sizes)
+    separator, rows = tried[sizes.index(best)] if best > 1 else tried[_STRONG.index(",")]
+    options: Options = {}
+    if separator == "," and all(row[1:] and all(c.startswith(" ") for c in row[1:]) for row in rows):
+        separator, rows = ", ", [[cell.strip() for cell in row] for row in rows]
+    if separator != ",":
+        options["separator"] = (separator, f"{best} cells in the first line")
+    breaks = opens and any("\n" in cell for row in rows for cell in row)
+    if breaks:
+        options["quoted_line_breaks"] = (True, "cells within quotes have them")
+    names = None
+    if not _is_header(rows, label):
+        names = [tuple(f"column{place}" for place in range(1, len(rows[0]) + 1))]
+        options["columns"] = (
+            list(names[0]),
+            "the first line holds values, not names: give columns their own",
+        )
+    return DelimitedSource(files, separator, '"', names, block_bytes, line_breaks=breaks), options
+
+
+def _rows(lines: Sequence[str], separator: str, opens: bool) -> list[list[str]]:
+    """Lines as cells; those whose quotes go on in the next line are joined."""
+    if separator == BLANKS:
+        return [line.split() for line in lines]
+    mark = separator if len(separator) == 1 else "\x1f"
+    marked = (line.replace(separator, mark) for line in lines)
+    try:
+        if opens:
+            return list(csv.reader([line + "\n" for line in marked], delimiter=mark))
+        return [next(csv.reader([line], delimiter=mark)) for line in marked]
+    except csv.Error:
+        return []
+
+
+def _size(rows: Iterable[Sequence[str]]) -> int:
+    """The cells of a row, if nearly all rows, and the first one, have as many; else 0."""
+    counts = Counter(map(len, rows))
+    if not counts:
+        return 0
+    (size, number), *_ = counts.most_common()
+    alike = number >= _ALIKE * counts.total() and len(next(iter(rows))) == size
+    return size if alike else 0
+
+
+def _is_header(rows: Sequence[Sequence[str]], label: str | None) -> bool:
+    """Whether the first row has names: different ones, and in a column of numbers a word, or no number at all."""
+    first, *others = rows
+    if len(set(first)) < len(first):
+        return False
+    if label in first or not any(map(_is_number, first)):
+        return True
+    below = (
+        [cell for cell in column if cell.strip()] for column in itertools.zip_longest(*others, fillvalue="")
+    )
+    return any(
+        cell.strip()
+        and cell not in columns.NULL_WORDS
+        and not _is_number(cell)
+        and values
+        and all(map(_is_number, values))
+        for cell, values in zip(first, below, strict=False)
+    )
+
+
+def _is_number(cell: str) -> bool:
+    return columns.number_of(cell.strip().encode("utf-8", "replace")) is not None
