@@ -71,10 +71,13 @@ def write_toml(path: Path, mapping: Mapping[str, Any]) -> None:
 def with_overrides(
     path: Path, overrides: Sequence[str] | Mapping[str, Any], strategy: str | None
 ) -> dict[str, Any]:
-    """A config file as it is written, ``[strategy]`` replaced whole where one is named, then overridden.
+    """Read a config file and apply a strategy's name, then overrides.
+
+    Another ``model.name`` drops the options of ``[model]`` in the file, since they belong to the old model.
 
     Args:
-        overrides: ``section.key=value`` each, or values by ``section.key``.
+        overrides: ``section.key=value`` each, or values by ``section.key``, in any order.
+        strategy: replaces ``[strategy]`` whole.
 
     Raises:
         ConfigError: not TOML, or an override that is none.
@@ -83,14 +86,28 @@ def with_overrides(
     written = read_toml(path, expanded=False)
     if strategy is not None:
         written["strategy"] = {"name": strategy}
-    if isinstance(overrides, Mapping):
-        for key, value in overrides.items():
-            _assign(written, str(key), plain(value), f"overrides: {key!r}")
-    else:
-        for override in overrides:
-            apply_override(written, override)
+    pairs = (
+        [(str(key), plain(value), f"overrides: {key!r}") for key, value in overrides.items()]
+        if isinstance(overrides, Mapping)
+        else [_parsed(override) for override in overrides]
+    )
+    old = written.get("model")
+    if isinstance(old, dict) and any(
+        key == "model.name" and value != old.get("name") for key, value, _ in pairs
+    ):
+        written["model"] = {}
+    for pair in pairs:
+        _assign(written, *pair)
     _check_nesting(written, f"{path}, with --set")
     return written
+
+
+def dropped_options(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """The options of ``[model]`` that :func:`with_overrides` dropped, because another model is named."""
+    old, new = (mapping.get("model") for mapping in (before, after))
+    if not isinstance(old, Mapping) or not isinstance(new, Mapping) or old.get("name") == new.get("name"):
+        return []
+    return [key for key in old if key not in new]
 
 
 def _check_nesting(mapping: Mapping[str, Any], where: str) -> None:
@@ -143,6 +160,11 @@ def apply_override(mapping: dict[str, Any], assignment: str) -> None:
 
     ``section={...}`` replaces a section whole; ``features.user.dim=8`` finds a table of ``[[features]]`` or ``[[tables]]`` by its name.
     """
+    _assign(mapping, *_parsed(assignment))
+
+
+def _parsed(assignment: str) -> tuple[str, Any, str]:
+    """The key, the value and the words for errors of ``section.key=value``."""
     path, equals, text = assignment.partition("=")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
@@ -155,7 +177,7 @@ def apply_override(mapping: dict[str, Any], assignment: str) -> None:
             ) from None
     except RecursionError:
         raise _nested(f"--set {path.strip()}") from None
-    _assign(mapping, path if equals else "", value, f"--set {assignment!r}")
+    return path.strip() if equals else "", value, f"--set {assignment!r}"
 
 
 def _assign(mapping: dict[str, Any], path: str, value: Any, where: str) -> None:
