@@ -47,7 +47,8 @@ class TrainOptions(Options):
             whole (neither half moves) and counts it.
         lr_schedule: a scheduler of ``torch.optim.lr_scheduler`` by name with its options; see ``LearningRate``.
         evaluate_every_steps: validate that often too, not only at the end of an epoch.
-        log_every_steps: how often a line goes to ``metrics.jsonl``.
+        log_every_steps: how often a line goes to ``metrics.jsonl``; None: often at first, so that a short run has about twenty
+            lines, and every 50 steps later.
         gauc_by: a categorical feature whose ids group the examples for GAUC.
         rank_at: the ks of recall@k and NDCG@k, within the groups of ``gauc_by``; MRR comes with them.
         progressive_validation: score each batch by the forward pass it is trained with, before its update; see ``ProgressiveScores``.
@@ -67,7 +68,7 @@ class TrainOptions(Options):
     early_stopping: EarlyStopping | None = None
     lr_schedule: Mapping[str, Any] | None = None
     evaluate_every_steps: Count | None = None
-    log_every_steps: Count = 50
+    log_every_steps: Count | None = None
     gauc_by: str | None = None
     rank_at: tuple[Count, ...] = ()
     progressive_validation: bool = False

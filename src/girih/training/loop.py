@@ -17,7 +17,7 @@ from girih.data.read_ahead import read_ahead
 from girih.errors import NonFiniteError
 from girih.metrics import DIRECTIONS, Metrics, Scores
 from girih.runs.background import BackgroundTasks
-from girih.runs.log import RunLog
+from girih.runs.log import RunLog, is_logged
 from girih.runs.publisher import Publisher
 from girih.runs.state import RunState
 from girih.runs.stats import COMPILE, Spans
@@ -175,7 +175,7 @@ class Loop:
         self.settle_saves()
         self._unsettled.append((step, replace(state), self.learning_rate.scale()))
         self._settle()
-        if self.progressive is not None and self._every(self.options.log_every_steps):
+        if self.progressive is not None and is_logged(state.step, self.options.log_every_steps):
             self.log.progressive(self.progressive.record(), self.state)
         self.log.trained(self.state)
 
