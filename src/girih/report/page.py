@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,9 @@ MAYBE = {"hit_rate", "gpu_share", "dram_share", "imbalance"}
 """Curves that only some runs have."""
 LABEL_COLUMNS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "AUC": ("auc", fraction),
+    "AUPRC": ("auprc", fraction),
     "GAUC": ("gauc", fraction),
+    "User AUC": ("uauc", fraction),
     "Logloss": ("logloss", fraction),
     "Normalised entropy": ("normalized_entropy", fraction),
     "Calibration": ("calibration", fraction),

@@ -274,10 +274,12 @@ class Loop:
         tell = partial(self.log.evaluation, "valid", state=replace(self.state))
         if self.options.early_stopping is None and self.learning_rate.metric is None:
             if self.ranks.first:
-                self._metrics.submit(partial(scores.result, self.label_names), tell)
+                self._metrics.submit(partial(scores.result, self.label_names, self.options.rank_at), tell)
             return
         with self.spans("evaluate"):
-            own = scores.result(self.label_names).as_dict() if self.ranks.first else None
+            own = (
+                scores.result(self.label_names, self.options.rank_at).as_dict() if self.ranks.first else None
+            )
             metrics = Metrics.from_dict(self.ranks.broadcast(own))
         tell(metrics)
         self.learning_rate.after_evaluation(metrics.first)
@@ -293,8 +295,8 @@ class Loop:
 
     def _update_early_stopping(self, stopping: EarlyStopping, metrics: Metrics) -> None:
         self.fall_back()
-        state, value = self.state, getattr(metrics.first, stopping.metric)
-        sign = DIRECTIONS[stopping.metric]
+        state, value = self.state, metrics.first.value(stopping.metric)
+        sign = DIRECTIONS.get(stopping.metric, 1)
         if value is not None and (
             state.best_value is None or sign * (value - state.best_value) > stopping.min_delta
         ):
