@@ -167,6 +167,22 @@ def test_early_stopping_puts_the_best_weights_back(log_directory):
         assert trainer.evaluate(settings.dataset("valid")).logloss == state.best_value
 
 
+def test_early_stopping_by_a_metric_of_the_order_within_users(log_directory):
+    settings = settings_of(
+        log_directory,
+        "train.epochs=12",
+        "sparse_optimizer.lr=0.1",
+        "train.gauc_by=user",
+        "train.rank_at=[2, 5]",
+        "train.early_stopping={metric='ndcg@5', patience=1}",
+    )
+    with settings.trainer() as trainer:
+        trainer.fit(settings.dataset("train"), settings.dataset("valid"))
+        state = trainer.state
+        assert state.stopped_early
+        assert trainer.evaluate(settings.dataset("valid")).first.ranking["ndcg@5"] == state.best_value
+
+
 def test_plateau_lowers_both_rates(log_directory):
     settings = settings_of(
         log_directory,

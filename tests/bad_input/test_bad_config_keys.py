@@ -101,7 +101,10 @@ UNKNOWN = [
     ("train.precision = 'fp16'", "[train] precision = 'fp16': expected one of 'float32', 'bfloat16'"),
     ("train.on_nonfinite = 'ignore'", "[train] on_nonfinite = 'ignore': expected one of 'stop', 'skip'"),
     ("data.on_bad_row = 'ignore'", "[data] on_bad_row = 'ignore': expected one of 'error', 'skip'"),
-    ("train.early_stopping.metric = 'aucc'", "early_stopping metric = 'aucc': expected one of 'auc', 'gauc'"),
+    (
+        "train.early_stopping.metric = 'aucc'",
+        "early_stopping: metric = 'aucc': expected one of auc, auprc, gauc, uauc",
+    ),
     (
         "train.lr_schedule = {name = 'ReduceLROnPlateau', metric = 'aucc'}",
         "lr_schedule: metric = 'aucc': expect",

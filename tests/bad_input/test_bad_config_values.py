@@ -20,6 +20,11 @@ OUT_OF_RANGE = [
     ("train.clip_norm = nan", "clip_norm = nan: expected a finite number > 0"),
     ("train.evaluate_every_steps = -5", "evaluate_every_steps = -5: expected an integer of at least 1"),
     ("train.log_every_steps = 0", "log_every_steps = 0: expected an integer of at least 1"),
+    (
+        "train.early_stopping.metric = 'recall@5'",
+        "early_stopping: metric = 'recall@5': expected one of auc, auprc, gauc, uauc, logloss, normalized_entropy, mae, rmse; rank_at"
+        " lists the ks that are computed, and gauc_by names the feature that groups examples",
+    ),
     ("train.early_stopping.patience = -1", "[train] early_stopping patience = -1: expected"),
     ("train.early_stopping.min_delta = nan", "min_delta = nan: expected a finite number ≥ 0"),
     ("data.batch_size = 0", "[data] batch_size = 0: expected an integer from 1 to 2147483647"),
@@ -346,7 +351,7 @@ def test_an_option_that_does_nothing_without_validation_data(site, change, told)
 def test_a_schedule_that_ends_before_the_run_does(site):
     schedule = "{name = 'OneCycleLR', max_lr = 0.1, total_steps = 3, interval = 'step'}"
     site.configure(f"train.lr_schedule = {schedule}")
-    line = site.told_after_writing(*site.train(), before=1)
+    line = site.told_after_writing(*site.train(), before=None)
     assert line == "lr_schedule: OneCycleLR: Tried to step 4 times. The specified number of total steps is 3"
 
 

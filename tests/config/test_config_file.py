@@ -70,6 +70,16 @@ def test_overrides_are_expanded_and_kept_as_written(settings, tmp_path):
     assert overridden.with_absolute_paths()["data"]["train"] == "${ELSEWHERE}/x"
 
 
+def test_the_options_of_the_old_model_are_named_once(settings, tmp_path, caplog):
+    settings({"train": "a"})
+    path = tmp_path / "here" / "config.toml"
+    path.write_text(path.read_text().replace("[model]", "[model]\nwidth = 3", 1))
+    RunConfig.load(path, overrides=["model.name=lr"])
+    assert [record.getMessage() for record in caplog.records if "old model" in record.getMessage()] == [
+        f"{path}: [model] lr: dropped width of the old model"
+    ]
+
+
 NESTED = {
     "brackets": f"a = {'[' * 1000}{']' * 1000}",
     "half as many brackets": f"a = {'[' * 60}{']' * 60}",

@@ -137,3 +137,24 @@ class Pair(NamedTuple):
 
 def test_options_of_a_class_without_an_init_are_those_of_its_new():
     assert check_call(Pair, {"first": 3, "second": 4}, "pair", skip=0) == {"first": 3, "second": 4}
+
+
+MODEL = '[model]\nname = "deepfm"\nhidden = [8]\ndropout = 0.1\n'
+
+
+@pytest.mark.parametrize(
+    ("overrides", "model", "dropped"),
+    [
+        (["model.name=mmoe"], {"name": "mmoe"}, ["hidden", "dropout"]),
+        ({"model.name": "mmoe"}, {"name": "mmoe"}, ["hidden", "dropout"]),
+        (["model.hidden=[4]", "model.name=dnn"], {"name": "dnn", "hidden": [4]}, ["dropout"]),
+        (["model.name=deepfm", "model.dropout=0.2"], {"name": "deepfm", "hidden": [8], "dropout": 0.2}, []),
+        (["model={name='lr'}"], {"name": "lr"}, ["hidden", "dropout"]),
+    ],
+)
+def test_another_model_drops_the_options_of_the_old_one(tmp_path, overrides, model, dropped):
+    path = tmp_path / "c.toml"
+    path.write_text(MODEL)
+    written = config.with_overrides(path, overrides, None)
+    assert written["model"] == model
+    assert config.dropped_options(config.read_toml(path), written) == dropped

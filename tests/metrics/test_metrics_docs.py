@@ -17,7 +17,7 @@ def test_python_blocks_run(capsys):
     assert len(blocks) >= 5
     for block in blocks:
         exec(compile(block, "docs/metrics.md", "exec"), names)
-    assert "click: auc 0.87500  logloss 0.47209" in capsys.readouterr().out
+    assert "click: auc 0.87500  auprc 0.83333  logloss 0.47209" in capsys.readouterr().out
 
 
 def test_the_table_names_every_metric():

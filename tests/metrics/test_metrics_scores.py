@@ -94,13 +94,15 @@ def generated(num_examples, seed=0, ties=False):
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_scikit_learn_agrees(ties, weighted):
-    from sklearn.metrics import log_loss, roc_auc_score
+    from sklearn.metrics import average_precision_score, log_loss, roc_auc_score
 
     logits, labels, weights, _ = generated(20_000, ties=ties)
     weights = weights if weighted else None
     metrics = scores_of(logits, labels, weights).result(["click"]).first
     labels = labels.astype(np.float64)  # scikit-learn computes in the type it is given
     assert metrics.auc == pytest.approx(roc_auc_score(labels, logits, sample_weight=weights), abs=1e-12)
+    precision = average_precision_score(labels, logits, sample_weight=weights)
+    assert metrics.auprc == pytest.approx(precision, abs=1e-12)
     predictions = 1 / (1 + np.exp(-logits.astype(np.float64)))
     assert metrics.logloss == pytest.approx(log_loss(labels, predictions, sample_weight=weights), rel=1e-12)
     rate = np.average(labels, weights=weights)
@@ -188,7 +190,15 @@ def test_labels_are_apart():
     assert result.by_label["buy"].auc == pytest.approx(1 - result.auc, abs=1e-12)
     assert result.first is result.by_label["click"]
     assert (result.auc, result.logloss) == (result.first.auc, result.first.logloss)
-    assert set(result.record()) == {"auc", "logloss", "normalized_entropy", "calibration", "gauc"}
+    assert set(result.record()) == {
+        "auc",
+        "auprc",
+        "logloss",
+        "normalized_entropy",
+        "calibration",
+        "gauc",
+        "uauc",
+    }
     assert str(result).count("\n") == 1
     assert set(DIRECTIONS) - set(OF_NUMBERS) <= set(result.record())
 
@@ -233,6 +243,31 @@ def test_what_is_undefined_is_none_and_json_has_no_nan():
     for metrics in (nothing, no_weight):
         json.dumps([metrics.record(), metrics.as_dict()], allow_nan=False)
     assert "gauc" not in scores_of([1.0, 2.0], [0.0, 1.0]).result(["click"]).record()
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_aucs_of_users_are_means_of_scikit_learn(weighted):
+    from sklearn.metrics import roc_auc_score
+
+    logits, labels, weights, users = generated(3000, ties=True)
+    weights = weights if weighted else None
+    metrics = scores_of(logits, labels, weights, users).result(["click"]).first
+    areas, masses = [], []
+    for user in np.unique(users):
+        own = users == user
+        if len(set(labels[own])) == 2:
+            mine = None if weights is None else weights[own]
+            areas.append(roc_auc_score(labels[own].astype(float), logits[own], sample_weight=mine))
+            masses.append(own.sum() if mine is None else mine.sum(dtype=float))
+    assert metrics.uauc == pytest.approx(np.mean(areas), abs=1e-12)
+    assert metrics.gauc == pytest.approx(np.average(areas, weights=masses), abs=1e-9)
+    assert abs(metrics.uauc - metrics.gauc) > 1e-6
+
+
+def test_precision_without_positives_is_undefined():
+    metrics = scores_of([0.1, 0.2], [0, 0]).result(["click"]).first
+    assert metrics.auprc is None
+    assert scores_of([0.1, 0.2], [0, 1]).result(["click"]).first.auprc == 1.0
 
 
 def test_gauc_leaves_out_groups_of_one_class():

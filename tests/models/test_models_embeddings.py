@@ -58,7 +58,7 @@ def test_padded_keeps_the_last_ids(max_length):
     values = torch.arange(1.0, 13.0).view(6, 2).requires_grad_()
     jagged = Jagged(values, torch.tensor([0, 3, 3, 4, 6]))
     padded, mask = jagged.padded(max_length)
-    width = min(3, max_length or 3)
+    width = max_length or 3
     assert padded.shape == (4, width, 2)
     for b, (begin, end) in enumerate([(0, 3), (3, 3), (3, 4), (4, 6)]):
         kept = values[max(begin, end - width) : end]
@@ -66,7 +66,7 @@ def test_padded_keeps_the_last_ids(max_length):
         assert padded[b, : len(kept)].equal(kept)
         assert not padded[b, len(kept) :].any()
     padded.sum().backward()
-    lost = max(0, 3 - width)
+    lost = max(0, 3 - width)  # ids of the first sequence
     assert values.grad[:, 0].tolist() == [0.0] * lost + [1.0] * (3 - lost + 1) + [float(width > 1), 1.0]
 
 
@@ -76,6 +76,10 @@ def test_padded_of_nothing():
     assert not mask.any()
     padded, mask = Jagged(torch.zeros(0, 2), torch.zeros(1, dtype=torch.long)).padded()
     assert padded.shape == (0, 1, 2)
+    padded, mask = Jagged(torch.zeros(0, 2), torch.zeros(4, dtype=torch.long)).padded(5)
+    assert padded.shape == (3, 5, 2)
+    assert not padded.any()
+    assert not mask.any()
 
 
 def test_examples_of_ids():

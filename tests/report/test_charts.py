@@ -49,6 +49,17 @@ def test_axes_begin_at_zero_where_they_should():
     assert not encodings(line_chart(STEP, LOSS, {"loss": records}))[-1]["y"]["scale"]["zero"]
 
 
+@pytest.mark.parametrize("value", [0.82447, 0.43528, 0.0, -3.5, 1e-7, 250.0])
+@pytest.mark.parametrize("num_points", [1, 3])
+def test_equal_values_have_one_tick_that_shows_them(value, num_points):
+    records = [{"step": step, "auc": value} for step in range(1, num_points + 1)]
+    drawn = encodings(line_chart(STEP, Axis("auc", "AUC"), {"test": records}))[-1]
+    assert drawn["y"]["axis"] == {"values": [value], "format": ".5f"}
+    low, high = drawn["y"]["scale"]["domain"]
+    assert low <= value - 0.01 < value + 0.01 <= high
+    assert not drawn["y"]["scale"]["nice"]
+
+
 def test_memory_is_drawn_in_its_unit():
     memory = Axis("rss_bytes", "Memory", ".3f", unit=2**30)
     assert rows_of(line_chart(STEP, memory, {"m": [{"step": 1, "rss_bytes": 3 << 29}]})) == [

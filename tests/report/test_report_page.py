@@ -102,7 +102,7 @@ def test_the_page_shows_what_the_run_wrote(run_directory):
         "finished",
     ):
         assert expected in shown
-    for expected in ("wire_bytes.gradients", "20261105", "Normalised entropy", "long_view", "1,000,000"):
+    for expected in ("20261105", "Normalised entropy", "long_view", "1,000,000"):
         assert expected in shown
     charts = re.findall(r"<figcaption><b>(.*?)</b>", page)
     curves = [
@@ -240,6 +240,21 @@ def test_the_steps_shown_are_typical_ones(run_directory):
         at += length
     (run_directory / "timeline.json").write_text(json.dumps(events))
     assert "6 typical rounds of forward: 6 ms" in page_in(run_directory)[1]
+
+
+ZEROS = ("staleness_max", "staleness_mean", "lost_updates")
+
+
+def test_zeros_that_mean_not_applicable_are_left_out(run_directory):
+    summary = json.loads((run_directory / "summary.json").read_text())
+    summary["wire_bytes"] |= {"dense": 3_000_000}
+    (run_directory / "summary.json").write_text(json.dumps(summary))
+    page = write_report(run_directory).read_text()
+    assert "wire_bytes.dense" in page
+    assert [name for name in (*ZEROS, "wire_bytes.gradients") if name in page] == []
+    (run_directory / "plan.json").write_text(json.dumps({"roles": {"trainer": 2, "embedding-server": 1}}))
+    page = write_report(run_directory).read_text()
+    assert all(name in page for name in ZEROS)
 
 
 def test_totals_of_the_whole_run_come_before_those_of_the_recording(run_directory):

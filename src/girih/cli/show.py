@@ -18,7 +18,9 @@ from girih.report.text import count, fraction, short, size
 
 TITLES = {
     "auc": "AUC",
+    "auprc": "AUPRC",
     "gauc": "GAUC",
+    "uauc": "user AUC",
     "logloss": "logloss",
     "normalized_entropy": "normalized entropy",
     "calibration": "calibration",

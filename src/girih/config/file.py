@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -48,6 +49,8 @@ from girih.training.placing import PlacedNet, place_net
 from girih.training.planning import facts_of
 from girih.training.pricing import Calibrated, measured, measured_pass, threads_of
 from girih.training.specs import dense_spec, sparse_spec
+
+_LOG = logging.getLogger(__name__)
 
 SECTIONS = (
     "data", "defaults", "features", "tables", "labels", "model", "sparse_optimizer", "first_order_optimizer",
@@ -122,6 +125,13 @@ class RunConfig:
         """
         where = str(path)
         written = config.with_overrides(path, overrides, strategy, run)
+        if dropped := config.dropped_options(config.read_toml(path, expanded=False), written):
+            _LOG.warning(
+                "%s: [model] %s: dropped %s of the old model",
+                where,
+                written["model"].get("name"),
+                ", ".join(dropped),
+            )
         mapping = config.expand(written, where)
         for name in mapping:
             if name not in SECTIONS:

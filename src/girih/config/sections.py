@@ -88,10 +88,13 @@ def write_toml(path: Path, mapping: Mapping[str, Any]) -> None:
 def with_overrides(
     path: Path, overrides: Sequence[str] | Mapping[str, Any], strategy: str | None, run: Path | None = None
 ) -> dict[str, Any]:
-    """A config file as it is written, ``[strategy]`` replaced whole where one is named, then overridden.
+    """Read a config file and apply a strategy's name, then overrides.
+
+    Another ``model.name`` drops the options of ``[model]`` in the file, since they belong to the old model.
 
     Args:
-        overrides: ``section.key=value`` each, or values by ``section.key``.
+        overrides: ``section.key=value`` each, or values by ``section.key``, in any order.
+        strategy: replaces ``[strategy]`` whole.
         run: the directory of a run. A file in it, or in another run directory, is data: see :mod:`girih.config.class_record`.
 
     Raises:
@@ -99,6 +102,7 @@ def with_overrides(
         MissingFileError: no such file.
     """
     written = read_toml(path, expanded=False)
+    old = _section(written, "model").get("name")
     if (held := run_of(path, run)) is not None:
         never_search(held, path.resolve().parent)
         classes = classes_in(written, str(path))
@@ -106,12 +110,15 @@ def with_overrides(
             written[kind] = {**_section(written, kind), "name": None}
     if strategy is not None:
         written["strategy"] = {"name": strategy}
-    if isinstance(overrides, Mapping):
-        for key, value in overrides.items():
-            _assign(written, str(key), plain(value), f"overrides: {key!r}")
-    else:
-        for override in overrides:
-            apply_override(written, override)
+    pairs = (
+        [(str(key), plain(value), f"overrides: {key!r}") for key, value in overrides.items()]
+        if isinstance(overrides, Mapping)
+        else [_parsed(override) for override in overrides]
+    )
+    if any(key == "model.name" and not _same_model(old, value) for key, value, _ in pairs):
+        written["model"] = {}
+    for pair in pairs:
+        _assign(written, *pair)
     if held is not None:
         for kind, name in classes.items():
             if isinstance(section := written.get(kind), dict) and section.get("name", name) is None:
@@ -131,6 +138,27 @@ def _section(mapping: Mapping[str, Any], name: str) -> dict[str, Any]:
     """A section; a string stands for its name."""
     section = mapping.get(name)
     return section if isinstance(section, dict) else {"name": section}
+
+
+def dropped_options(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """The options of ``[model]`` that :func:`with_overrides` dropped, because another model is named."""
+    old, new = (mapping.get("model") for mapping in (before, after))
+    if (
+        not isinstance(old, Mapping)
+        or not isinstance(new, Mapping)
+        or _same_model(old.get("name"), new.get("name"))
+    ):
+        return []
+    return [key for key in old if key not in new]
+
+
+def _same_model(old: object, new: object) -> bool:
+    """Whether two names mean one model; a class of the user's own may be named by another path to its file."""
+
+    def base(name: object) -> object:
+        return re.split(r"[/\\]", name)[-1] if isinstance(name, str) and ":" in name else name
+
+    return base(old) == base(new)
 
 
 def _check_nesting(mapping: Mapping[str, Any], where: str) -> None:
@@ -183,6 +211,11 @@ def apply_override(mapping: dict[str, Any], assignment: str) -> None:
 
     ``section={...}`` replaces a section whole; ``features.user.dim=8`` finds a table of ``[[features]]`` or ``[[tables]]`` by its name.
     """
+    _assign(mapping, *_parsed(assignment))
+
+
+def _parsed(assignment: str) -> tuple[str, Any, str]:
+    """The key, the value and the words for errors of ``section.key=value``."""
     path, equals, text = assignment.partition("=")
     try:
         value = parse_toml(f"value = {text}")["value"]
@@ -195,7 +228,7 @@ def apply_override(mapping: dict[str, Any], assignment: str) -> None:
             ) from None
     except RecursionError:
         raise _nested(f"--set {path.strip()}") from None
-    _assign(mapping, path if equals else "", value, f"--set {assignment!r}")
+    return path.strip() if equals else "", value, f"--set {assignment!r}"
 
 
 def _assign(mapping: dict[str, Any], path: str, value: Any, where: str) -> None:

@@ -8,7 +8,10 @@ from typing import Annotated, Any, Literal
 
 from girih.config.bounds import Bounds, Count, NonNegative, Positive
 from girih.config.options import Options
-from girih.errors import ConfigError
+from girih.errors import ConfigError, nearest
+
+METRICS = ("auc", "auprc", "gauc", "uauc", "logloss", "normalized_entropy", "mae", "rmse")
+"""Metrics that every evaluation computes where they are defined."""
 
 Steps = Annotated[int, Bounds(0)]
 
@@ -18,9 +21,12 @@ class EarlyStopping(Options):
     """Ends training once ``metric`` on the validation data did not improve ``patience`` + 1 times in a row.
 
     The best weights are kept: they are the final ones.
+
+    Attributes:
+        metric: one of :data:`METRICS`, or ``recall@k``, ``ndcg@k`` or ``mrr`` with the k of ``rank_at``.
     """
 
-    metric: Literal["auc", "gauc", "logloss", "normalized_entropy", "mae", "rmse"] = "auc"
+    metric: str = "auc"
     patience: Steps = 0
     min_delta: NonNegative = 0.0
 
@@ -47,7 +53,8 @@ class TrainOptions(Options):
             whole (neither half moves) and counts it.
         lr_schedule: a scheduler of ``torch.optim.lr_scheduler`` by name with its options; see ``LearningRate``.
         evaluate_every_steps: validate that often too, not only at the end of an epoch.
-        log_every_steps: how often a line goes to ``metrics.jsonl``.
+        log_every_steps: how often a line goes to ``metrics.jsonl``; None: often at first, so that a short run has about twenty
+            lines, and every 50 steps later.
         gauc_by: a categorical feature whose ids group the examples for GAUC.
         rank_at: the ks of recall@k and NDCG@k, within the groups of ``gauc_by``; MRR comes with them.
         progressive_validation: score each batch by the forward pass it is trained with, before its update; see ``ProgressiveScores``.
@@ -67,7 +74,7 @@ class TrainOptions(Options):
     early_stopping: EarlyStopping | None = None
     lr_schedule: Mapping[str, Any] | None = None
     evaluate_every_steps: Count | None = None
-    log_every_steps: Count = 50
+    log_every_steps: Count | None = None
     gauc_by: str | None = None
     rank_at: tuple[Count, ...] = ()
     progressive_validation: bool = False
@@ -92,11 +99,22 @@ class TrainOptions(Options):
         if self.rank_at and self.gauc_by is None:
             raise ConfigError("train: rank_at needs gauc_by, the feature whose ids are ranked within")
         for name, metric in self.watched.items():
-            if metric == "gauc" and self.gauc_by is None:
-                raise ConfigError(f"{name}: metric = 'gauc' needs gauc_by, the feature that groups examples")
+            self._check_metric(name, metric)
 
     def _owner(self) -> str:
         return "train: "
+
+    def _check_metric(self, where: str, metric: str) -> None:
+        """Refuses to watch a metric that no evaluation computes."""
+        ranked = [f"{kind}@{k}" for kind in ("recall", "ndcg") for k in self.rank_at]
+        known = [*METRICS, *ranked, *(["mrr"] if self.rank_at else [])]
+        if metric in ("gauc", "uauc") and self.gauc_by is None:
+            raise ConfigError(f"{where}: metric = {metric!r} needs gauc_by, the feature that groups examples")
+        if metric not in known:
+            hint = nearest(metric, known)
+            if metric == "mrr" or metric.startswith(("recall@", "ndcg@")):
+                hint = "; rank_at lists the ks that are computed, and gauc_by names the feature that groups examples"
+            raise ConfigError(f"{where}: metric = {metric!r}: expected one of {', '.join(known)}{hint}")
 
     @property
     def watched(self) -> dict[str, str]:

@@ -12,19 +12,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from girih import config
-from girih.metrics.score_histogram import Floats, ScoreHistogram, auc, run_starts, sum_runs
+from girih.metrics.score_histogram import Floats, ScoreHistogram, auc, auprc, run_starts, sum_runs
 
 NUM_BINS = 20
 
 DIRECTIONS: Mapping[str, int] = {
     "auc": 1,
+    "auprc": 1,
     "gauc": 1,
+    "uauc": 1,
     "logloss": -1,
     "normalized_entropy": -1,
     "mae": -1,
     "rmse": -1,
 }
-"""The metrics that a run can be stopped by: 1 where more is better, -1 where less is."""
+"""Metrics with a field of their own: 1 if more is better, -1 if less is. More is better for all others."""
 OF_NUMBERS = ("mae", "rmse")
 """Those of labels whose loss is mse or huber; the others are of probabilities."""
 
@@ -53,11 +55,12 @@ class LabelMetrics:
     Attributes:
         num_examples: counted, not weighted.
         auc: area under the ROC curve, ties one half; None without both classes.
+        auprc: average precision; None without positives.
         logloss: mean −y·log p − (1−y)·log(1−p), natural logarithm, computed from logits.
         normalized_entropy: logloss over the entropy of the mean label (He et al. 2014, §3); None where
             that entropy is 0.
         calibration: mean prediction over mean label; None where the mean label is 0.
-        gauc: AUC within groups, averaged by examples; None without groups, or with both classes in none.
+        gauc, uauc: AUC within groups, averaged by examples and with equal weights; None without a group that has both classes.
         mean_label: None without examples, or if their weights sum to 0; so are logloss and mean_prediction.
         mean_prediction: None under the same conditions as mean_label.
         calibration_curve: up to 20 bins of about equally many examples, by ascending prediction.
@@ -71,12 +74,19 @@ class LabelMetrics:
     normalized_entropy: float | None = None
     calibration: float | None = None
     gauc: float | None = None
+    auprc: float | None = None
+    uauc: float | None = None
     mean_label: float | None = None
     mean_prediction: float | None = None
     calibration_curve: tuple[CalibrationBin, ...] = ()
     mae: float | None = None
     rmse: float | None = None
     ranking: Mapping[str, float] = field(default_factory=dict)
+
+    def value(self, name: str) -> float | None:
+        """A metric by name: a field, or one of ``ranking``; None if the examples leave it undefined."""
+        value: float | None = getattr(self, name) if name in DIRECTIONS else self.ranking.get(name)
+        return value
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -114,10 +124,10 @@ class Metrics:
         return self.first.num_examples
 
     def record(self) -> dict[str, float | None]:
-        """The first label's part of an evaluation line in ``metrics.jsonl``; ``gauc``, ``mae``, ``rmse`` where defined."""
-        names = ("auc", "logloss", "normalized_entropy", "calibration")
+        """The first label's part of an evaluation line in ``metrics.jsonl``; ``gauc``, ``uauc``, ``mae``, ``rmse`` if defined."""
+        names = ("auc", "auprc", "logloss", "normalized_entropy", "calibration")
         line = {name: getattr(self.first, name) for name in names}
-        more = {name: getattr(self.first, name) for name in ("gauc", *OF_NUMBERS)}
+        more = {name: getattr(self.first, name) for name in ("gauc", "uauc", *OF_NUMBERS)}
         more.update(self.first.ranking)
         return line | {name: value for name, value in more.items() if value is not None}
 
@@ -141,14 +151,16 @@ class Metrics:
 
 
 def label_metrics(
-    scores: ScoreHistogram, grouped_auc: float | None, ranked: Mapping[str, float] = MappingProxyType({})
+    scores: ScoreHistogram,
+    grouped: tuple[float | None, float | None],
+    ranked: Mapping[str, float] = MappingProxyType({}),
 ) -> LabelMetrics:
     """All metrics of one label.
 
     Args:
         scores: a histogram made without groups.
         ranked: the result of :func:`girih.metrics.ranking.ranking`.
-        grouped_auc: the result of :func:`girih.metrics.score_histogram.gauc` on a histogram made with groups.
+        grouped: the result of :func:`girih.metrics.score_histogram.grouped_aucs` on a histogram made with groups.
     """
     num_examples = int(scores.counts.sum())
     masses = scores.positives + scores.negatives
@@ -169,7 +181,9 @@ def label_metrics(
         logloss=logloss,
         normalized_entropy=logloss / entropy if entropy > 0 else None,
         calibration=mean_prediction / mean_label if mean_label > 0 else None,
-        gauc=grouped_auc,
+        auprc=auprc(scores),
+        gauc=grouped[0],
+        uauc=grouped[1],
         mean_label=mean_label,
         mean_prediction=mean_prediction,
         calibration_curve=_calibration_curve(scores, predictions, masses),

@@ -87,11 +87,26 @@ def auc(scores: ScoreHistogram) -> float | None:
     return min(wins / pairs, 1.0) if pairs > 0 else None
 
 
-def gauc(scores: ScoreHistogram) -> float | None:
-    """Mean AUC over the groups that have both classes, each weighted by its examples; None without any.
+def auprc(scores: ScoreHistogram) -> float | None:
+    """Area under the precision-recall curve as a step function (average precision); None without positives.
 
-    The measure of Zhu et al. 2017 (Optimized Cost per Click in Taobao, §6.2). With example weights, a
-    group weighs as much as its examples do together.
+    It is Σ (R_i − R_{i−1}) · P_i over descending distinct logits, without interpolation (Davis and Goadrich 2006). The histogram
+    must be made without groups.
+    """
+    positives, negatives = scores.positives[::-1], scores.negatives[::-1]
+    relevant = np.cumsum(positives)
+    if not len(relevant) or relevant[-1] <= 0:
+        return None
+    retrieved = relevant + np.cumsum(negatives)
+    precision = np.divide(relevant, retrieved, out=np.zeros_like(relevant), where=retrieved > 0)
+    return min(float(np.sum(positives * precision)) / float(relevant[-1]), 1.0)
+
+
+def grouped_aucs(scores: ScoreHistogram) -> tuple[float | None, float | None]:
+    """Mean AUC over the groups that have both classes, weighted by examples (GAUC) and with equal weights (uAUC).
+
+    GAUC is the measure of Zhu et al. 2017 (Optimized Cost per Click in Taobao, §6.2). With example weights, a group weighs as much
+    as its examples do together. Both are None if no group has both classes.
     """
     starts = run_starts(scores.ranks)
     lengths = np.diff(starts, append=len(scores.ranks))
@@ -102,9 +117,9 @@ def gauc(scores: ScoreHistogram) -> float | None:
     pairs = positives * negatives
     both = pairs > 0
     if not both.any():
-        return None
+        return None, None
     areas = np.minimum(wins[both] / pairs[both], 1.0)
-    return float(np.average(areas, weights=(positives + negatives)[both]))
+    return float(np.average(areas, weights=(positives + negatives)[both])), float(np.mean(areas))
 
 
 def run_starts(values: NDArray[np.generic]) -> NDArray[np.int64]:

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from girih.errors import ConfigError, DataError, NonFiniteError
 from girih.metrics.ranking import ranking
 from girih.metrics.result import LabelMetrics, Metrics, label_metrics, regression_metrics
-from girih.metrics.score_histogram import gauc, tally
+from girih.metrics.score_histogram import grouped_aucs, tally
 from girih.schema import LabelLoss
 
 Arrays = dict[str, NDArray[Any]]
@@ -140,7 +140,7 @@ class Scores:
             weights = None if (weights == 1).all() else weights
         if self._losses and self._losses[index] != "bce":
             return regression_metrics(logits, labels, weights)
-        grouped = None if ranks is None else gauc(tally(logits, labels, weights, ranks))
+        grouped = (None, None) if ranks is None else grouped_aucs(tally(logits, labels, weights, ranks))
         ranked = ranking(logits, labels, ranks, rank_at) if rank_at and ranks is not None else {}
         return label_metrics(tally(logits, labels, weights), grouped, ranked)
 

@@ -43,29 +43,28 @@ class Jagged(NamedTuple):
 
     def last(self) -> Tensor:
         """The last vector of each sequence, float32[B, D]; zeros where it is empty."""
-        (filled,) = self.offsets.diff().nonzero(as_tuple=True)
-        ends = self.offsets[1:].index_select(0, filled)
-        found = self.values.new_zeros(self.offsets.numel() - 1, self.values.shape[1])
-        return found.index_copy(0, filled, self.values.index_select(0, ends - 1))
+        lengths = self.offsets.diff()
+        return self._selected(torch.where(lengths > 0, self.offsets[1:] - 1, self.values.shape[0]))
 
     def padded(self, max_length: int | None = None) -> tuple[Tensor, Tensor]:
-        """Returns float32[B, M, D], zeros past each end, and the bool[B, M] mask of what is real.
+        """Returns float32[B, M, D], zeros past each end, and the bool[B, M] mask of vectors.
 
-        M is the longest sequence, or ``max_length``; longer sequences keep their last ids.
+        M is ``max_length`` if given, which a model that is exported needs; sequences beyond it keep their last ids. Otherwise M is
+        the length of the longest sequence, at least 1.
         """
         lengths = self.offsets.diff()
-        longest = int(lengths.max()) if lengths.numel() else 0
-        width = max(1, longest if max_length is None else min(longest, max_length))
-        shape = (lengths.numel(), width)
-        num_ids, dim = self.values.shape
-        positions = torch.arange(width, device=self.values.device)
-        kept = lengths.clamp(max=width)
+        if max_length is None:
+            max_length = max(1, int(lengths.max()) if lengths.numel() else 0)
+        positions = torch.arange(max_length, device=self.values.device)
+        kept = lengths.clamp(max=max_length)
         mask = positions < kept[:, None]
-        if num_ids == 0:
-            return self.values.new_zeros(*shape, dim), mask
-        index = (self.offsets[1:] - kept)[:, None] + positions
-        rows = self.values.index_select(0, index.clamp(max=num_ids - 1).flatten())
-        return rows.view(*shape, dim) * mask[:, :, None], mask
+        index = torch.where(mask, (self.offsets[1:] - kept)[:, None] + positions, self.values.shape[0])
+        return self._selected(index.flatten()).view(*mask.shape, self.values.shape[1]), mask
+
+    def _selected(self, index: Tensor) -> Tensor:
+        """Vectors by number, float32[·, D]; number L, which is after the last, gives zeros."""
+        zeros = self.values.new_zeros(1, self.values.shape[1])
+        return torch.cat([self.values, zeros]).index_select(0, index)
 
 
 @dataclass(frozen=True)

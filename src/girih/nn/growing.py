@@ -19,7 +19,7 @@ from girih.models.embeddings import Block, Embeddings
 from girih.models.needs import EMBEDDING, SEQUENCE
 from girih.nn.growing_tables import GrowingTables, Reader
 from girih.nn.inputs import Bags
-from girih.nn.refusals import ATTRIBUTES, UNCAPTURED, UNCOPIED, refuse_weights
+from girih.nn.refusals import ATTRIBUTES, UNCAPTURED, UNCOPIED, refuse_ranks, refuse_weights
 from girih.schema import Categorical
 from girih.sparse.groups.gpu_batch import GpuBatch
 from girih.sparse.groups.group import EmbeddingGroup, ReadRows, apply_all
@@ -147,6 +147,8 @@ class GrowingModule(nn.Module):
 
     def read(self, reader: Reader, bags: Bags) -> tuple[Tensor, ...]:
         """The outputs of all groups, which lead autograd to the store where the module learns, and on a GPU to weights that require it."""
+        if self.learns and torch.is_grad_enabled():
+            refuse_ranks(self, self._told)
         here = bags.to(self.tables.device)
         batch, weights = self._batch(here), None
         if (

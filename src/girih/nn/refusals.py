@@ -106,6 +106,30 @@ def uncaptured(forward: Callable[Concatenate[Self, P], R]) -> Callable[Concatena
     return cast(Callable[Concatenate[Self, P], R], disabled)
 
 
+def refuse_ranks(module: nn.Module, description: str) -> None:
+    """Refuses to train rows in several processes, or in copies of a module: each would have rows of its own.
+
+    Args:
+        description: of the module, at the beginning of the error.
+
+    Raises:
+        ConfigError: ``torch.distributed`` has more than one rank, or ``torch.nn.DataParallel`` has copied the module.
+    """
+    ranks = 1
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        ranks = torch.distributed.get_world_size()
+    if ranks > 1:
+        raise ConfigError(
+            f"{description}: torch.distributed has {ranks} ranks, and each rank would train other rows; train with girih.Trainer and"
+            f" strategy=girih.Synchronous(trainers={ranks}) under torchrun, in one process, or with rows frozen by requires_grad_(False)"
+        )
+    if getattr(module, "_is_replica", False):
+        raise ConfigError(
+            f"{description}: torch.nn.DataParallel copies modules, and rows have one owner; train in one process without it, or with"
+            " girih.Trainer"
+        )
+
+
 def refuse_weights(module: nn.Module, where: str, state_dict: Mapping[str, Any], prefix: str) -> None:
     """Refuses the weights of torch's and TorchRec's modules in the place of a module's own state.
 

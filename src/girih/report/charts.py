@@ -52,8 +52,8 @@ def line_chart(x: Axis, y: Axis, series: Mapping[str, Records], *, diagonal: boo
         return None
     several, banded = len(series) > 1, any("least" in row for row in rows)
     across, up = (
-        alt.X(f"{x.field}:Q", title=x.title, **_axis(x)),
-        alt.Y(f"{y.field}:Q", title=None, **_axis(y)),
+        alt.X(f"{x.field}:Q", title=x.title, **_axis(x, rows)),
+        alt.Y(f"{y.field}:Q", title=None, **_axis(y, rows)),
     )
     told = [alt.Tooltip("series:N", title=" ")] if several else []
     told += [alt.Tooltip(f"{axis.field}:Q", title=axis.title, format=axis.show) for axis in (x, y)]
@@ -99,12 +99,20 @@ def _spec(chart: alt.SchemaBase) -> Spec:
     return spec
 
 
-def _axis(axis: Axis) -> dict[str, Any]:
+def _axis(axis: Axis, rows: Records) -> dict[str, Any]:
+    """Ticks and scale of an axis. If all values are equal, the one tick shows the value: Vega would round it to 1 or 0."""
+    values = {row[axis.field] for row in rows}
+    if len(values) == 1 and not axis.from_zero:
+        (value,) = values
+        margin = max(0.01, abs(value) / 20)
+        ticks = alt.Axis(values=[value], format=axis.show)
+        return {
+            "axis": ticks,
+            "scale": alt.Scale(domain=[value - margin, value + margin], zero=False, nice=False),
+        }
     ticks = alt.Axis(format="~s") if axis.show == ",.0f" else alt.Axis()
-    return {
-        "axis": ticks,
-        "scale": alt.Scale(zero=axis.from_zero, nice=axis.field not in ("step", "examples")),
-    }
+    nice = axis.field not in ("step", "examples")
+    return {"axis": ticks, "scale": alt.Scale(zero=axis.from_zero, nice=nice)}
 
 
 def _thin(name: str, x: Axis, y: Axis, records: Records) -> list[dict[str, Any]]:

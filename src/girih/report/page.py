@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,9 @@ MAYBE = {"hit_rate", "gpu_share", "dram_share", "imbalance"}
 """Curves that only some runs have."""
 LABEL_COLUMNS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "AUC": ("auc", fraction),
+    "AUPRC": ("auprc", fraction),
     "GAUC": ("gauc", fraction),
+    "User AUC": ("uauc", fraction),
     "Logloss": ("logloss", fraction),
     "Normalised entropy": ("normalized_entropy", fraction),
     "Calibration": ("calibration", fraction),
@@ -67,6 +69,18 @@ _SHOWN_ABOVE = {
     "by_label",
     "phases_s",
 }
+
+_OF_SERVICES = {
+    "staleness_max",
+    "staleness_mean",
+    "updates_since_read_max",
+    "updates_since_read_mean",
+    "dense_staleness_max",
+    "lost_updates",
+    "restarts",
+    "scalings",
+}
+"""Totals that only runs with processes beside trainers have."""
 
 Card = tuple[str, str, Spec | None]
 """Title, unit, and the chart if there is something to draw."""
@@ -143,7 +157,7 @@ def page_of(run: RunRecord) -> str:
             calibration=[_calibration(*each) for each in probabilities[:MAX_CALIBRATION_PLOTS]],
             num_without_plot=len(probabilities[MAX_CALIBRATION_PLOTS:]),
             timeline=timeline(run),
-            totals=list(_totals(run.summary or {})),
+            totals=list(_totals(run)),
             javascript=_drawing_code(),
         )
     )
@@ -257,13 +271,17 @@ def _calibration(name: str, metrics: Mapping[str, Any]) -> Card:
     return name, y.title, line_chart(x, y, {name: bins}, diagonal=True)
 
 
-def _totals(summary: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    """Entries that the rest of the page does not show; those of nested tables have dotted names."""
-    for key, value in summary.items():
-        if key in _SHOWN_ABOVE:
+def _totals(run: RunRecord) -> Iterator[tuple[str, str]]:
+    """Entries of the summary that the rest of the page does not show; those of nested tables have dotted names.
+
+    Zeros are left out if they mean that nothing of the kind can happen in this run.
+    """
+    for key, value in (run.summary or {}).items():
+        if key in _SHOWN_ABOVE or (key in _OF_SERVICES and not run.services and not value):
             continue
         if isinstance(value, Mapping) and value:
-            yield from ((f"{key}.{inner}", _plain(inner, one)) for inner, one in value.items())
+            entries = ((inner, one) for inner, one in value.items() if one or key != "wire_bytes")
+            yield from ((f"{key}.{inner}", _plain(inner, one)) for inner, one in entries)
         else:
             yield str(key), _plain(key, value)
 

@@ -42,6 +42,7 @@ class RunRecord:
         summary: None while the run goes on.
         events: the timeline, by start.
         totals_s: seconds by phase over the whole run, of which the timeline may hold only the beginning.
+        services: whether the plan has processes beside trainers, which is when updates may be late or lost.
         notes: what is missing or damaged, one sentence each.
     """
 
@@ -53,6 +54,7 @@ class RunRecord:
     summary: dict[str, Any] | None = None
     events: list[Event] = field(default_factory=list)
     totals_s: dict[str, float] = field(default_factory=dict)
+    services: bool = False
     notes: list[str] = field(default_factory=list)
 
 
@@ -73,6 +75,9 @@ def read_run(directory: Path) -> RunRecord:
     _read_metrics(run, directory / "metrics.jsonl")
     _read_summary(run, directory / "summary.json")
     _read_timeline(run, directory / "timeline.json")
+    plan = _json(_text_of(directory / "plan.json") or "")
+    roles = plan.get("roles") if isinstance(plan, dict) else None
+    run.services = isinstance(roles, dict) and bool(set(roles) - {"trainer"})
     return run
 
 

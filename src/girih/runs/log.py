@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +27,34 @@ PROGRESSIVE = "progressive"
 """The split of records of training steps that were scored before their updates."""
 
 
+LATER_STEPS = 50
+"""Steps per record once a run is long enough for about twenty records, if the user names no number."""
+
+
+def _early() -> Iterator[int]:
+    step = 1
+    while step < 5 * LATER_STEPS:
+        yield step
+        step += max(1, step // 5)
+
+
+_EARLY = frozenset(_early())
+
+
+def is_logged(step: int, every_steps: int | None) -> bool:
+    """True if a record ends with a step: with each ``every_steps``-th, or, if that is None, with ever fewer of the first steps."""
+    if every_steps is not None:
+        return step % every_steps == 0
+    return step in _EARLY or (step >= 5 * LATER_STEPS and step % LATER_STEPS == 0)
+
+
 class RunLog:
     """Aggregates steps into records.
 
     Args:
         path: ``metrics.jsonl``, appended to; None writes no file.
         callbacks: receive each record too.
-        every_steps: number of steps per record.
+        every_steps: number of steps per record, see :func:`is_logged`.
         others: the other processes of the run, whose memory, batches and pace records count in; None where there are none.
 
     Attributes:
@@ -44,7 +65,7 @@ class RunLog:
         self,
         path: Path | None,
         callbacks: Sequence[Callback],
-        every_steps: int,
+        every_steps: int | None,
         others: Others | None = None,
     ) -> None:
         self._others = others
@@ -72,13 +93,13 @@ class RunLog:
     def step(
         self, step: Step[Any], state: RunState, lr_scale: float, counters: Callable[[], Mapping[str, int]]
     ) -> None:
-        """Adds one step, and writes a record after every ``every_steps`` of them."""
+        """Add one step, and write a record if one is due."""
         self.first_steps.step(state)
         self._window_staleness[step.staleness] += 1
         if step.refused is None:
             self._window_loss += step.loss * step.num_examples
             self._window_examples += step.num_examples
-        if state.step % self._every_steps == 0:
+        if is_logged(state.step, self._every_steps):
             self.flush(state, lr_scale, counters)
 
     def flush(

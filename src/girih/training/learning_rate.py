@@ -49,8 +49,7 @@ class LearningRate:
         cls = schedule_class(str(options.pop("name")), WHERE)
         if cls is torch.optim.lr_scheduler.ReduceLROnPlateau:
             self.metric = str(options.pop("metric", "auc"))
-            checks.choice(f"{WHERE}: metric", self.metric, tuple(DIRECTIONS))
-            mode = "max" if DIRECTIONS[self.metric] > 0 else "min"
+            mode = "max" if DIRECTIONS.get(self.metric, 1) > 0 else "min"
             if options.setdefault("mode", mode) != mode:
                 raise ConfigError(
                     f"{WHERE}: mode = {options['mode']!r}, but {self.metric} is better when {mode}imal"
@@ -95,7 +94,7 @@ class LearningRate:
     def after_evaluation(self, metrics: LabelMetrics) -> None:
         """Moves a schedule that watches a metric."""
         if self.metric is not None:
-            value = getattr(metrics, self.metric)
+            value = metrics.value(self.metric)
             if value is not None:
                 self._move(value)
 

@@ -17,7 +17,7 @@ from girih.data.read_ahead import read_ahead
 from girih.errors import NonFiniteError
 from girih.metrics import DIRECTIONS, Metrics, Scores
 from girih.runs.background import BackgroundTasks
-from girih.runs.log import RunLog
+from girih.runs.log import RunLog, is_logged
 from girih.runs.publisher import Publisher
 from girih.runs.state import RunState
 from girih.runs.stats import COMPILE, Spans
@@ -175,7 +175,7 @@ class Loop:
         self.settle_saves()
         self._unsettled.append((step, replace(state), self.learning_rate.scale()))
         self._settle()
-        if self.progressive is not None and self._every(self.options.log_every_steps):
+        if self.progressive is not None and is_logged(state.step, self.options.log_every_steps):
             self.log.progressive(self.progressive.record(), self.state)
         self.log.trained(self.state)
 
@@ -274,10 +274,12 @@ class Loop:
         tell = partial(self.log.evaluation, "valid", state=replace(self.state))
         if self.options.early_stopping is None and self.learning_rate.metric is None:
             if self.ranks.first:
-                self._metrics.submit(partial(scores.result, self.label_names), tell)
+                self._metrics.submit(partial(scores.result, self.label_names, self.options.rank_at), tell)
             return
         with self.spans("evaluate"):
-            own = scores.result(self.label_names).as_dict() if self.ranks.first else None
+            own = (
+                scores.result(self.label_names, self.options.rank_at).as_dict() if self.ranks.first else None
+            )
             metrics = Metrics.from_dict(self.ranks.broadcast(own))
         tell(metrics)
         self.learning_rate.after_evaluation(metrics.first)
@@ -293,8 +295,8 @@ class Loop:
 
     def _update_early_stopping(self, stopping: EarlyStopping, metrics: Metrics) -> None:
         self.fall_back()
-        state, value = self.state, getattr(metrics.first, stopping.metric)
-        sign = DIRECTIONS[stopping.metric]
+        state, value = self.state, metrics.first.value(stopping.metric)
+        sign = DIRECTIONS.get(stopping.metric, 1)
         if value is not None and (
             state.best_value is None or sign * (value - state.best_value) > stopping.min_delta
         ):
