@@ -149,7 +149,7 @@ def test_what_an_override_or_an_argument_names_needs_no_record(place):
         read(*naming("a b.py:Mine"))
     found = read(*naming("a b.py:Mine"), "strategy.name=local")
     assert found["model"] == {"name": f"{os.getcwd()}/a b.py:Mine", "width": 3}
-    assert read("model.name=deepfm", strategy="local")["model"]["name"] == "deepfm"
+    assert read("model.name=deepfm", strategy="local")["model"] == {"name": "deepfm"}
     record_classes(place / "run", {"model": mine, "strategy": mine}, place)
     assert read("strategy.x=1")["strategy"] == {"name": mine, "x": 1}
     assert set(json.loads((place / "run" / RECORD).read_text())) == {"model", "strategy"}

@@ -153,12 +153,12 @@ def dropped_options(before: Mapping[str, Any], after: Mapping[str, Any]) -> list
 
 
 def _same_model(old: object, new: object) -> bool:
-    """Whether two names mean one model; a class of the user's own may be named by another path to its file."""
+    """Whether two names mean one model; a class of the user's own may be named with another path to its file."""
 
-    def base(name: object) -> object:
-        return re.split(r"[/\\]", name)[-1] if isinstance(name, str) and ":" in name else name
+    def class_name(name: object) -> object:
+        return name.rpartition(":")[2] if isinstance(name, str) and ":" in name else name
 
-    return base(old) == base(new)
+    return class_name(old) == class_name(new)
 
 
 def _check_nesting(mapping: Mapping[str, Any], where: str) -> None:
