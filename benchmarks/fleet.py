@@ -38,7 +38,7 @@ from girih.config.file import RunConfig
 from girih.data import Dataset
 from girih.data.options import SplitName
 from girih.planner import plan as plans
-from girih.sparse.service.protocol import NO_TURN, Verb
+from girih.sparse.service.protocol import NO_TURN, SparseVerb
 from girih.trainer import Trainer
 
 FEATURES, NUMERIC = 26, 13
@@ -354,8 +354,8 @@ def fill(trainer: Trainer, data: Dataset, rows: int) -> None:
         keys = np.arange(first, min(rows, first + FILLED_AT_ONCE))
         asked = (np.array([len(keys)]), keys, np.ones(len(keys), np.int32))
         nobody = 1 << 20  # no trainer's staleness is touched
-        waiting.append(server.call(Verb.LOOKUP, (ticket, nobody, ticket, 1, 0, 1), asked))
-        waiting.append(server.call(Verb.DROP, (ticket, nobody, ticket, NO_TURN)))
+        waiting.append(server.call(SparseVerb.LOOKUP, (ticket, nobody, ticket, 1, 0, 1), asked))
+        waiting.append(server.call(SparseVerb.DROP, (ticket, nobody, ticket, NO_TURN)))
         while len(waiting) > 4:
             answer(waiting.popleft())
     for reply in waiting:

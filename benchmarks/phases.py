@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from girih.comm.group import TrainerGroup
-from girih.dense.halves.parameter_server import DenseServer, ParameterServerReplica
+from girih.dense.halves.parameter_server import ParameterServer, ParameterServerReplica
 
 COLLECTIVES = ("all_reduce", "exchange", "broadcast_tensor", "largest", "barrier")
 WAITS = ("read", "wait for rows", "wait for update", "wait for parameters")
@@ -43,7 +43,7 @@ class Recorder:
         for name in COLLECTIVES:
             self._wrap(TrainerGroup, name, self._collective)
         self._wrap(ParameterServerReplica, "_take_arrived", self._waiting)
-        self._wrap(DenseServer, "step", self._dense_step)
+        self._wrap(ParameterServer, "step", self._dense_step)
 
     def take(self, spans: Sequence[tuple[str, float, float]]) -> Trail:
         """The trail since the last call, with the spans of the run; all trainers call it at the same place."""
@@ -83,7 +83,7 @@ class Recorder:
             self._waits.append(("wait for parameters", start, time.perf_counter() - start))
 
     def _dense_step(
-        self, call: Callable[..., Any], server: DenseServer, gradient: Any, given: Any, version: int
+        self, call: Callable[..., Any], server: ParameterServer, gradient: Any, given: Any, version: int
     ) -> Any:
         self._staleness.append((time.perf_counter(), server.version - version))
         return call(server, gradient, given, version)

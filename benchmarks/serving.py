@@ -40,7 +40,7 @@ from girih.serving.exporting import export
 from girih.serving.opening import open_model
 from girih.serving.reading import RequestReader
 from girih.serving.served import Served, open_served
-from girih.serving.signature import Rows, Signature
+from girih.serving.signature import RowsEntry, Signature
 from girih.store.mapped import MappedWriter
 
 NUM_REQUESTS = 64
@@ -157,7 +157,7 @@ def made(directory: Path, options: Any) -> Path:
             values = rng.normal(scale=0.01, size=(options.rows, stack.spec.dim)).astype(np.float32)
             writer.add(ids, np.full(options.rows, table, np.int32), values)
         facts = writer.finish()
-    filled = Rows(file=rows.file, tables=rows.tables, num_rows=num_rows)
+    filled = RowsEntry(file=rows.file, tables=rows.tables, num_rows=num_rows)
     replace(signature, rows=(filled,), files={**signature.files, rows.file: facts.to_dict()}).write(path)
     return path
 

@@ -32,8 +32,8 @@ from girih.planner.plan import Plan
 from girih.publishing.options import PublishOptions
 from girih.runs.callbacks import Callback, TensorBoard
 from girih.runs.directory import RunDirectory
-from girih.runs.live.place import Place, Who
-from girih.runs.live.shower import Shower
+from girih.runs.live.place import ProcessId, StatusTarget
+from girih.runs.live.shower import StatusWriter
 from girih.runs.state import RunState
 from girih.runs.stats import Spans, Stats
 from girih.schema import Schema
@@ -238,11 +238,11 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
         found = self._ranks.broadcast(None if path is None else str(path.absolute()))
         return store.within(None if found is None else Path(found))
 
-    def _showing(self, directory: Path | None, stats: Stats, metrics: MetricsOptions) -> Shower:
+    def _showing(self, directory: Path | None, stats: Stats, metrics: MetricsOptions) -> StatusWriter:
         """Shows this process in the run directory of the first trainer, and by its metrics."""
         told = self._ranks.broadcast(None if directory is None else str(directory.absolute()))
-        who = Who(RoleName.TRAINER, self._ranks.rank, self._cluster.incarnation)
-        return Shower(who, stats, Place(None if told is None else Path(told), metrics))
+        who = ProcessId(RoleName.TRAINER, self._ranks.rank, self._cluster.incarnation)
+        return StatusWriter(who, stats, StatusTarget(None if told is None else Path(told), metrics))
 
     def __repr__(self) -> str:
         session, rows = self._run.session, None

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import torch
 
 from girih.checkpoint import Storage
-from girih.checkpoint.load import Loaded
+from girih.checkpoint.load import LoadedCheckpoint
 from girih.comm.endpoints import connect
 from girih.comm.group import TrainerGroup
 from girih.comm.registry import LocalRegistry
@@ -18,7 +18,7 @@ from girih.errors import CheckpointError
 from girih.runs.state import RunState
 from girih.runs.stats import Stats
 from girih.sparse.halves.remote import RemoteSparse
-from girih.sparse.service.protocol import Verb
+from girih.sparse.service.protocol import SparseVerb
 from girih.testing.dense_suite import case, dense_spec
 
 SECRET = b"of this run"
@@ -31,7 +31,7 @@ class Damaged:
         def load(request):
             raise CheckpointError("shard-0000: damaged")
 
-        Service({Verb.LOAD: load}, Stats()).serve(
+        Service({SparseVerb.LOAD: load}, Stats()).serve(
             SimpleNamespace(address="shm://", secret=SECRET, incarnation=0), ready, stop
         )
 
@@ -60,7 +60,9 @@ def loaded(rank, registry):
     dense.compute(one.batch, one.embeddings()).apply()
     dense.sync()
     before = {name: value.clone() for name, value in dense.state()["model"].items()}
-    checkpoint = Loaded(Storage("memory://none"), RunState(step=3), None, {}, [], None, saved, {}, None)
+    checkpoint = LoadedCheckpoint(
+        Storage("memory://none"), RunState(step=3), None, {}, [], None, saved, {}, None
+    )
     told = ""
     try:
         checkpoint.put(sparse=sparse, dense=dense)

@@ -8,7 +8,7 @@ from dataclasses import asdict
 import pytest
 
 from girih.cli import bench
-from girih.planner.calibration import LINKS, Calibration, Link, Rate, Work
+from girih.planner.calibration import LINKS, Calibration, Link, Rate, StepWork
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -63,7 +63,7 @@ def test_a_wrong_prediction_says_what_it_misses():
 
 @pytest.mark.heavy
 def test_the_benchmark_runs_and_keeps_what_it_found(tmp_path):
-    work = Work(
+    work = StepWork(
         lookup=Rate(1e-4, 1e-6, 1e-8),
         updates={"adagrad": Rate(1e-4, 1e-6, 1e-8)},
         example_s=1e-6,

@@ -12,7 +12,7 @@ import pytest
 from girih import cli
 from girih.comm.codecs import BFloat16, TopK
 from girih.config.file import RunConfig
-from girih.planner.calibration import LINKS, Calibration, CodecSpeed, Link, Rate, Work
+from girih.planner.calibration import LINKS, Calibration, CodecSpeed, Link, Rate, StepWork
 from girih.planner.facts import DenseCost
 from girih.report.text import short
 from girih.runs.codec_speeds import measure_codec
@@ -79,7 +79,7 @@ def test_a_plan_for_other_machines_says_so(calibrated, capsys):
 @pytest.fixture
 def worked(calibrated):
     """The same with the work of steps: 1 µs an id and 10 ms a step."""
-    work = Work(
+    work = StepWork(
         lookup=Rate(1e-4, 1e-6, 1e-8),
         updates={"adam": Rate(1e-4, 1e-6, 1e-8)},
         example_s=1e-6,

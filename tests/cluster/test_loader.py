@@ -22,9 +22,9 @@ from girih.errors import DataError, Lost, RemoteError, WireError
 from girih.models import needs_of
 from girih.sparse.options import StoreOptions
 from girih.sparse.service.codec import BatchCodec
-from girih.sparse.service.protocol import Verb
+from girih.sparse.service.protocol import SparseVerb
 from girih.sparse.spec import SparseSpec
-from girih.training.feeds import Loaded
+from girih.training.feeds import LoaderDataset
 
 SECRET = b"of this run"
 SIZE, NUM_EXAMPLES, AHEAD = 4, 22, 2  # the last batch has two examples
@@ -49,7 +49,7 @@ class Keeping:
 
     def _handle(self, request):
         source = request.frame.fields[:2]
-        if request.frame.kind == Verb.DROP_IDS:
+        if request.frame.kind == SparseVerb.DROP_IDS:
             self.forgotten.append(tuple(request.frame.fields))
             self.still_kept = [each for each in self.still_kept if each != source]
             request.reply()
@@ -94,16 +94,16 @@ class Site:
 
     def feed(self, stack, rank):
         loader = connect(self.address, secret=SECRET)
-        feed = Loaded(self.data, NormalizationStats.empty(SCHEMA).apply, rank, loader)
+        feed = LoaderDataset(self.data, NormalizationStats.empty(SCHEMA).apply, rank, loader)
         stack.callback(feed.close)
         return feed
 
     def ask(self, number, trainer, share):
-        return self.client.call(Verb.NEXT, (number, trainer, share))
+        return self.client.call(SparseVerb.NEXT, (number, trainer, share))
 
     def begin(self, number, trainer=0):
         told = as_text({"epoch": 0, "position": None})
-        answer(self.client.call(Verb.BEGIN, (number, trainer), (told,)))
+        answer(self.client.call(SparseVerb.BEGIN, (number, trainer), (told,)))
 
 
 @contextmanager
@@ -192,10 +192,10 @@ def test_what_nobody_takes_is_forgotten_and_a_slow_trainer_holds_up_the_others_n
         taken = [here.ask(1, 0, number) for number in range(5)]
         time.sleep(0.3)
         assert not taken[-1].done()  # what is kept for the other trainer is bounded
-        answer(here.client.call(Verb.END, (1, 1, 0)))
+        answer(here.client.call(SparseVerb.END, (1, 1, 0)))
         assert [answer(reply).fields[0] for reply in taken] == [1] * 5
         waiting = here.ask(1, 0, 9)
-        answer(here.client.call(Verb.END, (1, 0, 5)))
+        answer(here.client.call(SparseVerb.END, (1, 0, 5)))
         with pytest.raises(RemoteError, match="this pass is over"):  # it is not asked for again and again
             answer(waiting)
         for worker in here.workers:
@@ -221,7 +221,7 @@ def test_a_share_that_is_on_its_way_when_its_trainer_ends_is_forgotten_too(path)
     with site(path, codec=Slow(PACKETS.pooled)) as here:
         here.begin(1)
         assert Slow.begun.wait(20)
-        ended = here.client.call(Verb.END, (1, 0, 0))
+        ended = here.client.call(SparseVerb.END, (1, 0, 0))
         time.sleep(0.3)
         Slow.may.set()
         answer(ended)
@@ -261,7 +261,7 @@ def test_the_next_pass_of_trainers_in_step_leaves_a_late_one_the_end_of_this_one
         here.begin(1)
         late = [here.ask(1, 1, share) for share in range(6)]
         assert [answer(here.ask(1, 0, share)).fields[0] for share in range(7)] == [1] * 6 + [0]
-        answer(here.client.call(Verb.END, (1, 0, 5)))
+        answer(here.client.call(SparseVerb.END, (1, 0, 5)))
         here.begin(2)
         assert [answer(reply).fields[0] for reply in [*late, here.ask(1, 1, 6)]] == [1] * 6 + [0]
         assert answer(here.ask(2, 0, 0)).fields[0] == 1
@@ -324,7 +324,7 @@ def test_a_loader_that_came_back_goes_on_behind_the_last_share_of_each_trainer(p
         with pytest.raises(Lost, match="pass 1 is over"):
             answer(here.ask(1, 0, 4))
         for trainer, taken in ((0, 4), (1, 1)):
-            answer(here.client.call(Verb.GO_ON, (1, trainer, taken), (begins[taken],)))
+            answer(here.client.call(SparseVerb.GO_ON, (1, trainer, taken), (begins[taken],)))
             parts = [answer(here.ask(1, trainer, share)) for share in range(taken, 6)]
             assert answer(here.ask(1, trainer, 6)).fields[0] == 0
             for number, part in enumerate(parts, taken):
@@ -351,7 +351,7 @@ def test_ids_are_read_again_for_a_worker_that_came_back(path, monkeypatch):
             assert here.workers[worker].kept[sample % 1000 - 1] == sent[number]
         assert len(units) - before == 3  # there is one unit: two were skipped to reach the fourth
         with pytest.raises(WireError, match="trainer 2; expected 0 or more, and one of 0"):
-            answer(here.client.call(Verb.STORE_AGAIN, (1, 2, 0), (begins[0],)))
+            answer(here.client.call(SparseVerb.STORE_AGAIN, (1, 2, 0), (begins[0],)))
 
 
 def test_the_end_of_a_pass_says_how_many_shares_were_taken(path):

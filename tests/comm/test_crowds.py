@@ -13,7 +13,7 @@ from girih.comm.endpoints import connect, dialer, listen
 from girih.comm.rpc import Frame
 from girih.comm.rpc import server as server_module
 from girih.comm.rpc import strangers as strangers_module
-from girih.comm.rpc.frames import Header, Packed, Status, unpack
+from girih.comm.rpc.frames import Header, PackedFrame, Status, unpack
 from girih.comm.rpc.handshake import HELLO_BYTES, Hello
 from girih.testing.transport_ends import until
 
@@ -122,7 +122,7 @@ def raw(server):
 
 
 def ask(connection, number, *fields):
-    connection.send(Packed(Frame(1, fields)).parts(Header(Status.REQUEST, number, 0, 0)))
+    connection.send(PackedFrame(Frame(1, fields)).parts(Header(Status.REQUEST, number, 0, 0)))
 
 
 ANSWER_BYTES = 1 << 20

@@ -7,7 +7,7 @@ import torch
 from companions import together
 from girih.comm.group import TrainerGroup
 from girih.comm.group.between_hosts import BetweenHosts
-from girih.comm.group.exchange import Direct
+from girih.comm.group.exchange import DirectExchange
 
 SIZE, NUM_COUNTS = 5, 2
 HOSTS = ("aaabb", "abaab", "abcab", "abbbb")
@@ -43,7 +43,10 @@ def play(ranks):
     told = []
     for hosts in HOSTS:
         grouped = BetweenHosts(ranks, hosts)
-        alike = [trips(grouped, ranks.rank, most) == trips(Direct(ranks), ranks.rank, most) for most in MOST]
+        alike = [
+            trips(grouped, ranks.rank, most) == trips(DirectExchange(ranks), ranks.rank, most)
+            for most in MOST
+        ]
         route = grouped.tell(np.ones((SIZE, NUM_COUNTS), np.int64))
         before = grouped.num_messages
         route.there(torch.arange(3 * SIZE), requests)

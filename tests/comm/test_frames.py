@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from girih.comm.rpc import Frame, frames
-from girih.comm.rpc.frames import Header, Packed, unpack
+from girih.comm.rpc.frames import Header, PackedFrame, unpack
 from girih.errors import WireError
 
 HEADER = Header(status=2, number=77, request=2**64 - 1, acknowledged=70)
@@ -17,7 +17,7 @@ ARRAYS = (np.arange(7, dtype=np.int16), np.ones((2, 3, 4), np.float32), np.zeros
 
 
 def message(arrays=ARRAYS):
-    parts = Packed(Frame(12, (1, -2), tuple(arrays))).parts(HEADER)
+    parts = PackedFrame(Frame(12, (1, -2), tuple(arrays))).parts(HEADER)
     return [part.copy() for part in parts]
 
 
@@ -79,7 +79,7 @@ def test_a_shape_that_no_array_can_have_is_refused_though_its_bytes_agree():
     with pytest.raises(WireError, match="none that is sent"):
         unpack([described(0, 2, 0, (0, 2**63, 1), fields=0)])
     with pytest.raises(WireError, match="C-contiguous"):
-        Packed(Frame(1, (), (np.empty((0, 1 << 41), np.int8),)))
+        PackedFrame(Frame(1, (), (np.empty((0, 1 << 41), np.int8),)))
 
 
 DIMS = st.sampled_from([0, 1, 2, 3, 7, 2**16, 2**31, 2**32 - 1, 2**61, 2**62, 2**63 - 1, 2**63, 2**64 - 1])

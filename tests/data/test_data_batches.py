@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from girih.data import read_csv, read_parquet
 from girih.data.decode import batches as batches_module
 from girih.data.decode.batches import cut, joined
-from girih.data.decode.rows import Bags, DecodedRows
+from girih.data.decode.rows import BagColumn, DecodedRows
 from girih.data.position import permutation, sorted_places
 from girih.errors import DataError
 from girih.kernels.buffers import Buffers
@@ -40,7 +40,7 @@ def drawn_parts(draw, features):
             offsets = np.cumsum([0, *map(len, ids)])
             for row, bag in enumerate(ids):
                 table[begin + row].append((bag, weights[offsets[row] : offsets[row + 1]].tolist()))
-            bags.append(Bags(flat, offsets if "bags" in kind else None, weights if weighted else None))
+            bags.append(BagColumn(flat, offsets if "bags" in kind else None, weights if weighted else None))
         matrix = np.stack([numbers, -numbers], axis=1)
         kept = pa.table({"row": numbers})
         parts.append(DecodedRows(bags, matrix, numbers[:, None].copy(), numbers / 2, kept))
@@ -86,9 +86,9 @@ def test_batches_are_those_of_the_plain_twin(features, data):
 
 def test_groups_of_any_size_give_the_same_batches(monkeypatch):
     def batches():
-        column = Bags(np.arange(50), np.arange(0, 51, 2))
+        column = BagColumn(np.arange(50), np.arange(0, 51, 2))
         rows = DecodedRows(
-            [column, Bags(np.arange(25))], np.zeros((25, 0), np.float32), np.zeros((25, 1), np.float32)
+            [column, BagColumn(np.arange(25))], np.zeros((25, 0), np.float32), np.zeros((25, 1), np.float32)
         )
         return [
             (b.ids.tolist(), b.offsets.tolist()) for b in cut([rows], permutation(25, 1), 3, 4, Buffers())
@@ -105,11 +105,11 @@ def test_too_many_ids_are_refused(monkeypatch):
     monkeypatch.setattr(batches_module, "MAX_IDS", 7)
     for offsets in (None, np.arange(9)):
         rows = DecodedRows(
-            [Bags(np.arange(8), offsets)], np.zeros((8, 0), np.float32), np.zeros((8, 0), np.float32)
+            [BagColumn(np.arange(8), offsets)], np.zeros((8, 0), np.float32), np.zeros((8, 0), np.float32)
         )
         with pytest.raises(DataError, match=r"batch of 8 rows has more than 2³¹ ids; lower batch_size"):
             cut([rows], np.arange(8), 0, 8, Buffers())
-        rows.bags = [Bags(np.arange(8), offsets)]
+        rows.bags = [BagColumn(np.arange(8), offsets)]
         with pytest.raises(DataError, match=r"batch of 8 rows has more than 2³¹ ids; lower batch_size"):
             joined(cut([rows], np.arange(8), 4, 8, Buffers()), Buffers())
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from girih import Categorical, Schema
 from girih.data.formats.pairs import PairsSource, as_columns
-from girih.data.formats.text import Block
+from girih.data.formats.text import LineBlock
 from girih.data.paths import find_files
 from girih.data.position import Cursor
 from girih.data.read_plan import make_read_plan
@@ -26,7 +26,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> PairsSource:
 
 def split(source: PairsSource, text: bytes) -> Unit:
     num_lines = text.count(b"\n") + (not text.endswith(b"\n"))
-    return source.unit(0, Block(text, 0, 1, num_lines), PLAN, Cursor())
+    return source.unit(0, LineBlock(text, 0, 1, num_lines), PLAN, Cursor())
 
 
 def rows(unit: Unit) -> list[tuple]:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from girih.data import Dataset, epoch, read_csv, read_parquet
-from girih.data.readings import Readings
+from girih.data.readings import SharedScans
 from girih.errors import DataError
 from girih.schema import Categorical, Numeric, Schema
 
@@ -49,7 +49,7 @@ def test_all_read_the_same_in_whatever_order_they_come(data, order, most_kept):
     expected = list(data.batches(1))
     starts = [None, None, expected[4][1], expected[9][1]]
     wanted = [plain(expected[first:]) for first in (0, 0, 5, 10)]
-    readings, found = Readings(data, most_kept), [[] for _ in starts]
+    readings, found = SharedScans(data, most_kept), [[] for _ in starts]
     with ExitStack() as stack:
         readers = [stack.enter_context(closing(readings.reader(1, start))) for start in starts]
         for who in order:
@@ -63,7 +63,7 @@ def test_all_read_the_same_in_whatever_order_they_come(data, order, most_kept):
 
 
 def test_what_is_read_together_is_decoded_once(data, num_decoded):
-    readings = Readings(data, 2)
+    readings = SharedScans(data, 2)
     with closing(readings.reader(0, None)) as one, closing(readings.reader(0, None)) as other:
         for _ in range(ROWS // SIZE):
             assert plain([next(one)]) == plain([next(other)])
@@ -73,7 +73,7 @@ def test_what_is_read_together_is_decoded_once(data, num_decoded):
 
 
 def test_one_far_behind_has_a_reading_of_its_own_from_where_it_is(data, num_decoded):
-    readings, expected = Readings(data, 2), plain(data.batches(0))
+    readings, expected = SharedScans(data, 2), plain(data.batches(0))
     before = num_decoded()
     with closing(readings.reader(0, None)) as slow, closing(readings.reader(0, None)) as fast:
         for taken in expected[:10]:
@@ -92,7 +92,7 @@ def test_one_behind_takes_what_is_decoded_while_another_waits_for_more(data, mon
             yield taken
 
     monkeypatch.setattr(Dataset, "ahead", ahead)
-    readings = Readings(data, 9)
+    readings = SharedScans(data, 9)
     slow, fast = readings.reader(0, None), readings.reader(0, None)
     with ThreadPoolExecutor(2) as pool, closing(slow), closing(fast):
         assert plain([next(fast), next(fast)]) == expected[:2]
@@ -106,7 +106,7 @@ def test_one_behind_takes_what_is_decoded_while_another_waits_for_more(data, mon
 def test_each_hears_of_a_bad_row_when_it_comes_to_it(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("c,x,y\n" + "1,1,1\n" * 29 + "1,x,1\n" + "1,1,1\n" * 9)
-    readings = Readings(read_csv(path, SCHEMA, batch_size=2, block_bytes=30), 9)
+    readings = SharedScans(read_csv(path, SCHEMA, batch_size=2, block_bytes=30), 9)
     with closing(readings.reader(0, None)) as one, closing(readings.reader(0, None)) as other:
         before = [next(reader)[0].ids.tolist() for reader in (one, other)]
         assert before == [[1, 1], [1, 1]]
@@ -118,7 +118,7 @@ def test_each_hears_of_a_bad_row_when_it_comes_to_it(tmp_path):
 def test_rows_that_were_skipped_are_counted_by_all(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("c,x,y\n" + "1,x,1\n1,1,1\n" * 20)
-    readings = Readings(read_csv(path, SCHEMA, batch_size=2, block_bytes=30, on_bad_row="skip"), 1)
+    readings = SharedScans(read_csv(path, SCHEMA, batch_size=2, block_bytes=30, on_bad_row="skip"), 1)
     with closing(readings.reader(0, None)) as slow, closing(readings.reader(0, None)) as fast:
         for _ in range(5):
             next(slow)

@@ -13,7 +13,7 @@ import girih
 from companions import together
 from girih.comm.pinned import FromDevice, ToDevice
 from girih.data import Batch
-from girih.dense.halves.parameter_server import DenseServer, ParameterServerReplica
+from girih.dense.halves.parameter_server import ParameterServer, ParameterServerReplica
 from girih.dense.halves.replica import Replica
 from girih.dense.spec import DenseSpec
 from girih.errors import ConfigError
@@ -81,7 +81,7 @@ def train(replica, batch, scale=1.0):
 
 class TestDenseServer:
     def test_a_step_is_that_of_the_optimizer_and_gives_all_numbers_back(self):
-        server, plain = DenseServer(DenseSpec(module=Net(), optimizer=adamw, clip_norm=0.5)), Net()
+        server, plain = ParameterServer(DenseSpec(module=Net(), optimizer=adamw, clip_norm=0.5)), Net()
         optimizer = adamw(plain.parameters())
         first, behind = 0, flat_of(plain)
         assert server.newest()[1] == first
@@ -102,14 +102,14 @@ class TestDenseServer:
         assert server.staleness_max == 0
 
     def test_steps_between_a_gradient_and_its_parameters_are_counted(self):
-        server = DenseServer(DenseSpec(module=Net(), optimizer=sgd))
+        server = ParameterServer(DenseSpec(module=Net(), optimizer=sgd))
         gradient, given = torch.zeros(6), np.ones(3, np.uint8)
         for version in (0, 1, 1, 0, 4):
             server.step(gradient, given, version)
         assert server.staleness_max == 3
 
     def test_steps_of_several_threads_are_all_taken_once(self):
-        server = DenseServer(DenseSpec(module=Net(), optimizer=sgd))
+        server = ParameterServer(DenseSpec(module=Net(), optimizer=sgd))
         before = server.newest()[0]
         versions = []
 

@@ -20,12 +20,12 @@ from girih.cluster import loader
 from girih.comm.messages import as_integer, as_text
 from girih.comm.registry import LocalRegistry, remote
 from girih.comm.rpc import Frame, Reply, Request
-from girih.comm.rpc.frames import Header, Packed, Status, unpack
+from girih.comm.rpc.frames import Header, PackedFrame, Status, unpack
 from girih.data import Batch
 from girih.dense.averaging.algorithm import BY_NAME
-from girih.dense.graph import Part
+from girih.dense.graph import ServerPart
 from girih.dense.halves.parameter_server import NEWEST, STEP
-from girih.dense.halves.parameter_server import DenseServer as ParameterServer
+from girih.dense.halves.parameter_server import ParameterServer as ParameterServer
 from girih.dense.service import dense_server, group_protocol, group_server, protocol
 from girih.dense.service.recipe import OptimizerRecipe
 from girih.dense.service.tensors import pack
@@ -38,7 +38,7 @@ from girih.sparse.options import StoreOptions
 from girih.sparse.service import embedding_server, embedding_worker
 from girih.sparse.service.codec import BatchCodec
 from girih.sparse.service.embedding_worker import EmbeddingWorker
-from girih.sparse.service.protocol import NO_TURN, Verb
+from girih.sparse.service.protocol import NO_TURN, SparseVerb
 from girih.sparse.spec import SparseSpec
 
 SCHEMA = girih.Schema(
@@ -79,7 +79,7 @@ class Endpoint:
         """What a request is answered, None while it is not; errors as the server's thread would tell them."""
         answers = []
         _, received = unpack(
-            [np.array(part) for part in Packed(frame).parts(Header(Status.REQUEST, 1, 0, 0))]
+            [np.array(part) for part in PackedFrame(frame).parts(Header(Status.REQUEST, 1, 0, 0))]
         )
         request = Request(received, client, lambda *words: answers.append(words), _take)
         try:
@@ -159,28 +159,28 @@ def registry(stack, path):
             if thread.name == "girih-registry":
                 thread.join(20)
 
-    return Endpoint(remote._Work(held).hear, settle, lambda: held._values.num_changes, samples)
+    return Endpoint(remote._RegistryWork(held).hear, settle, lambda: held._values.num_changes, samples)
 
 
 def server(stack, path, num_contributors=2):
     shards = LocalShards(SPEC.groups(), SPEC.store, place=0, num_places=1, segment=None)
     writing = stack.enter_context(ThreadPoolExecutor(1))
     sending = stack.enter_context(ThreadPoolExecutor(1))
-    work = embedding_server._Work(shards, num_contributors, None, writing, sending, Stats())
+    work = embedding_server._EmbeddingServerWork(shards, num_contributors, None, writing, sending, Stats())
     stack.callback(shards.close)
     stack.callback(work._pool.shutdown)
     keys, counts, lengths = np.arange(6), np.ones(6, np.int32), np.array([3, 3])
     gradients = np.full((6, WIDTH), 0.5, np.float32)
     samples = [
-        Frame(Verb.LOOKUP, (sample, trainer, 1, 1, 0, 1), (lengths, keys, counts))
+        Frame(SparseVerb.LOOKUP, (sample, trainer, 1, 1, 0, 1), (lengths, keys, counts))
         for sample, trainer in ((1, 0), (2, 1), (3, 0))
     ]
     samples += [
-        Frame(Verb.UPDATE, (1, 0, 1, 0, 1, LR_SCALE), (gradients,)),
-        Frame(Verb.UPDATE, (2, 1, 1, 0, 1, LR_SCALE), (gradients,)),
-        Frame(Verb.LOOKUP, (0, 0, 1, 1, 0, 0), (lengths, keys, counts)),
-        Frame(Verb.DROP, (3, 0, 1, NO_TURN)),
-        Frame(Verb.STATS, (1,)),
+        Frame(SparseVerb.UPDATE, (1, 0, 1, 0, 1, LR_SCALE), (gradients,)),
+        Frame(SparseVerb.UPDATE, (2, 1, 1, 0, 1, LR_SCALE), (gradients,)),
+        Frame(SparseVerb.LOOKUP, (0, 0, 1, 1, 0, 0), (lengths, keys, counts)),
+        Frame(SparseVerb.DROP, (3, 0, 1, NO_TURN)),
+        Frame(SparseVerb.STATS, (1,)),
     ]
 
     def state():
@@ -218,7 +218,7 @@ class Calls:
 def worker(stack, path):
     servers = server(stack, path, 1)
     role = EmbeddingWorker(SPEC, CODEC, 0, ("shm://",), 1, "shm://", b"", prefetch=True)
-    work = embedding_worker._Work(role, [Calls(servers)])
+    work = embedding_worker._EmbeddingWorkerWork(role, [Calls(servers)])
     stack.callback(work._pool.shutdown)
     batch = Batch(
         ids=np.array([1, 2, 3, 4, 5, 6]),
@@ -229,15 +229,15 @@ def worker(stack, path):
     ids = CODEC.pack_ids(batch)
     outputs = CODEC.pack_gradients([np.full((3, 2, 4), 0.5, np.float32)])
     samples = [
-        Frame(Verb.STORE_IDS, (0, 0, 0, 3), ids),
-        Frame(Verb.PULL, (1, 0, 1, 1, 0)),
-        Frame(Verb.PEEK, (3,), ids),
-        Frame(Verb.PUSH, (1, 0, 1, 0, 1, LR_SCALE), outputs),
-        Frame(Verb.STORE_IDS, (0, 0, 1, 3), ids),
-        Frame(Verb.PULL, (2, 0, 2, 1, 0)),
-        Frame(Verb.DROP, (2, 0, 1, NO_TURN)),
-        Frame(Verb.DROP_IDS, (0, 0, 0)),
-        Frame(Verb.STATS, (0,)),
+        Frame(SparseVerb.STORE_IDS, (0, 0, 0, 3), ids),
+        Frame(SparseVerb.PULL, (1, 0, 1, 1, 0)),
+        Frame(SparseVerb.PEEK, (3,), ids),
+        Frame(SparseVerb.PUSH, (1, 0, 1, 0, 1, LR_SCALE), outputs),
+        Frame(SparseVerb.STORE_IDS, (0, 0, 1, 3), ids),
+        Frame(SparseVerb.PULL, (2, 0, 2, 1, 0)),
+        Frame(SparseVerb.DROP, (2, 0, 1, NO_TURN)),
+        Frame(SparseVerb.DROP_IDS, (0, 0, 0)),
+        Frame(SparseVerb.STATS, (0,)),
     ]
 
     def state():
@@ -262,23 +262,23 @@ def a_loader(stack, path):
 
     keeping = SimpleNamespace(call=call, close=lambda: None)
     role = loader.Loader(data, CODEC, 0, (0, 1), 2, ("shm://",), "shm://", b"")
-    work = loader._Work(role, [keeping])
+    work = loader._LoaderWork(role, [keeping])
     stack.callback(work._pool.shutdown)
     stack.callback(work.end)
     begin = as_text({"epoch": 0, "position": None})
     samples = [
-        Frame(Verb.BEGIN, (1, 0), (begin,)), Frame(Verb.NEXT, (1, 0, 0)), Frame(Verb.NEXT, (1, 1, 0)),
-        Frame(Verb.STORE_AGAIN, (1, 0, 0), (begin,)), Frame(Verb.GO_ON, (1, 0, 0), (begin,)),
-        Frame(Verb.END, (1, 0, 1)), Frame(Verb.END, (1, 1, 1)), Frame(Verb.STATS, (0,)),
+        Frame(SparseVerb.BEGIN, (1, 0), (begin,)), Frame(SparseVerb.NEXT, (1, 0, 0)), Frame(SparseVerb.NEXT, (1, 1, 0)),
+        Frame(SparseVerb.STORE_AGAIN, (1, 0, 0), (begin,)), Frame(SparseVerb.GO_ON, (1, 0, 0), (begin,)),
+        Frame(SparseVerb.END, (1, 0, 1)), Frame(SparseVerb.END, (1, 1, 1)), Frame(SparseVerb.STATS, (0,)),
     ]  # fmt: skip
     return Endpoint(work.handle, partial(settled, work._pool), lambda: sorted(work._passes), samples)
 
 
 def averaging(stack, path):
-    work = dense_server._Work(partial(BY_NAME["easgd"], 2, None), 2, Stats())
+    work = dense_server._DenseServerWork(partial(BY_NAME["easgd"], 2, None), 2, Stats())
     stack.callback(work._pool.shutdown)
     own, beside = np.ones(5, np.float32), np.zeros(2, np.float32)
-    of = protocol.Verb
+    of = protocol.DenseVerb
     samples = [Frame(of.BEGIN, (0,), (own,))]
     samples += [Frame(of.AVERAGE, (replica, 0), (own,)) for replica in (0, 1)]
     samples += [Frame(of.LEAVE, (replica, 0)) for replica in (0, 1)]
@@ -306,16 +306,16 @@ def group(stack, path):
     graph.output((graph.call_module("net", (given,)),))
     whole = nn.Module()
     whole.net = net
-    part = Part("net", 0, fx.GraphModule(whole, graph), 1, 1)
+    part = ServerPart("net", 0, fx.GraphModule(whole, graph), 1, 1)
     recipe = OptimizerRecipe.of(torch.optim.SGD(whole.parameters(), lr=0.1, momentum=0.5), whole)
     role = group_server.GroupServer(
         parts=[part], index=0, recipe=recipe, num_nets=1, address="shm://", secret=b""
     )
     pool = stack.enter_context(ThreadPoolExecutor(1))
-    work = group_server._Work(role, pool)
+    work = group_server._GroupServerWork(role, pool)
     stack.callback(work.close)
     x, gradient = pack([torch.ones(2, 3)], _take), pack([torch.ones(2, 2)], _take)
-    of = group_protocol.Verb
+    of = group_protocol.GroupVerb
     entries = work._live.entries(with_optimizer=False)
     told = as_text([(name, key, True, None) for name, key, _ in entries])
     saved = told, *pack([value for *_, value in entries], _take)

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from girih.comm.messages import as_text
 from girih.comm.rpc import Frame
 from girih.comm.rpc.frames import Status
-from girih.dense.service.protocol import Verb as Dense
-from girih.sparse.service.protocol import Verb
+from girih.dense.service.protocol import DenseVerb as Dense
+from girih.sparse.service.protocol import SparseVerb
 
 FRAMES = int(os.environ.get("GIRIH_FRAMES", "1_040_000"))
 """Frames for all kinds of endpoints together, as many for each."""
@@ -95,7 +95,7 @@ def test_replicas_that_differ_do_not_meet(tmp_path):
 def test_a_pass_that_begins_nowhere_is_refused(begin, tmp_path):
     endpoint, stack = opened("loader", tmp_path)
     with stack:
-        assert play(endpoint, [Frame(Verb.BEGIN, (1, 0), (as_text(begin),))]) == 1
+        assert play(endpoint, [Frame(SparseVerb.BEGIN, (1, 0), (as_text(begin),))]) == 1
         assert endpoint.ask(endpoint.samples[0])[0] == Status.REPLY
 
 

@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 
 from girih.comm.endpoints import connect, listen
 from girih.comm.rpc import Frame, handshake
-from girih.comm.rpc.frames import MOST_BYTES, Header, Packed, unpack
+from girih.comm.rpc.frames import MOST_BYTES, Header, PackedFrame, unpack
 from girih.comm.rpc.handshake import HELLO_BYTES, WELCOME_BYTES, Hello, Welcome
-from girih.comm.transports.streams import Stream, laid_out
+from girih.comm.transports.streams import SocketStream, laid_out
 from girih.errors import WireError
 from girih.kernels.buffers import Buffers
 from girih.testing.transport_ends import until
 
 SECRET = b"of this run, and of no other"
 FRAME = Frame(3, (1, -2), (np.arange(9), np.zeros((2, 3), np.float32), np.zeros(5000)))
-MESSAGE = b"".join(bytes(view) for view in laid_out(Packed(FRAME).parts(Header(0, 1, 0, 0))))
+MESSAGE = b"".join(bytes(view) for view in laid_out(PackedFrame(FRAME).parts(Header(0, 1, 0, 0))))
 
 
 class Taking(Buffers):
@@ -58,7 +58,7 @@ def hear(data):
         theirs.sendall(data)
         theirs.close()
         buffers = Taking()
-        stream, found = Stream(ours, buffers), 0
+        stream, found = SocketStream(ours, buffers), 0
         try:
             while (parts := stream.receive()) is not None:
                 unpack(parts)

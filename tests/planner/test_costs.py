@@ -9,7 +9,7 @@ import pytest
 
 from girih.errors import ConfigError, MissingFileError
 from girih.planner import costs, traffic
-from girih.planner.calibration import LINKS, Calibration, Link, Rate, Work
+from girih.planner.calibration import LINKS, Calibration, Link, Rate, StepWork
 
 # α = 0.1 ms, C = 100 MB/s; N = 4 workers, B = 512 examples of S_f + S_w = 1,000 bytes: 5.12 ms of bytes
 LINK = Link(1e-4, 1e8)
@@ -139,7 +139,7 @@ def written(tmp_path):
 
 def test_a_calibration_is_read_as_it_was_written(written):
     assert Calibration.read(written()) == calibration()
-    work = Work(
+    work = StepWork(
         lookup=Rate(1e-4, 1e-7, 1e-9),
         updates={"adam": Rate(2e-4, 0.0, 0.0)},
         example_s=1e-6,

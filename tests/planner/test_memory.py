@@ -11,7 +11,7 @@ from test_speed import GRAPH, facts
 
 from girih import cli
 from girih.dense.averaging.algorithm import BY_NAME as BY_ALGORITHM
-from girih.dense.service.dense_server import _Work
+from girih.dense.service.dense_server import _DenseServerWork
 from girih.errors import ConfigError
 from girih.planner import memory
 from girih.planner.facts import TableFacts
@@ -63,7 +63,7 @@ def test_dense_servers_take_no_more_than_is_accounted(averaging):
     """A round of three replicas and a meeting, by the memory that numpy takes."""
     replicas, numbers = 3, 100_000
     stats, answered = Stats(), []
-    work = _Work(partial(BY_ALGORITHM[averaging], replicas, None), replicas, stats)
+    work = _DenseServerWork(partial(BY_ALGORITHM[averaging], replicas, None), replicas, stats)
     tracemalloc.start()
     try:
         work._begin(asked((0,), np.zeros(numbers, np.float32)))

@@ -5,11 +5,11 @@ from dataclasses import asdict, replace
 import pytest
 
 from girih.config.schedule import ScheduleOptions
-from girih.planner.calibration import LINKS, Calibration, Link, Overhead, Rate, Work
+from girih.planner.calibration import LINKS, Calibration, Link, Overhead, Rate, StepWork
 from girih.planner.facts import AccessProfile, DenseCost, Facts, GroupFacts, ModelFacts
 from girih.planner.operators import Edge, Operator, OperatorGraph
 from girih.planner.speed.basis import Basis
-from girih.planner.speed.group import Known, group_of, known_of, timed
+from girih.planner.speed.group import GroupDescription, group_of, known_of, timed
 from girih.planner.speed.overhead import Observed, fit_overhead
 from girih.planner.speed.step import CORES, PATH, StepCost, predict
 from girih.schema import Categorical, Numeric, Schema
@@ -18,7 +18,7 @@ from girih.strategies.strategy import price
 
 CORE_COUNT, BATCH = 4, 1000
 # of a batch: 2,000 ids of one group of 8 numbers; 1,000 examples of 2 ids and a number
-WORK = Work(
+WORK = StepWork(
     lookup=Rate(1e-4, 1e-6, 1e-8),
     updates={"adagrad": Rate(2e-4, 2e-6, 2e-8)},
     example_s=1e-6,
@@ -448,11 +448,11 @@ def test_operators_share_a_pass():
         for name, flops in (("one", 1000.0), ("other", 3000.0))
     )
     graph = OperatorGraph(operators=(GRAPH.operators[0], one, other), edges=())
-    found = timed(graph, Known(batch_size=100, threads=2, dense=DENSE))
+    found = timed(graph, GroupDescription(batch_size=100, threads=2, dense=DENSE))
     times = [each.seconds_per_example for each in found.operators]
     assert times == [None, pytest.approx(2 * (5e-6 + 2.5e-7)), pytest.approx(2 * (5e-6 + 7.5e-7))]
     assert sum(times[1:]) * 100 == pytest.approx(2 * DENSE.seconds(100))
-    assert timed(graph, Known(batch_size=100, threads=2)) == graph
+    assert timed(graph, GroupDescription(batch_size=100, threads=2)) == graph
 
 
 def test_more_trainers_than_cores_share_them():

@@ -25,7 +25,7 @@ from girih.planner.tagging.group import CodecCost, Device, HierarchicalGroup, Wi
 from girih.planner.tagging.index import Index
 from girih.planner.tagging.ledger import Ledger
 from girih.planner.tagging.refine import SHARED_CORES, refine
-from girih.planner.tagging.rules import RULES, Rule
+from girih.planner.tagging.rules import RULES, TaggingRule
 from girih.planner.tagging.starts import ruled
 from girih.planner.tagging.tag import AHEAD, tag
 from girih.planner.tagging.utilization import exact_loads, examples_per_s, least_loads, loads, utilization
@@ -192,7 +192,9 @@ def test_components_that_share_a_module_are_on_one_server():
 
 
 def test_another_rule_is_one_more_in_the_list():
-    narrow = Rule("narrow", "few numbers", lambda around: around.operator.output_bytes_per_example < 2000)
+    narrow = TaggingRule(
+        "narrow", "few numbers", lambda around: around.operator.output_bytes_per_example < 2000
+    )
     tagged = tag(DLRM, PAIR, how="rules", rules=(*RULES, narrow))
     assert tagged.tagging["top.1"] == TRAINER
     assert tagged.reasons["top.1"] == "narrow: few numbers"

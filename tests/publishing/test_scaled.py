@@ -8,7 +8,7 @@ from following import assert_is, follower
 import girih
 from girih.checkpoint import find
 from girih.cluster.elastic import requests
-from girih.publishing.segment import Segment
+from girih.publishing.segment import LogSegment
 from girih.runs.callbacks import Callback
 from girih.runs.publisher import Publisher
 from girih.training import rescaling
@@ -35,7 +35,12 @@ class Scales(Callback):
 @pytest.mark.heavy
 @pytest.mark.parametrize("counts", [{"embedding-server": 2}, {"embedding-worker": 2}])
 def test_a_segment_on_its_way_is_written_before_processes_change(config, tmp_path, monkeypatch, counts):
-    write, begin, publish, rescale = Segment.write, Publisher.begin, Publisher.publish, TrainingRun._rescale
+    write, begin, publish, rescale = (
+        LogSegment.write,
+        Publisher.begin,
+        Publisher.publish,
+        TrainingRun._rescale,
+    )
     sent, run, log = threading.Event(), tmp_path / "run", tmp_path / "log"
 
     def slowly(self):
@@ -58,7 +63,7 @@ def test_a_segment_on_its_way_is_written_before_processes_change(config, tmp_pat
         rescale(self, scaling)
 
     monkeypatch.setattr(rescaling, "LOOK_S", 0.0)
-    monkeypatch.setattr(Segment, "write", slowly)
+    monkeypatch.setattr(LogSegment, "write", slowly)
     monkeypatch.setattr(Publisher, "begin", once_it_is_open)
     monkeypatch.setattr(Publisher, "publish", past_all_rows)
     monkeypatch.setattr(TrainingRun, "_rescale", scale)

@@ -13,8 +13,8 @@ import girih
 from girih.checkpoint import Storage, find
 from girih.errors import CheckpointError, ConfigError
 from girih.publishing.log import Log
-from girih.publishing.manifest import Head, Pointer
-from girih.publishing.segment import Segment
+from girih.publishing.manifest import LogHead, Pointer
+from girih.publishing.segment import LogSegment
 from girih.publishing.shards import AllRows
 from girih.runs.callbacks import Callback
 from girih.runs.publisher import Publisher
@@ -94,7 +94,7 @@ def test_a_forbidden_address_ends_training_where_it_is_to(config, tmp_path):
 
 
 def test_a_slow_address_makes_segments_fewer_and_holds_no_step_up(config, tmp_path, monkeypatch):
-    write, begin, sent, steps = Segment.write, Publisher.begin, threading.Event(), []
+    write, begin, sent, steps = LogSegment.write, Publisher.begin, threading.Event(), []
 
     def slowly(self):
         assert sent.wait(60), "training waits for a segment"
@@ -109,7 +109,7 @@ def test_a_slow_address_makes_segments_fewer_and_holds_no_step_up(config, tmp_pa
         if record["step"] == 8:
             sent.set()
 
-    monkeypatch.setattr(Segment, "write", slowly)
+    monkeypatch.setattr(LogSegment, "write", slowly)
     monkeypatch.setattr(Publisher, "begin", once_it_is_open)
     noted = At(None, None)
     noted.on_metrics = note
@@ -150,7 +150,7 @@ def test_a_checkpoint_begins_while_a_snapshot_is_on_its_way_to_a_slow_address(tm
 def test_a_run_publishes_no_more_once_another_one_has_taken_the_log_over(config, tmp_path, capfd):
     log = tmp_path / "log"
     point = Pointer(number=1, step=1, time=0.0, manifest_crc32=1)
-    other = Head(run="other", epoch=99, newest=point, snapshot=point, written=0.0)
+    other = LogHead(run="other", epoch=99, newest=point, snapshot=point, written=0.0)
 
     def take_over():
         Log(Storage.at(log)).write_head(other)
@@ -164,7 +164,7 @@ def test_a_run_publishes_no_more_once_another_one_has_taken_the_log_over(config,
 
 
 def test_no_version_of_all_rows_begins_while_a_snapshot_is_on_its_way(config, tmp_path, monkeypatch):
-    write, publish, begin, write_head = Segment.write, Publisher.publish, Publisher.begin, Log.write_head
+    write, publish, begin, write_head = LogSegment.write, Publisher.publish, Publisher.begin, Log.write_head
     sent, snapshots = threading.Event(), []
 
     def writing(self):
@@ -190,7 +190,7 @@ def test_no_version_of_all_rows_begins_while_a_snapshot_is_on_its_way(config, tm
         snapshots.append(head.snapshot.number)
         write_head(self, head)
 
-    monkeypatch.setattr(Segment, "write", writing)
+    monkeypatch.setattr(LogSegment, "write", writing)
     monkeypatch.setattr(Publisher, "begin", once_it_is_open)
     monkeypatch.setattr(Publisher, "publish", one_after_the_other)
     monkeypatch.setattr(Log, "write_head", noted)

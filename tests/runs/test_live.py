@@ -18,14 +18,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from girih.config.metrics import MetricsOptions
 from girih.errors import ConfigError
 from girih.runs.live import logs
-from girih.runs.live.others import Others
-from girih.runs.live.place import Place, Who
+from girih.runs.live.others import PeerStatus
+from girih.runs.live.place import ProcessId, StatusTarget
 from girih.runs.live.process import start_of, state_of
 from girih.runs.live.reading import read_all
-from girih.runs.live.shower import Shower, forget
+from girih.runs.live.shower import StatusWriter, forget
 from girih.runs.stats import BOUNDS_S, STALENESS, Stats
 
-SERVER = Who("embedding-server", 1, 2)
+SERVER = ProcessId("embedding-server", 1, 2)
 needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc here")
 
 
@@ -71,8 +71,8 @@ def buckets():
 
 def test_metrics_are_what_the_official_parser_reads(tmp_path):
     targets = tmp_path / "targets"
-    place = Place(tmp_path / "a run", MetricsOptions(port=0, targets=str(targets)))
-    with Shower(SERVER, some_stats(), place):
+    place = StatusTarget(tmp_path / "a run", MetricsOptions(port=0, targets=str(targets)))
+    with StatusWriter(SERVER, some_stats(), place):
         (file,) = targets.iterdir()
         assert file.name == "a run-embedding-server-1.json"  # of all runs in one directory
         (target,) = json.loads(file.read_text())
@@ -101,28 +101,32 @@ def test_metrics_are_what_the_official_parser_reads(tmp_path):
 
 
 def test_each_process_takes_the_first_free_port(tmp_path):
-    with Shower(SERVER, Stats(), Place(None, MetricsOptions(port=0))) as first:
+    with StatusWriter(SERVER, Stats(), StatusTarget(None, MetricsOptions(port=0))) as first:
         port = int(first._endpoint.address.rpartition(":")[2])
-        with Shower(SERVER, Stats(), Place(None, MetricsOptions(port=port))) as second:
+        with StatusWriter(SERVER, Stats(), StatusTarget(None, MetricsOptions(port=port))) as second:
             assert int(second._endpoint.address.rpartition(":")[2]) > port
 
 
 def test_what_cannot_be_served_is_the_users_mistake(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"metrics: targets: .* cannot be written"):
-        Shower(SERVER, Stats(), Place(None, MetricsOptions(port=0, targets=str(tmp_path / "file" / "below"))))
+        StatusWriter(
+            SERVER,
+            Stats(),
+            StatusTarget(None, MetricsOptions(port=0, targets=str(tmp_path / "file" / "below"))),
+        )
     with pytest.raises(ConfigError, match=r"metrics: 192\.0\.2\.1:.*set metrics\.bind"):
-        Shower(SERVER, Stats(), Place(None, MetricsOptions(port=0, bind="192.0.2.1")))
+        StatusWriter(SERVER, Stats(), StatusTarget(None, MetricsOptions(port=0, bind="192.0.2.1")))
     with pytest.raises(ConfigError, match=r"metrics: bind = '0\.0\.0\.0': expected one address of this host"):
         MetricsOptions(bind="0.0.0.0")
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(ConfigError, match=r"not installed; pip install 'girih\[metrics\]'"):
-        Shower(SERVER, Stats(), Place(None, MetricsOptions(port=0)))
+        StatusWriter(SERVER, Stats(), StatusTarget(None, MetricsOptions(port=0)))
 
 
 def test_a_process_has_a_file_while_it_runs(tmp_path):
     assert read_all(tmp_path) == []
-    with Shower(SERVER, some_stats(), Place(tmp_path)):
+    with StatusWriter(SERVER, some_stats(), StatusTarget(tmp_path)):
         (shown,) = until(lambda: read_all(tmp_path))
         assert (shown.title, shown.incarnation, shown.pid) == ("embedding-server 1", 2, os.getpid())
         assert shown.counter("lost_updates") == 3
@@ -165,7 +169,7 @@ def show(run, role, index, *, staleness=(), examples=(0, 0), rss_bytes=0, ago_s=
 def test_records_count_the_memory_batches_and_pace_of_all_processes(tmp_path, monkeypatch):
     monkeypatch.setattr("girih.runs.live.others.EVERY_S", -1.0)  # files are read whenever they are asked for
     apart = []
-    others = Others(tmp_path, Who("trainer", 0), lambda: bool(apart))
+    others = PeerStatus(tmp_path, ProcessId("trainer", 0), lambda: bool(apart))
     assert others.resident_bytes() == 0
     show(tmp_path, "trainer", 0, rss_bytes=1 << 40)  # its own
     show(tmp_path, "trainer", 1, staleness=[1, 1, 3], examples=(0, 200), rss_bytes=1000)
@@ -185,7 +189,7 @@ def test_a_log_is_one_line_a_record_and_bounded(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(logs, "FILE_BYTES", 20_000)
     logger = logging.getLogger("girih.sparse")
     before = logging.getLogger("girih").handlers.copy()
-    with logs.logging_as(SERVER, Place(tmp_path), on_stderr=True):
+    with logs.logging_as(SERVER, StatusTarget(tmp_path), on_stderr=True):
         logger.debug("unseen")
         try:
             raise ValueError("two\nlines")

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from girih.data.decode.columns import is_list
 from girih.serving.signature import LENGTHS
-from girih.serving.tensors import NUMPY, Tensor, from_json
+from girih.serving.tensors import NUMPY, RequestTensor, from_json
 
 START_S = 120
 DATATYPES = {dtype: name for name, dtype in NUMPY.items()}
@@ -27,14 +27,14 @@ def tensors_of(table):
         array = column.combine_chunks()
         if is_list(array.type):
             lengths = array.value_lengths().fill_null(0).to_numpy().astype(np.int32)
-            found[name + LENGTHS] = Tensor(name + LENGTHS, "INT32", (len(lengths),), lengths)
+            found[name + LENGTHS] = RequestTensor(name + LENGTHS, "INT32", (len(lengths),), lengths)
             array = array.flatten()
         if pa.types.is_string(array.type):
             found[name] = from_json(name, "BYTES", (len(array),), array.to_pylist())
         else:
             datatype = DATATYPES[np.dtype(array.type.to_pandas_dtype())]
             values = array if array.null_count else array.to_numpy()
-            found[name] = Tensor(name, datatype, (len(array),), values)
+            found[name] = RequestTensor(name, datatype, (len(array),), values)
     return found
 
 

@@ -23,7 +23,7 @@ from girih.serving.cached import EXPORTED, exported
 from girih.serving.opening import final_weights
 from girih.serving.program import inputs_of, missing_for_onnx
 from girih.serving.reading import RequestReader
-from girih.serving.served import Version, open_served
+from girih.serving.served import ModelVersion, open_served
 from girih.serving.signature import NAME, Signature
 from girih.store.mapped import MappedFile, MappedWriter
 from serving.serving_site import tensors_of
@@ -302,7 +302,7 @@ def test_a_new_version_on_top_hides_rows_and_buries_keys(made, log_source, tmp_p
         writer.bury(ids[::2], tables[::2])
         writer.add(ids[1::2], tables[1::2], rows[1::2] + 1)
         facts = writer.finish()
-    newer = served.with_files([[MappedFile(tmp_path / "newer", facts), *stack.files]], Version(9, 1))
+    newer = served.with_files([[MappedFile(tmp_path / "newer", facts), *stack.files]], ModelVersion(9, 1))
     assert (str(served.version), str(newer.version)) == ("9", "9.1")
     out = np.empty((len(ids), stack.spec.dim), np.float32)
     newer.stacks[0].peek(ids, tables, out)

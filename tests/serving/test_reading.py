@@ -90,7 +90,7 @@ def test_strings_that_are_split_read_as_ever_within_the_bounds(reader):
 def test_integers_of_a_column_that_would_be_split_are_counted_as_they_are(reader):
     missing = from_json("genres", "INT64", (3,), [1, None, 2])
     assert isinstance(missing.values, pa.Array)
-    assert reader._num_values("genres", reading.Column(missing.values, None, 3)) == 3
+    assert reader._num_values("genres", reading.RequestColumn(missing.values, None, 3)) == 3
 
 
 def test_lists_without_lengths_are_said_to_have_none(reader):

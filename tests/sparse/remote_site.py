@@ -23,7 +23,7 @@ from girih.sparse.options import StoreOptions
 from girih.sparse.service.codec import BatchCodec
 from girih.sparse.service.embedding_server import EmbeddingServer
 from girih.sparse.service.embedding_worker import EmbeddingWorker
-from girih.sparse.service.protocol import Verb
+from girih.sparse.service.protocol import SparseVerb
 from girih.sparse.spec import SparseSpec
 
 SECRET = b"secret"
@@ -159,7 +159,7 @@ class Site:
         source, ids = (1, trainer, number, batch.num_examples), self.packets.pack_ids(batch)
 
         def store():
-            (kept,) = answers([self.loader], Verb.STORE_IDS, source, ids, again=True)
+            (kept,) = answers([self.loader], SparseVerb.STORE_IDS, source, ids, again=True)
             return 0, kept.fields[0]
 
         share = Share(num_examples=batch.num_examples, weight=1.0, sample=store(), again=store)

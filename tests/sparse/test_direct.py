@@ -106,8 +106,8 @@ def test_rows_are_copied_up_to_so_many_bytes_and_narrow_ones_longer():
 def test_rows_that_are_more_than_are_copied_go_the_direct_way(monkeypatch):
     monkeypatch.setattr(shards, "COPIED_BYTES", 4 * 19 * 20 * 19 / shards.WIDE)  # twenty rows
     calls = []
-    whole = bags.Bags.scatter
-    monkeypatch.setattr(bags.Bags, "scatter", lambda *given: calls.append("scatter") or whole(*given))
+    whole = bags.BagPooler.scatter
+    monkeypatch.setattr(bags.BagPooler, "scatter", lambda *given: calls.append("scatter") or whole(*given))
     half = half_of(1, girih.optim.SGD(lr=0.1))
     for cardinality, expected in ((10**9, []), (3, ["scatter"])):
         rng = np.random.default_rng(0)

@@ -12,7 +12,7 @@ from girih.data.batch import Batch
 from girih.kernels.cpu import ahead, update
 from girih.kernels.cpu.jit import JIT_DISABLED, KERNELS
 from girih.sparse.groups.local_shards import LocalShards
-from girih.sparse.groups.shards import Rows
+from girih.sparse.groups.shards import UniqueRows
 from girih.sparse.halves.collective import CollectiveSparse
 from girih.sparse.halves.local import LocalSparse
 from girih.sparse.options import StoreOptions
@@ -149,7 +149,7 @@ def test_a_group_takes_one_call_of_each_kernel_with_embedding_servers(called, pa
             for server in range(num_servers):
                 lengths, keys, counts = asked.of_place(server)
                 values.append(readers[server][group].read(keys, counts, lengths[None, :], 1, train=True)[1])
-            rows = Rows.received(values, [len(each) for each in values], router.group.spec.dim)
+            rows = UniqueRows.received(values, [len(each) for each in values], router.group.spec.dim)
             router.bags.pool(rows, asked.keys, batch)
 
     read()

@@ -21,7 +21,7 @@ from girih.comm.messages import answer, as_integer
 from girih.errors import Lost
 from girih.sparse.routing.key_router import KeyRouter
 from girih.sparse.service.embedding_server import EmbeddingServer
-from girih.sparse.service.protocol import KEYS_MISSING, Verb
+from girih.sparse.service.protocol import KEYS_MISSING, SparseVerb
 
 IDS = 100_000
 
@@ -63,13 +63,15 @@ class Killed:
 
     def look(self, number):
         fields = (number, 0, number, 1, 0, 1)
-        return answer(self._client.call(Verb.LOOKUP, fields, (self.lengths, self.keys, self.counts))).arrays[
-            0
-        ]
+        return answer(
+            self._client.call(SparseVerb.LOOKUP, fields, (self.lengths, self.keys, self.counts))
+        ).arrays[0]
 
     def push(self, turn, *, with_keys=False):
         keys = (self.lengths, self.keys) if with_keys else ()
-        return self._client.call(Verb.UPDATE, (turn, 0, turn, turn, 1, as_integer(1.0)), (self._grads, *keys))
+        return self._client.call(
+            SparseVerb.UPDATE, (turn, 0, turn, turn, 1, as_integer(1.0)), (self._grads, *keys)
+        )
 
 
 @pytest.mark.slow

@@ -15,13 +15,13 @@ from girih.checkpoint.parts import PartReader
 from girih.comm.messages import answer, as_text, from_text
 from girih.errors import GirihError, NonFiniteError, StorageFullError, WireError
 from girih.runs.stats import wire_bytes
-from girih.sparse.groups.bags import Bags
+from girih.sparse.groups.bags import BagPooler
 from girih.sparse.groups.local_shards import LocalShards
 from girih.sparse.groups.shards import as_rows
 from girih.sparse.halves.staging import Staging
 from girih.sparse.routing.shard_reader import ShardReader
 from girih.sparse.service.codec import BatchCodec
-from girih.sparse.service.protocol import Verb
+from girih.sparse.service.protocol import SparseVerb
 from girih.tables import LRU, MinCount
 
 
@@ -90,7 +90,7 @@ def test_a_push_whose_worker_is_gone_before_the_others_have_pushed_is_applied_wi
         for each in pulled:
             give(each, 1)
         before, pushed = here.peek(batch), pulled[0].push(1)
-        answer(here.loader.call(Verb.STATS, (0,)))  # by then the worker has sent it on
+        answer(here.loader.call(SparseVerb.STATS, (0,)))  # by then the worker has sent it on
         here.begin_worker(1)
         pulled[1].push(1).wait()
         pushed.wait()
@@ -269,7 +269,7 @@ def test_rows_and_gradients_that_do_not_fit_are_refused_before_a_kernel_follows_
                 "pack_gradients",
                 lambda packed: [distort(each) for each in packed],
             ),  # trainer to worker
-            (Bags, "scatter", lambda found: (distort(found[0]), found[1])),  # worker to server
+            (BagPooler, "scatter", lambda found: (distort(found[0]), found[1])),  # worker to server
         )
         for cls, name, spoiled in spoils:
             with monkeypatch.context() as patched:
@@ -346,7 +346,7 @@ def test_errors_of_another_process_are_told():
         trainer.pull(kept).wait()
         taken, left = (here.keep(batch_of([n], [n]), number=n) for n in (1, 2))
         answer(
-            here.loader.call(Verb.DROP_IDS, (1, 0, 2))
+            here.loader.call(SparseVerb.DROP_IDS, (1, 0, 2))
         )  # overtakes what the trainer asks for the one that it took
         trainer.pull(taken).wait()
         with pytest.raises(GirihError, match="is not kept here"):
@@ -386,7 +386,7 @@ def test_a_worker_that_prefetches_finds_keys_once_and_before_it_is_asked(prefetc
     batch = batch_of([1, 2, 1], [7, 7, 8])
 
     def dedups(here):  # asked after what the worker does when nobody waits
-        frame = answer(here.loader.call(Verb.STATS, (1,)))
+        frame = answer(here.loader.call(SparseVerb.STATS, (1,)))
         return [span[0] for span in from_text(frame.arrays[0])["spans"]].count("dedup")
 
     with site(prefetch=prefetch) as here:

@@ -13,7 +13,7 @@ from girih.errors import WireError
 from girih.sparse.routing.key_router import KeyRouter
 from girih.sparse.service.done_batches import DoneBatches
 from girih.sparse.service.embedding_server import EmbeddingServer
-from girih.sparse.service.protocol import KEYS_MISSING, NO_TURN, Verb
+from girih.sparse.service.protocol import KEYS_MISSING, NO_TURN, SparseVerb
 
 
 class Asker:
@@ -33,16 +33,18 @@ class Asker:
     def look(self, sample, number=0, trainer=0, answered=0):
         """The staleness that the server tells, and the rows."""
         fields = (sample, trainer, number, 1, answered, 1)
-        frame = answer(self._client.call(Verb.LOOKUP, fields, (self._lengths, self._keys, self._counts)))
+        frame = answer(
+            self._client.call(SparseVerb.LOOKUP, fields, (self._lengths, self._keys, self._counts))
+        )
         return frame.fields[0], frame.arrays[0].copy()
 
     def push(self, sample, turn, trainer=0, *, with_keys=False):
         keys = (self._lengths, self._keys) if with_keys else ()
         fields = (sample, trainer, turn, turn, 1, as_integer(1.0))
-        return self._client.call(Verb.UPDATE, fields, (np.ones(self._shape, np.float32), *keys))
+        return self._client.call(SparseVerb.UPDATE, fields, (np.ones(self._shape, np.float32), *keys))
 
     def drop(self, sample, turn, trainer=0):
-        return self._client.call(Verb.DROP, (sample, trainer, turn, turn))
+        return self._client.call(SparseVerb.DROP, (sample, trainer, turn, turn))
 
 
 @pytest.fixture
@@ -114,7 +116,7 @@ def test_what_is_done_is_learnt_from_any_two_sides():
 def test_a_batch_that_nobody_trained_on_is_done(asker):
     own = asker()
     own.look(1, number=0)
-    answer(own._client.call(Verb.DROP, (1, 0, 0, NO_TURN)))
+    answer(own._client.call(SparseVerb.DROP, (1, 0, 0, NO_TURN)))
     assert own.look(2, number=1)[0] == 0
     assert own.look(3, number=2)[0] == 1
     assert own.look(4, number=3, answered=2)[0] == 1

@@ -18,7 +18,7 @@ from girih.kernels.cpu.arrays import sealed
 from girih.kernels.cpu.jit import JIT_DISABLED
 from girih.optim import SGD
 from girih.store import GroupSpec, Heap, Segment, Store, TableSpec
-from girih.store.mapped import MappedFile, MappedWriter, Stack, Written, merge, writer
+from girih.store.mapped import MappedFile, MappedFileFacts, MappedWriter, Stack, merge, writer
 from girih.store.mapped.checksum import joined
 from girih.tables import Constant, Normal, Uniform, Zeros
 from girih.testing.store_verbs import group, peek
@@ -170,7 +170,7 @@ def test_many_rows_in_chunks_are_what_a_stranger_reads(tmp_path):
         assert writer.bury(ids[:50], tables[:50]) == 0
         facts = writer.finish()
     assert os.listdir(tmp_path) == ["rows"]
-    assert facts == Written(**facts.to_dict())
+    assert facts == MappedFileFacts(**facts.to_dict())
     file = MappedFile(tmp_path / "rows", facts.to_dict())
     values, found = read(Stack(spec, [file]), list(zip(ids.tolist(), tables.tolist(), strict=True)))
     np.testing.assert_array_equal(values, rows)

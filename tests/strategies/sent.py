@@ -5,7 +5,7 @@ import struct
 
 import girih.comm.rpc  # noqa: F401  it has to come before the transports that it imports
 from girih.comm.group.process_group import _sockets
-from girih.comm.transports.streams import Stream
+from girih.comm.transports.streams import SocketStream
 
 BYTES_SENT = 200
 """Where ``struct tcp_info`` of Linux has ``tcpi_bytes_sent``, which ``tcpi_bytes_retrans`` follows."""
@@ -16,18 +16,18 @@ class Sent:
 
     def __init__(self):
         self._closed, self._before = 0, sum(map(_sent, _sockets()))
-        self._close = close = Stream.close
+        self._close = close = SocketStream.close
 
         def counted(stream, linger_s=0.0):
             if stream.socket.family in (socket.AF_INET, socket.AF_INET6) and stream.fileno() >= 0:
                 self._closed += _sent(stream.socket)
             close(stream, linger_s)
 
-        Stream.close = counted
+        SocketStream.close = counted
 
     def end(self):
         """Counts no more; returns the number of bytes."""
-        Stream.close = self._close
+        SocketStream.close = self._close
         return self._closed + sum(map(_sent, _sockets())) - self._before
 
 

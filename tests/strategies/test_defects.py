@@ -11,7 +11,7 @@ from girih.cluster.loader import _Pass
 from girih.comm.endpoints import connect
 from girih.errors import CheckpointError, GirihError, WireTimeout
 from girih.sparse.routing.shard_reader import ShardReader
-from girih.sparse.service.protocol import Verb
+from girih.sparse.service.protocol import SparseVerb
 from runs import apart, columns_of, difference, latest
 
 STEPS = 30
@@ -124,7 +124,9 @@ def test_persia_defect_9_no_process_answers_who_lacks_the_secret_of_the_run(
         for role in ROLES:
             for address in addresses.get(role, ()):
                 with connect(address, secret=b"guessed", timeout_s=0.2) as client:
-                    reply = client.call(Verb.LOAD if role == ROLES[0] else Verb.DROP_IDS, (1, 0, 0))
+                    reply = client.call(
+                        SparseVerb.LOAD if role == ROLES[0] else SparseVerb.DROP_IDS, (1, 0, 0)
+                    )
                     with pytest.raises(WireTimeout):
                         reply.wait()
                 seen.append(role)

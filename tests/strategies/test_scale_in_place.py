@@ -11,7 +11,7 @@ from girih.cluster.elastic import requests
 from girih.cluster.launchers.local import LocalProcess
 from girih.cluster.roles import RoleName
 from girih.cluster.segments import SHARED_MEMORY
-from girih.planner.calibration import LINKS, Calibration, Link, Rate, Work
+from girih.planner.calibration import LINKS, Calibration, Link, Rate, StepWork
 from girih.runs import first_steps
 from girih.runs.callbacks import Callback
 from girih.strategies.strategy import price
@@ -119,7 +119,7 @@ def test_a_scaling_at_the_last_step_takes_no_evaluation_along(begin, last):
 
 def narrow():
     """A machine whose links are so slow that those of embedding servers and workers decide."""
-    work = Work(
+    work = StepWork(
         lookup=Rate(0, 0, 0), updates={"adam": Rate(0, 0, 0)}, example_s=0, value_s=0, step_s=0, products=((64, 1e12),)
     )  # fmt: skip
     links = dict.fromkeys(LINKS, Link(latency_s=0.0, bytes_per_s=1e3))

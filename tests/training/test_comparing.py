@@ -7,12 +7,12 @@ import pytest
 from girih.errors import ConfigError
 from girih.planner.speed.step import StepCost, predict
 from girih.strategies import BY_NAME
-from girih.training.comparing import Offer, choose, offers
+from girih.training.comparing import StrategyEstimate, choose, offers
 
 
 def offer(name, seconds, **options):
     cost = StepCost(examples=100, work_s={"pass": seconds}, path_s={})
-    return Offer(strategy=BY_NAME[name](**options), own=False, prediction=predict(cost, 1))
+    return StrategyEstimate(strategy=BY_NAME[name](**options), own=False, prediction=predict(cost, 1))
 
 
 def test_the_fastest_is_chosen_and_near_it_the_one_with_the_fewest_processes():

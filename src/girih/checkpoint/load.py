@@ -25,7 +25,7 @@ _FIX = "use another checkpoint"
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedCheckpoint:
     """A checkpoint whose manifest and parameters were read, and whose rows :meth:`put` reads.
 
     Attributes:
@@ -67,7 +67,7 @@ class Loaded:
             raise
 
 
-def load(place: Storage, schema: Schema | None) -> Loaded:
+def load(place: Storage, schema: Schema | None) -> LoadedCheckpoint:
     """Reads a checkpoint, all but its rows; nothing is replaced yet.
 
     Args:
@@ -90,12 +90,12 @@ def load(place: Storage, schema: Schema | None) -> Loaded:
         kept = state.get("normalization")
         theirs = schema or Schema.from_dict(manifest.schema, place.url)
         normalization = None if kept is None else NormalizationStats.from_dict(kept, theirs)
-    return Loaded(
+    return LoadedCheckpoint(
         place, manifest.run, normalization, state, random, manifest.plan, dense, manifest.shards, theirs
     )
 
 
-def load_model(loaded: Loaded, model: nn.Module) -> None:
+def load_model(loaded: LoadedCheckpoint, model: nn.Module) -> None:
     """Puts the parameters of a checkpoint into a module, without an optimizer's state.
 
     Raises:

@@ -18,13 +18,13 @@ from girih.checkpoint.parts import PartReader
 from girih.checkpoint.storage import Storage
 from girih.store import SnapshotFile, write_rows
 from girih.store.snapshot.columns import Chunk, columns_of
-from girih.store.snapshot.tensorfile import Tensor
+from girih.store.snapshot.tensorfile import StoredTensor
 
 Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class Rule:
+class PruneRule:
     """Which rows stay.
 
     Attributes:
@@ -38,7 +38,7 @@ class Rule:
     max_age: int | None = None
 
 
-def prune(place: Storage, root: Storage, rule: Rule) -> tuple[Storage, Manifest]:
+def prune(place: Storage, root: Storage, rule: PruneRule) -> tuple[Storage, Manifest]:
     """Writes ``root/step-…``, the checkpoint ``place`` without the rows that the rule has leave.
 
     Its files have the same shards and tables. Rows lose their places in the lists by which tables evict, which are ordered by last
@@ -89,7 +89,7 @@ class _Kept:
         rows: how many of each table.
     """
 
-    def __init__(self, file: SnapshotFile, rule: Rule, newest: Mapping[str, int]) -> None:
+    def __init__(self, file: SnapshotFile, rule: PruneRule, newest: Mapping[str, int]) -> None:
         self._file, self._rule, self.where = file, rule, file.where
         tables = [table["name"] for table in file.description["tables"]]
         self._asked = np.array([name in rule.tables for name in tables])
@@ -102,7 +102,7 @@ class _Kept:
         self.description = {**file.description, "num_rows": self.num_rows, "linked": False}
         self._columns = columns_of(self.description)
 
-    def tensors(self) -> list[Tensor]:
+    def tensors(self) -> list[StoredTensor]:
         """All columns and Bloom filters."""
         return [*(column.tensor(self.num_rows) for column in self._columns), *self._file.bloom_tensors()]
 
@@ -129,7 +129,7 @@ class _Kept:
         return stays
 
 
-def _newest(reader: PartReader, rule: Rule) -> dict[str, int]:
+def _newest(reader: PartReader, rule: PruneRule) -> dict[str, int]:
     """The moment from which each table's age counts: the last step, or the last use of any row where it counts seconds."""
     newest: dict[str, int] = {}
     for name in reader.parts if rule.max_age is not None else ():

@@ -10,7 +10,7 @@ from rich.table import Table
 from girih.cli import cli
 from girih.cli.screen import screen
 from girih.cli.words import PATH
-from girih.report.comparing import Comparison
+from girih.report.comparing import RunComparison
 from girih.report.comparing import compare as compared
 
 
@@ -27,7 +27,7 @@ def compare(runs: tuple[Path, ...], as_csv: bool) -> int:
     return 0
 
 
-def _print(found: Comparison) -> None:
+def _print(found: RunComparison) -> None:
     table = Table()
     table.add_column("", overflow="fold")
     for name in found.names:

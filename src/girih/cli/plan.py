@@ -23,7 +23,7 @@ from girih.report.text import count, size
 from girih.runs.files import write_whole
 from girih.store.accounting import row_bytes, tiered_row_bytes
 from girih.store.rows.record import row_layout
-from girih.training.comparing import Offer
+from girih.training.comparing import StrategyEstimate
 
 MOST_GROUPS = 6
 GBIT = 1e9 / 8  # bytes
@@ -69,7 +69,7 @@ def plan(
 ) -> int:
     """Print the plan of a run as JSON, for girih train --plan FILE; a summary goes to standard error."""
     settings = RunConfig.load(config_file, overrides=[*overrides, *naming(model_class)], strategy=strategy)
-    found: tuple[Offer, ...] = ()
+    found: tuple[StrategyEstimate, ...] = ()
     calibration = _machines(calibrated, machines, gbit)
     decided, net = settings.planned_net(calibration)
     if calibration is not None:

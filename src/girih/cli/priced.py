@@ -10,10 +10,10 @@ from rich.table import Table
 from girih.planner.operators import OperatorGraph
 from girih.planner.tagging.tag import Tagged
 from girih.report.text import short, size
-from girih.training.comparing import Offer, choose
+from girih.training.comparing import StrategyEstimate, choose
 
 
-def offers_table(found: Sequence[Offer], calibrated: str) -> None:
+def offers_table(found: Sequence[StrategyEstimate], calibrated: str) -> None:
     """Prints every strategy with its predicted speed, or the reason why it has none, and the one to choose; on standard error."""
     table = Table("strategy", "processes")
     for column in ("samples/s", "cores, ms a step", "path, ms a step"):

@@ -11,7 +11,7 @@ import click
 
 from girih import config
 from girih.checkpoint import Manifest, Storage
-from girih.checkpoint.prune import Rule
+from girih.checkpoint.prune import PruneRule
 from girih.checkpoint.prune import prune as write_pruned
 from girih.cli import cli
 from girih.cli.words import PATH
@@ -49,7 +49,7 @@ def prune(run: str, out: Path, min_count: int | None, max_age: int | None, table
         if name not in before.rows:
             raise ConfigError(f"--table {name}: the run has none of that name{nearest(name, before.rows)}")
     _check_out(out)
-    rule = Rule(tables=tables or tuple(before.rows), min_count=min_count, max_age=max_age)
+    rule = PruneRule(tables=tables or tuple(before.rows), min_count=min_count, max_age=max_age)
     written, after = write_pruned(place, Storage.at(out / "checkpoints"), rule)
     source = Path(run) / "config.toml"
     if source.is_file():

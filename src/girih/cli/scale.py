@@ -12,7 +12,7 @@ import click
 from girih.cli import cli
 from girih.cli.words import PATH
 from girih.cluster.elastic import requests
-from girih.cluster.elastic.requests import Request
+from girih.cluster.elastic.requests import ScaleRequest
 from girih.cluster.roles import RoleName
 from girih.errors import ConfigError, RunDirectoryError, nearest
 from girih.report.status import status_of
@@ -55,7 +55,7 @@ def _count(word: str, there: Iterable[str]) -> tuple[str, int]:
     return RoleName(name), int(count)
 
 
-def _outcome(run: Path, request: Request) -> dict[str, Any]:
+def _outcome(run: Path, request: ScaleRequest) -> dict[str, Any]:
     """Waits for what becomes of a request.
 
     Raises:

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from girih.cli.screen import WIDE, screen
 from girih.data import Dataset
-from girih.planner.calibration import Calibration, Link, Rate, Work
+from girih.planner.calibration import Calibration, Link, Rate, StepWork
 from girih.planner.costs import link_s
 from girih.report.text import count, fraction, short, size
 
@@ -149,7 +149,7 @@ def codecs_table(calibration: Calibration) -> None:
     screen().print(table)
 
 
-def work_table(work: Work) -> None:
+def work_table(work: StepWork) -> None:
     """Prints what rows, reading, products and a step take one core."""
     table = Table("µs of a core", "a call", "an id", "1,000 numbers")
     for name, rate in {"lookups": work.lookup, **work.updates}.items():

@@ -25,7 +25,7 @@ from girih.config.metrics import MetricsOptions
 from girih.config.user_code import naming
 from girih.errors import ConfigError, RoleError, UserError
 from girih.runs.live.endpoint import require_client
-from girih.runs.live.place import Place
+from girih.runs.live.place import StatusTarget
 
 
 @cli.command()
@@ -128,11 +128,11 @@ def check_init(init_from: str, run: Path | None) -> None:
     checkpoint.find(init_from)
 
 
-def _place(mapping: Mapping[str, Any], where: str, directory: Path, run: Path) -> Place:
+def _place(mapping: Mapping[str, Any], where: str, directory: Path, run: Path) -> StatusTarget:
     """The place where the processes of a run show themselves."""
     metrics = config.build(MetricsOptions, mapping.get("metrics", {}), f"{where}: [metrics]")
     require_client(metrics)
-    return Place(run.absolute(), metrics.below(directory))
+    return StatusTarget(run.absolute(), metrics.below(directory))
 
 
 def _way_on(run: Path) -> str:

@@ -29,7 +29,7 @@ from girih.report.comparing import changed
 from girih.report.progress import Progress
 from girih.runs.directory import RunDirectory, read_summary
 from girih.runs.live.logs import logging_as
-from girih.runs.live.place import Place, Who
+from girih.runs.live.place import ProcessId, StatusTarget
 from girih.serving.opening import final_weights
 from girih.strategies import runs_alone
 from girih.trainer import Trainer
@@ -100,7 +100,7 @@ def beginning(newest: Storage | None = None, init: Storage | None = None) -> dic
 def _logging(cluster: Cluster, run: Path) -> Iterator[None]:
     """Keeps the log of this trainer; of the first one standard error is the user's terminal."""
     rank = cluster.ranks.rank
-    who, place = Who(RoleName.TRAINER, rank, cluster.incarnation), Place(run.absolute())
+    who, place = ProcessId(RoleName.TRAINER, rank, cluster.incarnation), StatusTarget(run.absolute())
     with logging_as(who, place, on_stderr=rank > 0):
         _LOG.info("began as process %d", os.getpid())
         try:
@@ -191,7 +191,7 @@ def _train(
     return 0
 
 
-class _Shown(logging.Handler):
+class _ProgressLog(logging.Handler):
     """Shows what the library logs as lines of the progress."""
 
     def __init__(self, progress: Progress) -> None:
@@ -204,7 +204,7 @@ class _Shown(logging.Handler):
 
 @contextmanager
 def _showing_warnings(progress: Progress) -> Iterator[None]:
-    logger, shown = logging.getLogger("girih"), _Shown(progress)
+    logger, shown = logging.getLogger("girih"), _ProgressLog(progress)
     logger.addHandler(shown)
     try:
         yield

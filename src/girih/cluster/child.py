@@ -24,8 +24,8 @@ from girih.cluster.roles import MODULES, RoleName
 from girih.cluster.segments import remove_segments
 from girih.errors import GirihError
 from girih.runs.live.logs import logging_as
-from girih.runs.live.place import Place, Who
-from girih.runs.live.shower import Shower
+from girih.runs.live.place import ProcessId, StatusTarget
+from girih.runs.live.shower import StatusWriter
 
 _LOG = logging.getLogger("girih.cluster.child")  # this file is "__main__"
 LAST_WORDS_S = 5.0
@@ -58,7 +58,7 @@ def main() -> int:
         return 0  # it is not needed after all
     role = pickle.loads(from_text(message["role"]))  # a private pipe from the parent, no socket
     role.incarnation = hello["incarnation"]
-    who, place = Who(role.name, role.index, role.incarnation), Place.from_hello(hello)
+    who, place = ProcessId(role.name, role.index, role.incarnation), StatusTarget.from_hello(hello)
 
     def ready(address: str) -> None:
         _LOG.info("listens at %s", address)
@@ -67,7 +67,7 @@ def main() -> int:
     with logging_as(who, place, on_stderr=True):
         _LOG.info("began as process %d", os.getpid())
         try:
-            with Shower(who, role.stats, place):
+            with StatusWriter(who, role.stats, place):
                 role.run(ready, stop)
         except Exception as error:
             if not stop.is_set():

@@ -23,7 +23,7 @@ from girih.cluster.launchers.local import LocalLauncher
 from girih.cluster.meeting import PLAIN, one_host, telling_openly, telling_privately
 from girih.cluster.options import ClusterOptions
 from girih.cluster.pipe import Pipe
-from girih.cluster.roles import ENDS_RUN, Bearing, Role, RoleName
+from girih.cluster.roles import ENDS_RUN, FailurePolicy, Role, RoleName
 from girih.cluster.segments import new_prefix, remove_segments
 from girih.cluster.supervisor import Supervisor, rows_kept_in
 from girih.comm.endpoints import abort_clients
@@ -32,7 +32,7 @@ from girih.comm.registry import Entry, LocalRegistry, Registry, RegistryServer, 
 from girih.comm.registry.remote import RemoteRegistry
 from girih.config.metrics import MetricsOptions
 from girih.errors import ConfigError, GirihError, RoleError, WireError, WireTimeout
-from girih.runs.live.place import Place
+from girih.runs.live.place import StatusTarget
 
 GRACE_S = 1.0
 """A trainer has so long to find out by itself that a process is gone; what it waits for is aborted then."""
@@ -67,7 +67,7 @@ class Cluster:
         self._server: RegistryServer | None = None
         self._first, self._under_torchrun = True, False
         self._run: Path | None = None
-        self._place = Place()
+        self._place = StatusTarget()
         self.incarnation = 0
         self._error: Exception | None = None
         self._closed = threading.Event()
@@ -147,7 +147,7 @@ class Cluster:
             self._roles.prepare_anew(counts)
 
     def start(
-        self, name: str, roles: Callable[[], Sequence[Role]], bearing: Bearing = ENDS_RUN
+        self, name: str, roles: Callable[[], Sequence[Role]], bearing: FailurePolicy = ENDS_RUN
     ) -> tuple[str, ...]:
         """Has rank 0 start roles, or its launcher; returns where they listen, on all ranks.
 
@@ -247,7 +247,7 @@ class Cluster:
 
     def show_in(self, run: Path | None, metrics: MetricsOptions | None = None) -> None:
         """Keeps ``processes.json`` in a run's directory while it runs; roles that are started from here on show themselves there."""
-        self._place = Place(None if run is None else run.absolute(), metrics or MetricsOptions())
+        self._place = StatusTarget(None if run is None else run.absolute(), metrics or MetricsOptions())
         if self._roles is not None and self._first:
             self._roles.show_in(run)
         self._run = run

@@ -12,7 +12,7 @@ from typing import Any
 
 from girih.cluster.launchers.launcher import Messages
 from girih.cluster.pipe import Pipe, as_text, from_text
-from girih.cluster.roles import ENDS_RUN, Bearing, RestartPolicy
+from girih.cluster.roles import ENDS_RUN, FailurePolicy, RestartPolicy
 from girih.cluster.supervisor import START_S, Supervisor
 from girih.errors import GirihError, RoleError, named
 
@@ -53,7 +53,7 @@ class LauncherControl:
         """See :class:`Supervisor`."""
         self._ask("prepare", dict(counts))
 
-    def start(self, name: str, specs: Sequence[bytes], bearing: Bearing = ENDS_RUN) -> list[str]:
+    def start(self, name: str, specs: Sequence[bytes], bearing: FailurePolicy = ENDS_RUN) -> list[str]:
         """See :class:`Supervisor`."""
         texts = [as_text(spec) for spec in specs]
         addresses: list[str] = self._ask("start", name, texts, bearing.policy.name, bearing.why)
@@ -67,7 +67,7 @@ class LauncherControl:
         """Tells of other numbers of processes, by which trainers begin that come back from here on.
 
         Args:
-            stage: a :class:`girih.cluster.elastic.stage.Stage`.
+            stage: a :class:`girih.cluster.elastic.stage.ScaleStage`.
             overrides: words of ``--set`` that say the same.
         """
         self._ask("scale", stage, dict(counts), list(overrides))
@@ -144,7 +144,7 @@ def serve(
 
     def start(name: str, specs: Sequence[str], policy: str, why: str) -> list[str]:
         return supervisor.start(
-            name, [from_text(spec) for spec in specs], Bearing(RestartPolicy[policy], why)
+            name, [from_text(spec) for spec in specs], FailurePolicy(RestartPolicy[policy], why)
         )
 
     def failure() -> str | None:

@@ -24,7 +24,7 @@ from typing import Any
 from girih.cluster.command import module_command
 from girih.cluster.control import serve, text_of
 from girih.cluster.elastic import requests
-from girih.cluster.elastic.stage import Stage
+from girih.cluster.elastic.stage import ScaleStage
 from girih.cluster.launchers.launcher import Handle, Resources
 from girih.cluster.launchers.local import LocalLauncher
 from girih.cluster.launchers.machines import Launch, Machines
@@ -51,7 +51,7 @@ def launch(what: Launch) -> int:
     """
     signals: list[bool] = []
     with heeding_signals(lambda: signals.append(True)):
-        run = _Run(what)
+        run = _LaunchedRun(what)
         while True:
             try:
                 status = run.until_trainer_0_ends(signals)
@@ -62,15 +62,15 @@ def launch(what: Launch) -> int:
             run = _scaled(run, run.following)
 
 
-def _scaled(ended: _Run, following: Launch) -> _Run:
+def _scaled(ended: _LaunchedRun, following: Launch) -> _LaunchedRun:
     """The run with other numbers of processes, which all begin anew; with as many as before where those cannot be had."""
     try:
-        return _Run(following, ended.deaths)
+        return _LaunchedRun(following, ended.deaths)
     except GirihError as error:
         request = requests.pending(following.run)
         if request is not None:
             requests.fail(following.run, request, str(error))
-        return _Run(replace(ended.what, command=ended.what.again), ended.deaths)
+        return _LaunchedRun(replace(ended.what, command=ended.what.again), ended.deaths)
 
 
 @contextmanager
@@ -131,7 +131,7 @@ def machines_of(what: Launch) -> Machines:
     return ThisHost(what)
 
 
-class _Run:
+class _LaunchedRun:
     """Processes from when they begin until trainer 0 ends.
 
     Attributes:
@@ -292,13 +292,13 @@ class _Run:
         scaled = replace(
             self._what, counts={**self._what.counts, **counts}, again=[*self._what.again, *words]
         )
-        if stage == Stage.ANEW:
+        if stage == ScaleStage.ANEW:
             self.following = replace(scaled, command=scaled.again)
             return
         if scaled.counts != self._what.counts:
             self._what = scaled
             self._launcher.again_with(words)
-        self._rows_move = stage == Stage.MOVING
+        self._rows_move = stage == ScaleStage.MOVING
 
     def _set_stoppable(self, flag: bool) -> None:
         self._stoppable = flag

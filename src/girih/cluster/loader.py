@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from girih.cluster.rereading import Rereading
+from girih.cluster.rereading import BatchReplay
 from girih.cluster.roles import RoleName
 from girih.comm.messages import answers, as_text, from_text
 from girih.comm.peers import CONNECTED_S, RETURN_S, calls_of, connect_all
@@ -31,13 +31,13 @@ from girih.comm.rpc import Client, Request
 from girih.comm.serving import Service
 from girih.data import Batch, Dataset, Position
 from girih.data.epoch import SkippedRows
-from girih.data.readings import Readings
+from girih.data.readings import SharedScans
 from girih.data.shares import label_scale, share_of
 from girih.errors import Lost, WireError
 from girih.runs.busy import holding, waiting
 from girih.runs.stats import Stats
 from girih.sparse.service.codec import BatchCodec
-from girih.sparse.service.protocol import Verb
+from girih.sparse.service.protocol import SparseVerb
 
 LOOK_BACK = 4
 """Trainers at their own pace share a reading while they are apart by a fourth of ``data.shuffle_rows`` at most."""
@@ -83,7 +83,7 @@ class Loader:
             registry=self.registry,
             timeout_s=RETURN_S if self.workers_return else CONNECTED_S,
         )
-        work = _Work(self, clients)
+        work = _LoaderWork(self, clients)
         try:
             work.serve(self, ready, stop)
         finally:
@@ -93,7 +93,7 @@ class Loader:
 
 
 @dataclass
-class _Lane:
+class _TrainerQueues:
     """Queues of one trainer: shares that are ready, and requests that wait for one, by its number.
 
     Attributes:
@@ -126,7 +126,7 @@ class _Pass:
 
     def __init__(
         self,
-        work: _Work,
+        work: _LoaderWork,
         number: int,
         trainers: tuple[int, ...],
         epoch: int,
@@ -135,7 +135,7 @@ class _Pass:
     ) -> None:
         self._number, self._epoch, self._start, self._first = number, epoch, start, first
         self._work = work
-        self._lanes = {trainer: _Lane(next_number=first) for trainer in trainers}
+        self._lanes = {trainer: _TrainerQueues(next_number=first) for trainer in trainers}
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._read, name="girih-read", daemon=True)
         self._thread.start()
@@ -156,7 +156,7 @@ class _Pass:
             self._thread.join()
 
     @contextmanager
-    def _changing(self, trainer: int) -> Iterator[_Lane]:
+    def _changing(self, trainer: int) -> Iterator[_TrainerQueues]:
         """One trainer's queues; once they are changed, whoever can be answered is."""
         with self._changed:
             lane = self._lanes[trainer]
@@ -209,13 +209,13 @@ class _Pass:
             return lane.last is None
 
 
-class _Work(Service):
+class _LoaderWork(Service):
     """The work of a loader, request by request."""
 
     def __init__(self, role: Loader, workers: Sequence[Client]) -> None:
         super().__init__({
-            Verb.BEGIN: self._begin, Verb.GO_ON: self._go_on, Verb.NEXT: self._next, Verb.END: self._end,
-            Verb.STORE_AGAIN: self._store_again, Verb.STATS: self._read_stats,
+            SparseVerb.BEGIN: self._begin, SparseVerb.GO_ON: self._go_on, SparseVerb.NEXT: self._next, SparseVerb.END: self._end,
+            SparseVerb.STORE_AGAIN: self._store_again, SparseVerb.STATS: self._read_stats,
         }, role.stats)  # fmt: skip
         self.role = role
         size, rows = role.data.batch_size, role.data.shuffle_rows
@@ -223,8 +223,8 @@ class _Work(Service):
         if role.in_step:
             # one that came back reads for each trainer by itself, and none is far ahead of the others
             kept = 1 + bool(role.incarnation) * FAR * role.data.read_ahead
-        self.readings = Readings(role.data, kept)
-        self._rereading = Rereading(self.readings)
+        self.readings = SharedScans(role.data, kept)
+        self._rereading = BatchReplay(self.readings)
         self._workers = workers
         self._passes: dict[tuple[int, int], _Pass] = {}  # by number and trainer; one for all trainers in step
         self._stats = role.stats
@@ -260,7 +260,7 @@ class _Work(Service):
         with holding(self._dispatching), self._stats.spans("dispatch"):
             ids = self.role.codec.pack_ids(share)
             source = (number, trainer, batch, share.num_examples)
-            (kept,) = answers([self._workers[worker]], Verb.STORE_IDS, source, ids, again=True)
+            (kept,) = answers([self._workers[worker]], SparseVerb.STORE_IDS, source, ids, again=True)
         self._stats.sent("ids", sum(array.nbytes for array in ids))
         return worker, kept.fields[0]
 
@@ -299,7 +299,7 @@ class _Work(Service):
         ended = self._passes.pop((number, trainer), None)
         if ended is not None:
             ended.end(trainer)
-        answers(self._workers, Verb.DROP_IDS, (number, trainer, taken), again=True)
+        answers(self._workers, SparseVerb.DROP_IDS, (number, trainer, taken), again=True)
 
     def _store_again(self, request: Request) -> None:
         number, trainer, share = request.frame.fields

@@ -20,7 +20,7 @@ PLAIN = (
 _HELLO = "hello"
 
 
-class Store(Protocol):
+class TorchStore(Protocol):
     """The part of torch's stores that is used here."""
 
     def set(self, key: str, value: str, /) -> None: ...
@@ -29,7 +29,7 @@ class Store(Protocol):
 
 
 @contextmanager
-def telling_openly(store: Store, hello: Mapping[str, str] | None) -> Iterator[Mapping[str, str]]:
+def telling_openly(store: TorchStore, hello: Mapping[str, str] | None) -> Iterator[Mapping[str, str]]:
     """Tells by a store, which whoever reaches it may read; None hears what another told."""
     if hello is not None:
         store.set(_HELLO, json.dumps(hello))
@@ -37,7 +37,7 @@ def telling_openly(store: Store, hello: Mapping[str, str] | None) -> Iterator[Ma
 
 
 @contextmanager
-def telling_privately(store: Store, hello: Mapping[str, str] | None) -> Iterator[Mapping[str, str]]:
+def telling_privately(store: TorchStore, hello: Mapping[str, str] | None) -> Iterator[Mapping[str, str]]:
     """Tells by a file that this user alone reads, and that is gone with the body; the store says which.
 
     Raises:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from girih.data.batch import Batch
 from girih.data.position import Position
-from girih.data.readings import Reader, Readings
+from girih.data.readings import ScanCursor, SharedScans
 from girih.errors import WireError
 
 
@@ -14,18 +14,18 @@ from girih.errors import WireError
 class _Open:
     """A reader, and the number of the share that comes next, of a pass."""
 
-    reader: Reader
+    reader: ScanCursor
     number: int
     share: int
 
 
-class Rereading:
+class BatchReplay:
     """Readers that go on from share to share, one for each trainer: what one worker lost comes in turn, with others' in between.
 
     Methods are called by one thread.
     """
 
-    def __init__(self, readings: Readings) -> None:
+    def __init__(self, readings: SharedScans) -> None:
         self._readings = readings
         self._open: dict[int, _Open] = {}  # by trainer
 

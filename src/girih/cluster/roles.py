@@ -39,7 +39,7 @@ class RestartPolicy(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Bearing:
+class FailurePolicy:
     """A strategy's word on what a run can bear: what becomes of it when a process of a role is killed.
 
     Attributes:
@@ -51,9 +51,9 @@ class Bearing:
 
 
 ENDS_RUN, COMES_BACK, RELOADS = (
-    Bearing(),
-    Bearing(RestartPolicy.COME_BACK),
-    Bearing(RestartPolicy.RELOAD),
+    FailurePolicy(),
+    FailurePolicy(RestartPolicy.COME_BACK),
+    FailurePolicy(RestartPolicy.RELOAD),
 )
 
 

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from girih.cluster.launchers.launcher import Handle, Launcher, Resources
-from girih.cluster.roles import ENDS_RUN, Bearing, RestartPolicy, RoleName, title
+from girih.cluster.roles import ENDS_RUN, FailurePolicy, RestartPolicy, RoleName, title
 from girih.comm.registry import Entry, Registry, find, key_of, register
 from girih.errors import ConfigError, RoleError, named
 from girih.runs.directory import PROCESSES
@@ -64,7 +64,7 @@ class Supervisor:
         self._ending: set[Handle] = set()
         self._kept: set[str] = set()
         self._begun: dict[tuple[str, int], bytes] = {}  # what those are that listened once
-        self._bearings: dict[str, Bearing] = {}
+        self._bearings: dict[str, FailurePolicy] = {}
         self._closing = threading.Event()
         self._error: Exception | None = None
         self._known = threading.Event()
@@ -90,7 +90,7 @@ class Supervisor:
         """As :meth:`prepare`, for roles that were ended and are to begin anew."""
         self.prepare(counts)
 
-    def start(self, name: str, specs: Sequence[bytes], bearing: Bearing = ENDS_RUN) -> list[str]:
+    def start(self, name: str, specs: Sequence[bytes], bearing: FailurePolicy = ENDS_RUN) -> list[str]:
         """Starts all processes of a role side by side; returns where they listen.
 
         Args:

@@ -24,7 +24,7 @@ Floats = NDArray[np.float32]
 _ALIGNED = 64  # numbers: arrays that travel together begin at multiples of 256 bytes
 
 
-class Event(Protocol):
+class DeviceEvent(Protocol):
     """A moment in the work of a GPU, as torch has it."""
 
     def query(self) -> bool:
@@ -42,7 +42,7 @@ class PinnedBuffer:
     """
 
     numbers: Tensor
-    busy_until: Event | None = None
+    busy_until: DeviceEvent | None = None
     is_taken: bool = False
 
     @property
@@ -87,13 +87,13 @@ class PinnedBuffers:
             found.is_taken = True
             return found
 
-    def give_back(self, buffer: PinnedBuffer, busy_until: Event | None = None) -> None:
+    def give_back(self, buffer: PinnedBuffer, busy_until: DeviceEvent | None = None) -> None:
         """Lets others take it, once an event has come."""
         with self._lock:
             buffer.busy_until, buffer.is_taken = busy_until, False
 
 
-class _Lane:
+class _CopyLane:
     """A direction, with its stream and its buffers."""
 
     def __init__(self, device: torch.device) -> None:
@@ -138,7 +138,7 @@ class Sent:
         return self.tensors
 
 
-class ToDevice(_Lane):
+class ToDevice(_CopyLane):
     """The way from the wire to a device; for one thread."""
 
     def send(self, arrays: Sequence[Floats]) -> Sent:
@@ -161,7 +161,7 @@ class ToDevice(_Lane):
         return Sent(whole, parts, ready)
 
 
-class Coming:
+class PendingCopy:
     """Tensors on their way from a device."""
 
     def __init__(
@@ -184,10 +184,10 @@ class Coming:
             self._lane.buffers.give_back(self._buffer)
 
 
-class FromDevice(_Lane):
+class FromDevice(_CopyLane):
     """The way from a device to the wire."""
 
-    def begin(self, tensors: Sequence[Tensor | None]) -> Coming:
+    def begin(self, tensors: Sequence[Tensor | None]) -> PendingCopy:
         """Begins to copy tensors, float32[...], or None, behind what the current stream has been given; waits for nothing."""
         sizes = [0 if tensor is None else tensor.numel() for tensor in tensors]
         places, total = _places(sizes)
@@ -205,7 +205,7 @@ class FromDevice(_Lane):
                 if self.stream is not None:
                     tensor.record_stream(self.stream)
                 arrays.append(part.numpy())
-        return Coming(self, buffer, arrays, self.recorded())
+        return PendingCopy(self, buffer, arrays, self.recorded())
 
 
 class Parcels:

@@ -42,7 +42,7 @@ from girih.sparse.spec import SparseSpec
 from girih.strategies import Strategy, measures_of, roles_of
 from girih.strategies.strategy import measures_for, spreads_net
 from girih.trainer import Trainer
-from girih.training.comparing import Offer, offer, offers
+from girih.training.comparing import StrategyEstimate, offer, offers
 from girih.training.dense_cost import count_dense_cost, host_bytes
 from girih.training.example import operators_of
 from girih.training.placing import PlacedNet, place_net
@@ -368,7 +368,9 @@ class RunConfig:
         except ConfigError as error:
             raise ConfigError(f"{self.where}: {error}") from None
 
-    def offers(self, calibration: Calibration, placed: PlacedNet | None = None) -> tuple[Offer, ...]:
+    def offers(
+        self, calibration: Calibration, placed: PlacedNet | None = None
+    ) -> tuple[StrategyEstimate, ...]:
         """This configuration under every strategy, with the speeds that are predicted for this machine; passes of the model are measured.
 
         Args:
@@ -378,7 +380,7 @@ class RunConfig:
 
     def offer(
         self, calibration: Calibration, placed: PlacedNet | None = None, cost: DenseCost | None = None
-    ) -> Offer:
+    ) -> StrategyEstimate:
         """The first of :meth:`offers`: this configuration as it is; ``cost`` as of :meth:`planned_net`."""
         return offer(self.strategy, self._facts_by(calibration, placed, cost), own=True)
 

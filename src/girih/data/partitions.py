@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from girih.data.paths import File
+from girih.data.paths import DataFile
 
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
@@ -22,7 +22,7 @@ class Partitions:
         types: by column; int64 where each value spells an integer, else string.
     """
 
-    def __init__(self, files: Sequence[File]) -> None:
+    def __init__(self, files: Sequence[DataFile]) -> None:
         self._values = [partitions_in(file.path) for file in files]
         names = dict.fromkeys(name for values in self._values for name in values)
         self.types: dict[str, Any] = {name: self._type(name) for name in names}

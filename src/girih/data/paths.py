@@ -27,7 +27,7 @@ class NothingThereError(MissingFileError):
 
 
 @dataclass(frozen=True, slots=True)
-class File:
+class DataFile:
     """One file on some file system; ``address`` is what users are shown, ``encoding`` a codec of text that is not UTF-8."""
 
     filesystem: Any
@@ -56,7 +56,7 @@ class File:
             raise DataError(f"{self.address}: cannot be opened: {one_line(error)}") from None
 
 
-def find_files(paths: Paths, *, suffix: str | None = None) -> tuple[File, ...]:
+def find_files(paths: Paths, *, suffix: str | None = None) -> tuple[DataFile, ...]:
     """Lists the files that paths, globs or fsspec addresses name: in the order given, globs sorted.
 
     Args:
@@ -70,7 +70,7 @@ def find_files(paths: Paths, *, suffix: str | None = None) -> tuple[File, ...]:
     given = list(paths) if isinstance(paths, Sequence) and not isinstance(paths, str) else [paths]
     if not given:
         raise ConfigError("paths: the list is empty; expected at least one file or pattern")
-    files: list[File] = []
+    files: list[DataFile] = []
     for path in given:
         if not isinstance(path, str | os.PathLike) or not os.fspath(path):
             raise ConfigError(f"paths: {path!r} is not a path; expected strings such as 'train/*.parquet'")
@@ -92,7 +92,7 @@ def one_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def _matches(path: str, suffix: str | None) -> list[File]:
+def _matches(path: str, suffix: str | None) -> list[DataFile]:
     try:
         return _list(path, suffix)
     except UserError:
@@ -118,7 +118,7 @@ def _nothing_there(path: str, what: str) -> NothingThereError:
     return error
 
 
-def _list(path: str, suffix: str | None) -> list[File]:
+def _list(path: str, suffix: str | None) -> list[DataFile]:
     filesystem, root = fsspec.core.url_to_fs(os.path.expanduser(path))
     if any(mark in path for mark in "*?[") and not filesystem.exists(root):
         found = filesystem.glob(root, detail=True)
@@ -144,7 +144,7 @@ def _list(path: str, suffix: str | None) -> list[File]:
     return below
 
 
-def _file(filesystem: Any, info: dict[str, Any], given: str, *, exact: bool = False) -> File:
+def _file(filesystem: Any, info: dict[str, Any], given: str, *, exact: bool = False) -> DataFile:
     name = str(info["name"])
     address = given if exact else (filesystem.unstrip_protocol(name) if "://" in given else name)
-    return File(filesystem, name, address, int(info.get("size") or 0))
+    return DataFile(filesystem, name, address, int(info.get("size") or 0))

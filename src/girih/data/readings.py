@@ -17,7 +17,7 @@ from girih.data.epoch import SkippedRows
 from girih.data.position import Position
 
 
-class Readings:
+class SharedScans:
     """The readings of some data that are shared; never more than there are readers.
 
     Args:
@@ -29,9 +29,9 @@ class Readings:
         self._lock = threading.Lock()
         self._readings: list[_Reading] = []
 
-    def reader(self, epoch: int, position: Position | None) -> Reader:
+    def reader(self, epoch: int, position: Position | None) -> ScanCursor:
         """Reads an epoch from a position on: see :meth:`Dataset.batches`."""
-        return Reader(self, position or Position(epoch=epoch))
+        return ScanCursor(self, position or Position(epoch=epoch))
 
     def join(self, at: Position, skipped: SkippedRows | None) -> _Reading:
         """The reading to take the batch at a position from; a new one knows what an earlier one ``skipped``."""
@@ -53,14 +53,14 @@ class Readings:
         reading.close()
 
 
-class Reader(Iterator[tuple[Batch, Position]]):
+class ScanCursor(Iterator[tuple[Batch, Position]]):
     """Iterates over the rest of an epoch, in one thread.
 
     Attributes:
         skipped: the bad rows that were dropped, once all batches were read.
     """
 
-    def __init__(self, readings: Readings, at: Position) -> None:
+    def __init__(self, readings: SharedScans, at: Position) -> None:
         self._readings, self._at, self._epoch = readings, at, at.epoch
         self._reading: _Reading | None = None
         self.skipped: SkippedRows | None = None

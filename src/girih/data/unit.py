@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from girih.data.paths import File
+from girih.data.paths import DataFile
 from girih.data.position import Cursor
 from girih.data.read_plan import ReadPlan
 
@@ -87,7 +87,7 @@ class Source(Protocol):
     """
 
     @property
-    def files(self) -> tuple[File, ...]: ...
+    def files(self) -> tuple[DataFile, ...]: ...
 
     @property
     def num_parts(self) -> int: ...

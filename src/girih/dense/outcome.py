@@ -40,7 +40,7 @@ class Outcome(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class ReadyOutcome:
     """An outcome that is known; see :class:`Outcome`."""
 
     loss: float
@@ -65,9 +65,9 @@ class Late:
     """
 
     def __init__(
-        self, told: Tensor, read: Callable[[Sequence[float]], Known], *, together: bool = False
+        self, told: Tensor, read: Callable[[Sequence[float]], ReadyOutcome], *, together: bool = False
     ) -> None:
-        self._known: Known | None = None
+        self._known: ReadyOutcome | None = None
         self._told, self._read, self._together = told, read, together
         self._event: Any = None
         if told.device.type == "cuda":
@@ -101,7 +101,7 @@ class Late:
         """See :class:`Outcome`."""
         self._arrived()
 
-    def _arrived(self) -> Known:
+    def _arrived(self) -> ReadyOutcome:
         if self._known is None:
             if self._event is not None:
                 self._event.synchronize()
@@ -110,5 +110,5 @@ class Late:
         return self._known
 
 
-def _was_read(numbers: Sequence[float]) -> Known:
+def _was_read(numbers: Sequence[float]) -> ReadyOutcome:
     raise LookupError("an outcome is read once")

@@ -216,7 +216,7 @@ class Embeddings:
     def _widths(self) -> tuple[int, ...]:
         return tuple(block.values.shape[2] for block in self.blocks)
 
-    def _plan(self, features: Sequence[str]) -> _Plan:
+    def _plan(self, features: Sequence[str]) -> _Selection:
         try:
             if torch.compiler.is_compiling():  # which traces it once, and passes by caches
                 return _new_plan(self._places, self._names, tuple(features))
@@ -224,13 +224,13 @@ class Embeddings:
         except KeyError as error:
             raise self._missing(error.args[0]) from None
 
-    def _view(self, run: _Run) -> Tensor:
+    def _view(self, run: _FeatureRun) -> Tensor:
         """float32[B, n, D]; the block itself where that is all of it, for the gradient of a slice takes a copy."""
         block = self.blocks[run.block]
         whole = (run.begin, run.end) == (0, len(block.features))
         return block.values if whole else block.values[:, run.begin : run.end]
 
-    def _gathered(self, plan: _Plan) -> Tensor:
+    def _gathered(self, plan: _Selection) -> Tensor:
         """float32[B, Σ D], by one operation."""
         together = _joined([self.blocks[block].values.flatten(1) for block in plan.blocks])
         index = _columns_of(plan, self._names, self._widths, together.device)
@@ -242,7 +242,7 @@ class Embeddings:
         )
 
 
-class _Run(NamedTuple):
+class _FeatureRun(NamedTuple):
     """Features side by side in a block: its number, the place of the first of them and that behind the last."""
 
     block: int
@@ -251,7 +251,7 @@ class _Run(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class _Plan:
+class _Selection:
     """Places of some features, in their order, and the blocks that they stand in.
 
     It is the same in every batch of a run, so each is made once.
@@ -260,7 +260,7 @@ class _Plan:
         num_slices: how many of the runs are not a whole block.
     """
 
-    runs: tuple[_Run, ...]
+    runs: tuple[_FeatureRun, ...]
     blocks: tuple[int, ...]
     num_slices: int
 
@@ -277,27 +277,29 @@ def _places_of(blocks: tuple[Names, ...]) -> Mapping[str, tuple[int, int]]:
 
 
 @lru_cache(maxsize=256)
-def _plan_of(blocks: tuple[Names, ...], features: Names) -> _Plan:
+def _plan_of(blocks: tuple[Names, ...], features: Names) -> _Selection:
     """The plan of some features, made once."""
     return _new_plan(_places_of(blocks), blocks, features)
 
 
-def _new_plan(places: Mapping[str, tuple[int, int]], blocks: tuple[Names, ...], features: Names) -> _Plan:
+def _new_plan(
+    places: Mapping[str, tuple[int, int]], blocks: tuple[Names, ...], features: Names
+) -> _Selection:
     """Raises a KeyError of the feature that no block has."""
-    runs: list[_Run] = []
+    runs: list[_FeatureRun] = []
     for name in features:
         block, place = places[name]
         if runs and (runs[-1].block, runs[-1].end) == (block, place):
-            runs[-1] = _Run(block, runs[-1].begin, place + 1)
+            runs[-1] = _FeatureRun(block, runs[-1].begin, place + 1)
         else:
-            runs.append(_Run(block, place, place + 1))
+            runs.append(_FeatureRun(block, place, place + 1))
     num_slices = sum((begin, end) != (0, len(blocks[block])) for block, begin, end in runs)
-    return _Plan(tuple(runs), tuple(sorted({run.block for run in runs})), num_slices)
+    return _Selection(tuple(runs), tuple(sorted({run.block for run in runs})), num_slices)
 
 
 @lru_cache(maxsize=256)
 def _columns_of(
-    plan: _Plan, blocks: tuple[Names, ...], widths: tuple[int, ...], device: torch.device
+    plan: _Selection, blocks: tuple[Names, ...], widths: tuple[int, ...], device: torch.device
 ) -> Tensor:
     """The columns of a plan's features where its blocks lie side by side: int64[1, Σ D]."""
     sizes = [len(blocks[block]) * widths[block] for block in plan.blocks]

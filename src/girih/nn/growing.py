@@ -17,14 +17,14 @@ from girih.data.batch import Batch
 from girih.errors import CheckpointError, ConfigError
 from girih.models.embeddings import Block, Embeddings
 from girih.models.needs import EMBEDDING, SEQUENCE
-from girih.nn.growing_tables import GrowingTables, Reader
+from girih.nn.growing_tables import GrowingTables, TableReader
 from girih.nn.inputs import Bags
 from girih.nn.refusals import ATTRIBUTES, UNCAPTURED, UNCOPIED, refuse_ranks, refuse_weights
 from girih.schema import Categorical
 from girih.sparse.groups.gpu_batch import GpuBatch
 from girih.sparse.groups.group import EmbeddingGroup, ReadRows, apply_all
 from girih.sparse.groups.local_shards import LocalShards
-from girih.sparse.groups.pack import POOLING_MODES, Output, by_group
+from girih.sparse.groups.pack import POOLING_MODES, GroupOutput, by_group
 from girih.store import DiskFile, SnapshotFile, write_rows
 
 _POWERS = {POOLING_MODES["sum"]: 0.0, POOLING_MODES["mean"]: -1.0, POOLING_MODES["sqrtn"]: -0.5}
@@ -35,7 +35,12 @@ class _Apply(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, anchor: Tensor, weights: Tensor | None, module: GrowingModule, reader: Reader, batch: Any
+        ctx: Any,
+        anchor: Tensor,
+        weights: Tensor | None,
+        module: GrowingModule,
+        reader: TableReader,
+        batch: Any,
     ) -> tuple[Tensor, ...]:
         tables, ctx.learns, ctx.values = module.tables, module.learns, None
         tables.refuse_expired()
@@ -145,7 +150,7 @@ class GrowingModule(nn.Module):
         ]
         return Embeddings(tuple(blocks))
 
-    def read(self, reader: Reader, bags: Bags) -> tuple[Tensor, ...]:
+    def read(self, reader: TableReader, bags: Bags) -> tuple[Tensor, ...]:
         """The outputs of all groups, which lead autograd to the store where the module learns, and on a GPU to weights that require it."""
         if self.learns and torch.is_grad_enabled():
             refuse_ranks(self, self._told)
@@ -305,7 +310,7 @@ def _flat(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
     return [None if one is None else one.float().contiguous().view(-1, one.shape[-1]) for one in gradients]
 
 
-def _pooled(vectors: Tensor, bags: Bags, output: Output) -> Tensor:
+def _pooled(vectors: Tensor, bags: Bags, output: GroupOutput) -> Tensor:
     """Bags of one feature's vectors, float32[B, D], by torch."""
     feature, size = int(output.features[0]), bags.num_examples
     begin, end = (int(bags.bounds[place]) for place in (feature, feature + 1))

@@ -34,7 +34,7 @@ NO_LABEL = ""
 HOST = torch.device("cpu")
 
 
-class Reader:
+class TableReader:
     """The groups of tables as some features read them.
 
     Attributes:
@@ -81,7 +81,7 @@ class GrowingTables:
         self._pack = partial(pack, optimizer=optimizer, seed=seed)
         self.groups = self._pack(self.schema, of_all(self.schema, EMBEDDING))
         self._given = options
-        self._readers: weakref.WeakSet[Reader] = weakref.WeakSet()
+        self._readers: weakref.WeakSet[TableReader] = weakref.WeakSet()
         self.step = 0
         self._newest: dict[str, int] = {}  # uses of rows that were loaded, until training reads them
         self._settle(self._opened(on_gpu=options.on_gpu), on_gpu=options.on_gpu)
@@ -91,11 +91,11 @@ class GrowingTables:
         """Whether the options say where rows are kept in host memory: they do not follow their module to a GPU."""
         return not self._given.on_gpu and (self._given.tiers is not None or self._given.arena is not None)
 
-    def read_by(self, features: Sequence[Categorical], kind: str) -> Reader:
+    def read_by(self, features: Sequence[Categorical], kind: str) -> TableReader:
         """A reader of some features: EMBEDDING gives bags, SEQUENCE the vectors of all ids of each feature."""
         schema = Schema(features, NO_LABEL, self.schema.tables)
         with self.used():
-            reader = Reader(self._pack(schema, of_all(schema, kind)), self.shards, self._kind)
+            reader = TableReader(self._pack(schema, of_all(schema, kind)), self.shards, self._kind)
         self._readers.add(reader)
         return reader
 

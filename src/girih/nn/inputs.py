@@ -51,7 +51,7 @@ class Bags:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _FeatureBags:
     """Bags of some features as they were given.
 
     Attributes:
@@ -130,7 +130,7 @@ def packed(ids: Any, offsets: Any, weights: Any, num_features: int, *, device: t
     bounds = _bounds(offsets, len(ids), "", last_included=True)
     even = (len(bounds) - 1) % num_features == 0
     told = _told(bounds, num_features if even else 1)
-    given = _settled(_together([_Part(ids, bounds, _weights(weights, ids, ""), told, "")], device))
+    given = _settled(_together([_FeatureBags(ids, bounds, _weights(weights, ids, ""), told, "")], device))
     if not even:
         raise ConfigError(
             f"offsets: received {len(bounds)}, expected F·B+1, which is {num_features}·B+1 for these {num_features} features: one for"
@@ -162,7 +162,7 @@ def joined(
         for name in names_given:
             if name not in names:
                 raise ConfigError(f"{what}: unknown feature {name!r}{nearest(name, names)}")
-    parts: list[_Part] = []
+    parts: list[_FeatureBags] = []
     for name in names:
         if name not in given:
             raise ConfigError(f"ids: feature {name!r} is missing; expected {', '.join(map(repr, names))}")
@@ -194,7 +194,7 @@ def without(absent: int, given: Bags) -> Bags:
     )
 
 
-def _part(ids: Any, offsets: Any, weights: Any, name: str, where: str, last_included: bool) -> _Part:
+def _part(ids: Any, offsets: Any, weights: Any, name: str, where: str, last_included: bool) -> _FeatureBags:
     ids = integers(ids, f"{where}{name}")
     if ids.dim() == 2:
         if offsets is not None:
@@ -206,14 +206,14 @@ def _part(ids: Any, offsets: Any, weights: Any, name: str, where: str, last_incl
     if offsets is None:
         raise ConfigError(f"{where}offsets: missing; an input of one dimension needs them (or give it two)")
     bounds = _bounds(offsets, len(ids), where, last_included=last_included)
-    return _Part(ids, bounds, _weights(weights, ids, where), _told(bounds, 1), where)
+    return _FeatureBags(ids, bounds, _weights(weights, ids, where), _told(bounds, 1), where)
 
 
-def _uniform(ids: Tensor, num_bags: int, bag_size: int, weights: Tensor | None, where: str) -> _Part:
+def _uniform(ids: Tensor, num_bags: int, bag_size: int, weights: Tensor | None, where: str) -> _FeatureBags:
     most = bag_size if num_bags else 0
     told = torch.tensor([[0], [len(ids)], [most], [most]])
     offsets = torch.arange(num_bags + 1, device=ids.device) * bag_size
-    return _Part(ids, offsets, weights, told, where)
+    return _FeatureBags(ids, offsets, weights, told, where)
 
 
 def _bounds(offsets: Any, num_ids: int, where: str, *, last_included: bool) -> Tensor:
@@ -229,7 +229,7 @@ def _bounds(offsets: Any, num_ids: int, where: str, *, last_included: bool) -> T
 
 
 def _told(bounds: Tensor, num_features: int) -> Tensor:
-    """The facts of bags that :class:`_Part` tells, computed where their bounds are."""
+    """The facts of bags that :class:`_FeatureBags` tells, computed where their bounds are."""
     size = (len(bounds) - 1) // num_features
     if size == 0:
         ends = bounds[:1].expand(num_features)
@@ -238,7 +238,7 @@ def _told(bounds: Tensor, num_features: int) -> Tensor:
     return torch.stack([bounds[:-1:size], bounds[size::size], least, most])
 
 
-def _together(parts: list[_Part], device: torch.device) -> list[_Part]:
+def _together(parts: list[_FeatureBags], device: torch.device) -> list[_FeatureBags]:
     """Parts on one device: the host if all of them are there, else where rows are."""
     tensors = [each for part in parts for each in (part.ids, part.offsets, part.weights) if each is not None]
     if all(tensor.device.type == "cpu" for tensor in tensors):
@@ -254,7 +254,7 @@ def _together(parts: list[_Part], device: torch.device) -> list[_Part]:
     ]
 
 
-def _settled(parts: list[_Part], *, weighted: bool = False) -> Bags:
+def _settled(parts: list[_FeatureBags], *, weighted: bool = False) -> Bags:
     """One run of all parts, checked: waits for a GPU once where offsets were given there.
 
     Args:

@@ -87,7 +87,7 @@ class Rate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class StepWork:
     """Core-seconds of the work that is the same for all models, on one core.
 
     Attributes:
@@ -146,7 +146,7 @@ class Calibration:
     machine: Mapping[str, Any]
     links: Mapping[str, Link]
     codecs: Mapping[str, CodecSpeed] = field(default_factory=dict)
-    work: Work | None = None
+    work: StepWork | None = None
     overheads: Mapping[str, Overhead] = field(default_factory=dict)
     machines: Annotated[int, Bounds(1)] = 1
     version: int = VERSION

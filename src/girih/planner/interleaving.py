@@ -10,7 +10,7 @@ from typing import Any
 from girih.errors import ConfigError
 from girih.planner import traffic
 from girih.planner.facts import Facts
-from girih.planner.packing import Packed, packed, spread, volumes_of
+from girih.planner.packing import PackedGroup, packed, spread, volumes_of
 
 PASSES = 4
 """Times that memory sees a number of a bag: its row is read, the bag is written, its gradient is read, and added up."""
@@ -29,7 +29,7 @@ class Arrangement:
         why: what decided their number; empty where one is all that was asked for.
     """
 
-    groups: tuple[Packed, ...]
+    groups: tuple[PackedGroup, ...]
     interleaving: tuple[tuple[str, ...], ...]
     excluded: tuple[str, ...]
     capacity: float | None

@@ -14,7 +14,7 @@ _ROUNDING = 1e-9  # of sums of floats: an average group is not above the average
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Packed:
+class PackedGroup:
     """One group of a plan.
 
     Attributes:
@@ -75,7 +75,7 @@ def excluded_tables(facts: Facts) -> frozenset[str]:
     return frozenset(known[name] for name in facts.schedule.excluded)
 
 
-def packed(facts: Facts, *, split: bool = False, at_least: int = 1) -> tuple[Packed, ...]:
+def packed(facts: Facts, *, split: bool = False, at_least: int = 1) -> tuple[PackedGroup, ...]:
     """The groups of a plan: tables of one row layout together, those of excluded features apart from others.
 
     With ``split``, a group whose volume V is above the average A of all is split evenly into ⌈V / A⌉, by volume; a table
@@ -98,7 +98,7 @@ def packed(facts: Facts, *, split: bool = False, at_least: int = 1) -> tuple[Pac
         parts = _split_counts({number: total[number] for number in included}, most, split, at_least)
     else:
         parts = {number: len(tables) for number, (_, _, tables) in enumerate(layouts)}
-    found: list[Packed] = []
+    found: list[PackedGroup] = []
     used: Counter[str] = Counter()
     for number, (group, excluded, tables) in enumerate(layouts):
         for part in _evenly(tables, volumes, parts.get(number, 1)):
@@ -106,7 +106,7 @@ def packed(facts: Facts, *, split: bool = False, at_least: int = 1) -> tuple[Pac
             used[group.name] += 1
             volume = sum(volumes[table] for table in part)
             found.append(
-                Packed(name=name, tables=tuple(part), dim=group.dim, volume=volume, excluded=excluded)
+                PackedGroup(name=name, tables=tuple(part), dim=group.dim, volume=volume, excluded=excluded)
             )
     return tuple(found)
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from girih.checkpoint.storage import DOOMED, Storage
 from girih.config import read_toml
 from girih.errors import CheckpointError, ConfigError, GirihError, MissingFileError
-from girih.publishing.manifest import HEAD, NAME, Head, SegmentManifest, read_pin, write_pin
+from girih.publishing.manifest import HEAD, NAME, LogHead, SegmentManifest, read_pin, write_pin
 
 SEGMENTS, SNAPSHOTS, EPOCHS = "segments", "snapshots", "epochs"
 _NUMBER = re.compile(r"[0-9]{8,}")
@@ -33,11 +33,11 @@ class Log:
 
     root: Storage
 
-    def head(self) -> Head | None:
-        """See :meth:`Head.read`."""
-        return Head.read(self.root)
+    def head(self) -> LogHead | None:
+        """See :meth:`LogHead.read`."""
+        return LogHead.read(self.root)
 
-    def write_head(self, head: Head) -> None:
+    def write_head(self, head: LogHead) -> None:
         """Replaces the head whole."""
         self.root.make()
         self.root.replace(HEAD, head.to_bytes())

@@ -114,7 +114,7 @@ class Pointer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Head:
+class LogHead:
     """``head.json``: what followers look at.
 
     Attributes:
@@ -136,7 +136,7 @@ class Head:
         return seal(asdict(self))
 
     @classmethod
-    def read(cls, root: Storage) -> Head | None:
+    def read(cls, root: Storage) -> LogHead | None:
         """The head of a log; None where there is none yet.
 
         Raises:
@@ -149,7 +149,7 @@ class Head:
         where = f"{root}/{HEAD}"
         content = unseal(text, where, FORMAT, _FIX)
         with refusing(where, _FIX):
-            head: Head = build(cls, content, "")
+            head: LogHead = build(cls, content, "")
             if head.snapshot.number > head.newest.number:
                 raise ValueError(
                     f"snapshot {head.snapshot.number} is newer than version {head.newest.number}"

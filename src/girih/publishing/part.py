@@ -31,7 +31,7 @@ from girih.store.snapshot.contents import wrong_keys
 from girih.store.snapshot.tensorfile import (
     HEADER,
     Described,
-    Tensor,
+    StoredTensor,
     TensorFile,
     TensorWriter,
     any_nan,
@@ -44,7 +44,7 @@ _ROWS_AT_ONCE = 1 << 16
 _FIX = "publish again"
 
 
-class Rows(NamedTuple):
+class KeyedRows(NamedTuple):
     """Rows of some keys: int64[K], int32[K], and float32[K, W] or uint16[K, W]."""
 
     ids: Longs
@@ -54,7 +54,7 @@ class Rows(NamedTuple):
 
 def write_changes(store: Store, changes: Changes, sink: Sink, where: str) -> dict[str, Any]:
     """Writes what changed to an empty file, whose name is ``where`` in errors; returns the part's facts, for a manifest."""
-    rows = Rows(changes.ids, changes.tables, changes.rows)
+    rows = KeyedRows(changes.ids, changes.tables, changes.rows)
     return _write(store, iter([rows]), len(changes.ids), (changes.left_ids, changes.left_tables), sink, where)
 
 
@@ -62,17 +62,17 @@ def write_snapshot(store: Store, snapshot: LiveSnapshot, sink: Sink, where: str)
     """Writes all rows as they were at a snapshot; see :func:`write_changes`."""
     names = [segment.name for segment in store.spec.segments]
 
-    def chunks() -> Iterator[Rows]:
+    def chunks() -> Iterator[KeyedRows]:
         for chunk in snapshot.chunks():
             rows = np.concatenate([chunk[name] for name in names], axis=1)
-            yield Rows(chunk["ids"], chunk["tables"], rows)
+            yield KeyedRows(chunk["ids"], chunk["tables"], rows)
 
     none = np.empty(0, np.int64), np.empty(0, np.int32)
     return _write(store, chunks(), snapshot.num_rows, none, sink, where)
 
 
 def _write(
-    store: Store, chunks: Iterator[Rows], num_rows: int, left: tuple[Longs, Ints], sink: Sink, where: str
+    store: Store, chunks: Iterator[KeyedRows], num_rows: int, left: tuple[Longs, Ints], sink: Sink, where: str
 ) -> dict[str, Any]:
     spec = store.spec
     names = [table.name for table in spec.tables]
@@ -106,7 +106,7 @@ def _write(
     }
 
 
-class Part:
+class SegmentPart:
     """A part that was written, its form and all of its checksums compared.
 
     Args:
@@ -143,7 +143,7 @@ class Part:
                 raise ValueError(
                     f"it has no tensor {expected.name!r} of {expected.dtype}{list(expected.shape)}"
                 )
-        self._ids, self._tables, self._rows = (found.arrays[name] for name in Rows._fields)
+        self._ids, self._tables, self._rows = (found.arrays[name] for name in KeyedRows._fields)
         self.left = found.arrays["left_ids"], found.arrays["left_tables"]
         keys = np.concatenate([self._ids, self.left[0]]), np.concatenate([self._tables, self.left[1]])
         if wrong := wrong_keys(*keys, asdict(described)):
@@ -169,14 +169,14 @@ class Part:
             yield self._ids[part], self._tables[part], widened(self._rows[part], self._dtype)
 
 
-def _tensors(dtype: str, num_rows: int, width: int, num_left: int) -> list[Tensor]:
+def _tensors(dtype: str, num_rows: int, width: int, num_left: int) -> list[StoredTensor]:
     """All tensors of a part."""
     return [
-        Tensor("ids", "I64", (num_rows,)),
-        Tensor("tables", "I32", (num_rows,)),
-        Tensor("rows", _TAGS[dtype], (num_rows, width)),
-        Tensor("left_ids", "I64", (num_left,)),
-        Tensor("left_tables", "I32", (num_left,)),
+        StoredTensor("ids", "I64", (num_rows,)),
+        StoredTensor("tables", "I32", (num_rows,)),
+        StoredTensor("rows", _TAGS[dtype], (num_rows, width)),
+        StoredTensor("left_ids", "I64", (num_left,)),
+        StoredTensor("left_tables", "I32", (num_left,)),
     ]
 
 

@@ -45,7 +45,7 @@ class PublishedRows(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Version:
+class SegmentVersion:
     """State that a segment is of, taken between two steps.
 
     Attributes:
@@ -72,14 +72,14 @@ class Called:
     epoch: int
 
 
-class Segment:
+class LogSegment:
     """A segment of one moment; made by all trainers between two steps.
 
     Args:
         log: rank 0's counts.
     """
 
-    def __init__(self, log: Log, version: Version, called: Called, ranks: TrainerGroup) -> None:
+    def __init__(self, log: Log, version: SegmentVersion, called: Called, ranks: TrainerGroup) -> None:
         self._ranks, self._note = ranks, ranks.next_number()
         place = log.place(called.number, whole=called.previous is None).absolute()
         self._place = Storage(ranks.broadcast(place.url))

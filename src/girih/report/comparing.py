@@ -38,7 +38,7 @@ MOST_SHOWN = 60
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RunComparison:
     """Runs side by side; of each row, a value for each run.
 
     Attributes:
@@ -77,7 +77,7 @@ class Comparison:
         return out.getvalue()
 
 
-def compare(runs: Sequence[Path]) -> Comparison:
+def compare(runs: Sequence[Path]) -> RunComparison:
     """Reads runs, finished or not, and puts them side by side.
 
     Raises:
@@ -93,7 +93,7 @@ def compare(runs: Sequence[Path]) -> Comparison:
     options = {key: values for key, values in rows if len(set(map(repr, values))) > 1}
     ended = [_ended(record) for record in records]
     metrics = {name: tuple(each.get(name) for each in ended) for name, _ in METRICS.values()}
-    return Comparison(tuple(str(run) for run in runs), records, options, metrics)
+    return RunComparison(tuple(str(run) for run in runs), records, options, metrics)
 
 
 def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -15,7 +15,7 @@ import vl_convert
 
 from girih.errors import RunDirectoryError, StorageFullError
 from girih.report.charts import MAX_POINTS, Axis, Records, Spec, line_chart
-from girih.report.comparing import Comparison, compare
+from girih.report.comparing import RunComparison, compare
 from girih.report.record import RunRecord, read_run
 from girih.report.text import DASH, count, duration, fraction, is_number, short
 from girih.report.timeline import timeline
@@ -119,7 +119,7 @@ def _written(target: Path, page: str) -> Path:
     return target
 
 
-def comparison_of(found: Comparison) -> str:
+def comparison_of(found: RunComparison) -> str:
     """Renders the page of several runs as HTML."""
     metrics, options = found.shown_metrics(), found.shown_options()
     tables = [("Metrics", "With the final weights, or the latest ones.", metrics)]
@@ -248,7 +248,7 @@ def _curves(run: RunRecord) -> Iterator[Card]:
         yield axis.title, told, line_chart(STEP, axis, {axis.title: run.training})
 
 
-def _overlaid(found: Comparison) -> Iterator[Card]:
+def _overlaid(found: RunComparison) -> Iterator[Card]:
     """Curves with a line per run, and per split where a run has several; by examples, as steps may be of any size."""
     for axis, unit in CURVES:
         series: dict[str, Records] = {}

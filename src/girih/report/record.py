@@ -20,7 +20,7 @@ _SECRET_IN_ADDRESS = re.compile(r"(://[^/\s:@\"']*:)[^@\s/\"']+@")
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class TimelineSpan:
     """A span of the timeline."""
 
     name: str
@@ -52,7 +52,7 @@ class RunRecord:
     training: list[dict[str, Any]] = field(default_factory=list)
     evaluations: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     summary: dict[str, Any] | None = None
-    events: list[Event] = field(default_factory=list)
+    events: list[TimelineSpan] = field(default_factory=list)
     totals_s: dict[str, float] = field(default_factory=dict)
     services: bool = False
     notes: list[str] = field(default_factory=list)
@@ -159,7 +159,7 @@ def _read_timeline(run: RunRecord, path: Path) -> None:
         start, length = event.get("ts"), event.get("dur")
         if event.get("ph") == "X" and is_number(start) and is_number(length):
             name = titles.get(event.get("pid"), "") + str(event.get("name", ""))
-            run.events.append(Event(name, str(event.get("tid", "")), start, length))
+            run.events.append(TimelineSpan(name, str(event.get("tid", "")), start, length))
     run.events.sort(key=lambda event: (event.start_us, -event.duration_us))
     if not run.events:
         run.notes.append("timeline.json holds no spans: no timeline.")

@@ -16,7 +16,7 @@ from girih.runs.live.bottleneck import BOTTLENECK, cores_used, is_full
 from girih.runs.live.others import SILENT_S
 from girih.runs.live.place import LIVE
 from girih.runs.live.process import num_cores, state_of
-from girih.runs.live.reading import Shown, read_all
+from girih.runs.live.reading import ProcessStatus, read_all
 from girih.runs.sealed import open_file
 from girih.runs.stats import STALENESS
 
@@ -59,7 +59,7 @@ def status_of(run: Path) -> dict[str, Any]:
     }
 
 
-def _process(shown: Shown, now: float) -> dict[str, Any]:
+def _process(shown: ProcessStatus, now: float) -> dict[str, Any]:
     """One process; what it does not say is None, and rates of one that does not run are."""
     state, rows = _state_of(shown, now), shown.live("rows")
     runs = state == "running"
@@ -95,7 +95,7 @@ def _process(shown: Shown, now: float) -> dict[str, Any]:
     }
 
 
-def _state_of(shown: Shown, now: float) -> str:
+def _state_of(shown: ProcessStatus, now: float) -> str:
     """ "running", "silent" where it says nothing, as one that is stopped, or "gone"."""
     if shown.host == socket.gethostname():
         state = state_of(shown.pid, shown.start)

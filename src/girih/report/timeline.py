@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from girih.report import charts
-from girih.report.record import Event, RunRecord
+from girih.report.record import RunRecord, TimelineSpan
 from girih.report.text import DASH, count, is_number, percent
 
 NUM_STEPS = 6
@@ -31,7 +31,7 @@ def timeline(run: RunRecord) -> dict[str, Any] | None:
     return {"told": told, "chart": charts.timeline_chart(rows, lanes), **_phases(run)}
 
 
-def window(events: Sequence[Event]) -> tuple[float, float, str]:
+def window(events: Sequence[TimelineSpan]) -> tuple[float, float, str]:
     """A few typical steps: their start and end in microseconds, and a sentence about them.
 
     A step begins with the phase named ``step``, or else with the longest of those that come about as often
@@ -56,7 +56,7 @@ def window(events: Sequence[Event]) -> tuple[float, float, str]:
     return start, end, f"{told} of {(last - first) / 1e6:,.4g} s."
 
 
-def _row(event: Event, start_us: float, end_us: float) -> dict[str, Any]:
+def _row(event: TimelineSpan, start_us: float, end_us: float) -> dict[str, Any]:
     begin, end = max(event.start_us, start_us), min(event.start_us + event.duration_us, end_us)
     return {
         "phase": event.name,
@@ -99,5 +99,5 @@ def _whole_s(run: RunRecord) -> float | None:
     return float(told) if is_number(told) and told > 0 else None
 
 
-def _end(events: Sequence[Event]) -> float:
+def _end(events: Sequence[TimelineSpan]) -> float:
     return max(event.start_us + event.duration_us for event in events)

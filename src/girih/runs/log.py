@@ -15,7 +15,7 @@ from girih.metrics import Metrics
 from girih.runs.callbacks import Callback
 from girih.runs.files import append_line, write_whole
 from girih.runs.first_steps import FirstSteps
-from girih.runs.live.others import Others
+from girih.runs.live.others import PeerStatus
 from girih.runs.live.process import resident_bytes
 from girih.runs.sealed import open_file, parse
 from girih.runs.state import RunState
@@ -66,7 +66,7 @@ class RunLog:
         path: Path | None,
         callbacks: Sequence[Callback],
         every_steps: int | None,
-        others: Others | None = None,
+        others: PeerStatus | None = None,
     ) -> None:
         self._others = others
         self._path = path

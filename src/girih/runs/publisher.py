@@ -28,9 +28,9 @@ from girih.comm.group import TrainerGroup
 from girih.config import build
 from girih.errors import CheckpointError, GirihError, UserError
 from girih.publishing.log import Log
-from girih.publishing.manifest import Head, Pointer
+from girih.publishing.manifest import LogHead, Pointer
 from girih.publishing.options import PublishOptions
-from girih.publishing.segment import Called, Segment, Version, in_words
+from girih.publishing.segment import Called, LogSegment, SegmentVersion, in_words
 from girih.runs.directory import PUBLISHED
 from girih.runs.files import write_whole
 from girih.runs.sealed import open_file, parse, refusing
@@ -43,7 +43,7 @@ _APART = 1000
 
 
 @dataclass
-class _Opened:
+class _LogHandle:
     """The log as this process found it: what it calls itself there, and the last number that was used."""
 
     run: str
@@ -68,11 +68,11 @@ class Publisher:
         self.counts: Counter[str] = Counter(segments=0, snapshots=0, skipped=0, failed=0)
         self._log = Log(Storage.at(options.to).absolute())
         self._writing, self._copying = (ThreadPoolExecutor(1, f"girih-{n}") for n in ("publish", "snapshot"))
-        self._opening: Future[_Opened] | None = None
-        self._opened: _Opened | None = None
-        self._writes: dict[str, tuple[Future[Any], Segment]] = {}  # what is under way, by the thread
+        self._opening: Future[_LogHandle] | None = None
+        self._opened: _LogHandle | None = None
+        self._writes: dict[str, tuple[Future[Any], LogSegment]] = {}  # what is under way, by the thread
         self._base: int | None = None  # the version that the next segment can be applied to
-        self._head: Head | None = None
+        self._head: LogHead | None = None
         self._heads = threading.Lock()
         self._is_over = False  # another run has taken the log over
         self._told: dict[str, str] = {}  # what went wrong, by the thread
@@ -91,7 +91,9 @@ class Publisher:
         """Has the next segment wait for another time: some trainers make no more steps."""
         self.next_step += self._interval
 
-    def publish(self, version: Callable[[], Version], step: int, spans: Spans, *, rows_free: bool) -> None:
+    def publish(
+        self, version: Callable[[], SegmentVersion], step: int, spans: Spans, *, rows_free: bool
+    ) -> None:
         """Begins a segment, where there is one to begin.
 
         Args:
@@ -108,7 +110,7 @@ class Publisher:
                 self._begin(version(), plan)
         self.settle()
 
-    def finish(self, version: Callable[[], Version], step: int, spans: Spans) -> None:
+    def finish(self, version: Callable[[], SegmentVersion], step: int, spans: Spans) -> None:
         """Publishes the state as it stands, and returns once it is there, or cannot be.
 
         Raises:
@@ -198,7 +200,7 @@ class Publisher:
             "step": step,
         }
 
-    def _begin(self, current: Version, plan: dict[str, Any]) -> None:
+    def _begin(self, current: SegmentVersion, plan: dict[str, Any]) -> None:
         previous = plan["previous"]
         if previous is not None and self._ranks.any(not current.sparse.knows_changes(previous)):
             previous = None
@@ -209,13 +211,13 @@ class Publisher:
         if previous is not None and plan["whole_too"]:
             self._submit("snapshot", current, plan, None)
 
-    def _submit(self, name: str, current: Version, plan: dict[str, Any], previous: int | None) -> None:
+    def _submit(self, name: str, current: SegmentVersion, plan: dict[str, Any], previous: int | None) -> None:
         """Begins a segment and has its thread write it; where one of the trainers cannot begin, none does."""
         called = Called(number=plan["number"], previous=previous, run=plan["run"], epoch=plan["epoch"])
         failed: Exception | None = None
-        segment: Segment | None = None
+        segment: LogSegment | None = None
         try:
-            segment = Segment(self._log, current, called, self._ranks)
+            segment = LogSegment(self._log, current, called, self._ranks)
         except (GirihError, OSError) as error:
             failed = error
         if self._opened is not None:
@@ -235,7 +237,7 @@ class Publisher:
             future = self._copying.submit(self._written, segment, whole=True)
         self._writes[name] = future, segment
 
-    def _written(self, segment: Segment, *, whole: bool) -> None:
+    def _written(self, segment: LogSegment, *, whole: bool) -> None:
         """Writes a segment and names it in the head; in a thread."""
         pointer = segment.write()
         if pointer is None:
@@ -268,17 +270,17 @@ class Publisher:
                 newest = before.newest
             if not whole or pointer.number < before.snapshot.number:  # a later one was written meanwhile
                 snapshot = before.snapshot
-        self._head = Head(
+        self._head = LogHead(
             run=opened.run, epoch=opened.epoch, newest=newest, snapshot=snapshot, written=time.time()
         )
         self._log.write_head(self._head)
 
-    def _open(self) -> _Opened:
+    def _open(self) -> _LogHandle:
         """Finds what was published before; in a thread."""
         with in_words(self._log.root):
             return self._found()
 
-    def _found(self) -> _Opened:
+    def _found(self) -> _LogHandle:
         try:
             there = self._log.head()
         except CheckpointError as error:
@@ -294,7 +296,7 @@ class Publisher:
         self._log.remove_unfinished(newest)
         first = 1 if there is None else there.epoch + 1
         epoch = self._claimed(first)
-        return _Opened(run, epoch, max([newest, *used]) + (epoch - first) * _APART)
+        return _LogHandle(run, epoch, max([newest, *used]) + (epoch - first) * _APART)
 
     def _claimed(self, first: int) -> int:
         """The next epoch that no other process has, though it may not have published anything yet."""

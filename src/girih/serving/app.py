@@ -25,7 +25,7 @@ from girih.serving import protocol
 from girih.serving.metrics import CONTENT_TYPE, ServingMetrics
 from girih.serving.options import ServeOptions
 from girih.serving.reading import RequestReader, TooLarge
-from girih.serving.served import Model, Served, open_served
+from girih.serving.served import Served, ServedModel, open_served
 from girih.version import __version__
 
 _LOG = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ REFUSED = {"http": 400, "time": 408, "size": 413, "headers": 431, "bytes": 503, 
 """HTTP statuses of refused clients, by reason."""
 
 
-class Server:
+class InferenceServer:
     """Answers requests for one model.
 
     Args:
@@ -62,7 +62,7 @@ class Server:
         ConfigError: prometheus-client is missing.
     """
 
-    def __init__(self, model: Model, *, most_examples: int, most_bytes: int) -> None:
+    def __init__(self, model: ServedModel, *, most_examples: int, most_bytes: int) -> None:
         self._model, self.most_bytes = model, most_bytes
         self._metrics = ServingMetrics()
         self._reader = RequestReader(Schema.from_dict(model.signature.schema), most_examples)
@@ -228,8 +228,8 @@ def application(directory: Path, name: str | None = None) -> ASGIApp:
     """
     options = ServeOptions()
     signature, served = open_served(directory)
-    model = Model(name or signature.name, signature, served)
-    return Server(model, most_examples=options.max_batch, most_bytes=options.max_bytes).app()
+    model = ServedModel(name or signature.name, signature, served)
+    return InferenceServer(model, most_examples=options.max_batch, most_bytes=options.max_bytes).app()
 
 
 def status_of(error: Exception) -> int:

@@ -20,7 +20,7 @@ from starlette.responses import Response
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from girih.serving.app import INFER, Server
+from girih.serving.app import INFER, InferenceServer
 from girih.serving.limits import DRAIN_S, Clients
 from girih.serving.options import ServeOptions
 from girih.serving.protocol import JSON_LENGTH
@@ -43,7 +43,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         held: bytes of memory that it holds. begun: when its request began. deadline: when it expires.
     """
 
-    serving: ClassVar[Server]
+    serving: ClassVar[InferenceServer]
     options: ClassVar[ServeOptions]
     clients: ClassVar[Clients]
 
@@ -266,7 +266,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.deadline = self.begun + seconds
 
 
-def direct(server: Server, options: ServeOptions) -> type[ClientConnection]:
+def direct(server: InferenceServer, options: ServeOptions) -> type[ClientConnection]:
     """The class of connections to a server, for uvicorn."""
     shared = {"serving": server, "options": options, "clients": Clients(options)}
     return type("ClientConnection", (ClientConnection,), shared)

@@ -25,7 +25,7 @@ from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
 from girih.checkpoint import Manifest, Storage
-from girih.checkpoint.load import Loaded, load_model
+from girih.checkpoint.load import LoadedCheckpoint, load_model
 from girih.checkpoint.load import load as load_checkpoint
 from girih.checkpoint.parts import PartReader
 from girih.errors import CheckpointError, ConfigError, RunDirectoryError
@@ -36,12 +36,12 @@ from girih.runs.files import disk_full, sync
 from girih.schema import Schema
 from girih.serving import dense_graph, program
 from girih.serving.files import facts_of
-from girih.serving.opening import Opened
-from girih.serving.signature import NAME, Dense, Rows, Signature, check_name, inputs_of, outputs_of
+from girih.serving.opening import OpenedModel
+from girih.serving.signature import NAME, Dense, RowsEntry, Signature, check_name, inputs_of, outputs_of
 from girih.sparse.groups.pack import Group
 from girih.sparse.groups.served import served_groups
 from girih.store.arrays import Floats, Ints, Longs
-from girih.store.mapped import MappedWriter, Written
+from girih.store.mapped import MappedFileFacts, MappedWriter
 from girih.training.example import example_for
 from girih.training.recipe import recipe
 
@@ -50,7 +50,7 @@ _OURS = re.compile(r"rows-\d+\.safetensors|dense\.(safetensors|json|onnx)|\..*\.
 Tell = Callable[[str], None]
 
 
-def export(opened: Opened, out: Path, name: str, tell: Tell, *, programs: bool = True) -> Signature:
+def export(opened: OpenedModel, out: Path, name: str, tell: Tell, *, programs: bool = True) -> Signature:
     """Writes a model as a directory; what stands there of an export that was cut short is replaced.
 
     Args:
@@ -77,7 +77,7 @@ def export(opened: Opened, out: Path, name: str, tell: Tell, *, programs: bool =
         written = write_group(opened.place, opened.manifest, group, out / file)
         files[file] = written.to_dict()
         tables = tuple(table.name for table in group.spec.tables)
-        rows.append(Rows(file=file, tables=tables, num_rows=written.rows))
+        rows.append(RowsEntry(file=file, tables=tables, num_rows=written.rows))
     made = recipe(model, opened.options)
     dense = _write_dense(model, schema, groups, out, tell, with_onnx=programs, is_own=made["model"] is None)
     for dense_file in (dense.parameters, dense.program, dense.onnx):
@@ -132,7 +132,7 @@ def source_of(place: Storage, manifest: Manifest) -> dict[str, Any]:
     return {"checkpoint": place.name, "crc32": zlib.crc32(parts.encode())}
 
 
-def write_group(place: Storage, manifest: Manifest, group: Group, path: Path) -> Written:
+def write_group(place: Storage, manifest: Manifest, group: Group, path: Path) -> MappedFileFacts:
     """Writes the rows of a group's tables, chunk by chunk, from whatever parts of a checkpoint hold them.
 
     Raises:
@@ -265,5 +265,5 @@ def _reason(error: Exception) -> str:
     return text if len(text) <= 160 else text[:157] + "..."
 
 
-def _normalization(loaded: Loaded) -> dict[str, Any] | None:
+def _normalization(loaded: LoadedCheckpoint) -> dict[str, Any] | None:
     return None if loaded.normalization is None else loaded.normalization.to_dict()

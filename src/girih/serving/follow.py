@@ -24,14 +24,14 @@ from girih.checkpoint.manifest import DENSE
 from girih.errors import CheckpointError, ConfigError, StorageFullError
 from girih.kernels.cpu import ahead
 from girih.publishing.log import Log
-from girih.publishing.manifest import Head, SegmentManifest, VersionFacts
-from girih.publishing.part import Part
+from girih.publishing.manifest import LogHead, SegmentManifest, VersionFacts
+from girih.publishing.part import SegmentPart
 from girih.runs.files import disk_full, unfinished
 from girih.runs.sealed import reason_of
 from girih.serving.follow_rows import Merging, concerns, most_to_merge, replaced, write_rows
 from girih.serving.followed import CURRENT, Followed, RowsFile, check_version
 from girih.sparse.groups.pack import Group
-from girih.store.snapshot.tensorfile import Tensor, check_tensors
+from girih.store.snapshot.tensorfile import StoredTensor, check_tensors
 
 Tell = Callable[[str], None]
 _AT_ONCE = 64  # segments that become one file
@@ -39,14 +39,14 @@ _KEPT = 3  # versions whose files stay, for whoever is about to map them
 
 
 @dataclass(frozen=True)
-class _Read:
+class _CheckedSegment:
     """A segment or a snapshot, whole and checked."""
 
     manifest: SegmentManifest
     groups: tuple[Group, ...]
-    parts: list[Part]
+    parts: list[SegmentPart]
     dense: bytes
-    tensors: list[Tensor]
+    tensors: list[StoredTensor]
 
 
 class _Unreachable(CheckpointError):
@@ -75,10 +75,12 @@ class Follower(AbstractContextManager["Follower"]):
         self._lock = _locked(directory)
         ahead.make_ready([*ahead.writing_mapped(), *ahead.serving()], tell)
         self.again_s = 1.0
-        self._gap: tuple[Head, float] | None = None  # found no way there; not to be tried before
+        self._gap: tuple[LogHead, float] | None = None  # found no way there; not to be tried before
         self._told: dict[str, str] = {}
         self._merging = Merging()
-        self._tensors: list[Tensor] = []  # of the dense half of the current version, without their values
+        self._tensors: list[
+            StoredTensor
+        ] = []  # of the dense half of the current version, without their values
         self._recent: deque[set[str]] = deque(maxlen=_KEPT)
         self.current = self._left_here()
         if self.current is not None:
@@ -131,7 +133,7 @@ class Follower(AbstractContextManager["Follower"]):
             self._gap = None
             self._settled("gap")
 
-    def _go_to(self, target: int, head: Head, *, pinned: bool) -> bool:
+    def _go_to(self, target: int, head: LogHead, *, pinned: bool) -> bool:
         """Goes to a version, or as near to it as there is a way; returns whether it found one."""
         current, gap = self.current, ""
         if current is not None and current.number < target and (pinned or _same(head, current)):
@@ -170,7 +172,7 @@ class Follower(AbstractContextManager["Follower"]):
             )
         return why is None
 
-    def _snapshot_for(self, target: int, head: Head) -> int:
+    def _snapshot_for(self, target: int, head: LogHead) -> int:
         if head.snapshot.number <= target:
             return head.snapshot.number
         there = self._log.snapshots(target)
@@ -179,15 +181,15 @@ class Follower(AbstractContextManager["Follower"]):
         return there[-1]
 
     def _segments(
-        self, version: VersionFacts, tensors: list[Tensor], target: int
-    ) -> tuple[list[_Read], str | None]:
+        self, version: VersionFacts, tensors: list[StoredTensor], target: int
+    ) -> tuple[list[_CheckedSegment], str | None]:
         """The segments that follow a version, in order; and why the next one cannot be had, None if all are there.
 
         Args:
             tensors: of its dense half, without their values.
         """
         after, run, model = version.number, (version.run, version.epoch), _model(version)
-        found: list[_Read] = []
+        found: list[_CheckedSegment] = []
         for number in range(after + 1, min(target, after + _AT_ONCE) + 1):
             try:
                 each = self._read(number, whole=False)
@@ -206,7 +208,7 @@ class Follower(AbstractContextManager["Follower"]):
             found.append(each)
         return found, None
 
-    def _read(self, number: int, *, whole: bool, expected: int | None = None) -> _Read:
+    def _read(self, number: int, *, whole: bool, expected: int | None = None) -> _CheckedSegment:
         """Reads a segment or a snapshot, all of it.
 
         Raises:
@@ -221,7 +223,7 @@ class Follower(AbstractContextManager["Follower"]):
         groups = check_version(manifest, place.url)
         for name, facts in manifest.shards.items():
             with place.fetch(name) as file:
-                parts.append(Part(file, f"{place}/{name}", facts))
+                parts.append(SegmentPart(file, f"{place}/{name}", facts))
         for group in groups:
             own = [part for part in parts if concerns(part, group.spec)]
             missing = {table.name for table in group.spec.tables}.difference(*(part.tables for part in own))
@@ -231,9 +233,9 @@ class Follower(AbstractContextManager["Follower"]):
         if zlib.crc32(dense) != facts["crc32"].get(""):
             raise CheckpointError(f"{place}/{DENSE}: damaged: its checksum differs")
         tensors = check_tensors(dense, f"{place}/{DENSE}")
-        return _Read(manifest, groups, parts, dense, tensors)
+        return _CheckedSegment(manifest, groups, parts, dense, tensors)
 
-    def _put(self, base: _Read | None, segments: list[_Read], head: Head) -> None:
+    def _put(self, base: _CheckedSegment | None, segments: list[_CheckedSegment], head: LogHead) -> None:
         """Makes a version of files: a snapshot, or what is there, with segments on top; the last one is the current one then."""
         last = segments[-1] if segments else base
         if last is None:
@@ -283,7 +285,7 @@ class Follower(AbstractContextManager["Follower"]):
         self._recent.append(version.files)
         self._clean()
 
-    def _note_newest(self, head: Head) -> None:
+    def _note_newest(self, head: LogHead) -> None:
         if self.current is not None and self.current.newest != head.newest.number:
             self.current = replace(self.current, newest=head.newest.number)
             self.current.write(self.directory)
@@ -360,7 +362,7 @@ def _model(version: VersionFacts) -> tuple[Any, ...]:
     return version.schema, version.needs, version.recipe
 
 
-def _same(head: Head, current: Followed) -> bool:
+def _same(head: LogHead, current: Followed) -> bool:
     return (head.run, head.epoch) == (current.run, current.epoch)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from girih.errors import CheckpointError
-from girih.publishing.part import Part
+from girih.publishing.part import SegmentPart
 from girih.serving.followed import RowsFile
 from girih.sparse.groups.pack import Group
 from girih.store.arrays import Floats, Ints, Longs
@@ -23,7 +23,7 @@ GROWTH = 2
 """A file of a stack knows more than so many times the keys of all newer ones together; so thirteen files are enough for a million segments."""
 
 
-def write_rows(path: Path, group: Group, segments: Sequence[Sequence[Part]]) -> RowsFile:
+def write_rows(path: Path, group: Group, segments: Sequence[Sequence[SegmentPart]]) -> RowsFile:
     """Writes what some segments say of a group's tables as one file.
 
     Args:
@@ -115,7 +115,7 @@ def replaced(files: Sequence[RowsFile], merged: Sequence[RowsFile], by: RowsFile
     return None
 
 
-def concerns(part: Part, spec: GroupSpec) -> bool:
+def concerns(part: SegmentPart, spec: GroupSpec) -> bool:
     """Whether a part holds rows of a group's tables.
 
     Raises:
@@ -132,13 +132,13 @@ def concerns(part: Part, spec: GroupSpec) -> bool:
     return True
 
 
-def _numbers(part: Part, spec: GroupSpec) -> Ints:
+def _numbers(part: SegmentPart, spec: GroupSpec) -> Ints:
     """This group's number of each of the part's tables, -1 for others."""
     own = {table.name: number for number, table in enumerate(spec.tables)}
     return np.array([own.get(name, -1) for name in part.tables], np.int32)
 
 
-def _rows_in(part: Part, spec: GroupSpec) -> Iterator[tuple[Longs, Ints, Floats]]:
+def _rows_in(part: SegmentPart, spec: GroupSpec) -> Iterator[tuple[Longs, Ints, Floats]]:
     numbers = _numbers(part, spec)
     for ids, theirs, rows in part.chunks():
         tables = numbers[theirs]
@@ -146,6 +146,6 @@ def _rows_in(part: Part, spec: GroupSpec) -> Iterator[tuple[Longs, Ints, Floats]
         yield (ids, tables, rows) if here.all() else (ids[here], tables[here], rows[here])
 
 
-def _left_in(part: Part, spec: GroupSpec) -> tuple[Longs, Ints]:
+def _left_in(part: SegmentPart, spec: GroupSpec) -> tuple[Longs, Ints]:
     tables = _numbers(part, spec)[part.left[1]]
     return part.left[0][tables >= 0], tables[tables >= 0]

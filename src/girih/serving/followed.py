@@ -26,7 +26,7 @@ from girih.runs.sealed import check_inside, open_file, read_sealed, refusing, se
 from girih.schema import Schema
 from girih.sparse.groups.pack import Group
 from girih.sparse.groups.served import served_groups
-from girih.store.mapped import MappedFile, Stack, Written
+from girih.store.mapped import MappedFile, MappedFileFacts, Stack
 from girih.training.recipe import check_recipe, train_options
 
 CURRENT = "current.json"
@@ -49,12 +49,12 @@ class RowsFile:
         return self.rows + self.buried
 
     @property
-    def facts(self) -> Written:
-        """See :class:`girih.store.mapped.Written`."""
-        return Written(self.bytes, self.crc32, self.rows, self.buried)
+    def facts(self) -> MappedFileFacts:
+        """See :class:`girih.store.mapped.MappedFileFacts`."""
+        return MappedFileFacts(self.bytes, self.crc32, self.rows, self.buried)
 
     @classmethod
-    def of(cls, name: str, written: Written) -> RowsFile:
+    def of(cls, name: str, written: MappedFileFacts) -> RowsFile:
         """A file that was written."""
         return cls(name=name, **written.to_dict())
 

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from girih.checkpoint.load import Loaded, load_model
+from girih.checkpoint.load import LoadedCheckpoint, load_model
 from girih.checkpoint.load import load as load_checkpoint
 from girih.checkpoint.parts import PartReader
 from girih.comm.group import TrainerGroup
@@ -42,7 +42,7 @@ from girih.models.needs import EMBEDDING, FIRST_ORDER, SEQUENCE
 from girih.models.two_tower import TwoTower
 from girih.optim import SGD
 from girih.runs.stats import Stats
-from girih.serving.opening import Opened, open_model
+from girih.serving.opening import OpenedModel, open_model
 from girih.serving.tables import TableRows, whole_table
 from girih.sparse.groups.served import served_schema
 from girih.sparse.halves.local import LocalSparse
@@ -81,7 +81,7 @@ class LoadedModel(contextlib.AbstractContextManager["LoadedModel"]):
         schema: features, labels and tables. model: the module, in evaluation mode once something was predicted.
     """
 
-    def __init__(self, opened: Opened) -> None:
+    def __init__(self, opened: OpenedModel) -> None:
         self._opened = opened
         self.checkpoint, self.schema, self.model = opened.place.url, opened.schema, opened.model
         self.step, self.final = opened.manifest.step, opened.final
@@ -230,7 +230,7 @@ class LoadedModel(contextlib.AbstractContextManager["LoadedModel"]):
         return found
 
     @cached_property
-    def _loaded(self) -> Loaded:
+    def _loaded(self) -> LoadedCheckpoint:
         """The checkpoint, its parameters put into the module; rows are still in their files."""
         loaded = load_checkpoint(self._opened.place, self.schema)
         load_model(loaded, self.model)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from girih.errors import ConfigError
 
 if TYPE_CHECKING:
-    from girih.serving.served import Version
+    from girih.serving.served import ModelVersion
 
 SHARED = "PROMETHEUS_MULTIPROC_DIR"
 """The variable by which prometheus-client finds the files that the workers of a server share."""
@@ -64,7 +64,7 @@ class ServingMetrics:
             **own,
         )
 
-    def serves(self, version: Version) -> None:
+    def serves(self, version: ModelVersion) -> None:
         """Notes the version that answers from now on."""
         self._step.set(version.step)
         self._number.set(version.number)

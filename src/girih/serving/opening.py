@@ -33,7 +33,7 @@ _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedModel:
     """A model and where its weights lie, which are not read yet.
 
     Attributes:
@@ -91,7 +91,7 @@ def open_config(run: Path, model: str | None = None) -> RunConfig:
     return replace(settings, store=settings.store.within(run))
 
 
-def open_model(run: str | os.PathLike[str], model: nn.Module | str | None = None) -> Opened:
+def open_model(run: str | os.PathLike[str], model: nn.Module | str | None = None) -> OpenedModel:
     """Finds the final checkpoint of a run, or the one that is named, and makes its model.
 
     Args:
@@ -115,7 +115,7 @@ def open_model(run: str | os.PathLike[str], model: nn.Module | str | None = None
         settings = open_config(local, model if isinstance(model, str) else None)
         made = model if isinstance(model, nn.Module) else _made(settings.model)
         _check_schema(made, schema)
-        return Opened(
+        return OpenedModel(
             place,
             manifest,
             final,
@@ -141,7 +141,7 @@ def open_model(run: str | os.PathLike[str], model: nn.Module | str | None = None
     if isinstance(model, str):
         model = _made(partial(models.create, model, schema, recipe.get("options"), "model"))
     _check_schema(model, schema)
-    return Opened(place, manifest, final, schema, model, options, StoreOptions(), BATCH_SIZE)
+    return OpenedModel(place, manifest, final, schema, model, options, StoreOptions(), BATCH_SIZE)
 
 
 def _made(make: Callable[[], nn.Module]) -> nn.Module:

@@ -18,7 +18,7 @@ from girih.data.batch import Batch, single_bags
 from girih.data.given import columns_of
 from girih.kernels.buffers import Buffers
 from girih.schema import Schema
-from girih.serving.protocol import Layout, Placed
+from girih.serving.protocol import BinaryLayout, BinaryTensor
 from girih.serving.tensors import NUMPY
 
 MOST_IDS = 1 << 22
@@ -26,7 +26,7 @@ MOST_IDS = 1 << 22
 _MOST_PLANS = 64
 
 
-class _Run(NamedTuple):
+class _ColumnRun(NamedTuple):
     """Columns side by side, of one type, in the request as in the batch.
 
     Attributes:
@@ -49,12 +49,12 @@ class _Run(NamedTuple):
         return found.reshape(self.num_columns, self.num_rows)
 
 
-class _Plan(NamedTuple):
+class _DecodePlan(NamedTuple):
     """Runs of ids and of numbers, for so many examples."""
 
     num_examples: int
-    ids: Sequence[_Run]
-    numbers: Sequence[_Run]
+    ids: Sequence[_ColumnRun]
+    numbers: Sequence[_ColumnRun]
 
 
 class PlainReader:
@@ -71,10 +71,10 @@ class PlainReader:
         self._sources: tuple[list[str], list[str]] | None = None
         if all(feature.name in plain for feature in features):
             self._sources = [f.source for f in schema.sparse], [f.source for f in schema.numeric]
-        self._plans: dict[Layout, _Plan | None] = {}
+        self._plans: dict[BinaryLayout, _DecodePlan | None] = {}
         self._buffers = Buffers()
 
-    def read(self, layout: Layout, data: memoryview) -> Batch | None:
+    def read(self, layout: BinaryLayout, data: memoryview) -> Batch | None:
         """A batch of the examples of a request, its numbers not standardized yet; None where it is to be read otherwise."""
         if layout not in self._plans:
             while len(self._plans) >= _MOST_PLANS:
@@ -103,7 +103,7 @@ class PlainReader:
             labels=np.empty((size, 0), np.float32),
         )
 
-    def _plan(self, layout: Layout) -> _Plan | None:
+    def _plan(self, layout: BinaryLayout) -> _DecodePlan | None:
         columns = {each.name: each for each in layout.tensors}
         if self._sources is None or set(columns) != set(self._columns):
             return None
@@ -120,17 +120,17 @@ class PlainReader:
             return None
         if not all(kinds.get(each.name, "") in ("f", "i", "u") for each in numbers):
             return None
-        return _Plan(size, _runs(ids), _runs(numbers))
+        return _DecodePlan(size, _runs(ids), _runs(numbers))
 
 
-def _runs(columns: Sequence[Placed]) -> list[_Run]:
+def _runs(columns: Sequence[BinaryTensor]) -> list[_ColumnRun]:
     """Columns in the order of a batch, those together that lie together."""
-    found: list[_Run] = []
+    found: list[_ColumnRun] = []
     for place, each in enumerate(columns):
         dtype, num_rows = NUMPY[each.datatype], each.shape[0]
         last = found[-1] if found else None
         if last is not None and (last.end, last.dtype, last.num_rows) == (each.begin, dtype, num_rows):
             found[-1] = last._replace(num_columns=last.num_columns + 1)
         else:
-            found.append(_Run(place, 1, each.begin, dtype, num_rows))
+            found.append(_ColumnRun(place, 1, each.begin, dtype, num_rows))
     return found

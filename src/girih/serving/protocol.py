@@ -16,7 +16,16 @@ from numpy.typing import NDArray
 
 from girih.errors import DataError, nearest
 from girih.serving.signature import LENGTHS, Output, Signature
-from girih.serving.tensors import BYTES, INTEGERS, Tensor, from_bytes, from_json, shape_of, shown, to_bytes
+from girih.serving.tensors import (
+    BYTES,
+    INTEGERS,
+    RequestTensor,
+    from_bytes,
+    from_json,
+    shape_of,
+    shown,
+    to_bytes,
+)
 
 JSON_LENGTH = "Inference-Header-Content-Length"
 """The header that says how many bytes of a body are JSON; tensors follow it as bytes."""
@@ -35,7 +44,7 @@ class Wanted:
     binary: bool
 
 
-class Placed(NamedTuple):
+class BinaryTensor(NamedTuple):
     """A tensor as bytes: where they begin behind the JSON, and how many they are."""
 
     name: str
@@ -46,15 +55,15 @@ class Placed(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Layout:
+class BinaryLayout:
     """The places of tensors in a request whose tensors are all bytes; requests whose JSON is the same share one."""
 
-    tensors: tuple[Placed, ...]
+    tensors: tuple[BinaryTensor, ...]
     num_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class InferRequest:
     """A request for predictions.
 
     Attributes:
@@ -65,12 +74,12 @@ class Request:
 
     id: str | None
     outputs: Sequence[Wanted]
-    layout: Layout | None
+    layout: BinaryLayout | None
     data: memoryview
-    given: Mapping[str, Tensor] | None = None
+    given: Mapping[str, RequestTensor] | None = None
 
     @property
-    def tensors(self) -> Mapping[str, Tensor]:
+    def tensors(self) -> Mapping[str, RequestTensor]:
         """The tensors by name.
 
         Raises:
@@ -103,9 +112,9 @@ class Parser:
 
     def __init__(self, outputs: Sequence[Output]) -> None:
         self._outputs = outputs
-        self._known: dict[bytes, tuple[str | None, Sequence[Wanted], Layout]] = {}
+        self._known: dict[bytes, tuple[str | None, Sequence[Wanted], BinaryLayout]] = {}
 
-    def parse(self, body: bytes | bytearray, json_length: str | None) -> Request:
+    def parse(self, body: bytes | bytearray, json_length: str | None) -> InferRequest:
         """Reads a request.
 
         Args:
@@ -119,7 +128,7 @@ class Parser:
         head, data = bytes(view[:length]), view[length:]
         known = self._known.get(head)
         if known is not None and known[2].num_bytes == len(data):
-            return Request(*known, data)
+            return InferRequest(*known, data)
         found = self._read(head, data)
         if found.layout is not None and length <= _LONGEST_KNOWN:
             while len(self._known) >= _MOST_KNOWN:
@@ -127,7 +136,7 @@ class Parser:
             self._known[head] = found.id, found.outputs, found.layout
         return found
 
-    def _read(self, head: bytes, data: memoryview) -> Request:
+    def _read(self, head: bytes, data: memoryview) -> InferRequest:
         try:
             content = json.loads(head)
         except (ValueError, RecursionError) as error:
@@ -138,8 +147,8 @@ class Parser:
             raise DataError(
                 f'the {told}; expected {{"inputs": [{{"name", "shape", "datatype", "data"}}, …]}}'
             )
-        given: dict[str, Tensor] = {}
-        placed: list[Placed] = []
+        given: dict[str, RequestTensor] = {}
+        placed: list[BinaryTensor] = []
         at = 0
         for number, described in enumerate(inputs):
             name = described.get("name") if isinstance(described, dict) else None
@@ -159,16 +168,20 @@ class Parser:
                     f"input {name!r}: binary_data_size = {shown(size)}; expected at most the {len(data) - at:,} bytes that are left"
                 )
             given[name] = from_bytes(name, datatype, shape, data[at : at + size])
-            placed.append(Placed(name, datatype, shape, at, size))
+            placed.append(BinaryTensor(name, datatype, shape, at, size))
             at += size
         if at != len(data):
             raise DataError(f"{len(data) - at:,} bytes are left behind the inputs; expected none")
-        layout = Layout(tuple(placed), at) if len(placed) == len(given) else None
-        return Request(_id(content), _wanted(content, self._outputs), layout, data, given)
+        layout = BinaryLayout(tuple(placed), at) if len(placed) == len(given) else None
+        return InferRequest(_id(content), _wanted(content, self._outputs), layout, data, given)
 
 
 def answer(
-    request: Request, predictions: NDArray[np.float32], outputs: Sequence[Output], name: str, version: str
+    request: InferRequest,
+    predictions: NDArray[np.float32],
+    outputs: Sequence[Output],
+    name: str,
+    version: str,
 ) -> Answer:
     """The answer to a request: predictions, float32[n, T], those that are asked for.
 

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from girih.data.batch import Batch, single_bags
 from girih.data.decode.columns import is_string, keep_last
 from girih.data.decode.decoder import decode
-from girih.data.decode.rows import Bags
+from girih.data.decode.rows import BagColumn
 from girih.data.given import columns_as_given, columns_of
 from girih.data.position import Cursor
 from girih.data.read_plan import ReadPlan, make_read_plan
@@ -35,9 +35,9 @@ from girih.errors import DataError, UserError, nearest
 from girih.kernels.buffers import Buffers
 from girih.schema import Categorical, Numeric, Schema
 from girih.serving.plain import MOST_IDS, PlainReader
-from girih.serving.protocol import Request
+from girih.serving.protocol import InferRequest
 from girih.serving.signature import LENGTHS, inputs_of
-from girih.serving.tensors import Tensor, datatype_of
+from girih.serving.tensors import RequestTensor, datatype_of
 
 MOST_BYTES = 256 << 20
 """Bytes of a column that is repeated for each example before it is read."""
@@ -49,7 +49,7 @@ class TooLarge(UserError, ValueError):
     """A request of more examples, ids or bytes than the server takes."""
 
 
-class Column(NamedTuple):
+class RequestColumn(NamedTuple):
     """A column of a request: values, where each example's list begins (None: one value each), how many examples have their own."""
 
     values: Any
@@ -81,7 +81,7 @@ class RequestReader:
         self._plans: dict[tuple[Any, ...], ReadPlan] = {}
         self._buffers = Buffers()
 
-    def read_request(self, request: Request) -> Batch:
+    def read_request(self, request: InferRequest) -> Batch:
         """:meth:`read` of the tensors of a request, by a shorter way where they are bytes that need nothing done to them."""
         if request.layout is not None:
             batch = self._quick.read(request.layout, request.data)
@@ -89,7 +89,7 @@ class RequestReader:
                 return batch
         return self.read(request.tensors)
 
-    def read(self, tensors: Mapping[str, Tensor]) -> Batch:
+    def read(self, tensors: Mapping[str, RequestTensor]) -> Batch:
         """A batch of the examples of a request, its numbers not standardized yet.
 
         Raises:
@@ -100,7 +100,7 @@ class RequestReader:
         columns = self._columns_in(tensors)
         size = self._size(columns)
         features: list[tuple[Any, int]] = []  # those for the decoder, with the rows that they are read of
-        bags: list[Bags | None] = []
+        bags: list[BagColumn | None] = []
         for feature in self._schema.sparse:
             own = (
                 self._plain_bags(feature, columns[feature.source], size)
@@ -121,7 +121,7 @@ class RequestReader:
             self._decode([f for f, rows in features if rows == num_rows], columns, num_rows, bags, numeric)
         return _batch([each for each in bags if each is not None], numeric)
 
-    def _columns_in(self, tensors: Mapping[str, Tensor]) -> dict[str, Column]:
+    def _columns_in(self, tensors: Mapping[str, RequestTensor]) -> dict[str, RequestColumn]:
         """Each column that the schema reads."""
         for name in tensors:
             if name not in self._known:
@@ -141,7 +141,7 @@ class RequestReader:
             found[name] = _column(tensor, lengths)
         return found
 
-    def _size(self, columns: Mapping[str, Column]) -> int:
+    def _size(self, columns: Mapping[str, RequestColumn]) -> int:
         """n, which all columns agree on that do not hold for all examples."""
         size = max((column.num_rows for column in columns.values()), default=0)
         largest = next(name for name, column in columns.items() if column.num_rows == size)
@@ -165,7 +165,7 @@ class RequestReader:
             )
         return size
 
-    def _lengths_missing(self, columns: Mapping[str, Column], *names: str) -> str:
+    def _lengths_missing(self, columns: Mapping[str, RequestColumn], *names: str) -> str:
         """Says what else is expected where one of some columns has lists, and no lengths of them were given."""
         for name in names:
             values, offsets, _ = columns[name]
@@ -174,7 +174,7 @@ class RequestReader:
                 return f"; {name} has lists: {name + LENGTHS} says how many values each example has"
         return ""
 
-    def _num_values(self, name: str, column: Column) -> int:
+    def _num_values(self, name: str, column: RequestColumn) -> int:
         """Counts the values of a column, once its strings are split."""
         values, separators = column.values, self._separators.get(name)
         is_split = separators is not None and column.offsets is None
@@ -183,7 +183,7 @@ class RequestReader:
         most = max(pc.sum(pc.count_substring(values, each)).as_py() or 0 for each in separators or ())
         return len(values) + most
 
-    def _plain_bags(self, feature: Any, column: Column, size: int) -> Bags | None:
+    def _plain_bags(self, feature: Any, column: RequestColumn, size: int) -> BagColumn | None:
         """The ids of a feature that are integers; None where the decoder is to read them."""
         ids, offsets, num_rows = column
         if not isinstance(ids, np.ndarray) or ids.dtype.kind not in "iu":
@@ -191,18 +191,18 @@ class RequestReader:
         ids = ids.view(np.int64) if ids.dtype == np.uint64 else ids.astype(np.int64, copy=False)
         if offsets is not None and feature.max_length:
             ids, offsets = keep_last(ids, offsets, feature.max_length)
-        return _repeated(Bags(ids, offsets), num_rows, size)
+        return _repeated(BagColumn(ids, offsets), num_rows, size)
 
-    def _rows_of(self, feature: Any, columns: Mapping[str, Column], size: int) -> int:
+    def _rows_of(self, feature: Any, columns: Mapping[str, RequestColumn], size: int) -> int:
         """1 where all examples share what a feature reads, else n."""
         return max(columns[name].num_rows for name in _sources(feature)) if size > 1 else size
 
     def _decode(
         self,
         features: Sequence[Any],
-        columns: Mapping[str, Column],
+        columns: Mapping[str, RequestColumn],
         num_rows: int,
-        bags: list[Bags | None],
+        bags: list[BagColumn | None],
         numeric: NDArray[np.float32],
     ) -> None:
         """Fills in what features read of columns of so many rows, repeated where that is 1 and there are more examples."""
@@ -260,17 +260,17 @@ def _sources(feature: Any) -> list[str]:
     return [feature.source, *([weights] if weights else [])]
 
 
-def _column(tensor: Tensor, lengths: Tensor | None) -> Column:
+def _column(tensor: RequestTensor, lengths: RequestTensor | None) -> RequestColumn:
     """A tensor, and the lengths of its lists if they have any, as a column."""
     if lengths is not None:
-        return Column(tensor.values, _offsets(tensor, lengths), lengths.num_values)
+        return RequestColumn(tensor.values, _offsets(tensor, lengths), lengths.num_values)
     num_rows = tensor.shape[0]
     if len(tensor.shape) == 1 or tensor.shape[1] == 1:
-        return Column(tensor.values, None, num_rows)
-    return Column(tensor.values, np.arange(num_rows + 1) * tensor.shape[1], num_rows)
+        return RequestColumn(tensor.values, None, num_rows)
+    return RequestColumn(tensor.values, np.arange(num_rows + 1) * tensor.shape[1], num_rows)
 
 
-def _offsets(tensor: Tensor, lengths: Tensor) -> NDArray[np.int64]:
+def _offsets(tensor: RequestTensor, lengths: RequestTensor) -> NDArray[np.int64]:
     """int64[n+1]: where each example's list begins, and the last one's ends."""
     given, name = lengths.values, tensor.name
     if (
@@ -298,7 +298,7 @@ def _offsets(tensor: Tensor, lengths: Tensor) -> NDArray[np.int64]:
     return offsets
 
 
-def _fill(numeric: NDArray[np.float32], place: int, column: Column) -> bool:
+def _fill(numeric: NDArray[np.float32], place: int, column: RequestColumn) -> bool:
     """Writes a numeric feature's column; False where the decoder is to read it."""
     values = column.values
     if column.offsets is not None or not isinstance(values, np.ndarray):
@@ -312,16 +312,16 @@ def _fill(numeric: NDArray[np.float32], place: int, column: Column) -> bool:
     return True
 
 
-def _repeated(bags: Bags, num_rows: int, size: int) -> Bags:
+def _repeated(bags: BagColumn, num_rows: int, size: int) -> BagColumn:
     """The bags of one example for all; those of n as they are."""
     if num_rows == size:
         return bags
     ids, offsets, weights = bags
     tiled = None if weights is None else np.tile(weights, size)
-    return Bags(np.tile(ids, size), None if offsets is None else np.arange(size + 1) * len(ids), tiled)
+    return BagColumn(np.tile(ids, size), None if offsets is None else np.arange(size + 1) * len(ids), tiled)
 
 
-def _arrow(name: str, column: Column, num_rows: int) -> Any:
+def _arrow(name: str, column: RequestColumn, num_rows: int) -> Any:
     """A column of so many rows as Arrow has it.
 
     Raises:
@@ -340,7 +340,7 @@ def _arrow(name: str, column: Column, num_rows: int) -> Any:
     return values
 
 
-def _batch(bags: Sequence[Bags], numeric: NDArray[np.float32]) -> Batch:
+def _batch(bags: Sequence[BagColumn], numeric: NDArray[np.float32]) -> Batch:
     """A batch of the bags of all features, int64[N], and numbers, float32[n, X]."""
     size = len(numeric)
     ids = np.concatenate([each.ids for each in bags]) if bags else np.empty(0, np.int64)
@@ -357,7 +357,7 @@ def _batch(bags: Sequence[Bags], numeric: NDArray[np.float32]) -> Batch:
     )
 
 
-def _bounds(bags: Sequence[Bags], size: int) -> NDArray[np.int32]:
+def _bounds(bags: Sequence[BagColumn], size: int) -> NDArray[np.int32]:
     """Offsets of a batch, int32[F·n+1]."""
     if all(each.offsets is None for each in bags):
         return single_bags(len(bags) * size)

@@ -1,7 +1,7 @@
 """One version of a model as a server has it: rows in mapped files, a dense half, and all that turns a batch into predictions.
 
 A server answers each request by one :class:`Served` from begin to end, and moves to another version by putting another one in its
-place (:class:`Model`): an attribute is set at once or not at all.
+place (:class:`ServedModel`): an attribute is set at once or not at all.
 
 Shapes: B examples, T labels.
 """
@@ -44,7 +44,7 @@ from girih.training.specs import dense_spec
 
 
 @dataclass(frozen=True, slots=True)
-class Version:
+class ModelVersion:
     """The version of a model that answers.
 
     Attributes:
@@ -74,7 +74,7 @@ class Served:
         spec: DenseSpec,
         normalization: NormalizationStats,
         schema: Schema,
-        version: Version,
+        version: ModelVersion,
         dense: ServedNet | None = None,
     ) -> None:
         self.groups, self.stacks = tuple(groups), tuple(stacks)
@@ -97,7 +97,7 @@ class Served:
     def with_files(
         self,
         files: Sequence[Sequence[MappedFile]],
-        version: Version,
+        version: ModelVersion,
         parameters: Mapping[str, Tensor] | None = None,
         normalization: NormalizationStats | None = None,
     ) -> Served:
@@ -120,7 +120,7 @@ class Served:
         return Served(self.groups, stacks, spec, kept, self.schema, version, dense)
 
 
-class Model:
+class ServedModel:
     """A named model and the version of it that answers now.
 
     Attributes:
@@ -169,7 +169,7 @@ def open_served(directory: Path, *, verify: bool = True) -> tuple[Signature, Ser
             stacks.append(Stack(group.spec, [MappedFile(directory / rows.file, facts)]))
         # parameters stay such as have gradients: torch multiplies others otherwise, and predictions would differ in their last bits
         spec = dense_spec(module, schema, options, torch.optim.SGD, Stats())
-        return signature, Served(groups, stacks, spec, normalization, schema, Version(signature.step))
+        return signature, Served(groups, stacks, spec, normalization, schema, ModelVersion(signature.step))
 
 
 def _module(directory: Path, signature: Signature, schema: Schema, groups: Sequence[Group]) -> nn.Module:

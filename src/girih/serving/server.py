@@ -120,15 +120,17 @@ def answer(
     import torch
     import uvicorn
 
-    from girih.serving.app import Server
+    from girih.serving.app import InferenceServer
     from girih.serving.direct import direct
-    from girih.serving.served import Model, open_served
+    from girih.serving.served import ServedModel, open_served
     from girih.serving.watching import Watched, watching
 
     torch.set_num_threads(options.threads)
     watched = Watched(directory, options.model) if follow else None
-    model = Model(name, *open_served(directory, verify=verify)) if watched is None else watched.model(name)
-    server = Server(model, most_examples=options.max_batch, most_bytes=options.max_bytes)
+    model = (
+        ServedModel(name, *open_served(directory, verify=verify)) if watched is None else watched.model(name)
+    )
+    server = InferenceServer(model, most_examples=options.max_batch, most_bytes=options.max_bytes)
     config = uvicorn.Config(
         server.app(),
         http=direct(server, options),  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ from girih.errors import ConfigError, MissingFileError
 from girih.runs.files import write_whole
 from girih.runs.sealed import check_inside, read_sealed, refusing, seal
 from girih.schema import Categorical, Numeric, Schema, Sequence
-from girih.store.mapped import Written
+from girih.store.mapped import MappedFileFacts
 from girih.version import __version__
 
 NAME = "signature.json"
@@ -58,7 +58,7 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
+class RowsEntry:
     """A group of tables and its file of rows, see :mod:`girih.store.mapped.file`; ``rows`` of them by table."""
 
     file: str
@@ -114,7 +114,7 @@ class Signature:
     needs: Mapping[str, tuple[str, ...]]
     recipe: Mapping[str, Any]
     normalization: Mapping[str, Any] | None
-    rows: tuple[Rows, ...]
+    rows: tuple[RowsEntry, ...]
     dense: Dense
     source: Mapping[str, Any]
     files: Mapping[str, Mapping[str, int]]
@@ -150,7 +150,7 @@ class Signature:
         for name in used:
             check_inside(name)
         for rows in self.rows:
-            facts: Written = build(Written, self.files[rows.file], f"file {rows.file!r}")
+            facts: MappedFileFacts = build(MappedFileFacts, self.files[rows.file], f"file {rows.file!r}")
             if facts.rows != rows.num_rows:
                 raise ValueError(f"{rows.num_rows} rows, of which {rows.file} has {facts.rows}")
 

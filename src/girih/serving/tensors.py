@@ -40,7 +40,7 @@ _MOST_SHOWN = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class RequestTensor:
     """One tensor of a request.
 
     Attributes:
@@ -58,7 +58,7 @@ class Tensor:
         return len(self.values)
 
 
-def from_bytes(name: str, datatype: str, shape: tuple[int, ...], data: memoryview) -> Tensor:
+def from_bytes(name: str, datatype: str, shape: tuple[int, ...], data: memoryview) -> RequestTensor:
     """A tensor whose values are bytes behind the JSON: little-endian, or of strings each with its length before it.
 
     Raises:
@@ -66,16 +66,16 @@ def from_bytes(name: str, datatype: str, shape: tuple[int, ...], data: memoryvie
     """
     count = _num_values(name, shape)
     if datatype == BYTES:
-        return Tensor(name, datatype, shape, _strings(name, count, data))
+        return RequestTensor(name, datatype, shape, _strings(name, count, data))
     dtype = _known(name, datatype)
     if len(data) != count * dtype.itemsize:
         raise DataError(
             f"input {name!r}: {len(data):,} bytes for {datatype}{list(shape)}; expected {count * dtype.itemsize:,}"
         )
-    return Tensor(name, datatype, shape, np.frombuffer(data, dtype))
+    return RequestTensor(name, datatype, shape, np.frombuffer(data, dtype))
 
 
-def from_json(name: str, datatype: str, shape: tuple[int, ...], data: Any) -> Tensor:
+def from_json(name: str, datatype: str, shape: tuple[int, ...], data: Any) -> RequestTensor:
     """A tensor whose values are a list in JSON, nested or flat; null is a missing value.
 
     Raises:
@@ -110,7 +110,7 @@ def from_json(name: str, datatype: str, shape: tuple[int, ...], data: Any) -> Te
     if floats and not all(map(partial(_fits, datatype), _infinite(values, data))):
         raise _refused(name, datatype, data)
     plain = datatype != BYTES and values.null_count == 0 and datatype != "BOOL"
-    return Tensor(name, datatype, shape, values.to_numpy() if plain else values)
+    return RequestTensor(name, datatype, shape, values.to_numpy() if plain else values)
 
 
 def _infinite(values: Any, data: Sequence[Any]) -> list[Any]:

@@ -25,7 +25,7 @@ from girih.runs.sealed import reason_of, refusing
 from girih.runs.stats import Stats
 from girih.schema import Schema
 from girih.serving.followed import CURRENT, Followed
-from girih.serving.served import Model, Served, Version, filled
+from girih.serving.served import ModelVersion, Served, ServedModel, filled
 from girih.serving.signature import Dense, Signature, inputs_of, outputs_of
 from girih.store.mapped import MappedFile, Stack
 from girih.training.recipe import train_options
@@ -55,7 +55,7 @@ class Watched:
         self._seen = self._mark()
         self.followed, self.served = self._patiently(self._opened)
 
-    def model(self, name: str) -> Model:
+    def model(self, name: str) -> ServedModel:
         """The model, by the name that clients have for it."""
         followed, schema = self.followed, self.served.schema
         signature = Signature(
@@ -74,7 +74,7 @@ class Watched:
             source={"log": followed.log},
             files={},
         )
-        return Model(name, signature, self.served)
+        return ServedModel(name, signature, self.served)
 
     def look(self) -> bool:
         """Opens what is there now, where it is something else than before; returns whether it is.
@@ -196,8 +196,8 @@ def watching(watched: Watched, put: Callable[[Served], None]) -> Iterator[None]:
         thread.join()
 
 
-def _version(followed: Followed) -> Version:
-    return Version(followed.step, followed.number)
+def _version(followed: Followed) -> ModelVersion:
+    return ModelVersion(followed.step, followed.number)
 
 
 def _normalization(followed: Followed, schema: Schema) -> NormalizationStats:

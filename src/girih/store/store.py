@@ -30,7 +30,7 @@ from girih.store.memory.repair import Repaired
 from girih.store.rows.row_table import ONCE
 from girih.store.snapshot.arriving import ArrivingSnapshot, LiveSnapshot
 from girih.store.snapshot.inherit import inherit
-from girih.store.snapshot.restore import Source, check_sources, restore
+from girih.store.snapshot.restore import RowSource, check_sources, restore
 from girih.store.snapshot.snapshot import Snapshot
 from girih.store.spec import GroupSpec
 from girih.store.state import LAST_STEP, ShardState, open_state
@@ -280,7 +280,7 @@ class Store:
 
     def restore(
         self,
-        sources: Sequence[Source],
+        sources: Sequence[RowSource],
         *,
         optimizer_state: bool = True,
         elsewhere: Collection[str] = (),
@@ -303,7 +303,7 @@ class Store:
         self.check(sources, optimizer_state=optimizer_state, elsewhere=elsewhere)
         self.state.replace(lambda state: restore(state, sources, optimizer_state))
 
-    def inherit(self, sources: Sequence[Source]) -> None:
+    def inherit(self, sources: Sequence[RowSource]) -> None:
         """Replaces everything by what fits of an earlier run's rows, with which a new run begins: see :func:`~girih.store.snapshot.inherit.fit_of`.
 
         Args:
@@ -319,7 +319,7 @@ class Store:
         self.state.replace(lambda state: inherit(state, sources))
 
     def check(
-        self, sources: Sequence[Source], *, optimizer_state: bool = True, elsewhere: Collection[str] = ()
+        self, sources: Sequence[RowSource], *, optimizer_state: bool = True, elsewhere: Collection[str] = ()
     ) -> None:
         """Refuses what :meth:`restore` would refuse, but replaces nothing.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from girih.cluster.roles import Bearing, RoleName
+from girih.cluster.roles import FailurePolicy, RoleName
 from girih.errors import ConfigError
 from girih.planner.facts import Facts
 from girih.planner.plan import Plan
@@ -32,7 +32,7 @@ AUTO, AGAIN = (
 
 
 def grouped(
-    plan: Plan, context: RunContext, dense_servers: Sequence[str], bearing: Bearing
+    plan: Plan, context: RunContext, dense_servers: Sequence[str], bearing: FailurePolicy
 ) -> GroupedReplica:
     """Starts the group servers; returns the way of this trainer to those of its group. All trainers call it together.
 
@@ -117,7 +117,7 @@ def _start(
     partitioned: Partitioned,
     wire: Wire,
     dense_servers: Sequence[str],
-    bearing: Bearing,
+    bearing: FailurePolicy,
 ) -> tuple[str, ...]:
     from girih.dense.halves.grouped import parts_on, recipe_of
     from girih.dense.service.group_server import AveragedWith, GroupServer

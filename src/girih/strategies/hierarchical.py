@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from girih.cluster.roles import ENDS_RUN, RELOADS, Bearing, RoleName
+from girih.cluster.roles import ENDS_RUN, RELOADS, FailurePolicy, RoleName
 from girih.config.bounds import Bounds
 from girih.errors import ConfigError
 from girih.planner import memory
@@ -137,7 +137,7 @@ class Hierarchical(RemoteStrategy):
             grouped = {RoleName.GROUP_SERVER: self.groups * self.servers_per_group}
         return {**self.sparse_roles, **averaging, **grouped}
 
-    def bearing(self, name: str, store: StoreOptions, num_trainers: int) -> Bearing:
+    def bearing(self, name: str, store: StoreOptions, num_trainers: int) -> FailurePolicy:
         """Says what becomes of a run when a process of a role is killed: loaders come back; for others all trainers begin anew.
 
         A group server has parameters that nobody else has as they are, a dense server the centre of all copies; and nets overtake each
@@ -180,7 +180,7 @@ class Hierarchical(RemoteStrategy):
         if basis is None:
             return None
         service, _ = self._service(basis)
-        averaging = served.Averaging(
+        averaging = served.AveragingLoad(
             copies=self.groups,
             holders=max(1, self.servers_per_group),
             every_steps=self.average_every_steps,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self, cast
 
-from girih.cluster.roles import COMES_BACK, ENDS_RUN, Bearing, RestartPolicy, Role, RoleName
+from girih.cluster.roles import COMES_BACK, ENDS_RUN, FailurePolicy, RestartPolicy, Role, RoleName
 from girih.comm.peers import CONNECTED_S, RETURN_S
 from girih.config.bounds import Bounds
 from girih.errors import ConfigError
@@ -16,7 +16,7 @@ from girih.planner.calibration import Links
 from girih.planner.facts import AccessProfile, Facts
 from girih.planner.plan import Plan
 from girih.planner.speed.basis import Basis
-from girih.planner.speed.served import Service
+from girih.planner.speed.served import RowService
 from girih.strategies.strategy import Processes, StrategyOptions, base_plan, predicted_bytes, predicted_times
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class RemoteStrategy(StrategyOptions):
         """Processes of the sparse half and the feed."""
         return {SERVER: self.embedding_servers, WORKER: self.embedding_workers, LOADER: self.loaders}
 
-    def bearing(self, name: str, store: StoreOptions, num_trainers: int) -> Bearing:
+    def bearing(self, name: str, store: StoreOptions, num_trainers: int) -> FailurePolicy:
         """Says what becomes of a run when a process of a role is killed: loaders come back, since shares are a function of the position."""
         return COMES_BACK if name == LOADER else ENDS_RUN
 
@@ -140,12 +140,12 @@ class RemoteStrategy(StrategyOptions):
         waited = sent if self.waits_for_dense else replace(sent, dense=0.0)
         return costs.remote_step(waited, num_trainers, links, transport=self.transport, in_step=self.in_step)
 
-    def _service(self, basis: Basis) -> tuple[Service, float]:
+    def _service(self, basis: Basis) -> tuple[RowService, float]:
         """The processes that serve rows, as the cost model sees them; and seconds of a step's dense messages."""
         links = basis.calibration.links
         sent = self._sent(basis.facts, basis.profile, basis.batch_size)
         seconds = self._seconds(sent, basis.trainers, links)
-        service = Service(
+        service = RowService(
             workers=self.embedding_workers,
             servers=self.embedding_servers,
             loaders=self.loaders,
@@ -267,7 +267,7 @@ class RemoteStrategy(StrategyOptions):
             self._bearing(name, context),
         )
 
-    def _bearing(self, name: str, context: RunContext) -> Bearing:
+    def _bearing(self, name: str, context: RunContext) -> FailurePolicy:
         return self.bearing(name, context.sparse.store, context.ranks.size)
 
     def _returns(self, name: str, context: RunContext) -> bool:
@@ -344,7 +344,7 @@ class PipelinedStrategy(RemoteStrategy):
         """The same without rows that are read ahead."""
         return replace(self, staleness=0)
 
-    def bearing(self, name: str, store: StoreOptions, num_trainers: int) -> Bearing:
+    def bearing(self, name: str, store: StoreOptions, num_trainers: int) -> FailurePolicy:
         """Says what becomes of a run when a process of a role is killed.
 
         Embedding workers come back where servers can tell a push that comes again, as they can as long as pushes that may overtake each
@@ -357,7 +357,7 @@ class PipelinedStrategy(RemoteStrategy):
         kept = store.why_not_kept if name == SERVER else ""
         told_apart = why_not_told_apart(self._num_senders(num_trainers), self.staleness)
         why = told_apart or kept or store.why_not_numbered
-        return Bearing(why=why) if why else COMES_BACK
+        return FailurePolicy(why=why) if why else COMES_BACK
 
     def pipelined(self, plan: Plan, context: RunContext, dense: Optimized, *, late: bool = False) -> Session:
         """A session by this schedule; see :meth:`RemoteStrategy.session`.

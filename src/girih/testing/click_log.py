@@ -66,7 +66,7 @@ def click_log(
             " expected at least 3, 0 and 0"
         )
     checks.positive("click_log: zipf", zipf)
-    log = _Log(seed, np.arange(start, start + num_examples, dtype=np.uint64))
+    log = _Draws(seed, np.arange(start, start + num_examples, dtype=np.uint64))
     columns: dict[str, Any] = {}
     user = log.ranks("user", cardinality, zipf)
     item = log.ranks("item", max(1, cardinality // 4), zipf)
@@ -114,7 +114,7 @@ _CONTEXTS = [
 
 
 @dataclass(frozen=True, slots=True)
-class _Log:
+class _Draws:
     """Random numbers of some rows: hashes of (seed, purpose, row or id)."""
 
     seed: int

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from girih.store import GroupSpec
 from girih.store.rows.record import row_layout
 from girih.store.snapshot.columns import columns_of
-from girih.store.snapshot.tensorfile import Tensor
+from girih.store.snapshot.tensorfile import StoredTensor
 from girih.testing.twins import Floats
 
 
@@ -55,7 +55,7 @@ class FakeSnapshot:
         linked = {"linked": False, "last_step": self.last_step}
         return {**row_layout(self.spec, self.shard, self.num_shards).description, **linked}
 
-    def tensors(self) -> list[Tensor]:
+    def tensors(self) -> list[StoredTensor]:
         """All columns."""
         return [column.tensor(self.num_rows) for column in columns_of(self.description)]
 

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from girih.comm.rpc import Client, Frame, Reply, Server
-from girih.comm.rpc.frames import Packed
+from girih.comm.rpc.frames import PackedFrame
 from girih.errors import RemoteError, WireError, WireTimeout
 from girih.testing.transport_breaks import BreakSuite
 from girih.testing.transport_ends import (
@@ -188,7 +188,7 @@ class TransportSuite(BreakSuite):
         ):
             assert client.call(ECHO, (1,)).wait(10).fields == (1,)
             held = other.call(SLOW, (2,))
-            packed = Packed(Frame(ECHO, (3,)))
+            packed = PackedFrame(Frame(ECHO, (3,)))
             packed._counts = 1, 257
             call = Reply(client.address, ECHO)
             with client._session.lock:

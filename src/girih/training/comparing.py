@@ -18,7 +18,7 @@ NEAR = 0.95
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
+class StrategyEstimate:
     """A way to train, and what is known of it.
 
     Attributes:
@@ -49,7 +49,7 @@ class Offer:
         return 0.0 if self.prediction is None else self.prediction.samples_per_s
 
 
-def offers(own: Strategy, facts_of: Callable[[Strategy], Facts]) -> tuple[Offer, ...]:
+def offers(own: Strategy, facts_of: Callable[[Strategy], Facts]) -> tuple[StrategyEstimate, ...]:
     """The config's own strategy, then all others with as many trainers, or two where it has one.
 
     Args:
@@ -60,7 +60,7 @@ def offers(own: Strategy, facts_of: Callable[[Strategy], Facts]) -> tuple[Offer,
     return tuple(offer(each, facts_of, own=each is own) for each in (own, *(o for o in others if o != own)))
 
 
-def choose(found: Sequence[Offer]) -> tuple[Offer | None, str]:
+def choose(found: Sequence[StrategyEstimate]) -> tuple[StrategyEstimate | None, str]:
     """The offer to take, and why: of those within 5 % of the fastest, the one with the fewest processes; None where none is priced."""
     priced = [offer for offer in found if offer.prediction is not None]
     if not priced:
@@ -88,15 +88,15 @@ def options_of(strategy: Strategy) -> str:
     return ", ".join(f"{name} = {value!r}" for name, value in told.items())
 
 
-def offer(strategy: Strategy, facts_of: Callable[[Strategy], Facts], *, own: bool) -> Offer:
-    """One strategy, with its predicted speed or why it has none; arguments as of :func:`offers`, ``own`` as of :class:`Offer`."""
+def offer(strategy: Strategy, facts_of: Callable[[Strategy], Facts], *, own: bool) -> StrategyEstimate:
+    """One strategy, with its predicted speed or why it has none; arguments as of :func:`offers`, ``own`` as of :class:`StrategyEstimate`."""
     try:
         facts = facts_of(strategy)
         strategy.plan(facts)
         prediction = price(strategy, facts)
     except ConfigError as error:
-        return Offer(strategy=strategy, own=own, prediction=None, refused=str(error))
+        return StrategyEstimate(strategy=strategy, own=own, prediction=None, refused=str(error))
     why = (
         "" if prediction else "its speed is not predicted: on GPUs, compiled, or a strategy without step_cost"
     )
-    return Offer(strategy=strategy, own=own, prediction=prediction, refused=why)
+    return StrategyEstimate(strategy=strategy, own=own, prediction=prediction, refused=why)

@@ -14,7 +14,7 @@ import torch
 
 from girih.data.batch import Batch
 from girih.dense.half import DenseHalf
-from girih.dense.outcome import Known
+from girih.dense.outcome import ReadyOutcome
 from girih.errors import NonFiniteError, WireError
 from girih.runs.busy import Busy, waiting
 from girih.runs.stats import Spans
@@ -142,7 +142,7 @@ class _Training:
                 pending = pulled.discard()
         with self._spans("wait for update"):
             pending.wait()
-        return Step(token, num_examples(batch), Known(computed.loss.item(), refused), pulled.staleness)
+        return Step(token, num_examples(batch), ReadyOutcome(computed.loss.item(), refused), pulled.staleness)
 
 
 @contextmanager

@@ -26,13 +26,13 @@ from girih.data.read_ahead import read_ahead
 from girih.data.shares import share_of
 from girih.errors import ConfigError, GirihError, Lost
 from girih.schema import Schema
-from girih.sparse.service.protocol import Verb
+from girih.sparse.service.protocol import SparseVerb
 
 LOADER = RoleName.LOADER
 END_S = 5.0
 
 
-class Stream(Protocol):
+class EpochStream(Protocol):
     """One pass over an epoch, or the rest of it."""
 
     def __iter__(self) -> Iterator[tuple[Batch, Position]]: ...
@@ -57,7 +57,7 @@ class TrainingFeed:
     prepare: Callable[[Batch], Batch]
     stopped: Callable[[], bool] = field(default=lambda: False, kw_only=True)
 
-    def stream(self, epoch: int, position: Position | None) -> Stream:
+    def stream(self, epoch: int, position: Position | None) -> EpochStream:
         """This trainer's share of every batch of an epoch, from a position on, read in a thread."""
         return self.data.ahead(epoch, position, self.prepare, self.stopped)
 
@@ -202,7 +202,7 @@ class LoaderFeed(ExampleFeed):
         index = rank % len(loaders)
         resolve = None if self.registry is None else resolver(self.registry, LOADER, index)
         loader = connect(loaders[index], secret=self.secret, timeout_s=self.return_s, resolve=resolve)
-        return Loaded(data, normalization.apply, rank, loader, first=rank < len(loaders))
+        return LoaderDataset(data, normalization.apply, rank, loader, first=rank < len(loaders))
 
     def end_training(self) -> None:
         """Ends the loaders."""
@@ -210,7 +210,7 @@ class LoaderFeed(ExampleFeed):
 
 
 @dataclass
-class Loaded(TrainingFeed):
+class LoaderDataset(TrainingFeed):
     """Training data that a loader sends.
 
     Up to ``read_ahead`` shares are on their way here. A loader that came back is told to go on behind the last one that is here.
@@ -224,7 +224,7 @@ class Loaded(TrainingFeed):
     first: bool = True
     num_passes: int = 0
 
-    def stream(self, epoch: int, position: Position | None) -> Stream:
+    def stream(self, epoch: int, position: Position | None) -> EpochStream:
         """This trainer's share of every batch of an epoch, asked for once it is iterated."""
         self.num_passes += 1
         return self._arriving(self.num_passes, epoch, position)
@@ -233,7 +233,7 @@ class Loaded(TrainingFeed):
         """Statistics of the loader, asked by the first trainer that it serves."""
         if not self.first:
             return {}
-        (frame,) = answers([self.loader], Verb.STATS, again=True)
+        (frame,) = answers([self.loader], SparseVerb.STATS, again=True)
         return {f"{LOADER} {self.rank}": from_text(frame.arrays[0])}
 
     def close(self) -> None:
@@ -247,10 +247,12 @@ class Loaded(TrainingFeed):
 
         def ask() -> None:
             while len(asked) < max(1, self.data.read_ahead):
-                asked.append(self.loader.call(Verb.NEXT, (number, self.rank, taken + len(asked))))
+                asked.append(self.loader.call(SparseVerb.NEXT, (number, self.rank, taken + len(asked))))
 
         try:
-            answers([self.loader], Verb.BEGIN, (number, self.rank), (_where(epoch, position),), again=True)
+            answers(
+                [self.loader], SparseVerb.BEGIN, (number, self.rank), (_where(epoch, position),), again=True
+            )
             while True:
                 ask()
                 try:
@@ -260,7 +262,7 @@ class Loaded(TrainingFeed):
                         return
                     asked.clear()
                     called = (number, self.rank, taken)
-                    answers([self.loader], Verb.GO_ON, called, (_where(epoch, position),), again=True)
+                    answers([self.loader], SparseVerb.GO_ON, called, (_where(epoch, position),), again=True)
                     continue
                 if not frame.fields[0]:
                     break
@@ -282,12 +284,12 @@ class Loaded(TrainingFeed):
         until_s = time.monotonic() + END_S
         while (left_s := until_s - time.monotonic()) > 0:
             with contextlib.suppress(Lost):
-                self.loader.call(Verb.END, (number, self.rank, taken)).wait(left_s)
+                self.loader.call(SparseVerb.END, (number, self.rank, taken)).wait(left_s)
                 return
 
     def _stored_again(self, called: tuple[int, ...], where: NDArray[np.uint8]) -> tuple[int, int]:
         """Has the loader give the ids of a share to their worker once more; returns where they are kept now. From any thread."""
-        (frame,) = answers([self.loader], Verb.STORE_AGAIN, called, (where,), again=True)
+        (frame,) = answers([self.loader], SparseVerb.STORE_AGAIN, called, (where,), again=True)
         worker, sample = frame.fields
         return worker, sample
 

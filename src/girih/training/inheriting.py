@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from girih.checkpoint.load import Loaded
+from girih.checkpoint.load import LoadedCheckpoint
 from girih.checkpoint.parts import PartReader
 from girih.dense.half import DenseHalf
 from girih.schema import Numeric, Schema
@@ -60,7 +60,7 @@ class Inherited:
         return told
 
 
-def rows_that_fit(loaded: Loaded, groups: Sequence[Group], found: Inherited) -> PartReader:
+def rows_that_fit(loaded: LoadedCheckpoint, groups: Sequence[Group], found: Inherited) -> PartReader:
     """Notes which tables the groups take rows of; returns the parts to load, as far as they fit.
 
     Raises:
@@ -98,7 +98,7 @@ def rows_that_fit(loaded: Loaded, groups: Sequence[Group], found: Inherited) -> 
     return reader
 
 
-def put_parameters(loaded: Loaded, dense: DenseHalf, found: Inherited) -> None:
+def put_parameters(loaded: LoadedCheckpoint, dense: DenseHalf, found: Inherited) -> None:
     """Replaces the dense parameters, and buffers, that the earlier model has by the same name in the same shape; its optimizer stays as it is."""
     state = dense.state()
     theirs: Mapping[str, Any] = loaded.dense["model"]
@@ -118,7 +118,7 @@ def put_parameters(loaded: Loaded, dense: DenseHalf, found: Inherited) -> None:
     dense.restore({**state, "model": model})
 
 
-def moments_of(loaded: Loaded, schema: Schema, found: Inherited) -> dict[str, Any]:
+def moments_of(loaded: LoadedCheckpoint, schema: Schema, found: Inherited) -> dict[str, Any]:
     """Moments that the earlier run has of features to be standardized, as :meth:`NormalizationStats.to_dict` has them: parameters were trained by them.
 
     They stay, whatever is measured of the new data for the features that the earlier run has not, or transforms in another way.

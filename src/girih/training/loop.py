@@ -21,7 +21,7 @@ from girih.runs.log import RunLog, is_logged
 from girih.runs.publisher import Publisher
 from girih.runs.state import RunState
 from girih.runs.stats import COMPILE, Spans
-from girih.training.feeds import Stream, TrainingFeed
+from girih.training.feeds import EpochStream, TrainingFeed
 from girih.training.learning_rate import LearningRate
 from girih.training.notes import Notes
 from girih.training.progressive import ProgressiveValidation
@@ -103,7 +103,7 @@ class Loop:
         is_due = self.score is not None and self._every(self.options.evaluate_every_steps)
         return self._epoch_is_read() or (is_due and self.state.evaluated_step != self.state.step)
 
-    def _train_on(self, batches: Stream) -> None:
+    def _train_on(self, batches: EpochStream) -> None:
         source: Iterator[tuple[Batch, Position]] = batches
         if self.state.step == 0:
             source = self.notes.first_epoch(batches, self.feed.data.batch_size)
@@ -127,7 +127,7 @@ class Loop:
         finally:
             self.feed.close()
 
-    def _batches(self) -> Stream:
+    def _batches(self) -> EpochStream:
         if self._epoch_is_read():
             return read_ahead(())
         position = None if self.state.position is None else Position.from_dict(self.state.position)

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any
 
-from girih.checkpoint.load import Loaded
+from girih.checkpoint.load import LoadedCheckpoint
 from girih.comm.group import TrainerGroup
 from girih.data import Dataset, NormalizationStats
 from girih.errors import ConfigError
@@ -60,7 +60,7 @@ class Normalizing:
         self.stats = NormalizationStats.from_dict({**told, **self._kept}, self._schema)
         return self.stats
 
-    def inherit(self, loaded: Loaded, found: Inherited, train: Dataset | None) -> None:
+    def inherit(self, loaded: LoadedCheckpoint, found: Inherited, train: Dataset | None) -> None:
         """Keeps what another run's checkpoint has of these features; measures the rest where there are data."""
         self._kept = moments_of(loaded, self._schema, found)
         if set(self._kept) == set(NormalizationStats.empty(self._schema).features):

@@ -19,7 +19,7 @@ from girih.training.pricing import Calibrated, measured, priced
 
 
 @dataclass
-class Planning:
+class RunPlanner:
     """Makes the plan of a run. Methods are called by all trainers together.
 
     Attributes:

@@ -19,8 +19,8 @@ from girih.checkpoint import Manifest, Storage
 from girih.checkpoint.parts import PartReader
 from girih.cluster.cluster import Cluster
 from girih.cluster.elastic import requests
-from girih.cluster.elastic.requests import Request
-from girih.cluster.elastic.stage import Stage
+from girih.cluster.elastic.requests import ScaleRequest
+from girih.cluster.elastic.stage import ScaleStage
 from girih.cluster.roles import RoleName
 from girih.comm.group import TrainerGroup
 from girih.config.sections import read_toml, write_toml
@@ -69,7 +69,7 @@ class Rescaling:
         self, run: Path | None, ranks: TrainerGroup, processes: Cluster, facts: Facts, *, held: bool
     ) -> None:
         self._run, self._ranks, self._processes, self._facts, self._held = run, ranks, processes, facts, held
-        self._wanted: tuple[Request, Scaling] | None = None
+        self._wanted: tuple[ScaleRequest, Scaling] | None = None
         self._looked_s = 0.0
 
     def poll(self, strategy: Strategy, plan: Plan, step: int) -> None:
@@ -123,7 +123,9 @@ class Rescaling:
         before = {role: plan.roles[role] for role in request.counts}
         requests.begin(self._run, request, step, before, keeper)
         overrides = [f"strategy.{scales(strategy)[role]}={count}" for role, count in scaling.counts.items()]
-        stage = Stage.ANEW if scaling.anew else Stage.MOVING if scaling.rows_move else Stage.DONE
+        stage = (
+            ScaleStage.ANEW if scaling.anew else ScaleStage.MOVING if scaling.rows_move else ScaleStage.DONE
+        )
         self._processes.scale(stage, scaling.counts, overrides)
 
     def done(self, scaling: Scaling, strategy: Strategy) -> None:
@@ -131,7 +133,7 @@ class Rescaling:
         self._wanted = None
         if self._run is None:
             return
-        self._processes.scale(Stage.DONE, scaling.counts, ())
+        self._processes.scale(ScaleStage.DONE, scaling.counts, ())
         file = self._run / "config.toml"
         if file.exists():  # a run of a config file goes on with as many by --resume
             written = read_toml(file, expanded=False)
@@ -148,7 +150,7 @@ class Rescaling:
         if request is not None and request.begun is None:
             requests.refuse(self._run, request, "the run has done its last step, or was told to stop")
 
-    def _end(self, run: Path, request: Request, plan: Plan, step: int) -> None:
+    def _end(self, run: Path, request: ScaleRequest, plan: Plan, step: int) -> None:
         """Notes that there are as many processes as a request asks for, and tells where they were not before."""
         if request.begun is None:
             request = requests.begin(run, request, step, {role: plan.roles[role] for role in request.counts})
@@ -157,7 +159,7 @@ class Rescaling:
         if changes:
             _LOG.warning("scaled at step %d: %s", done["step"], ", ".join(changes))
 
-    def _checked(self, request: Request, strategy: Strategy, plan: Plan) -> Scaling:
+    def _checked(self, request: ScaleRequest, strategy: Strategy, plan: Plan) -> Scaling:
         """The scaling that a request asks for.
 
         Raises:

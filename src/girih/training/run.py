@@ -14,7 +14,7 @@ import torch
 
 from girih import checkpoint
 from girih.checkpoint import CheckpointOptions, Storage
-from girih.checkpoint.load import Loaded, load
+from girih.checkpoint.load import LoadedCheckpoint, load
 from girih.checkpoint.parts import PartReader
 from girih.checkpoint.save import Content
 from girih.cluster.elastic import requests
@@ -30,14 +30,14 @@ from girih.planner.facts import Facts
 from girih.planner.plan import Plan
 from girih.planner.speed.step import StepCost
 from girih.publishing.options import PublishOptions
-from girih.publishing.segment import Version
+from girih.publishing.segment import SegmentVersion
 from girih.runs.callbacks import Callback
 from girih.runs.checkpoints import RunCheckpoints
 from girih.runs.directory import remove_summary
 from girih.runs.files import write_whole
 from girih.runs.first_steps import FirstSteps
-from girih.runs.live.others import Others
-from girih.runs.live.place import Who
+from girih.runs.live.others import PeerStatus
+from girih.runs.live.place import ProcessId
 from girih.runs.log import RunLog, rewind
 from girih.runs.publisher import Publisher
 from girih.runs.state import RunState
@@ -57,13 +57,13 @@ from girih.training.learning_rate import LearningRate
 from girih.training.loop import Loop
 from girih.training.normalizing import Normalizing
 from girih.training.notes import Notes
-from girih.training.planned import Planning
+from girih.training.planned import RunPlanner
 from girih.training.pricing import Calibrated
 from girih.training.progressive import ProgressiveValidation
 from girih.training.rescaling import Rescaling, Scaling, rescaled
 from girih.training.scoring import Scoring
 from girih.training.session import Session
-from girih.training.standing import Standing
+from girih.training.standing import TrainerState
 
 
 @dataclass(kw_only=True)
@@ -75,7 +75,7 @@ class TrainingRun:
         publishing: where segments are published, and how often; None publishes nothing.
         directory: where rank 0 writes; None writes nothing.
         plan: None until the session opens, unless there is one to hold.
-        calibrated: see :class:`Planning`.
+        calibrated: see :class:`RunPlanner`.
         where: the file that options come from, if any.
         session: None until it opens.
         resumed: whether it goes on from a checkpoint.
@@ -100,7 +100,7 @@ class TrainingRun:
     resumed: bool = False
     begins_anew: bool = False
     _log: RunLog | None = None
-    _read: Loaded | None = None
+    _read: LoadedCheckpoint | None = None
     """The checkpoint whose rows were loaded to be read, and not to go on with."""
     _compiled_in_steps_s: float = 0.0
     _loaders: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -111,7 +111,7 @@ class TrainingRun:
         self.ranks = ranks
         self.notes = Notes(ranks, schema.labels.names, bool(getattr(dense.module, "loss_over_batch", False)))
         self.compiling = Compiling(self.notes.say)
-        self.standing = Standing(
+        self.standing = TrainerState(
             schema=schema,
             options=self.options,
             ranks=ranks,
@@ -123,7 +123,7 @@ class TrainingRun:
         )
         self.scoring = Scoring(self._ready, ranks, self.options, schema.labels, self.notes)
         self.context.stats.watch(self.live)
-        self.planning = Planning(self.context, self.facts, self.notes, self.plan, self.calibrated)
+        self.planning = RunPlanner(self.context, self.facts, self.notes, self.plan, self.calibrated)
         self.rescaling = Rescaling(
             self.directory, self.ranks, self.context.processes, self.facts, held=self.plan is not None
         )
@@ -398,7 +398,7 @@ class TrainingRun:
         """The content of a checkpoint made now."""
         return self.standing.content(*self.opened())
 
-    def _newest_uses(self, loaded: Loaded) -> Mapping[str, int]:
+    def _newest_uses(self, loaded: LoadedCheckpoint) -> Mapping[str, int]:
         """The newest use of each table that counts seconds, on all trainers; says which lie ahead of the clock."""
         reader = PartReader(loaded.place, loaded.shards)
         newest: Mapping[str, int] = self.ranks.broadcast(reader.newest_uses() if self.ranks.first else None)
@@ -406,7 +406,7 @@ class TrainingRun:
             self.notes.say(line)
         return newest
 
-    def _go_on(self, loaded: Loaded) -> None:
+    def _go_on(self, loaded: LoadedCheckpoint) -> None:
         self.standing.go_on(loaded, self.opened()[0])
         if self.state.best_step is not None:
             best = checkpoint.find(loaded.place.parent, step=self.state.best_step)
@@ -415,7 +415,7 @@ class TrainingRun:
         self.resumed = True
         self._log = None  # the next one drops the records that come after this state
 
-    def _put_rest(self, loaded: Loaded) -> None:
+    def _put_rest(self, loaded: LoadedCheckpoint) -> None:
         """Has the dense half go on where it was, if the net is spread as it was; says so where it is not."""
         plan, session = self.opened()
         earlier = None if loaded.plan is None else Plan.from_dict(loaded.plan, loaded.place.url)
@@ -473,8 +473,8 @@ class TrainingRun:
                 state.repeated_examples = repeated_from(mark, state.examples, state.repeated_examples)
             others = None
             if self.directory is not None:
-                own = Who(RoleName.TRAINER, self.ranks.rank)
-                others = Others(self.directory, own, lambda: self.ranks.apart)
+                own = ProcessId(RoleName.TRAINER, self.ranks.rank)
+                others = PeerStatus(self.directory, own, lambda: self.ranks.apart)
             self._log = RunLog(path, self.callbacks, self.options.log_every_steps, others)
         return self._log
 
@@ -533,7 +533,7 @@ class TrainingRun:
             step = self.state.step
             self.publisher.publish(partial(self._version, step), step, spans, rows_free=rows_free)
 
-    def _version(self, step: int) -> Version:
+    def _version(self, step: int) -> SegmentVersion:
         return self.standing.version(step, self.context.sparse, self.opened()[1])
 
     def _ready(self) -> tuple[Session, NormalizationStats]:

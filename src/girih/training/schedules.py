@@ -11,7 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from girih.data.batch import Batch
 from girih.data.shares import micro_batches
 from girih.dense.half import Computed, DenseHalf
-from girih.dense.outcome import Known, Outcome
+from girih.dense.outcome import Outcome, ReadyOutcome
 from girih.errors import NonFiniteError, WireError
 from girih.models.embeddings import Embeddings
 from girih.runs.stats import Spans
@@ -112,7 +112,7 @@ class Pipelined:
         may_begin: Callable[[int], bool] = always,
     ) -> Generator[Step[Token], None, None]:
         """Yields once a step's update is on its way."""
-        source = _Source(iter(batches), sparse, spans)
+        source = _BatchSource(iter(batches), sparse, spans)
         ahead: deque[tuple[Batch, Token, Pulled]] = deque()
         under_way: deque[Pending] = deque()
         try:
@@ -159,7 +159,7 @@ def in_step(micro_batches: int = 1, *, prefetch: int = 0, late: bool = False) ->
     return Pipelined(0, micro_batches, prefetch, late)
 
 
-class _Source(Generic[Token]):
+class _BatchSource(Generic[Token]):
     """Batches in turn, of which the next ones may be prepared."""
 
     def __init__(self, batches: Iterator[tuple[Batch, Token]], sparse: SparseHalf, spans: Spans) -> None:
@@ -221,7 +221,7 @@ def _moved(
     else:
         computed.discard()
         pending = pulled.discard()
-    outcome = Known(computed.loss.item(), refused)
+    outcome = ReadyOutcome(computed.loss.item(), refused)
     return Step(token, num_examples(batch), outcome, pulled.staleness), pending
 
 

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from girih.checkpoint.load import Loaded, believed
+from girih.checkpoint.load import LoadedCheckpoint, believed
 from girih.checkpoint.save import Content
 from girih.comm.group import TrainerGroup
 from girih.config.train import TrainOptions
 from girih.dense.spec import DenseSpec
 from girih.planner.plan import Plan
-from girih.publishing.segment import Version
+from girih.publishing.segment import SegmentVersion
 from girih.runs.state import RunState
 from girih.schema import Schema
 from girih.sparse.spec import SparseSpec
@@ -25,7 +25,7 @@ from girih.training.session import Session
 
 
 @dataclass(kw_only=True)
-class Standing:
+class TrainerState:
     """The standing of one trainer's run. Methods are called by all trainers together.
 
     Attributes:
@@ -68,11 +68,11 @@ class Standing:
             ),
         )
 
-    def version(self, step: int, sparse: SparseSpec, session: Session) -> Version:
+    def version(self, step: int, sparse: SparseSpec, session: Session) -> SegmentVersion:
         """The state that a segment published now is of, with the weights of a step."""
         session.sync()
         self.ranks.barrier()
-        return Version(
+        return SegmentVersion(
             step=step,
             schema=self.schema,
             needs=sparse.needs,
@@ -82,7 +82,7 @@ class Standing:
             sparse=session.sparse,
         )
 
-    def check(self, loaded: Loaded) -> None:
+    def check(self, loaded: LoadedCheckpoint) -> None:
         """Refuses what :meth:`go_on` cannot go on from.
 
         Raises:
@@ -92,7 +92,7 @@ class Standing:
             self.learning_rate.check(loaded.state["learning_rate"])
             random_state.check(loaded.random)
 
-    def go_on(self, loaded: Loaded, plan: Plan) -> None:
+    def go_on(self, loaded: LoadedCheckpoint, plan: Plan) -> None:
         """Takes step, position, rates and random state from a checkpoint."""
         with believed(loaded.place):
             of_each = [RunState.from_dict(each) for each in loaded.state.get("trainers", ())]

@@ -14,7 +14,7 @@ from girih.comm.group import TrainerGroup
 from girih.config.train import TrainOptions
 from girih.data import read_parquet
 from girih.models.lr import LR
-from girih.planner.calibration import Rate, Work
+from girih.planner.calibration import Rate, StepWork
 from girih.runs.stats import Stats
 from girih.runs.work import measure_products, measure_reading, measure_rows
 from girih.schema import Categorical, Schema
@@ -25,7 +25,7 @@ from girih.training.specs import dense_spec, sparse_spec
 BATCH, STEPS = 8, 300
 
 
-def measure_work(ranks: TrainerGroup) -> Work:
+def measure_work(ranks: TrainerGroup) -> StepWork:
     """The work of steps on this machine; called by all trainers, who measure at once, as they train."""
     ranks.barrier()
     lookup, updates = measure_rows()
@@ -33,7 +33,7 @@ def measure_work(ranks: TrainerGroup) -> Work:
     example_s, value_s = measure_reading()
     step_s = measure_step(lookup, updates["adagrad"]) if ranks.first else 0.0
     ranks.barrier()
-    return Work(
+    return StepWork(
         lookup=lookup,
         updates=updates,
         example_s=example_s,

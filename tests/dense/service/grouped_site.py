@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from companions import Companion
-from girih.dense.graph import Part
+from girih.dense.graph import ServerPart
 from girih.dense.halves.grouped import GroupedReplica, parts_on, recipe_of
 from girih.dense.halves.replica import Replica
 from girih.dense.service.group import GroupClient
@@ -95,7 +95,7 @@ class Cut:
 
     def __init__(self, net, num_servers):
         self.parts = [
-            Part(name, number % num_servers, traced(net, name, inputs), inputs, 1)
+            ServerPart(name, number % num_servers, traced(net, name, inputs), inputs, 1)
             for number, (name, inputs) in enumerate((("bottom", 1), ("wide", 1), ("deep", 2)))
         ]
 

@@ -12,7 +12,7 @@ from torch import fx, nn
 
 from companions import ALL_S, Companion
 from girih.dense.averaging.shadow import Shadow
-from girih.dense.graph import Part
+from girih.dense.graph import ServerPart
 from girih.dense.halves.grouped import recipe_of
 from girih.dense.halves.replica import Replica
 from girih.dense.service.live_parts import LiveParts
@@ -48,7 +48,7 @@ def called(model, *paths):
     for path in paths:
         value = graph.call_module(path, (value,))
     graph.output((value,))
-    return Part(paths[0], 0, fx.GraphModule(model, graph), 1, 1)
+    return ServerPart(paths[0], 0, fx.GraphModule(model, graph), 1, 1)
 
 
 @pytest.mark.parametrize("stages", [[("two", "one")], [("two",), ("one",)]])

@@ -7,7 +7,7 @@ import torch
 from girih import optim
 from girih.kernels.cpu import layout as at
 from girih.kernels.gpu import gradients, jit, pool
-from girih.kernels.gpu.dedup import Terms
+from girih.kernels.gpu.dedup import BagTerms
 from girih.kernels.gpu.gradients import Pieces, Sources, sum_pieces, sum_terms
 from girih.store import Store
 from girih.store.gpu.gpu_memory import to_device
@@ -101,7 +101,7 @@ def test_gradients_of_keys_are_sums_of_their_terms(monkeypatch, long):
     )
     totals = torch.full((n, WIDTH), 77.0, device=jit.device())
     nonfinite = there(np.array([-1], np.int32))
-    terms = Terms(*(there(each) for each in (starts, features, examples, positions, factors)))
+    terms = BagTerms(*(there(each) for each in (starts, features, examples, positions, factors)))
     num_keys = there(np.array([len(counts)], np.int32))
     sources, pieces = Sources(there(described), pooled=True, whole=True, aligned=False), Pieces(there(padded))
     sums = sum_pieces(sources, terms, pieces, num_keys, DIM)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from girih.cluster.elastic import requests
-from girih.cluster.elastic.requests import Request
+from girih.cluster.elastic.requests import ScaleRequest
 from girih.errors import RunDirectoryError
 from girih.runs.live.bottleneck import BOTTLENECK, busy_of, cores_used, is_full
 from girih.runs.live.reading import read_all
@@ -60,7 +60,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class UsageWindow:
     """Some seconds of training.
 
     Attributes:
@@ -84,13 +84,13 @@ class Autoscaler:
 
     def __init__(self, run: Path, bounds: Bounds, *, every_s: float, beyond_cores: bool = False) -> None:
         self._run, self._bounds, self._every_s, self._beyond_cores = run, bounds, every_s, beyond_cores
-        self._windows: deque[Window] = deque(maxlen=LOOKS)
+        self._windows: deque[UsageWindow] = deque(maxlen=LOOKS)
         # when the window under way began, and the examples and seconds by then
         self._mark: tuple[float, int, float] | None = None
         self._next_s = time.monotonic()
         self._counts: Mapping[str, int] = {}
         # with the rate before, where it is to be judged
-        self._asked: tuple[Request, Change, float | None] | None = None
+        self._asked: tuple[ScaleRequest, Change, float | None] | None = None
         self._judged: tuple[Change, float] | None = None
         self._held_s: dict[tuple[str, bool], float] = {}  # role and direction → until when it stays as it is
         self._withheld: Change | None = None
@@ -133,7 +133,7 @@ class Autoscaler:
         if change is not None and change.grows and not self._beyond_cores and is_full(cores_used(shown)):
             self._tell_withheld(change, why)
             change = None
-        self._windows.append(Window(change, examples, train_s))
+        self._windows.append(UsageWindow(change, examples, train_s))
         if len(self._windows) < LOOKS:
             return
         rate = sum(each.examples for each in self._windows) / sum(each.train_s for each in self._windows)
@@ -162,7 +162,7 @@ class Autoscaler:
             self._asked = requests.ask(self._run, {change.role: change.after}, why), change, rate
             _LOG.warning("autoscale asks for %s: %s", change, why)
 
-    def _hear(self, request: Request, change: Change, rate: float | None) -> None:
+    def _hear(self, request: ScaleRequest, change: Change, rate: float | None) -> None:
         """Looks whether what was asked for is done."""
         with suppress(RunDirectoryError):  # a damaged one, which is withdrawn
             if requests.pending(self._run) is not None:

@@ -29,7 +29,7 @@ REQUEST, OUTCOMES = "scale.json", "scaled.jsonl"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class ScaleRequest:
     """A request to scale a run.
 
     Attributes:
@@ -52,13 +52,13 @@ class Request:
         return Lease.of((self.begun or {}).get("lease"))
 
 
-def ask(run: Path, counts: Mapping[str, int], why: str = "") -> Request:
+def ask(run: Path, counts: Mapping[str, int], why: str = "") -> ScaleRequest:
     """Asks for a scaling.
 
     Raises:
         RunDirectoryError: one is under way.
     """
-    request = Request(name=secrets.token_hex(8), counts=dict(counts), asked_s=time.time(), why=why)
+    request = ScaleRequest(name=secrets.token_hex(8), counts=dict(counts), asked_s=time.time(), why=why)
     draft = run / f".{REQUEST}.{request.name}"
     draft.write_text(json.dumps(asdict(request)), encoding="utf-8")
     try:
@@ -70,7 +70,7 @@ def ask(run: Path, counts: Mapping[str, int], why: str = "") -> Request:
     return request
 
 
-def pending(run: Path) -> Request | None:
+def pending(run: Path) -> ScaleRequest | None:
     """The request that is to be done, or being done; None where there is none."""
     file = run / REQUEST
     with (
@@ -78,7 +78,7 @@ def pending(run: Path) -> Request | None:
         open_file(file, kind=RunDirectoryError) as opened,
         refusing(file, "delete it, and ask again", RunDirectoryError),
     ):
-        request: Request = build(Request, parse(opened.read()), "")
+        request: ScaleRequest = build(ScaleRequest, parse(opened.read()), "")
         if request.begun is not None:
             checks.integer("begun.step", request.begun["step"], 0)
             build(Finite, request.begun["paused_s"], "begun.paused_s")
@@ -88,8 +88,8 @@ def pending(run: Path) -> Request | None:
 
 
 def begin(
-    run: Path, request: Request, step: int, before: Mapping[str, int], keeper: Lease | None = None
-) -> Request:
+    run: Path, request: ScaleRequest, step: int, before: Mapping[str, int], keeper: Lease | None = None
+) -> ScaleRequest:
     """Notes that training has paused for a request."""
     lease = None if keeper is None else asdict(keeper)
     facts = {"step": step, "paused_s": time.time(), "before": dict(before), "lease": lease}
@@ -98,14 +98,14 @@ def begin(
     return begun
 
 
-def fail(run: Path, request: Request, why: str) -> None:
+def fail(run: Path, request: ScaleRequest, why: str) -> None:
     """Notes why a scaling that was begun comes to nothing, as is told once training goes on."""
     write_whole(
         run / REQUEST, json.dumps(asdict(replace(request, begun={**(request.begun or {}), "failed": why})))
     )
 
 
-def end(run: Path, request: Request) -> dict[str, Any]:
+def end(run: Path, request: ScaleRequest) -> dict[str, Any]:
     """Notes that a scaling is done, from when training may go on; returns what :func:`outcome` will."""
     begun, now = request.begun or {}, time.time()
     return _told(
@@ -120,7 +120,7 @@ def end(run: Path, request: Request) -> dict[str, Any]:
     )
 
 
-def refuse(run: Path, request: Request, why: str) -> None:
+def refuse(run: Path, request: ScaleRequest, why: str) -> None:
     """Notes that nothing was, or will be, scaled."""
     _told(run, request, refused=why)
 
@@ -139,7 +139,7 @@ def withdraw_stale(run: Path) -> None:
     withdraw(run)
 
 
-def outcome(run: Path, request: Request) -> dict[str, Any] | None:
+def outcome(run: Path, request: ScaleRequest) -> dict[str, Any] | None:
     """The outcome of a request; None while there is none. ``refused`` says why nothing was scaled, else ``step``, ``roles`` (role →
     processes before and after), ``paused_s``, ``seconds`` since it was asked for, ``at_s``, since 1970, and ``why``."""
     return next((line for line in reversed(_lines(run)) if line["name"] == request.name), None)
@@ -151,7 +151,7 @@ def history(run: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in line.items() if key != "name"} for line in done]
 
 
-def _told(run: Path, request: Request, **facts: Any) -> dict[str, Any]:
+def _told(run: Path, request: ScaleRequest, **facts: Any) -> dict[str, Any]:
     append_line(run / OUTCOMES, json.dumps({"name": request.name, **facts}))
     withdraw(run)
     return facts

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 
-class Stage(StrEnum):
+class ScaleStage(StrEnum):
     """Stages of a scaling that the launcher is to know of."""
 
     MOVING = "moving"

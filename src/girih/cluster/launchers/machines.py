@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from girih.cluster.launchers.launcher import Launcher
 from girih.cluster.options import ClusterOptions
-from girih.runs.live.place import Place
+from girih.runs.live.place import StatusTarget
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class Launch:
     outliving: Collection[str] = ()
     newest: Callable[[], str | None] = lambda: None
     run: Path = Path()
-    place: Place = field(default_factory=Place)
+    place: StatusTarget = field(default_factory=StatusTarget)
     checkpoints_elsewhere: bool = False
     on_gpus: bool = False
     one_host: str = ""

@@ -72,7 +72,7 @@ class DirectRoute:
         return self.ranks.exchange(sent, sizes(self.asked).tolist(), sizes(self.told).tolist())
 
 
-class Direct:
+class DirectExchange:
     """Each rank sends a message to each other one; see :class:`Exchange`."""
 
     def __init__(self, ranks: Collectives) -> None:

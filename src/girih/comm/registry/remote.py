@@ -25,11 +25,11 @@ _VERBS: Final = ("set", "get", "wait", "check", "add", "compare_set", "delete")
 
 def serve(registry: LocalRegistry, secret: bytes, listener: SocketListener) -> Server:
     """Answers :class:`RemoteRegistry` until the server is closed."""
-    work = _Work(registry)
+    work = _RegistryWork(registry)
     return Server(listener, work.hear, secret=secret, incarnation=0, gone=work.forget)
 
 
-class _Work:
+class _RegistryWork:
     """The work of the server, by its thread; a wait has one of its own, until its client is gone."""
 
     def __init__(self, registry: LocalRegistry) -> None:

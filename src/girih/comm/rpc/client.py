@@ -13,11 +13,11 @@ from typing import Any, Final
 
 from numpy.typing import DTypeLike, NDArray
 
-from girih.comm.rpc.frames import Frame, Header, Packed, Status, unpack
+from girih.comm.rpc.frames import Frame, Header, PackedFrame, Status, unpack
 from girih.comm.rpc.handshake import Hello, Welcome
 from girih.comm.rpc.poller import LINGER_S, Poller
 from girih.comm.rpc.reply import Reply
-from girih.comm.rpc.session import Session
+from girih.comm.rpc.session import RpcSession
 from girih.comm.rpc.transport import Connection, ConnectionLost, Dialer
 from girih.errors import Lost, RemoteError, WireError, WireTimeout
 
@@ -59,8 +59,8 @@ class Client(Poller):
         self.num_reconnects = self.num_lost = 0
         self._dial, self._resolve, self._secret, self._timeout_s = dial, resolve, secret, timeout_s
         self._dialer = dialer
-        self._session = Session(0, self._stuck)  # its lock is that of all below
-        self._unsent: dict[Reply, Packed] = {}  # made while there is no connection
+        self._session = RpcSession(0, self._stuck)  # its lock is that of all below
+        self._unsent: dict[Reply, PackedFrame] = {}  # made while there is no connection
         self._waiting: dict[int, Reply] = {}  # sent, by number
         self._received = 0  # messages that the server had when it was connected last
         self._unacknowledged_bytes = 0
@@ -77,7 +77,7 @@ class Client(Poller):
         Raises:
             WireError: the frame is beyond the limits, or the client is closed.
         """
-        packed = Packed(Frame(kind, tuple(fields), tuple(arrays)))
+        packed = PackedFrame(Frame(kind, tuple(fields), tuple(arrays)))
         reply = Reply(self.address, kind)
         with self._session.lock:
             if self._closing:
@@ -151,7 +151,7 @@ class Client(Poller):
             lives = f"incarnation {before}, which does not know this connection any more"
         self._fail(lost, Lost, f"lost, as the process that was called was restarted ({lives})")
 
-    def _send(self, reply: Reply, packed: Packed) -> None:
+    def _send(self, reply: Reply, packed: PackedFrame) -> None:
         self._unacknowledged_bytes = 0
         self._waiting[self._session.send(Status.REQUEST, 0, packed)] = reply
 

@@ -88,7 +88,7 @@ class Header(NamedTuple):
     acknowledged: int
 
 
-class Packed:
+class PackedFrame:
     """A frame that was checked and laid out; only its header is missing.
 
     Attributes:

@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from girih.comm.rpc.session import Session
+from girih.comm.rpc.session import RpcSession
 from girih.comm.rpc.transport import Connection
 from girih.comm.rpc.wakeup import Wakeup
 from girih.kernels.buffers import Buffers
@@ -38,7 +38,7 @@ class Poller:
         self.num_damaged = 0
         self._closing = False
         self._buffers = Buffers()
-        self._blocked: deque[Session] = deque()  # have something left to send
+        self._blocked: deque[RpcSession] = deque()  # have something left to send
         self._wakeup = Wakeup()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wakeup, IN, lambda _: self._wakeup.heard())
@@ -64,7 +64,7 @@ class Poller:
     def _end(self, why: str) -> None:
         raise NotImplementedError
 
-    def _heard(self, session: Session) -> None:
+    def _heard(self, session: RpcSession) -> None:
         """There may be messages."""
 
     def _run(self) -> None:
@@ -87,13 +87,13 @@ class Poller:
         for key, mask in self._selector.select(seconds):
             key.data(mask)
 
-    def _handle(self, session: Session, mask: int) -> None:
+    def _handle(self, session: RpcSession, mask: int) -> None:
         if mask & OUT:
             self._flush(session)
         if mask & IN:
             self._heard(session)
 
-    def _flush(self, session: Session) -> None:
+    def _flush(self, session: RpcSession) -> None:
         """Sends on; waits for the file to be writable while something is left."""
         with session.lock:
             flushed = session.flush()
@@ -103,16 +103,16 @@ class Poller:
         if flushed:
             self._heard(session)  # it may have been held back, with messages that came here already
 
-    def _stuck(self, session: Session) -> None:
+    def _stuck(self, session: RpcSession) -> None:
         self._blocked.append(session)
         self._wakeup.ask()
 
-    def _attach(self, session: Session, connection: Connection, received: int) -> None:
+    def _attach(self, session: RpcSession, connection: Connection, received: int) -> None:
         """Goes on with a session over a connection, under its lock."""
         self._selector.register(connection, IN, partial(self._handle, session))
         session.resume(connection, received)
 
-    def _detach(self, session: Session, linger_s: float = 0.0) -> None:
+    def _detach(self, session: RpcSession, linger_s: float = 0.0) -> None:
         """Closes the connection that a session has."""
         with session.lock:
             connection, session.connection = session.connection, None
@@ -121,7 +121,7 @@ class Poller:
             self._selector.unregister(connection)
             connection.close(linger_s)
 
-    def _buffer(self, session: Session, dtype: DTypeLike, *shape: int) -> NDArray[Any]:
+    def _buffer(self, session: RpcSession, dtype: DTypeLike, *shape: int) -> NDArray[Any]:
         connection = session.connection
         array = None if connection is None else connection.buffer(np.dtype(dtype), shape)
         return self._buffers.take(dtype, *shape) if array is None else array

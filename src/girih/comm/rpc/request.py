@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from girih.comm.rpc.frames import Frame, Packed, Status
+from girih.comm.rpc.frames import Frame, PackedFrame, Status
 from girih.errors import WireError
 from girih.kernels.buffers import Take
 
@@ -29,7 +29,7 @@ class Request:
     __slots__ = ("_answer", "_came_s", "_open", "answered", "buffer", "client", "frame")
 
     def __init__(
-        self, frame: Frame, client: int, answer: Callable[[int, Packed], None], buffer: Take
+        self, frame: Frame, client: int, answer: Callable[[int, PackedFrame], None], buffer: Take
     ) -> None:
         self.frame, self.client, self.buffer = frame, client, buffer
         self.answered: Callable[[float], None] | None = None
@@ -44,7 +44,7 @@ class Request:
             WireError: it was answered before, or the frame is beyond the limits (which fails the request).
         """
         try:
-            packed = Packed(Frame(self.frame.kind, tuple(fields), tuple(arrays)))
+            packed = PackedFrame(Frame(self.frame.kind, tuple(fields), tuple(arrays)))
         except WireError as error:
             self.fail(error)
             raise
@@ -58,9 +58,9 @@ class Request:
         """
         text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
         data = np.frombuffer(text.encode()[:_MOST_ERROR_BYTES], np.uint8)
-        self._finish(Status.FAILED, Packed(Frame(self.frame.kind, (), (data,))))
+        self._finish(Status.FAILED, PackedFrame(Frame(self.frame.kind, (), (data,))))
 
-    def _finish(self, status: int, packed: Packed) -> None:
+    def _finish(self, status: int, packed: PackedFrame) -> None:
         try:
             self._open.pop()  # one operation, so that only one thread succeeds
         except IndexError:

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from girih.comm.rpc.frames import Packed, Status, unpack
+from girih.comm.rpc.frames import PackedFrame, Status, unpack
 from girih.comm.rpc.handshake import Welcome
 from girih.comm.rpc.poller import IN, LINGER_S, OUT, Poller
 from girih.comm.rpc.request import Request
-from girih.comm.rpc.session import Session
+from girih.comm.rpc.session import RpcSession
 from girih.comm.rpc.strangers import Strangers
 from girih.comm.rpc.transport import ConnectionLost, Listener, Stranger
 from girih.errors import WireError
@@ -58,9 +58,9 @@ class Server(Poller):
         self._listener, self._handler, self._secret = listener, handler, secret
         self._gone, self._patience_s = gone, patience_s
         self._strangers = Strangers(listener.address)
-        self._peers: dict[int, Session] = {}  # by number
-        self._ready: deque[Session] = deque()  # may have messages, each by turns
-        self._greedy: deque[Session] = deque()  # have left too many answers
+        self._peers: dict[int, RpcSession] = {}  # by number
+        self._ready: deque[RpcSession] = deque()  # may have messages, each by turns
+        self._greedy: deque[RpcSession] = deque()  # have left too many answers
         self._accepting = False
         self._tidy_s = 0.0
         self._thread.start()
@@ -127,7 +127,7 @@ class Server(Poller):
             hello = stranger.hear(self._secret)
             if hello is None:
                 return
-            peer = self._peers.get(hello.session) or Session(secrets.randbits(63) | 1, self._stuck)
+            peer = self._peers.get(hello.session) or RpcSession(secrets.randbits(63) | 1, self._stuck)
             self._detach(peer)  # where its connection broke, and this side does not know yet
             welcome = Welcome(self.incarnation, peer.number, peer.received)
             connection = stranger.welcome(self._secret, welcome)
@@ -147,11 +147,11 @@ class Server(Poller):
         self._selector.unregister(stranger)
         stranger.close()
 
-    def _heard(self, session: Session) -> None:
+    def _heard(self, session: RpcSession) -> None:
         if session not in self._ready:
             self._ready.append(session)
 
-    def _receive(self, peer: Session) -> None:
+    def _receive(self, peer: RpcSession) -> None:
         """Takes one message of a peer."""
         if self._holds_back(peer):
             return
@@ -176,7 +176,7 @@ class Server(Poller):
             answer, buffer = partial(self._answer, peer, header.number), partial(self._buffer, peer)
             self._call(Request(frame, peer.number, answer, buffer))
 
-    def _holds_back(self, peer: Session) -> bool:
+    def _holds_back(self, peer: RpcSession) -> bool:
         """Whether a client has to take answers before it is heard; ``_flush`` hears it again."""
         with peer.lock:
             if peer.connection is None or peer.kept_bytes <= _MOST_UNSENT_BYTES or peer.flush():
@@ -184,7 +184,7 @@ class Server(Poller):
             self._selector.modify(peer.connection, OUT, partial(self._handle, peer))
         return True
 
-    def _drop_greedy(self, peer: Session) -> None:
+    def _drop_greedy(self, peer: RpcSession) -> None:
         if peer.number in self._peers:
             _LOG.warning(
                 "%s: a client left %s bytes of answers, more than %s; it is forgotten",
@@ -193,7 +193,7 @@ class Server(Poller):
             self._detach(peer)
             self._forget(peer)
 
-    def _forget(self, peer: Session) -> None:
+    def _forget(self, peer: RpcSession) -> None:
         """A client that does not come back."""
         with peer.lock:
             peer.end()
@@ -210,7 +210,7 @@ class Server(Poller):
                 kind = request.frame.kind
                 _LOG.exception("%s: the handler of kind %d failed after it replied", self.address, kind)
 
-    def _answer(self, peer: Session, number: int, status: int, packed: Packed) -> None:
+    def _answer(self, peer: RpcSession, number: int, status: int, packed: PackedFrame) -> None:
         """From any thread."""
         with peer.lock:
             peer.send(status, number, packed)

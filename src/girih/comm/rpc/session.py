@@ -14,14 +14,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from girih.comm.rpc.frames import Frame, Header, Packed
+from girih.comm.rpc.frames import Frame, Header, PackedFrame
 from girih.comm.rpc.transport import Connection, ConnectionLost
 from girih.errors import WireError
 
-_NO_FRAME: Final = Packed(Frame(0))
+_NO_FRAME: Final = PackedFrame(Frame(0))
 
 
-class Session:
+class RpcSession:
     """One side of it, and the connection that it has. Methods are called under its lock.
 
     Args:
@@ -34,7 +34,7 @@ class Session:
         kept_bytes: of messages that the other side may not have yet.
     """
 
-    def __init__(self, number: int, stuck: Callable[[Session], None]) -> None:
+    def __init__(self, number: int, stuck: Callable[[RpcSession], None]) -> None:
         self.lock = threading.Lock()
         self.connection: Connection | None = None
         self.lost_s = time.monotonic()
@@ -46,9 +46,9 @@ class Session:
         self.number = number
         self.received = self._last = self.kept_bytes = 0
         self._over = False
-        self._kept: deque[tuple[Header, Packed]] = deque()
+        self._kept: deque[tuple[Header, PackedFrame]] = deque()
 
-    def send(self, status: int, request: int, packed: Packed) -> int:
+    def send(self, status: int, request: int, packed: PackedFrame) -> int:
         """Counts and keeps a message, and sends it where there is a connection; returns its number."""
         self._last += 1
         if self._over:
@@ -95,7 +95,7 @@ class Session:
             return self.connection is None or self.connection.flush()
         return True
 
-    def _put(self, header: Header, packed: Packed) -> None:
+    def _put(self, header: Header, packed: PackedFrame) -> None:
         if self.connection is None:
             return
         parts = packed.parts(header._replace(acknowledged=self.received))

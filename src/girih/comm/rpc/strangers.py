@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
-from girih.comm.rpc.transport import Left, Stranger
+from girih.comm.rpc.transport import SilentPeer, Stranger
 
 _LOG = logging.getLogger(__name__)
 _MOST_TOLD: Final = 100
@@ -58,7 +58,7 @@ class Strangers:
         """Says who was refused: the first time for each host, and for so many hosts."""
         origin, said = stranger.origin, "%s: refused a connection from %s, which changes nothing: %s%s"
         known = origin in self._told or len(self._told) >= _MOST_TOLD
-        if known or isinstance(why, Left):
+        if known or isinstance(why, SilentPeer):
             _LOG.debug(said, self._address, origin, why, "")
             return
         self._told.add(origin)

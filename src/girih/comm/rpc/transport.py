@@ -21,7 +21,7 @@ class ConnectionLost(WireError):
     """The connection broke, or what comes over it is no message."""
 
 
-class Left(ConnectionLost):
+class SilentPeer(ConnectionLost):
     """Somebody left who had said nothing."""
 
 

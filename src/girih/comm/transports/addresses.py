@@ -65,14 +65,14 @@ class TCP:
 
 
 @dataclass(frozen=True, slots=True)
-class Local:
+class LocalAddress:
     """A socket of this host: the path of a file, or ``@`` and a name without a file (Linux)."""
 
     name: str
     encrypted: ClassVar[bool] = False
 
     @classmethod
-    def drawn(cls) -> Local:
+    def drawn(cls) -> LocalAddress:
         """A new one."""
         name = f"@girih-{os.urandom(16).hex()}"
         if sys.platform != "linux":
@@ -109,7 +109,7 @@ class Local:
                 Path(self.name).parent.rmdir()
 
 
-def parse_address(address: str) -> TCP | Local:
+def parse_address(address: str) -> TCP | LocalAddress:
     """The endpoint that an address names; ``shm://`` draws a new one, port ``*`` is any.
 
     Raises:
@@ -121,5 +121,5 @@ def parse_address(address: str) -> TCP | Local:
     if kind in ("tcp", "tls") and host and port.isascii() and port.isdigit() and int(port) < 1 << 16:
         return TCP(host.removeprefix("[").removesuffix("]"), int(port), kind == "tls")
     if kind == "shm":
-        return Local(name) if name else Local.drawn()
+        return LocalAddress(name) if name else LocalAddress.drawn()
     raise WireError(f"address {address!r}; expected tcp://HOST:PORT, tls://HOST:PORT or shm://")

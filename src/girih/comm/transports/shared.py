@@ -15,7 +15,7 @@ import numpy as np
 
 from girih.comm.rpc.frames import OWN_PART_BYTES, Part
 from girih.comm.transports.lanes import LaneFile, OutLane
-from girih.comm.transports.streams import Stream
+from girih.comm.transports.streams import SocketStream
 from girih.errors import WireError
 
 _SIGN: Final = b"LANE"
@@ -26,7 +26,7 @@ _INLINE: Final = -1
 class SharedConnection:
     """A stream, and a lane in each direction beside it."""
 
-    def __init__(self, stream: Stream, outward: LaneFile, inward: LaneFile) -> None:
+    def __init__(self, stream: SocketStream, outward: LaneFile, inward: LaneFile) -> None:
         self.stream = stream
         self._outward, self._inward = OutLane(outward), inward
         self.fileno, self.flush, self.buffer = stream.fileno, stream.flush, self._outward.buffer

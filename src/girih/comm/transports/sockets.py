@@ -10,11 +10,11 @@ from contextlib import suppress
 
 from girih.comm.rpc import handshake
 from girih.comm.rpc.handshake import CHALLENGE_BYTES, HELLO_BYTES, WELCOME_BYTES, Hello, Welcome
-from girih.comm.rpc.transport import Connection, ConnectionLost, Left
-from girih.comm.transports.addresses import TCP, Local
+from girih.comm.rpc.transport import Connection, ConnectionLost, SilentPeer
+from girih.comm.transports.addresses import TCP, LocalAddress
 from girih.comm.transports.lanes import LANE_BYTES, LaneFile
 from girih.comm.transports.shared import SharedConnection
-from girih.comm.transports.streams import Stream
+from girih.comm.transports.streams import SocketStream
 from girih.comm.transports.tls import SecureSocket
 from girih.errors import WireError
 from girih.kernels.buffers import Buffers
@@ -29,7 +29,7 @@ class SocketListener:
         endpoint, listener, address: where, the socket that listens there, and what others connect to.
     """
 
-    def __init__(self, endpoint: TCP | Local, listener: socket.socket, address: str) -> None:
+    def __init__(self, endpoint: TCP | LocalAddress, listener: socket.socket, address: str) -> None:
         self.endpoint, self.address, self.buffers = endpoint, address, Buffers()
         self._listener = listener
         self._listener.setblocking(False)
@@ -95,7 +95,7 @@ class SocketStranger:
             while len(self._said) < HELLO_BYTES:  # TLS may have more than the system says
                 heard = self._socket.recv(HELLO_BYTES - len(self._said))
                 if not heard:
-                    raise Left("a stranger who left") if not self._said else WireError("half a proof")
+                    raise SilentPeer("a stranger who left") if not self._said else WireError("half a proof")
                 self._said += heard
         if len(self._said) < HELLO_BYTES:
             return None
@@ -103,7 +103,7 @@ class SocketStranger:
 
     def welcome(self, secret: bytes, welcome: Welcome) -> Connection:
         said = handshake.pack_welcome(secret, self._challenge, self._said, welcome)
-        stream = Stream(self._socket, self._listener.buffers)
+        stream = SocketStream(self._socket, self._listener.buffers)
         lanes = self._listener.lanes()
         if not lanes or isinstance(self._socket, SecureSocket):
             self._socket.sendall(said)
@@ -143,7 +143,7 @@ class SecureStranger(SocketStranger):
 class SocketDialer:
     """Connects to an address."""
 
-    def __init__(self, endpoint: TCP | Local) -> None:
+    def __init__(self, endpoint: TCP | LocalAddress) -> None:
         self._endpoint, self._buffers = endpoint, Buffers()
         self._socket: socket.socket | SecureSocket | None = None
         self._stopped = False
@@ -168,7 +168,7 @@ class SocketDialer:
             welcome = handshake.unpack_welcome(
                 secret, challenged, said, _read(connection, WELCOME_BYTES, end_s, files)
             )
-            stream = Stream(connection, self._buffers)
+            stream = SocketStream(connection, self._buffers)
             if len(files) != 2:
                 return stream, welcome
             outward = LaneFile(files.pop(0))

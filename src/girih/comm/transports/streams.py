@@ -33,7 +33,7 @@ _MOST_MESSAGE_BYTES: Final = MOST_BYTES + (1 << 16)  # a first part has more tha
 _MOST_VIEWS: Final = 512  # of one call of the system
 
 
-class Stream:
+class SocketStream:
     """A connection over a socket. What arrives is checked against the limits before memory is taken for it.
 
     Args:

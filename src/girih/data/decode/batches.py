@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from girih.data.batch import Batch
-from girih.data.decode.rows import Bags, DecodedRows, filled_weights, joined_bags, joined_others
+from girih.data.decode.rows import BagColumn, DecodedRows, filled_weights, joined_bags, joined_others
 from girih.errors import DataError
 from girih.kernels.buffers import Buffers
 from girih.kernels.cpu import take as kernels
@@ -52,7 +52,7 @@ def cut(
         rows = max(GROUP_ROWS, int(GROUP_BYTES / (8 * ids_per_row + 1)))
         step = max(1, rows // max(1, index.shape[1]))
         for start in range(0, len(index) if index.size else 0, step):
-            groups.append(_Group(index[start : start + step], columns, weighted, buffers))
+            groups.append(_BatchRun(index[start : start + step], columns, weighted, buffers))
     for f in range(len(columns)):
         bags = joined_bags(columns[f], buffers)
         columns[f] = []
@@ -104,7 +104,7 @@ def _check_ids(num_ids: int, size: int) -> None:
         raise DataError(f"a batch of {size} rows has more than 2³¹ ids; lower batch_size, or set max_length")
 
 
-class _Group:
+class _BatchRun:
     """K batches of about :data:`GROUP_BYTES`, whose ids lie in one array, a batch after the other.
 
     Args:
@@ -113,7 +113,11 @@ class _Group:
     """
 
     def __init__(
-        self, index: NDArray[np.int64], columns: Sequence[Sequence[Bags]], weighted: bool, buffers: Buffers
+        self,
+        index: NDArray[np.int64],
+        columns: Sequence[Sequence[BagColumn]],
+        weighted: bool,
+        buffers: Buffers,
     ) -> None:
         self._buffers = buffers
         self._index = index
@@ -139,7 +143,7 @@ class _Group:
         else:  # the same for all batches
             self._offsets = np.arange(len(columns) * size + 1, dtype=np.int32)
 
-    def fill(self, f: int, bags: Bags) -> None:
+    def fill(self, f: int, bags: BagColumn) -> None:
         """Copies what feature ``f`` holds to its place in each batch."""
         size = self._index.shape[1]
         if self._has_bags:

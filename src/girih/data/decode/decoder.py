@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from girih.data.batch import NULL_ID
 from girih.data.decode import columns, lists, times
 from girih.data.decode.conditions import Condition
-from girih.data.decode.rows import Bags, DecodedRows
+from girih.data.decode.rows import BagColumn, DecodedRows
 from girih.data.decode.views import table_without_views
 from girih.data.read_plan import ReadPlan
 from girih.data.unit import BadRow, Unit
@@ -31,7 +31,7 @@ NUMBER = "a label that is a finite number"
 
 def decode(unit: Unit, plan: ReadPlan, buffers: Buffers) -> tuple[DecodedRows, list[BadRow]]:
     """Decodes the rows of a unit that meet the plan's condition, and returns its bad rows, in order."""
-    reader = _Reader(chosen(unit, plan), plan)
+    reader = _ColumnReader(chosen(unit, plan), plan)
     labels = [reader.label(name) for name in plan.labels]
     are_weighted = labels and plan.schema.labels.are_weighted
     rows = DecodedRows(
@@ -63,7 +63,7 @@ def chosen(unit: Unit, plan: ReadPlan) -> Unit:
     return replace(unit, table=table, numbers=np.asarray(unit.numbers)[kept])
 
 
-class _Reader:
+class _ColumnReader:
     """Reads columns of one unit, noting the rows whose values cannot be used."""
 
     def __init__(self, unit: Unit, plan: ReadPlan) -> None:
@@ -72,13 +72,13 @@ class _Reader:
         self._columns = dict(zip(unit.table.column_names, unit.table.columns, strict=True))
         self._found: list[tuple[NDArray[np.int64], str, str]] = []
 
-    def bags(self, feature: Categorical | Sequence) -> Bags:
+    def bags(self, feature: Categorical | Sequence) -> BagColumn:
         """The ids of a feature, its weights, cut to its maximum length."""
         if isinstance(feature, Categorical) and feature.bucketize:
-            return Bags(self._buckets(feature.source, feature.bucketize))
+            return BagColumn(self._buckets(feature.source, feature.bucketize))
         if isinstance(feature, Categorical) and feature.transform:
             ids, null = self._part_of_time(feature)
-            return Bags(ids if null is None else np.where(null, NULL_ID, ids))
+            return BagColumn(ids if null is None else np.where(null, NULL_ID, ids))
         values, offsets = self._pieces(feature, feature.source)
         weights = None
         if isinstance(feature, Categorical) and feature.weight_separator:
@@ -95,17 +95,17 @@ class _Reader:
                 expected = "an id, not a float: write 7 for 7.0 (in pandas, astype('Int64')), set float_ids = true, or bucketize"
                 self._expect_each(~floats, feature.source, offsets, expected)
         if isinstance(feature, Categorical) and feature.weights:
-            weights = self._weights(feature, feature.weights, Bags(ids, offsets).bounds())
+            weights = self._weights(feature, feature.weights, BagColumn(ids, offsets).bounds())
         if weights is not None and (weights == 1.0).all():
             weights = None
-        bags = Bags(ids, offsets, weights)
+        bags = BagColumn(ids, offsets, weights)
         if feature.padding_id is not None:
             bags = lists.without_padding(bags, feature.padding_id)
         if feature.max_length and bags.offsets is not None:
             ids, short = columns.keep_last(bags.ids, bags.offsets, feature.max_length)
             if bags.weights is not None:
                 weights, _ = columns.keep_last(bags.weights, bags.offsets, feature.max_length)
-            return Bags(ids, short, weights)
+            return BagColumn(ids, short, weights)
         return bags
 
     def _pieces(self, feature: Categorical | Sequence, column: str) -> tuple[Any, NDArray[np.int64] | None]:

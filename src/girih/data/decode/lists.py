@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from girih.data.batch import NULL_ID
 from girih.data.decode import columns
 from girih.data.decode.notation import Notation
-from girih.data.decode.rows import Bags
+from girih.data.decode.rows import BagColumn
 
 Flags = NDArray[np.bool_]
 _LARGEST_WHOLE = float(1 << 53)
@@ -139,7 +139,7 @@ def ids_of_floats(array: Any) -> tuple[NDArray[np.int64], Flags]:
     return ids, good
 
 
-def without_padding(bags: Bags, padding_id: int | str) -> Bags:
+def without_padding(bags: BagColumn, padding_id: int | str) -> BagColumn:
     """Bags without an id that means none; where each row has one id it is missing there."""
     ids, offsets, weights = bags
     padding = columns.scalar_ids(pa.array([str(padding_id)]))[0][0]
@@ -147,6 +147,6 @@ def without_padding(bags: Bags, padding_id: int | str) -> Bags:
     if not is_padding.any():
         return bags
     if offsets is None:
-        return Bags(np.where(is_padding, NULL_ID, ids), None, weights)
+        return BagColumn(np.where(is_padding, NULL_ID, ids), None, weights)
     offsets = np.concatenate([[0], np.cumsum(~is_padding)])[offsets]
-    return Bags(ids[~is_padding], offsets, None if weights is None else weights[~is_padding])
+    return BagColumn(ids[~is_padding], offsets, None if weights is None else weights[~is_padding])

@@ -17,7 +17,7 @@ from girih.data.batch import Batch
 from girih.kernels.buffers import Buffers
 
 
-class Bags(NamedTuple):
+class BagColumn(NamedTuple):
     """One feature of R rows.
 
     ids is int64[M]; offsets int64[R+1], or None where every row has one id; weights float32[M], or None
@@ -45,7 +45,7 @@ class DecodedRows:
         good: bool[R], the rows that may be used, or None where all are.
     """
 
-    bags: list[Bags]
+    bags: list[BagColumn]
     numeric: NDArray[np.float32]
     labels: NDArray[np.float32]
     example_weights: NDArray[np.float32] | None = None
@@ -72,7 +72,7 @@ def good_rows(parts: Sequence[DecodedRows]) -> NDArray[np.int64] | None:
     return np.flatnonzero(np.concatenate(masks))
 
 
-def joined_bags(parts: Sequence[Bags], buffers: Buffers) -> Bags:
+def joined_bags(parts: Sequence[BagColumn], buffers: Buffers) -> BagColumn:
     """One feature of rows one below the other."""
     if len(parts) == 1:
         return parts[0]
@@ -80,14 +80,14 @@ def joined_bags(parts: Sequence[Bags], buffers: Buffers) -> Bags:
     weights = filled_weights(parts)
     joined = None if weights is None else joined_arrays(weights, buffers)
     if all(part.offsets is None for part in parts):
-        return Bags(ids, None, joined)
+        return BagColumn(ids, None, joined)
     lengths = np.concatenate([np.diff(part.bounds()) for part in parts])
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
-    return Bags(ids, offsets, joined)
+    return BagColumn(ids, offsets, joined)
 
 
-def filled_weights(parts: Sequence[Bags] | Sequence[Batch]) -> list[NDArray[np.float32]] | None:
+def filled_weights(parts: Sequence[BagColumn] | Sequence[Batch]) -> list[NDArray[np.float32]] | None:
     """The weights of each part, ones where it has none; None where no part has any."""
     if all(part.weights is None for part in parts):
         return None

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from girih.data.decode.views import without_views
 from girih.data.formats.objects import REFUSED, table_of_stream
-from girih.data.paths import File, one_line
+from girih.data.paths import DataFile, one_line
 from girih.data.position import Cursor
 from girih.data.read_plan import ReadPlan
 from girih.data.unit import FileSource, Source, Unit
@@ -59,7 +59,7 @@ class TableSource(FileSource):
         if not table.num_rows:
             raise DataError(f"{where}: no rows; expected at least one")
         self._table, self._where = table.replace_schema_metadata(None), where
-        self.files = (File(None, "", where, _num_bytes(table)),)
+        self.files = (DataFile(None, "", where, _num_bytes(table)),)
         self.num_rows: int | None = table.num_rows
         self.num_parts = -(-table.num_rows // PART_ROWS)
         self.identity = f"arrow/{table.num_rows}/{PART_ROWS}/{_digest(self._table)}"
@@ -123,7 +123,7 @@ class FragmentSource(FileSource):
                     self._fragments.append((fragment, first))
                     counts.append(-1 if num_rows is None else num_rows)
                 first += num_rows or 0
-        self.files = tuple(File(None, _path(file), _path(file), 0) for file in files)
+        self.files = tuple(DataFile(None, _path(file), _path(file), 0) for file in files)
         if not self._fragments:
             where = self.files[0].address if self.files else "the pyarrow dataset"
             raise DataError(f"{where}: no rows; expected at least one")

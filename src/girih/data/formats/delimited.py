@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from girih.config import checks
 from girih.data.formats.recognizing import is_object, to_set
-from girih.data.formats.text import Block, Start, TextSource, read_head
-from girih.data.paths import File, one_line
+from girih.data.formats.text import LineBlock, RowsStart, TextSource, read_head
+from girih.data.paths import DataFile, one_line
 from girih.data.position import Cursor
 from girih.data.read_plan import ReadPlan
 from girih.data.unit import BadRow, Unit
@@ -109,7 +109,7 @@ class DelimitedSource(TextSource):
 
     def __init__(
         self,
-        files: tuple[File, ...],
+        files: tuple[DataFile, ...],
         separator: str,
         quote: str,
         columns: Sequence[Sequence[str]] | None,
@@ -145,7 +145,7 @@ class DelimitedSource(TextSource):
         if not self._has_rows:
             raise DataError(f"{files[0].address}: no rows; expected at least one below the header")
 
-    def _start(self, file: File, columns: Sequence[Sequence[str]] | None) -> Start:
+    def _start(self, file: DataFile, columns: Sequence[Sequence[str]] | None) -> RowsStart:
         head = read_head(file, b"" if self._quoted is None else self._quote.encode())
         if columns is None and is_object(head.line):
             raise DataError(f"{file.address}: looks like JSON lines, expected a header; {to_set('jsonl')}")
@@ -165,9 +165,9 @@ class DelimitedSource(TextSource):
         names = next((names for names in lists if len(names) == len(cells)), lists[0])
         if cells == names:  # a header, maybe in spite of what was said
             self._has_rows |= head.has_rest
-            return Start(head.rest_byte, head.rest_number, names)
+            return RowsStart(head.rest_byte, head.rest_number, names)
         self._has_rows = True
-        return Start(head.byte, head.number, names)
+        return RowsStart(head.byte, head.number, names)
 
     @property
     def mask(self) -> Callable[[bytes], bytes] | None:
@@ -216,7 +216,7 @@ class DelimitedSource(TextSource):
                 table = table.set_column(place, name, pc.replace_substring(table[name], mark, text))
         return table
 
-    def unit(self, number: int, block: Block, plan: ReadPlan, after: Cursor) -> Unit:
+    def unit(self, number: int, block: LineBlock, plan: ReadPlan, after: Cursor) -> Unit:
         """Splits a block into cells; lines that cannot be split are bad rows."""
         address, names = self.files[number].address, self.starts[number].names
         columns = dict.fromkeys(self.own_columns(plan, number), pa.binary())
@@ -249,7 +249,7 @@ class DelimitedSource(TextSource):
         return Unit(self._as_written(table, block.data), address, after, numbers, is_text=True, bad=bad)
 
     @staticmethod
-    def _filled_lines(block: Block) -> tuple[NDArray[np.int64], list[bytes]]:
+    def _filled_lines(block: LineBlock) -> tuple[NDArray[np.int64], list[bytes]]:
         """The numbers of the lines that are not blank, and these lines."""
         numbers, lines, number = [], [], block.line
         for line in block.data.split(b"\n"):
@@ -272,7 +272,7 @@ class DelimitedSource(TextSource):
         return b"\n".join(kept) + b"\n", numbers[~is_open], bad
 
 
-def _up_to_line(block: Block, number: int) -> Block:
+def _up_to_line(block: LineBlock, number: int) -> LineBlock:
     """The lines of a block up to one of those that are not blank, counted from 1, as far as there are so many."""
     *_, last = itertools.islice(_LINE.finditer(block.data), number)
     data = block.data[: last.end()]

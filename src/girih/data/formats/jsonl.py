@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.json as pajson
 
 from girih.data.formats.objects import objects_to_rows, shown
-from girih.data.formats.text import Block, Start, TextSource, look_at, read_blocks, read_head
-from girih.data.paths import File, one_line
+from girih.data.formats.text import LineBlock, RowsStart, TextSource, look_at, read_blocks, read_head
+from girih.data.paths import DataFile, one_line
 from girih.data.position import Cursor
 from girih.data.read_plan import ReadPlan
 from girih.data.unit import Unit
@@ -46,7 +46,9 @@ class JsonlSource(TextSource):
 
     kind = "jsonl"
 
-    def __init__(self, files: tuple[File, ...], block_bytes: int, null_values: Collection[str] = ()) -> None:
+    def __init__(
+        self, files: tuple[DataFile, ...], block_bytes: int, null_values: Collection[str] = ()
+    ) -> None:
         self._types: dict[str, Any] = {}
         self._null_values = frozenset(null_values)
         starts = []
@@ -55,7 +57,7 @@ class JsonlSource(TextSource):
             rows = list(_first_objects(file, head.byte, head.number))
             for name, value in itertools.chain.from_iterable(row.items() for row in rows):
                 self._learn(name, value)
-            starts.append(Start(head.byte, head.number, list(dict.fromkeys(itertools.chain(*rows)))))
+            starts.append(RowsStart(head.byte, head.number, list(dict.fromkeys(itertools.chain(*rows)))))
         super().__init__(files, starts, block_bytes)
 
     def check(self, plan: ReadPlan) -> None:
@@ -63,7 +65,7 @@ class JsonlSource(TextSource):
         super().check(plan)
         plan.check_types(self.partitions.types | self._types_of(plan), self.files[0].address)
 
-    def unit(self, number: int, block: Block, plan: ReadPlan, after: Cursor) -> Unit:
+    def unit(self, number: int, block: LineBlock, plan: ReadPlan, after: Cursor) -> Unit:
         """Reads a block; lines that are no objects, or hold values of another type, are bad rows."""
         address, names = self.files[number].address, self.own_columns(plan, number)
         table = self._by_arrow(block, names, plan)
@@ -77,7 +79,7 @@ class JsonlSource(TextSource):
         rows = objects_to_rows(filled, names, plan, "line", self.partitions.types | self._types_of(plan))
         return Unit(rows.table, address, after, rows.numbers, place="line", bad=rows.bad)
 
-    def _by_arrow(self, block: Block, names: list[str], plan: ReadPlan) -> Any | None:
+    def _by_arrow(self, block: LineBlock, names: list[str], plan: ReadPlan) -> Any | None:
         """The columns of a block by the types that are known; None where it does not go by them."""
         types = self._types_of(plan)
         try:
@@ -111,7 +113,7 @@ class JsonlSource(TextSource):
                     self._types[name] = _LARGE.get(known, known)
 
 
-def _first_objects(file: File, byte: int, line: int) -> Iterator[dict[str, Any]]:
+def _first_objects(file: DataFile, byte: int, line: int) -> Iterator[dict[str, Any]]:
     """The objects among the first lines of a file.
 
     Raises:

@@ -22,7 +22,7 @@ _TOP = 1 << 63
 REFUSED = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
 
-class Rows(NamedTuple):
+class ObjectRows(NamedTuple):
     """Objects as a ``pyarrow.Table`` of R rows, the number of each row int64[R], and those that are not rows."""
 
     table: Any
@@ -36,7 +36,7 @@ def objects_to_rows(
     plan: ReadPlan,
     what: str,
     known: Mapping[str, Any],
-) -> Rows:
+) -> ObjectRows:
     """One row per object. What an object lacks is missing; whole objects that do not serve are bad.
 
     Args:
@@ -80,7 +80,7 @@ def objects_to_rows(
                 bad.append(BadRow(numbers[place], "a value of another type", one_line(error)))
         numbers, rows = [numbers[place] for place in good], [rows[place] for place in good]
         made = table(rows)
-    return Rows(made, np.array(numbers, np.int64), bad)
+    return ObjectRows(made, np.array(numbers, np.int64), bad)
 
 
 def shown(value: Any) -> str:

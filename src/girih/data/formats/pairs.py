@@ -16,8 +16,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from girih.data.decode.columns import scalar_ids
-from girih.data.formats.text import Block, Start, TextSource, read_head
-from girih.data.paths import File
+from girih.data.formats.text import LineBlock, RowsStart, TextSource, read_head
+from girih.data.paths import DataFile
 from girih.data.position import Cursor
 from girih.data.read_plan import ReadPlan
 from girih.data.unit import BadRow, Unit
@@ -82,7 +82,7 @@ class PairsSource(TextSource):
     kind = "libsvm"
 
     def __init__(
-        self, files: tuple[File, ...], schema: Schema, block_bytes: int, form: Form = "libsvm"
+        self, files: tuple[DataFile, ...], schema: Schema, block_bytes: int, form: Form = "libsvm"
     ) -> None:
         for file in files:
             read_head(file)
@@ -93,10 +93,10 @@ class PairsSource(TextSource):
             (name for name in schema.labels.names if name not in schema.labels.derive), "label"
         )
         names = [f"{place}:{part}" for place, _ in self._features for part in ("index", "value")]
-        super().__init__(files, [Start(0, 1, [self._label, *names])] * len(files), block_bytes)
+        super().__init__(files, [RowsStart(0, 1, [self._label, *names])] * len(files), block_bytes)
         self.identity += "" if form == "libsvm" else f"/{form}"
 
-    def unit(self, number: int, block: Block, plan: ReadPlan, after: Cursor) -> Unit:
+    def unit(self, number: int, block: LineBlock, plan: ReadPlan, after: Cursor) -> Unit:
         """Splits a block into labels and pairs; lines with anything else are bad rows."""
         text = block.data if block.data.endswith(b"\n") else block.data + b"\n"
         data, colons = sealed(np.frombuffer(text, np.uint8)), 2 if self._has_fields else 1

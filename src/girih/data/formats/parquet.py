@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from girih.data.decode.columns import is_string, kind_of
 from girih.data.formats.text import look_at
 from girih.data.partitions import Partitions
-from girih.data.paths import File, one_line
+from girih.data.paths import DataFile, one_line
 from girih.data.position import Cursor
 from girih.data.read_plan import ReadPlan
 from girih.data.unit import FileSource, Unit
@@ -40,7 +40,7 @@ class ParquetSource(FileSource):
         DataError: not Parquet, damaged, without rows, or files that disagree on a column.
     """
 
-    def __init__(self, files: tuple[File, ...]) -> None:
+    def __init__(self, files: tuple[DataFile, ...]) -> None:
         self.files = files
         self.partitions = Partitions(files)
         self._footers: list[Any] = []
@@ -119,7 +119,7 @@ class _Readers:
     """
 
     def __init__(
-        self, files: Sequence[File], footers: Sequence[Any], schemas: Sequence[Any], plan: ReadPlan
+        self, files: Sequence[DataFile], footers: Sequence[Any], schemas: Sequence[Any], plan: ReadPlan
     ) -> None:
         self._files, self._footers, self._schemas = files, footers, schemas
         self._wanted = {f.source for f in plan.schema.sparse if not f.is_split} - set(plan.keep)
@@ -169,7 +169,7 @@ class _Readers:
         return [(number, path) for number, path in enumerate(paths) if path in names]
 
 
-def _footer(file: File) -> Any:
+def _footer(file: DataFile) -> Any:
     if file.size == 0:
         raise DataError(f"{file.address}: the file is empty; expected Parquet")
     told = f"{file.address}: not a readable Parquet file"

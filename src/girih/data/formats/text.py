@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from girih.config import checks
 from girih.data.formats.recognizing import HEAD_BYTES, PARQUET, Look, begins_with, recognized
 from girih.data.partitions import Partitions
-from girih.data.paths import File, Paths, find_files, one_line
+from girih.data.paths import DataFile, Paths, find_files, one_line
 from girih.data.position import Cursor
 from girih.data.read_plan import ReadPlan
 from girih.data.unit import FileSource, Unit
@@ -40,7 +40,7 @@ _DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, ValueError)
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
-def find_text_files(paths: Paths, encoding: str = "utf-8") -> tuple[File, ...]:
+def find_text_files(paths: Paths, encoding: str = "utf-8") -> tuple[DataFile, ...]:
     """Lists files of text, which are read as UTF-8 whatever their ``encoding``, a codec of Python.
 
     Raises:
@@ -62,7 +62,7 @@ def find_text_files(paths: Paths, encoding: str = "utf-8") -> tuple[File, ...]:
     return tuple(replace(file, encoding=codec.name) for file in files)
 
 
-class Block(NamedTuple):
+class LineBlock(NamedTuple):
     """Whole lines of a file, blank ones included; ``byte`` (of the decompressed text) and ``line``, from 1,
     are where they begin.
     """
@@ -73,7 +73,7 @@ class Block(NamedTuple):
     num_lines: int
 
 
-class Head(NamedTuple):
+class HeaderLine(NamedTuple):
     """The first line of a file that is not blank, where it begins and where the rest does."""
 
     line: bytes
@@ -84,7 +84,7 @@ class Head(NamedTuple):
     has_rest: bool
 
 
-def read_head(file: File, quote: bytes = b"") -> Head:
+def read_head(file: DataFile, quote: bytes = b"") -> HeaderLine:
     """Finds a file's first line; a UTF-8 byte order mark before it is passed over. A ``quote`` that it opens goes on to where it closes.
 
     Raises:
@@ -112,10 +112,10 @@ def read_head(file: File, quote: bytes = b"") -> Head:
         while rest and not rest.strip(b"\r\n"):
             rest = text.readline()
     rest_number = number + max(1, first.count(b"\n"))
-    return Head(first.rstrip(b"\r\n"), byte, number, byte + len(first), rest_number, bool(rest))
+    return HeaderLine(first.rstrip(b"\r\n"), byte, number, byte + len(first), rest_number, bool(rest))
 
 
-def head_of(file: File, size: int = HEAD_BYTES) -> bytes:
+def head_of(file: DataFile, size: int = HEAD_BYTES) -> bytes:
     """The first bytes of a file, decompressed, as UTF-8 if it has an encoding.
 
     Raises:
@@ -125,7 +125,7 @@ def head_of(file: File, size: int = HEAD_BYTES) -> bytes:
         return _read(text, size)
 
 
-def look_at(file: File) -> Look | None:
+def look_at(file: DataFile) -> Look | None:
     """The format that a file looks like, compressed or not; None where it looks like none, or cannot be read."""
     try:
         with file.open() as raw:
@@ -134,7 +134,7 @@ def look_at(file: File) -> Look | None:
         return None
 
 
-class Start(NamedTuple):
+class RowsStart(NamedTuple):
     """The byte and the line, from 1, where the rows of a file begin, and the names of their columns."""
 
     byte: int
@@ -152,7 +152,7 @@ class TextSource(FileSource, ABC):
 
     kind: ClassVar[str]
 
-    def __init__(self, files: tuple[File, ...], starts: list[Start], block_bytes: int) -> None:
+    def __init__(self, files: tuple[DataFile, ...], starts: list[RowsStart], block_bytes: int) -> None:
         checks.integer("block_bytes", block_bytes)
         self.files = files
         self.num_parts = len(files)
@@ -179,7 +179,7 @@ class TextSource(FileSource, ABC):
         return [name for name in plan.columns if name not in added]
 
     @abstractmethod
-    def unit(self, number: int, block: Block, plan: ReadPlan, after: Cursor) -> Unit:
+    def unit(self, number: int, block: LineBlock, plan: ReadPlan, after: Cursor) -> Unit:
         """Splits a block of file ``number`` into columns."""
 
     def read(self, plan: ReadPlan, order: NDArray[np.int64], start: Cursor) -> Iterator[Unit]:
@@ -199,8 +199,8 @@ class TextSource(FileSource, ABC):
 
 
 def read_blocks(
-    file: File, byte: int, line: int, block_bytes: int, mask: Callable[[bytes], bytes] | None = None
-) -> Iterator[Block]:
+    file: DataFile, byte: int, line: int, block_bytes: int, mask: Callable[[bytes], bytes] | None = None
+) -> Iterator[LineBlock]:
     """Yields the blocks of a file from a byte, which begins the line of that number.
 
     Args:
@@ -228,14 +228,14 @@ def read_blocks(
                         " quoted_line_breaks"
                     )
             num_lines = data.count(b"\n", 0, cut) + (data[cut - 1] != ord("\n"))
-            yield Block(masked[:cut], byte, line, num_lines)
+            yield LineBlock(masked[:cut], byte, line, num_lines)
             del masked  # the next block takes its memory
             byte, line, data = byte + cut, line + num_lines, data[cut:]
             data += _read(text, block_bytes - len(data))
 
 
 @contextmanager
-def _opened(file: File) -> Iterator[Any]:
+def _opened(file: DataFile) -> Iterator[Any]:
     """A file's decompressed bytes; damage that is found while it is open becomes one error that names the file."""
     kind = None
     with ExitStack() as stack:
@@ -277,7 +277,7 @@ def _decompressed(kind: str, file: Any) -> Any:
 class _Transcoder:
     """Text of another encoding as UTF-8, a piece at a time."""
 
-    def __init__(self, text: Any, file: File) -> None:
+    def __init__(self, text: Any, file: DataFile) -> None:
         self._text, self._file = text, file
         self._decoder = codecs.getincrementaldecoder(file.encoding or "utf-8")()
         self._rest, self._line, self._at_end = memoryview(b""), 1, False

@@ -12,7 +12,7 @@ from typing import Any
 from girih.data.decode import columns
 from girih.data.formats.delimited import BLANKS, DelimitedSource
 from girih.data.formats.text import head_of, read_head
-from girih.data.paths import File
+from girih.data.paths import DataFile
 
 HEAD_BYTES = 1 << 20
 LINES = 500
@@ -21,7 +21,7 @@ _ALIKE = 0.9
 Options = dict[str, tuple[Any, str]]
 
 
-def with_encoding(files: tuple[File, ...]) -> tuple[tuple[File, ...], Options]:
+def with_encoding(files: tuple[DataFile, ...]) -> tuple[tuple[DataFile, ...], Options]:
     """The files with the encoding that their first bytes tell of, and the option for it."""
     head = head_of(files[0], HEAD_BYTES)
     name = _encoding(head)
@@ -52,7 +52,7 @@ def _encoding(head: bytes) -> str | None:
 
 
 def open_delimited(
-    files: tuple[File, ...], block_bytes: int, label: str | None = None
+    files: tuple[DataFile, ...], block_bytes: int, label: str | None = None
 ) -> tuple[DelimitedSource, Options]:
     """The source of files of cells, and how they are to be read; ``label`` is a name that a header has."""
     read_head(files[0])  # which refuses an empty file

@@ -23,7 +23,7 @@ from girih.data.formats.parquet import ParquetSource
 from girih.data.formats.text import SUFFIXES, head_of, look_at
 from girih.data.guessing.cells import Cells
 from girih.data.guessing.dialect import Options, open_delimited, with_encoding
-from girih.data.paths import File, find_files
+from girih.data.paths import DataFile, find_files
 from girih.data.position import Cursor
 from girih.data.read_plan import ReadPlan
 from girih.data.readers import CRITEO_COLUMNS
@@ -122,7 +122,7 @@ def take_sample(paths: Sequence[str], label: str | None = None) -> Sample:
     return Sample(cells.table, options | cells.data, source.num_rows or estimated, cells.features, of_types)
 
 
-def _files(path: str) -> tuple[str | list[str], tuple[File, ...]]:
+def _files(path: str) -> tuple[str | list[str], tuple[DataFile, ...]]:
     """The files, and what names them in a config: of a directory those of its most frequent ending."""
     if not os.path.isdir(path):
         return path, find_files(path)
@@ -146,7 +146,7 @@ def _ending(name: str) -> str | None:
     return ending if ending in _ENDINGS else None
 
 
-def _format(files: tuple[File, ...]) -> tuple[str, tuple[File, ...], Options]:
+def _format(files: tuple[DataFile, ...]) -> tuple[str, tuple[DataFile, ...], Options]:
     """The format of files, these with their encoding, and the option for that.
 
     Raises:
@@ -167,7 +167,7 @@ def _format(files: tuple[File, ...]) -> tuple[str, tuple[File, ...], Options]:
     return form, files, options
 
 
-def _pairs(files: tuple[File, ...], form: str) -> Any:
+def _pairs(files: tuple[DataFile, ...], form: str) -> Any:
     """The table of libsvm, or of each field of libffm."""
     labels: list[float | None] = []
     fields: dict[str, list[list[int]]] = {}

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from girih.data.formats.objects import REFUSED, Rows, objects_to_rows
+from girih.data.formats.objects import REFUSED, ObjectRows, objects_to_rows
 from girih.data.paths import one_line
 from girih.data.read_plan import ReadPlan
 from girih.data.unit import BadRow
@@ -26,7 +26,7 @@ class Message(NamedTuple):
     value: bytes | None
 
 
-def json_rows(messages: Sequence[Message], plan: ReadPlan) -> Rows:
+def json_rows(messages: Sequence[Message], plan: ReadPlan) -> ObjectRows:
     """One row per message. What a message lacks is missing; whole messages that do not serve are bad."""
     empty = [_bad(message, "", "") for message in messages if message.value is None]
     objects = [(message.offset, message.value) for message in messages if message.value is not None]
@@ -34,7 +34,7 @@ def json_rows(messages: Sequence[Message], plan: ReadPlan) -> Rows:
     return rows._replace(bad=sorted([*rows.bad, *empty]))
 
 
-def arrow_rows(messages: Sequence[Message], plan: ReadPlan) -> Rows:
+def arrow_rows(messages: Sequence[Message], plan: ReadPlan) -> ObjectRows:
     """The rows of each message's record batches, one below the other."""
     names = list(plan.columns)
     tables: list[Any] = []
@@ -60,10 +60,10 @@ def arrow_rows(messages: Sequence[Message], plan: ReadPlan) -> Rows:
         offsets.append(message.offset)
     counts = [table.num_rows for table in tables]
     whole = pa.concat_tables(tables) if tables else pa.table({name: pa.nulls(0) for name in names})
-    return Rows(whole, np.repeat(np.array(offsets, np.int64), np.array(counts, np.int64)), bad)
+    return ObjectRows(whole, np.repeat(np.array(offsets, np.int64), np.array(counts, np.int64)), bad)
 
 
-DECODE: Mapping[str, Callable[[Sequence[Message], ReadPlan], Rows]] = {
+DECODE: Mapping[str, Callable[[Sequence[Message], ReadPlan], ObjectRows]] = {
     "json": json_rows,
     "arrow": arrow_rows,
 }

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from girih.data.kafka.incoming import Incoming
 from girih.data.kafka.messages import DECODE, Message, names_in
 from girih.data.kafka.topic import Span, Topic, as_offsets, total
-from girih.data.paths import File
+from girih.data.paths import DataFile
 from girih.data.position import Cursor
 from girih.data.read_plan import ReadPlan
 from girih.data.unit import Unit
@@ -57,9 +57,9 @@ class KafkaSource:
     _first: list[Message] = field(default_factory=list, compare=False)
 
     @property
-    def files(self) -> tuple[File, ...]:
+    def files(self) -> tuple[DataFile, ...]:
         """The topic, where files are listed."""
-        return (File(None, self.topic.name, self.topic.address, 0),)
+        return (DataFile(None, self.topic.name, self.topic.address, 0),)
 
     @property
     def identity(self) -> str:

@@ -41,7 +41,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if not math.isfinite(high - low):  # so that what is refused is what float32 would find
         return F.linear(input, weight, bias)
     flat = input if input.dim() == 2 else input.reshape(-1, input.shape[-1])
-    output: Tensor = _Linear.apply(flat, weight, bias, min(low, 0.0), max(high, 0.0))  # type: ignore[no-untyped-call]
+    output: Tensor = _Int8Linear.apply(flat, weight, bias, min(low, 0.0), max(high, 0.0))  # type: ignore[no-untyped-call]
     return output if input.dim() == 2 else output.view(*input.shape[:-1], -1)
 
 
@@ -49,7 +49,7 @@ def _serves(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     return input.numel() > 0 and weight.numel() > 0 and onednn.is_plain_linear(input, weight, bias)
 
 
-class _Linear(torch.autograd.Function):
+class _Int8Linear(torch.autograd.Function):
     """[B, I], [O, I] and [O] to [B, O]; activations lie between ``low`` ≤ 0 and ``high`` ≥ 0."""
 
     @staticmethod

@@ -51,7 +51,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return F.linear(input, weight, bias)
     flat = input if input.dim() == 2 else input.reshape(-1, input.shape[-1])
     output: Tensor = (
-        _Linear.apply(flat, weight, bias)  # type: ignore[no-untyped-call]
+        _OrderedLinear.apply(flat, weight, bias)  # type: ignore[no-untyped-call]
         if torch.is_grad_enabled()
         else _product(flat, weight, bias)
     )
@@ -80,7 +80,7 @@ def _is_plain(tensor: Tensor) -> bool:
     return tensor.dtype == torch.float32 and tensor.device.type == "cpu" and tensor.layout == torch.strided
 
 
-class _Linear(torch.autograd.Function):
+class _OrderedLinear(torch.autograd.Function):
     """[B, I], [O, I] and [O] to [B, O]: three products, each only where it is wanted."""
 
     @staticmethod

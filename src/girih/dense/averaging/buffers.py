@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 
-class Ranks(Protocol):
+class AveragingRanks(Protocol):
     """Those that have copies."""
 
     @property
@@ -21,7 +21,7 @@ class Ranks(Protocol):
         """Overwrites a tensor by rank 0's, in place."""
 
 
-def average_buffers(buffers: Iterable[Tensor], ranks: Ranks) -> None:
+def average_buffers(buffers: Iterable[Tensor], ranks: AveragingRanks) -> None:
     """Makes each buffer the mean of all copies, in place; rank 0's where it counts."""
     for buffer in buffers:
         if buffer.is_floating_point():

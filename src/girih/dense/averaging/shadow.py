@@ -18,7 +18,7 @@ from torch import Tensor
 
 from girih.comm.messages import answer, answers, from_text
 from girih.comm.rpc import Client, Reply
-from girih.dense.service.protocol import Verb, ranges
+from girih.dense.service.protocol import DenseVerb, ranges
 from girih.errors import ConfigError
 from girih.runs.busy import waiting
 from girih.runs.stats import Stats
@@ -78,13 +78,15 @@ class Shadow:
     def begin(self) -> None:
         """Has the servers begin with these parameters; while no replica averages, by one of them."""
         flat = _flat(self._live)
-        self._wait([server.call(Verb.BEGIN, self._called[1:], (part,)) for server, part in self._parts(flat)])
+        self._wait(
+            [server.call(DenseVerb.BEGIN, self._called[1:], (part,)) for server, part in self._parts(flat)]
+        )
 
     def leave(self) -> None:
         """Has rounds of others wait for this replica no longer, which makes no step before the next meeting, or none at all."""
         with self._changed:
             self._paused = True
-        self._wait([server.call(Verb.LEAVE, self._called) for server in self._servers])
+        self._wait([server.call(DenseVerb.LEAVE, self._called) for server in self._servers])
 
     def meet(self, buffers: Sequence[Tensor] = ()) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """The model of all replicas, float32[P], which keep their own; all call it, while none of them trains.
@@ -107,7 +109,7 @@ class Shadow:
         parts = [beside[part] for part in ranges(len(beside), len(self._servers))]
         self._stats.sent("dense", beside.nbytes)
         calls = [
-            server.call(Verb.MEET, self._called, (part, other))
+            server.call(DenseVerb.MEET, self._called, (part, other))
             for (server, part), other in zip(self._parts(_flat(self._live)), parts, strict=True)
         ]
         found = self._wait(calls)
@@ -115,7 +117,7 @@ class Shadow:
 
     def processes(self, *, spans: bool = False) -> Mapping[str, Mapping[str, Any]]:
         """Title of each dense server → its ``Stats.snapshot``."""
-        found = answers(self._servers, Verb.STATS, (int(spans),))
+        found = answers(self._servers, DenseVerb.STATS, (int(spans),))
         return {f"dense-server {number}": from_text(frame.arrays[0]) for number, frame in enumerate(found)}
 
     def close(self) -> None:
@@ -150,7 +152,7 @@ class Shadow:
 
     def _average(self) -> None:
         flat = _flat(self._live)
-        calls = [server.call(Verb.AVERAGE, self._called, (part,)) for server, part in self._parts(flat)]
+        calls = [server.call(DenseVerb.AVERAGE, self._called, (part,)) for server, part in self._parts(flat)]
         correction = torch.from_numpy(np.concatenate(self._wait(calls)))
         sizes = [each.numel() for each in self._live]
         for live, part in zip(self._live, correction.split(sizes), strict=True):  # type: ignore[no-untyped-call]

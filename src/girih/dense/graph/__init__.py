@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from girih.dense.graph.partitioning import Exchange, Part, Partitioned, partition
+from girih.dense.graph.partitioning import Exchange, Partitioned, ServerPart, partition
 from girih.dense.graph.splitting import fc_layers, split_as, split_fc
 from girih.dense.graph.traced import CutParameter, TracedNet
 from girih.dense.graph.tracing import trace
@@ -10,8 +10,8 @@ from girih.dense.graph.tracing import trace
 __all__ = [
     "CutParameter",
     "Exchange",
-    "Part",
     "Partitioned",
+    "ServerPart",
     "TracedNet",
     "fc_layers",
     "partition",

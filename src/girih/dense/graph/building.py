@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from girih.dense.graph.batches import read
-from girih.dense.graph.calls import Attribute, Call, Constant, Input, Opaque, Recording, Ref, Result
+from girih.dense.graph.calls import Attribute, Call, ConstantTensor, NetInput, Opaque, Recording, Ref, Result
 from girih.dense.graph.comparing import check_alike, flags_of, live, word_of
 from girih.dense.graph.runnable import CONSTANTS
 from girih.dense.graph.structures import leaves, mapped
@@ -26,7 +26,7 @@ NUMERIC, OUTPUT = "numeric", "logits"
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class SideOutput:
     """A tensor that the forward pass leaves on a module, for the loss to take.
 
     Attributes:
@@ -44,7 +44,7 @@ class Built:
 
     graph: fx.Graph
     constants: Mapping[str, Tensor | nn.Module]
-    left: tuple[Left, ...]
+    left: tuple[SideOutput, ...]
 
 
 def build(training: Sequence[Recording], evaluating: Recording) -> Built:
@@ -95,7 +95,7 @@ class _Builder:
         self._constants: dict[str, Tensor] = {}
         self._training: fx.Node | None = None
         numeric, embeddings = _beginning(self._graph)
-        self._nodes |= {Input("numeric"): numeric, Input("embeddings"): embeddings}
+        self._nodes |= {NetInput("numeric"): numeric, NetInput("embeddings"): embeddings}
         for ref in recordings[0].shapes:
             self._shapes[ref] = [each.shapes[ref] for each in recordings]
 
@@ -103,7 +103,7 @@ class _Builder:
         first = self._recordings[0]
         for number, call in enumerate(first.calls):
             self._emit(number, call, [each.calls[number] for each in self._recordings])
-        left = tuple(Left(*where, self._always) for where in first.left)
+        left = tuple(SideOutput(*where, self._always) for where in first.left)
         if left:
             node = self._graph.call_module(LEFT, tuple(self._node(ref) for ref in first.left.values()))
             node.meta |= {"operator": self._unique("left for loss"), "stays": True}
@@ -113,13 +113,13 @@ class _Builder:
 
     def _emit(self, number: int, call: Call, calls: Sequence[Call]) -> None:
         columns = [list(leaves((each.args, each.kwargs))) for each in calls]
-        given = [ref for ref in columns[0] if isinstance(ref, (Input, Attribute, Constant, Result))]
+        given = [ref for ref in columns[0] if isinstance(ref, (NetInput, Attribute, ConstantTensor, Result))]
         found = []
         for place, values in enumerate(zip(*columns, strict=True)):
             if (number, place) in self._flags:
                 found.append(self._mode(values[0]))
             elif all(value == values[0] for value in values):
-                is_ref = isinstance(values[0], (Input, Attribute, Constant, Result))
+                is_ref = isinstance(values[0], (NetInput, Attribute, ConstantTensor, Result))
                 found.append(self._node(values[0]) if is_ref else values[0])
             else:
                 found.append(self._number(call, values, given))
@@ -138,12 +138,12 @@ class _Builder:
     def _node(self, ref: Ref) -> fx.Node:
         if ref in self._nodes:
             return self._nodes[ref]
-        if isinstance(ref, Input):
-            node = self._graph.call_function(read, (self._nodes[Input("embeddings")], ref.kind, ref.key))
+        if isinstance(ref, NetInput):
+            node = self._graph.call_function(read, (self._nodes[NetInput("embeddings")], ref.kind, ref.key))
             node.meta["operator"] = self._unique(f"embeddings.{ref.kind}.{ref.key}")
         elif isinstance(ref, Attribute):
             node = self._graph.create_node("get_attr", ref.name)
-        elif isinstance(ref, Constant):
+        elif isinstance(ref, ConstantTensor):
             node = self._constant(ref)
         else:
             node = self._nodes[Result(ref.call, -1)]
@@ -152,7 +152,7 @@ class _Builder:
         self._nodes[ref] = node
         return node
 
-    def _constant(self, ref: Constant) -> fx.Node:
+    def _constant(self, ref: ConstantTensor) -> fx.Node:
         tensors = [each.constants[ref.number] for each in self._recordings]
         if not all(torch.equal(each, tensors[0]) for each in tensors):
             raise Opaque("", "it makes a tensor beside torch's functions, which differs from batch to batch")

@@ -25,7 +25,7 @@ class Opaque(BaseException):
 
 
 @dataclass(frozen=True, slots=True)
-class Input:
+class NetInput:
     """``numeric``, ``embeddings`` as a whole, or a tensor of these: see :data:`girih.dense.graph.batches.Place`."""
 
     kind: str
@@ -40,7 +40,7 @@ class Attribute:
 
 
 @dataclass(frozen=True, slots=True)
-class Constant:
+class ConstantTensor:
     """A tensor that the model has from elsewhere, by its number."""
 
     number: int
@@ -54,7 +54,7 @@ class Result:
     leaf: int
 
 
-Ref = Input | Attribute | Constant | Result
+Ref = NetInput | Attribute | ConstantTensor | Result
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
-from girih.dense.graph.calls import Attribute, Call, Constant, Input, Opaque, Recording, Ref, Result
+from girih.dense.graph.calls import Attribute, Call, ConstantTensor, NetInput, Opaque, Recording, Ref, Result
 from girih.dense.graph.structures import leaves, mapped
 
 
@@ -56,7 +56,8 @@ def _alike(a: Call, b: Call) -> bool:
     if mapped((a.args, a.kwargs), lambda _: None) != mapped((b.args, b.kwargs), lambda _: None):
         return False
     return all(
-        type(x) is type(y) and (x == y or not isinstance(x, (Input, Attribute, Constant, Result, str)))
+        type(x) is type(y)
+        and (x == y or not isinstance(x, (NetInput, Attribute, ConstantTensor, Result, str)))
         for x, y in pairs
     )
 

@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from girih.dense.graph.batches import packing_of
 from girih.dense.graph.building import LEFT
 from girih.dense.graph.runnable import RunnableGraph
-from girih.dense.graph.stages import Placed, components, placed
+from girih.dense.graph.stages import PlacedNode, components, placed
 from girih.dense.graph.traced import TracedNet, net_of
 from girih.planner.operators import Tagging
 
@@ -24,7 +24,7 @@ Exchange = Callable[[list[tuple[str, list[Tensor]]]], list[list[Tensor]]]
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class ServerPart:
     """Nodes that a server runs without coming back to the trainer.
 
     Attributes:
@@ -50,7 +50,7 @@ class Partitioned:
     """
 
     traced: TracedNet
-    parts: tuple[Part, ...]
+    parts: tuple[ServerPart, ...]
     stages: tuple[tuple[str, ...], ...]
     _graph: fx.Graph
     _objects: dict[str, Any]
@@ -172,7 +172,7 @@ class _Copy:
 class _Cut:
     """A component of a net: the values that it reads from elsewhere, and those of its own that are read elsewhere."""
 
-    def __init__(self, net: RunnableGraph, where: dict[fx.Node, Placed], nodes: list[fx.Node]) -> None:
+    def __init__(self, net: RunnableGraph, where: dict[fx.Node, PlacedNode], nodes: list[fx.Node]) -> None:
         self.net, self.own, self.where = net, nodes, where[nodes[0]]
         inside = set(nodes)
         self.inputs = list(
@@ -186,7 +186,7 @@ class _Cut:
         self.outputs = [node for node in nodes if any(user not in inside for user in node.users)]
         self.name = str(next(node.meta["operator"] for node in nodes if "operator" in node.meta))
 
-    def part(self) -> Part:
+    def part(self) -> ServerPart:
         """The part."""
         copy_ = _Copy(self.net)
         places = [copy_.graph.placeholder(f"input_{number}") for number in range(len(self.inputs))]
@@ -197,11 +197,11 @@ class _Cut:
         copy_.graph.output(tuple(copy_.leaving(node) for node in self.outputs))
         module = RunnableGraph(copy_.objects, copy_.graph)
         module.training = self.net.training
-        return Part(self.name, int(self.where.server or 0), module, len(self.inputs), len(self.outputs))
+        return ServerPart(self.name, int(self.where.server or 0), module, len(self.inputs), len(self.outputs))
 
 
 def _trainer(
-    net: RunnableGraph, where: dict[fx.Node, Placed], stages: dict[int, list[_Cut]]
+    net: RunnableGraph, where: dict[fx.Node, PlacedNode], stages: dict[int, list[_Cut]]
 ) -> tuple[fx.Graph, dict[str, Any]]:
     """The trainer's graph with a call for each stage, and what its nodes name but for stages."""
     copy_ = _Copy(net)

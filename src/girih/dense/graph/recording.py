@@ -18,7 +18,7 @@ from torch.fx.node import _get_qualified_name
 from torch.overrides import TorchFunctionMode
 
 from girih.dense.graph.batches import tensors_of
-from girih.dense.graph.calls import Attribute, Call, Constant, Input, Opaque, Recording, Ref, Result
+from girih.dense.graph.calls import Attribute, Call, ConstantTensor, NetInput, Opaque, Recording, Ref, Result
 from girih.dense.graph.runnable import resolved
 from girih.dense.graph.structures import leaves, mapped, ways
 from girih.models.embeddings import Embeddings
@@ -70,7 +70,7 @@ class _Recorder(TorchFunctionMode):
         super().__init__()
         self._module, self._opaque, self._embeddings = module, opaque, embeddings
         self._found = Recording()
-        self._known: dict[int, tuple[Ref, Any]] = {id(embeddings): (Input("embeddings"), embeddings)}
+        self._known: dict[int, tuple[Ref, Any]] = {id(embeddings): (NetInput("embeddings"), embeddings)}
         self._shaped_by_data: set[int] = set()
         self._scopes, self._inside, self._silent = [""], "", False
         self._versions: list[tuple[Tensor, int]] = []
@@ -79,8 +79,8 @@ class _Recorder(TorchFunctionMode):
         for name, tensor in (*module.named_parameters(), *module.named_buffers()):
             self._know(tensor, Attribute(name))
         for (kind, key), tensor in tensors_of(embeddings):
-            self._know(tensor, Input(kind, key))
-        self._know(numeric, Input("numeric"))
+            self._know(tensor, NetInput(kind, key))
+        self._know(numeric, NetInput("numeric"))
 
     def __torch_function__(
         self,
@@ -170,7 +170,7 @@ class _Recorder(TorchFunctionMode):
             return self._known[id(value)][0]
         if isinstance(value, Tensor):
             self._found.constants.append(value)
-            ref = Constant(len(self._found.constants) - 1)
+            ref = ConstantTensor(len(self._found.constants) - 1)
             self._known[id(value)] = ref, value
             return ref
         if isinstance(value, PLAIN):

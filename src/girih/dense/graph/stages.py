@@ -24,14 +24,14 @@ Server = int | None
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacedNode:
     """A node's server and level."""
 
     server: Server
     level: int
 
 
-def placed(net: RunnableGraph, tagging: Tagging, graph: OperatorGraph) -> dict[fx.Node, Placed]:
+def placed(net: RunnableGraph, tagging: Tagging, graph: OperatorGraph) -> dict[fx.Node, PlacedNode]:
     """Returns where each node runs, and when; free ones are not in it, since they are copied to whatever reads them.
 
     Args:
@@ -48,7 +48,7 @@ def placed(net: RunnableGraph, tagging: Tagging, graph: OperatorGraph) -> dict[f
         for name in each.operators
     }
     free = free_nodes(net.graph)
-    found: dict[fx.Node, Placed] = {}
+    found: dict[fx.Node, PlacedNode] = {}
     for node in net.graph.nodes:
         if node in free:
             continue
@@ -62,11 +62,11 @@ def placed(net: RunnableGraph, tagging: Tagging, graph: OperatorGraph) -> dict[f
             level = max([0, *(each.level + (each.server is not None) for each in before)])
         else:
             level = 2 * stage_of[name] + 1
-        found[node] = Placed(server, level)
+        found[node] = PlacedNode(server, level)
     return found
 
 
-def components(nodes: Mapping[fx.Node, Placed], net: RunnableGraph) -> list[list[fx.Node]]:
+def components(nodes: Mapping[fx.Node, PlacedNode], net: RunnableGraph) -> list[list[fx.Node]]:
     """The nodes of servers as connected components of one server and level, each in the graph's order.
 
     Nodes that read the same parameter count as connected, so that it is in one place; so do those that read the same value from
@@ -81,8 +81,8 @@ def components(nodes: Mapping[fx.Node, Placed], net: RunnableGraph) -> list[list
             node = parents[node]
         return node
 
-    readers: dict[tuple[Placed, fx.Node], fx.Node] = {}
-    arriving: dict[tuple[Placed, fx.Node], fx.Node] = {}
+    readers: dict[tuple[PlacedNode, fx.Node], fx.Node] = {}
+    arriving: dict[tuple[PlacedNode, fx.Node], fx.Node] = {}
     for node in parents:
         for each in node.all_input_nodes:
             if nodes.get(each) == nodes[node]:
@@ -97,7 +97,7 @@ def components(nodes: Mapping[fx.Node, Placed], net: RunnableGraph) -> list[list
     return list(found.values())
 
 
-def _parameters_behind(node: fx.Node, nodes: Mapping[fx.Node, Placed]) -> set[fx.Node]:
+def _parameters_behind(node: fx.Node, nodes: Mapping[fx.Node, PlacedNode]) -> set[fx.Node]:
     """The attributes that a free node follows from, itself included."""
     if node in nodes:
         return set()

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from girih.dense.graph.building import LEFT, Left
+from girih.dense.graph.building import LEFT, SideOutput
 from girih.dense.graph.runnable import Objects, RunnableGraph
 from girih.models.embeddings import Embeddings
 from girih.planner.operators import OperatorGraph
@@ -48,11 +48,11 @@ class TracedNet:
     model: nn.Module
     example: tuple[Tensor, Embeddings]
     opaque: Mapping[str, str] = field(default_factory=dict)
-    left: Sequence[Left] = ()
+    left: Sequence[SideOutput] = ()
     splits: tuple[CutParameter, ...] = ()
 
 
-def net_of(model: nn.Module, left: Sequence[Left], objects: Objects, graph: fx.Graph) -> RunnableGraph:
+def net_of(model: nn.Module, left: Sequence[SideOutput], objects: Objects, graph: fx.Graph) -> RunnableGraph:
     """A net that has the model's loss, with what its graph leaves for that.
 
     Args:
@@ -72,7 +72,7 @@ def net_of(model: nn.Module, left: Sequence[Left], objects: Objects, graph: fx.G
 class LeftForLoss(nn.Module):
     """Sets attributes of a model's shell to tensors that have a gradient, as its forward pass would."""
 
-    def __init__(self, shell: nn.Module, left: Sequence[Left]) -> None:
+    def __init__(self, shell: nn.Module, left: Sequence[SideOutput]) -> None:
         super().__init__()
         self._shell, self._left = (shell,), tuple(left)  # in a tuple: no module of this one
 

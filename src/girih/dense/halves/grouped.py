@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from girih.data.batch import Batch
 from girih.dense.averaging.buffers import average_buffers
 from girih.dense.averaging.shadow import check_averaged
-from girih.dense.graph import Part, Partitioned
+from girih.dense.graph import Partitioned, ServerPart
 from girih.dense.half import KnownAtOnce
 from girih.dense.halves.replica import Gradients, Replica, ReplicaComputed
 from girih.dense.halves.stage import BatchOnServers, Stage
@@ -31,7 +31,7 @@ from girih.planner.operators import TRAINER
 from girih.runs.stats import DENSE_STALENESS
 
 
-class Ranks(Protocol):
+class GroupRanks(Protocol):
     """The trainers, as this half needs them."""
 
     @property
@@ -57,7 +57,7 @@ class GroupedComputed(KnownAtOnce):
     """Loss of a batch whose gradients are on the servers; see :class:`girih.dense.half.Computed`."""
 
     half: GroupedReplica
-    net: _Net
+    net: _PartitionedNet
     own: ReplicaComputed
 
     def apply(self) -> None:
@@ -99,7 +99,7 @@ class GroupedReplica:
         spec: DenseSpec,
         partitioned: Partitioned,
         group: GroupClient,
-        ranks: Ranks,
+        ranks: GroupRanks,
         *,
         leads: bool = True,
         averaged: bool = False,
@@ -111,7 +111,7 @@ class GroupedReplica:
         self._spec, self._partitioned, self._group, self._ranks = spec, partitioned, group, ranks
         self._leads, self._averaged = leads, averaged
         self._numbers = count()
-        self._free: list[_Net] = []
+        self._free: list[_PartitionedNet] = []
         self._known_by = other_names(self.module)
         self._splits = CutParameters(partitioned.traced.splits)
         parts_of = {split.parameter: split.parts for split in partitioned.traced.splits}
@@ -230,7 +230,7 @@ class GroupedReplica:
         """Leaves the servers."""
         self._group.close()
 
-    def give_back(self, net: _Net) -> None:
+    def give_back(self, net: _PartitionedNet) -> None:
         """Takes back a net whose batch is done."""
         self._free.append(net)
 
@@ -257,7 +257,7 @@ class GroupedReplica:
                     " forward leaves for it; compute with the parameter in forward, or set servers_per_group = 0"
                 )
 
-    def _borrow(self) -> _Net:
+    def _borrow(self) -> _PartitionedNet:
         try:
             net = self._free.pop()
         except IndexError:
@@ -265,8 +265,8 @@ class GroupedReplica:
         net.next_batch()
         return net
 
-    def _new(self) -> _Net:
-        return _Net(self, self._spec, self._partitioned, self._group, next(self._numbers))
+    def _new(self) -> _PartitionedNet:
+        return _PartitionedNet(self, self._spec, self._partitioned, self._group, next(self._numbers))
 
     def _own_buffers(self) -> list[Tensor]:
         """Buffers of the model that trainers keep, each its own: running moments of operators without parameters."""
@@ -304,7 +304,7 @@ class GroupedReplica:
             self.optimizer.state.clear()
 
 
-class _Net(Replica):
+class _PartitionedNet(Replica):
     """One of several nets of a trainer: its partition, and its batch on the servers."""
 
     checks_embeddings = True
@@ -392,6 +392,6 @@ def check_moved(partition: nn.Module) -> None:
         )
 
 
-def parts_on(partitioned: Partitioned, server: int) -> Sequence[Part]:
+def parts_on(partitioned: Partitioned, server: int) -> Sequence[ServerPart]:
     """The parts of one server, in the order in which :class:`GroupClient` numbers them."""
     return [part for part in partitioned.parts if part.server == server]

@@ -18,13 +18,13 @@ from girih.comm.group import TrainerGroup
 from girih.comm.pinned import FromDevice
 from girih.comm.rpc import Client, Frame, Reply
 from girih.dense.halves.late_replica import LateReplica
-from girih.dense.halves.parameter_server import STEP, DenseServer, ParameterServerReplica
+from girih.dense.halves.parameter_server import STEP, ParameterServer, ParameterServerReplica
 from girih.dense.halves.replica import Buffers, Gradients
 from girih.dense.spec import DenseSpec
 
 
 @dataclass(frozen=True)
-class _Leaving:
+class _PendingSend:
     """A gradient that is sent once it is on the host, unless its step is refused."""
 
     sent: Future[Reply | None]
@@ -65,7 +65,9 @@ class LateParameterServerReplica(ParameterServerReplica, LateReplica):
             self._sent_unless(self._client, refused, gradients)
         return self._go_on
 
-    def _moved_here(self, server: DenseServer, refused: Tensor, gradients: Gradients) -> Callable[[], None]:
+    def _moved_here(
+        self, server: ParameterServer, refused: Tensor, gradients: Gradients
+    ) -> Callable[[], None]:
         half = server.replica
         put_back: list[Callable[[], None]] = []
 
@@ -95,5 +97,5 @@ class LateParameterServerReplica(ParameterServerReplica, LateReplica):
             self.stats_of_process.sent("dense", own.nbytes)
             return client.call(STEP, (version,), (own, given))
 
-        self._under_way.append(_Leaving(self._departures.submit(send)))
+        self._under_way.append(_PendingSend(self._departures.submit(send)))
         self._take_arrived(self._staleness)

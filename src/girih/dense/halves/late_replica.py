@@ -18,7 +18,7 @@ from torch import Tensor
 
 from girih.data.batch import Batch
 from girih.dense.halves.replica import Buffers, Gradients, Replica
-from girih.dense.outcome import Known, Late
+from girih.dense.outcome import Late, ReadyOutcome
 from girih.dense.spec import DenseSpec
 from girih.errors import NonFiniteError
 from girih.models.embeddings import Embeddings
@@ -113,7 +113,7 @@ class LateComputed:
         put_back = self.half.move_unless(rows.refused, self.gradients, self.buffers)
         self.gradients, self.buffers = [], []
 
-        def read(numbers: Numbers) -> Known:
+        def read(numbers: Numbers) -> ReadyOutcome:
             told, own, of_rows = numbers[: ends[0]], numbers[ends[0] : ends[1]], numbers[ends[1] :]
             ballots = [told[first : first + num_words] for first in range(0, len(told), num_words)]
             self.half.heed(ballots)
@@ -127,7 +127,7 @@ class LateComputed:
                 )
                 put_back()
                 rows.take_back()
-            return Known(sum(ballot[LOSS] for ballot in ballots), refusal, rows.count(of_rows))
+            return ReadyOutcome(sum(ballot[LOSS] for ballot in ballots), refusal, rows.count(of_rows))
 
         return Late(torch.cat(parts), read, together=len(self.ballots) > 1)
 

@@ -24,25 +24,25 @@ from girih.models.embeddings import Embeddings
 from girih.runs.stats import DENSE_STALENESS
 
 
-class Net(Replica):
+class HogwildNet(Replica):
     """One net; its Parameters are its own, their memory may be others' too."""
 
     checks_embeddings = True
 
-    def twin(self, spec: DenseSpec) -> Net:
+    def twin(self, spec: DenseSpec) -> HogwildNet:
         """Another net over the same memory: that of parameters, of buffers, and of the optimizer's state."""
         self._set_mode(True)  # it may have predicted last, and the copy is to train
-        twin = Net(replace(spec, module=twin_of(self.module)))
+        twin = HogwildNet(replace(spec, module=twin_of(self.module)))
         twin.take_state(self)
         return twin
 
-    def take_state(self, other: Net) -> None:
+    def take_state(self, other: HogwildNet) -> None:
         """Keeps optimizer state where another net has it now."""
         if self.optimizer is not None and other.optimizer is not None:
             for mine, theirs in zip(self.parameters, other.parameters, strict=True):
                 self.optimizer.state[mine] = other.optimizer.state[theirs]
 
-    def follow(self, other: Net) -> None:
+    def follow(self, other: HogwildNet) -> None:
         """Takes the options of another net's optimizer, which a schedule moves."""
         if self is other or self.optimizer is None or other.optimizer is None:
             return
@@ -68,7 +68,7 @@ class Nets:
 
     def __init__(self, spec: DenseSpec, count: int, stepped: Callable[[], None] = lambda: None) -> None:
         self._spec, self._count, self._stepped = spec, count, stepped
-        self.first = Net(spec)
+        self.first = HogwildNet(spec)
         self._all = [self.first]
         self._free = deque(self._all)
         self._borrowing, self._beginning, self._counting = (threading.Lock() for _ in range(3))
@@ -126,14 +126,14 @@ class Nets:
         """The most writes of other nets between a net's read and its write."""
         return max(self._staleness, default=0)
 
-    def _borrow(self) -> Net:
+    def _borrow(self) -> HogwildNet:
         with self._borrowing:
             while not self._free or len(self._all) < self._count:
                 self._all.append(self.first.twin(self._spec))
                 self._free.append(self._all[-1])
             return self._free.popleft()
 
-    def _give_back(self, net: Net) -> None:
+    def _give_back(self, net: HogwildNet) -> None:
         with self._borrowing:
             self._free.append(net)
 
@@ -159,7 +159,7 @@ class NetComputed:
     """
 
     computed: ReplicaComputed
-    net: Net
+    net: HogwildNet
     nets: Nets
     num_before: int
 

@@ -45,7 +45,7 @@ class Asked(Protocol):
         ...
 
 
-class DenseServer:
+class ParameterServer:
     """The parameters that count, and the optimizer that moves them; its methods may be called from any thread.
 
     Args:
@@ -147,14 +147,14 @@ class ParameterServerReplica(Replica):
         self._version = 0
         self._parcels = Parcels(spec.device)
         self._under_way: deque[Asked] = deque()
-        self._server: DenseServer | None = None  # on rank 0; the others are its clients
+        self._server: ParameterServer | None = None  # on rank 0; the others are its clients
         self._client: Client | None = None
         self._closing = ExitStack()
         if not self.parameters:
             return
         if ranks.first:
             of_server = replace(spec, module=copy.deepcopy(self.module), compile=False)
-            self._server = server = DenseServer(of_server, self.kind_of_server)
+            self._server = server = ParameterServer(of_server, self.kind_of_server)
             self.optimizer = server.replica.optimizer
             if ranks.size > 1:
                 pool = self._closing.enter_context(ThreadPoolExecutor(1, "girih-dense-server"))

@@ -42,7 +42,7 @@ class BatchOnServers:
             return self.forward(stage, tuple(given), (False,) * len(given), train=False)[1]
         counts: list[int] = []
         # a part of numeric inputs alone has gradients of parameters all the same
-        outputs = _Stage.apply(self._leaf, self, stage, counts, *given)  # type: ignore[no-untyped-call]
+        outputs = _StageFunction.apply(self._leaf, self, stage, counts, *given)  # type: ignore[no-untyped-call]
         bounds = pairwise(accumulate(counts, initial=0))
         return [list(outputs[begin:end]) for begin, end in bounds]
 
@@ -101,7 +101,7 @@ class BatchOnServers:
         return answers
 
 
-class _Stage(torch.autograd.Function):
+class _StageFunction(torch.autograd.Function):
     """Inputs of all parts to the outputs of all parts, whose numbers are put into ``counts``."""
 
     @staticmethod

@@ -31,7 +31,7 @@ from girih.dense.substitution.sharded_parameters import ShardedParameters
 from girih.errors import NonFiniteError
 from girih.models.embeddings import Embeddings
 from girih.models.loss import Targets
-from girih.models.operators import Aggregated, Operator, operators_of
+from girih.models.operators import Aggregated, SubstitutableOperator, operators_of
 from girih.planner.placement import Placement
 from girih.schema import Schema
 
@@ -73,7 +73,7 @@ class SubstitutedReplica(SynchronousReplica):
         # requests to stop go with partial results, so that no step ends with a message of its own
         self._heeds = spec.on_nonfinite == "stop" and sums and not (split or half or ranks.size == 1)
         self._sharded = ShardedParameters(self.module, self.optimizer, ranks)
-        self._places: dict[Operator, list[Tensor]] = {}
+        self._places: dict[SubstitutableOperator, list[Tensor]] = {}
         self._narrow([placement.schema_of(rank, schema) for rank in range(ranks.size)])
         self.shared = [parameter for parameter in self.parameters if parameter not in self._sharded]
         if isinstance(self.optimizer, Lamb):
@@ -123,10 +123,12 @@ class SubstitutedReplica(SynchronousReplica):
             logits = super()._logits_of(none, Aggregated(totals), train=train)  # type: ignore[arg-type]
         return logits[:num_examples]
 
-    def _totals(self, numeric: Tensor, embeddings: Embeddings, *, train: bool) -> dict[Operator, Tensor]:
+    def _totals(
+        self, numeric: Tensor, embeddings: Embeddings, *, train: bool
+    ) -> dict[SubstitutableOperator, Tensor]:
         """Everything that is summed goes in one buffer; each concatenation in one of its own."""
         sums = [operator for operator in self._operators if operator.aggregation == "sum"]
-        totals: dict[Operator, Tensor] = {}
+        totals: dict[SubstitutableOperator, Tensor] = {}
         split = self.split and train
         if sums:
             partials = [operator.partial(numeric, embeddings).float() for operator in sums]

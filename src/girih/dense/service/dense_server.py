@@ -23,7 +23,7 @@ from girih.comm.messages import as_text
 from girih.comm.rpc import Request
 from girih.comm.serving import Service
 from girih.dense.averaging.algorithm import BY_NAME, Averaging
-from girih.dense.service.protocol import Verb
+from girih.dense.service.protocol import DenseVerb
 from girih.errors import WireError
 from girih.runs.stats import Stats
 
@@ -51,7 +51,7 @@ class DenseServer:
     def run(self, ready: Callable[[str], None], stop: threading.Event) -> None:
         """Serves until ``stop`` is set."""
         make = partial(BY_NAME[self.averaging], self.num_replicas, self.rate)
-        _Work(make, self.num_replicas, self.stats).serve(self, ready, stop)
+        _DenseServerWork(make, self.num_replicas, self.stats).serve(self, ready, stop)
 
 
 class _Vector:
@@ -70,13 +70,13 @@ class _Vector:
         self.size: int | None = None
 
 
-class _Work(Service):
+class _DenseServerWork(Service):
     """The work of a server, request by request."""
 
     def __init__(self, make: Callable[[], Averaging], num_replicas: int, stats: Stats) -> None:
         super().__init__({
-            Verb.BEGIN: self._begin, Verb.AVERAGE: self._take_part, Verb.LEAVE: self._leave, Verb.MEET: self._meet,
-            Verb.STATS: self._read_stats,
+            DenseVerb.BEGIN: self._begin, DenseVerb.AVERAGE: self._take_part, DenseVerb.LEAVE: self._leave, DenseVerb.MEET: self._meet,
+            DenseVerb.STATS: self._read_stats,
         }, stats)  # fmt: skip
         self._num_replicas = num_replicas
         self._vectors: defaultdict[int, _Vector] = defaultdict(lambda: _Vector(make()))

@@ -14,9 +14,9 @@ from girih.comm.endpoints import connect
 from girih.comm.messages import as_text, from_text
 from girih.comm.registry import Registry, resolver
 from girih.comm.rpc import Frame, Reply
-from girih.dense.graph import Part
+from girih.dense.graph import ServerPart
 from girih.dense.service.cut_parameters import Entry
-from girih.dense.service.group_protocol import MOST_ENTRIES, MOST_ENTRY_BYTES, Verb
+from girih.dense.service.group_protocol import MOST_ENTRIES, MOST_ENTRY_BYTES, GroupVerb
 from girih.dense.service.recipe import Options
 from girih.dense.service.tensors import num_bytes, pack, unpack
 from girih.dense.service.wire import PLAIN, Coders, Wire
@@ -40,7 +40,7 @@ class GroupClient:
 
     def __init__(
         self,
-        parts: Sequence[Part],
+        parts: Sequence[ServerPart],
         addresses: Sequence[str],
         *,
         secret: bytes,
@@ -91,7 +91,7 @@ class GroupClient:
         arrays = pack(inputs, self._clients[server].buffer, self.wire.forward(train=train))
         self._stats.sent("activations", num_bytes(arrays))
         reply = self._call(
-            server, Verb.FORWARD, (*called, number, int(train)), [np.array(needs, np.int8), *arrays]
+            server, GroupVerb.FORWARD, (*called, number, int(train)), [np.array(needs, np.int8), *arrays]
         )
 
         def outputs() -> tuple[list[Tensor], list[bool]]:
@@ -111,7 +111,7 @@ class GroupClient:
         server, _ = self._places[part]
         arrays = pack(gradients, self._clients[server].buffer, coders)
         self._stats.sent("dense", num_bytes(arrays))
-        reply = self._call(server, Verb.BACKWARD, called, arrays)
+        reply = self._call(server, GroupVerb.BACKWARD, called, arrays)
 
         def found() -> tuple[list[Tensor | None], str | None]:
             name, *packed = self._answer(server, reply).arrays
@@ -122,7 +122,7 @@ class GroupClient:
     def norms(self, servers: Iterable[int], net: int, batch: int) -> dict[str, float]:
         """The norm of each gradient that a batch left on servers, by names in the whole model, or of parts of parameters."""
         found: dict[str, float] = {}
-        for frame in self._all(servers, Verb.NORMS, (net, batch), []):
+        for frame in self._all(servers, GroupVerb.NORMS, (net, batch), []):
             found |= from_text(frame.arrays[0])
         return found
 
@@ -130,16 +130,16 @@ class GroupClient:
         self, servers: Iterable[int], net: int, batch: int, options: Sequence[Options], scale: float
     ) -> None:
         """Has what a batch left on servers, times ``scale``, moved in; returns once it is."""
-        self._all(servers, Verb.APPLY, (net, batch), [as_text((options, scale))])
+        self._all(servers, GroupVerb.APPLY, (net, batch), [as_text((options, scale))])
 
     def discard(self, servers: Iterable[int], net: int, batch: int) -> None:
         """Has it dropped; returns once it is."""
-        self._all(servers, Verb.DISCARD, (net, batch), [])
+        self._all(servers, GroupVerb.DISCARD, (net, batch), [])
 
     def entries(self, *, with_optimizer: bool) -> Iterable[Entry]:
         """Parameters and buffers of all parts, and optimizer state."""
         for server in self._every:
-            yield from self._entries(server, Verb.STATE, int(with_optimizer))
+            yield from self._entries(server, GroupVerb.STATE, int(with_optimizer))
 
     def put(self, entries: Sequence[Entry], names: Sequence[frozenset[str]]) -> None:
         """Sets parameters, buffers and optimizer state.
@@ -149,23 +149,23 @@ class GroupClient:
         """
         for server, held in enumerate(names):
             for number, frame in enumerate(_frames([entry for entry in entries if entry[0] in held])):
-                self._put(server, Verb.RESTORE, (int(number == 0),), frame)
+                self._put(server, GroupVerb.RESTORE, (int(number == 0),), frame)
 
     def rest(self) -> Iterable[tuple[int, Entry]]:
-        """The server of, and what each has beside parameters and optimizer state: see :class:`Verb`."""
+        """The server of, and what each has beside parameters and optimizer state: see :class:`GroupVerb`."""
         for server in self._every:
-            for entry in self._entries(server, Verb.REST):
+            for entry in self._entries(server, GroupVerb.REST):
                 yield server, entry
 
     def put_rest(self, server: int, entries: Sequence[Entry]) -> None:
         """The inverse of :meth:`rest` for one server."""
         for frame in _frames(entries):
-            self._put(server, Verb.PUT_REST, (), frame)
+            self._put(server, GroupVerb.PUT_REST, (), frame)
 
     def processes(self, *, spans: bool) -> dict[str, dict[str, Any]]:
         """Title of a server → its ``Stats.snapshot``; with the first group, those of dense servers too."""
         found: dict[str, dict[str, Any]] = {}
-        frames = self._all(self._every, Verb.STATS, (int(spans),), [])
+        frames = self._all(self._every, GroupVerb.STATS, (int(spans),), [])
         for server, frame in zip(self._every, frames, strict=True):
             found[self._titles[server]], beside = from_text(frame.arrays[0])
             found |= beside
@@ -173,22 +173,22 @@ class GroupClient:
 
     def begin(self) -> None:
         """Has the averaging of groups begin with the parameters of this one."""
-        self._all(self._every, Verb.BEGIN, (), [])
+        self._all(self._every, GroupVerb.BEGIN, (), [])
 
     def meet(self) -> None:
         """Has the servers take the model of all groups to evaluate and save; returns once all groups have met."""
-        self._all(self._every, Verb.MEET, (), [])
+        self._all(self._every, GroupVerb.MEET, (), [])
 
     def leave(self) -> None:
         """Says that this trainer makes no step before the next meeting."""
-        self._all(self._every, Verb.LEAVE, (), [])
+        self._all(self._every, GroupVerb.LEAVE, (), [])
 
     def close(self) -> None:
         """Leaves the servers, which forget what this trainer left there."""
         for client in self._clients:
             client.close()
 
-    def _entries(self, server: int, verb: Verb, *fields: int) -> Iterable[Entry]:
+    def _entries(self, server: int, verb: GroupVerb, *fields: int) -> Iterable[Entry]:
         first, end = 0, 1
         while first < end:
             frame = self._answer(server, self._call(server, verb, (first, *fields), []))
@@ -198,18 +198,18 @@ class GroupClient:
             for name, key, is_tensor, value in from_text(told):
                 yield name, key, _tensor(next(tensors)) if is_tensor else value
 
-    def _put(self, server: int, verb: Verb, fields: Sequence[int], entries: Sequence[Entry]) -> None:
+    def _put(self, server: int, verb: GroupVerb, fields: Sequence[int], entries: Sequence[Entry]) -> None:
         told = [(n, k, isinstance(v, Tensor), None if isinstance(v, Tensor) else v) for n, k, v in entries]
         tensors = [value for _, _, value in entries if isinstance(value, Tensor)]
         arrays = [as_text(told), *pack(tensors, self._clients[server].buffer)]
         self._stats.sent("dense", num_bytes(arrays))
         self._answer(server, self._call(server, verb, fields, arrays))
 
-    def _call(self, server: int, verb: Verb, fields: Sequence[int], arrays: Sequence[Any]) -> Reply:
+    def _call(self, server: int, verb: GroupVerb, fields: Sequence[int], arrays: Sequence[Any]) -> Reply:
         return self._clients[server].call(verb, fields, arrays)
 
     def _all(
-        self, servers: Iterable[int], verb: Verb, fields: Sequence[int], arrays: Sequence[Any]
+        self, servers: Iterable[int], verb: GroupVerb, fields: Sequence[int], arrays: Sequence[Any]
     ) -> list[Frame]:
         replies = [(server, self._call(server, verb, fields, arrays)) for server in servers]
         return settled([lambda s=s, r=r: self._answer(s, r) for s, r in replies])  # type: ignore[misc]

@@ -23,7 +23,7 @@ RANDOM = "random"
 """The name of the entry of REST that is the state of the random generator, uint8[]."""
 
 
-class Verb(IntEnum):
+class GroupVerb(IntEnum):
     """Requests, with the integers and arrays of each:
 
     FORWARD: (net, batch, call, part, train); needs int8[inputs], packed inputs → (); has int8[outputs], packed outputs. ``part`` is

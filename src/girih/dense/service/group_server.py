@@ -29,10 +29,10 @@ from girih.dense.accel import dynamo
 from girih.dense.accel.arithmetic import arithmetic
 from girih.dense.accel.malloc import keep_freed_memory
 from girih.dense.averaging.shadow import Shadow
-from girih.dense.graph import Part
+from girih.dense.graph import ServerPart
 from girih.dense.graph.drawing import draws
 from girih.dense.service.cut_parameters import Entry
-from girih.dense.service.group_protocol import MOST_ENTRIES, MOST_ENTRY_BYTES, RANDOM, Verb
+from girih.dense.service.group_protocol import MOST_ENTRIES, MOST_ENTRY_BYTES, RANDOM, GroupVerb
 from girih.dense.service.live_parts import LiveParts
 from girih.dense.service.open_batches import ForwardCall, OpenBatch, OpenBatches
 from girih.dense.service.recipe import OptimizerRecipe
@@ -82,7 +82,7 @@ class GroupServer:
         patience_s: see ``PATIENCE_S``.
     """
 
-    parts: Sequence[Part]
+    parts: Sequence[ServerPart]
     index: int
     recipe: OptimizerRecipe | None
     num_nets: int
@@ -106,7 +106,7 @@ class GroupServer:
         torch.manual_seed(self.seed)
         keep_freed_memory()
         with ThreadPoolExecutor(max(2, self.num_nets), "girih-net") as pool:
-            work = _Work(self, pool)
+            work = _GroupServerWork(self, pool)
             with (
                 closing(work),
                 listen(
@@ -122,15 +122,15 @@ class GroupServer:
                 stop.wait()
 
 
-class _Work:
+class _GroupServerWork:
     """The work of a server, by the threads of a pool."""
 
     def __init__(self, role: GroupServer, pool: ThreadPoolExecutor) -> None:
         self._verbs = {
-            Verb.FORWARD: self._forward, Verb.BACKWARD: self._backward, Verb.APPLY: self._apply,
-            Verb.DISCARD: self._discard, Verb.STATE: self._state, Verb.RESTORE: self._restore, Verb.STATS: self._tell,
-            Verb.BEGIN: self._begin, Verb.MEET: self._meet, Verb.LEAVE: self._leave,
-            Verb.REST: self._rest, Verb.PUT_REST: self._put_rest, Verb.NORMS: self._norms,
+            GroupVerb.FORWARD: self._forward, GroupVerb.BACKWARD: self._backward, GroupVerb.APPLY: self._apply,
+            GroupVerb.DISCARD: self._discard, GroupVerb.STATE: self._state, GroupVerb.RESTORE: self._restore, GroupVerb.STATS: self._tell,
+            GroupVerb.BEGIN: self._begin, GroupVerb.MEET: self._meet, GroupVerb.LEAVE: self._leave,
+            GroupVerb.REST: self._rest, GroupVerb.PUT_REST: self._put_rest, GroupVerb.NORMS: self._norms,
         }  # fmt: skip
         self._index = role.index
         self._names = [part.name for part in role.parts]
@@ -173,8 +173,8 @@ class _Work:
     def handle(self, request: Request) -> None:
         """Takes a request in."""
         request.answered = self._timers.get(request.frame.kind)
-        work: Callable[[], None] = partial(self._verbs[Verb(request.frame.kind)], request)
-        if request.frame.kind == Verb.FORWARD and self._drawing:
+        work: Callable[[], None] = partial(self._verbs[GroupVerb(request.frame.kind)], request)
+        if request.frame.kind == GroupVerb.FORWARD and self._drawing:
             work = self._in_turn(request, work)
         self._pool.submit(self._do, request, work)
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from girih.dense.graph import Part
+from girih.dense.graph import ServerPart
 from girih.dense.service.cut_parameters import Entry
 from girih.dense.service.recipe import OptimizerRecipe, Options, take_options
 from girih.dense.twins import twin_of
@@ -69,7 +69,7 @@ class LiveParts:
     """
 
     def __init__(
-        self, parts: Sequence[Part], recipe: OptimizerRecipe | None, *, averaged: bool = False
+        self, parts: Sequence[ServerPart], recipe: OptimizerRecipe | None, *, averaged: bool = False
     ) -> None:
         self.modules = nn.ModuleList(part.module for part in parts)
         self._known_by = {} if recipe is None else recipe.known_by

@@ -10,7 +10,7 @@ from enum import IntEnum
 from itertools import pairwise
 
 
-class Verb(IntEnum):
+class DenseVerb(IntEnum):
     """Requests, with the integers and arrays of each:
 
     BEGIN: (vector,); float32[P], the parameters of all replicas → ().

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from girih.comm.group import TrainerGroup
-from girih.models.operators import Split
+from girih.models.operators import ParameterSplit
 
-Change = Callable[[Split, Tensor], Tensor]
+Change = Callable[[ParameterSplit, Tensor], Tensor]
 
 
-class ShardedParameters(dict[nn.Parameter, Split]):
+class ShardedParameters(dict[nn.Parameter, ParameterSplit]):
     """Parameter of a module → the part of it that is here.
 
     Args:
@@ -27,11 +27,13 @@ class ShardedParameters(dict[nn.Parameter, Split]):
         super().__init__()
         self._module, self._optimizer, self._ranks = module, optimizer, ranks
 
-    def keep(self, parameter: nn.Parameter, own: Split) -> None:
+    def keep(self, parameter: nn.Parameter, own: ParameterSplit) -> None:
         """Notes that only a part of a parameter is here now, and cuts what its optimizer began with to size."""
         self[parameter] = own
         if self._optimizer is not None and parameter in self._optimizer.state:
-            self._optimizer.state[parameter] = _changed(self._optimizer.state[parameter], own, Split.part_of)
+            self._optimizer.state[parameter] = _changed(
+                self._optimizer.state[parameter], own, ParameterSplit.part_of
+            )
 
     def whole(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """A dense half's state with every parameter, and what the optimizer keeps of it, whole.
@@ -42,7 +44,7 @@ class ShardedParameters(dict[nn.Parameter, Split]):
 
     def part(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """The inverse of :meth:`whole`, for this trainer."""
-        return self._with(state, Split.part_of)
+        return self._with(state, ParameterSplit.part_of)
 
     def _with(self, state: Mapping[str, Any], change: Change) -> dict[str, Any]:
         splits = {name: self[p] for name, p in self._module.named_parameters() if p in self}
@@ -57,14 +59,14 @@ class ShardedParameters(dict[nn.Parameter, Split]):
             optimizer["state"] = moments
         return {**state, "model": model, "optimizer": optimizer}
 
-    def _joined(self, own: Split, part: Tensor) -> Tensor:
+    def _joined(self, own: ParameterSplit, part: Tensor) -> Tensor:
         shape = [own.size if dim == own.dim else size for dim, size in enumerate(part.shape)]
         whole = part.new_zeros(shape).index_copy_(own.dim, own.places.to(part.device), part)
         self._ranks.all_reduce(whole)  # of numbers beside zeros: exact
         return whole
 
 
-def _changed(moments: Mapping[str, Any], own: Split, change: Change) -> dict[str, Any]:
+def _changed(moments: Mapping[str, Any], own: ParameterSplit, change: Change) -> dict[str, Any]:
     """State that an optimizer keeps for a parameter, all but single numbers changed as the parameter is."""
     return {
         key: change(own, value) if isinstance(value, Tensor) and value.dim() else value

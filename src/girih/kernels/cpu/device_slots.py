@@ -59,7 +59,7 @@ class DeviceSlots(NamedTuple):
     state: I64
 
 
-class Leaving(NamedTuple):
+class EvictedSlots(NamedTuple):
     """Rows that leave their slots and are to be sent home: slots, int32[K], rows, int32[K], and how many, int64[1]."""
 
     slots: I32
@@ -126,7 +126,7 @@ def give_up(slots: DeviceSlots, found: I32) -> None:
 
 
 @njit_lean
-def _free_one(shard: Shard, slots: DeviceSlots, leaving: Leaving) -> Any:
+def _free_one(shard: Shard, slots: DeviceSlots, leaving: EvictedSlots) -> Any:
     """Empties the next slot that may be; what it held is noted, if only it has it. Returns whether there was one."""
     state, num_slots = slots.state, slots.state[NUM_SLOTS]
     slot = state[HAND]
@@ -150,7 +150,7 @@ def _free_one(shard: Shard, slots: DeviceSlots, leaving: Leaving) -> Any:
 
 
 @kernel()
-def take(shard: Shard, slots: DeviceSlots, rows: I32, start: int, found: I32, leaving: Leaving) -> Any:
+def take(shard: Shard, slots: DeviceSlots, rows: I32, start: int, found: I32, leaving: EvictedSlots) -> Any:
     """Gives a slot, from key ``start`` on, to each row whose ``found`` is ``MISSING``; others leave for it.
 
     Returns:
@@ -176,7 +176,7 @@ def take(shard: Shard, slots: DeviceSlots, rows: I32, start: int, found: I32, le
 
 
 @kernel()
-def free_some(shard: Shard, slots: DeviceSlots, wanted: int, leaving: Leaving) -> Any:
+def free_some(shard: Shard, slots: DeviceSlots, wanted: int, leaving: EvictedSlots) -> Any:
     """Empties slots until ``wanted`` are free; returns how many are lacking."""
     while slots.state[NUM_FREE] < wanted and _free_one(shard, slots, leaving):
         pass

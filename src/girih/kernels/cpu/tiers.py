@@ -63,7 +63,7 @@ class Slots(NamedTuple):
     state: I64
 
 
-class Leaving(NamedTuple):
+class SlotEvictions(NamedTuple):
     """Work that :func:`take_slots` leaves to be done.
 
     Attributes:
@@ -171,7 +171,7 @@ def _next_slot(slots: Slots) -> Any:
 
 
 @njit_lean
-def _leave(shard: Shard, slots: Slots, slot: Any, leaving: Leaving) -> None:
+def _leave(shard: Shard, slots: Slots, slot: Any, leaving: SlotEvictions) -> None:
     """Empties a slot; what it held is copied to be written, if the file does not have it."""
     row, place = np.int64(slots.rows[slot]), slots.places[slot]
     if shard.meta[row, at.TABLE] < 0:  # its key has left meanwhile
@@ -194,7 +194,7 @@ def _leave(shard: Shard, slots: Slots, slot: Any, leaving: Leaving) -> None:
 
 @kernel()
 def take_slots(
-    shard: Shard, slots: Slots, rows: I32, start: int, found: I32, fresh: U8, leaving: Leaving
+    shard: Shard, slots: Slots, rows: I32, start: int, found: I32, fresh: U8, leaving: SlotEvictions
 ) -> Any:
     """Gives a slot, from key ``start`` on, to each row whose ``found`` is ``MISSING``; others leave for it.
 

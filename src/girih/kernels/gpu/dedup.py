@@ -162,7 +162,7 @@ def unique(ids: Tensor, positions_of: Tensor, tables: Tensor, n: int) -> Unique:
     return Unique(keys, key_tables, counts, num_keys, numbers, inverse)
 
 
-class Terms:
+class BagTerms:
     """The ids of each key, in their order; and by what their bags' gradients are multiplied.
 
     Attributes:
@@ -231,7 +231,7 @@ def describe_terms(
     weights: Tensor | None,
     n: int,
     num_examples: int,
-) -> Terms:
+) -> BagTerms:
     """Sorts the ids of a group by their keys, stably, and finds the bag of each.
 
     Args:
@@ -250,4 +250,4 @@ def describe_terms(
         factors if weights is None else weights, features, examples, positions, factors, n, len(first_bags),
         num_examples, WEIGHTED=weights is not None,
     )  # fmt: skip
-    return Terms(starts, features, examples, positions, factors)
+    return BagTerms(starts, features, examples, positions, factors)

@@ -1,11 +1,11 @@
 """The way back of pooling on a GPU: gradients of bags, as sums that are the gradients of keys.
 
-A key's gradient is the sum of its terms' (:class:`girih.kernels.gpu.dedup.Terms`), in the order of its ids in the batch. A key with
+A key's gradient is the sum of its terms' (:class:`girih.kernels.gpu.dedup.BagTerms`), in the order of its ids in the batch. A key with
 more than :data:`LONG` terms has them summed in up to :data:`MOST_PIECES` pieces first, each by a program of its own: how they are cut
 depends on their number alone, so that sums are always the same.
 
 No row may move before all sums are known to be finite. So sums are written to an array, and read by the kernel that moves rows; or that kernel forms
-them itself, where a look at the gradients beforehand has shown that none can overflow (:class:`Direct`).
+them itself, where a look at the gradients beforehand has shown that none can overflow (:class:`FusedInputs`).
 
 Shapes: n ids of the group, U unique keys, F features, W columns of a row, D of a segment, S segments, Q pieces.
 """
@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from girih.kernels.gpu.dedup import Terms, last_not_above
+from girih.kernels.gpu.dedup import BagTerms, last_not_above
 from girih.kernels.gpu.jit import INTERPRETED, aligned, block_of, columns_of, kernel, launch, rows_at_once
 from girih.kernels.gpu.layout import FLOAT32, columns_at, whole_vectors
 
@@ -63,7 +63,7 @@ class Sources:
 
 
 @dataclass(frozen=True)
-class Direct:
+class FusedInputs:
     """Inputs of the kernel that moves rows and sums gradients itself.
 
     Attributes:
@@ -74,7 +74,7 @@ class Direct:
             all are in the array.
     """
 
-    terms: Terms
+    terms: BagTerms
     pieces: Pieces
     sources: Sequence[Sources]
     lent: Sequence[Tensor]
@@ -211,7 +211,7 @@ def safe_limit(num_terms: int) -> int:
     return int(np.float32(2.0**126 / max(1, num_terms)).view(np.int32))
 
 
-def described_terms(sources: Sources, terms: Terms) -> tuple[Any, ...]:
+def described_terms(sources: Sources, terms: BagTerms) -> tuple[Any, ...]:
     """Arguments of kernels about the terms of one segment."""
     return (
         sources.described,
@@ -224,7 +224,7 @@ def described_terms(sources: Sources, terms: Terms) -> tuple[Any, ...]:
     )
 
 
-def sum_pieces(sources: Sources, terms: Terms, pieces: Pieces, num_keys: Tensor, dim: int) -> Tensor:
+def sum_pieces(sources: Sources, terms: BagTerms, pieces: Pieces, num_keys: Tensor, dim: int) -> Tensor:
     """The sums of pieces of one segment, float32[Q, D]."""
     described, columns = sources.described, columns_of(dim)
     sums = torch.empty((max(1, pieces.most), dim), dtype=torch.float32, device=described.device)
@@ -237,7 +237,7 @@ def sum_pieces(sources: Sources, terms: Terms, pieces: Pieces, num_keys: Tensor,
 
 def sum_terms(
     sources: Sources,
-    terms: Terms,
+    terms: BagTerms,
     pieces: Pieces,
     sums: Tensor,
     num_keys: Tensor,
@@ -253,7 +253,7 @@ def sum_terms(
     Args:
         totals: float32[n, W], of which the segment's columns are written.
         nonfinite: int32[1], raised to the number of a key whose gradient is NaN or infinite, if there is one.
-        largest, limit: see :class:`Direct`: nothing is done where the kernel that moves rows forms sums. None always sums.
+        largest, limit: see :class:`FusedInputs`: nothing is done where the kernel that moves rows forms sums. None always sums.
     """
     columns = columns_of(dim)
     launch(

@@ -97,7 +97,7 @@ def sum_and_move_rows(
     STATE_WIDTH: tl.constexpr, DTYPE: tl.constexpr, ALIGNED: tl.constexpr, POOLED: tl.constexpr, WHOLE: tl.constexpr, CHUNK_BITS: tl.constexpr, STRIDE: tl.constexpr,
     COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """:func:`move_rows`, where gradients are summed here if none can overflow: see :class:`girih.kernels.gpu.gradients.Direct`."""
+    """:func:`move_rows`, where gradients are summed here if none can overflow: see :class:`girih.kernels.gpu.gradients.FusedInputs`."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = i < tl.load(num_keys)
     row = tl.load(rows + i, mask=mask, other=NO_ROW)

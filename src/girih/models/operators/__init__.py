@@ -6,7 +6,7 @@ from girih.models.operators.attended_projection import AttendedProjection
 from girih.models.operators.field_projection import FieldMLP, FieldProjection
 from girih.models.operators.fields import Fields
 from girih.models.operators.first_order import FirstOrder
-from girih.models.operators.operator import Aggregated, Operator, Split, operators_of
+from girih.models.operators.operator import Aggregated, ParameterSplit, SubstitutableOperator, operators_of
 from girih.models.operators.second_order import SecondOrder
 from girih.models.operators.vector_crosses import VectorCrosses
 
@@ -17,9 +17,9 @@ __all__ = [
     "FieldProjection",
     "Fields",
     "FirstOrder",
-    "Operator",
+    "ParameterSplit",
     "SecondOrder",
-    "Split",
+    "SubstitutableOperator",
     "VectorCrosses",
     "operators_of",
 ]

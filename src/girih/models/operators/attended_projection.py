@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from girih.models.embeddings import Embeddings
 from girih.models.operators.field_projection import FieldProjection
-from girih.models.operators.operator import Split
+from girih.models.operators.operator import ParameterSplit
 from girih.schema import Schema
 
 
@@ -49,12 +49,12 @@ class AttendedProjection(FieldProjection):
         ]
         return self.inputs(numeric, embeddings, *interests)
 
-    def narrow(self, schema: Schema) -> dict[str, Split]:
+    def narrow(self, schema: Schema) -> dict[str, ParameterSplit]:
         """Columns of the features and interests that stay, and their attention."""
         splits = super().narrow(schema)
         self.pairs = {number: pair for number, pair in self.pairs.items() if pair[0] in self.inputs.widths}
-        units: dict[str, Split] = {}
+        units: dict[str, ParameterSplit] = {}
         for name, parameter in self.attention.named_parameters(prefix="attention"):
             here = int(name.split(".")[1]) in self.pairs
-            units[name] = Split(0, torch.arange(len(parameter) if here else 0), len(parameter))
+            units[name] = ParameterSplit(0, torch.arange(len(parameter) if here else 0), len(parameter))
         return splits | self.keep(units)

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from girih.models.embeddings import Embeddings
 from girih.models.layers.inputs import DenseInput
 from girih.models.layers.mlp import MLP
-from girih.models.operators.operator import Operator, Split
+from girih.models.operators.operator import ParameterSplit, SubstitutableOperator
 from girih.schema import Schema
 
 
-class FieldProjection(Operator):
+class FieldProjection(SubstitutableOperator):
     """W [embeddings, numeric] + b: the columns of W that read a feature sit beside its embedding.
 
     The partial result is as wide as W is high.
@@ -53,10 +53,10 @@ class FieldProjection(Operator):
         """The input that W is multiplied with: own columns, side by side."""
         return self.inputs(numeric, embeddings)
 
-    def narrow(self, schema: Schema) -> dict[str, Split]:
+    def narrow(self, schema: Schema) -> dict[str, ParameterSplit]:
         """Columns of the features that stay."""
         width = self.inputs.width
-        return self.keep({"weight": Split(1, self.inputs.narrow(schema), width)})
+        return self.keep({"weight": ParameterSplit(1, self.inputs.narrow(schema), width)})
 
 
 class FieldMLP(MLP):

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from girih.models.embeddings import Embeddings
 from girih.models.layers.inputs import lowered, places_of
-from girih.models.operators.operator import Operator, Split
+from girih.models.operators.operator import ParameterSplit, SubstitutableOperator
 from girih.schema import Schema
 
 
-class Fields(Operator):
+class Fields(SubstitutableOperator):
     """The pooled embeddings of all features, [B, F, D], for dot products of all pairs and the like.
 
     Nothing adds up here: F · D numbers an example travel, as many as without substitution, but only once.
@@ -51,12 +51,12 @@ class Fields(Operator):
         fields = [lowered(field) for field in fields]
         return fields[0] if len(fields) == 1 else torch.cat(fields, dim=1)
 
-    def narrow(self, schema: Schema) -> dict[str, Split]:
+    def narrow(self, schema: Schema) -> dict[str, ParameterSplit]:
         """Vectors of the numeric features that stay."""
         self.features = tuple(feature.name for feature in schema.sparse)
         if self.vectors is None:
             return {}
-        return self.keep({"vectors": Split(0, places_of(self._numeric, schema), len(self.vectors))})
+        return self.keep({"vectors": ParameterSplit(0, places_of(self._numeric, schema), len(self.vectors))})
 
     def places(self, schema: Schema) -> Tensor:
         """The places of some features' columns."""

@@ -7,11 +7,11 @@ from torch import Tensor, nn
 
 from girih.models.embeddings import Embeddings
 from girih.models.layers.inputs import places_of
-from girih.models.operators.operator import Operator, Split
+from girih.models.operators.operator import ParameterSplit, SubstitutableOperator
 from girih.schema import Schema
 
 
-class FirstOrder(Operator):
+class FirstOrder(SubstitutableOperator):
     """Σ_f w_f + Σ_x w_x · numeric_x, and one bias if asked: the linear part of LR, FM and their kin.
 
     The weights of ids lie in tables and start at 0, as those of numeric features do here. The partial result is one
@@ -39,8 +39,8 @@ class FirstOrder(Operator):
         """float32[B, 1]."""
         return total if self.bias is None else total + self.bias
 
-    def narrow(self, schema: Schema) -> dict[str, Split]:
+    def narrow(self, schema: Schema) -> dict[str, ParameterSplit]:
         """Weights of the numeric features that stay."""
         if self.weight is None:
             return {}
-        return self.keep({"weight": Split(0, places_of(self._numeric, schema), len(self.weight))})
+        return self.keep({"weight": ParameterSplit(0, places_of(self._numeric, schema), len(self.weight))})

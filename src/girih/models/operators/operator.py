@@ -23,7 +23,7 @@ from girih.schema import Schema
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class ParameterSplit:
     """The part of a parameter that some features need.
 
     Attributes:
@@ -39,7 +39,7 @@ class Split:
         return whole.index_select(self.dim, self.places.to(whole.device))
 
 
-class Operator(nn.Module):
+class SubstitutableOperator(nn.Module):
     """Weight-rich input in, a small tensor out.
 
     Attributes:
@@ -66,14 +66,14 @@ class Operator(nn.Module):
         """The whole, [B, W], to the output."""
 
     @abstractmethod
-    def narrow(self, schema: Schema) -> dict[str, Split]:
+    def narrow(self, schema: Schema) -> dict[str, ParameterSplit]:
         """Keeps what the features of a smaller schema need; returns what stays of which parameter.
 
         Parameters stay the objects they are, with less in them, so that an optimizer that has them goes on. One that is
         not named is of :meth:`combine`, and whole everywhere.
         """
 
-    def keep(self, splits: dict[str, Split]) -> dict[str, Split]:
+    def keep(self, splits: dict[str, ParameterSplit]) -> dict[str, ParameterSplit]:
         """Cuts parameters to what stays of each; returns that."""
         for name, split in splits.items():
             parameter = self.get_parameter(name)
@@ -102,10 +102,10 @@ class Aggregated:
         totals: operator → the sum, or the concatenation, of all partial results, [B, W].
     """
 
-    def __init__(self, totals: Mapping[Operator, Tensor]) -> None:
+    def __init__(self, totals: Mapping[SubstitutableOperator, Tensor]) -> None:
         self._totals = totals
 
-    def __getitem__(self, operator: Operator) -> Tensor:
+    def __getitem__(self, operator: SubstitutableOperator) -> Tensor:
         return self._totals[operator]
 
     def __getattr__(self, name: str) -> object:
@@ -115,8 +115,8 @@ class Aggregated:
         )
 
 
-def operators_of(module: nn.Module) -> Iterator[tuple[str, Operator]]:
+def operators_of(module: nn.Module) -> Iterator[tuple[str, SubstitutableOperator]]:
     """The operators of a model, with their names, in the order in which it declares them."""
     for name, each in module.named_modules():
-        if isinstance(each, Operator):
+        if isinstance(each, SubstitutableOperator):
             yield name, each

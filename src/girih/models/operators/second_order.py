@@ -10,11 +10,11 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from girih.models.embeddings import Embeddings
 from girih.models.layers.inputs import places_of
-from girih.models.operators.operator import Operator, Split
+from girih.models.operators.operator import ParameterSplit, SubstitutableOperator
 from girih.schema import Schema
 
 
-class SecondOrder(Operator):
+class SecondOrder(SubstitutableOperator):
     """Σ_{i<j} <v_i, v_j> over all fields, as ½ (‖Σ v‖² − Σ ‖v‖²): FM (Rendle 2010), lemma 3.1.
 
     A field is a feature's pooled embedding, or a numeric value times its learned vector. The partial results are
@@ -40,11 +40,11 @@ class SecondOrder(Operator):
         """The same without joining the two sums."""
         return _pairs(*self._sums(numeric, embeddings))
 
-    def narrow(self, schema: Schema) -> dict[str, Split]:
+    def narrow(self, schema: Schema) -> dict[str, ParameterSplit]:
         """Vectors of the numeric features that stay."""
         if self.vectors is None:
             return {}
-        return self.keep({"vectors": Split(0, places_of(self._numeric, schema), len(self.vectors))})
+        return self.keep({"vectors": ParameterSplit(0, places_of(self._numeric, schema), len(self.vectors))})
 
     def _sums(self, numeric: Tensor, embeddings: Embeddings) -> tuple[Tensor, Tensor]:
         with torch.autocast(numeric.device.type, enabled=False):  # a difference of large sums wants float32

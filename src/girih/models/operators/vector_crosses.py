@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from girih.models.embeddings import Embeddings
 from girih.models.layers.inputs import DenseInput
-from girih.models.operators.operator import Operator, Split
+from girih.models.operators.operator import ParameterSplit, SubstitutableOperator
 from girih.schema import Schema
 
 
-class VectorCrosses(Operator):
+class VectorCrosses(SubstitutableOperator):
     """U x_L with x_{l+1} = x_0 (x_l · w_l) + b_l + x_l (DCN, eq. 3) and x_0 = [embeddings, numeric].
 
     Every x_l is α_l x_0 + β_l, with one number α_l an example and β_l = Σ_{j<l} b_j. So x_l · w_l is α_l (x_0 · w_l)
@@ -51,10 +51,10 @@ class VectorCrosses(Operator):
         """The same with one row of constants for all examples."""
         return self._crossed(*self._parts(numeric, embeddings))
 
-    def narrow(self, schema: Schema) -> dict[str, Split]:
+    def narrow(self, schema: Schema) -> dict[str, ParameterSplit]:
         """Columns of the features that stay."""
         width = self.inputs.width
-        split = Split(1, self.inputs.narrow(schema), width)
+        split = ParameterSplit(1, self.inputs.narrow(schema), width)
         return self.keep(dict.fromkeys(("weights", "biases", "outputs"), split))
 
     def _parts(self, numeric: Tensor, embeddings: Embeddings) -> tuple[Tensor, Tensor]:

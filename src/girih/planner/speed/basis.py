@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
-from girih.planner.calibration import Calibration, Rate, Work
+from girih.planner.calibration import Calibration, Rate, StepWork
 from girih.planner.facts import AccessProfile, DenseCost, Facts
 from girih.planner.traffic import FLOAT_BYTES
 
@@ -22,7 +22,7 @@ class Basis:
 
     facts: Facts
     calibration: Calibration
-    work: Work
+    work: StepWork
     profile: AccessProfile
     dense: DenseCost
     batch_size: int

@@ -18,7 +18,7 @@ from girih.planner.traffic import NOMINAL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class GroupDescription:
     """Facts that describe a group.
 
     Attributes:
@@ -53,7 +53,7 @@ class Spread:
     served: float
 
 
-def group_of(graph: OperatorGraph, options: Mapping[str, Any], known: Known) -> HierarchicalGroup:
+def group_of(graph: OperatorGraph, options: Mapping[str, Any], known: GroupDescription) -> HierarchicalGroup:
     """The group that ``[strategy]`` asks for, at the speeds that were calibrated, or else nominal ones.
 
     Where no pass was measured, see :func:`timed`, a core computes as fast as in the calibrated products. A device can take what its machine
@@ -111,7 +111,7 @@ def codec_of(name: str, calibration: Calibration | None) -> CodecCost:
     return codec
 
 
-def known_of(facts: Facts, options: Mapping[str, Any]) -> Known:
+def known_of(facts: Facts, options: Mapping[str, Any]) -> GroupDescription:
     """Picks what facts say of a group."""
     trainers = options["groups"] * options["trainers_per_group"]
     processes = trainers + options["groups"] * options["servers_per_group"]
@@ -119,7 +119,7 @@ def known_of(facts: Facts, options: Mapping[str, Any]) -> Known:
     memory = facts.memory_bytes
     if memory is None and facts.dense_cost is not None:
         memory = facts.dense_cost.memory_bytes
-    return Known(
+    return GroupDescription(
         batch_size=max(1, (facts.batch_size or 1) // trainers),
         threads=facts.threads,
         calibration=facts.calibration,
@@ -129,7 +129,7 @@ def known_of(facts: Facts, options: Mapping[str, Any]) -> Known:
 
 
 def tagged(
-    graph: OperatorGraph, options: Mapping[str, Any], known: Known, given: Tagging | None = None
+    graph: OperatorGraph, options: Mapping[str, Any], known: GroupDescription, given: Tagging | None = None
 ) -> Tagged:
     """Decides where the operators of a net run, or takes what is ``given``.
 
@@ -139,7 +139,7 @@ def tagged(
     return tag(timed(graph, known), group_of(graph, options, known), how=options["tagging"], given=given)
 
 
-def timed(graph: OperatorGraph, known: Known) -> OperatorGraph:
+def timed(graph: OperatorGraph, known: GroupDescription) -> OperatorGraph:
     """The graph with core-seconds of each operator; as it is where no pass was measured.
 
     Operators share what each example adds to the measured pass of the whole net by their floating-point operations, and what a pass takes
@@ -160,7 +160,9 @@ def timed(graph: OperatorGraph, known: Known) -> OperatorGraph:
     return replace(graph, operators=tuple(operators))
 
 
-def spread(graph: OperatorGraph, found: Tagged, options: Mapping[str, Any], known: Known) -> Spread:
+def spread(
+    graph: OperatorGraph, found: Tagged, options: Mapping[str, Any], known: GroupDescription
+) -> Spread:
     """Counts what a tagged net asks of a step of all groups.
 
     A net's exchanges: 4 messages each (there and back, forward and backward), and all bytes over its trainer's link, in turn.
@@ -192,6 +194,6 @@ def spread(graph: OperatorGraph, found: Tagged, options: Mapping[str, Any], know
     )
 
 
-def _busy(known: Known, dense: DenseCost) -> float:
+def _busy(known: GroupDescription, dense: DenseCost) -> float:
     """Threads of a trainer that its pass keeps busy."""
     return min(known.threads, dense.busy_threads or known.threads)

@@ -39,7 +39,7 @@ TRAINER_LINK, WORKER_LINK, SERVER_LINK = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Service:
+class RowService:
     """The processes that serve rows.
 
     Attributes:
@@ -75,7 +75,7 @@ class Service:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Averaging:
+class AveragingLoad:
     """Rounds in the background.
 
     Attributes:
@@ -90,7 +90,7 @@ class Averaging:
     servers: int
 
 
-def hybrid(basis: Basis, service: Service, *, staleness: int, rings_s: float) -> StepCost:
+def hybrid(basis: Basis, service: RowService, *, staleness: int, rings_s: float) -> StepCost:
     """Rows read ahead, dense half in step (Persia, Algorithms 1 and 2): 1 + τ steps under way, a trainer computes one at a time.
 
     A trainer is busy for forward + max(backward + last ring, rings) + dense update + step.
@@ -111,7 +111,7 @@ def hybrid(basis: Basis, service: Service, *, staleness: int, rings_s: float) ->
     return _adding(cost, {"rings": wire_s}, {TRAINER_LINK: busy_s, TRAINER: _one_trainer_s(cost)})
 
 
-def asynchronous(basis: Basis, service: Service, *, staleness: int) -> StepCost:
+def asynchronous(basis: Basis, service: RowService, *, staleness: int) -> StepCost:
     """Neither half waits for other trainers; a dense server, a thread of the first trainer, moves parameters for all.
 
     The dense server is busy for T · (dense update + its messages, 2(α + S / C) with S bytes of parameters) per step.
@@ -127,7 +127,7 @@ def asynchronous(basis: Basis, service: Service, *, staleness: int) -> StepCost:
     return _adding(cost, {"parameters": wire_s}, busy_s)
 
 
-def replicas(basis: Basis, service: Service, *, nets: int, averaging: Averaging) -> StepCost:
+def replicas(basis: Basis, service: RowService, *, nets: int, averaging: AveragingLoad) -> StepCost:
     """``hierarchical`` without group servers (HT §2.2): r nets of each trainer, each with its own step under way.
 
     A net's pass takes t / max(1, t // r) times as long as a trainer's with all t threads. Other nets of the trainer are other steps under
@@ -147,11 +147,11 @@ def replicas(basis: Basis, service: Service, *, nets: int, averaging: Averaging)
 
 def grouped(
     basis: Basis,
-    service: Service,
+    service: RowService,
     net: Spread,
     *,
     nets: int,
-    averaging: Averaging,
+    averaging: AveragingLoad,
     clips: bool = False,
 ) -> StepCost:
     """``hierarchical`` with group servers (HT §3.1): the net is spread over devices, as tagging found.
@@ -186,7 +186,7 @@ def _pass_s(basis: Basis, own: int) -> float:
     return basis.dense.seconds(basis.share) * basis.facts.threads / own * crowd
 
 
-def _served(basis: Basis, service: Service, *, passes_s: float, in_flight: float) -> StepCost:
+def _served(basis: Basis, service: RowService, *, passes_s: float, in_flight: float) -> StepCost:
     """The common part: rows are worked on by as many workers as there are trainers to ask them, at most as many as cores."""
     trainers, sent = basis.trainers, service.sent
     lookup_s, update_s = basis.lookup_s(trainers), basis.update_s(trainers)
@@ -224,7 +224,7 @@ def _one_trainer_s(cost: StepCost) -> float:
     return cost.path_s[PASS] + cost.path_s[MOVE] + cost.path_s[STEP]
 
 
-def _averaged(cost: StepCost, basis: Basis, link: Link, its: Averaging) -> StepCost:
+def _averaged(cost: StepCost, basis: Basis, link: Link, its: AveragingLoad) -> StepCost:
     """Parameters of each copy go to the dense servers and corrections come back, beside the steps; each holder asks all servers."""
     if not its.servers:
         return cost

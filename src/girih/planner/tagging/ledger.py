@@ -117,7 +117,7 @@ class Ledger:
 
 
 @dataclass(frozen=True, slots=True)
-class _Output:
+class _OperatorOutput:
     """The tensors of an operator: ``readers`` has each consumer's, ``unread`` is the whole output where there is none."""
 
     unread: Bytes
@@ -125,7 +125,7 @@ class _Output:
 
 
 def flow(
-    output: _Output, producer: int, part: Sequence[int], exchange: Sequence[int]
+    output: _OperatorOutput, producer: int, part: Sequence[int], exchange: Sequence[int]
 ) -> tuple[Bytes, dict[int, Bytes]]:
     """Bytes of an operator's output that go up to the trainer, and down to each exchange that needs it.
 
@@ -146,13 +146,13 @@ def flow(
     return (up if home else NOTHING), down
 
 
-def _sizes(index: Index, group: HierarchicalGroup) -> list[_Output]:
+def _sizes(index: Index, group: HierarchicalGroup) -> list[_OperatorOutput]:
     """The bytes of each operator's output, by its readers, in a message of one net's batch."""
     found = []
     for operator, readers in zip(index.operators, index.consumers, strict=True):
         whole = Edge(producer=operator.name, consumer="", bytes_per_example=operator.output_bytes_per_example)
         sizes = {consumer: _bytes(edge, group) for consumer, edge in readers.items()}
-        found.append(_Output(_bytes(whole, group), sizes))
+        found.append(_OperatorOutput(_bytes(whole, group), sizes))
     return found
 
 

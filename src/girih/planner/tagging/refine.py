@@ -57,7 +57,7 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class _Offer:
+class _BundleMove:
     """Bundles that may move, with the burden that the placement then has at least; ``back`` go the other way."""
 
     least: Burden
@@ -125,7 +125,7 @@ class _Search:
         self.ledger = Ledger(index, group, placed)
         self._found = exact_loads(index, group, self.ledger)
 
-    def step(self, offers: Iterator[_Offer]) -> bool:
+    def step(self, offers: Iterator[_BundleMove]) -> bool:
         """Takes the offer with the lowest burden, if it lowers the placement's; tried in the order of the burden that they have at least."""
         current = burden(self._group, self._found)
         for offer in sorted(each for each in offers if lower(each.least, current)):
@@ -142,7 +142,7 @@ class _Search:
             self._move(offer.bundles, source)
         return False
 
-    def single_moves(self) -> Iterator[_Offer]:
+    def single_moves(self) -> Iterator[_BundleMove]:
         """Each bundle of the busiest device to each other device."""
         busiest, resource = bottleneck(self._found)
         most_s = math.inf if resource == MEMORY else self._found[busiest].busy_s
@@ -152,7 +152,7 @@ class _Search:
                     if self._compute_s(target, bundle) < most_s:
                         yield from self._stretch([bundle], target)
 
-    def stretches(self) -> Iterator[_Offer]:
+    def stretches(self) -> Iterator[_BundleMove]:
         """Each connected component of a device, from either end on, off the busiest device or onto it; of trainers' link, anywhere."""
         busiest, resource = bottleneck(self._found)
         if resource == MEMORY:
@@ -167,7 +167,7 @@ class _Search:
                     yield from self._stretch(can, target)
                     yield from self._stretch(can[::-1], target)
 
-    def swaps(self) -> Iterator[_Offer]:
+    def swaps(self) -> Iterator[_BundleMove]:
         """Each bundle of the device with too little memory for a bundle of another one."""
         fullest, resource = bottleneck(self._found)
         if resource != MEMORY:
@@ -181,11 +181,11 @@ class _Search:
                     self._move([bundle], target)
                     self._move([other], fullest)
                     least = burden(self._group, least_loads(self._group, self.ledger))
-                    yield _Offer(least, (bundle,), target, (other,))
+                    yield _BundleMove(least, (bundle,), target, (other,))
                     self._move([other], target)
                     self._move([bundle], fullest)
 
-    def _stretch(self, bundles: Sequence[int], target: int) -> Iterator[_Offer]:
+    def _stretch(self, bundles: Sequence[int], target: int) -> Iterator[_BundleMove]:
         """The first bundle, the first two, and so on."""
         if not bundles:
             return
@@ -194,7 +194,7 @@ class _Search:
             if next(self._effort, None) is None:
                 break
             self.ledger.move(bundle, target)
-            yield _Offer(
+            yield _BundleMove(
                 burden(self._group, least_loads(self._group, self.ledger)), tuple(bundles[:number]), target
             )
         self._move(bundles, source)
@@ -242,7 +242,7 @@ class _Search:
         for bundle in bundles:
             self.ledger.move(bundle, target)
 
-    def _note(self, offer: _Offer, source: int, after: list[Load]) -> None:
+    def _note(self, offer: _BundleMove, source: int, after: list[Load]) -> None:
         before = self._found
         self.last = (self._moved(offer.bundles, source, offer.target, before, after),)
         if offer.back:

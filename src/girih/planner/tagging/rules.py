@@ -51,7 +51,7 @@ class Surroundings:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class TaggingRule:
     """A reason to keep operators without parameters on trainers.
 
     Attributes:
@@ -74,22 +74,22 @@ def _feeds_trainers(around: Surroundings) -> bool:
 
 
 RULES = (
-    Rule(
+    TaggingRule(
         "gathers",
         "it puts together what servers can compute side by side",
         lambda around: around.gathers,
     ),
-    Rule(
+    TaggingRule(
         "hands out",
         "servers can compute side by side what is made of it",
         lambda around: around.hands_out,
     ),
-    Rule(
+    TaggingRule(
         "reads from trainers",
         "most of what it reads is on trainers, and it gives out no more than it reads",
         _reads_from_trainers,
     ),
-    Rule(
+    TaggingRule(
         "feeds trainers",
         "only trainers read from it, and it gives out no less than it reads",
         _feeds_trainers,
@@ -100,7 +100,7 @@ _BETWEEN = "no rule keeps it on trainers"
 NOT_MOVABLE = "it cannot be moved"
 
 
-def by_rules(index: Index, rules: Sequence[Rule] = RULES) -> tuple[list[bool], list[str]]:
+def by_rules(index: Index, rules: Sequence[TaggingRule] = RULES) -> tuple[list[bool], list[str]]:
     """Whether each operator goes to a server, and why: rules are applied until none applies any more.
 
     A bundle stays on trainers where a rule keeps each of its operators.
@@ -130,7 +130,7 @@ def by_rules(index: Index, rules: Sequence[Rule] = RULES) -> tuple[list[bool], l
     return on_servers, reasons
 
 
-def _rule_for(index: Index, operator: int, on_servers: Sequence[bool], rules: Sequence[Rule]) -> str:
+def _rule_for(index: Index, operator: int, on_servers: Sequence[bool], rules: Sequence[TaggingRule]) -> str:
     """The first rule that keeps an operator on trainers, as a reason; empty where none does."""
     around = Surroundings(index, operator, on_servers)
     return next((f"{rule.name}: {rule.reason}" for rule in rules if rule.keeps(around)), "")

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from girih.planner.tagging.balance import balanced
 from girih.planner.tagging.group import HierarchicalGroup
 from girih.planner.tagging.index import Index
-from girih.planner.tagging.rules import HAS_PARAMETERS, NOT_MOVABLE, Rule, by_rules
+from girih.planner.tagging.rules import HAS_PARAMETERS, NOT_MOVABLE, TaggingRule, by_rules
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class InitialPlacement:
     """A placement before refinement.
 
     Attributes:
@@ -25,13 +25,13 @@ class Start:
     reasons: Sequence[str]
 
 
-def ruled(index: Index, group: HierarchicalGroup, rules: Sequence[Rule]) -> Start:
+def ruled(index: Index, group: HierarchicalGroup, rules: Sequence[TaggingRule]) -> InitialPlacement:
     """Rules say what goes to servers, its components are spread by bytes of parameters (HT §3.2.1)."""
     on_servers, reasons = by_rules(index, rules)
-    return Start("rules", balanced(index, on_servers, group), reasons)
+    return InitialPlacement("rules", balanced(index, on_servers, group), reasons)
 
 
-def dealt(index: Index, group: HierarchicalGroup) -> Start:
+def dealt(index: Index, group: HierarchicalGroup) -> InitialPlacement:
     """Bundles that can be moved dealt to the servers in turn: the paper's ablation, without rules and refinement (HT §5.3)."""
     placed, turn = [], 0
     for bundle in index.bundles:
@@ -40,7 +40,7 @@ def dealt(index: Index, group: HierarchicalGroup) -> Start:
     return _start("none", index, placed, "dealt to the servers in turn")
 
 
-def others(index: Index) -> list[Start]:
+def others(index: Index) -> list[InitialPlacement]:
     """All that can be moved on one server; or only what has parameters."""
     everything = [1 if bundle.movable else 0 for bundle in index.bundles]
     parameters = [1 if bundle.movable and bundle.parameter_bytes else 0 for bundle in index.bundles]
@@ -52,7 +52,7 @@ def others(index: Index) -> list[Start]:
     ]
 
 
-def packed(index: Index, group: HierarchicalGroup) -> Start:
+def packed(index: Index, group: HierarchicalGroup) -> InitialPlacement:
     """All that can be moved on servers, what takes most memory first, each where least is taken: for servers that have hardly enough."""
     in_flight = group.nets_on(1) * group.batch_size
 
@@ -71,10 +71,10 @@ def packed(index: Index, group: HierarchicalGroup) -> Start:
     )
 
 
-def _start(name: str, index: Index, placed: Sequence[int], reason: str) -> Start:
+def _start(name: str, index: Index, placed: Sequence[int], reason: str) -> InitialPlacement:
     bundles = [index.bundles[bundle] for bundle in index.bundle_of]
     told = [
         (HAS_PARAMETERS if bundle.parameter_bytes else reason) if bundle.movable else NOT_MOVABLE
         for bundle in bundles
     ]
-    return Start(name, placed, told)
+    return InitialPlacement(name, placed, told)

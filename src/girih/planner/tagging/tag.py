@@ -13,8 +13,8 @@ from girih.planner.tagging.group import HierarchicalGroup
 from girih.planner.tagging.index import Index, device_name
 from girih.planner.tagging.ledger import Ledger
 from girih.planner.tagging.refine import SHARED_CORES, Move, refine
-from girih.planner.tagging.rules import RULES, Rule
-from girih.planner.tagging.starts import Start, dealt, others, packed, ruled
+from girih.planner.tagging.rules import RULES, TaggingRule
+from girih.planner.tagging.starts import InitialPlacement, dealt, others, packed, ruled
 from girih.planner.tagging.utilization import (
     Load,
     Utilization,
@@ -62,7 +62,7 @@ def tag(
     group: HierarchicalGroup,
     *,
     how: How = "refined",
-    rules: Sequence[Rule] = RULES,
+    rules: Sequence[TaggingRule] = RULES,
     effort: int = EFFORT,
     given: Tagging | None = None,
 ) -> Tagged:
@@ -83,11 +83,13 @@ def tag(
     check_parameters(index, group)
     moves: tuple[Move, ...] = ()
     if given is not None:
-        start = Start(
+        start = InitialPlacement(
             "the plan", index.placed(given, len(group.devices)), ["as planned"] * len(index.operators)
         )
     elif not group.servers:
-        start = Start("none", [0] * len(index.bundles), ["the group has no servers"] * len(index.operators))
+        start = InitialPlacement(
+            "none", [0] * len(index.bundles), ["the group has no servers"] * len(index.operators)
+        )
     elif how == "none":
         start = dealt(index, group)
     else:
@@ -120,11 +122,13 @@ def tag(
 
 
 def _refined(
-    index: Index, group: HierarchicalGroup, starts: Sequence[Start], effort: Iterator[object]
-) -> tuple[Start, list[int], tuple[Move, ...]]:
+    index: Index, group: HierarchicalGroup, starts: Sequence[InitialPlacement], effort: Iterator[object]
+) -> tuple[InitialPlacement, list[int], tuple[Move, ...]]:
     """Refines the first start, or takes another one that ends ahead of it by :data:`AHEAD`; one by memory where none fits into it."""
 
-    def reached(start: Start) -> tuple[float, float, tuple[Start, list[int], tuple[Move, ...]]]:
+    def reached(
+        start: InitialPlacement,
+    ) -> tuple[float, float, tuple[InitialPlacement, list[int], tuple[Move, ...]]]:
         """Memory that is lacking, and the speed, less than 0, of what a start comes to."""
         placed, moves = refine(index, group, start.placed, effort)
         loads = exact_loads(index, group, Ledger(index, group, placed))

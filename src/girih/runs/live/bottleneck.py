@@ -9,7 +9,7 @@ from typing import Final
 
 from girih.runs.live.others import SILENT_S
 from girih.runs.live.process import num_cores
-from girih.runs.live.reading import Shown
+from girih.runs.live.reading import ProcessStatus
 
 BOTTLENECK: Final = 0.6
 """The busiest process is what a run waits for where it works this share of the time; where none does, they wait for each other in turn."""
@@ -17,7 +17,7 @@ SPARE_CORES: Final = 0.5
 """A host with less than this is full: one more process would take its time from others."""
 
 
-def busy_of(shown: Iterable[Shown], counts: Mapping[str, int]) -> dict[str, float]:
+def busy_of(shown: Iterable[ProcessStatus], counts: Mapping[str, int]) -> dict[str, float]:
     """Role → the busy share of its busiest process, which the others of a run wait for; empty where a process does not show its own.
 
     Args:
@@ -33,7 +33,7 @@ def busy_of(shown: Iterable[Shown], counts: Mapping[str, int]) -> dict[str, floa
     return {role: max(found) for role, found in shares.items()}
 
 
-def cores_used(shown: Iterable[Shown]) -> float:
+def cores_used(shown: Iterable[ProcessStatus]) -> float:
     """Cores of this host that processes use."""
     here = socket.gethostname()
     return sum(each.cpu_cores or 0.0 for each in shown if each.host == here)

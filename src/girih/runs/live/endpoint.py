@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from girih.config.metrics import MetricsOptions
 from girih.errors import ConfigError
 from girih.runs.live.metrics import BY_NAME, Histogram, Sample, samples
-from girih.runs.live.place import Place, Who
+from girih.runs.live.place import ProcessId, StatusTarget
 from girih.runs.live.process import BEGUN_S, cpu_s, resident_bytes
 from girih.runs.stats import Stats
 
@@ -32,7 +32,7 @@ class Endpoint:
         ConfigError: prometheus-client is missing, or no port is free.
     """
 
-    def __init__(self, who: Who, place: Place, stats: Stats) -> None:
+    def __init__(self, who: ProcessId, place: StatusTarget, stats: Stats) -> None:
         require_client(place.metrics)
         from prometheus_client import CollectorRegistry, start_http_server
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 
-from girih.runs.live.place import LOGS, Place, Who
+from girih.runs.live.place import LOGS, ProcessId, StatusTarget
 
 FILE_BYTES = 1 << 20
 """A log is two files of so many bytes: the older half goes when both are full."""
@@ -23,7 +23,7 @@ _BEGINS = '{"time": "'
 class OneLine(logging.Formatter):
     """A record as one line of JSON: time, level, role, index, incarnation, logger, message, and the error's trace if any."""
 
-    def __init__(self, who: Who) -> None:
+    def __init__(self, who: ProcessId) -> None:
         super().__init__()
         self._who = who
 
@@ -43,7 +43,7 @@ class OneLine(logging.Formatter):
         return json.dumps(line, ensure_ascii=False)
 
 
-class _File(logging.handlers.RotatingFileHandler):
+class _LogFile(logging.handlers.RotatingFileHandler):
     def handleError(self, record: logging.LogRecord) -> None:
         """Leaves the record out: a full disk is told by what needs it."""
 
@@ -54,7 +54,7 @@ def is_line(text: str) -> bool:
 
 
 @contextmanager
-def logging_as(who: Who, place: Place, *, on_stderr: bool) -> Iterator[None]:
+def logging_as(who: ProcessId, place: StatusTarget, *, on_stderr: bool) -> Iterator[None]:
     """Keeps the log of this process: records of girih from "info" on, in the run directory where there is one.
 
     Args:
@@ -67,7 +67,7 @@ def logging_as(who: Who, place: Place, *, on_stderr: bool) -> Iterator[None]:
         with suppress(OSError):  # a full disk, or no right to write: the run goes on without
             (place.run / LOGS).mkdir(exist_ok=True)
             file = place.run / LOGS / f"{who.file_name}.log"
-            handlers.append(_File(file, maxBytes=FILE_BYTES, backupCount=1, encoding="utf-8"))
+            handlers.append(_LogFile(file, maxBytes=FILE_BYTES, backupCount=1, encoding="utf-8"))
     level, propagates = logger.level, logger.propagate
     for handler in handlers:
         handler.setFormatter(OneLine(who))

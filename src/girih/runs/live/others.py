@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from girih.runs.live.place import Who
-from girih.runs.live.reading import Shown, read_all
+from girih.runs.live.place import ProcessId
+from girih.runs.live.reading import ProcessStatus, read_all
 from girih.runs.live.shower import EVERY_S
 from girih.runs.stats import STALENESS
 
@@ -16,7 +16,7 @@ SILENT_S = 5.0
 """A process that has written nothing for so long does not work."""
 
 
-class Others:
+class PeerStatus:
     """All processes of a run but this one.
 
     Args:
@@ -24,9 +24,9 @@ class Others:
         apart: whether trainers go at their own pace.
     """
 
-    def __init__(self, run: Path, own: Who, apart: Callable[[], bool]) -> None:
+    def __init__(self, run: Path, own: ProcessId, apart: Callable[[], bool]) -> None:
         self._run, self._own, self._apart = run, own, apart
-        self._read_s, self._shown = 0.0, list[Shown]()
+        self._read_s, self._shown = 0.0, list[ProcessStatus]()
         self._counted: dict[str, Counter[int]] = {}
 
     def resident_bytes(self) -> int:
@@ -56,7 +56,7 @@ class Others:
         known = [rate for rate in rates if rate is not None]
         return own / (1 + len(rates)) * (1 + len(rates) - len(known)) + sum(known)
 
-    def _known(self) -> list[Shown]:
+    def _known(self) -> list[ProcessStatus]:
         now = time.time()
         if now - self._read_s > EVERY_S:
             itself = (self._own.role, self._own.index)

@@ -15,7 +15,7 @@ LIVE, LOGS, TARGETS = "live", "logs", "targets"
 
 
 @dataclass(frozen=True, slots=True)
-class Who:
+class ProcessId:
     """One process of a run.
 
     Attributes:
@@ -33,7 +33,7 @@ class Who:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StatusTarget:
     """The run that processes show themselves in, as a launcher tells them.
 
     Attributes:
@@ -61,7 +61,7 @@ class Place:
         return json.dumps({"run": run, "metrics": asdict(self.metrics)})
 
     @classmethod
-    def from_hello(cls, hello: Mapping[str, Any]) -> Place:
+    def from_hello(cls, hello: Mapping[str, Any]) -> StatusTarget:
         """The place that a launcher says first, if it says one."""
         told = json.loads(hello.get("place") or "{}")
         run, metrics = told.get("run"), told.get("metrics", {})

@@ -20,7 +20,7 @@ from girih.runs.sealed import open_file, parse, refusing
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ProcessStatus:
     """A process as its file shows it.
 
     Attributes:
@@ -76,13 +76,13 @@ class Shown:
         return rate
 
 
-def read_all(run: Path) -> list[Shown]:
+def read_all(run: Path) -> list[ProcessStatus]:
     """All processes that show themselves in a run directory, in the order of their names; a file that is damaged is left out."""
     found = []
     for file in sorted((run / LIVE).glob("*.json")):
         # it went meanwhile, or is of another version
         with contextlib.suppress(UserError), open_file(file) as opened, refusing(file, ""):
-            shown: Shown = build(Shown, parse(opened.read()), "")
+            shown: ProcessStatus = build(ProcessStatus, parse(opened.read()), "")
             for reading in (shown.now, shown.then):
                 build(
                     tuple[Finite, Finite, int], [reading[each] for each in ("at_s", "cpu_s", "rss_bytes")], ""

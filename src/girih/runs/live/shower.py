@@ -18,7 +18,7 @@ from typing import Any
 
 from girih.errors import ConfigError
 from girih.runs.files import write_whole
-from girih.runs.live.place import LIVE, TARGETS, Place, Who
+from girih.runs.live.place import LIVE, TARGETS, ProcessId, StatusTarget
 from girih.runs.live.process import BEGUN_S, cpu_s, resident_bytes, start_of
 from girih.runs.stats import Stats
 
@@ -27,14 +27,14 @@ EVERY_S = 1.0
 _KEPT = 6  # readings, from the latest to the one that rates are counted from
 
 
-class Shower:
+class StatusWriter:
     """A context manager; shows this process until it is left. What cannot be written is left out: no run ends for it.
 
     Raises:
         ConfigError: metrics cannot be served.
     """
 
-    def __init__(self, who: Who, stats: Stats, place: Place) -> None:
+    def __init__(self, who: ProcessId, stats: Stats, place: StatusTarget) -> None:
         self._who, self._stats, self._place = who, stats, place
         self._readings: deque[dict[str, Any]] = deque(maxlen=_KEPT)
         self._ended = threading.Event()
@@ -56,7 +56,7 @@ class Shower:
             self._thread = threading.Thread(target=self._show, name="girih-show", daemon=True)
             self._thread.start()
 
-    def __enter__(self) -> Shower:
+    def __enter__(self) -> StatusWriter:
         return self
 
     def __exit__(

@@ -21,7 +21,7 @@ from girih.kernels.cpu.arrays import sealed
 from girih.kernels.cpu.update import Terms
 from girih.sparse.groups.pack import Group
 from girih.sparse.groups.partition import partition, passes
-from girih.sparse.groups.shards import FEW_IDS, GroupKeys, Rows, ShardKeys, copied, each
+from girih.sparse.groups.shards import FEW_IDS, GroupKeys, ShardKeys, UniqueRows, copied, each
 from girih.sparse.groups.stitching import Stitching
 
 Gradients = Sequence[NDArray[np.float32] | None]
@@ -54,7 +54,12 @@ class Pooling:
     """
 
     def __init__(
-        self, bags: Bags, rows: Rows, keys: GroupKeys, batch: Batch, outputs: list[NDArray[np.float32]]
+        self,
+        bags: BagPooler,
+        rows: UniqueRows,
+        keys: GroupKeys,
+        batch: Batch,
+        outputs: list[NDArray[np.float32]],
     ) -> None:
         self._bags = bags
         self.rows, self.keys, self.batch, self.outputs = rows, keys, batch, outputs
@@ -65,7 +70,7 @@ class Pooling:
         self._bags.fill(self, examples)
 
 
-class Bags:
+class BagPooler:
     """Pools rows, and scatters gradients.
 
     Args:
@@ -87,14 +92,14 @@ class Bags:
         )
 
     def pool(
-        self, rows: Rows, keys: GroupKeys, batch: Batch, take: Take | None = None
+        self, rows: UniqueRows, keys: GroupKeys, batch: Batch, take: Take | None = None
     ) -> list[NDArray[np.float32]]:
         """The tensors of all outputs: float32[B, F, D], or float32[L, D] where one is whole; see :meth:`pooling`."""
         pooling = self.pooling(rows, keys, batch, take)
         pooling.fill(slice(0, batch.num_examples))
         return pooling.outputs
 
-    def pooling(self, rows: Rows, keys: GroupKeys, batch: Batch, take: Take | None = None) -> Pooling:
+    def pooling(self, rows: UniqueRows, keys: GroupKeys, batch: Batch, take: Take | None = None) -> Pooling:
         """Tensors of all outputs that are still to be filled.
 
         Args:

@@ -21,11 +21,11 @@ from girih.data.batch import Batch
 from girih.errors import ConfigError
 from girih.kernels.cpu import layout as at
 from girih.kernels.gpu import jit, pool
-from girih.kernels.gpu.dedup import Terms, Unique, describe_terms, unique
+from girih.kernels.gpu.dedup import BagTerms, Unique, describe_terms, unique
 from girih.kernels.gpu.gradients import Pieces, Sources
 from girih.kernels.gpu.pool import SHORT_BAG
 from girih.sparse.groups.gpu_batch import GpuBatch, SharedCopy
-from girih.sparse.groups.pack import Group, Output
+from girih.sparse.groups.pack import Group, GroupOutput
 from girih.sparse.groups.side_stream import take_over
 from girih.store.gpu.gpu_memory import reached, to_device
 from girih.store.gpu.record_kernels import Keys
@@ -48,7 +48,7 @@ class GpuKeys:
     unique: Unique
     of_tables: NDArray[np.int64]
     longest: NDArray[np.int64]
-    terms: Terms | None
+    terms: BagTerms | None
     pieces: Pieces | None
     offsets: Tensor
     weights: Tensor | None
@@ -65,7 +65,7 @@ class GpuKeys:
         """Has the current stream wait until all is there."""
         take_over(self.ready, self.tensors(), device)
 
-    def of_training(self) -> tuple[Terms, Pieces]:
+    def of_training(self) -> tuple[BagTerms, Pieces]:
         """The ids of each key.
 
         Raises:
@@ -285,7 +285,7 @@ class GpuBags:
                 AT_ONCE=min(128, jit.rows_at_once(columns)), **shared,
             )  # fmt: skip
 
-    def _are_short(self, output: Output, keys: GpuKeys) -> bool:
+    def _are_short(self, output: GroupOutput, keys: GpuKeys) -> bool:
         slots = [self._slot_of[int(feature)] for feature in output.features]
         return bool(keys.longest[slots].max() <= SHORT_BAG)
 

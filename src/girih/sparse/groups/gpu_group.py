@@ -19,7 +19,7 @@ from torch import Tensor
 
 from girih.data.batch import Batch
 from girih.errors import ConfigError
-from girih.kernels.gpu.gradients import Direct
+from girih.kernels.gpu.gradients import FusedInputs
 from girih.sparse.groups.gpu_bags import GpuBags, GpuKeys, RowAddresses
 from girih.sparse.groups.gpu_batch import GpuBatch, SharedCopy
 from girih.sparse.groups.group import Fill
@@ -59,7 +59,7 @@ class GpuGradients:
 
     totals: Tensor
     refused: Tensor
-    direct: Direct | None = None
+    direct: FusedInputs | None = None
 
     @property
     def nonfinite_key(self) -> int:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from girih.data.batch import Batch
 from girih.errors import NonFiniteError
 from girih.kernels.cpu.update import Terms
-from girih.sparse.groups.bags import Bags
+from girih.sparse.groups.bags import BagPooler
 from girih.sparse.groups.pack import Group, Sized
 from girih.sparse.groups.shards import GroupKeys, Ids, ShardKeys, Shards
 from girih.store import Store
@@ -129,7 +129,7 @@ class CpuGroup:
     def __init__(self, group: Group, shards: Sequence[Store], pool: ThreadPoolExecutor | None) -> None:
         self.group = group
         self._keys = Shards(shards, pool)
-        self._bags = Bags(group, len(shards), pool)
+        self._bags = BagPooler(group, len(shards), pool)
 
     def find(self, batch: Batch) -> GroupKeys:
         """See :class:`EmbeddingGroup`."""

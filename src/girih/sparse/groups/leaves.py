@@ -16,7 +16,7 @@ from torch import Tensor
 
 from girih.models.embeddings import Block, Embeddings, Jagged
 from girih.models.needs import EMBEDDING
-from girih.sparse.groups.pack import Group, Output
+from girih.sparse.groups.pack import Group, GroupOutput
 
 
 class Leaves:
@@ -86,7 +86,7 @@ class Leaves:
                 return output.names[int(bad.nonzero()[0])]
         return None
 
-    def _given(self, gradients: Sequence[Tensor | None]) -> list[tuple[Output, Tensor]]:
+    def _given(self, gradients: Sequence[Tensor | None]) -> list[tuple[GroupOutput, Tensor]]:
         """The outputs with gradients of any number."""
         pairs = zip(self._outputs, gradients, strict=True)
         return [(output, gradient) for output, gradient in pairs if gradient is not None and gradient.numel()]

@@ -43,7 +43,7 @@ class Sized(Protocol):
 
 
 @dataclass(frozen=True)
-class Output:
+class GroupOutput:
     """One tensor that a group gives: a segment's columns, pooled for some features or whole for one.
 
     Attributes:
@@ -62,7 +62,7 @@ class Output:
     @classmethod
     def of(
         cls, segment: Segment, first_column: int, members: Iterable[Member], *, whole: bool = False
-    ) -> Output:
+    ) -> GroupOutput:
         """A segment's columns for some features."""
         indices, features = zip(*members, strict=True)
         return cls(
@@ -95,7 +95,7 @@ class Group:
     """Indices among the batch's features; those of one table stand together."""
     tables: NDArray[np.int32]
     """The table number of each of :attr:`features`."""
-    outputs: tuple[Output, ...]
+    outputs: tuple[GroupOutput, ...]
 
 
 POOLING_MODES = {"sum": 0, "mean": 1, "sqrtn": 2}
@@ -212,14 +212,14 @@ def _table_spec(table: Table, segments: tuple[Segment, ...]) -> TableSpec:
     return TableSpec(table.name, initializers, table.admission, table.eviction)
 
 
-def _outputs(segments: tuple[Segment, ...], members: list[Member], needs: Needs) -> tuple[Output, ...]:
+def _outputs(segments: tuple[Segment, ...], members: list[Member], needs: Needs) -> tuple[GroupOutput, ...]:
     outputs, column = [], 0
     for segment in segments:
         pooled = [(i, f) for i, f in members if segment.name in needs[f.name]]
         if pooled:
-            outputs.append(Output.of(segment, column, pooled))
+            outputs.append(GroupOutput.of(segment, column, pooled))
         if segment.name == EMBEDDING:
             whole = [(i, f) for i, f in members if SEQUENCE in needs[f.name]]
-            outputs += [Output.of(segment, column, [member], whole=True) for member in whole]
+            outputs += [GroupOutput.of(segment, column, [member], whole=True) for member in whole]
         column += segment.dim
     return tuple(outputs)

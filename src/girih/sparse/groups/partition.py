@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from girih.sparse.groups.pack import Group, Output
+from girih.sparse.groups.pack import Group, GroupOutput
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def _part(group: Group, first: int, last: int, shard: int | None) -> WorkSlice:
     return WorkSlice(first, last, shard, tuple(members))
 
 
-def passes(outputs: tuple[Output, ...]) -> list[tuple[int, ...]]:
+def passes(outputs: tuple[GroupOutput, ...]) -> list[tuple[int, ...]]:
     """Which outputs one pass serves: embeddings and first-order weights, columns side by side, of the same features;
     else one."""
     pooled = [number for number, output in enumerate(outputs) if not output.whole]

@@ -78,7 +78,7 @@ class GroupKeys:
 
 
 @dataclass(frozen=True)
-class Rows:
+class UniqueRows:
     """The rows of the unique keys of a batch.
 
     Attributes:
@@ -92,7 +92,7 @@ class Rows:
     @classmethod
     def received(
         cls, arrays: Sequence[NDArray[Any]], sizes: Sequence[int], width: int, whose: str = "rows"
-    ) -> Rows:
+    ) -> UniqueRows:
         """Rows that came over a wire, float32[size, W] from each sender, one after the other.
 
         Raises:
@@ -265,7 +265,7 @@ class Shards:
         train: bool,
         counts: NDArray[np.int32] | None = None,
         found: GroupKeys | None = None,
-    ) -> tuple[GroupKeys, Rows]:
+    ) -> tuple[GroupKeys, UniqueRows]:
         """Reads the rows of the keys that belong here; ``train`` gives new keys rows and marks rows as used.
 
         Numbers of ids that belong elsewhere are any, or -1 where ``counts`` are given.
@@ -301,7 +301,7 @@ class Shards:
             return mine
 
         keys = GroupKeys(each(self.pool, len(self.stores), read_shard, num_ids), inverse, num_ids)
-        return keys, Rows(addresses, (values,))
+        return keys, UniqueRows(addresses, (values,))
 
     def find(self, of: Ids, *, counts: NDArray[np.int32] | None = None) -> GroupKeys:
         """The unique keys that belong here; no row is read, and none is known. Args, and errors, as of :meth:`lookup`."""

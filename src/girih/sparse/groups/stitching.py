@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from girih.sparse.groups.pack import Output
+from girih.sparse.groups.pack import GroupOutput
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Stitching:
     described: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int8]]
 
     @classmethod
-    def of(cls, outputs: Sequence[Output], served: Sequence[tuple[int, ...]]) -> Stitching:
+    def of(cls, outputs: Sequence[GroupOutput], served: Sequence[tuple[int, ...]]) -> Stitching:
         """Those of some outputs."""
         first = [outputs[numbers[0]] for numbers in served]
         ends = np.cumsum([len(output.features) for output in first])

@@ -19,7 +19,7 @@ from girih.comm.rpc import Client, Frame, Reply
 from girih.errors import GirihError, Lost
 
 
-class Asking:
+class RetryingRequests:
     """Requests of a batch, one after the other.
 
     Args:

@@ -19,23 +19,23 @@ from torch import Tensor
 
 from girih.comm.group import TrainerGroup
 from girih.comm.group.between_hosts import BetweenHosts
-from girih.comm.group.exchange import Direct, Exchange
+from girih.comm.group.exchange import DirectExchange, Exchange
 from girih.data.batch import Batch
 from girih.errors import ConfigError, NonFiniteError
 from girih.runs.stats import ASKED_KEYS, PACED_KEYS, SERVED_ROWS, Stats
 from girih.sparse.groups.bags import Gradients
 from girih.sparse.groups.local_shards import LocalShards
-from girih.sparse.groups.shards import Rows
+from girih.sparse.groups.shards import UniqueRows
 from girih.sparse.half import SparseStats
-from girih.sparse.halves.group_messages import Coming, GroupMessages, Traffic
+from girih.sparse.halves.group_messages import GroupExchange, GroupMessages, IncomingRows
 from girih.sparse.halves.here import Arrival, ShardedHalf
 from girih.sparse.routing.key_router import KeyRouter
 from girih.sparse.routing.row_codec import RowCodec
-from girih.sparse.routing.shard_reader import Request, ShardReader
+from girih.sparse.routing.shard_reader import MergedRequest, ShardReader
 from girih.sparse.spec import SparseSpec
 
 
-class CollectiveSparse(ShardedHalf[list[Traffic], Traffic]):
+class CollectiveSparse(ShardedHalf[list[GroupExchange], GroupExchange]):
     """Tables whose shards are spread evenly over the trainers.
 
     Rows of several groups, and their gradients, travel in one message. Where groups are in several interleaving groups these
@@ -79,7 +79,7 @@ class CollectiveSparse(ShardedHalf[list[Traffic], Traffic]):
         self._part = ranks.split(range(ranks.size)) if apart else None
         between = self._part or ranks
         grouped = 1 < len(set(hosts)) < len(hosts)
-        self.exchange: Exchange = BetweenHosts(between, hosts) if grouped else Direct(between)
+        self.exchange: Exchange = BetweenHosts(between, hosts) if grouped else DirectExchange(between)
         self._stats = stats or Stats()
         self._routers = [KeyRouter(group, ranks.size, shards.shards_each) for group in groups]
         self._readers = [ShardReader(stores, shards.pool) for stores in shards.stores]
@@ -95,7 +95,7 @@ class CollectiveSparse(ShardedHalf[list[Traffic], Traffic]):
             apart=several and ranks.size > 1,
         )
 
-    def find(self, batch: Batch, parts: Sequence[slice], *, train: bool) -> list[Traffic]:
+    def find(self, batch: Batch, parts: Sequence[slice], *, train: bool) -> list[GroupExchange]:
         """Finds the keys of a batch, and sends them to their owners, which find those that several ask for."""
         if not self._routers:  # a model of numbers alone
             return []
@@ -105,12 +105,12 @@ class CollectiveSparse(ShardedHalf[list[Traffic], Traffic]):
         for group, (reader, own, requests) in enumerate(zip(self._readers, asked, received, strict=True)):
             lengths, keys, counts = zip(*requests, strict=True)
             of_ranks = np.concatenate([each.reshape(len(parts), -1) for each in lengths])
-            request = Request.of(np.concatenate(keys), np.concatenate(counts), of_ranks)
+            request = MergedRequest.of(np.concatenate(keys), np.concatenate(counts), of_ranks)
             columns = slice(group * len(parts), (group + 1) * len(parts))
-            found.append(Traffic(group, own, request, reader.find_keys(request), route, columns))
+            found.append(GroupExchange(group, own, request, reader.find_keys(request), route, columns))
         return found
 
-    def fetch(self, found: list[Traffic]) -> None:
+    def fetch(self, found: list[GroupExchange]) -> None:
         """See :class:`ShardedHalf`."""
         for each in found:
             self._readers[each.group].fetch(each.served)
@@ -120,15 +120,15 @@ class CollectiveSparse(ShardedHalf[list[Traffic], Traffic]):
         batch: Batch,
         step: int,
         parts: Sequence[slice],
-        found: list[Traffic] | None = None,
+        found: list[GroupExchange] | None = None,
         *,
         train: bool,
-    ) -> Iterator[Arrival[Traffic]]:
+    ) -> Iterator[Arrival[GroupExchange]]:
         """Gets rows from their owners; see :class:`ShardedHalf`."""
         traffic = self.find(batch, parts, train=train) if found is None else found
         if not traffic:
             yield from (([], []) for _ in parts)
-        coming: dict[int, Coming] = {}
+        coming: dict[int, IncomingRows] = {}
 
         def send(part: int, convoy: list[int]) -> Future[Tensor]:
             if part == 0:
@@ -148,7 +148,12 @@ class CollectiveSparse(ShardedHalf[list[Traffic], Traffic]):
                 yield traffic, outputs
 
     def update(
-        self, batch: Batch, reads: list[Traffic], gradients: Sequence[Gradients], step: int, lr_scale: float
+        self,
+        batch: Batch,
+        reads: list[GroupExchange],
+        gradients: Sequence[Gradients],
+        step: int,
+        lr_scale: float,
     ) -> None:
         """Sends the gradients of rows to their owners, which apply the sum over all trainers.
 
@@ -198,14 +203,14 @@ class CollectiveSparse(ShardedHalf[list[Traffic], Traffic]):
         if self._part is not None:
             self._part.close()
 
-    def _look_up(self, each: Traffic, batch: Batch, step: int, *, train: bool) -> Coming:
+    def _look_up(self, each: GroupExchange, batch: Batch, step: int, *, train: bool) -> IncomingRows:
         """Reads the rows that this rank is asked for."""
         reader = self._readers[each.group]
         _, served = reader.look_up(each.requests, step, train=train, found=each.served)
         memory: list[NDArray[np.float32]] = []
-        own = Rows(np.empty(each.own.keys.end, np.int64), memory)
+        own = UniqueRows(np.empty(each.own.keys.end, np.int64), memory)
         pooling = self._routers[each.group].bags.pooling(own, each.own.keys, batch)
-        return Coming(served, own, memory, pooling)
+        return IncomingRows(served, own, memory, pooling)
 
 
 def over_all_ranks(here: SparseStats, ranks: TrainerGroup, stats: Stats) -> SparseStats:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from girih.comm.group import TrainerGroup
-from girih.comm.group.exchange import Direct
+from girih.comm.group.exchange import DirectExchange
 from girih.data.batch import Batch
 from girih.errors import NonFiniteError
 from girih.runs.stats import ASKED_KEYS, PACED_KEYS, SERVED_ROWS, Stats
@@ -109,7 +109,7 @@ class GpuCollectiveSparse(ShardedHalf[GpuRequest, GpuExchanged]):
         self.ranks = ranks
         # counts are told over gloo beside whatever the trainer does, and gloo is not for two threads
         self._part = ranks.split(range(ranks.size)) if ranks.size > 1 and ahead else None
-        self._exchange = Direct(self._part or ranks)
+        self._exchange = DirectExchange(self._part or ranks)
         self._stats = stats or Stats()
         self._messages = GpuMessages(
             ranks,

@@ -28,14 +28,14 @@ from girih.kernels.buffers import Buffers
 from girih.runs.busy import awaited
 from girih.runs.stats import EXCHANGE_NS, Stats
 from girih.sparse.groups.bags import Pooling
-from girih.sparse.groups.shards import GroupKeys, Rows, addresses_in, as_rows
+from girih.sparse.groups.shards import GroupKeys, UniqueRows, addresses_in, as_rows
 from girih.sparse.routing.key_router import KeyRequest, RoutedKeys
 from girih.sparse.routing.row_codec import RowCodec
-from girih.sparse.routing.shard_reader import Request, spread
+from girih.sparse.routing.shard_reader import MergedRequest, spread
 
 
 @dataclass(frozen=True)
-class Traffic:
+class GroupExchange:
     """One group in one step: what this rank asks for, what it is asked for, and the ways there and back.
 
     Attributes:
@@ -46,7 +46,7 @@ class Traffic:
 
     group: int
     own: RoutedKeys
-    requests: Request
+    requests: MergedRequest
     served: GroupKeys
     route: Route
     columns: slice
@@ -63,7 +63,7 @@ class Traffic:
 
 
 @dataclass(frozen=True)
-class Coming:
+class IncomingRows:
     """Rows of one group on their way into its outputs.
 
     Attributes:
@@ -71,8 +71,8 @@ class Coming:
         own: addresses of those that it asks for, as far as they have come, and the memory that they lie in.
     """
 
-    served: Rows
-    own: Rows
+    served: UniqueRows
+    own: UniqueRows
     memory: list[NDArray[np.float32]]
     pooling: Pooling
 
@@ -109,7 +109,9 @@ class GroupMessages:
         if self._wire is not None:
             self._wire.shutdown()
 
-    def packed_rows(self, convoy: Sequence[Traffic], coming: Mapping[int, Coming], part: int) -> Tensor:
+    def packed_rows(
+        self, convoy: Sequence[GroupExchange], coming: Mapping[int, IncomingRows], part: int
+    ) -> Tensor:
         """Rows of some groups that others first need in a micro-batch: those for rank 0 first, group by group."""
         codec = self._rows
         widths = [codec.width(self._dims[each.group]) for each in convoy]
@@ -133,7 +135,11 @@ class GroupMessages:
         return torch.from_numpy(flat)
 
     def take_rows(
-        self, convoy: Sequence[Traffic], coming: Mapping[int, Coming], part: int, came: NDArray[Any]
+        self,
+        convoy: Sequence[GroupExchange],
+        coming: Mapping[int, IncomingRows],
+        part: int,
+        came: NDArray[Any],
     ) -> None:
         """Notes where the rows lie that came; what :meth:`packed_rows` of all ranks packed for this one."""
         at, codec = 0, self._rows
@@ -151,7 +157,9 @@ class GroupMessages:
                 to.memory.append(rows)
                 at += size * width
 
-    def _restore_own(self, each: Traffic, coming: Coming, part: int, rows: NDArray[np.float32]) -> None:
+    def _restore_own(
+        self, each: GroupExchange, coming: IncomingRows, part: int, rows: NDArray[np.float32]
+    ) -> None:
         """Rows of this rank that no other one asks for are not rounded."""
         rank = self._ranks.rank
         mine = _stretch(each.asked.sum(axis=1), rank)
@@ -161,7 +169,9 @@ class GroupMessages:
         alone = ~_asked_by_others(each.served, mine)[start - mine.start : start - mine.start + len(rows)]
         rows[alone] = exact[alone]
 
-    def packed_gradients(self, convoy: Sequence[Traffic], own: Mapping[int, NDArray[np.float32]]) -> Tensor:
+    def packed_gradients(
+        self, convoy: Sequence[GroupExchange], own: Mapping[int, NDArray[np.float32]]
+    ) -> Tensor:
         """Gradients of some groups: those for rank 0 first, group by group."""
         packed = [self._gradients.pack(own[each.group]) for each in convoy]
         if len(packed) == 1:
@@ -178,7 +188,7 @@ class GroupMessages:
         )
 
     def received_gradients(
-        self, convoy: Sequence[Traffic], came: NDArray[Any], own: Mapping[int, NDArray[np.float32]]
+        self, convoy: Sequence[GroupExchange], came: NDArray[Any], own: Mapping[int, NDArray[np.float32]]
     ) -> list[list[NDArray[np.float32]]]:
         """For each of some groups, what each rank has: what :meth:`packed_gradients` of all ranks packed for this one."""
         at, codec = 0, self._gradients
@@ -194,7 +204,7 @@ class GroupMessages:
         return found
 
     def send(
-        self, kind: str, convoy: Sequence[Traffic], sent: Tensor, parts: slice, *, train: bool
+        self, kind: str, convoy: Sequence[GroupExchange], sent: Tensor, parts: slice, *, train: bool
     ) -> Future[Tensor]:
         """One message to each rank: rows of some groups back to who asked for them, or gradients there to their owners.
 

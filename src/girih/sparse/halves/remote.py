@@ -34,12 +34,12 @@ from girih.runs.busy import awaited, waiting
 from girih.runs.stats import Stats
 from girih.sparse.groups.leaves import Leaves
 from girih.sparse.half import SparseStats
-from girih.sparse.halves.asking import Asking
+from girih.sparse.halves.asking import RetryingRequests
 from girih.sparse.halves.late import Agree, LateUpdate, Numbers, nonfinite_gradient
 from girih.sparse.halves.staging import Received, Staging
 from girih.sparse.service.codec import BatchCodec
 from girih.sparse.service.done_batches import DoneBatches
-from girih.sparse.service.protocol import NO_TURN, NO_VERSION, Verb
+from girih.sparse.service.protocol import NO_TURN, NO_VERSION, SparseVerb
 from girih.sparse.spec import SparseSpec
 
 
@@ -55,7 +55,7 @@ class RemotePulled:
     def __init__(
         self,
         half: RemoteSparse,
-        worker: Asking,
+        worker: RetryingRequests,
         reply: Future[Frame],
         called: tuple[int, ...],
         *,
@@ -123,10 +123,10 @@ class RemotePulled:
     def _push(self, turn: int, step: int, lr_scale: float, arrays: Sequence[Any]) -> Future[Frame]:
         packed = self._half.codec.pack_gradients(arrays)
         self._half.count_sent("gradients", packed)
-        return self._worker.ask(Verb.PUSH, (*self.called, turn, step, as_integer(lr_scale)), packed)
+        return self._worker.ask(SparseVerb.PUSH, (*self.called, turn, step, as_integer(lr_scale)), packed)
 
     def _drop(self, turn: int) -> Future[Frame]:
-        return self._worker.ask(Verb.DROP, (*self.called, turn), ids=False)
+        return self._worker.ask(SparseVerb.DROP, (*self.called, turn), ids=False)
 
     def _arrived(self) -> Leaves:
         if self._leaves is None:
@@ -192,7 +192,7 @@ class RemoteSave:
     def _end(self, *, write: bool) -> dict[str, Any]:
         servers, self._servers = self._servers, ()
         parts: dict[str, Any] = {}
-        replies = [server.call(Verb.WRITE, (int(write),)) for server in servers]
+        replies = [server.call(SparseVerb.WRITE, (int(write),)) for server in servers]
         with waiting():
             wait(replies)  # before one raises: the next save begins once none of them writes any more
         for reply in replies:
@@ -224,7 +224,7 @@ class RemoteSegment:
     def _end(self, *, write: bool) -> dict[str, Any]:
         servers, self._servers = self._servers, ()
         parts: dict[str, Any] = {}
-        replies = [server.call(Verb.SEND, (int(self._whole), int(write))) for server in servers]
+        replies = [server.call(SparseVerb.SEND, (int(self._whole), int(write))) for server in servers]
         wait(replies)
         for reply in replies:
             parts |= from_text(answer(reply).arrays[0])
@@ -318,7 +318,7 @@ class RemoteSparse:
         """Has servers that outlived earlier trainers drop what these began, and counts what is lost by that; all trainers call it."""
         told = None
         if self._ranks.first:
-            fields = [frame.fields for frame in answers(self._servers, Verb.ANEW, again=True)]
+            fields = [frame.fields for frame in answers(self._servers, SparseVerb.ANEW, again=True)]
             told = max(lost for lost, _ in fields), max(step for _, step in fields)
             self._stats.counters["lost_updates"] += told[0]
         self.last_step = self._ranks.broadcast(told)[1]
@@ -335,20 +335,20 @@ class RemoteSparse:
         if batch.share is None or batch.share.sample is None:
             raise ConfigError("this batch has its ids with it; expected one that a loader dispatched")
         called = (self._ranks.rank, next(self._numbers))
-        worker = Asking(self._workers, batch.share.sample, batch.share.again, self._again)
+        worker = RetryingRequests(self._workers, batch.share.sample, batch.share.again, self._again)
         for pending in self._pending:
             if pending.done():
                 self._done.add(pending.number)
-        reply = worker.ask(Verb.PULL, (*called, self.last_step + 1, self._done.all_before))
+        reply = worker.ask(SparseVerb.PULL, (*called, self.last_step + 1, self._done.all_before))
         return RemotePulled(self, worker, reply, called, train=True)
 
     def peek(self, batch: Batch) -> RemotePulled:
         """Reads for evaluation; keys without a row give their initial value."""
         place = self._ranks.rank % len(self._workers)
-        worker = Asking(self._workers, (place, batch.num_examples), None, self._again)
+        worker = RetryingRequests(self._workers, (place, batch.num_examples), None, self._again)
         arrays = self.codec.pack_ids(batch)
         self.count_sent("ids", arrays)
-        reply = worker.ask(Verb.PEEK, (), arrays)
+        reply = worker.ask(SparseVerb.PEEK, (), arrays)
         return RemotePulled(self, worker, reply, (), train=False)
 
     def sent(self, asked: Future[Frame] | Future[Future[Frame]], number: int) -> RemotePending:
@@ -387,7 +387,7 @@ class RemoteSparse:
             (RoleName.EMBEDDING_SERVER, self._servers),
             (RoleName.EMBEDDING_WORKER, self._workers),
         ):
-            for number, frame in enumerate(answers(clients, Verb.STATS, (int(spans),), again=True)):
+            for number, frame in enumerate(answers(clients, SparseVerb.STATS, (int(spans),), again=True)):
                 snapshot = from_text(frame.arrays[0])
                 store.update(snapshot.pop("store", {}))
                 rows.update(snapshot.pop("rows", {}))
@@ -403,13 +403,13 @@ class RemoteSparse:
         """All servers take live snapshots, while no trainer has anything in flight."""
         self.sync()
         self._ranks.barrier()
-        answers(self._servers, Verb.SAVE, (), (as_text(writer.absolute().url),), again=True)
+        answers(self._servers, SparseVerb.SAVE, (), (as_text(writer.absolute().url),), again=True)
         self._ranks.barrier()
         return RemoteSave(self._servers)
 
     def knows_changes(self, since: int) -> bool:
         """Asks all servers; others than rank 0 know of none that do not."""
-        return all(frame.fields[0] for frame in answers(self._servers, Verb.KNOW, (since,), again=True))
+        return all(frame.fields[0] for frame in answers(self._servers, SparseVerb.KNOW, (since,), again=True))
 
     def begin_segment(self, writer: Storage, number: int, since: int | None) -> RemoteSegment:
         """Has all servers take what changed, or all rows, while no trainer has anything in flight."""
@@ -418,7 +418,7 @@ class RemoteSparse:
         fields = (number, NO_VERSION if since is None else since)
         segment = RemoteSegment(self._servers, whole=since is None)
         try:
-            answers(self._servers, Verb.SEGMENT, fields, (as_text(writer.absolute().url),), again=True)
+            answers(self._servers, SparseVerb.SEGMENT, fields, (as_text(writer.absolute().url),), again=True)
         except GirihError:
             with suppress(GirihError):  # the first error is the one to tell
                 segment.close()  # else the others would wait for it before their next checkpoint
@@ -431,7 +431,7 @@ class RemoteSparse:
         """Replaces all rows by those of any number of shards; what goes wrong is raised on all trainers."""
         failed: GirihError | None = None
         try:
-            answers(self._servers, Verb.LOAD, (), (as_text(reader.to_dict()),), again=True)
+            answers(self._servers, SparseVerb.LOAD, (), (as_text(reader.to_dict()),), again=True)
         except GirihError as error:  # the others have to learn of it: they would go on to another meeting
             failed = error
         told = self._ranks.broadcast(None if failed is None else f"{type(failed).__name__}: {failed}")

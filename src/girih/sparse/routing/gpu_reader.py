@@ -17,7 +17,7 @@ from torch import Tensor
 
 from girih.errors import ConfigError
 from girih.kernels.gpu import jit, pool
-from girih.kernels.gpu.dedup import Terms, Unique, describe_terms, unique
+from girih.kernels.gpu.dedup import BagTerms, Unique, describe_terms, unique
 from girih.kernels.gpu.gradients import Pieces, Sources
 from girih.sparse.groups.gpu_group import on_gpu
 from girih.sparse.groups.pack import Group
@@ -41,7 +41,7 @@ class GpuServed:
     num_sections: int
     unique: Unique
     keys: Keys
-    terms: Terms | None
+    terms: BagTerms | None
     pieces: Pieces | None
 
     def tensors(self) -> Iterator[Tensor]:

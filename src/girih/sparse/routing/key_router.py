@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from girih.data.batch import Batch
 from girih.kernels.buffers import Buffers
-from girih.sparse.groups.bags import Bags
+from girih.sparse.groups.bags import BagPooler
 from girih.sparse.groups.group import ids_of
 from girih.sparse.groups.pack import Group
 from girih.sparse.groups.shards import Dedup, GroupKeys, ShardKeys
@@ -67,7 +67,7 @@ class KeyRouter:
     def __init__(self, group: Group, num_processes: int, shards_each: int) -> None:
         self.group = group
         self._num_processes, self._shards_each = num_processes, shards_each
-        self.bags = Bags(group, 1, None)
+        self.bags = BagPooler(group, 1, None)
         self._buffers = Buffers()
         self._dedup = Dedup(self._buffers)
 

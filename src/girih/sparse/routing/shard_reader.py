@@ -19,11 +19,11 @@ from girih.kernels.buffers import Take
 from girih.kernels.cpu import gradients as gradient_kernels
 from girih.kernels.cpu import pool as pool_kernels
 from girih.kernels.cpu.arrays import sealed
-from girih.sparse.groups.shards import GroupKeys, Ids, Rows, Shards, each
+from girih.sparse.groups.shards import GroupKeys, Ids, Shards, UniqueRows, each
 
 
 @dataclass(frozen=True)
-class Request:
+class MergedRequest:
     """Keys that all askers want together.
 
     Attributes:
@@ -35,7 +35,9 @@ class Request:
     counts: NDArray[np.int32]
 
     @classmethod
-    def of(cls, keys: NDArray[np.int64], counts: NDArray[np.int32], lengths: NDArray[np.int64]) -> Request:
+    def of(
+        cls, keys: NDArray[np.int64], counts: NDArray[np.int32], lengths: NDArray[np.int64]
+    ) -> MergedRequest:
         """See :meth:`ShardReader.read`."""
         _check(keys, counts, lengths)
         return cls(_ids_of(keys, lengths), counts)
@@ -67,18 +69,18 @@ class ShardReader(Shards):
         Raises:
             ConfigError: lengths that are not those of the keys, or a key that belongs elsewhere.
         """
-        found, rows = self.look_up(Request.of(keys, counts, lengths), step, train=train)
+        found, rows = self.look_up(MergedRequest.of(keys, counts, lengths), step, train=train)
         values = (take or self._buffers.take)(np.float32, len(keys), self.dim)
         spread(rows, found, 0, values)
         return found, values
 
-    def find_keys(self, request: Request) -> GroupKeys:
+    def find_keys(self, request: MergedRequest) -> GroupKeys:
         """The unique keys of a request, which depend on it alone. Raises as :meth:`read` does."""
         return _all_here(self.find(request.ids, counts=request.counts), request)
 
     def look_up(
-        self, request: Request, step: int, *, train: bool, found: GroupKeys | None = None
-    ) -> tuple[GroupKeys, Rows]:
+        self, request: MergedRequest, step: int, *, train: bool, found: GroupKeys | None = None
+    ) -> tuple[GroupKeys, UniqueRows]:
         """As :meth:`read`, for rows that are still to be spread.
 
         Args:
@@ -120,12 +122,12 @@ class ShardReader(Shards):
         return totals, self.stores[0].spec.tables[shard.tables[bad - shard.first]].name
 
 
-def spread(rows: Rows, found: GroupKeys, start: int, out: NDArray[np.float32]) -> None:
+def spread(rows: UniqueRows, found: GroupKeys, start: int, out: NDArray[np.float32]) -> None:
     """Copies the rows of the keys asked for, from a number on: float32[·, W]."""
     pool_kernels.spread(rows.addresses, 0, found.inverse, start, out)
 
 
-def _all_here(found: GroupKeys, request: Request) -> GroupKeys:
+def _all_here(found: GroupKeys, request: MergedRequest) -> GroupKeys:
     if len(found.inverse) and found.inverse.min() < 0:
         raise ConfigError(
             f"key {request.ids.ids[found.inverse.argmin()]} belongs to another process; do all have one number of shards?"

@@ -41,18 +41,18 @@ from girih.publishing.shards import SegmentRows
 from girih.runs.stats import UPDATES_SINCE_READ, Stats
 from girih.sparse.groups.local_shards import LocalShards, ShardsSave
 from girih.sparse.groups.shards import GroupKeys, as_rows
-from girih.sparse.routing.shard_reader import Request as KeysOfAll
+from girih.sparse.routing.shard_reader import MergedRequest as KeysOfAll
 from girih.sparse.routing.shard_reader import ShardReader
 from girih.sparse.service.done_batches import DoneBatches
 from girih.sparse.service.lanes import push_of
-from girih.sparse.service.protocol import KEYS_MISSING, NO_TURN, NO_VERSION, TOOK_NO_PART, Verb
+from girih.sparse.service.protocol import KEYS_MISSING, NO_TURN, NO_VERSION, TOOK_NO_PART, SparseVerb
 from girih.sparse.spec import SparseSpec
 from girih.store import Push
 from girih.store.state import LAST_STEP
 
 
 @dataclass(frozen=True)
-class _Read:
+class _OpenRead:
     """Keys and rows that a request read from one group, kept until its gradients come."""
 
     keys: NDArray[np.int64]
@@ -60,7 +60,7 @@ class _Read:
     found: GroupKeys | None
 
 
-_Reads = tuple[list[_Read], int | None]
+_Reads = tuple[list[_OpenRead], int | None]
 """The rows that a request read from each group, and how many updates were applied before; None: in another life of this server."""
 _Part = tuple[Request, _Reads]
 """A trainer's request with the gradients of a step, or to drop it; and what it read for them."""
@@ -112,7 +112,9 @@ class EmbeddingServer:
                 ThreadPoolExecutor(1, "girih-write") as writing,
                 ThreadPoolExecutor(2, "girih-send") as sending,
             ):
-                work = _Work(shards, self.num_contributors, self.num_senders, writing, sending, self.stats)
+                work = _EmbeddingServerWork(
+                    shards, self.num_contributors, self.num_senders, writing, sending, self.stats
+                )
                 work.serve(self, ready, stop)
         finally:
             self.stats.unwatch()
@@ -121,7 +123,7 @@ class EmbeddingServer:
                 remove_segments(f"{segment}-")
 
 
-class _Work(Service):
+class _EmbeddingServerWork(Service):
     """The work of a server, request by request; files are written beside the others."""
 
     def __init__(
@@ -134,9 +136,9 @@ class _Work(Service):
         stats: Stats,
     ) -> None:
         super().__init__({
-            Verb.LOOKUP: self._lookup, Verb.UPDATE: self._take_part, Verb.DROP: self._take_part,
-            Verb.ANEW: self._begin_anew, Verb.STATS: self._read_stats, Verb.SAVE: self._begin_save, Verb.LOAD: self._load,
-            Verb.KNOW: self._knows_changes, Verb.SEGMENT: self._begin_segment,
+            SparseVerb.LOOKUP: self._lookup, SparseVerb.UPDATE: self._take_part, SparseVerb.DROP: self._take_part,
+            SparseVerb.ANEW: self._begin_anew, SparseVerb.STATS: self._read_stats, SparseVerb.SAVE: self._begin_save, SparseVerb.LOAD: self._load,
+            SparseVerb.KNOW: self._knows_changes, SparseVerb.SEGMENT: self._begin_segment,
         }, stats)  # fmt: skip
         self._shards, self._writing, self._sending = shards, writing, sending
         self._segments: dict[bool, SegmentRows] = {}  # by whether it has all rows: begun, and not ended
@@ -153,9 +155,9 @@ class _Work(Service):
 
     def handle(self, request: Request) -> None:
         """Takes a request in."""
-        if request.frame.kind == Verb.WRITE:
+        if request.frame.kind == SparseVerb.WRITE:
             self._writing.submit(attempt, request, partial(self._write, request))
-        elif request.frame.kind == Verb.SEND:
+        elif request.frame.kind == SparseVerb.SEND:
             self._sending.submit(attempt, request, partial(self._send, request))
         else:
             super().handle(request)
@@ -170,7 +172,7 @@ class _Work(Service):
                 found, rows = reader.read(
                     keys, counts, lengths[None, :], step, train=bool(train), take=request.buffer
                 )
-                reads.append(_Read(np.array(keys), np.array(lengths), found))
+                reads.append(_OpenRead(np.array(keys), np.array(lengths), found))
                 values.append(rows)
                 self._stats.counters["served_keys"] += len(keys)
         self._stats.sent("embeddings", sum(rows.nbytes for rows in values))
@@ -206,7 +208,7 @@ class _Work(Service):
             self._done[trainer].add(number)
             request.reply()
             return
-        if request.frame.kind == Verb.UPDATE:
+        if request.frame.kind == SparseVerb.UPDATE:
             if reads is nothing:
                 if self._num_senders is None:
                     raise WireError(
@@ -234,7 +236,7 @@ class _Work(Service):
                     f"keys {keys.dtype}{list(keys.shape)} of {lengths.dtype}{list(lengths.shape)}; expected int64 keys of"
                     f" {num_tables} tables"
                 )
-            reads.append(_Read(keys, lengths, None))
+            reads.append(_OpenRead(keys, lengths, None))
         return reads, None
 
     def _push_of(self, trainer: int, turn: int) -> Push | None:
@@ -264,7 +266,7 @@ class _Work(Service):
     def _apply_turn(self, parts: dict[int, _Part]) -> None:
         in_order = [parts[trainer] for trainer in sorted(parts)]
         _, trainer, _, turn = in_order[0][0].frame.fields[:4]
-        updates = [part for part in in_order if part[0].frame.kind == Verb.UPDATE]
+        updates = [part for part in in_order if part[0].frame.kind == SparseVerb.UPDATE]
         try:
             with self._stats.spans("update"):
                 self._apply(updates, self._push_of(trainer, turn))

@@ -31,10 +31,10 @@ from girih.errors import GirihError, Lost, WireError
 from girih.runs.stats import Stats
 from girih.sparse.groups.bags import Gradients
 from girih.sparse.groups.pack import Group, by_group, sequence_bounds
-from girih.sparse.groups.shards import Rows, as_rows
+from girih.sparse.groups.shards import UniqueRows, as_rows
 from girih.sparse.routing.key_router import KeyRouter, RoutedKeys
 from girih.sparse.service.codec import BatchCodec
-from girih.sparse.service.protocol import KEYS_MISSING, TOOK_NO_PART, Verb
+from girih.sparse.service.protocol import KEYS_MISSING, TOOK_NO_PART, SparseVerb
 from girih.sparse.spec import SparseSpec
 from girih.store.state import LAST_STEP
 
@@ -43,7 +43,7 @@ LIFE_BITS = 40
 
 
 @dataclass
-class _Sample:
+class _KeptIds:
     """The ids of one trainer's share, and what became of them.
 
     Attributes:
@@ -97,24 +97,24 @@ class EmbeddingWorker:
             timeout_s=RETURN_S if self.resends else CONNECTED_S,
         )
         try:
-            _Work(self, clients).serve(self, ready, stop)
+            _EmbeddingWorkerWork(self, clients).serve(self, ready, stop)
         finally:
             for client in clients:
                 client.close()
 
 
-class _Work(Service):
+class _EmbeddingWorkerWork(Service):
     """The work of a worker, request by request."""
 
     def __init__(self, role: EmbeddingWorker, clients: Sequence[Client]) -> None:
         super().__init__({
-            Verb.STORE_IDS: self._store_ids, Verb.DROP_IDS: self._drop_ids, Verb.PULL: self._pull, Verb.PEEK: self._peek,
-            Verb.PUSH: self._push, Verb.DROP: self._drop, Verb.STATS: self._read_stats,
+            SparseVerb.STORE_IDS: self._store_ids, SparseVerb.DROP_IDS: self._drop_ids, SparseVerb.PULL: self._pull, SparseVerb.PEEK: self._peek,
+            SparseVerb.PUSH: self._push, SparseVerb.DROP: self._drop, SparseVerb.STATS: self._read_stats,
         }, role.stats)  # fmt: skip
         self._codec, self._clients = role.codec, clients
         self._groups = role.spec.groups()
         self._routers = [KeyRouter(group, len(clients), role.shards_each) for group in self._groups]
-        self._samples: dict[int, _Sample] = {}
+        self._samples: dict[int, _KeptIds] = {}
         self._prefetch, self._resends = role.prefetch, role.resends
         self._life = role.incarnation
         self._numbers = count((self._life << LIFE_BITS) + 1)
@@ -124,7 +124,7 @@ class _Work(Service):
     def _store_ids(self, request: Request) -> None:
         of_pass, trainer, share, _ = request.frame.fields
         number = next(self._numbers)
-        self._samples[number] = sample = _Sample(self._batch(request), (of_pass, trainer, share))
+        self._samples[number] = sample = _KeptIds(self._batch(request), (of_pass, trainer, share))
         request.reply((number,))
         if self._prefetch:
             self.afterwards(lambda: self._find_keys(sample))
@@ -156,9 +156,9 @@ class _Work(Service):
         self._ask(request, sample, (*request.frame.fields, 1))
 
     def _peek(self, request: Request) -> None:
-        self._ask(request, _Sample(self._batch(request), None), (0, 0, 0, 0, 0, 0))
+        self._ask(request, _KeptIds(self._batch(request), None), (0, 0, 0, 0, 0, 0))
 
-    def _ask(self, request: Request, sample: _Sample, fields: tuple[int, ...]) -> None:
+    def _ask(self, request: Request, sample: _KeptIds, fields: tuple[int, ...]) -> None:
         """Asks all servers; their rows are pooled once all have come."""
         self._find_keys(sample)
         parts = [
@@ -166,20 +166,20 @@ class _Work(Service):
             for server in range(len(self._clients))
         ]
         self._stats.sent("ids", sum(part.nbytes for of_server in parts for part in of_server))
-        self._call_all(Verb.LOOKUP, fields, parts, request, partial(self._pool_rows, request, sample))
+        self._call_all(SparseVerb.LOOKUP, fields, parts, request, partial(self._pool_rows, request, sample))
 
-    def _find_keys(self, sample: _Sample) -> None:
+    def _find_keys(self, sample: _KeptIds) -> None:
         """Finds and routes the unique keys of a batch, unless that is done."""
         if not sample.asked:
             with self._stats.spans("dedup"):
                 sample.asked = [router.ask(sample.batch) for router in self._routers]
 
-    def _pool_rows(self, request: Request, sample: _Sample, frames: list[Frame]) -> None:
+    def _pool_rows(self, request: Request, sample: _KeptIds, frames: list[Frame]) -> None:
         outputs: list[NDArray[Any]] = []
         with self._stats.spans("pool"):
             for g, (router, asked) in enumerate(zip(self._routers, sample.asked, strict=True)):
                 sizes, spec = np.diff(asked.bounds()).tolist(), router.group.spec
-                rows = Rows.received(
+                rows = UniqueRows.received(
                     [frame.arrays[g] for frame in frames], sizes, spec.dim, f"rows of group {spec.name!r}"
                 )
                 take = None if self._codec.float16_embeddings else request.buffer
@@ -205,7 +205,7 @@ class _Work(Service):
                     of_server.append(totals[first:behind])
         self._stats.sent("gradients", sum(part.nbytes for of_server in parts for part in of_server))
         self._call_all(
-            Verb.UPDATE,
+            SparseVerb.UPDATE,
             request.frame.fields,
             parts,
             request,
@@ -222,9 +222,9 @@ class _Work(Service):
         if not self._was_lost(fields[0]):
             self._kept(fields[0])
             del self._samples[fields[0]]
-        self._call_all(Verb.DROP, fields, nothing, request, lambda _: request.reply())
+        self._call_all(SparseVerb.DROP, fields, nothing, request, lambda _: request.reply())
 
-    def _kept(self, number: int) -> _Sample:
+    def _kept(self, number: int) -> _KeptIds:
         """A sample that is here.
 
         Raises:
@@ -249,7 +249,7 @@ class _Work(Service):
 
     def _call_all(
         self,
-        verb: Verb,
+        verb: SparseVerb,
         fields: tuple[int, ...],
         arrays: Sequence[Sequence[NDArray[Any]]],
         request: Request,
@@ -282,12 +282,12 @@ class _Work(Service):
             ask(server)
 
 
-def _is_to_come_again(verb: Verb, reply: Reply) -> bool:
+def _is_to_come_again(verb: SparseVerb, reply: Reply) -> bool:
     """Whether a request was lost with an earlier life of a server, or cannot be done in this one without its keys."""
     error = reply.exception()
     if error is not None:
         return isinstance(error, Lost)
-    return verb == Verb.UPDATE and reply.result().fields == (KEYS_MISSING,)
+    return verb == SparseVerb.UPDATE and reply.result().fields == (KEYS_MISSING,)
 
 
 def _fields(request: Request, count: int) -> tuple[int, ...]:

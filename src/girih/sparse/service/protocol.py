@@ -27,7 +27,7 @@ KEYS_MISSING = 1
 """Answer to an UPDATE whose rows this life of the server has not read: it is to be sent again, with its keys."""
 
 
-class Verb(IntEnum):
+class SparseVerb(IntEnum):
     """Requests, with the integers and arrays of each:
 
     STORE_IDS: (pass, trainer, share, examples); packed ids → (sample,). DROP_IDS: (pass, trainer, taken): samples of the pass from

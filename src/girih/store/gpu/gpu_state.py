@@ -22,7 +22,7 @@ from girih.errors import ConfigError
 from girih.kernels.cpu import layout as at
 from girih.kernels.cpu.update import Terms as HostTerms
 from girih.kernels.gpu import counting, jit, update
-from girih.kernels.gpu.gradients import Direct
+from girih.kernels.gpu.gradients import FusedInputs
 from girih.kernels.gpu.layout import STAMP
 from girih.store.arrays import Floats, Ints, Longs
 from girih.store.clock import Clock
@@ -87,7 +87,7 @@ class GpuState:
         refused: Tensor,
         step: int,
         lr_scale: float,
-        direct: Direct | None = None,
+        direct: FusedInputs | None = None,
     ) -> None:
         """One optimizer step on the row of each key.
 

@@ -19,9 +19,9 @@ from torch import Tensor
 from girih.errors import ConfigError
 from girih.kernels.cpu import layout as at
 from girih.kernels.gpu import jit, lookup, update
-from girih.kernels.gpu.dedup import Terms
+from girih.kernels.gpu.dedup import BagTerms
 from girih.kernels.gpu.gradients import (
-    Direct,
+    FusedInputs,
     Pieces,
     Sources,
     find_largest,
@@ -73,7 +73,7 @@ def check_unique(ids: Longs, tables: Ints) -> None:
 
 
 @dataclass(frozen=True)
-class Segments:
+class DeviceSegments:
     """The segments of a shard's rows, and what their values begin with, on a device.
 
     Attributes:
@@ -91,7 +91,7 @@ class Segments:
     table_seeds: Tensor
 
     @classmethod
-    def of(cls, own: RowLayout, device: torch.device) -> Segments:
+    def of(cls, own: RowLayout, device: torch.device) -> DeviceSegments:
         """Those of a layout."""
         kernel = own.kernel
         return cls(
@@ -155,7 +155,7 @@ class GroupState(Protocol):
         refused: Tensor,
         step: int,
         lr_scale: float,
-        direct: Direct | None = None,
+        direct: FusedInputs | None = None,
     ) -> Any:
         """One optimizer step on the row of each key, by ``gradients``, float32[n, W].
 
@@ -172,7 +172,7 @@ class RecordKernels:
 
     def __init__(self, records: RecordChunks, own: RowLayout) -> None:
         self._records, self._device = records, records.device
-        self.segments = Segments.of(own, self._device)
+        self.segments = DeviceSegments.of(own, self._device)
         self._first_hyper = to_device(own.first_hyper, self._device)
 
     def begin(self, keys: Keys, rows: Tensor, takes: Tensor, *, all_there: bool = False) -> Tensor:
@@ -219,7 +219,7 @@ class RecordKernels:
         return values
 
     def sums(
-        self, keys: Keys, terms: Terms, pieces: Pieces, sources: Sequence[Sources]
+        self, keys: Keys, terms: BagTerms, pieces: Pieces, sources: Sequence[Sources]
     ) -> tuple[Tensor, Tensor]:
         """Sums the gradients of keys.
 
@@ -237,8 +237,8 @@ class RecordKernels:
         return totals, nonfinite
 
     def direct_sums(
-        self, keys: Keys, terms: Terms, pieces: Pieces, sources: Sequence[Sources], lent: Sequence[Tensor]
-    ) -> tuple[Tensor, Tensor, Direct]:
+        self, keys: Keys, terms: BagTerms, pieces: Pieces, sources: Sequence[Sources], lent: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensor, FusedInputs]:
         """:meth:`sums`, unless none can overflow: :meth:`move` forms them then, by the third of what is returned.
 
         Args:
@@ -253,7 +253,7 @@ class RecordKernels:
             sums = sum_pieces(source, terms, pieces, keys.num, dim)
             sum_terms(source, terms, pieces, sums, keys.num, totals, first, dim, nonfinite, largest, limit)
             parts.append(sums)
-        return totals, nonfinite, Direct(terms, pieces, sources, lent, parts, largest, limit)
+        return totals, nonfinite, FusedInputs(terms, pieces, sources, lent, parts, largest, limit)
 
     def move(
         self,
@@ -262,7 +262,7 @@ class RecordKernels:
         gradients: Tensor,
         hyper: NDArray[np.float64],
         step: int,
-        direct: Direct | None = None,
+        direct: FusedInputs | None = None,
     ) -> None:
         """One optimizer step on the records of keys.
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from girih.errors import ConfigError, StorageFullError
 from girih.kernels.cpu import device_slots, layout
 from girih.kernels.cpu.update import Terms
-from girih.kernels.gpu.gradients import Direct
+from girih.kernels.gpu.gradients import FusedInputs
 from girih.store.arrays import Floats, Ints, Longs
 from girih.store.clock import Clock
 from girih.store.gpu.gpu_memory import to_device
@@ -89,7 +89,7 @@ class GpuTieredState(ShardState):
         refused: Tensor,
         step: int,
         lr_scale: float,
-        direct: Direct | None = None,
+        direct: FusedInputs | None = None,
     ) -> int:
         """One optimizer step on the row of each key.
 

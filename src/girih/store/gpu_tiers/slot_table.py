@@ -12,7 +12,7 @@ import numpy as np
 
 from girih.errors import StorageFullError
 from girih.kernels.cpu import device_slots, layout, tiers
-from girih.kernels.cpu.device_slots import NUM_FREE, NUM_LEFT, DeviceSlots, Leaving
+from girih.kernels.cpu.device_slots import NUM_FREE, NUM_LEFT, DeviceSlots, EvictedSlots
 from girih.kernels.cpu.tiers import CALL, HAND, LEAST_COUNT, MISSING, MOST_HOT, NUM_HOT, NUM_SLOTS, USED_SINCE
 from girih.store.arrays import Ints
 from girih.store.memory import mapping
@@ -89,7 +89,7 @@ class SlotTable:
             StorageFullError: there is no memory for more slots; as many rows have one as there was room for.
         """
         wanted = missing + spare
-        leaving = Leaving(
+        leaving = EvictedSlots(
             slots=np.empty(self.num_used, np.int32),
             rows=np.empty(self.num_used, np.int32),
             ends=np.zeros(1, np.int64),

@@ -39,7 +39,7 @@ _FIX = "export the model again"
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class MappedFileFacts:
     """The facts by which a file is known again, as plain values for JSON.
 
     Attributes:
@@ -83,7 +83,7 @@ class MappedFile:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], facts: Written | Mapping[str, int] | None = None
+        self, path: str | os.PathLike[str], facts: MappedFileFacts | Mapping[str, int] | None = None
     ) -> None:
         self.path = Path(path)
         with open_file(self.path, self.path.parent, "export the model again") as file:
@@ -101,7 +101,9 @@ class MappedFile:
             raise self._damaged(f"rows of {list(self.rows.shape)}, expected [n, {width}]")
         if facts is not None:
             with refusing(self.path, _FIX):
-                self._verify(found.memory, facts if isinstance(facts, Written) else Written(**facts))
+                self._verify(
+                    found.memory, facts if isinstance(facts, MappedFileFacts) else MappedFileFacts(**facts)
+                )
 
     @property
     def num_rows(self) -> int:
@@ -145,7 +147,7 @@ class MappedFile:
             tables = (slots[:, 1] >> mapped.ROW_BITS).astype(np.int32)
             yield slots[:, 0], tables, (slots[:, 1] & mapped.ROW_MASK) - 1
 
-    def _verify(self, memory: mmap.mmap, facts: Written) -> None:
+    def _verify(self, memory: mmap.mmap, facts: MappedFileFacts) -> None:
         if len(memory) != facts.bytes:
             raise self._damaged(f"{len(memory):,} bytes, expected {facts.bytes:,}")
         found = 0

@@ -26,7 +26,7 @@ from girih.kernels.cpu.arrays import sealed
 from girih.runs.files import disk_full
 from girih.store.arrays import Bools, Floats, Ints, Longs
 from girih.store.mapped.checksum import joined
-from girih.store.mapped.file import INDEX, KIND, ROWS, MappedFile, Written, description_of
+from girih.store.mapped.file import INDEX, KIND, ROWS, MappedFile, MappedFileFacts, description_of
 from girih.store.mapped.stack import described, unknown
 from girih.store.spec import GroupSpec
 
@@ -148,7 +148,7 @@ class MappedWriter(contextlib.AbstractContextManager["MappedWriter"]):
         self._num_buried += int(taken.sum())
         return int(taken.sum())
 
-    def finish(self) -> Written:
+    def finish(self) -> MappedFileFacts:
         """Has the file where it stays, whole, under its name; returns its facts.
 
         Raises:
@@ -171,7 +171,7 @@ class MappedWriter(contextlib.AbstractContextManager["MappedWriter"]):
             self._file.close()
         except OSError as error:
             raise disk_full(error, self.path) or error from None
-        return Written(size, crc, self._num_rows, self._num_buried)
+        return MappedFileFacts(size, crc, self._num_rows, self._num_buried)
 
     def __exit__(self, *error: object) -> None:
         """Leaves nothing of a file that was not finished."""
@@ -250,7 +250,7 @@ def merge(
     *,
     keep_buried: bool = False,
     durable: bool = True,
-) -> Written:
+) -> MappedFileFacts:
     """Writes a stack of files as one; reads as they do.
 
     Args:

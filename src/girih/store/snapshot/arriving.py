@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from girih.store.snapshot.columns import Chunk
 from girih.store.snapshot.snapshot import Snapshot
-from girih.store.snapshot.tensorfile import Tensor
+from girih.store.snapshot.tensorfile import StoredTensor
 from girih.store.state import ShardState
 
 
@@ -48,7 +48,7 @@ class ArrivingSnapshot:
         """n."""
         return self._there().num_rows
 
-    def tensors(self) -> list[Tensor]:
+    def tensors(self) -> list[StoredTensor]:
         """All columns and Bloom filters."""
         return self._there().tensors()
 

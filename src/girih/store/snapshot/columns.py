@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from girih.kernels.cpu import layout
 from girih.store.rows.record import RowLayout
-from girih.store.snapshot.tensorfile import DTYPES, Tensor
+from girih.store.snapshot.tensorfile import DTYPES, StoredTensor
 
 META = {
     "tables": layout.TABLE,
@@ -55,9 +55,9 @@ class Column(NamedTuple):
         """Bytes in one row."""
         return self.dtype.itemsize * max(1, self.width)
 
-    def tensor(self, num_rows: int) -> Tensor:
+    def tensor(self, num_rows: int) -> StoredTensor:
         """The column of ``num_rows`` rows."""
-        return Tensor(self.name, self.tag, (num_rows, self.width) if self.width else (num_rows,))
+        return StoredTensor(self.name, self.tag, (num_rows, self.width) if self.width else (num_rows,))
 
 
 def columns_of(description: Mapping[str, Any]) -> list[Column]:
@@ -81,11 +81,11 @@ def value_columns(description: Mapping[str, Any]) -> list[Column]:
     return columns
 
 
-def bloom_tensors(own: RowLayout) -> list[Tensor]:
+def bloom_tensors(own: RowLayout) -> list[StoredTensor]:
     """The filters of the tables that have one."""
     cells = [own.cells_of(number) for number in range(len(own.description["tables"]))]
     return [
-        Tensor(f"bloom.{table['name']}", "U8", (part.stop - part.start,))
+        StoredTensor(f"bloom.{table['name']}", "U8", (part.stop - part.start,))
         for table, part in zip(own.description["tables"], cells, strict=True)
         if part.start < part.stop
     ]

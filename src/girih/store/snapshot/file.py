@@ -26,7 +26,7 @@ from girih.store.snapshot.contents import wrong_rows, wrong_tables
 from girih.store.snapshot.sinks import Sink
 from girih.store.snapshot.tensorfile import (
     HEADER,
-    Tensor,
+    StoredTensor,
     TensorFile,
     TensorHeader,
     TensorWriter,
@@ -121,10 +121,10 @@ class SnapshotFile:
         cells = self._arrays.get(f"bloom.{table}")
         return None if cells is None or cells.dtype != np.uint8 else cells.reshape(-1)
 
-    def bloom_tensors(self) -> list[Tensor]:
+    def bloom_tensors(self) -> list[StoredTensor]:
         """Bloom filters of all tables that have one."""
         return [
-            Tensor(name, "U8", cells.shape)
+            StoredTensor(name, "U8", cells.shape)
             for name, cells in self._arrays.items()
             if name.startswith("bloom.") and cells.dtype == np.uint8
         ]
@@ -203,7 +203,7 @@ def _check(description: Mapping[str, Any]) -> None:
             checks.integer("oldest", row, -1, description["rows_ever"] - 1)
 
 
-class Written(Protocol):
+class WritableRows(Protocol):
     """Rows that can be written: a snapshot, or what is left of a file.
 
     Attributes:
@@ -216,7 +216,7 @@ class Written(Protocol):
     @property
     def num_rows(self) -> int: ...
 
-    def tensors(self) -> list[Tensor]:
+    def tensors(self) -> list[StoredTensor]:
         """All columns and Bloom filters."""
 
     def chunks(self) -> Iterator[Chunk]:
@@ -226,7 +226,7 @@ class Written(Protocol):
         """(table's name, its next Bloom cells), all cells of all tables."""
 
 
-def write_rows(source: Written, sink: Sink, where: str) -> dict[str, Any]:
+def write_rows(source: WritableRows, sink: Sink, where: str) -> dict[str, Any]:
     """Writes a snapshot to an empty file, whose name is ``where`` in errors.
 
     Returns:

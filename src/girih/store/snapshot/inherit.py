@@ -20,7 +20,7 @@ from girih.store.route import shard_of
 from girih.store.snapshot.columns import Chunk, Column, value_columns
 from girih.store.snapshot.restore import (
     ELSEWHERE,
-    Source,
+    RowSource,
     add_bloom,
     last_uses,
     order_lists,
@@ -73,7 +73,7 @@ def fit_of(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> Fit:
     return Fit(tuple(segments), tuple(states), "" if segments else why_not, why_begins)
 
 
-def inherit(state: ShardState, sources: Sequence[Source]) -> None:
+def inherit(state: ShardState, sources: Sequence[RowSource]) -> None:
     """Replaces all that a shard holds by what fits of sources; see :meth:`girih.store.Store.inherit`.
 
     Lists of tables are ordered by last use. Bloom filters are carried over where the table has its number and size still;

@@ -24,7 +24,7 @@ from girih.store.state import ShardState
 ELSEWHERE = -1
 
 
-class Source(Protocol):
+class RowSource(Protocol):
     """The rows of a shard as columns: a snapshot or its file.
 
     Attributes:
@@ -48,7 +48,7 @@ class Source(Protocol):
         """A table's Bloom cells of this shard, or None where it has none."""
 
 
-def restore(state: ShardState, sources: Sequence[Source], optimizer_state: bool) -> None:
+def restore(state: ShardState, sources: Sequence[RowSource], optimizer_state: bool) -> None:
     """Replaces all that a shard holds by sources that :func:`check_sources` accepts; see :meth:`Store.restore`.
 
     The list of a table comes out as it was if one whole snapshot gave all of its rows, as when N shards restore
@@ -81,7 +81,7 @@ class Shaped(Protocol):
 
 
 def check_sources(
-    state: Shaped, sources: Sequence[Source], optimizer_state: bool, elsewhere: frozenset[str]
+    state: Shaped, sources: Sequence[RowSource], optimizer_state: bool, elsewhere: frozenset[str]
 ) -> None:
     """Refuses sources that are damaged, whose rows do not fit, or that do not cover all tables of the store.
 
@@ -136,14 +136,14 @@ def _optimizers(description: dict[str, Any]) -> str:
     )
 
 
-def table_numbers(state: ShardState, source: Source) -> Ints:
+def table_numbers(state: ShardState, source: RowSource) -> Ints:
     """This shard's number of each of the source's tables; :data:`ELSEWHERE` of those that it does not hold."""
     number = {table.name: position for position, table in enumerate(state.spec.tables)}
     found = [number.get(table["name"], ELSEWHERE) for table in source.description["tables"]]
     return np.array(found, np.int32)
 
 
-def _take(state: ShardState, source: Source, optimizer_state: bool) -> Longs:
+def _take(state: ShardState, source: RowSource, optimizer_state: bool) -> Longs:
     """Loads the rows of a source that belong to this shard, and links the lists of tables as they were.
 
     Returns:
@@ -211,7 +211,7 @@ def last_uses(
     return np.where(counted == counts, before, now).astype(np.int32)
 
 
-def add_bloom(state: ShardState, source: Source) -> None:
+def add_bloom(state: ShardState, source: RowSource) -> None:
     """Adds a source's Bloom filters to those of tables that have their number and size still."""
     description = source.description
     for theirs, ours in enumerate(table_numbers(state, source)):
@@ -243,7 +243,7 @@ def order_lists(state: ShardState, tables: NDArray[np.bool_]) -> None:
         transfer.relink(arrays, int(table), rows[order])
 
 
-def _carry_counters(state: ShardState, sources: Sequence[Source]) -> None:
+def _carry_counters(state: ShardState, sources: Sequence[RowSource]) -> None:
     arrays, shard = state.memory.arrays, state.layout.description["shard"]
     arrays.state[layout.LAST_STEP] = max((s.description["last_step"] for s in sources), default=0)
     latest, num_shards = _latest(sources), state.layout.description["num_shards"]
@@ -257,7 +257,7 @@ def _carry_counters(state: ShardState, sources: Sequence[Source]) -> None:
                     arrays.tables[ours, column] += counters[name]
 
 
-def _latest(sources: Sequence[Source]) -> dict[tuple[int, int, tuple[str, ...]], Source]:
+def _latest(sources: Sequence[RowSource]) -> dict[tuple[int, int, tuple[str, ...]], RowSource]:
     """The last source of each shard of some tables."""
     return {
         (d["num_shards"], d["shard"], tuple(table["name"] for table in d["tables"])): source

@@ -29,7 +29,7 @@ from girih.kernels.cpu import layout, saving
 from girih.store.arrays import Ints, Longs
 from girih.store.snapshot.columns import Chunk, bloom_tensors, columns_of
 from girih.store.snapshot.spill import SpillFile
-from girih.store.snapshot.tensorfile import Tensor
+from girih.store.snapshot.tensorfile import StoredTensor
 from girih.store.state import ShardState
 
 _CHUNK_BYTES = 8 << 20
@@ -89,7 +89,7 @@ class Snapshot:
                 memory.end_saving()
                 raise
 
-    def tensors(self) -> list[Tensor]:
+    def tensors(self) -> list[StoredTensor]:
         """All columns and Bloom filters."""
         return [
             *(column.tensor(self.num_rows) for column in columns_of(self.description)),

@@ -50,7 +50,7 @@ _FIX = "use another checkpoint"
 _Size = Annotated[int, Bounds(0, (1 << 63) - 1)]
 
 
-class Tensor(NamedTuple):
+class StoredTensor(NamedTuple):
     """A tensor's name, dtype as the format spells it (16-bit floats are uint16 in memory), and shape."""
 
     name: str
@@ -77,7 +77,7 @@ class TensorWriter:
     """
 
     def __init__(
-        self, sink: Sink, where: str, tensors: Sequence[Tensor], metadata: Mapping[str, str]
+        self, sink: Sink, where: str, tensors: Sequence[StoredTensor], metadata: Mapping[str, str]
     ) -> None:
         self._sink, self._where = sink, where
         # Widest first, so that every tensor is aligned to its own size.
@@ -143,13 +143,15 @@ class TensorHeader:
     def __init__(self, text: bytes, where: str) -> None:
         self.num_bytes = self.size = 8 + len(text)
         self.metadata: dict[str, str] = {}
-        self.tensors: list[Tensor] = []
+        self.tensors: list[StoredTensor] = []
         with refusing(where, _FIX, what="damaged: its header cannot be read"):
             content = parse(text)
             self.metadata = build(dict[str, str], content.pop("__metadata__", {}), "metadata")
-            entries = {name: build(_Entry, entry, f"tensor {name!r}") for name, entry in content.items()}
+            entries = {
+                name: build(_HeaderEntry, entry, f"tensor {name!r}") for name, entry in content.items()
+            }
             for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
-                tensor = Tensor(name, entry.dtype, entry.shape)
+                tensor = StoredTensor(name, entry.dtype, entry.shape)
                 first, last = (self.num_bytes + offset for offset in entry.data_offsets)
                 if first != self.size or last - first != tensor.num_bytes:
                     raise ValueError(f"tensor {name!r} does not lie where it should")
@@ -172,7 +174,7 @@ class TensorHeader:
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class _HeaderEntry:
     dtype: str
     shape: tuple[_Size, ...]
     data_offsets: tuple[_Size, _Size]
@@ -243,7 +245,7 @@ class TensorFile:
                 position += self.arrays[name].nbytes
 
 
-def check_tensors(content: bytes, where: str, fix: str = _FIX) -> list[Tensor]:
+def check_tensors(content: bytes, where: str, fix: str = _FIX) -> list[StoredTensor]:
     """Checks a whole safetensors file, of parameters and the like; returns its tensors without their values, by name.
 
     Args:

@@ -21,7 +21,7 @@ from girih.kernels.cpu.arrays import sealed
 from girih.kernels.cpu.disk import NOBODY, Blocks
 from girih.store.arrays import Ints, Longs
 from girih.store.tiers.direct_file import BLOCK_BYTES, DirectFile
-from girih.store.tiers.segments import Segments
+from girih.store.tiers.segments import FileSegments
 from girih.store.tiers.write_behind import WriteBehind
 
 Bytes = NDArray[np.uint8]
@@ -62,7 +62,7 @@ class RecordLog:
 
     def __init__(self, file: DirectFile, blocks: Blocks, write_behind: int) -> None:
         self.file, self.blocks = file, blocks
-        self.segments = Segments(file, blocks.segment_bytes)
+        self.segments = FileSegments(file, blocks.segment_bytes)
         self.writer = WriteBehind(file, blocks.segment_bytes, write_behind)
         self.counters = ColdCounters()
         self.num_live = 0

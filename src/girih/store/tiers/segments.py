@@ -17,7 +17,7 @@ _MOST_GROWTH_BYTES = 256 << 20
 _LEAST_SPARE = 4
 
 
-class Segments:
+class FileSegments:
     """The segments of a file, and how many records of each somebody refers to.
 
     A segment that nobody refers to any more may still be read, by who asked before; so each read takes a *ticket*,

@@ -24,7 +24,7 @@ from girih.kernels.cpu.tiers import (
     NUM_LEFT,
     NUM_LOADS,
     PLACE,
-    Leaving,
+    SlotEvictions,
 )
 from girih.store.arrays import Bytes, Floats, Ints, Longs
 from girih.store.memory.shard_memory import ShardMemory
@@ -315,7 +315,7 @@ class TieredValues:
 
     def _take(self, rows: Ints, found: Ints, fresh: Bytes, most: int) -> Ints:
         """Gives slots to rows that miss one; returns those that are to be loaded."""
-        leaving = Leaving(
+        leaving = SlotEvictions(
             rows=np.empty(most, np.int32),
             records=np.empty((most, self._layout.num_words), np.int32),
             freed=np.empty(most, np.int64),

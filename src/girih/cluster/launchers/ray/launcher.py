@@ -17,7 +17,7 @@ from ray.util import get_node_ip_address
 
 from girih.cluster.launchers.launcher import Resources
 from girih.cluster.launchers.ray.agent import Agent, Order
-from girih.cluster.launchers.ray.placement import PLACED_S, Placement
+from girih.cluster.launchers.ray.placement import PLACED_S, RayPlacement
 from girih.cluster.launchers.ray.process import WAITING, RayProcess
 from girih.cluster.options import RoleResources
 from girih.cluster.roles import RoleName, title
@@ -87,7 +87,7 @@ class RayLauncher:
         hello: see :class:`girih.cluster.launchers.local.LocalLauncher`; ``bind``, ``hosts`` and ``threads`` are added.
         seen: a file that processes that write must see, as they write beside it.
         writers: how many do: trainer 0, or all trainers and embedding servers where None.
-        placed_s: see :class:`~girih.cluster.launchers.ray.placement.Placement`.
+        placed_s: see :class:`~girih.cluster.launchers.ray.placement.RayPlacement`.
 
     Raises:
         ConfigError: the cluster does not have what is asked for.
@@ -106,7 +106,7 @@ class RayLauncher:
         environment: Mapping[str, str] | None = None,
         placed_s: float = PLACED_S,
     ) -> None:
-        self._placement = Placement(counts, resources, placed_s=placed_s)
+        self._placement = RayPlacement(counts, resources, placed_s=placed_s)
         self._resources, self._trainer, self._again = resources, trainer, again
         self._num_trainers = counts.get(RoleName.TRAINER, 1)
         hosts = {title(*place): host for place, host in self._placement.hosts.items()}

@@ -19,7 +19,7 @@ Place = tuple[RoleName, int]
 """Role and index."""
 
 
-class Placement:
+class RayPlacement:
     """The place of each process of a run, for as long as it lasts: one that comes back does so on its node.
 
     Args:
