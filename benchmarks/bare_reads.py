@@ -17,11 +17,9 @@ from numpy.typing import NDArray
 
 from girih.kernels.cpu.disk_reads import IO_URING_ENTER, Ring
 from girih.kernels.cpu.jit import numba
-from girih.kernels.cpu.prefetch import address_of
-from girih.kernels.cpu.system import System, call, load_acquire, store_release
-from girih.store.tiers.block_reader import c_library
+from girih.kernels.cpu.system import System, address_of, call, load_acquire, store_release
+from girih.store.tiers.block_reader import c_library, open_ring
 from girih.store.tiers.direct_file import aligned_memory
-from girih.store.tiers.ring import open_ring
 
 Longs = NDArray[np.int64]
 _COUNTERS = 0xFFFFFFFF

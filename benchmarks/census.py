@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from girih.cluster.segments import SHARED_MEMORY, owned_by
+from girih.processes.segments import SHARED_MEMORY, owned_by
 
 LAUNCHER, OTHER = "launcher", "other"
 CHILD = "girih.cluster.child"

@@ -27,11 +27,11 @@ from ids import Shape, Stream
 from numpy.typing import NDArray
 
 from girih import optim
-from girih.runs.live.process import resident_bytes
 from girih.store import GroupSpec, Segment, Snapshot, Store, TableSpec
-from girih.store.route import shard_of
+from girih.store.spec import shard_of
 from girih.tables import LRU, Normal
-from girih.testing.store_verbs import write_snapshot
+from girih.telemetry.status_file import resident_bytes
+from support.store_verbs import write_snapshot
 
 FEATURES, BATCH, FILL = 26, 4096, 1 << 18
 PIECE_BYTES = 64 << 20

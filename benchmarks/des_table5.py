@@ -34,7 +34,7 @@ import wide
 from experiments import RUNNING_PARTS, Results, Run, add_options, results, show
 from trainers import train_all
 
-from girih.cluster.hosts import HostSpec
+from girih.cluster.roles import HostSpec
 
 TRAINERS, IDS_EACH, LAYERS = 4, 1.6, [256, 64]
 FILE_ROWS, FILES, DISTINCT = 16_384, 100, 8

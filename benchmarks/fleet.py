@@ -28,17 +28,16 @@ import pyarrow.parquet as pq
 from curves import Curve
 from sampler import Sampler
 
+from girih.app.run_config import RunConfig
 from girih.cli.trainer import beginning
 from girih.cluster.cluster import Cluster
-from girih.cluster.hosts import HostSpec
-from girih.cluster.roles import RoleName, title
-from girih.comm.messages import answer
+from girih.cluster.roles import HostSpec, RoleName, title
 from girih.comm.registry import find
-from girih.config.file import RunConfig
+from girih.comm.service import answer
 from girih.data import Dataset
 from girih.data.options import SplitName
 from girih.planner import plan as plans
-from girih.sparse.service.protocol import NO_TURN, SparseVerb
+from girih.sparse.protocol import NO_TURN, SparseVerb
 from girih.trainer import Trainer
 
 FEATURES, NUMERIC = 26, 13
@@ -56,7 +55,7 @@ class Plan:
     Attributes:
         config, overrides: as of ``girih train``; the strategy is among the overrides.
         warmup, steps, windows: steps that do not count, then windows of so many steps each.
-        hosts: where processes live; see :class:`girih.cluster.hosts.HostSpec`.
+        hosts: where processes live; see :class:`girih.cluster.roles.HostSpec`.
         links: interfaces whose bytes are counted, as this machine's root sees them.
         keep: where run directories go that are to be kept; None keeps none.
         fill: rows that servers have made, of ids 0, 1, …, before the first step.

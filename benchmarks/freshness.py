@@ -105,8 +105,8 @@ class Client(threading.Thread):
 
 def request_of(data: Path, candidates: int) -> bytes:
     """A request of some examples of the test data."""
-    from girih.config.file import RunConfig
-    from girih.data.given import columns_of
+    from girih.app.run_config import RunConfig
+    from girih.data.from_memory import columns_of
 
     schema = RunConfig.load(CONFIG).schema
     table = pq.read_table(data / "test.parquet", columns=sorted(columns_of(schema))).slice(0, candidates)

@@ -14,8 +14,8 @@ from gpu_timing import wait_for_device
 import girih
 from girih.data import Batch
 from girih.kernels.gpu import jit
-from girih.runs.stats import Spans
 from girih.sparse.options import StoreOptions
+from girih.telemetry.stats import Spans
 from girih.training.schedules import in_step
 
 CATEGORICAL, NUMERIC, DIM = 26, 13, 16

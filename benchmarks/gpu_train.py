@@ -4,7 +4,7 @@
     girih bench gpu_train --device cpu --json docs/results/gpu-train-cpu.json     makes that file
     girih bench gpu_train --quick       a few steps with interpreted kernels on a CPU: shows that it runs
 
-The log has Criteo's shape, 26 categorical and 13 numeric features, and is made by ``girih.testing.click_log``. Both runs see the same
+The log has Criteo's shape, 26 categorical and 13 numeric features, and is made by ``girih.data.click_log``. Both runs see the same
 rows in the same order and begin with the same parameters. Their AUCs differ only because a GPU adds floats in another order.
 """
 
@@ -26,8 +26,8 @@ import harness
 import pyarrow.parquet as pq
 import torch
 
+from girih.data.click_log import click_log, click_log_schema
 from girih.schema import Numeric
-from girih.testing.click_log import click_log, click_log_schema
 
 NUM_NUMERIC, NUM_SCALAR = 13, 25  # and the list of tags
 REFERENCE = harness.ROOT / "docs" / "results" / "gpu-train-cpu.json"

@@ -36,7 +36,11 @@ import torch
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from girih.runs.files import disk_full, write_whole
+from girih.files.whole import disk_full, write_whole
+
+sys.path.append(
+    str(Path(__file__).resolve().parents[1] / "tests")
+)  # for tests/support, which some benchmarks use
 
 PACKAGES = (
     "girih", "torch", "triton", "numba", "numpy", "pyarrow", "fbgemm-gpu", "fbgemm-gpu-cpu", "torchrec", "deepctr-torch", "fuxictr",

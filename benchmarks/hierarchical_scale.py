@@ -20,7 +20,7 @@ import fleet
 import harness
 from hierarchical_speed import MODEL, QUICK_MODEL
 
-from girih.config.file import RunConfig
+from girih.app.run_config import RunConfig
 from girih.planner.calibration import Calibration
 from girih.planner.facts import DenseCost
 

@@ -28,7 +28,7 @@ from experiments import RUNNING_PARTS, Results, Run, add_options, results
 from persia_wire import busiest, bytes_per_s, middle, short
 
 from girih import strategies
-from girih.config.file import RunConfig
+from girih.app.run_config import RunConfig
 from girih.errors import ConfigError
 from girih.planner.calibration import Calibration
 from girih.planner.plan import Plan

@@ -15,7 +15,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from girih.kernels.cpu.prefetch import LINE_BYTES, prefetch
+from girih.kernels.cpu.system import LINE_BYTES, prefetch
 
 AHEAD = (8, 16, 32, 64)
 

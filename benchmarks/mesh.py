@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import girih
-from girih.cluster.loader import Loader
 from girih.cluster.roles import RoleName
 from girih.comm.registry import find
 from girih.data import Dataset
 from girih.planner.plan import Plan
-from girih.sparse.service.codec import BatchCodec
+from girih.services.loader import Loader
+from girih.sparse.protocol import BatchCodec
 from girih.strategies.asynchronous import Asynchronous
-from girih.training.context import RunContext
+from girih.training.session import RunContext
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from girih.cluster.hosts import HostSpec
+from girih.cluster.roles import HostSpec
 
 PREFIX = f"g{os.getpid()}"
 """Of all names, so that benchmarks side by side leave each other alone."""

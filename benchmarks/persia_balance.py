@@ -28,8 +28,8 @@ from experiments import find_data
 from numpy.typing import NDArray
 from strategy_quality import CASES
 
-from girih.config.file import RunConfig
-from girih.data.shares import share_of
+from girih.app.run_config import RunConfig
+from girih.data.batch import share_of
 from girih.planner.placement import Placement, balanced, modulo
 from girih.sparse.routing.key_router import KeyRouter
 from girih.strategies.remote import RemoteStrategy

@@ -27,7 +27,7 @@ import harness
 import network
 from experiments import RUNNING_PARTS, Results, Run, add_options, results
 
-from girih.cluster.hosts import HostSpec
+from girih.cluster.roles import HostSpec
 
 SPACE = 10**12
 ROW_BYTES, SPARE_BYTES = 150, 3 << 30

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from experiments import Results, Run, add_options, best_valid, gap, pictures, results, show, spread
 from pictures import Chart, write_picture
 
-from girih.testing.click_log import click_log
+from girih.data.click_log import click_log
 
 EXPONENTS = (2.0, 1.2, 0.6)
 STALENESS = (0, 4, 16, 64)

@@ -34,10 +34,10 @@ import torch
 from experiments import show
 from torch.profiler import ProfilerActivity, profile
 
+from girih.app.run_config import RunConfig
 from girih.comm.group import TrainerGroup
-from girih.config.file import RunConfig
 from girih.kernels.cpu.jit import KERNELS
-from girih.runs.stats import Spans
+from girih.telemetry.stats import Spans
 
 PAPER = {"W&D": (100_039, 14_882, 16), "CAN": (381_364, 67_985, 19), "MMoE": (300_524, 75_217, 11)}
 """Operations of the baseline and of PICASSO, and packed embeddings."""

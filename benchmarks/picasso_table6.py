@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from picasso import Found
 from pictures import Chart, write_picture
 
-from girih.config.file import RunConfig
+from girih.app.run_config import RunConfig
 
 DATA = ("zipf", "kuairand")
 PAPER = {"256 MB": 0.09, "512 MB": 0.18, "1 GB": 0.24, "2 GB": 0.28, "4 GB": 0.31}

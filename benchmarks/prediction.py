@@ -42,7 +42,7 @@ from experiments import RUNNING_PARTS, Results, Run, add_options, results
 from persia_wire import bytes_per_s
 
 from girih import strategies
-from girih.config.file import RunConfig
+from girih.app.run_config import RunConfig
 from girih.planner.calibration import Calibration
 
 NO_LINK = "none"

@@ -27,8 +27,8 @@ import network
 import pyarrow.parquet as pq
 from two_versions import CONFIG, STRATEGIES
 
-from girih.cluster.hosts import HostSpec
-from girih.testing.click_log import click_log
+from girih.cluster.roles import HostSpec
+from girih.data.click_log import click_log
 
 PORT, CLIENT_PORT = 26479, 26480
 READY_S = 60.0

@@ -22,9 +22,9 @@ from ids import Shape
 
 from girih.checkpoint import name_of
 from girih.checkpoint.save import Content
-from girih.runs.checkpoints import RunCheckpoints
-from girih.runs.state import RunState
-from girih.runs.stats import Spans
+from girih.checkpoint.state import RunState
+from girih.telemetry.stats import Spans
+from girih.training.checkpoints import RunCheckpoints
 
 DIM, BATCHES, WARMUP, FEATURES = 16, 32, 10, 26
 

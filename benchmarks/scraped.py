@@ -26,8 +26,8 @@ import harness
 import pyarrow.parquet as pq
 from two_versions import CONFIG, STRATEGIES
 
-from girih.runs.live.place import TARGETS
-from girih.testing.click_log import click_log
+from girih.data.click_log import click_log
+from girih.telemetry.status_file import TARGETS
 
 EVERY_S = 1.0
 WITHOUT, QUIET, ASKED = "no port", "port, nobody asks", "port, asked every second"

@@ -29,7 +29,7 @@ from girih.sparse.halves.local import LocalSparse
 from girih.sparse.options import StoreOptions
 from girih.sparse.spec import SparseSpec
 from girih.store import Store
-from girih.testing.store_verbs import evict
+from support.store_verbs import evict
 
 LR = 0.05
 OPTIMIZERS: dict[str, SparseOptimizer] = {

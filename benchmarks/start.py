@@ -23,7 +23,7 @@ import harness
 import pyarrow.parquet as pq
 from two_versions import CONFIG, STRATEGIES
 
-from girih.testing.click_log import click_log
+from girih.data.click_log import click_log
 
 PHASES = ("children", "trainer", "group", "roles", "step")
 LOOK_S = 0.005

@@ -43,7 +43,7 @@ from experiments import (
 )
 from pictures import Chart, write_picture
 
-from girih.testing.click_log import click_log
+from girih.data.click_log import click_log
 
 TUNED, REPORTED = 1, (2, 3, 4)
 FACTORS = (0.5, 1.0, 2.0)

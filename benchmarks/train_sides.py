@@ -21,13 +21,13 @@ from torch import Tensor, nn
 import girih
 from girih import models
 from girih.data import Batch
+from girih.dense.half import DenseSpec
 from girih.dense.halves.replica import Replica
-from girih.dense.spec import DenseSpec
 from girih.models import Block, Embeddings, needs_of
-from girih.runs.stats import Spans
 from girih.sparse.halves.local import LocalSparse
 from girih.sparse.options import StoreOptions
 from girih.sparse.spec import SparseSpec
+from girih.telemetry.stats import Spans
 from girih.training.schedules import in_step
 
 NUMERIC = 13

@@ -24,10 +24,9 @@ import phases
 import tomli_w
 import torch
 
+from girih.app.run_config import RunConfig
 from girih.cluster.cluster import Cluster
-from girih.cluster.hosts import HostSpec, host_of
-from girih.cluster.roles import RoleName
-from girih.config.file import RunConfig
+from girih.cluster.roles import HostSpec, RoleName, host_of
 
 
 def train_all(

@@ -22,7 +22,7 @@ from statistics import median
 
 import pyarrow.parquet as pq
 
-from girih.testing.click_log import click_log
+from girih.data.click_log import click_log
 
 STRATEGIES = ("local", "synchronous", "substitution", "hybrid", "asynchronous")
 FEATURE = '[[features]]\nname = "{}"\nkind = "categorical"\ndim = 16\n'

@@ -28,8 +28,8 @@ import pyarrow.parquet as pq
 import torch
 
 import girih
+from girih.app.run_config import RunConfig
 from girih.config import write_toml
-from girih.config.file import RunConfig
 from girih.data import Dataset
 
 PHASES = ("read", "pull", "forward", "backward", "push", "apply")

@@ -41,10 +41,11 @@ import numpy as np
 from experiments import markdown
 from numpy.typing import NDArray
 
-from girih.comm import endpoints
-from girih.comm.codecs import index_codec, value_codec
+from girih.comm import service
+from girih.comm.codecs import rows as index_codec
+from girih.comm.codecs import rows as value_codec
 from girih.comm.rpc import Client, Request
-from girih.testing import inproc
+from support import inproc
 
 SECRET = b"of this benchmark"
 MEGABYTE = 1_000_000
@@ -150,9 +151,9 @@ def serve(sizes: list[int]) -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as raw,
         socket.create_server(("127.0.0.1", 0)) as empty,
-        endpoints.listen(answer, secret=SECRET) as tcp,
-        endpoints.listen(answer, address="tls://127.0.0.1:*", secret=SECRET) as tls,
-        endpoints.listen(answer, address="shm://", secret=SECRET) as shared,
+        service.listen(answer, secret=SECRET) as tcp,
+        service.listen(answer, address="tls://127.0.0.1:*", secret=SECRET) as tls,
+        service.listen(answer, address="shm://", secret=SECRET) as shared,
     ):
         zeromq = listen_zeromq(answer.source)
         ports = [listener.getsockname()[1] for listener in (raw, empty)]
@@ -265,7 +266,7 @@ def measured(report: harness.Report, options: argparse.Namespace) -> tuple[Times
             asks[ZEROMQ], empty[ZEROMQ] = ask_zeromq(requests, source), ask_zeromq(requests, None)
         server = stack.enter_context(inproc.listen(Answer(num_back), secret=SECRET))
         clients = {
-            name: stack.enter_context(endpoints.connect(address, secret=SECRET))
+            name: stack.enter_context(service.connect(address, secret=SECRET))
             for name, address in zip((TCP, "TLS", "shared memory"), addresses, strict=True)
         } | {NEAR: stack.enter_context(inproc.connect(server.address, secret=SECRET))}
         asks |= {name: ask_wire(client, source) for name, client in clients.items()}

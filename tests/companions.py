@@ -21,13 +21,13 @@ import pytest
 
 from girih.comm.registry import LocalRegistry, RegistryServer
 from girih.comm.registry.remote import RemoteRegistry
-from girih.dense.accel import dynamo
+from girih.dense.accel import process_settings
 
 ALL_S = int(os.environ.get("GIRIH_PATIENCE_S", "120"))
 """How long all of them may take: more where kernels are compiled first, or a machine is busy."""
 SECRET = b"of these companions"
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["girih.trainer", "girih.config.file", "girih.comm.group", "pytest"])
+FORKS.set_forkserver_preload(["girih.trainer", "girih.app.run_config", "girih.comm.group", "pytest"])
 
 
 class Companion:
@@ -70,7 +70,7 @@ def call(function, pipe, files, environment, arguments):
     sys.stdout, sys.stderr = (open(number, "w", 1, closefd=False) for number in (1, 2))  # noqa: SIM115
     faulthandler.enable(sys.stderr)
     gc.freeze()  # as in conftest.py
-    dynamo.load_late()  # as in a trainer's own process
+    process_settings.load_late()  # as in a trainer's own process
     function(pipe, *arguments)
 
 

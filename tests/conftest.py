@@ -13,9 +13,13 @@ import fsspec
 import pyarrow.parquet as pq
 import pytest
 
+TESTS = str(Path(__file__).parent)
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, [TESTS, os.environ.get("PYTHONPATH")])
+)  # processes import support
 gc.disable()  # until all modules are imported; see pytest_collection
 
-from girih.testing.click_log import click_log  # noqa: E402
+from girih.data.click_log import click_log  # noqa: E402
 
 CONFIG = """
 [data]
@@ -81,7 +85,6 @@ NEED_TORCH = [
     "comm/test_group.py",
     "comm/test_pinned.py",
     "comm/test_tensor_codecs.py",
-    "config/test_config_file.py",
 ]
 """Files left out without torch, in folders whose other tests run there: see ``make test-newest``."""
 collect_ignore = NEED_TORCH if importlib.util.find_spec("torch") is None else []

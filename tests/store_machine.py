@@ -16,8 +16,8 @@ from girih.errors import ConfigError
 from girih.kernels.cpu.jit import JIT_DISABLED
 from girih.store import GroupSpec, Heap, Segment, Store, TableSpec
 from girih.tables import LFU, LRU, TTL, Constant, Fixed, MinCount, Normal, Probability, Uniform, Zeros
-from girih.testing.fake_store import FakeStore
-from girih.testing.store_verbs import contents, evict, look, read_snapshot, write_snapshot
+from support.fake_store import FakeStore
+from support.store_verbs import contents, evict, look, read_snapshot, write_snapshot
 
 EXTREMES = [0, -1, 1, 2**63 - 1, -(2**63), 2**32, -(2**32)]
 IDS = st.one_of(st.integers(0, 40), st.sampled_from(EXTREMES), st.integers(-(2**63), 2**63 - 1))

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import girih
-from girih.config.file import RunConfig
+from girih.app.run_config import RunConfig
 from girih.errors import CheckpointError, ConfigError, NonFiniteError
-from girih.testing.store_verbs import contents
+from support.store_verbs import contents
 
 
 def settings_of(directory, *overrides):

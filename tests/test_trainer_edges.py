@@ -9,9 +9,9 @@ import torch
 
 import girih
 from girih import checkpoint
+from girih.app.run_config import RunConfig
 from girih.checkpoint.save import Save
 from girih.cluster.cluster import Cluster
-from girih.config.file import RunConfig
 from girih.errors import (
     CheckpointError,
     ConfigError,

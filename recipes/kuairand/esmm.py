@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from girih.config.file import RunConfig
+from girih.app.run_config import RunConfig
 from girih.metrics import Scores
 
 CONFIG = Path(__file__).with_name("kuairand.toml")

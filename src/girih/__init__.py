@@ -6,14 +6,13 @@ Names are loaded on first use: importing girih imports neither torch nor numba.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from girih.dense.accel import openmp
+from girih.dense.accel import process_settings
 from girih.version import __version__
 
 if TYPE_CHECKING:
     from girih import errors, models, nn, optim, tables
     from girih.checkpoint import CheckpointOptions
-    from girih.config.schedule import ScheduleOptions
-    from girih.config.train import EarlyStopping, TrainOptions
+    from girih.config.train import EarlyStopping, ScheduleOptions, TrainOptions
     from girih.data import (
         Dataset,
         read_arrow,
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
         read_parquet,
     )
     from girih.metrics import Metrics
-    from girih.publishing.options import PublishOptions
+    from girih.publishing.log import PublishOptions
     from girih.runs.callbacks import Callback, MLflow, TensorBoard, WandB
     from girih.schema import Categorical, Labels, Numeric, Schema, Sequence
     from girih.serving.loaded import LoadedModel, load
@@ -99,9 +98,8 @@ _HOMES = {
         "read_parquet",
     ),
     "girih.metrics": ("Metrics",),
-    "girih.publishing.options": ("PublishOptions",),
-    "girih.config.schedule": ("ScheduleOptions",),
-    "girih.config.train": ("EarlyStopping", "TrainOptions"),
+    "girih.publishing.log": ("PublishOptions",),
+    "girih.config.train": ("EarlyStopping", "ScheduleOptions", "TrainOptions"),
     "girih.schema": ("Categorical", "Labels", "Numeric", "Schema", "Sequence"),
     "girih.serving.loaded": ("LoadedModel", "load"),
     "girih.sparse.options": ("StoreOptions",),
@@ -116,7 +114,7 @@ _HOMES = {
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-openmp.sleep_soon()
+process_settings.sleep_soon()
 
 
 def __getattr__(name: str) -> Any:

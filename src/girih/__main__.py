@@ -14,7 +14,7 @@ if sys.version_info < (3, 11):  # noqa: UP036
 if not sys.flags.safe_path:
     sys.path.append(sys.path.pop(0))
 
-from girih.cluster.pipe import bind_life
+from girih.processes.pipe import bind_life
 
 bind_life()
 

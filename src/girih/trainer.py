@@ -16,39 +16,37 @@ from torch import nn
 from girih import checkpoint, config
 from girih.checkpoint import CheckpointOptions, Storage
 from girih.checkpoint.save import Save
+from girih.checkpoint.state import RunState
 from girih.cluster.cluster import Cluster
 from girih.cluster.roles import RoleName
-from girih.config.metrics import MetricsOptions
-from girih.config.schedule import ScheduleOptions
-from girih.config.train import Steps, TrainOptions
+from girih.config.train import MetricsOptions, ScheduleOptions, Steps, TrainOptions
 from girih.data import Batch, Dataset
-from girih.dense.accel.primitives import keep_few
+from girih.dense.accel.process_settings import keep_few
 from girih.dense.half import DenseHalf
 from girih.dense.options import OptimizerFactory
 from girih.errors import ConfigError
+from girih.lifecycle.inheriting import Inherited
+from girih.lifecycle.planning import facts_of, joined
+from girih.lifecycle.pricing import Calibrated
+from girih.lifecycle.run import TrainingRun
 from girih.metrics import Metrics
 from girih.optim import SparseOptimizer
 from girih.planner.plan import Plan
-from girih.publishing.options import PublishOptions
+from girih.publishing.log import PublishOptions
 from girih.runs.callbacks import Callback, TensorBoard
 from girih.runs.directory import RunDirectory
-from girih.runs.live.place import ProcessId, StatusTarget
-from girih.runs.live.shower import StatusWriter
-from girih.runs.state import RunState
-from girih.runs.stats import Spans, Stats
 from girih.schema import Schema
 from girih.sparse.half import SparseHalf
 from girih.sparse.halves.local import LocalSparse
 from girih.sparse.options import StoreOptions
 from girih.strategies import Strategy, roles_of
 from girih.strategies.local import Local
+from girih.telemetry.stats import Spans, Stats
+from girih.telemetry.status_file import ProcessId, StatusTarget
+from girih.telemetry.status_writer import StatusWriter
 from girih.training import evaluation
-from girih.training.context import RunContext
-from girih.training.inheriting import Inherited
 from girih.training.learning_rate import LearningRate
-from girih.training.planning import facts_of, joined
-from girih.training.pricing import Calibrated
-from girih.training.run import TrainingRun
+from girih.training.session import RunContext
 from girih.training.shown import shown
 from girih.training.specs import (
     check_watched,
@@ -130,7 +128,7 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
         expect("store", store, StoreOptions | None, "girih.StoreOptions(...)")
         expect("checkpoints", checkpoints, CheckpointOptions | None, "girih.CheckpointOptions(...)")
         expect("plan", plan, Plan | None, "a plan, as girih plan prints it")
-        expect("metrics", metrics, MetricsOptions | None, "girih.config.metrics.MetricsOptions(...)")
+        expect("metrics", metrics, MetricsOptions | None, "girih.config.train.MetricsOptions(...)")
         expect("publish", publish, PublishOptions | None, "girih.PublishOptions(to=...)")
         self.model = model
         self.schema = schema_of(model, schema)
@@ -224,7 +222,7 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
             ConfigError: anything unknown, missing or of the wrong type. MissingFileError, DataError: files of the data.
             RunDirectoryError: the run directory is not empty, or cannot be written.
         """
-        from girih.training.from_config import trainer_of
+        from girih.app.from_config import trainer_of
 
         return trainer_of(
             Path(path), overrides, strategy=strategy, run=run, callbacks=callbacks, progress=progress

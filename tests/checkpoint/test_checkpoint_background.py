@@ -11,13 +11,13 @@ import pytest
 
 from companions import killed
 from girih import checkpoint
+from girih.app.run_config import RunConfig
 from girih.checkpoint import Storage
-from girih.config.file import RunConfig
 from girih.errors import StorageFullError
 from girih.sparse.groups import local_shards
 from girih.store import Snapshot
 from girih.store.snapshot.tensorfile import TensorWriter
-from girih.testing.store_verbs import contents
+from support.store_verbs import contents
 
 TABLES = (
     "tables=[{name='user', eviction={name='lru', max_rows=120}}, {name='item', eviction={name='lfu', max_rows=120}},"

@@ -1,9 +1,9 @@
 import pytest
 
 from girih import checkpoint
+from girih.app.run_config import RunConfig
 from girih.checkpoint import Manifest, Storage
 from girih.checkpoint.save import save_manifest
-from girih.config.file import RunConfig
 from girih.errors import CheckpointError, MissingFileError
 
 

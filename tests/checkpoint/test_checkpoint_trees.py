@@ -4,7 +4,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from girih.checkpoint import trees
+from girih.checkpoint import save
 
 leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 nested = st.recursive(
@@ -38,12 +38,12 @@ def same(one, other):
 
 @settings(deadline=None)
 @given(nested)
-@example({trees.ITEMS: None})
-@example({trees.TENSOR: "a tensor"})
+@example({save.ITEMS: None})
+@example({save.TENSOR: "a tensor"})
 def test_split_and_join_are_inverse_through_json(tree):
     tree = with_tensors(tree)
-    plain, tensors = trees.split(tree)
-    assert same(trees.join(json.loads(json.dumps(plain)), tensors), tree)
+    plain, tensors = save.split(tree)
+    assert same(save.join(json.loads(json.dumps(plain)), tensors), tree)
 
 
 def test_an_optimizer_state_survives():
@@ -51,15 +51,15 @@ def test_an_optimizer_state_survives():
     optimizer = torch.optim.Adam(layer.parameters(), lr=0.1)
     layer(torch.ones(1, 3)).sum().backward()
     optimizer.step()
-    plain, tensors = trees.split(optimizer.state_dict())
+    plain, tensors = save.split(optimizer.state_dict())
     other = torch.optim.Adam(torch.nn.Linear(3, 2).parameters())
-    other.load_state_dict(trees.join(json.loads(json.dumps(plain)), tensors))
+    other.load_state_dict(save.join(json.loads(json.dumps(plain)), tensors))
     assert same(other.state_dict()["state"], optimizer.state_dict()["state"])
     assert other.param_groups[0]["lr"] == 0.1
 
 
 def test_keys_that_give_tensors_the_same_path_keep_their_own():
     tree = {"a": {"b": torch.ones(2)}, "a.b": torch.zeros(2), "n": {1: torch.ones(3), "1": torch.zeros(3)}}
-    plain, tensors = trees.split(tree)
-    assert same(trees.join(json.loads(json.dumps(plain)), tensors), tree)
+    plain, tensors = save.split(tree)
+    assert same(save.join(json.loads(json.dumps(plain)), tensors), tree)
     assert "a.b" in tensors  # what has a path of its own is called by it

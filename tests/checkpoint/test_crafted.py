@@ -13,8 +13,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from girih import cli
+from girih.app.run_config import RunConfig
 from girih.checkpoint import Storage, seal
-from girih.config.file import RunConfig
 from girih.errors import CheckpointError, UserError
 
 NESTED = json.loads("[" * 900 + "]" * 900)

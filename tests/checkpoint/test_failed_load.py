@@ -8,18 +8,17 @@ import torch
 
 from girih.checkpoint import Storage
 from girih.checkpoint.load import LoadedCheckpoint
-from girih.comm.endpoints import connect
+from girih.checkpoint.state import RunState
 from girih.comm.group import TrainerGroup
 from girih.comm.registry import LocalRegistry
-from girih.comm.serving import Service
-from girih.dense.halves.hogwild import HogwildReplica
-from girih.dense.service.dense_server import DenseServer
+from girih.comm.service import Service, connect
 from girih.errors import CheckpointError
-from girih.runs.state import RunState
-from girih.runs.stats import Stats
+from girih.hierarchical.hogwild import HogwildReplica
+from girih.services.dense_server import DenseServer
 from girih.sparse.halves.remote import RemoteSparse
-from girih.sparse.service.protocol import SparseVerb
-from girih.testing.dense_suite import case, dense_spec
+from girih.sparse.protocol import SparseVerb
+from girih.telemetry.stats import Stats
+from support.dense_suite import case, dense_spec
 
 SECRET = b"of this run"
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from girih.checkpoint import Storage, storage
-from girih.checkpoint.parts_upload import PartsUpload
+from girih.checkpoint.storage import PartsUpload
 from girih.errors import CheckpointError, MissingFileError
 from girih.optim import Adagrad
 from girih.store import GroupSpec, Segment, SnapshotFile, Store, TableSpec, write_rows

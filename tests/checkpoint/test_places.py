@@ -10,8 +10,8 @@ import pytest
 
 from companions import killed
 from girih import checkpoint
+from girih.app.run_config import RunConfig
 from girih.checkpoint import Manifest, Storage
-from girih.config.file import RunConfig
 from girih.errors import CheckpointError
 
 

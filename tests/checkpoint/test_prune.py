@@ -8,7 +8,7 @@ import pytest
 import girih
 from girih import cli
 from girih.checkpoint import Manifest, Storage
-from girih.testing.store_verbs import read_snapshot
+from support.store_verbs import read_snapshot
 
 META = ("ids", "tables", "counts", "last_used", "embedding", "embedding.sum")
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from girih.app.run_config import RunConfig
 from girih.cli import bench
 from girih.config import write_toml
-from girih.config.file import RunConfig
 from girih.planner.calibration import Calibration
 from girih.planner.plan import Plan
 
@@ -239,7 +239,7 @@ def test_groups_run_over_links_and_are_kept(tmp_path):
 def test_quality_runs_on_a_log(tmp_path, monkeypatch):
     import pyarrow.parquet as pq
 
-    from girih.testing.click_log import click_log
+    from girih.data.click_log import click_log
 
     for split, start in (("train", 0), ("valid", 1), ("test", 2)):
         pq.write_table(click_log(8192, start=8192 * start)[0], tmp_path / f"{split}.parquet")

@@ -12,9 +12,9 @@ from itertools import islice
 import numpy as np
 import pytest
 
+from girih.app.run_config import RunConfig
 from girih.cli import bench
 from girih.config import write_toml
-from girih.config.file import RunConfig
 
 pytestmark = pytest.mark.usefixtures("folder")
 

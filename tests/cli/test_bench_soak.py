@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from girih.cli import bench
-from girih.testing.click_log import click_log
+from girih.data.click_log import click_log
 
 pytestmark = pytest.mark.usefixtures("folder")
 

@@ -10,13 +10,13 @@ from dataclasses import replace
 import pytest
 
 from girih import cli
+from girih.app.codec_speeds import measure_codec
+from girih.app.probe import ways
+from girih.app.run_config import RunConfig
 from girih.comm.codecs import BFloat16, TopK
-from girih.config.file import RunConfig
 from girih.planner.calibration import LINKS, Calibration, CodecSpeed, Link, Rate, StepWork
 from girih.planner.facts import DenseCost
 from girih.report.text import short
-from girih.runs.codec_speeds import measure_codec
-from girih.training.probe import ways
 
 TWO = ("--set", "strategy.trainers=2")
 

@@ -3,9 +3,9 @@
 import pytest
 
 from girih import cli
-from girih.config.file import RunConfig
+from girih.app.run_config import RunConfig
 from girih.store.accounting import disk_bytes
-from girih.testing.store_verbs import read_snapshot
+from support.store_verbs import read_snapshot
 
 
 def run(*words):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from girih import cli
-from girih.cli import gpus
+from girih.cli import info
 
 H200 = SimpleNamespace(name="NVIDIA H200", total_memory=139 << 30, major=9, minor=0)
 
@@ -22,8 +22,8 @@ def found(monkeypatch):
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda which: H200)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
         monkeypatch.setattr(torch.version, "cuda", "13.0")
-        monkeypatch.setattr(gpus, "_nccl", lambda: "2.28.9")
-        monkeypatch.setattr(gpus, "_has_triton", lambda: triton)
+        monkeypatch.setattr(info, "_nccl", lambda: "2.28.9")
+        monkeypatch.setattr(info, "_has_triton", lambda: triton)
 
     return find
 
@@ -40,23 +40,23 @@ def test_a_gpu_is_named_and_what_runs_on_it(found, capsys):
 
 def test_every_gpu_has_a_line(found):
     found(3)
-    rows = gpus.described()
+    rows = info.described()
     assert {"gpu", "gpu 1", "gpu 2"} <= rows.keys()
     assert "up to 3 trainers" in rows["on a gpu"]
 
 
 def test_what_keeps_rows_away_is_said(found, monkeypatch):
     found(1, capability=(6, 1))
-    assert "capability 7.0 or more" in gpus.described()["on a gpu"]
+    assert "capability 7.0 or more" in info.described()["on a gpu"]
     found(1, triton=False)
-    assert "rows need triton" in gpus.described()["on a gpu"]
+    assert "rows need triton" in info.described()["on a gpu"]
     found(0)
-    assert gpus.described() == {
+    assert info.described() == {
         "gpu": "none that torch can use",
         "on a gpu": "nothing: train.device = 'cuda' and store.tiers = ['gpu'] are refused",
     }
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert "is interpreted on this processor" in gpus.described()["on a gpu"]
+    assert "is interpreted on this processor" in info.described()["on a gpu"]
     found(1)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert "rows are interpreted on this processor" in gpus.described()["on a gpu"]
+    assert "rows are interpreted on this processor" in info.described()["on a gpu"]

@@ -8,13 +8,13 @@ import time
 
 import pytest
 
-from girih.cluster.elastic import requests
-from girih.cluster.elastic.autoscale import HOLD, LOOKS, Autoscaler, Change, decided, out_of_bounds
+from girih.cluster.autoscale import HOLD, LOOKS, Autoscaler, Change, decided, out_of_bounds
 from girih.cluster.options import ClusterOptions
 from girih.config import build
 from girih.errors import ConfigError
-from girih.runs.live.bottleneck import BOTTLENECK, busy_of
-from girih.runs.live.reading import read_all
+from girih.runs import scale_requests
+from girih.telemetry.peer_status import BOTTLENECK, busy_of
+from girih.telemetry.status_file import read_all
 
 COUNTS = {"trainer": 1, "embedding-server": 1, "embedding-worker": 2, "loader": 1}
 BOUNDS = {"embedding-server": (1, 2), "embedding-worker": (1, 3)}
@@ -124,7 +124,7 @@ class Site:
             show(self.run, "loader", busy, index=index, cores=cores)
         self.examples, self.train_s = self.examples + rate, self.train_s + 1.0
         self.scaler.look(self.counts, self.examples, self.train_s)
-        found = requests.pending(self.run)
+        found = scale_requests.pending(self.run)
         return None if found is None else (dict(found.counts), found.why)
 
     def until_asked(self, busy, rate=100, **seen):
@@ -134,8 +134,8 @@ class Site:
 
     def done(self):
         """Has the request done, and the autoscaler see it."""
-        request = requests.pending(self.run)
-        requests.end(self.run, requests.begin(self.run, request, 1, self.counts))
+        request = scale_requests.pending(self.run)
+        scale_requests.end(self.run, scale_requests.begin(self.run, request, 1, self.counts))
         for index in range(max(self.counts["loader"], request.counts["loader"])):
             (self.run / "live" / f"loader-{index}.json").unlink(missing_ok=True)
         self.counts = dict(request.counts)
@@ -197,7 +197,7 @@ def test_a_change_that_brought_nothing_is_taken_back_and_not_tried_again_soon(si
     assert until_s - time.monotonic() == pytest.approx(HOLD * 2 * 1.0, abs=5.0)
     site.scaler._every_s, site.scaler._held_s = 0.0, {}
     assert site.until_asked(1.0)[0] == {"loader": 2}
-    told = [(each["roles"], each["why"]) for each in requests.history(site.run)]
+    told = [(each["roles"], each["why"]) for each in scale_requests.history(site.run)]
     assert [roles for roles, _ in told] == [{"loader": [1, 2]}, {"loader": [2, 1]}]
     assert all(why for _, why in told)
 
@@ -238,7 +238,7 @@ def test_no_process_comes_where_no_core_is_left_unless_that_is_said(tmp_path, ca
 
 def test_what_is_refused_is_told_and_not_asked_for_again(site, caplog):
     site.until_asked(1.0)
-    requests.refuse(site.run, requests.pending(site.run), "no room")
+    scale_requests.refuse(site.run, scale_requests.pending(site.run), "no room")
     site.goes_on()
     assert "autoscale: loader 1 → 2 is refused: no room" in caplog.text
     site.scaler._held_s = {key: time.monotonic() + 60 for key in site.scaler._held_s}
@@ -246,13 +246,13 @@ def test_what_is_refused_is_told_and_not_asked_for_again(site, caplog):
 
 
 def test_a_user_who_asks_meanwhile_comes_first(site):
-    user = requests.ask(site.run, {"loader": 2})
+    user = scale_requests.ask(site.run, {"loader": 2})
     for _ in range(2 * LOOKS):
         site.window(1.0)
-    assert requests.pending(site.run) == user
+    assert scale_requests.pending(site.run) == user
     site.done()
     assert site.scaler._judged is None  # nobody judges what a user wants
-    assert requests.history(site.run)[0]["why"] == ""
+    assert scale_requests.history(site.run)[0]["why"] == ""
 
 
 def test_options_are_checked():

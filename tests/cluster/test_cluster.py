@@ -12,11 +12,11 @@ import pytest
 
 from girih.cluster import cluster, supervisor
 from girih.cluster.cluster import RENDEZVOUS, Cluster
-from girih.comm.endpoints import connect, listen
 from girih.comm.registry import LocalRegistry, find
 from girih.comm.registry.remote import RemoteRegistry
+from girih.comm.service import connect, listen
 from girih.errors import ConfigError, RoleError, WireTimeout
-from girih.testing.acting import Acting
+from support.acting import Acting
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """Where processes are to run."""
 
-from girih.cluster.hosts import HostSpec, host_of
+from girih.cluster.roles import HostSpec, host_of
 
 
 def test_a_process_has_the_host_of_its_title_or_of_its_role_or_this_one():

@@ -8,15 +8,14 @@ import time
 
 import pytest
 
-from girih.cluster.hosts import HostSpec
 from girih.cluster.launchers.launcher import Resources
 from girih.cluster.launchers.local import LocalLauncher
-from girih.cluster.roles import RoleName, title
+from girih.cluster.roles import HostSpec, RoleName, title
 from girih.cluster.supervisor import Supervisor
 from girih.comm.registry import Entry, LocalRegistry, find
 from girih.errors import ConfigError, RoleError
-from girih.testing.acting import Acting
-from girih.testing.launcher_suite import LauncherSuite
+from support.acting import Acting
+from support.launcher_suite import LauncherSuite
 
 TOLD_S = 60
 
@@ -171,7 +170,7 @@ def test_an_end_that_is_expected_is_no_failure(told):
 
 
 def test_only_the_first_trainer_has_the_terminal_and_each_learns_where_the_run_is(capfd):
-    say = "import os; from girih.cluster.pipe import Pipe; print(Pipe.inherited().receive(), os.getpgid(0) == os.getpgrp())"
+    say = "import os; from girih.processes.pipe import Pipe; print(Pipe.inherited().receive(), os.getpgid(0) == os.getpgrp())"
     launcher = LocalLauncher(trainer=[sys.executable, "-c", say], num_trainers=2, hello={"registry": "here"})
     first, second = (launcher.start(RoleName.TRAINER, index, 0, Resources(None)) for index in (0, 1))
     assert [each.wait(TOLD_S) for each in (first, second)] == [0, 0]

@@ -13,10 +13,10 @@ from girih.cluster.launchers.launcher import Resources  # noqa: E402
 from girih.cluster.launchers.ray.launcher import RayCluster, RayLauncher  # noqa: E402
 from girih.cluster.options import ClusterOptions, RoleResources  # noqa: E402
 from girih.cluster.roles import RoleName  # noqa: E402
-from girih.cluster.segments import hold, new_prefix_of_nodes  # noqa: E402
 from girih.errors import ConfigError  # noqa: E402
-from girih.testing import launcher_suite  # noqa: E402
-from girih.testing.launcher_suite import LauncherSuite  # noqa: E402
+from girih.processes.segments import hold, new_prefix_of_nodes  # noqa: E402
+from support import launcher_suite  # noqa: E402
+from support.launcher_suite import LauncherSuite  # noqa: E402
 
 pytestmark = pytest.mark.slow
 

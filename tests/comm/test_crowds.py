@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from wiretap import Listening, dial, ended
 
-from girih.comm.endpoints import connect, dialer, listen
 from girih.comm.rpc import Frame
 from girih.comm.rpc import server as server_module
-from girih.comm.rpc import strangers as strangers_module
+from girih.comm.rpc import server as strangers_module
 from girih.comm.rpc.frames import Header, PackedFrame, Status, unpack
-from girih.comm.rpc.handshake import HELLO_BYTES, Hello
-from girih.testing.transport_ends import until
+from girih.comm.rpc.transport import HELLO_BYTES, Hello
+from girih.comm.service import connect, dialer, listen
+from support.transport_ends import until
 
 SECRET = b"of this run, and of no other"
 CROWD = 3000

@@ -6,8 +6,7 @@ import torch
 
 from companions import together
 from girih.comm.group import TrainerGroup
-from girih.comm.group.between_hosts import BetweenHosts
-from girih.comm.group.exchange import DirectExchange
+from girih.comm.group.exchange import BetweenHosts, DirectExchange
 
 SIZE, NUM_COUNTS = 5, 2
 HOSTS = ("aaabb", "abaab", "abcab", "abbbb")

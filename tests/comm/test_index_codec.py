@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from girih.comm.codecs.index_codec import pack, unpack
+from girih.comm.codecs.rows import pack, unpack
 from girih.errors import WireError
 
 

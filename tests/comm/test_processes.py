@@ -15,28 +15,28 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from girih.comm import endpoints
-from girih.comm.endpoints import connect, listen
+from girih.comm import service
 from girih.comm.rpc import server as server_module
-from girih.comm.transports import lanes
+from girih.comm.service import connect, listen
+from girih.comm.transports import shared_memory
 from girih.comm.transports.addresses import parse_address
-from girih.comm.transports.lanes import LaneFile
+from girih.comm.transports.shared_memory import LaneFile
 from girih.comm.transports.sockets import SocketListener
 from girih.errors import Lost, WireError, WireTimeout
-from girih.testing import inproc
-from girih.testing.transport_ends import until
+from support import inproc
+from support.transport_ends import until
 
 SECRET = b"of this run"
 SERVER = """
 import sys, threading
-from girih.comm.endpoints import listen
+from girih.comm.service import listen
 server = listen(lambda r: r.reply(r.frame.fields, r.frame.arrays), address=sys.argv[1], secret=b"of this run")
 print(server.address, flush=True)
 threading.Event().wait()
 """
 SLOW_SERVER = """
 import sys, threading
-from girih.comm.endpoints import listen
+from girih.comm.service import listen
 server = listen(lambda r: r.frame.kind or r.reply(), address=sys.argv[1], secret=b"of this run")
 print(server.address, flush=True)
 threading.Event().wait()
@@ -44,7 +44,7 @@ threading.Event().wait()
 CLIENT = """
 import sys, threading
 import numpy as np
-from girih.comm.endpoints import connect
+from girih.comm.service import connect
 client = connect(sys.argv[1], secret=b"of this run")
 held = client.call(1, (), (np.zeros(100_000),)).wait(10)
 print("there", flush=True)
@@ -186,7 +186,7 @@ def test_a_killed_client_of_tcp_is_forgotten(child, monkeypatch):
 @pytest.mark.parametrize("waits", [True, False])
 def test_a_client_that_fails_raises_at_all_replies(address, waits, monkeypatch):
     held = queue.Queue()
-    ends = inproc if address.startswith("inproc") else endpoints
+    ends = inproc if address.startswith("inproc") else service
     with ends.listen(held.put, address=address, secret=SECRET) as server:
         client = ends.connect(server.address, secret=SECRET)
         calls = [client.call(n) for n in range(3)]
@@ -280,7 +280,7 @@ def test_a_host_without_shared_memory_uses_the_socket(monkeypatch, caplog):
 def test_files_and_threads_are_closed():
     before = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").is_dir() else 0
     threads = threading.active_count()
-    for ends, address in ((endpoints, "tcp://127.0.0.1:*"), (endpoints, "shm://"), (inproc, "inproc://*")):
+    for ends, address in ((service, "tcp://127.0.0.1:*"), (service, "shm://"), (inproc, "inproc://*")):
         for _ in range(3):
             with ends.listen(lambda r: r.reply(), address=address, secret=SECRET) as server:
                 for _ in range(3):
@@ -294,9 +294,9 @@ def test_files_and_threads_are_closed():
 class TestLanes:
     @pytest.fixture
     def lane(self):
-        made = lanes.LaneFile.make(1 << 20)
-        other = lanes.LaneFile(os.dup(made.file))
-        outward = lanes.OutLane(made)
+        made = shared_memory.LaneFile.make(1 << 20)
+        other = shared_memory.LaneFile(os.dup(made.file))
+        outward = shared_memory.OutLane(made)
         yield outward, other
         outward.close()
         other.close()
@@ -340,7 +340,7 @@ class TestLanes:
 
     def test_a_file_that_is_no_lane_is_refused(self, tmp_path):
         with open(tmp_path / "file", "wb+") as file, pytest.raises(WireError, match="no lane"):
-            lanes.LaneFile(file.fileno())
+            shared_memory.LaneFile(file.fileno())
 
 
 def descriptors():
@@ -351,7 +351,7 @@ def test_an_address_that_is_none_leaves_no_descriptor():
     before = descriptors()
     for _ in range(5):
         with pytest.raises(WireError):
-            endpoints.connect("nonsense", secret=SECRET)
+            service.connect("nonsense", secret=SECRET)
     assert descriptors() == before
 
 

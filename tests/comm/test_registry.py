@@ -23,7 +23,7 @@ from girih.comm.registry import remote as remote_module
 from girih.comm.registry.remote import RemoteRegistry
 from girih.comm.rpc import server as server_module
 from girih.errors import WireError, WireTimeout
-from girih.testing.transport_ends import until
+from support.transport_ends import until
 
 SECRET = b"of this run"
 

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from wiretap import Listening, dial, ended
 
-from girih.comm.endpoints import connect, dialer, listen
 from girih.comm.rpc import server as server_module
-from girih.comm.rpc.handshake import CHALLENGE_BYTES, HELLO_BYTES, Hello, pack_hello
+from girih.comm.rpc.transport import CHALLENGE_BYTES, HELLO_BYTES, Hello, pack_hello
+from girih.comm.service import connect, dialer, listen
 from girih.comm.transports.streams import laid_out
 from girih.errors import WireError, WireTimeout
-from girih.testing.transport_ends import until
+from support.transport_ends import until
 
 SECRET = b"of this run, and of no other"
 
@@ -128,7 +128,7 @@ def test_a_crowd_of_strangers_keeps_others_waiting_for_a_moment_only(server, mon
 
 WITHOUT_DESCRIPTORS = """
 import os, resource, sys, time
-from girih.comm.endpoints import listen
+from girih.comm.service import listen
 server = listen(lambda r: r.reply(), secret=b"of this run, and of no other")
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 taken = []

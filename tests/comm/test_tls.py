@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from wiretap import Listening, dial, ended
 
-from girih.comm.endpoints import connect, dialer, listen
 from girih.comm.registry import LocalRegistry, RegistryServer
 from girih.comm.registry.remote import RemoteRegistry
-from girih.comm.rpc.handshake import HELLO_BYTES, Hello
+from girih.comm.rpc.transport import HELLO_BYTES, Hello
+from girih.comm.service import connect, dialer, listen
 from girih.comm.transports import tls
 from girih.errors import ConfigError, WireError, WireTimeout
-from girih.testing.transport_ends import until
+from support.transport_ends import until
 
 SECRET = b"of this run, and of no other"
 WORD = b"a row that nobody else is to read" * 1000

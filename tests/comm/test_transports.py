@@ -1,7 +1,7 @@
 """All transports under one suite."""
 
-from girih.testing import inproc
-from girih.testing.transports import TransportSuite
+from support import inproc
+from support.transports import TransportSuite
 
 
 class TestTCP(TransportSuite):

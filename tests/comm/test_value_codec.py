@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from girih.comm.codecs.value_codec import KAPPA, grow, shrink
+from girih.comm.codecs.rows import KAPPA, grow, shrink
 from girih.errors import WireError
 
 TINY = float(np.finfo(np.float32).smallest_subnormal)

@@ -8,10 +8,9 @@ import sys
 import pytest
 
 from girih.config import with_overrides
-from girih.config.class_record import RECORD, check_class, record_classes, run_of
-from girih.config.user_code import files_of, load_class, naming
+from girih.config.user_code import RECORD, check_class, files_of, load_class, naming, record_classes, run_of
 from girih.errors import ConfigError
-from girih.runs.files import make_private
+from girih.files.whole import make_private
 
 CODE = "import pathlib\n\npathlib.Path({marker!r}).touch()\n\n\nclass Mine:\n    pass\n"
 

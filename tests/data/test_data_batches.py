@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from girih.data import read_csv, read_parquet
 from girih.data.decode import batches as batches_module
-from girih.data.decode.batches import cut, joined
-from girih.data.decode.rows import BagColumn, DecodedRows
+from girih.data.decode.batches import BagColumn, DecodedRows, cut, joined
 from girih.data.position import permutation, sorted_places
 from girih.errors import DataError
 from girih.kernels.buffers import Buffers

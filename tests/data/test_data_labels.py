@@ -9,9 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from girih.data import read_csv, read_parquet
-from girih.data.batch import Share
+from girih.data.batch import Share, label_scale, micro_batches, share_of
 from girih.data.decode.conditions import column_text, parse_condition
-from girih.data.shares import label_scale, micro_batches, share_of
 from girih.errors import ConfigError, DataError
 from girih.schema import Categorical, Labels, Schema
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from girih.data import Batch
-from girih.data.shares import cut, micro_batches, share_of, slices_of
+from girih.data.batch import cut, micro_batches, share_of, slices_of
 
 
 def batch_of(size, num_features, lengths, *, weights, example_weights):

@@ -11,7 +11,7 @@ import pytest
 
 import girih
 from girih.data.decode.columns import scalar_ids
-from girih.data.given import as_table
+from girih.data.from_memory import as_table
 from girih.errors import DataError
 from girih.schema import Categorical, Schema, Sequence
 from girih.serving.reading import RequestReader

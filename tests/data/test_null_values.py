@@ -12,7 +12,7 @@ import girih
 from girih import Categorical, Labels, Numeric, Schema, Sequence
 from girih.data import NULL_ID
 from girih.data.decode.columns import scalar_ids
-from girih.data.given import as_table
+from girih.data.from_memory import as_table
 from girih.errors import ConfigError, DataError
 
 NULLS = ["NA", "\\N", "-"]

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from girih.data import Dataset, epoch, read_csv, read_parquet
-from girih.data.readings import SharedScans
+from girih.data.shared_scans import SharedScans
 from girih.errors import DataError
 from girih.schema import Categorical, Numeric, Schema
 

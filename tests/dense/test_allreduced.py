@@ -7,12 +7,12 @@ from torch import nn
 
 from companions import together
 from girih.data import Batch
-from girih.data.shares import share_of
+from girih.data.batch import share_of
+from girih.dense.half import DenseSpec
 from girih.dense.halves.allreduced import AllReducedReplica
 from girih.dense.halves.replica import Replica
-from girih.dense.spec import DenseSpec
 from girih.models.embeddings import Block, Embeddings
-from girih.runs.stats import Stats
+from girih.telemetry.stats import Stats
 
 SIZES = (6, 5, 1, 2)  # examples of each step: a share of the third is empty
 

@@ -13,20 +13,20 @@ from torch import nn
 import girih
 from companions import together
 from girih.data import Batch
-from girih.data.shares import share_of
+from girih.data.batch import share_of
 from girih.dense.batch_norm import GlobalBatchNorm
+from girih.dense.half import DenseSpec
 from girih.dense.halves.allreduced import AllReducedReplica
 from girih.dense.halves.replica import Replica
 from girih.dense.halves.substituted import SubstitutedReplica
-from girih.dense.spec import DenseSpec
 from girih.errors import ConfigError
 from girih.models import STAR, DeepFM
 from girih.models.embeddings import Block, Embeddings
 from girih.models.layers.mlp import BatchNorm
 from girih.planner.facts import Facts, ModelFacts
 from girih.planner.placement import modulo
-from girih.runs.stats import Stats
-from girih.testing.dense_suite import case, dense_schema, dense_spec
+from girih.telemetry.stats import Stats
+from support.dense_suite import case, dense_schema, dense_spec
 
 RANKS = 3
 SIZES = (8, 7, 2, 1, 6)  # examples of each step: one share of the third is empty, two of the fourth are

@@ -14,14 +14,14 @@ import torch
 
 import girih
 from companions import together
-from girih.data.shares import share_of
+from girih.data.batch import share_of
 from girih.dense.accel import compiled
 from girih.dense.halves.allreduced import AllReducedReplica
-from girih.dense.halves.late_replica import LateReplica
+from girih.dense.halves.deferred import LateReplica
 from girih.dense.halves.replica import Replica
 from girih.errors import ConfigError
 from girih.models.embeddings import Jagged
-from girih.testing.dense_suite import SLICES, CountingDeepFM, case, dense_schema, dense_spec
+from support.dense_suite import SLICES, CountingDeepFM, case, dense_schema, dense_spec
 
 # of torch's own tracing of autograd functions
 pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")

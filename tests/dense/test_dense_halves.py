@@ -2,13 +2,13 @@
 
 from companions import together
 from girih.dense.halves.allreduced import AllReducedReplica
-from girih.dense.halves.hogwild import HogwildReplica
 from girih.dense.halves.parameter_server import ParameterServerReplica
 from girih.dense.halves.replica import Replica
 from girih.dense.halves.substituted import SubstitutedReplica
+from girih.hierarchical.hogwild import HogwildReplica
 from girih.planner.placement import Placement, modulo
-from girih.testing.dense_suite import DenseHalfSuite, dense_schema, dense_spec
-from girih.testing.fakes import FakeDense
+from support.dense_suite import DenseHalfSuite, dense_schema, dense_spec
+from support.fakes import FakeDense
 
 
 class Alone:

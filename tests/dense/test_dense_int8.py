@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from torch import nn
 
 import girih
-from girih.config.file import RunConfig
+from girih.app.run_config import RunConfig
 from girih.data import Batch
+from girih.data.click_log import click_log
 from girih.dense.accel import int8, onednn
 from girih.dense.accel.linear import LinearBy
+from girih.dense.half import DenseSpec
 from girih.dense.halves.replica import Replica
-from girih.dense.spec import DenseSpec
 from girih.errors import ConfigError
 from girih.models import Embeddings
-from girih.testing.click_log import click_log
 
 F32 = np.float32
 

@@ -6,7 +6,7 @@ import pytest
 
 PAGES = """
 import ctypes, resource
-from girih.dense.accel.malloc import keep_freed_memory
+from girih.dense.accel.process_settings import keep_freed_memory
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
 libc.free.argtypes, libc.memset.argtypes = [ctypes.c_void_p], [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]

@@ -20,8 +20,8 @@ from girih import models
 from girih.data import Batch
 from girih.dense.accel import onednn
 from girih.dense.accel.linear import LinearBy
+from girih.dense.half import DenseSpec
 from girih.dense.halves.replica import Replica
-from girih.dense.spec import DenseSpec
 from girih.models import Block, Embeddings
 
 pytestmark = pytest.mark.skipif(not onednn.available(), reason="PyTorch has no such operator here")

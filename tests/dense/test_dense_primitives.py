@@ -9,13 +9,13 @@ import sys
 import pytest
 
 from girih.dense.accel import onednn
-from girih.dense.accel.primitives import CAPACITIES
+from girih.dense.accel.process_settings import CAPACITIES
 
 pytestmark = pytest.mark.slow
 
 PRODUCTS = """
 import ctypes, os, torch
-from girih.dense.accel.primitives import keep_few
+from girih.dense.accel.process_settings import keep_few
 from girih.schema import Categorical, Schema, Sequence
 keep_few(Schema([Categorical(name="user", dim=4), Sequence(name="seen", dim=4)], labels="click"))
 class Info(ctypes.Structure):

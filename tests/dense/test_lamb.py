@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-from girih.dense.lamb import Lamb
-from girih.dense.options import optimizer_factory
+from girih.dense.options import Lamb, optimizer_factory
 from girih.errors import ConfigError
 from girih.training.learning_rate import LearningRate
 

@@ -4,11 +4,11 @@ import torch
 from test_allreduced import Net, Spoiled, batch_of, embeddings_of, optimizer, parameters_of
 
 from companions import together
-from girih.data.shares import share_of
+from girih.data.batch import share_of
+from girih.dense.half import DenseSpec
 from girih.dense.halves.allreduced import AllReducedReplica
-from girih.dense.halves.late_allreduced import LateAllReducedReplica
-from girih.dense.spec import DenseSpec
-from girih.sparse.halves.late import LateUpdate
+from girih.dense.halves.deferred import LateAllReducedReplica
+from girih.sparse.halves.deferred import LateUpdate
 
 SIZES = (6, 5, 1, 2)  # examples of each step: a share of the third is empty
 NONE = torch.empty(0, dtype=torch.float64)

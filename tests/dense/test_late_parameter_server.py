@@ -6,12 +6,12 @@ import torch
 from test_parameter_server import SECRET, STALENESS, STEPS, Alone, Net, adamw, batch_of, flat_of, sgd
 
 from companions import together
-from girih.dense.halves.late_parameter_server import LateParameterServerReplica
+from girih.dense.half import DenseSpec
+from girih.dense.halves.deferred import LateParameterServerReplica
 from girih.dense.halves.replica import Replica
-from girih.dense.spec import DenseSpec
 from girih.models.embeddings import Block, Embeddings
-from girih.runs.stats import Stats
-from girih.sparse.halves.late import LateUpdate
+from girih.sparse.halves.deferred import LateUpdate
+from girih.telemetry.stats import Stats
 
 NONE = torch.empty(0, dtype=torch.float64)
 

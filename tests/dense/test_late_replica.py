@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from girih.dense.halves.late_replica import LateReplica
+from girih.dense.halves.deferred import LateReplica
 from girih.dense.halves.replica import Replica
-from girih.dense.lamb import Lamb
-from girih.dense.options import FUSED, optimizer_factory
-from girih.sparse.halves.late import LateUpdate, nonfinite_gradient
-from girih.testing.dense_suite import DenseHalfSuite, case, dense_spec
+from girih.dense.options import FUSED, Lamb, optimizer_factory
+from girih.sparse.halves.deferred import LateUpdate, nonfinite_gradient
+from support.dense_suite import DenseHalfSuite, case, dense_spec
 
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(list(p), lr=0.1),

@@ -13,13 +13,13 @@ import girih
 from companions import together
 from girih.comm.pinned import FromDevice, ToDevice
 from girih.data import Batch
+from girih.dense.half import DenseSpec
 from girih.dense.halves.parameter_server import ParameterServer, ParameterServerReplica
 from girih.dense.halves.replica import Replica
-from girih.dense.spec import DenseSpec
 from girih.errors import ConfigError
 from girih.models.embeddings import Block, Embeddings
 from girih.planner.facts import Facts, ModelFacts
-from girih.runs.stats import Stats
+from girih.telemetry.stats import Stats
 
 SECRET = b"of this run"
 STEPS = 40

@@ -10,7 +10,7 @@ from girih.dense.halves.replica import Replica
 from girih.dense.halves.substituted import SubstitutedReplica
 from girih.errors import NonFiniteError
 from girih.planner.placement import modulo
-from girih.testing.dense_suite import case, dense_schema, dense_spec
+from support.dense_suite import case, dense_schema, dense_spec
 
 STEPS = 4
 MODES = {"replicated": (False, "stop"), "split": (True, "stop"), "split, skipping": (True, "skip")}

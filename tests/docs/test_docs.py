@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from girih import cli
+from girih.app.run_config import SECTIONS, RunConfig
 from girih.config import write_toml
-from girih.config.file import SECTIONS, RunConfig
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

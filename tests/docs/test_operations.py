@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from girih.config.metrics import MetricsOptions
-from girih.runs.live.metrics import BY_NAME, METRICS
+from girih.config.train import MetricsOptions
+from girih.telemetry.prometheus import BY_NAME, METRICS
 
 ROOT = Path(__file__).parents[2]
 DASHBOARD = json.loads((ROOT / "deploy" / "grafana" / "girih.json").read_text(encoding="utf-8"))

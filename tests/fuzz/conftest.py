@@ -9,10 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 from fuzzed_formats import FORMATS
 
-from girih.cluster import segments
-from girih.config.file import RunConfig
+from girih.app.run_config import RunConfig
 from girih.planner.plan import Plan
-from girih.runs.lease import Lease
+from girih.processes import segments
+from girih.processes.lease import Lease
 from girih.serving.exporting import export
 from girih.serving.opening import open_model
 from girih.serving.reading import RequestReader

@@ -13,21 +13,21 @@ import numpy as np
 import girih
 from girih import checkpoint
 from girih.checkpoint import Storage
-from girih.cluster import segments
-from girih.cluster.elastic import requests
+from girih.checkpoint.state import RunState
+from girih.files.sealed import seal_text, sealed_text
 from girih.planner.calibration import Calibration
 from girih.planner.plan import Plan
+from girih.processes import segments
+from girih.processes.lease import Lease
 from girih.publishing.log import Log
 from girih.report.record import read_run
 from girih.report.status import status_of
+from girih.runs import scale_requests
 from girih.runs.directory import RunDirectory, read_summary
-from girih.runs.lease import Lease
-from girih.runs.log import rewind
-from girih.runs.sealed import seal_text, sealed_text
-from girih.runs.state import RunState
 from girih.serving.follow import Follower
 from girih.serving.served import open_served
 from girih.serving.watching import Watched
+from girih.training.log import rewind
 
 
 def bytes_of(state):
@@ -203,8 +203,8 @@ class LeaseFormat(PlanFormat):
             own = {name for name in before if lease.segments and name.startswith(lease.segments)}
             assert own <= {"girih-4194999.77." + segments._namespace() + "-abcd"}
         summary = errors_of(read_summary, directory)
-        errors_of(requests.pending, directory)
-        errors_of(requests.history, directory)
+        errors_of(scale_requests.pending, directory)
+        errors_of(scale_requests.history, directory)
         errors_of(status_of, directory)
         errors_of(read_run, directory)
         errors_of(rewind, directory / "metrics.jsonl", RunState(step=2))

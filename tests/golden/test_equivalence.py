@@ -17,14 +17,14 @@ import torch
 import girih
 from girih import models
 from girih.data import Batch
+from girih.dense.half import DenseSpec
 from girih.dense.halves.replica import Replica
-from girih.dense.spec import DenseSpec
 from girih.models import Block, Embeddings, Jagged, needs_of
 from girih.models.loss import Targets
-from girih.runs.stats import Spans
 from girih.sparse.halves.local import LocalSparse
 from girih.sparse.options import StoreOptions
 from girih.sparse.spec import SparseSpec
+from girih.telemetry.stats import Spans
 from girih.training.schedules import in_step
 from models.naive_models import SEQUENCE_MODELS, Twin
 

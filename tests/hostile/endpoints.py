@@ -16,30 +16,29 @@ from torch import fx, nn
 
 import girih
 from girih import models
-from girih.cluster import loader
-from girih.comm.messages import as_integer, as_text
 from girih.comm.registry import LocalRegistry, remote
 from girih.comm.rpc import Frame, Reply, Request
 from girih.comm.rpc.frames import Header, PackedFrame, Status, unpack
+from girih.comm.service import as_integer, as_text
 from girih.data import Batch
-from girih.dense.averaging.algorithm import BY_NAME
-from girih.dense.graph import ServerPart
+from girih.dense.half import DenseSpec
 from girih.dense.halves.parameter_server import NEWEST, STEP
 from girih.dense.halves.parameter_server import ParameterServer as ParameterServer
-from girih.dense.service import dense_server, group_protocol, group_server, protocol
-from girih.dense.service.recipe import OptimizerRecipe
-from girih.dense.service.tensors import pack
-from girih.dense.spec import DenseSpec
 from girih.errors import RemoteError
+from girih.hierarchical import averaging as protocol
+from girih.hierarchical import wire
+from girih.hierarchical.averaging import BY_NAME
+from girih.hierarchical.graph import ServerPart
+from girih.hierarchical.optimizer_recipe import OptimizerRecipe
+from girih.hierarchical.wire import pack
 from girih.models import needs_of
-from girih.runs.stats import Stats
+from girih.services import dense_server, embedding_server, embedding_worker, group_server, loader
+from girih.services.embedding_worker import EmbeddingWorker
 from girih.sparse.groups.local_shards import LocalShards
 from girih.sparse.options import StoreOptions
-from girih.sparse.service import embedding_server, embedding_worker
-from girih.sparse.service.codec import BatchCodec
-from girih.sparse.service.embedding_worker import EmbeddingWorker
-from girih.sparse.service.protocol import NO_TURN, SparseVerb
+from girih.sparse.protocol import NO_TURN, BatchCodec, SparseVerb
 from girih.sparse.spec import SparseSpec
+from girih.telemetry.stats import Stats
 
 SCHEMA = girih.Schema(
     [girih.Categorical(name="user", dim=4), girih.Categorical(name="item", dim=4), girih.Numeric(name="x")],
@@ -315,7 +314,7 @@ def group(stack, path):
     work = group_server._GroupServerWork(role, pool)
     stack.callback(work.close)
     x, gradient = pack([torch.ones(2, 3)], _take), pack([torch.ones(2, 2)], _take)
-    of = group_protocol.GroupVerb
+    of = wire.GroupVerb
     entries = work._live.entries(with_optimizer=False)
     told = as_text([(name, key, True, None) for name, key, _ in entries])
     saved = told, *pack([value for *_, value in entries], _take)

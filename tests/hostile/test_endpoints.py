@@ -12,11 +12,11 @@ from frames import any_frame
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from girih.comm.messages import as_text
 from girih.comm.rpc import Frame
 from girih.comm.rpc.frames import Status
-from girih.dense.service.protocol import DenseVerb as Dense
-from girih.sparse.service.protocol import SparseVerb
+from girih.comm.service import as_text
+from girih.hierarchical.averaging import DenseVerb as Dense
+from girih.sparse.protocol import SparseVerb
 
 FRAMES = int(os.environ.get("GIRIH_FRAMES", "1_040_000"))
 """Frames for all kinds of endpoints together, as many for each."""

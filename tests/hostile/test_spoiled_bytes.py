@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from girih.comm.endpoints import connect, listen
-from girih.comm.rpc import Frame, handshake
+from girih.comm.rpc import Frame, transport
 from girih.comm.rpc.frames import MOST_BYTES, Header, PackedFrame, unpack
-from girih.comm.rpc.handshake import HELLO_BYTES, WELCOME_BYTES, Hello, Welcome
+from girih.comm.rpc.transport import HELLO_BYTES, WELCOME_BYTES, Hello, Welcome
+from girih.comm.service import connect, listen
 from girih.comm.transports.streams import SocketStream, laid_out
 from girih.errors import WireError
 from girih.kernels.buffers import Buffers
-from girih.testing.transport_ends import until
+from support.transport_ends import until
 
 SECRET = b"of this run, and of no other"
 FRAME = Frame(3, (1, -2), (np.arange(9), np.zeros((2, 3), np.float32), np.zeros(5000)))
@@ -95,13 +95,13 @@ def test_many_spoiled_streams():
 @settings(deadline=None, max_examples=200, database=None)
 @given(st.randoms(use_true_random=False))
 def test_a_spoiled_handshake_opens_nothing(dice):
-    challenged = handshake.challenge()
-    hello = handshake.pack_hello(SECRET, challenged, Hello(5, 6))
-    assert handshake.unpack_hello(SECRET, challenged, hello) == Hello(5, 6)
-    welcome = handshake.pack_welcome(SECRET, challenged, hello, Welcome(1, 2, 3))
+    challenged = transport.challenge()
+    hello = transport.pack_hello(SECRET, challenged, Hello(5, 6))
+    assert transport.unpack_hello(SECRET, challenged, hello) == Hello(5, 6)
+    welcome = transport.pack_welcome(SECRET, challenged, hello, Welcome(1, 2, 3))
     for said, size, read in (
-        (hello, HELLO_BYTES, lambda said: handshake.unpack_hello(SECRET, challenged, said)),
-        (welcome, WELCOME_BYTES, lambda said: handshake.unpack_welcome(SECRET, challenged, hello, said)),
+        (hello, HELLO_BYTES, lambda said: transport.unpack_hello(SECRET, challenged, said)),
+        (welcome, WELCOME_BYTES, lambda said: transport.unpack_welcome(SECRET, challenged, hello, said)),
     ):
         other = spoiled(dice, said)[:size].ljust(size, b"\0")
         if other != said:

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from girih.kernels.cpu import hashing
 from girih.kernels.cpu.jit import JIT_DISABLED
-from girih.store.route import shard_of
-from girih.testing import twins
+from girih.store.spec import shard_of
+from support import twins
 
 WORDS = st.integers(-(2**63), 2**63 - 1)
 

@@ -9,7 +9,7 @@ from girih.kernels.cpu.jit import JIT_DISABLED
 from girih.store import GroupSpec, Segment, TableSpec
 from girih.store.rows.record import row_layout
 from girih.tables import Constant, Normal, Uniform, Zeros
-from girih.testing.twins import initial_value
+from support.twins import initial_value
 
 RULES = [
     Normal(),

@@ -11,7 +11,7 @@ import pytest
 
 from girih.kernels.cpu import jit
 from girih.kernels.cpu.jit import JIT_DISABLED, njit_lean
-from girih.kernels.cpu.prefetch import prefetch, prefetch_columns
+from girih.kernels.cpu.system import prefetch, prefetch_columns
 
 needs_jit = pytest.mark.skipif(JIT_DISABLED, reason="NUMBA_DISABLE_JIT is set")
 

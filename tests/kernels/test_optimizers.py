@@ -8,7 +8,7 @@ from girih.kernels.cpu import optimizers
 from girih.kernels.cpu.jit import JIT_DISABLED
 from girih.store import GroupSpec, Segment, Store, TableSpec
 from girih.tables import Normal, Zeros
-from girih.testing.twins import optimizer_state, optimizer_step
+from support.twins import optimizer_state, optimizer_step
 
 STEPS = 20 if JIT_DISABLED else 200
 ALL = [

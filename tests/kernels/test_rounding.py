@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from girih.kernels.cpu import rounding
 from girih.kernels.cpu.jit import JIT_DISABLED
 from girih.kernels.cpu.layout import BFLOAT16, FLOAT16
-from girih.testing.twins import nearest_16, stochastic_16
+from support.twins import nearest_16, stochastic_16
 
 CODES = {"bfloat16": BFLOAT16, "float16": FLOAT16}
 FLOATS = st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=9)

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from girih.models import in_batch
-from girih.models.frequencies import StreamingFrequencies
+from girih.models import retrieval
 from girih.models.loss import Targets
+from girih.models.retrieval import StreamingFrequencies
 
 IDS = [3, 7, 3, 9, 7, 1]
 
@@ -42,7 +42,7 @@ def test_the_softmax_is_that_of_the_formula(corrects):
         return math.log(math.exp(s[own]) + sum(math.exp(s[j]) for j in others)) - s[own]
 
     rewards = rewards_of(batch)
-    loss = in_batch.softmax(scores, torch.tensor(IDS), batch, log_q)
+    loss = retrieval.softmax(scores, torch.tensor(IDS), batch, log_q)
     assert loss.item() == pytest.approx(naive(scores, rewards, each) / sum(rewards), rel=1e-6)
     loss.backward()
     assert scores.grad[1].abs().max() == 0  # a negative is nobody's positive
@@ -56,7 +56,7 @@ def test_bpr_is_that_of_the_formula():
         return sum(math.log(1 + math.exp(row[j] - row[own])) for j in others) / len(others)
 
     rewards = rewards_of(batch)
-    loss = in_batch.pairwise(scores, torch.tensor(IDS), batch)
+    loss = retrieval.pairwise(scores, torch.tensor(IDS), batch)
     assert loss.item() == pytest.approx(naive(scores, rewards, each) / sum(rewards), rel=1e-6)
 
 
@@ -64,15 +64,15 @@ def test_a_batch_without_positives_or_with_one_item_alone_gives_no_nan():
     scores, batch = case()
     none = batch._replace(labels=torch.zeros(6, 1))
     for loss in (
-        in_batch.softmax(scores, torch.tensor(IDS), none, None),
-        in_batch.pairwise(scores, torch.tensor(IDS), none),
+        retrieval.softmax(scores, torch.tensor(IDS), none, None),
+        retrieval.pairwise(scores, torch.tensor(IDS), none),
     ):
         assert loss == 0
         loss.backward()
         assert torch.isfinite(scores.grad).all()
     same = torch.full((6,), 4)
-    assert in_batch.softmax(scores, same, batch, None) == 0
-    assert in_batch.pairwise(scores, same, batch) == 0
+    assert retrieval.softmax(scores, same, batch, None) == 0
+    assert retrieval.pairwise(scores, same, batch) == 0
 
 
 @pytest.mark.slow

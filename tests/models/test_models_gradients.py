@@ -5,7 +5,7 @@ import torch
 
 from girih.models.layers.inputs import DenseInput
 from girih.models.layers.interaction import PairwiseDots
-from girih.models.operators.second_order import SecondOrder, _Sums
+from girih.models.operators.products import SecondOrder, _Sums
 
 
 def plain_dots(fields):

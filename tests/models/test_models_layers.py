@@ -12,8 +12,7 @@ from girih.models.esmm import logit_of_product
 from girih.models.layers.attention import Attention
 from girih.models.layers.co_action import CoActionUnit
 from girih.models.layers.interaction import MatrixCross, PairwiseDots
-from girih.models.layers.mlp import MLP
-from girih.models.layers.stacked import StackedMLP, linear_layers
+from girih.models.layers.mlp import MLP, StackedMLP, linear_layers
 from girih.schema import Categorical, Schema
 
 

@@ -14,9 +14,7 @@ from girih.errors import DataError
 from girih.models import DIEN, Block, Embeddings, Jagged, create, needs_of
 from girih.models.dien import auxiliary_losses
 from girih.models.layers import sessions
-from girih.models.layers.gru import GRU
-from girih.models.layers.lstm import BiLSTM
-from girih.models.layers.steps import Steps
+from girih.models.layers.recurrent import GRU, BiLSTM, Steps
 from girih.models.loss import Targets
 from girih.schema import Categorical, Numeric, Schema, Sequence
 

@@ -10,14 +10,14 @@ import pytest
 from test_speed import GRAPH, facts
 
 from girih import cli
-from girih.dense.averaging.algorithm import BY_NAME as BY_ALGORITHM
-from girih.dense.service.dense_server import _DenseServerWork
 from girih.errors import ConfigError
+from girih.hierarchical.averaging import BY_NAME as BY_ALGORITHM
 from girih.planner import memory
 from girih.planner.facts import TableFacts
 from girih.planner.memory import Copies
-from girih.runs.stats import Stats
+from girih.services.dense_server import _DenseServerWork
 from girih.strategies import BY_NAME
+from girih.telemetry.stats import Stats
 
 TABLES = (TableFacts(name="a", row_bytes=50, max_rows=1000), TableFacts(name="b", row_bytes=70))
 SIZE = 40_000

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import girih
 from girih.errors import ConfigError
 from girih.planner.facts import AccessProfile, DenseCost, Facts, GroupFacts, ModelFacts, OperatorFacts
-from girih.planner.micro_batches import MEMORY_SHARE, MOST, micro_batch_size, micro_batches
+from girih.planner.interleaving import MEMORY_SHARE, MOST, micro_batch_size, micro_batches
 from girih.planner.traffic import Speeds
 from girih.strategies import BY_NAME
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 import girih
-from girih.config.schedule import ScheduleOptions
+from girih.config.train import ScheduleOptions
 from girih.errors import ConfigError
 from girih.planner.facts import AccessProfile, DenseCost, Facts, GroupFacts, ModelFacts, OperatorFacts
 from girih.planner.interleaving import arrange, capacity

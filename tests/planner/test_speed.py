@@ -4,14 +4,12 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from girih.config.schedule import ScheduleOptions
+from girih.config.train import ScheduleOptions
 from girih.planner.calibration import LINKS, Calibration, Link, Overhead, Rate, StepWork
 from girih.planner.facts import AccessProfile, DenseCost, Facts, GroupFacts, ModelFacts
 from girih.planner.operators import Edge, Operator, OperatorGraph
-from girih.planner.speed.basis import Basis
 from girih.planner.speed.group import GroupDescription, group_of, known_of, timed
-from girih.planner.speed.overhead import Observed, fit_overhead
-from girih.planner.speed.step import CORES, PATH, StepCost, predict
+from girih.planner.speed.step import CORES, PATH, Basis, Observed, StepCost, fit_overhead, predict
 from girih.schema import Categorical, Numeric, Schema
 from girih.strategies import BY_NAME
 from girih.strategies.strategy import price

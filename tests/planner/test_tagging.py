@@ -20,13 +20,13 @@ from exact_taggings import (
 from girih.comm.codecs import ACTIVATIONS, GRADIENTS
 from girih.errors import ConfigError
 from girih.planner.operators import TRAINER, Edge, Operator, OperatorGraph
+from girih.planner.tagging.balance import ruled
 from girih.planner.tagging.components import components
 from girih.planner.tagging.group import CodecCost, Device, HierarchicalGroup, WireCost
 from girih.planner.tagging.index import Index
 from girih.planner.tagging.ledger import Ledger
 from girih.planner.tagging.refine import SHARED_CORES, refine
 from girih.planner.tagging.rules import RULES, TaggingRule
-from girih.planner.tagging.starts import ruled
 from girih.planner.tagging.tag import AHEAD, tag
 from girih.planner.tagging.utilization import exact_loads, examples_per_s, least_loads, loads, utilization
 from girih.planner.tagging.wires import CODECS, choose_wire

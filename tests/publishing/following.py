@@ -18,12 +18,12 @@ from safetensors.numpy import load
 
 from girih import cli
 from girih.checkpoint import Storage
+from girih.lifecycle.run import TrainingRun
 from girih.publishing.log import Log, name_of
 from girih.publishing.manifest import Pointer
-from girih.runs.publisher import Publisher
 from girih.serving.follow import Follower
-from girih.testing.store_verbs import read_snapshot
-from girih.training.run import TrainingRun
+from girih.training.publisher import Publisher
+from support.store_verbs import read_snapshot
 
 EVERY = ["train.max_steps=12", "data.batch_size=64", "checkpoint.every_steps=1", "checkpoint.keep=50"]
 SMALL = "tables=[{name='user',eviction={name='lru',max_rows=60}},{name='item',eviction={name='ttl',steps=3}}]"

@@ -13,9 +13,9 @@ from safetensors.numpy import load_file, save_file
 
 from girih.checkpoint import seal
 from girih.errors import CheckpointError
+from girih.files.sealed import seal_text, sealed_text
+from girih.files.whole import write_whole
 from girih.publishing.manifest import NAME
-from girih.runs.files import write_whole
-from girih.runs.sealed import seal_text, sealed_text
 from girih.serving import watching
 from girih.serving.followed import CURRENT, Followed
 from girih.serving.watching import Watched

@@ -12,11 +12,10 @@ from girih import Trainer
 from girih.checkpoint import Storage, find
 from girih.comm.group import TrainerGroup
 from girih.errors import CheckpointError, MissingFileError
-from girih.publishing.log import Log, shown
+from girih.publishing.log import Log, PublishOptions, shown
 from girih.publishing.manifest import Pointer, write_pin
-from girih.publishing.options import PublishOptions
 from girih.runs.callbacks import Callback
-from girih.runs.publisher import Publisher
+from girih.training.publisher import Publisher
 
 
 def test_numbers_are_shown_in_runs():

@@ -7,12 +7,12 @@ from following import assert_is, follower
 
 import girih
 from girih.checkpoint import find
-from girih.cluster.elastic import requests
+from girih.lifecycle import rescaling
+from girih.lifecycle.run import TrainingRun
 from girih.publishing.segment import LogSegment
+from girih.runs import scale_requests
 from girih.runs.callbacks import Callback
-from girih.runs.publisher import Publisher
-from girih.training import rescaling
-from girih.training.run import TrainingRun
+from girih.training.publisher import Publisher
 
 OPTIONS = [
     "data.batch_size=64", "train.max_steps=10", "train.log_every_steps=1", "store.shards=1", "strategy.staleness=0",
@@ -28,7 +28,7 @@ class Scales(Callback):
 
     def on_metrics(self, record):
         if record["step"] == 3 and self.counts:
-            requests.ask(self.run, self.counts)
+            scale_requests.ask(self.run, self.counts)
             self.counts = None
 
 
@@ -73,7 +73,7 @@ def test_a_segment_on_its_way_is_written_before_processes_change(config, tmp_pat
     ) as trainer:
         trainer.fit()
         told = trainer.summary(None, duration_s=1.0)["published"]
-    (scaled,) = requests.history(run)
+    (scaled,) = scale_requests.history(run)
     assert list(scaled["roles"]) == list(counts)
     assert told["failed"] == 0
     found = follower(log, tmp_path / "followed")

@@ -17,9 +17,9 @@ from girih.publishing.manifest import LogHead, Pointer
 from girih.publishing.segment import LogSegment
 from girih.publishing.shards import AllRows
 from girih.runs.callbacks import Callback
-from girih.runs.publisher import Publisher
 from girih.store import Store
-from girih.testing.store_verbs import group, look
+from girih.training.publisher import Publisher
+from support.store_verbs import group, look
 
 SHORT = ["data.batch_size=64", "train.max_steps=10", "train.log_every_steps=1", "store.shards=1"]
 

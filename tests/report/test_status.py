@@ -11,7 +11,7 @@ from rich.console import Console
 from girih import cli
 from girih.report.status import _bottleneck, status_of
 from girih.report.status_table import COLUMNS
-from girih.runs.live.bottleneck import BOTTLENECK
+from girih.telemetry.peer_status import BOTTLENECK
 
 SUMMARY = {
     "steps": 100, "num_examples": 6400, "samples_per_s": 1234.5, "auc": 0.75, "logloss": 0.5, "num_rows": 99, "lost_updates": 0,

@@ -19,12 +19,11 @@ import girih
 from girih import cli
 from girih.checkpoint import Manifest, find
 from girih.config import read_toml, write_toml
-from girih.config.class_record import RECORD
+from girih.config.user_code import RECORD
 from girih.errors import CheckpointError, ConfigError
 from girih.models.zoo import description_of, from_recipe
-from girih.serving.files import facts_of
 from girih.serving.served import open_served
-from girih.serving.signature import Signature
+from girih.serving.signature import Signature, facts_of
 from models.zoo_cases import OPTIONS, features_for, required
 
 MINE = """

@@ -17,7 +17,7 @@ from girih import cli
 from girih.checkpoint import Manifest, Storage, seal
 from girih.config import plain, write_toml
 from girih.errors import CheckpointError, MissingFileError
-from girih.runs.sealed import seal_text, sealed_text
+from girih.files.sealed import seal_text, sealed_text
 from girih.schema import Categorical, Numeric, Schema, Sequence
 from girih.serving.cached import EXPORTED, exported
 from girih.serving.opening import final_weights

@@ -13,19 +13,19 @@ import torch
 
 import girih
 from girih import cli
+from girih.app.run_config import RunConfig
 from girih.checkpoint import Manifest, Storage, final_of
 from girih.config import plain, write_toml
-from girih.config.file import RunConfig
 from girih.errors import CheckpointError, ConfigError, DataError, MissingFileError
 from girih.schema import Categorical, Numeric, Schema, Sequence
 from girih.serving.dense_graph import described, net_of
 from girih.serving.program import export_program
 from girih.serving.reading import RequestReader
 from girih.serving.served import Served, open_served
-from girih.testing.store_verbs import read_snapshot
 from girih.training.example import example_for
 from models.zoo_cases import OPTIONS, features_for, required
 from serving.serving_site import tensors_of
+from support.store_verbs import read_snapshot
 
 UNFOLLOWED = ("dien", "dsin", "atbrg", "can", "star")
 """Models that torch.export cannot follow: they look into sequences, or at domains."""

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from girih.data import Batch
 from girih.errors import WireError
-from girih.sparse.service.codec import BatchCodec
+from girih.sparse.protocol import BatchCodec
 
 
 def batch_of(lengths, num_examples, *, weighted, seed):

@@ -8,14 +8,14 @@ import pytest
 
 import girih
 from companions import together
-from girih.comm.codecs.value_codec import grow, shrink
+from girih.comm.codecs.rows import grow, shrink
 from girih.data.batch import Batch, Share
 from girih.kernels.cpu import ahead
-from girih.runs.stats import ASKED_KEYS, EXCHANGE_NS, PACED_KEYS, SERVED_ROWS, Stats
 from girih.sparse.halves.collective import CollectiveSparse
 from girih.sparse.spec import SparseSpec
-from girih.testing import cases
-from girih.testing.twins import shard_of_key
+from girih.telemetry.stats import ASKED_KEYS, EXCHANGE_NS, PACED_KEYS, SERVED_ROWS, Stats
+from support import cases
+from support.twins import shard_of_key
 
 RANKS, SHARDS_EACH, USERS_TABLE = 2, 2, 0
 USERS = (range(12), range(6, 20))

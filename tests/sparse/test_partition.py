@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import girih
+from girih.sparse.groups.bags import partition, passes
 from girih.sparse.groups.pack import pack
-from girih.sparse.groups.partition import partition, passes
 
 EMBEDDING, FIRST_ORDER, SEQUENCE = "embedding", "first_order", "sequence"
 

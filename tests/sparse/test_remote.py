@@ -7,22 +7,21 @@ from itertools import count
 import numpy as np
 import pytest
 import torch
-from remote_site import batch_of, give, site, spec_of
 
 import girih
 from girih.checkpoint import Storage
 from girih.checkpoint.parts import PartReader
-from girih.comm.messages import answer, as_text, from_text
+from girih.comm.service import answer, as_text, from_text
 from girih.errors import GirihError, NonFiniteError, StorageFullError, WireError
-from girih.runs.stats import wire_bytes
 from girih.sparse.groups.bags import BagPooler
 from girih.sparse.groups.local_shards import LocalShards
 from girih.sparse.groups.shards import as_rows
 from girih.sparse.halves.staging import Staging
+from girih.sparse.protocol import BatchCodec, SparseVerb
 from girih.sparse.routing.shard_reader import ShardReader
-from girih.sparse.service.codec import BatchCodec
-from girih.sparse.service.protocol import SparseVerb
 from girih.tables import LRU, MinCount
+from girih.telemetry.stats import wire_bytes
+from remote_site import batch_of, give, site, spec_of
 
 
 def test_a_batch_is_read_and_moved_on_any_number_of_servers():
@@ -419,7 +418,7 @@ def test_bytes_are_counted_once_each():
 
 
 def test_text_and_numbers_survive():
-    from girih.comm.messages import as_float, as_integer
+    from girih.comm.service import as_float, as_integer
 
     for value in (None, {"a": [1, "ü"]}, ""):
         assert from_text(as_text(value)) == value

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from remote_site import spec_of
 
 import girih
 from girih.checkpoint import Storage
@@ -18,7 +17,8 @@ from girih.sparse.options import StoreOptions
 from girih.sparse.routing.shard_reader import ShardReader
 from girih.store import GroupSpec, Segment, Store, TableSpec, shard_of
 from girih.tables import Normal
-from girih.testing.twins import shard_of_key
+from remote_site import spec_of
+from support.twins import shard_of_key
 
 
 @settings(max_examples=60, deadline=None)

@@ -1,7 +1,7 @@
 """Groups share one copy of a batch, and a batch that is read again is copied again."""
 
-from girih.sparse.groups.gpu_batch import SharedCopy
-from girih.testing import cases
+from girih.sparse.groups.gpu_bags import SharedCopy
+from support import cases
 
 
 def test_groups_share_a_copy_until_one_reads_again():

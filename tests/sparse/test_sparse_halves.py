@@ -7,18 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from remote_site import site
 
 from companions import together
 from girih.checkpoint.parts import PartReader
 from girih.planner.placement import Placement
 from girih.sparse.halves.collective import CollectiveSparse
-from girih.sparse.halves.feature_parallel import FeatureParallelSparse
-from girih.sparse.halves.local import LocalSparse
+from girih.sparse.halves.local import FeatureParallelSparse, LocalSparse
 from girih.sparse.halves.staging import Staging
-from girih.testing import cases
-from girih.testing.fakes import FakeSparse
-from girih.testing.sparse_suite import SparseHalfSuite
+from remote_site import site
+from support import cases
+from support.fakes import FakeSparse
+from support.sparse_suite import SparseHalfSuite
 
 
 class Alone:

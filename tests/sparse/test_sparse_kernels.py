@@ -11,8 +11,8 @@ from girih.kernels.cpu import pool as pool_kernels
 from girih.kernels.cpu import update, vector
 from girih.kernels.cpu.arrays import sealed
 from girih.sparse.groups.shards import addresses_in
-from girih.testing.twins import shard_of_key
 from reference import dedup, pool
+from support.twins import shard_of_key
 
 SIZE, COLUMNS = 5, 5
 NO_AMOUNTS = sealed(np.empty(0, np.int32))

@@ -5,11 +5,11 @@ import threading
 import numpy as np
 import pytest
 import torch
-from remote_site import batch_of, give, site, spec_of
 
 import girih
 from girih.errors import GirihError
 from girih.sparse.halves.staging import Staging
+from remote_site import batch_of, give, site, spec_of
 
 CPU = torch.device("cpu")
 STALENESS = 4

@@ -25,8 +25,8 @@ from girih.store import File, GroupSpec, Push, Shared, Store, TableSpec, remove_
 from girih.store.memory import shard_memory
 from girih.store.memory.arena import _WRITING_AT
 from girih.tables import LFU, LRU, TTL, Fixed, MinCount, Normal, Probability
-from girih.testing.fake_store import FakeStore
-from girih.testing.store_verbs import contents, evict, look, peek, taken
+from support.fake_store import FakeStore
+from support.store_verbs import contents, evict, look, peek, taken
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from store_machine import SEGMENTS

@@ -19,7 +19,7 @@ from girih.store import File, Heap, Shared, Store, remove_arena
 from girih.store.memory import mapping
 from girih.store.memory.arena import difference, index_slots
 from girih.tables import LRU
-from girih.testing.store_verbs import contents, group, keys_of, look, peek
+from support.store_verbs import contents, group, keys_of, look, peek
 
 # Memory, files and processes, the same whatever runs the kernels.
 pytestmark = [pytest.mark.heavy] if JIT_DISABLED else []
@@ -68,7 +68,7 @@ def run_elsewhere(code, *arguments):
 TRAIN = """
     import os, signal, sys
     import numpy as np
-    from girih.testing.store_verbs import keys_of, look
+    from support.store_verbs import keys_of, look
     from test_arena import SPEC, again
     from girih.store import File, Shared, Store
     kind, name, end = sys.argv[1:]

@@ -7,7 +7,7 @@ from girih.errors import ConfigError, StorageFullError
 from girih.store import Heap, Store, Tiers, changes
 from girih.store.memory import shard_memory
 from girih.tables import LFU, LRU, TTL, MinCount
-from girih.testing.store_verbs import evict, group, keys_of, look, peek, taken, train
+from support.store_verbs import evict, group, keys_of, look, peek, taken, train
 
 RULES = {
     "nobody leaves": {},

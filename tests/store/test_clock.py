@@ -9,7 +9,7 @@ from girih.errors import CheckpointError
 from girih.store import Shared, Store, remove_arena, state
 from girih.store.clock import EPOCH_S, notes_of_future, refuse_expired, steady_clock
 from girih.tables import LRU, TTL
-from girih.testing.store_verbs import contents, group, keys_of, look
+from support.store_verbs import contents, group, keys_of, look
 
 DAY_S = 86_400
 NOW = 200_000_000  # as rows count it

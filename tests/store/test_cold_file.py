@@ -11,9 +11,9 @@ import pytest
 from girih.errors import ConfigError, StorageFullError
 from girih.kernels.cpu.disk_reads import IO_URING_ENTER
 from girih.kernels.cpu.jit import JIT_DISABLED
+from girih.store.tiers.block_reader import IO_URING_SETUP
 from girih.store.tiers.cold_file import ColdFile
 from girih.store.tiers.record_log import blocks_of
-from girih.store.tiers.ring import IO_URING_SETUP
 
 SEGMENT = 16 << 10
 ENGINES = ["io_uring", "threads"]

@@ -18,7 +18,7 @@ from girih.store import CutPush, File, Heap, Push, Store, Tiers
 from girih.store.memory.arena import _WRITING_AT, CHANGING, REPLACING
 from girih.store.memory.pushes import LANES
 from girih.tables import LRU
-from girih.testing.store_verbs import contents, group, keys_of, look, peek
+from support.store_verbs import contents, group, keys_of, look, peek
 
 NUM_KILLS = int(os.environ.get("GIRIH_KILLS", "0")) * 4
 SPEC = group(("a", "b"), optimizer=optim.Adagrad(lr=0.1), eviction=LRU(max_rows=500))

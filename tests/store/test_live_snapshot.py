@@ -16,7 +16,7 @@ from girih.kernels.cpu.jit import JIT_DISABLED
 from girih.kernels.cpu.layout import LOST
 from girih.store import GroupSpec, Segment, Snapshot, Store, TableSpec
 from girih.tables import LFU, LRU, TTL, Fixed, MinCount, Normal, Zeros
-from girih.testing.store_verbs import contents, evict, group, keys_of, look, read_snapshot, write_snapshot
+from support.store_verbs import contents, evict, group, keys_of, look, read_snapshot, write_snapshot
 
 NUM_IDS = 80 if JIT_DISABLED else 300
 EVICTIONS = [

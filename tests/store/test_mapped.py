@@ -19,10 +19,10 @@ from girih.kernels.cpu.jit import JIT_DISABLED
 from girih.optim import SGD
 from girih.store import GroupSpec, Heap, Segment, Store, TableSpec
 from girih.store.mapped import MappedFile, MappedFileFacts, MappedWriter, Stack, merge, writer
-from girih.store.mapped.checksum import joined
+from girih.store.mapped.writer import joined
 from girih.tables import Constant, Normal, Uniform, Zeros
-from girih.testing.store_verbs import group, peek
-from girih.testing.twins import key_hash
+from support.store_verbs import group, peek
+from support.twins import key_hash
 
 IDS = [0, -1, 1, 5, 9, 2**63 - 1, -(2**63), 2**40, 77]
 KEY = st.tuples(st.sampled_from(IDS), st.integers(0, 2))

@@ -7,7 +7,7 @@ from girih import optim
 from girih.errors import CheckpointError
 from girih.store import Store
 from girih.tables import LRU, MinCount
-from girih.testing.store_verbs import evict, group, keys_of, look, peek, read_snapshot, write_snapshot
+from support.store_verbs import evict, group, keys_of, look, peek, read_snapshot, write_snapshot
 
 
 def test_persia_defect_1_a_row_evicted_between_forward_and_backward_shifts_no_gradient():

@@ -13,7 +13,7 @@ from girih.errors import CheckpointError, ConfigError, StorageFullError
 from girih.store import Store
 from girih.store.rows.record import row_layout
 from girih.tables import LFU, LRU, TTL, Fixed, MinCount
-from girih.testing.store_verbs import (
+from support.store_verbs import (
     NUM_IDS,
     by_key,
     contents,

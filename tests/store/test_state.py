@@ -11,7 +11,7 @@ from girih.store.rows.row_table import ONCE
 from girih.store.snapshot.columns import META, value_columns
 from girih.store.state import open_state
 from girih.tables import LRU
-from girih.testing.store_verbs import MemorySnapshot, by_key, group, look, peek, train
+from support.store_verbs import MemorySnapshot, by_key, group, look, peek, train
 
 SPEC = group(("a", "b"), optimizer=optim.Adagrad(lr=0.1), eviction=LRU(max_rows=10_000))
 

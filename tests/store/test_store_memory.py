@@ -14,7 +14,7 @@ from girih.store import File, GroupSpec, Heap, Segment, Store, TableSpec
 from girih.store.accounting import disk_bytes, loaded_bytes, row_bytes
 from girih.store.memory.arena import index_slots
 from girih.tables import LRU, MinCount, Normal, Zeros
-from girih.testing.store_verbs import evict, group, keys_of, look, read_snapshot, write_snapshot
+from support.store_verbs import evict, group, keys_of, look, read_snapshot, write_snapshot
 
 META = {"ids": 8, "tables": 4, "last_used": 4, "counts": 4, "versions": 4, "neighbours": 8}
 OPTIMIZERS = [
@@ -91,7 +91,7 @@ def test_a_file_takes_what_it_says(tmp_path):
 PROCESS = """
     import os, sys
     import numpy as np
-    from girih.testing.store_verbs import group, keys_of, look
+    from support.store_verbs import group, keys_of, look
     from girih import optim
     from girih.store import Heap, Store
 

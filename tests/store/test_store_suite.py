@@ -7,8 +7,8 @@ import pytest
 
 from girih.kernels.cpu.jit import JIT_DISABLED
 from girih.store import File, Heap, Shared, Store, remove_arena
-from girih.testing.fake_store import FakeStore
-from girih.testing.stores import StoreSuite
+from support.fake_store import FakeStore
+from support.stores import StoreSuite
 
 # Plain Python sees arrays alike wherever their memory is: one kind of arena shows what the kernels do.
 with_the_jit = pytest.mark.heavy if JIT_DISABLED else lambda tests: tests

@@ -1,4 +1,4 @@
-"""What a store in memory does beyond :class:`girih.testing.stores.StoreSuite`."""
+"""What a store in memory does beyond :class:`support.stores.StoreSuite`."""
 
 import numpy as np
 import pytest
@@ -9,9 +9,9 @@ from girih.kernels.cpu.jit import JIT_DISABLED
 from girih.kernels.cpu.update import Terms
 from girih.store import Heap, Store
 from girih.tables import LRU, Probability
-from girih.testing.fake_store import FakeStore
-from girih.testing.store_verbs import evict, group, keys_of, look, peek
-from girih.testing.twins import initial_value, nearest_16
+from support.fake_store import FakeStore
+from support.store_verbs import evict, group, keys_of, look, peek
+from support.twins import initial_value, nearest_16
 
 EXTREMES = [0, -1, 1, 2**63 - 1, -(2**63), 2**32]
 

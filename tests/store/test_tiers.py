@@ -13,9 +13,9 @@ from test_store_suite import with_the_jit
 from girih.kernels.cpu.jit import JIT_DISABLED
 from girih.store import Heap, Store, Tiers
 from girih.tables import LFU, LRU, TTL, MinCount
-from girih.testing.store_verbs import contents, taken
-from girih.testing.stores import StoreSuite
 from store_machine import KEYS, StoreMachine
+from support.store_verbs import contents, taken
+from support.stores import StoreSuite
 
 
 class OnTiers(StoreSuite):

@@ -9,7 +9,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from girih import cli
-from girih.testing.store_verbs import read_snapshot
+from support.store_verbs import read_snapshot
 
 
 def command(directory, strategy, run, *overrides, resume=False):

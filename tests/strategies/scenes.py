@@ -23,13 +23,13 @@ import torch
 from sent import Sent
 
 from companions import Companion
+from girih.app.run_config import RunConfig
 from girih.cluster.cluster import Cluster
 from girih.comm.group import TrainerGroup
 from girih.comm.registry import LocalRegistry, RegistryServer
 from girih.comm.registry.remote import RemoteRegistry
-from girih.config.file import RunConfig
+from girih.data.click_log import click_log
 from girih.errors import NonFiniteError
-from girih.testing.click_log import click_log
 
 STEPS, SIZE = int(os.environ.get("GIRIH_STEPS", "60")), 32
 SECRET = b"of these scenes"

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from scenes import write
 
 from girih.report.status import status_of
-from girih.runs.live.bottleneck import BOTTLENECK
+from girih.telemetry.peer_status import BOTTLENECK
 
 pytestmark = pytest.mark.heavy
 LONG = ["train.epochs=1000000", "train.log_every_steps=5", "metrics.port=0"]

@@ -8,7 +8,7 @@ import pytest
 import sent
 from scenes import play_all, write
 
-from girih.testing.click_log import click_log
+from girih.data.click_log import click_log
 
 pytestmark = pytest.mark.slow
 

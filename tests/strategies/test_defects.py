@@ -7,11 +7,11 @@ trainers in test_faults.py (3, 5) and test_edges.py (2).
 import pytest
 from scenes import play, write
 
-from girih.cluster.loader import _Pass
-from girih.comm.endpoints import connect
+from girih.comm.service import connect
 from girih.errors import CheckpointError, GirihError, WireTimeout
+from girih.services.loader import _Pass
+from girih.sparse.protocol import SparseVerb
 from girih.sparse.routing.shard_reader import ShardReader
-from girih.sparse.service.protocol import SparseVerb
 from runs import apart, columns_of, difference, latest
 
 STEPS = 30

@@ -8,8 +8,8 @@ import pytest
 from scenes import play, write
 
 from girih.errors import GirihError
-from girih.testing.faults import Faults, connect
 from runs import difference
+from support.faults import Faults, connect
 
 pytestmark = pytest.mark.slow
 

@@ -17,7 +17,7 @@ import pytest
 from running import Running
 from scenes import write
 
-from girih.testing.click_log import click_log
+from girih.data.click_log import click_log
 from runs import columns_of, command, difference, latest, train
 
 pytestmark = pytest.mark.heavy

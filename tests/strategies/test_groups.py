@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from scenes import play, play_all, write
 
-from girih.config.file import RunConfig
+from girih.app.run_config import RunConfig
 from girih.planner.calibration import LINKS, Calibration, CodecSpeed, Link
 from girih.planner.plan import Plan
 from runs import dense_of, difference, latest, train

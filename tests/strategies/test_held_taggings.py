@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from scenes import play, write
 
-import girih.training.run as training_run
-from girih.config.file import RunConfig
+import girih.lifecycle.run as training_run
+from girih.app.run_config import RunConfig
 from girih.errors import ConfigError
 from girih.planner.operators import TRAINER
 from girih.planner.plan import Plan

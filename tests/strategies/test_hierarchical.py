@@ -12,12 +12,12 @@ from scenes import STEPS, play, play_all, write
 import girih
 from companions import together
 from girih.cli import run as cli
-from girih.comm.endpoints import connect
-from girih.dense.halves.hogwild import HogwildReplica
-from girih.dense.service.dense_server import DenseServer
+from girih.comm.service import connect
 from girih.errors import ConfigError
-from girih.testing.dense_suite import case, dense_spec
+from girih.hierarchical.hogwild import HogwildReplica
+from girih.services.dense_server import DenseServer
 from runs import command, difference, latest, train
+from support.dense_suite import case, dense_spec
 
 heavy = pytest.mark.heavy
 CONFIGS = ("deepfm", "weighted", *(pytest.param(name, marks=heavy) for name in ("din", "mmoe", "star")))

@@ -10,7 +10,7 @@ import pytest
 from scenes import play, play_all, write
 
 import girih
-from girih.config.file import RunConfig
+from girih.app.run_config import RunConfig
 from girih.errors import ConfigError
 from runs import difference
 

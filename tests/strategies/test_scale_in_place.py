@@ -7,16 +7,16 @@ import tomllib
 import pytest
 
 import girih
-from girih.cluster.elastic import requests
 from girih.cluster.launchers.local import LocalProcess
 from girih.cluster.roles import RoleName
-from girih.cluster.segments import SHARED_MEMORY
+from girih.lifecycle import rescaling
+from girih.lifecycle.pricing import Calibrated
 from girih.planner.calibration import LINKS, Calibration, Link, Rate, StepWork
-from girih.runs import first_steps
+from girih.processes.segments import SHARED_MEMORY
+from girih.runs import scale_requests
 from girih.runs.callbacks import Callback
 from girih.strategies.strategy import price
-from girih.training import rescaling
-from girih.training.pricing import Calibrated
+from girih.training import log
 
 pytestmark = pytest.mark.heavy
 EPOCH = 24
@@ -34,7 +34,7 @@ class Scales(Callback):
 
     def on_metrics(self, record):
         if record["step"] in self.wanted:
-            requests.ask(self.run, self.wanted[record["step"]])
+            scale_requests.ask(self.run, self.wanted[record["step"]])
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +73,9 @@ def test_the_config_has_the_new_counts_and_keeps_them(begin):
     trainer, scales = begin({3: {"embedding-worker": 2}}, **{"strategy.embedding_servers": 1})
     with trainer:
         trainer.fit()
-        assert [each["roles"] for each in requests.history(scales.run)] == [{"embedding-worker": [1, 2]}]
+        assert [each["roles"] for each in scale_requests.history(scales.run)] == [
+            {"embedding-worker": [1, 2]}
+        ]
         assert len(scales.plans) == 2
         assert counts_in(scales.run) == (1, 2)
         trainer.fit()
@@ -92,7 +94,7 @@ def test_servers_that_are_killed_as_they_end_leave_nothing_in_the_way_of_others(
     with trainer:
         trainer.fit()
         assert trainer.state.step == EPOCH
-        assert [each["roles"] for each in requests.history(scales.run)] == [
+        assert [each["roles"] for each in scale_requests.history(scales.run)] == [
             {"embedding-server": [1, 3]},
             {"embedding-server": [3, 1]},
         ]
@@ -113,8 +115,8 @@ def test_a_scaling_at_the_last_step_takes_no_evaluation_along(begin, last):
         assert (state.step, state.epoch) == (last, int(last == EPOCH))
         lines = map(json.loads, (scales.run / "metrics.jsonl").read_text().splitlines())
         assert [line["step"] for line in lines if "split" in line] == [last] * state.epoch
-        assert [each["step"] for each in requests.history(scales.run)] == [last] * state.epoch
-        assert requests.pending(scales.run) is None
+        assert [each["step"] for each in scale_requests.history(scales.run)] == [last] * state.epoch
+        assert scale_requests.pending(scales.run) is None
 
 
 def narrow():
@@ -145,8 +147,8 @@ def test_a_speed_is_predicted_of_the_new_counts(begin):
 
 
 def test_a_speed_that_first_steps_predict_is_that_of_those_since(begin, monkeypatch):
-    monkeypatch.setattr(first_steps, "LIMIT_S", 0.0)
-    monkeypatch.setattr(first_steps, "MOST_OF_RUN", 1.0)
+    monkeypatch.setattr(log, "LIMIT_S", 0.0)
+    monkeypatch.setattr(log, "MOST_OF_RUN", 1.0)
     trainer, _ = begin({7: {"embedding-worker": 2}})
     with trainer:
         trainer.fit()

@@ -13,7 +13,7 @@ from scenes import write
 import girih
 from companions import ran
 from girih.config import user_code
-from girih.dense.graph.runnable import is_importable
+from girih.hierarchical.graph.runnable import is_importable
 from runs import command
 
 pytestmark = pytest.mark.slow
@@ -123,4 +123,4 @@ def test_one_function_makes_the_command_of_every_process():
         for node in ast.walk(ast.parse(file.read_text()))
         if isinstance(node, ast.Constant) and node.value == "-m"
     }
-    assert writers == {"girih/cluster/command.py"}
+    assert writers == {"girih/processes/pipe.py"}

@@ -13,7 +13,7 @@ from scenes import write
 
 from girih import cli
 from girih.report.status import status_of
-from girih.runs.live.metrics import METRICS
+from girih.telemetry.prometheus import METRICS
 
 pytestmark = pytest.mark.slow
 

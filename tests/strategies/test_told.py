@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from scenes import play_all, write
 
-from girih.config.file import RunConfig
-from girih.data.shares import share_of
-from girih.testing.twins import shard_of_key
+from girih.app.run_config import RunConfig
+from girih.data.batch import share_of
 from runs import dense_of, latest
+from support.twins import shard_of_key
 
 pytestmark = pytest.mark.slow
 

@@ -8,20 +8,19 @@ import torch
 from torch import nn
 
 import girih
+from girih.app.run_config import RunConfig
 from girih.cli import run as cli
 from girih.cluster.launch import launch
-from girih.config.class_record import RECORD
-from girih.config.file import RunConfig
+from girih.config.user_code import RECORD
 from girih.errors import ConfigError
+from girih.lifecycle.planning import decide, facts_of
 from girih.planner.plan import Plan
 from girih.strategies import Strategy, create
 from girih.strategies.local import Local
-from girih.testing.fakes import FakeDense, FakeSparse
-from girih.training.context import RunContext
 from girih.training.feeds import ExampleFeed
-from girih.training.planning import decide, facts_of
 from girih.training.schedules import Pipelined
-from girih.training.session import Session
+from girih.training.session import RunContext, Session
+from support.fakes import FakeDense, FakeSparse
 
 MINE = """
 from dataclasses import dataclass

@@ -7,11 +7,11 @@ import torch
 
 from girih.dense.half import KnownAtOnce
 from girih.errors import NonFiniteError
-from girih.runs.stats import Spans
-from girih.testing import cases
-from girih.testing.fakes import FakeDense, FakeSparse
+from girih.telemetry.stats import Spans
 from girih.training.concurrent import Concurrent
 from girih.training.schedules import always, in_step
+from support import cases
+from support.fakes import FakeDense, FakeSparse
 
 MOST_S = 20
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from girih import models
-from girih.cluster.loader import Loader
-from girih.comm.endpoints import listen
+from girih.comm.service import listen
 from girih.errors import ConfigError
 from girih.models import needs_of
-from girih.sparse.service.codec import BatchCodec
-from girih.testing.feed_suite import FeedSuite, dataset, feed_schema
+from girih.services.loader import Loader
+from girih.sparse.protocol import BatchCodec
 from girih.training.feeds import ExampleFeed, FeatureFeed, LoaderFeed
+from support.feed_suite import FeedSuite, dataset, feed_schema
 
 SECRET = b"of this run"
 

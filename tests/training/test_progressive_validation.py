@@ -12,7 +12,7 @@ import girih
 from girih import optim
 from girih.metrics import Scores
 from girih.models import LR
-from girih.runs.trained import TRAINED, TrainedMark
+from girih.runs.directory import TRAINED, TrainedMark
 
 SIZE, NUM, RATE = 32, 1000, 0.5
 SCHEMA = girih.Schema(

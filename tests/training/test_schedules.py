@@ -9,10 +9,10 @@ import torch
 from girih.data.batch import Batch
 from girih.dense.halves.replica import Replica
 from girih.models.loss import loss_of
-from girih.runs.stats import Spans
-from girih.testing import cases
-from girih.testing.fakes import FakeDense, FakeSparse
+from girih.telemetry.stats import Spans
 from girih.training.schedules import Pipelined, in_step
+from support import cases
+from support.fakes import FakeDense, FakeSparse
 
 
 def batches(count):

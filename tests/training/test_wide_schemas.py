@@ -17,15 +17,15 @@ import pytest
 
 import girih
 from girih.data import read_parquet
+from girih.data.batch import share_of
 from girih.data.decode import batches
 from girih.data.decode.batches import joined
-from girih.data.shares import share_of
 from girih.dense.accel import onednn
 from girih.kernels.buffers import Buffers
 from girih.kernels.cpu.jit import JIT_DISABLED
-from girih.runs.stats import Spans
 from girih.sparse.access_profile import measure_access
 from girih.sparse.spec import SparseSpec
+from girih.telemetry.stats import Spans
 
 pytestmark = pytest.mark.skipif(JIT_DISABLED, reason="kernels are Python then")
 ROOT = str(Path(girih.__file__).parent)

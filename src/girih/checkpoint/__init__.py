@@ -6,9 +6,8 @@ What a launcher asks is here. Saving and loading need torch and a store, and are
 
 from __future__ import annotations
 
-from girih.checkpoint.directory import complete, final_of, find, latest, root_of, rotate
+from girih.checkpoint.directory import CheckpointOptions, complete, final_of, find, latest, root_of, rotate
 from girih.checkpoint.manifest import Manifest, name_of
-from girih.checkpoint.options import CheckpointOptions
 from girih.checkpoint.sealing import seal
 from girih.checkpoint.storage import Storage
 

@@ -10,15 +10,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from girih.checkpoint import trees
+from girih.checkpoint import save
 from girih.checkpoint.manifest import DENSE, NAME, Manifest, Parts
 from girih.checkpoint.parts import PartReader
 from girih.checkpoint.save import SavedParameters, SavedRows
+from girih.checkpoint.state import RunState
 from girih.checkpoint.storage import Storage
 from girih.data import NormalizationStats, Position
 from girih.errors import CheckpointError
-from girih.runs.sealed import refusing
-from girih.runs.state import RunState
+from girih.files.sealed import refusing
 from girih.schema import Schema
 
 _FIX = "use another checkpoint"
@@ -53,17 +53,17 @@ class LoadedCheckpoint:
             CheckpointError: rows or parameters are damaged, or of another model or layout; names the part.
         """
         state = dense.state()
-        before = trees.split(state)
+        before = save.split(state)
         try:
             with refusing(f"{self.place}/{DENSE}", _FIX, what="does not fit this model"):
-                trees.check_dtypes(self.dense.get("model", {}), state.get("model", {}))
+                save.check_dtypes(self.dense.get("model", {}), state.get("model", {}))
                 dense.restore(self.dense)
             if sparse is not None:
                 sparse.load(
                     PartReader(self.place, self.shards, newest=newest or {}), step=self.run.num_updates
                 )
         except BaseException:
-            dense.restore(trees.join(*before))
+            dense.restore(save.join(*before))
             raise
 
 
@@ -82,7 +82,7 @@ def load(place: Storage, schema: Schema | None) -> LoadedCheckpoint:
     tensors = _read_dense(place, manifest.parts[DENSE])
     with refusing(f"{place}/{DENSE}", _FIX):
         state, random, dense = (
-            trees.join(tree, tensors) for tree in (manifest.state, manifest.random, manifest.dense)
+            save.join(tree, tensors) for tree in (manifest.state, manifest.random, manifest.dense)
         )
     with believed(place):
         if (position := manifest.run.position) is not None:
@@ -102,7 +102,7 @@ def load_model(loaded: LoadedCheckpoint, model: nn.Module) -> None:
         CheckpointError: they are another model's.
     """
     with refusing(f"{loaded.place}/{DENSE}", _FIX, what="does not fit this model"):
-        trees.check_dtypes(loaded.dense["model"], model.state_dict())
+        save.check_dtypes(loaded.dense["model"], model.state_dict())
         model.load_state_dict(loaded.dense["model"])
 
 
@@ -144,4 +144,4 @@ def _read_dense(place: Storage, facts: Mapping[str, Any]) -> dict[str, Tensor]:
         raise CheckpointError(
             f"{where}: damaged (its checksum differs); delete {place.name} to use an older one"
         )
-    return trees.tensors_in(content, where)
+    return save.tensors_in(content, where)

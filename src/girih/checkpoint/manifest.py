@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any
 
+from girih.checkpoint.state import RunState, Step
 from girih.checkpoint.storage import Storage
-from girih.config import build, checks
+from girih.config import build, options
 from girih.config.bounds import Bounds
 from girih.errors import CheckpointError, MissingFileError
-from girih.runs.sealed import check_inside, refusing, seal, unseal
-from girih.runs.state import RunState, Step
+from girih.files.sealed import check_inside, refusing, seal, unseal
 from girih.version import __version__
 
 NAME = "manifest.json"
@@ -112,7 +112,7 @@ class Manifest:
                 raise ValueError("rows of tables are not those of its parts")
             if checkpoint.name.startswith("step-") and checkpoint.name != name_of(manifest.step):
                 raise ValueError(f"it is of step {manifest.step}, which lies in {name_of(manifest.step)}")
-            checks.flag("state.by_hand", manifest.state.get("by_hand", False))
+            options.flag("state.by_hand", manifest.state.get("by_hand", False))
         return manifest
 
 

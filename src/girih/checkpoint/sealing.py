@@ -8,7 +8,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from girih.runs.sealed import seal_text, sealed_text
+from girih.files.sealed import seal_text, sealed_text
 
 
 def seal(directory: Path) -> None:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import click
 
 from girih.cli.words import Command
-from girih.dense.accel import dynamo
+from girih.dense.accel import process_settings
 from girih.errors import GirihError, UserError, nearest
 from girih.version import __version__
 
@@ -107,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Runs one command and exits with its status: 130 where a signal ends it. The process is girih's own."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
-    dynamo.load_late()
+    process_settings.load_late()
     try:
         status = run(arguments, own_process=True)
     except KeyboardInterrupt:

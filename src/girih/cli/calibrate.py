@@ -16,7 +16,7 @@ import click
 from girih.cli import cli
 from girih.cli.words import PATH
 from girih.cluster.launch import launch, leave_signals_to_launcher
-from girih.cluster.launchers.machines import Launch
+from girih.cluster.launchers.launcher import Launch
 from girih.cluster.options import ClusterOptions
 from girih.cluster.roles import RoleName
 from girih.errors import ConfigError
@@ -53,9 +53,9 @@ def calibrate(typed: list[str], trainers: int, out: Path, probe: tuple[str, Path
 def _launch(typed: list[str], trainers: int, out: Path) -> int:
     """Has trainers measure the parts of steps, then runs every way to train for a moment; writes and shows what was found."""
     from girih.cli.show import calibration_tables
+    from girih.files.whole import write_whole
     from girih.planner.calibration import Calibration, Overhead
-    from girih.planner.speed.overhead import Observed, fit_overhead
-    from girih.runs.files import write_whole
+    from girih.planner.speed.step import Observed, fit_overhead
 
     with tempfile.TemporaryDirectory(prefix="girih-calibrate-") as directory:
         folder = Path(directory)
@@ -93,11 +93,11 @@ def _run(words: Sequence[str], counts: Mapping[str, int]) -> int:
 
 def _observe(trainers: int, way: str, folder: Path) -> None:
     """One trainer's part of a short run; the first one's writes what was observed."""
+    from girih.app.probe import observe, ways
     from girih.cluster.cluster import Cluster
+    from girih.files.whole import write_whole
     from girih.planner.calibration import Calibration
-    from girih.runs.files import write_whole
     from girih.strategies.strategy import runs_alone
-    from girih.training.probe import observe, ways
 
     strategy = ways(trainers)[way]
     cluster = Cluster() if runs_alone(strategy) else Cluster.join(strategy.trainers)
@@ -109,15 +109,15 @@ def _observe(trainers: int, way: str, folder: Path) -> None:
 
 def _measure(trainers: int, out: Path) -> None:
     """One trainer's part in measuring links, codecs and work; the first one's writes what was found, and which runs are to follow."""
+    from girih.app.codec_speeds import measure_codecs
+    from girih.app.links import measure_links
+    from girih.app.probe import ways, write_data
+    from girih.app.step_work import measure_work
     from girih.cli.info import processor
     from girih.cluster.cluster import Cluster
+    from girih.files.whole import write_whole
     from girih.planner.calibration import Calibration
-    from girih.runs.calibration import measure_links
-    from girih.runs.codec_speeds import measure_codecs
-    from girih.runs.files import write_whole
     from girih.strategies import roles_of
-    from girih.training.probe import ways, write_data
-    from girih.training.step_time import measure_work
 
     with Cluster.join(trainers).running() as cluster:
         ranks = cluster.ranks

@@ -12,22 +12,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from girih.app.run_config import RunConfig
 from girih.cli import cli
 from girih.cli.show import skipped
 from girih.cli.words import MODEL, config_options
-from girih.config.file import RunConfig
 from girih.config.user_code import naming
 from girih.data import NULL_ID, Batch, Dataset
 from girih.data.decode import columns, times
 from girih.data.growth import Growth, examples_of
 from girih.data.guessing.kinds import separator_in
+from girih.lifecycle.dense_cost import host_bytes
 from girih.models import ESMM
 from girih.report.text import count, short, size
 from girih.schema import Categorical, Numeric
 from girih.sparse.spec import SparseSpec
 from girih.store.accounting import loaded_bytes
 from girih.store.rows.record import row_layout
-from girih.training.dense_cost import host_bytes
 
 SAMPLE_EXAMPLES = 200_000
 MOST_TABLES = 20

@@ -8,7 +8,7 @@ import click
 from rich.table import Table
 
 from girih.cli import cli
-from girih.cli.screen import screen
+from girih.cli.show import screen
 from girih.cli.words import PATH
 from girih.report.comparing import RunComparison
 from girih.report.comparing import compare as compared

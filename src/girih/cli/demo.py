@@ -18,11 +18,11 @@ import pyarrow.parquet as pq
 from rich.table import Table
 
 from girih.cli import cli, run
-from girih.cli.screen import screen
+from girih.cli.show import screen
 from girih.cli.words import PATH
+from girih.data.click_log import click_log
 from girih.errors import ConfigError
 from girih.metrics import Scores
-from girih.testing.click_log import click_log
 
 SIGNALLED = 130
 """The status of a command that a signal ended."""

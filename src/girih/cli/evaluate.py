@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
+from girih.app.run_config import RunConfig
 from girih.cli import cli
 from girih.cli.show import metrics_table, skipped
 from girih.cli.words import FORMAT, MODEL, PATH
-from girih.config.file import RunConfig
 from girih.data.options import SplitName
 from girih.errors import ConfigError
 from girih.serving.opening import final_weights, open_config

@@ -13,8 +13,8 @@ from girih.cli import cli
 from girih.cli.out import PARQUET, check_out, write_rows
 from girih.cli.words import PATH
 from girih.errors import ConfigError, nearest
+from girih.serving.loaded import TableRows, has_embeddings, table_chunks
 from girih.serving.opening import final_weights
-from girih.serving.tables import TableRows, has_embeddings, table_chunks
 
 
 @cli.command("export-embeddings")

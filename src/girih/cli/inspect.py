@@ -13,7 +13,7 @@ from rich.table import Table
 from girih import checkpoint
 from girih.checkpoint.parts import PartReader
 from girih.cli import cli
-from girih.cli.screen import screen
+from girih.cli.show import screen
 from girih.report.text import DASH, count, fraction, size
 from girih.runs.directory import read_summary
 from girih.schema import Schema

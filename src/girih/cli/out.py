@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from girih.data.decode.columns import is_bytes
 from girih.data.paths import one_line
 from girih.errors import ConfigError, GirihError
-from girih.runs.files import disk_full
+from girih.files.whole import disk_full
 
 PARQUET, CSV = ".parquet", ".csv"
 _NAMES = {PARQUET: "Parquet", CSV: "CSV"}

@@ -10,20 +10,20 @@ from typing import Any
 
 import click
 
+from girih.app.rank_strategies import StrategyEstimate
+from girih.app.run_config import RunConfig
 from girih.cli import cli
 from girih.cli.priced import offers_table, tagged_table
 from girih.cli.words import MODEL, PATH, config_options
-from girih.config.file import RunConfig
 from girih.config.user_code import naming
 from girih.errors import ConfigError
+from girih.files.whole import write_whole
 from girih.planner.calibration import Calibration
 from girih.planner.plan import Plan
 from girih.report.picture import picture as drawn
 from girih.report.text import count, size
-from girih.runs.files import write_whole
 from girih.store.accounting import row_bytes, tiered_row_bytes
 from girih.store.rows.record import row_layout
-from girih.training.comparing import StrategyEstimate
 
 MOST_GROUPS = 6
 GBIT = 1e9 / 8  # bytes

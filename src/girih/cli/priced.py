@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
+from girih.app.rank_strategies import StrategyEstimate, choose
 from girih.planner.operators import OperatorGraph
 from girih.planner.tagging.tag import Tagged
 from girih.report.text import short, size
-from girih.training.comparing import StrategyEstimate, choose
 
 
 def offers_table(found: Sequence[StrategyEstimate], calibrated: str) -> None:

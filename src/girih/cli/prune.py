@@ -15,7 +15,7 @@ from girih.checkpoint.prune import PruneRule
 from girih.checkpoint.prune import prune as write_pruned
 from girih.cli import cli
 from girih.cli.words import PATH
-from girih.config.class_record import RECORD
+from girih.config.user_code import RECORD
 from girih.errors import ConfigError, RunDirectoryError, nearest
 from girih.serving.opening import final_weights
 

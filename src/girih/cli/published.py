@@ -8,7 +8,7 @@ import click
 from rich.table import Table
 
 from girih.cli import cli
-from girih.cli.screen import screen
+from girih.cli.show import screen
 from girih.errors import ConfigError, GirihError, MissingFileError
 from girih.publishing.log import Log, find_log, shown
 from girih.report.text import count, size

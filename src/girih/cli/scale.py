@@ -11,13 +11,13 @@ import click
 
 from girih.cli import cli
 from girih.cli.words import PATH
-from girih.cluster.elastic import requests
-from girih.cluster.elastic.requests import ScaleRequest
 from girih.cluster.roles import RoleName
 from girih.errors import ConfigError, RunDirectoryError, nearest
+from girih.processes.lease import Lease
 from girih.report.status import status_of
+from girih.runs import scale_requests
 from girih.runs.directory import LOCK, read_summary
-from girih.runs.lease import Lease
+from girih.runs.scale_requests import ScaleRequest
 
 LOOK_S = 0.1
 BEGINS_S = 120.0
@@ -40,7 +40,7 @@ def scale(run: Path, wanted: tuple[str, ...]) -> int:
         raise RunDirectoryError(
             f"{run}: this run is not on; train it with --resume, with other counts by --set"
         )
-    request = requests.ask(run, counts)
+    request = scale_requests.ask(run, counts)
     click.echo(_told(_outcome(run, request)))
     return 0
 
@@ -63,13 +63,13 @@ def _outcome(run: Path, request: ScaleRequest) -> dict[str, Any]:
         RunDirectoryError: the run has ended.
     """
     seen_s = time.monotonic()
-    while (found := requests.outcome(run, request)) is None:
+    while (found := scale_requests.outcome(run, request)) is None:
         if _is_on(run):
             seen_s = time.monotonic()
         elif time.monotonic() - seen_s > BEGINS_S or _is_told_over(run):
-            if (found := requests.outcome(run, request)) is not None:
+            if (found := scale_requests.outcome(run, request)) is not None:
                 break
-            requests.withdraw(run)
+            scale_requests.withdraw(run)
             raise RunDirectoryError(
                 f"{run}: the run ended before it was scaled; its last checkpoint is whole"
             )
@@ -82,7 +82,7 @@ def _outcome(run: Path, request: ScaleRequest) -> dict[str, Any]:
 def _is_on(run: Path) -> bool:
     """Whether a process has the run, as far as this machine can tell."""
     lease = Lease.of_run(run / LOCK)
-    request = requests.pending(run)
+    request = scale_requests.pending(run)
     keeper = None if request is None else request.keeper
     if lease is None or lease.is_of_this_machine:
         return any(each is not None and each.lives for each in (lease, keeper))
@@ -91,7 +91,7 @@ def _is_on(run: Path) -> bool:
 
 def _is_told_over(run: Path) -> bool:
     """Whether this machine knows that no process has the run, nor will have."""
-    lease, request = Lease.of_run(run / LOCK), requests.pending(run)
+    lease, request = Lease.of_run(run / LOCK), scale_requests.pending(run)
     if lease is None and request is not None and request.begun:
         return request.keeper is not None and request.keeper.is_of_this_machine
     return lease is None or lease.is_of_this_machine

@@ -7,14 +7,24 @@ from pathlib import Path
 from typing import Any
 
 import click
+from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-from girih.cli.screen import WIDE, screen
 from girih.data import Dataset
 from girih.planner.calibration import Calibration, Link, Rate, StepWork
 from girih.planner.costs import link_s
 from girih.report.text import count, fraction, short, size
+
+WIDE = 1000
+"""Columns where output goes to a file or another program, which no edge of a screen cuts."""
+
+
+def screen() -> Console:
+    """Standard output: as wide as its terminal, else as wide as any table."""
+    console = Console(highlight=False, markup=False)
+    return console if console.is_terminal else Console(highlight=False, markup=False, width=WIDE)
+
 
 TITLES = {
     "auc": "AUC",

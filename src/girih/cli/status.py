@@ -12,7 +12,7 @@ import click
 from rich.live import Live
 
 from girih.cli import cli
-from girih.cli.screen import screen
+from girih.cli.show import screen
 from girih.cli.words import PATH
 from girih.report.status import status_of
 from girih.report.status_table import status_screen

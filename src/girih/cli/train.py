@@ -17,15 +17,14 @@ from girih import config, strategies
 from girih.cli import cli, uncollected
 from girih.cli.words import MODEL, PATH, config_options
 from girih.cluster.launch import launch
-from girih.cluster.launchers.machines import Launch
+from girih.cluster.launchers.launcher import Launch
 from girih.cluster.options import ClusterOptions
 from girih.cluster.roles import RoleName
-from girih.config.class_record import run_of
-from girih.config.metrics import MetricsOptions
-from girih.config.user_code import naming
+from girih.config.train import MetricsOptions
+from girih.config.user_code import naming, run_of
 from girih.errors import ConfigError, RoleError, UserError
-from girih.runs.live.endpoint import require_client
-from girih.runs.live.place import StatusTarget
+from girih.telemetry.prometheus import require_client
+from girih.telemetry.status_file import StatusTarget
 
 
 @cli.command()

@@ -15,26 +15,26 @@ import click
 from rich.console import Console
 
 from girih import checkpoint, config
+from girih.app.run_config import RunConfig
 from girih.checkpoint import Storage
 from girih.cli.show import results, skipped
 from girih.cluster.cluster import Cluster
 from girih.cluster.launch import heeding_signals, leave_signals_to_launcher
 from girih.cluster.roles import RoleName
-from girih.config.file import RunConfig
 from girih.data import Dataset
 from girih.errors import ConfigError
+from girih.lifecycle.planning import joined
+from girih.lifecycle.pricing import Calibrated
 from girih.metrics import Metrics
 from girih.planner.plan import Plan
 from girih.report.comparing import changed
 from girih.report.progress import Progress
 from girih.runs.directory import RunDirectory, read_summary
-from girih.runs.live.logs import logging_as
-from girih.runs.live.place import ProcessId, StatusTarget
 from girih.serving.opening import final_weights
 from girih.strategies import runs_alone
+from girih.telemetry.logs import logging_as
+from girih.telemetry.status_file import ProcessId, StatusTarget
 from girih.trainer import Trainer
-from girih.training.planning import joined
-from girih.training.pricing import Calibrated
 
 _LOG = logging.getLogger(__name__)
 MOST_CHANGES = 8

@@ -69,7 +69,7 @@ class Command(click.Command):
 
 def _setting(option: str, words: list[str]) -> str:
     """The ``--set`` for an option that is a key of the config; empty where it is none."""
-    from girih.config.file import keys_by_section
+    from girih.app.run_config import keys_by_section
 
     key = option.lstrip("-").replace("-", "_")
     section = next((name for name, keys in keys_by_section().items() if key in keys), None)

@@ -19,13 +19,13 @@ import threading
 import traceback
 from typing import Any
 
-from girih.cluster.pipe import Pipe, bind_life, from_text
 from girih.cluster.roles import MODULES, RoleName
-from girih.cluster.segments import remove_segments
 from girih.errors import GirihError
-from girih.runs.live.logs import logging_as
-from girih.runs.live.place import ProcessId, StatusTarget
-from girih.runs.live.shower import StatusWriter
+from girih.processes.pipe import Pipe, bind_life, from_text
+from girih.processes.segments import remove_segments
+from girih.telemetry.logs import logging_as
+from girih.telemetry.status_file import ProcessId, StatusTarget
+from girih.telemetry.status_writer import StatusWriter
 
 _LOG = logging.getLogger("girih.cluster.child")  # this file is "__main__"
 LAST_WORDS_S = 5.0

@@ -16,23 +16,21 @@ from typing import Self
 
 import torch
 
-from girih.cluster.command import module_command
 from girih.cluster.control import LauncherControl, Roles
-from girih.cluster.hosts import LOOPBACK, Hosts, HostSpec, host_of
 from girih.cluster.launchers.local import LocalLauncher
-from girih.cluster.meeting import PLAIN, one_host, telling_openly, telling_privately
 from girih.cluster.options import ClusterOptions
-from girih.cluster.pipe import Pipe
-from girih.cluster.roles import ENDS_RUN, FailurePolicy, Role, RoleName
-from girih.cluster.segments import new_prefix, remove_segments
+from girih.cluster.rendezvous import PLAIN, one_host, telling_openly, telling_privately
+from girih.cluster.roles import ENDS_RUN, LOOPBACK, FailurePolicy, Hosts, HostSpec, Role, RoleName, host_of
 from girih.cluster.supervisor import Supervisor, rows_kept_in
-from girih.comm.endpoints import abort_clients
 from girih.comm.group import TrainerGroup
 from girih.comm.registry import Entry, LocalRegistry, Registry, RegistryServer, find, register
 from girih.comm.registry.remote import RemoteRegistry
-from girih.config.metrics import MetricsOptions
+from girih.comm.service import abort_clients
+from girih.config.train import MetricsOptions
 from girih.errors import ConfigError, GirihError, RoleError, WireError, WireTimeout
-from girih.runs.live.place import StatusTarget
+from girih.processes.pipe import Pipe, module_command
+from girih.processes.segments import new_prefix, remove_segments
+from girih.telemetry.status_file import StatusTarget
 
 GRACE_S = 1.0
 """A trainer has so long to find out by itself that a process is gone; what it waits for is aborted then."""
@@ -133,7 +131,7 @@ class Cluster:
         return host_of(self._hosts, name, index).host if self._hosts else self._bind
 
     def address(self, name: str, index: int) -> str:
-        """The address at which a process listens for other hosts; see :func:`girih.comm.endpoints.listen`."""
+        """The address at which a process listens for other hosts; see :func:`girih.comm.service.listen`."""
         return f"{'tls' if self._encrypt else 'tcp'}://{self.host(name, index)}:*"
 
     def prepare(self, counts: Mapping[str, int]) -> None:

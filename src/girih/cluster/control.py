@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from girih.cluster.launchers.launcher import Messages
-from girih.cluster.pipe import Pipe, as_text, from_text
 from girih.cluster.roles import ENDS_RUN, FailurePolicy, RestartPolicy
 from girih.cluster.supervisor import START_S, Supervisor
 from girih.errors import GirihError, RoleError, named
+from girih.processes.pipe import Pipe, as_text, from_text
 
 LAST_WORDS_S = 5.0
 """A trainer whose launcher is gone has so long: within ten seconds no process of the run lives, on a busy machine too."""
@@ -67,7 +67,7 @@ class LauncherControl:
         """Tells of other numbers of processes, by which trainers begin that come back from here on.
 
         Args:
-            stage: a :class:`girih.cluster.elastic.stage.ScaleStage`.
+            stage: a :class:`girih.runs.scale_requests.ScaleStage`.
             overrides: words of ``--set`` that say the same.
         """
         self._ask("scale", stage, dict(counts), list(overrides))

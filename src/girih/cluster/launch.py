@@ -21,19 +21,17 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from girih.cluster.command import module_command
 from girih.cluster.control import serve, text_of
-from girih.cluster.elastic import requests
-from girih.cluster.elastic.stage import ScaleStage
-from girih.cluster.launchers.launcher import Handle, Resources
+from girih.cluster.launchers.launcher import Handle, Launch, Machines, Resources
 from girih.cluster.launchers.local import LocalLauncher
-from girih.cluster.launchers.machines import Launch, Machines
-from girih.cluster.pipe import CONTROL
 from girih.cluster.roles import RoleName
-from girih.cluster.segments import new_prefix, remove_segments
 from girih.cluster.supervisor import END_S, STOPPED, Supervisor, error_of, rows_kept_in
 from girih.comm.registry import LocalRegistry, RegistryServer
 from girih.errors import GirihError
+from girih.processes.pipe import CONTROL, module_command
+from girih.processes.segments import new_prefix, remove_segments
+from girih.runs import scale_requests
+from girih.runs.scale_requests import ScaleStage
 
 LAST_WORDS_S = 20.0
 """Trainer 0 has so long to say what went wrong, before it is said here."""
@@ -67,9 +65,9 @@ def _scaled(ended: _LaunchedRun, following: Launch) -> _LaunchedRun:
     try:
         return _LaunchedRun(following, ended.deaths)
     except GirihError as error:
-        request = requests.pending(following.run)
+        request = scale_requests.pending(following.run)
         if request is not None:
-            requests.fail(following.run, request, str(error))
+            scale_requests.fail(following.run, request, str(error))
         return _LaunchedRun(replace(ended.what, command=ended.what.again), ended.deaths)
 
 
@@ -125,7 +123,7 @@ class ThisHost:
 def machines_of(what: Launch) -> Machines:
     """The machines that the options name."""
     if what.options.launcher == "ray":
-        from girih.cluster.launchers.ray.nodes import Nodes
+        from girih.cluster.launchers.ray.launcher import Nodes
 
         return Nodes(what)
     return ThisHost(what)

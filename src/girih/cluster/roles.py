@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from typing import Any, Protocol
 
@@ -21,11 +21,11 @@ class RoleName(StrEnum):
 
 
 MODULES = {
-    RoleName.LOADER: "girih.cluster.loader",
-    RoleName.EMBEDDING_WORKER: "girih.sparse.service.embedding_worker",
-    RoleName.EMBEDDING_SERVER: "girih.sparse.service.embedding_server",
-    RoleName.GROUP_SERVER: "girih.dense.service.group_server",
-    RoleName.DENSE_SERVER: "girih.dense.service.dense_server",
+    RoleName.LOADER: "girih.services.loader",
+    RoleName.EMBEDDING_WORKER: "girih.services.embedding_worker",
+    RoleName.EMBEDDING_SERVER: "girih.services.embedding_server",
+    RoleName.GROUP_SERVER: "girih.services.group_server",
+    RoleName.DENSE_SERVER: "girih.services.dense_server",
 }
 """Modules that a process of a role imports while it waits to learn what to do; trainers are commands of their own."""
 
@@ -64,7 +64,7 @@ class Role(Protocol):
         name: a :class:`RoleName`.
         index: which of its kind.
         incarnation: how often this role and index has been restarted, set in its process; 0 for the first.
-        stats: :class:`girih.runs.stats.Stats` of its process.
+        stats: :class:`girih.telemetry.stats.Stats` of its process.
 
     One that comes back may have an attribute ``found``, a line on the state in which it found what it goes on with.
     """
@@ -82,3 +82,30 @@ class Role(Protocol):
 def title(name: str, index: int) -> str:
     """As ``embedding-server 1``."""
     return f"{name} {index}"
+
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class HostSpec:
+    """The host of one process.
+
+    Attributes:
+        command: what goes before its command, as ``("ip", "netns", "exec", "left")``.
+        host: where it listens, and where others reach it.
+        environment: variables of its own, as ``GLOO_SOCKET_IFNAME``.
+    """
+
+    command: tuple[str, ...] = ()
+    host: str = LOOPBACK
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+Hosts = Mapping[str, HostSpec]
+"""Title of a process, as ``trainer 0``, or name of a role, as ``embedding-server`` → its host_spec."""
+
+
+def host_of(hosts: Hosts, name: str, index: int) -> HostSpec:
+    """The host_spec of one process."""
+    return hosts.get(f"{name} {index}") or hosts.get(name) or HostSpec()

@@ -15,8 +15,8 @@ from girih.cluster.launchers.launcher import Handle, Launcher, Resources
 from girih.cluster.roles import ENDS_RUN, FailurePolicy, RestartPolicy, RoleName, title
 from girih.comm.registry import Entry, Registry, find, key_of, register
 from girih.errors import ConfigError, RoleError, named
+from girih.files.whole import write_whole
 from girih.runs.directory import PROCESSES
-from girih.runs.files import write_whole
 
 START_S = 120.0
 END_S = 10.0

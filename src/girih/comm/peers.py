@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from girih.comm.endpoints import connect
 from girih.comm.registry import Registry, resolver
 from girih.comm.rpc import Client
+from girih.comm.service import connect
 
 CONNECTED_S = 40.0
 RETURN_S = 1800.0
@@ -14,7 +14,7 @@ RETURN_S = 1800.0
 
 
 def calls_of(clients: Iterable[Client]) -> dict[str, int]:
-    """Counts of a process that calls others, for :meth:`girih.runs.stats.Stats.watch`: connections made again, calls lost."""
+    """Counts of a process that calls others, for :meth:`girih.telemetry.stats.Stats.watch`: connections made again, calls lost."""
     clients = tuple(clients)
     return {
         "retries": sum(client.num_reconnects for client in clients),

@@ -1,15 +1,48 @@
-"""Frozen options that say in their annotations what they accept, and refuse anything else as they are made."""
+"""Checks of single values, with the messages of :func:`girih.config.sections.build`."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import inspect
+import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
+from girih.config.bounds import Bounds, Fraction, Positive
 from girih.config.sections import build, hints_of, instead_of
 from girih.errors import ConfigError
+
+
+def integer(name: str, value: Any, low: int = 1, high: float = math.inf, *, or_none: bool = False) -> None:
+    """Refuses anything but integers from ``low`` to ``high``, both included."""
+    if not (or_none and value is None):
+        build(Annotated[int, Bounds(low, high)], value, name)
+
+
+def positive(name: str, value: Any) -> None:
+    """Refuses anything but None and numbers above 0."""
+    build(Positive | None, value, name)
+
+
+def fraction(name: str, value: Any) -> None:
+    """Refuses anything but numbers in [0, 1)."""
+    build(Fraction, value, name)
+
+
+def text(name: str, value: Any) -> None:
+    """Refuses anything but strings."""
+    build(str, value, name)
+
+
+def flag(name: str, value: Any) -> None:
+    """Refuses anything but booleans."""
+    build(bool, value, name)
+
+
+def choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    """Refuses anything but some words."""
+    build(Literal[choices], value, name)
 
 
 class Options:

@@ -20,11 +20,10 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Union
 
 from girih.config.bounds import Bounds
-from girih.config.class_record import KINDS, check_class, run_of
-from girih.config.mends import mend, no_config
-from girih.config.user_code import never_search
+from girih.config.toml_hints import mend, no_config
+from girih.config.user_code import KINDS, check_class, never_search, run_of
 from girih.errors import ConfigError, MissingFileError, kind_of, nearest
-from girih.runs.files import write_whole
+from girih.files.whole import write_whole
 
 _MOST_NESTED = 50
 _LONG_KEY = re.compile(rf"(?:^|[,{{\[])(?:[^.,=\n{{\[#]*\.){{{_MOST_NESTED}}}", re.MULTILINE)
@@ -95,7 +94,7 @@ def with_overrides(
     Args:
         overrides: ``section.key=value`` each, or values by ``section.key``, in any order.
         strategy: replaces ``[strategy]`` whole.
-        run: the directory of a run. A file in it, or in another run directory, is data: see :mod:`girih.config.class_record`.
+        run: the directory of a run. A file in it, or in another run directory, is data: see :mod:`girih.config.user_code`.
 
     Raises:
         ConfigError: not TOML, an override that is none, or a class that the config of a run may not name.

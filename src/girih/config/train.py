@@ -1,9 +1,10 @@
-"""Options of a training run: ``[train]`` of a config."""
+"""Options of a training run: ``[train]``, ``[metrics]`` and ``[schedule]`` of a config."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from girih.config.bounds import Bounds, Count, NonNegative, Positive
@@ -134,3 +135,61 @@ class TrainOptions(Options):
         if self.lr_schedule is not None and self.lr_schedule.get("name") == "ReduceLROnPlateau":
             return "lr_schedule ReduceLROnPlateau"
         return None if self.evaluate_every_steps is None else "evaluate_every_steps"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsOptions(Options):
+    """Options of metrics for Prometheus, which each process of a run serves at a port of its own.
+
+    Attributes:
+        port: each process takes the first free port from this one on, or any with 0; None serves none.
+        bind: the address of this host at which they are served. Whoever reaches it reads them: nothing is asked of callers.
+        targets: directory in which each process says in a file where it serves, for Prometheus's ``file_sd_configs``; None
+            takes ``targets`` in the run directory.
+    """
+
+    port: Annotated[int, Bounds(0, 65_535)] | None = None
+    bind: str = "127.0.0.1"
+    targets: str | None = None
+
+    def __post_init__(self) -> None:
+        Options.__post_init__(self)
+        if not self.bind or self.bind in ("*", "0.0.0.0", "::"):
+            raise ConfigError(
+                f"metrics: bind = {self.bind!r}: expected one address of this host, as 127.0.0.1"
+            )
+        if self.targets == "":
+            raise ConfigError("metrics: targets = '': expected a directory")
+
+    def below(self, directory: Path) -> MetricsOptions:
+        """The options with paths that hold from anywhere; relative ones start at ``directory``."""
+        return self if self.targets is None else replace(self, targets=str(directory / self.targets))
+
+    def _owner(self) -> str:
+        return "metrics: "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleOptions(Options):
+    """Packing, interleaving and prefetching; each changes when work is done, and not what is learnt.
+
+    Attributes:
+        packing: tables of equal row layout share one operation (D-packing, PICASSO §III-B); False has one for each table.
+        micro_batches: parts into which each batch is cut (D-interleaving, PICASSO §III-C); "auto" by Eq. 2.
+        micro_batches_from: the layer from which on they are cut: "embedding", or "mlp", which bounds the memory of
+            activations alone.
+        interleaving_groups: sets of embedding groups that follow each other (K-interleaving, PICASSO §III-C); "auto" by
+            Eq. 3.
+        excluded: features whose embedding groups run ahead of the interleaving groups.
+        prefetch: what depends on ids alone is done for the next batch beside this one's compute.
+    """
+
+    packing: bool = True
+    micro_batches: Count | Literal["auto"] = 1
+    micro_batches_from: Literal["embedding", "mlp"] = "embedding"
+    interleaving_groups: Count | Literal["auto"] = 1
+    excluded: tuple[str, ...] = ()
+    prefetch: bool = True
+
+    def _owner(self) -> str:
+        return "schedule: "

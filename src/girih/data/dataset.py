@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, TypedDict, Unpack
 
-from girih.config import build, checks
+from girih.config import build
+from girih.config import options as checks
 from girih.data.batch import Batch
-from girih.data.decode.notation import Notation
-from girih.data.decode.where import Where
-from girih.data.decode.where_text import parse_where
+from girih.data.decode.columns import Notation
+from girih.data.decode.where import Where, parse_where
 from girih.data.epoch import SkippedRows, read_epoch
 from girih.data.negatives import Negatives
 from girih.data.position import Position

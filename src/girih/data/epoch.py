@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from girih.data.batch import Batch
-from girih.data.decode.batches import cut, joined
+from girih.data.decode.batches import DecodedRows, cut, good_rows, joined
 from girih.data.decode.decoder import decode
-from girih.data.decode.rows import DecodedRows, good_rows
 from girih.data.position import Cursor, Position, permutation
 from girih.errors import DataError
 from girih.kernels.buffers import Buffers

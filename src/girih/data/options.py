@@ -11,7 +11,7 @@ from girih.config.bounds import Bounds, Count
 from girih.config.options import Options
 from girih.data import readers
 from girih.data.dataset import BATCH_SIZE, MOST_EXAMPLES, SHUFFLE_ROWS, Dataset
-from girih.data.decode.where_text import parse_where
+from girih.data.decode.where import parse_where
 from girih.data.kafka.topic import SCHEME, Topic
 from girih.data.paths import NothingThereError, Paths, relative_to
 from girih.data.split import Cuts, Split, find_cuts

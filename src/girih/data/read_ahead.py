@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
-from girih.runs.busy import Busy, waiting
+from girih.telemetry.busy import Busy, waiting
 
 T = TypeVar("T")
 

@@ -10,9 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from girih.data.decode.columns import is_list, kind_of
+from girih.data.decode.columns import Notation, is_list, kind_of
 from girih.data.decode.conditions import Condition, parse_condition, parse_mask
-from girih.data.decode.notation import Notation
 from girih.data.decode.times import is_time
 from girih.data.decode.where import Where
 from girih.errors import ConfigError, DataError, nearest

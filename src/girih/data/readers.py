@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Unpack
 
 from girih.data.dataset import Dataset, ReadOptions, check_schema, make_dataset
-from girih.data.decode.notation import Notation
+from girih.data.decode.columns import Notation
 from girih.data.formats.arrow import arrow_source
 from girih.data.formats.delimited import DelimitedSource
 from girih.data.formats.jsonl import JsonlSource
@@ -36,7 +36,7 @@ def read_parquet(paths: Paths, schema: Schema, **options: Unpack[ReadOptions]) -
         keep: columns to carry along, as ``Batch.kept``.
         with_labels: False for data without label columns.
         where: a condition that rows have to meet, as ``"country in ['NL', 'BE'] and price > 0"``; its grammar is that of
-            :mod:`girih.data.decode.where_text`. Default: all rows.
+            :mod:`girih.data.decode.where`. Default: all rows.
         null_values: texts that mean a missing value, besides an empty cell of a text file, as ``["NA", "NULL"]``. Default: those
             of the schema, which is where a trained model finds them too.
 

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from girih.comm.group import TrainerGroup
 from girih.models.layers.mlp import lacks_variance
-from girih.runs.stats import Stats
+from girih.telemetry.stats import Stats
 
 
 class GlobalBatchNorm(TorchFunctionMode):

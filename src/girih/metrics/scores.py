@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from girih.errors import ConfigError, DataError, NonFiniteError
-from girih.metrics.ranking import ranking
-from girih.metrics.result import LabelMetrics, Metrics, label_metrics, regression_metrics
+from girih.metrics.result import LabelMetrics, Metrics, label_metrics, ranking, regression_metrics
 from girih.metrics.score_histogram import grouped_aucs, tally
 from girih.schema import LabelLoss
 
@@ -108,7 +107,7 @@ class Scores:
         """Computes the metrics of T labels; all are None without examples.
 
         Args:
-            rank_at: the ks of :func:`girih.metrics.ranking.ranking`, within groups; empty computes no such metric.
+            rank_at: the ks of :func:`girih.metrics.result.ranking`, within groups; empty computes no such metric.
 
         Raises:
             ConfigError: the number of names is not T, or a name is repeated.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from girih.config.checks import flag
+from girih.config.options import flag
 from girih.errors import ConfigError, DataError, nearest
 from girih.models import checks, histories, needs
 from girih.models.embeddings import Embeddings, Jagged

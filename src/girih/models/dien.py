@@ -13,10 +13,9 @@ from girih.config.bounds import NonNegative
 from girih.models import checks, histories, needs
 from girih.models.embeddings import Embeddings, Jagged
 from girih.models.layers.attention import BilinearAttention
-from girih.models.layers.gru import GRU
 from girih.models.layers.inputs import DenseInput
 from girih.models.layers.mlp import MLP
-from girih.models.layers.steps import Steps
+from girih.models.layers.recurrent import GRU, Steps
 from girih.models.loss import Targets, label_losses, weighted_mean
 from girih.models.model import Model
 from girih.schema import Schema

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from girih.config.checks import flag
+from girih.config.options import flag
 from girih.models import checks, histories, needs
 from girih.models.embeddings import Embeddings
 from girih.models.layers.attention import Attention

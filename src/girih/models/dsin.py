@@ -5,16 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from girih.config.checks import integer
+from girih.config.options import integer
 from girih.errors import ConfigError
 from girih.models import checks, histories, needs
 from girih.models.embeddings import Embeddings, Jagged
 from girih.models.layers import sessions
-from girih.models.layers.attention import BilinearAttention, weighted_sum
+from girih.models.layers.attention import BilinearAttention, SelfAttention, weighted_sum
 from girih.models.layers.inputs import DenseInput
-from girih.models.layers.lstm import BiLSTM
 from girih.models.layers.mlp import MLP
-from girih.models.layers.self_attention import SelfAttention
+from girih.models.layers.recurrent import BiLSTM
 from girih.models.model import Model
 from girih.schema import Schema
 

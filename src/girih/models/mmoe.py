@@ -8,12 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from girih.config.checks import integer
+from girih.config.options import integer
 from girih.models import checks, needs
 from girih.models.embeddings import Embeddings
 from girih.models.layers.inputs import DenseInput
-from girih.models.layers.mlp import MLP
-from girih.models.layers.stacked import StackedMLP, linear_layers
+from girih.models.layers.mlp import MLP, StackedMLP, linear_layers
 from girih.models.model import Model
 from girih.models.operators import FieldProjection
 from girih.schema import Schema

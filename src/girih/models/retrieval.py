@@ -2,21 +2,115 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from girih.config import build
 from girih.config.bounds import Bounds
-from girih.config.checks import choice, flag
+from girih.config.options import choice, flag
 from girih.errors import ConfigError, nearest
-from girih.models import in_batch
 from girih.models.embeddings import Embeddings
-from girih.models.frequencies import StreamingFrequencies
 from girih.models.loss import Targets
 from girih.models.two_tower import TwoTower
 from girih.schema import Categorical, Schema
+
+_FACTORS: Final = (-7046029254386353131, -4417276706812531889)
+"""Odd numbers that ids are multiplied by, as 64-bit words; the high bits are the slot."""
+SLOT_BITS: Final = 16
+
+
+class StreamingFrequencies(nn.Module):
+    """log q of items, q being how many times an item is expected in a step's batch.
+
+    A slot keeps the step at which its item was seen last, and the mean number of steps between two sightings: an item that is
+    there c times after Δ steps was seen c times, every Δ / c steps. The mean is plain until 1/rate sightings, then exponential, so
+    that it follows what becomes popular. Items that share a slot are seen too often; of two slots the rarer one counts. It is
+    state of the model: checkpoints have it, and a step that is refused puts it back.
+
+    Args:
+        rate: weight of the newest sighting (α in the paper), in (0, 1].
+    """
+
+    steps: Tensor
+    last: Tensor
+    interval: Tensor
+    sightings: Tensor
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+        shape = (len(_FACTORS), 1 << SLOT_BITS)
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("last", torch.zeros(shape, dtype=torch.int32))
+        self.register_buffer("interval", torch.zeros(shape))
+        self.register_buffer("sightings", torch.zeros(shape, dtype=torch.int32))
+
+    def seen(self, ids: Tensor) -> Tensor:
+        """Counts the items of a step, int64[N]; returns the logarithm of each one's q, float32[N]: no gradient passes here."""
+        self.steps += 1
+        unique, inverse = torch.unique(ids, return_inverse=True)
+        found = ids.new_zeros(len(unique), dtype=torch.float32)
+        for row, factor in enumerate(_FACTORS):
+            slots = (unique * factor) >> (64 - SLOT_BITS) & ((1 << SLOT_BITS) - 1)
+            own, of_item = torch.unique(slots[inverse], return_inverse=True)
+            counts = torch.bincount(of_item, minlength=len(own))
+            newest = (self.steps - self.last[row, own]).float() / counts
+            times = self.sightings[row, own] + counts.int()
+            weight = torch.maximum(counts / times, 1 - (1 - self.rate) ** counts)
+            self.interval[row, own] = torch.lerp(self.interval[row, own], newest, weight)
+            self.sightings[row, own] = times
+            self.last[row, own] = self.steps.int()
+            found = torch.maximum(found, self.interval[row, slots])
+        return -found.log()[inverse]
+
+
+def positives(batch: Targets) -> Tensor:
+    """float32[B]: how much each example counts as something to be retrieved: its label, times its weights."""
+    reward = batch.labels[:, 0]
+    if batch.label_weights is not None:
+        reward = reward * batch.label_weights[:, 0]
+    return reward if batch.example_weights is None else reward * batch.example_weights
+
+
+def softmax(scores: Tensor, ids: Tensor, batch: Targets, log_q: Tensor | None) -> Tensor:
+    """This trainer's part of Σ_i r_i · −log softmax_j(s_ij − log q_j)_i / Σ_i r_i (Yi et al. 2019, eq. 2 to 5).
+
+    An item that is in the batch several times is no negative of itself.
+
+    Args:
+        scores: float32[B, N], s: of each user of this trainer with each item of the step.
+        ids: int64[N], of the items. log_q: float32[N]; None corrects nothing.
+    """
+    own = batch.first + torch.arange(len(scores), device=scores.device)
+    if log_q is not None:
+        scores = scores - log_q
+    same = ids[own][:, None] == ids[None, :]
+    same[torch.arange(len(own), device=own.device), own] = False
+    scores = scores.masked_fill(same, -torch.inf)
+    losses = scores.logsumexp(dim=1) - scores.gather(1, own[:, None])[:, 0]
+    return _part(losses, batch)
+
+
+def pairwise(scores: Tensor, ids: Tensor, batch: Targets) -> Tensor:
+    """This trainer's part of Σ_i r_i · mean_j −log σ(s_ii − s_ij) / Σ_i r_i, j over the step's other items: BPR (Rendle et al. 2009).
+
+    The arguments are those of :func:`softmax`.
+    """
+    own = batch.first + torch.arange(len(scores), device=scores.device)
+    others = ids[own][:, None] != ids[None, :]
+    margins = scores.gather(1, own[:, None]) - scores
+    losses = (F.softplus(-margins) * others).sum(dim=1) / others.sum(dim=1).clamp(min=1)
+    return _part(losses, batch)
+
+
+def _part(losses: Tensor, batch: Targets) -> Tensor:
+    reward = positives(batch)
+    total = batch.everyone(reward).double().sum()
+    share = torch.where(total > 0, reward / total, 0.0).float()
+    return (losses * share).sum()
 
 
 class Retrieval(TwoTower):
@@ -101,6 +195,6 @@ class Retrieval(TwoTower):
         ids = batch.everyone(batch.ids[self.loss_features[0]])
         scores = user @ batch.everyone(item.contiguous()).T / self.temperature
         if self.pairwise:
-            return in_batch.pairwise(scores, ids, batch)
+            return pairwise(scores, ids, batch)
         log_q = None if self.frequencies is None else self.frequencies.seen(ids)
-        return in_batch.softmax(scores, ids, batch, log_q)
+        return softmax(scores, ids, batch, log_q)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from girih.config.checks import flag, fraction, integer
+from girih.config.options import flag, fraction, integer
 from girih.errors import ConfigError, DataError, nearest
 from girih.models import checks, needs
 from girih.models.embeddings import Embeddings

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from girih.config import build
 from girih.config.bounds import Positive
-from girih.config.checks import choice, integer
+from girih.config.options import choice, integer
 from girih.errors import ConfigError
 from girih.models import checks, needs
 from girih.models.embeddings import Embeddings

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from girih import config
-from girih.config import checks
+from girih.config import options
 from girih.config.bounds import Bounds, NonNegative, Positive
 from girih.errors import ConfigError
 from girih.planner.plan import read_json
@@ -155,7 +155,7 @@ class Calibration:
         if set(self.links) != set(LINKS):
             raise ConfigError(f"links = {sorted(self.links)}: expected {sorted(LINKS)}")
         if "cores" in self.machine:
-            checks.integer("machine.cores", self.machine["cores"], 1, 1 << 20)
+            options.integer("machine.cores", self.machine["cores"], 1, 1 << 20)
         if self.work is not None and not self.work.products:
             raise ConfigError("work.products is empty; expected a speed for each width")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from girih.config.schedule import ScheduleOptions
+from girih.config.train import ScheduleOptions
 from girih.planner.calibration import Calibration, Links
 from girih.planner.operators import OperatorGraph, Tagging
 from girih.planner.traffic import NOMINAL, Speeds

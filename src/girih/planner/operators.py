@@ -111,3 +111,9 @@ class OperatorGraph:
         """
         graph: OperatorGraph = config.build(cls, mapping, where)
         return graph
+
+
+ELEMENTWISE = (
+    "SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop",
+)  # fmt: skip
+"""Optimizers of ``torch.optim`` that move a part of a parameter as they would move it within the whole."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from girih import config
 from girih.errors import ConfigError
-from girih.runs.sealed import open_file, parse, refusing
+from girih.files.sealed import open_file, parse, refusing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +19,7 @@ class PlannedTagging:
 
     Attributes:
         devices: operator → "trainer", or "server 0" and so on.
-        cut: fully connected layers whose parts are among the operators: see :func:`girih.dense.graph.split_fc`.
+        cut: fully connected layers whose parts are among the operators: see :func:`girih.hierarchical.graph.split_fc`.
     """
 
     devices: Mapping[str, str]

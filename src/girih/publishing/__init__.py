@@ -9,5 +9,5 @@
 | ``shards`` | those of the shards of one process, as they were at one moment |
 | ``segment`` | a segment of all trainers, written while training goes on |
 
-When a run publishes is in :mod:`girih.runs.publisher`; who follows is in :mod:`girih.serving.follow`.
+When a run publishes is in :mod:`girih.training.publisher`; who follows is in :mod:`girih.serving.follow`.
 """

@@ -16,7 +16,7 @@ from girih.checkpoint.storage import Storage
 from girih.config import build
 from girih.config.bounds import Bounds, Finite
 from girih.errors import CheckpointError, MissingFileError
-from girih.runs.sealed import refusing, seal, unseal
+from girih.files.sealed import refusing, seal, unseal
 from girih.version import __version__
 
 NAME, HEAD, PIN = "manifest.json", "head.json", "pin.json"
@@ -36,7 +36,7 @@ class VersionFacts:
         step: steps of training. time: seconds since 1970, when the rows and parameters were as they are here.
         schema: as ``Schema.to_dict`` gives it; fingerprint: of that schema.
         needs: feature → what the model reads of it, see :mod:`girih.models.needs`.
-        recipe: see :mod:`girih.training.recipe`. normalization: of standardized features, if it is known.
+        recipe: see :mod:`girih.checkpoint.recipe`. normalization: of standardized features, if it is known.
     """
 
     number: Number

@@ -23,11 +23,10 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from girih.runs.sealed import refusing
+from girih.files.sealed import refusing
 from girih.store import LiveSnapshot, Sink, Store
-from girih.store.arrays import Floats, Ints, Longs
 from girih.store.changes import Changes
-from girih.store.snapshot.contents import wrong_keys
+from girih.store.snapshot.columns import wrong_keys
 from girih.store.snapshot.tensorfile import (
     HEADER,
     Described,
@@ -37,6 +36,7 @@ from girih.store.snapshot.tensorfile import (
     any_nan,
     damaged,
 )
+from girih.store.spec import Floats, Ints, Longs
 
 _KIND, _VERSION = "girih segment", 1
 _TAGS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}

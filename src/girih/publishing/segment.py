@@ -19,11 +19,11 @@ from girih.checkpoint.manifest import DENSE, Parts, check_coverage
 from girih.checkpoint.storage import Storage
 from girih.comm.group import TrainerGroup
 from girih.errors import CheckpointError, GirihError, RoleError, StorageFullError
+from girih.files.whole import disk_full
 from girih.models.needs import Needs
 from girih.publishing.log import Log
 from girih.publishing.manifest import NAME, Pointer, SegmentManifest
 from girih.publishing.shards import SegmentRows
-from girih.runs.files import disk_full
 from girih.schema import Schema
 from girih.store.snapshot.tensorfile import check_tensors
 

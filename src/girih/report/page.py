@@ -14,12 +14,12 @@ import jinja2
 import vl_convert
 
 from girih.errors import RunDirectoryError, StorageFullError
+from girih.files.whole import write_whole
 from girih.report.charts import MAX_POINTS, Axis, Records, Spec, line_chart
 from girih.report.comparing import RunComparison, compare
 from girih.report.record import RunRecord, read_run
 from girih.report.text import DASH, count, duration, fraction, is_number, short
 from girih.report.timeline import timeline
-from girih.runs.files import write_whole
 
 MAX_CALIBRATION_PLOTS = 12
 STEP = Axis("step", "step", ",.0f", from_zero=True)

@@ -10,8 +10,8 @@ from typing import Any
 
 from girih.config import parse_toml
 from girih.errors import RunDirectoryError, UserError
+from girih.files.sealed import open_file
 from girih.report.text import is_number
-from girih.runs.sealed import open_file
 
 _SECRETS = "(?:secret|password|token|access_key|api_key)"
 _SECRET_VALUE = re.compile(rf"""(?i)({_SECRETS}["']?\s*=\s*)("[^"\n]*"|'[^'\n]*')""")

@@ -11,14 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from girih.errors import RunDirectoryError, UserError
+from girih.files.sealed import open_file
 from girih.runs.directory import read_summary
-from girih.runs.live.bottleneck import BOTTLENECK, cores_used, is_full
-from girih.runs.live.others import SILENT_S
-from girih.runs.live.place import LIVE
-from girih.runs.live.process import num_cores, state_of
-from girih.runs.live.reading import ProcessStatus, read_all
-from girih.runs.sealed import open_file
-from girih.runs.stats import STALENESS
+from girih.telemetry.peer_status import BOTTLENECK, SILENT_S, cores_used, is_full
+from girih.telemetry.stats import STALENESS
+from girih.telemetry.status_file import LIVE, ProcessStatus, num_cores, read_all, state_of
 
 
 def status_of(run: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from girih.report.text import DASH, count, duration, fraction, percent, short, size
-from girih.runs.live.bottleneck import BOTTLENECK
+from girih.telemetry.peer_status import BOTTLENECK
 
 SAID = {
     "running": "running",

@@ -13,21 +13,60 @@ import os
 import re
 import shutil
 import stat
+import struct
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from girih.cluster.elastic import requests
-from girih.cluster.segments import remove_segments
-from girih.config import build, checks
-from girih.config.class_record import RECORD
+from girih.config import build, options
+from girih.config.user_code import RECORD
 from girih.errors import RunDirectoryError, UserError
-from girih.runs.files import disk_full, unfinished, write_whole
-from girih.runs.lease import Lease
-from girih.runs.live.place import LIVE, LOGS, TARGETS
-from girih.runs.live.shower import forget
-from girih.runs.sealed import open_file, parse, refusing
-from girih.runs.trained import TRAINED
+from girih.files.sealed import open_file, parse, refusing
+from girih.files.whole import disk_full, unfinished, write_whole
+from girih.processes.lease import Lease
+from girih.processes.segments import remove_segments
+from girih.runs import scale_requests
+from girih.telemetry.status_file import LIVE, LOGS, TARGETS
+from girih.telemetry.status_writer import forget
+
+TRAINED = "trained"
+_FORM = struct.Struct("<qq")
+
+
+class TrainedMark:
+    """Examples trained on so far, and how many of them came twice; written in place, as often as wanted."""
+
+    def __init__(self, path: Path) -> None:
+        self._file: int | None = None
+        self._path = path
+
+    def write(self, examples: int, repeated: int) -> None:
+        """Replaces both numbers; they outlive the process, not the machine."""
+        if self._file is None:
+            self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o644)
+        os.pwrite(self._file, _FORM.pack(examples, repeated), 0)
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+def repeated_from(path: Path, examples: int, repeated: int) -> int:
+    """Examples that were trained on twice, once a run goes on from a checkpoint.
+
+    Args:
+        path: of the mark that the run left.
+        examples, repeated: what the checkpoint says.
+    """
+    try:
+        with open_file(path) as file:
+            then, told = _FORM.unpack(file.read(_FORM.size + 1))
+    except (UserError, struct.error):
+        return repeated
+    return max(repeated, int(told)) + max(0, int(then) - examples)
+
 
 LOCK = ".lock"
 """Locked by the process that writes the run; holds its lease until the run ends by itself."""
@@ -137,7 +176,7 @@ class RunDirectory:
             remove_segments(earlier.segments)
         if earlier is None or not earlier.lives:  # else trainers begin anew beside processes that stayed
             forget(self.path)
-            requests.withdraw_stale(self.path)
+            scale_requests.withdraw_stale(self.path)
         for file in (self.path / PROCESSES, *unfinished(self.path)):
             file.unlink(missing_ok=True)
 
@@ -171,7 +210,7 @@ def read_summary(run: Path) -> dict[str, Any] | None:
     fix = "delete it, and train with --resume to have it written again"
     with open_file(file, kind=RunDirectoryError) as opened, refusing(file, fix, RunDirectoryError):
         summary: dict[str, Any] = build(dict[str, Any], parse(opened.read()), "")
-        checks.integer("checkpoint_step", summary["checkpoint_step"], 0)
+        options.integer("checkpoint_step", summary["checkpoint_step"], 0)
         return summary
 
 

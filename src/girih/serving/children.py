@@ -6,7 +6,7 @@ import contextlib
 import subprocess
 from collections.abc import Mapping, Sequence
 
-from girih.cluster.command import module_command
+from girih.processes.pipe import module_command
 
 AGAIN_S = 1.0
 """Seconds until another one is tried where none could be started."""

@@ -22,10 +22,10 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch._ops import OpOverload
 
-from girih.dense.graph.structures import leaves, mapped
 from girih.errors import CheckpointError
+from girih.files.sealed import parse
+from girih.hierarchical.graph.runnable import leaves, mapped
 from girih.models.embeddings import Embeddings
-from girih.runs.sealed import parse
 from girih.serving.program import MODULE, quietly
 
 _UNSAFE = frozenset(

@@ -28,22 +28,29 @@ from girih.checkpoint import Manifest, Storage
 from girih.checkpoint.load import LoadedCheckpoint, load_model
 from girih.checkpoint.load import load as load_checkpoint
 from girih.checkpoint.parts import PartReader
+from girih.checkpoint.recipe import recipe
 from girih.errors import CheckpointError, ConfigError, RunDirectoryError
+from girih.files.whole import disk_full, sync
 from girih.kernels.cpu import ahead
 from girih.models import needs_of
 from girih.publishing.part import widened
-from girih.runs.files import disk_full, sync
 from girih.schema import Schema
 from girih.serving import dense_graph, program
-from girih.serving.files import facts_of
 from girih.serving.opening import OpenedModel
-from girih.serving.signature import NAME, Dense, RowsEntry, Signature, check_name, inputs_of, outputs_of
-from girih.sparse.groups.pack import Group
-from girih.sparse.groups.served import served_groups
-from girih.store.arrays import Floats, Ints, Longs
+from girih.serving.signature import (
+    NAME,
+    Dense,
+    RowsEntry,
+    Signature,
+    check_name,
+    facts_of,
+    inputs_of,
+    outputs_of,
+)
+from girih.sparse.groups.pack import Group, served_groups
 from girih.store.mapped import MappedFileFacts, MappedWriter
+from girih.store.spec import Floats, Ints, Longs
 from girih.training.example import example_for
-from girih.training.recipe import recipe
 
 PARAMETERS, PROGRAM, ONNX = "dense.safetensors", "dense.json", "dense.onnx"
 _OURS = re.compile(r"rows-\d+\.safetensors|dense\.(safetensors|json|onnx)|\..*\.unfinished")

@@ -22,12 +22,12 @@ from typing import IO, Any
 
 from girih.checkpoint.manifest import DENSE
 from girih.errors import CheckpointError, ConfigError, StorageFullError
+from girih.files.sealed import reason_of
+from girih.files.whole import disk_full, unfinished
 from girih.kernels.cpu import ahead
 from girih.publishing.log import Log
 from girih.publishing.manifest import LogHead, SegmentManifest, VersionFacts
 from girih.publishing.part import SegmentPart
-from girih.runs.files import disk_full, unfinished
-from girih.runs.sealed import reason_of
 from girih.serving.follow_rows import Merging, concerns, most_to_merge, replaced, write_rows
 from girih.serving.followed import CURRENT, Followed, RowsFile, check_version
 from girih.sparse.groups.pack import Group

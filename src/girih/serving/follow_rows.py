@@ -15,9 +15,8 @@ from girih.errors import CheckpointError
 from girih.publishing.part import SegmentPart
 from girih.serving.followed import RowsFile
 from girih.sparse.groups.pack import Group
-from girih.store.arrays import Floats, Ints, Longs
 from girih.store.mapped import MappedFile, MappedWriter, merge
-from girih.store.spec import GroupSpec
+from girih.store.spec import Floats, GroupSpec, Ints, Longs
 
 GROWTH = 2
 """A file of a stack knows more than so many times the keys of all newer ones together; so thirteen files are enough for a million segments."""

@@ -16,18 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from girih.checkpoint.manifest import Count, Crc
+from girih.checkpoint.recipe import check_recipe, train_options
 from girih.config import build
 from girih.data.normalization import NormalizationStats
 from girih.errors import CheckpointError, MissingFileError
+from girih.files.sealed import check_inside, open_file, read_sealed, refusing, seal
+from girih.files.whole import write_whole
 from girih.models.needs import check_needs
 from girih.publishing.manifest import SegmentManifest, VersionFacts
-from girih.runs.files import write_whole
-from girih.runs.sealed import check_inside, open_file, read_sealed, refusing, seal
 from girih.schema import Schema
-from girih.sparse.groups.pack import Group
-from girih.sparse.groups.served import served_groups
+from girih.sparse.groups.pack import Group, served_groups
 from girih.store.mapped import MappedFile, MappedFileFacts, Stack
-from girih.training.recipe import check_recipe, train_options
 
 CURRENT = "current.json"
 _FORMAT = 2
@@ -65,7 +64,7 @@ class Followed(VersionFacts):
 
     Attributes:
         log: the address of the log. newest: the newest number that was known there.
-        rows: of each group, in the order of :func:`~girih.sparse.groups.served.served_groups`, the files of its stack, newest first.
+        rows: of each group, in the order of :func:`~girih.sparse.groups.pack.served_groups`, the files of its stack, newest first.
         dense: the file of parameters. dense_crc32: its checksum.
     """
 

@@ -12,7 +12,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from girih.checkpoint import Manifest, Storage
 from girih.checkpoint.load import LoadedCheckpoint, load_model
 from girih.checkpoint.load import load as load_checkpoint
 from girih.checkpoint.parts import PartReader
@@ -30,29 +31,90 @@ from girih.data.dataset import make_dataset
 from girih.data.decode.columns import scalar_ids
 from girih.data.formats.arrow import TableSource
 from girih.data.formats.objects import array_of
-from girih.data.given import as_table, check_sequences, columns_as_given, columns_of
+from girih.data.from_memory import as_table, check_sequences, columns_as_given, columns_of
 from girih.data.paths import one_line
 from girih.data.read_plan import make_read_plan
+from girih.dense.half import DenseSpec
 from girih.dense.halves.replica import Replica
-from girih.dense.spec import DenseSpec
 from girih.errors import ConfigError, DataError, nearest
 from girih.kernels.cpu import ahead
 from girih.models import needs_of
 from girih.models.needs import EMBEDDING, FIRST_ORDER, SEQUENCE
 from girih.models.two_tower import TwoTower
 from girih.optim import SGD
-from girih.runs.stats import Stats
+from girih.publishing.part import widened
 from girih.serving.opening import OpenedModel, open_model
-from girih.serving.tables import TableRows, whole_table
-from girih.sparse.groups.served import served_schema
+from girih.sparse.groups.pack import served_schema
 from girih.sparse.halves.local import LocalSparse
 from girih.sparse.spec import SparseSpec
+from girih.store.snapshot.file import describe_header
+from girih.telemetry.stats import Stats
 from girih.training import evaluation
 from girih.training.feeds import ExampleFeed
 from girih.training.schedules import in_step
 from girih.training.session import Session
 from girih.training.shown import shown
 from girih.training.specs import dense_spec, expect_data, gpu_of
+
+COLUMNS = ("ids", "tables", "counts", EMBEDDING)
+
+
+class TableRows(NamedTuple):
+    """Rows of a table.
+
+    Attributes:
+        ids: int64[n]. rows: float32[n, D], their embeddings. counts: int64[n], how often training has seen each id.
+    """
+
+    ids: NDArray[np.int64]
+    rows: NDArray[np.float32]
+    counts: NDArray[np.int64]
+
+
+def table_chunks(place: Storage, manifest: Manifest, table: str) -> Iterator[TableRows]:
+    """The rows of a table, some at a time, in the order of the files.
+
+    Files of this machine are mapped, not read whole; one from elsewhere is copied to a temporary file first. Checksums of what
+    is read are compared before the first row of a file is given.
+
+    Raises:
+        CheckpointError: a file is damaged.
+    """
+    reader = PartReader(place, manifest.shards)
+    for name in sorted(name for name, facts in manifest.shards.items() if table in facts["tables"]):
+        file = reader.open(name)
+        file.verify(COLUMNS)
+        names = [each["name"] for each in file.description["tables"]]
+        number, dtype = names.index(table), file.description["dtype"]
+        for chunk in file.chunks():
+            own = np.flatnonzero(chunk["tables"] == number)
+            rows, counts = widened(chunk[EMBEDDING][own], dtype), chunk["counts"][own].astype(np.int64)
+            if len(own):
+                yield TableRows(chunk["ids"][own], rows, counts)
+
+
+def has_embeddings(place: Storage, manifest: Manifest, table: str) -> bool:
+    """Whether the rows of a table have embeddings, not first-order weights alone, or nothing at all."""
+    reader = PartReader(place, manifest.shards)
+    names = (name for name, facts in manifest.shards.items() if table in facts["tables"])
+    headers = (describe_header(reader.header(name), name) for name in names)
+    return any(segment["name"] == EMBEDDING for each in headers for segment in each["segments"])
+
+
+def whole_table(place: Storage, manifest: Manifest, table: str) -> TableRows:
+    """All rows of a table, by id; see :func:`table_chunks`."""
+    chunks = list(table_chunks(place, manifest, table))
+    if not chunks:
+        dim = _dim_of(place, manifest, table)
+        return TableRows(np.empty(0, np.int64), np.empty((0, dim), np.float32), np.empty(0, np.int64))
+    ids, rows, counts = (np.concatenate(parts) for parts in zip(*chunks, strict=True))
+    order = np.argsort(ids)
+    return TableRows(ids[order], rows[order], counts[order])
+
+
+def _dim_of(place: Storage, manifest: Manifest, table: str) -> int:
+    tables = {each["name"]: each for each in manifest.schema["tables"]}
+    return int(tables[table]["dim"])
 
 
 def load(run: str | os.PathLike[str], *, model: nn.Module | str | None = None) -> LoadedModel:

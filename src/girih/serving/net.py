@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from girih.data import Batch
-from girih.dense.graph.straight import Straight, straight
+from girih.dense.half import DenseSpec
 from girih.dense.halves.replica import Replica
-from girih.dense.spec import DenseSpec
+from girih.hierarchical.graph.straight import Straight, straight
 from girih.models.embeddings import Embeddings
 from girih.schema import Schema, Sequence
 

@@ -13,11 +13,11 @@ import torch
 from torch import nn
 
 from girih import checkpoint, models
+from girih.app.run_config import RunConfig
 from girih.checkpoint import Manifest, Storage
 from girih.checkpoint.load import load as load_checkpoint
-from girih.config.file import RunConfig
-from girih.config.schedule import ScheduleOptions
-from girih.config.train import TrainOptions
+from girih.checkpoint.recipe import train_options
+from girih.config.train import ScheduleOptions, TrainOptions
 from girih.config.user_code import naming
 from girih.data.dataset import BATCH_SIZE
 from girih.errors import CheckpointError, ConfigError, MissingFileError, RunDirectoryError
@@ -26,7 +26,6 @@ from girih.runs.directory import read_summary
 from girih.schema import Schema
 from girih.sparse.options import StoreOptions
 from girih.strategies.local import Local
-from girih.training.recipe import train_options
 from girih.training.specs import expect, refuse_other_schema
 
 _LOG = logging.getLogger(__name__)

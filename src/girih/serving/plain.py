@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from girih.data.batch import Batch, single_bags
-from girih.data.given import columns_of
+from girih.data.from_memory import columns_of
 from girih.kernels.buffers import Buffers
 from girih.schema import Schema
 from girih.serving.protocol import BinaryLayout, BinaryTensor

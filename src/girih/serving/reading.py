@@ -24,10 +24,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from girih.data.batch import Batch, single_bags
+from girih.data.decode.batches import BagColumn
 from girih.data.decode.columns import is_string, keep_last
 from girih.data.decode.decoder import decode
-from girih.data.decode.rows import BagColumn
-from girih.data.given import columns_as_given, columns_of
+from girih.data.from_memory import columns_as_given, columns_of
 from girih.data.position import Cursor
 from girih.data.read_plan import ReadPlan, make_read_plan
 from girih.data.unit import Unit

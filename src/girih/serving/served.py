@@ -19,27 +19,25 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from girih.checkpoint.trees import check_dtypes, tensors_in
+from girih.checkpoint.recipe import train_options
+from girih.checkpoint.save import check_dtypes, tensors_in
 from girih.data import Batch, NormalizationStats
-from girih.dense.spec import DenseSpec
+from girih.dense.half import DenseSpec
 from girih.errors import CheckpointError
+from girih.files.sealed import open_file, refusing
 from girih.kernels.cpu import ahead
 from girih.models.loss import probabilities
 from girih.models.needs import check_needs, check_same_needs
 from girih.models.zoo import from_recipe
-from girih.runs.sealed import open_file, refusing
-from girih.runs.stats import Stats
 from girih.schema import Schema
 from girih.serving.dense_graph import net_of
-from girih.serving.files import check_file
 from girih.serving.net import ServedNet
-from girih.serving.signature import AGAIN, NAME, Signature, inputs_of, outputs_of
-from girih.sparse.groups.pack import Group
-from girih.sparse.groups.served import served_groups
+from girih.serving.signature import AGAIN, NAME, Signature, check_file, inputs_of, outputs_of
+from girih.sparse.groups.pack import Group, served_groups
 from girih.sparse.halves.mapped import MappedSparse
 from girih.store.mapped import MappedFile, Stack
+from girih.telemetry.stats import Stats
 from girih.training.example import example_for
-from girih.training.recipe import train_options
 from girih.training.specs import dense_spec
 
 

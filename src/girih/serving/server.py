@@ -26,11 +26,10 @@ from typing import IO, Any
 from girih.errors import ConfigError, RoleError
 from girih.kernels.cpu import ahead
 from girih.serving.children import AGAIN_S, let_go, started
-from girih.serving.files import check_all
 from girih.serving.limits import DRAIN_S, allow_files
 from girih.serving.metrics import SHARED
 from girih.serving.options import ServeOptions
-from girih.serving.signature import check_name
+from girih.serving.signature import check_all, check_name
 
 READY = "ready"
 _LOOK_EVERY_S = 0.2

@@ -5,6 +5,7 @@ It is written last: a directory is whole when it is there. A checksum of all els
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,12 +13,12 @@ from typing import Any
 
 from girih.checkpoint.manifest import Count
 from girih.config import build
-from girih.data.given import columns_of
-from girih.errors import ConfigError, MissingFileError
-from girih.runs.files import write_whole
-from girih.runs.sealed import check_inside, read_sealed, refusing, seal
+from girih.data.from_memory import columns_of
+from girih.errors import CheckpointError, ConfigError, MissingFileError
+from girih.files.sealed import check_inside, open_file, read_sealed, refusing, seal
+from girih.files.whole import write_whole
 from girih.schema import Categorical, Numeric, Schema, Sequence
-from girih.store.mapped import MappedFileFacts
+from girih.store.mapped import MappedFile, MappedFileFacts
 from girih.version import __version__
 
 NAME = "signature.json"
@@ -99,7 +100,7 @@ class Signature:
         needs: feature → what the model reads of it, see :mod:`girih.models.needs`.
         recipe: how to make the module again, and how to compute with it; ``model`` is None for a class of the user's own.
         normalization: mean and deviation of standardized features, None where there are none.
-        rows: each group's, in the order of :func:`~girih.sparse.groups.served.served_groups`.
+        rows: each group's, in the order of :func:`~girih.sparse.groups.pack.served_groups`.
         source: the checkpoint's name, and a checksum of its parts.
         files: name → ``bytes`` and ``crc32``, and for rows how many keys have one and how many are buried.
     """
@@ -207,3 +208,44 @@ def _kind_of(feature: Any) -> tuple[str, str, bool]:
         return "ids", "BYTES", False
     bags = isinstance(feature, Categorical) and bool(feature.weights)
     return "ids", "INT64", bags or isinstance(feature, Sequence)
+
+
+_PIECE = 16 << 20
+
+
+def facts_of(file: Path) -> dict[str, int]:
+    """``bytes`` and ``crc32`` of a file."""
+    crc, size = 0, 0
+    with open_file(file, file.parent, AGAIN) as opened:
+        while piece := opened.read(_PIECE):
+            crc, size = zlib.crc32(piece, crc), size + len(piece)
+    return {"bytes": size, "crc32": crc}
+
+
+def check_file(directory: Path, name: str, files: Mapping[str, Mapping[str, int]]) -> Path:
+    """The path of a file that is as the signature says.
+
+    Raises:
+        MissingFileError: it is gone. CheckpointError: damaged.
+    """
+    path = directory / name
+    for what, expected in facts_of(path).items():
+        if files[name][what] != expected:
+            raise CheckpointError(
+                f"{path}: damaged: its {what} are {expected}, the signature says {files[name][what]}; export the model again"
+            )
+    return path
+
+
+def check_all(directory: Path) -> Signature:
+    """Reads all files of an exported directory, and nothing into memory.
+
+    Raises:
+        MissingFileError: one is gone. CheckpointError: one is damaged; names it.
+    """
+    signature = Signature.read(directory)
+    for rows in signature.rows:
+        MappedFile(directory / rows.file, signature.files[rows.file])
+    for name in signature.dense.files:
+        check_file(directory, name, signature.files)
+    return signature

@@ -15,20 +15,20 @@ import torch
 from torch import Tensor
 
 from girih import models
-from girih.checkpoint.trees import tensors_in
+from girih.checkpoint.recipe import train_options
+from girih.checkpoint.save import tensors_in
 from girih.data import NormalizationStats
 from girih.errors import CheckpointError, ConfigError, MissingFileError
+from girih.files.sealed import reason_of, refusing
 from girih.kernels.cpu import ahead
 from girih.models.needs import check_same_needs
 from girih.models.zoo import from_recipe
-from girih.runs.sealed import reason_of, refusing
-from girih.runs.stats import Stats
 from girih.schema import Schema
 from girih.serving.followed import CURRENT, Followed
 from girih.serving.served import ModelVersion, Served, ServedModel, filled
 from girih.serving.signature import Dense, Signature, inputs_of, outputs_of
 from girih.store.mapped import MappedFile, Stack
-from girih.training.recipe import train_options
+from girih.telemetry.stats import Stats
 from girih.training.specs import dense_spec
 
 _LOG = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ import gc
 import signal
 import sys
 
-from girih.dense.accel import dynamo
+from girih.dense.accel import process_settings
 from girih.errors import GirihError
 from girih.serving.server import worker
 
@@ -15,7 +15,7 @@ def main() -> int:
     """Answers until it is told to end; returns the status of the process."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
-    dynamo.load_late()
+    process_settings.load_late()
     try:
         worker(int(sys.argv[1]), sys.stdin)
     except KeyboardInterrupt:

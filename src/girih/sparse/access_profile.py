@@ -7,8 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from girih.data import Dataset
-from girih.data.batch import Batch
-from girih.data.shares import share_of
+from girih.data.batch import Batch, share_of
 from girih.kernels.buffers import Buffers
 from girih.planner.facts import AccessProfile
 from girih.sparse.groups.group import ids_of

@@ -79,7 +79,7 @@ class SparseStats:
         store: rows, hits, new, refused, evicted, dropped gradients and the like: see ``Store.counters``.
         rows: rows of each table.
         processes: title of a process behind this half → its ``Stats.snapshot``.
-        balance: ``asked_keys`` and ``paced_keys`` of all trainers together, see :mod:`girih.runs.stats`; empty where nobody
+        balance: ``asked_keys`` and ``paced_keys`` of all trainers together, see :mod:`girih.telemetry.stats`; empty where nobody
             counts them.
     """
 

@@ -13,10 +13,10 @@ from girih.config.bounds import Bounds, Count
 from girih.config.options import Options
 from girih.config.sections import plain
 from girih.errors import ConfigError
+from girih.files.whole import disk_full
 from girih.runs.directory import TIERS
-from girih.runs.files import disk_full
 from girih.store import File, GroupSpec, Heap, Shared, Store, Tiers
-from girih.store.gpu.options import Gpu, GpuTier
+from girih.store.gpu.gpu_memory import Gpu, GpuTier
 
 HotRows = Annotated[int, Bounds(0)]
 MOST_THREADS = 8

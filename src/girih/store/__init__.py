@@ -1,16 +1,14 @@
 """One shard in one process: rows by key, in flat arrays on one arena."""
 
-from girih.store.memory.options import ArenaOptions, File, Heap, Shared, remove_arena
+from girih.store.memory.mapping import ArenaOptions, File, Heap, Shared, remove_arena
 from girih.store.memory.pushes import CutPush, Push
 from girih.store.memory.repair import Repaired
-from girih.store.route import shard_of
-from girih.store.snapshot.arriving import LiveSnapshot
 from girih.store.snapshot.file import SnapshotFile, write_rows
-from girih.store.snapshot.sinks import DiskFile, Sink
-from girih.store.snapshot.snapshot import Snapshot
-from girih.store.spec import GroupSpec, Segment, TableSpec
+from girih.store.snapshot.snapshot import LiveSnapshot, Snapshot
+from girih.store.snapshot.tensorfile import DiskFile, Sink
+from girih.store.spec import GroupSpec, Segment, TableSpec, shard_of
 from girih.store.store import Store
-from girih.store.tiers.options import Tiers
+from girih.store.tiers.tiered_values import Tiers
 
 __all__ = [
     "ArenaOptions",

@@ -1,6 +1,6 @@
 """The changes of a shard since a moment: rows that were made or moved, and keys whose rows left.
 
-Kernels note it, by a bit a row and a list of keys (:mod:`girih.kernels.cpu.changes`); so to take it costs time by the number of
+Kernels note it, by a bit a row and a list of keys (:mod:`girih.kernels.cpu.saving`); so to take it costs time by the number of
 changes, and by an eighth of a byte for each row there ever was.
 
 A key may leave and come back, or come and leave, any number of times: what counts is whether it has a row when changes are taken. One
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from girih.kernels.cpu import index, layout
-from girih.store.arrays import Ints, Longs
+from girih.store.spec import Ints, Longs
 from girih.store.state import ShardState
 
 MOST_BYTES = 256 << 20

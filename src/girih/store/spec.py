@@ -5,6 +5,11 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
+from girih.kernels.cpu.arrays import sealed
+from girih.kernels.cpu.hashing import shards_of_keys
 from girih.optim import SparseOptimizer
 from girih.tables import Admission, Dtype, Eviction, Initializer
 
@@ -58,3 +63,26 @@ class GroupSpec:
 def hash_of(text: str) -> int:
     """64 bits of a text."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+Longs = NDArray[np.int64]
+Ints = NDArray[np.int32]
+Floats = NDArray[np.float32]
+Bytes = NDArray[np.uint8]
+Bools = NDArray[np.bool_]
+
+
+def shard_of(ids: Longs, tables: Ints, num_shards: int) -> Ints:
+    """The owning shard of each key, int32[U], spread evenly.
+
+    Args:
+        ids: int64[U].
+        tables: int32[U], table numbers within the group.
+        num_shards: at least 1, below 2³¹.
+    """
+    out = np.zeros(len(ids), np.int32)
+    if num_shards > 1:
+        shards_of_keys(
+            sealed(np.ascontiguousarray(ids)), sealed(np.ascontiguousarray(tables)), num_shards, out
+        )
+    return out

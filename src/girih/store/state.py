@@ -23,16 +23,15 @@ from numpy.typing import NDArray
 from girih.kernels.cpu import device_slots, index, layout, update
 from girih.kernels.cpu.arrays import sealed
 from girih.kernels.cpu.update import Terms
-from girih.store.arrays import Floats, Ints, Longs
 from girih.store.clock import Clock, clock_since, steady_clock
 from girih.store.memory.arena import ArenaShape, open_arena
-from girih.store.memory.options import ArenaOptions, Shared
+from girih.store.memory.mapping import ArenaOptions, Shared
 from girih.store.memory.pushes import Push
 from girih.store.memory.repair import Repaired, repair
 from girih.store.memory.shard_memory import ShardMemory
 from girih.store.rows.record import RowLayout, hyper_rows, row_layout, without_hyperparameters
 from girih.store.rows.row_table import ONCE, RowTable
-from girih.store.spec import GroupSpec
+from girih.store.spec import Floats, GroupSpec, Ints, Longs
 
 LAST_STEP = (1 << 31) - 1
 

@@ -20,22 +20,20 @@ from girih.errors import ConfigError
 from girih.kernels.cpu import layout
 from girih.kernels.cpu.update import Terms
 from girih.store.accounting import held_bytes
-from girih.store.arrays import Floats, Ints, Longs
 from girih.store.changes import Changes, changes_of, too_many
 from girih.store.clock import Clock, steady_clock
-from girih.store.gpu.options import Gpu, GpuTier
-from girih.store.memory.options import ArenaOptions, Heap
+from girih.store.gpu.gpu_memory import Gpu, GpuTier
+from girih.store.memory.mapping import ArenaOptions, Heap
 from girih.store.memory.pushes import Push, Pushes
 from girih.store.memory.repair import Repaired
 from girih.store.rows.row_table import ONCE
-from girih.store.snapshot.arriving import ArrivingSnapshot, LiveSnapshot
 from girih.store.snapshot.inherit import inherit
 from girih.store.snapshot.restore import RowSource, check_sources, restore
-from girih.store.snapshot.snapshot import Snapshot
-from girih.store.spec import GroupSpec
+from girih.store.snapshot.snapshot import ArrivingSnapshot, LiveSnapshot, Snapshot
+from girih.store.spec import Floats, GroupSpec, Ints, Longs
 from girih.store.state import LAST_STEP, ShardState, open_state
-from girih.store.tiers.options import Tiers
 from girih.store.tiers.tiered_state import open_tiered_state
+from girih.store.tiers.tiered_values import Tiers
 
 if TYPE_CHECKING:
     from girih.store.gpu.gpu_state import GpuState

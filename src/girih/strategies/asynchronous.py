@@ -15,13 +15,11 @@ from girih.errors import ConfigError
 from girih.planner.facts import Facts
 from girih.planner.plan import Plan
 from girih.planner.speed import served
-from girih.planner.speed.basis import Basis
-from girih.planner.speed.step import StepCost
+from girih.planner.speed.step import Basis, StepCost
 from girih.strategies.remote import PipelinedStrategy, address_of, learns_late
 
 if TYPE_CHECKING:
-    from girih.training.context import RunContext
-    from girih.training.session import Session
+    from girih.training.session import RunContext, Session
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +51,7 @@ class Asynchronous(PipelinedStrategy):
 
     def build(self, plan: Plan, context: RunContext) -> Session:
         """The way to the embedding workers, and this trainer's copy of the dense half."""
-        from girih.dense.halves.late_parameter_server import LateParameterServerReplica
+        from girih.dense.halves.deferred import LateParameterServerReplica
         from girih.dense.halves.parameter_server import ParameterServerReplica
 
         context.ranks.step_apart()

@@ -16,11 +16,11 @@ from girih.strategies.remote import address_of
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from girih.dense.graph import Partitioned
-    from girih.dense.halves.grouped import GroupedReplica
     from girih.dense.halves.replica import Replica
-    from girih.dense.service.wire import Wire
-    from girih.training.context import RunContext
+    from girih.hierarchical.graph import Partitioned
+    from girih.hierarchical.grouped import GroupedReplica
+    from girih.hierarchical.wire import Wire
+    from girih.training.session import RunContext
 
 GROUP = RoleName.GROUP_SERVER
 ACTIVATIONS, GRADIENTS = ("float32", "bfloat16", "int8"), ("float32", "bfloat16", "topk")
@@ -43,10 +43,10 @@ def grouped(
     Raises:
         ConfigError: an operator with parameters cannot be moved, the optimizer cannot be had there, or the plan has no tagging.
     """
-    from girih.dense.halves.grouped import GroupedReplica, check_moved
     from girih.dense.halves.replica import Replica
-    from girih.dense.service.group import GroupClient
-    from girih.dense.service.wire import Wire
+    from girih.hierarchical.group_client import GroupClient
+    from girih.hierarchical.grouped import GroupedReplica, check_moved
+    from girih.hierarchical.wire import Wire
 
     ranks, processes, options = context.ranks, context.processes, plan.options
     for tensor in (*context.dense.module.parameters(), *context.dense.module.buffers()):
@@ -99,7 +99,7 @@ def _cut(plan: Plan, context: RunContext, whole: Replica) -> Partitioned:
     """The net by devices, as the plan says."""
     import torch
 
-    from girih.dense.graph import partition, split_fc, trace
+    from girih.hierarchical.graph import partition, split_fc, trace
     from girih.training.example import example_of
 
     if plan.tagging is None:
@@ -119,8 +119,8 @@ def _start(
     dense_servers: Sequence[str],
     bearing: FailurePolicy,
 ) -> tuple[str, ...]:
-    from girih.dense.halves.grouped import parts_on, recipe_of
-    from girih.dense.service.group_server import AveragedWith, GroupServer
+    from girih.hierarchical.grouped import parts_on, recipe_of
+    from girih.services.group_server import AveragedWith, GroupServer
 
     processes, options = context.processes, plan.options
     recipe, num_servers = recipe_of(whole, partitioned), options["servers_per_group"]

@@ -21,9 +21,8 @@ from girih.planner import memory
 from girih.planner.facts import Facts
 from girih.planner.plan import Plan
 from girih.planner.speed import served
-from girih.planner.speed.basis import Basis
 from girih.planner.speed.group import known_of, spread, tagged
-from girih.planner.speed.step import StepCost
+from girih.planner.speed.step import Basis, StepCost
 from girih.planner.tagging.tag import Tagged
 from girih.planner.traffic import FLOAT_BYTES
 from girih.strategies.grouping import grouped, wire_between
@@ -31,12 +30,11 @@ from girih.strategies.remote import RemoteStrategy
 from girih.strategies.strategy import Processes, Strategy
 
 if TYPE_CHECKING:
-    from girih.dense.graph import TracedNet
-    from girih.dense.halves.grouped import GroupedReplica
-    from girih.dense.service.dense_server import DenseServer
+    from girih.hierarchical.graph import TracedNet
+    from girih.hierarchical.grouped import GroupedReplica
+    from girih.services.dense_server import DenseServer
     from girih.sparse.options import StoreOptions
-    from girih.training.context import RunContext
-    from girih.training.session import Session
+    from girih.training.session import RunContext, Session
 
 DENSE = RoleName.DENSE_SERVER
 OF_GROUP_SERVERS: Mapping[str, Any] = {
@@ -205,7 +203,7 @@ class Hierarchical(RemoteStrategy):
         Raises:
             ConfigError: one of them is no fully connected layer.
         """
-        from girih.dense.graph import split_as, split_fc
+        from girih.hierarchical.graph import split_as, split_fc
 
         if cut is not None:
             return split_fc(traced, self.servers_per_group, cut)
@@ -232,8 +230,8 @@ class Hierarchical(RemoteStrategy):
     def build(self, plan: Plan, context: RunContext) -> Session:
         """Connects to the embedding workers and to the servers of this trainer's group, or makes its copy of the dense half."""
         from girih.comm.peers import connect_all
-        from girih.dense.halves.grouped import GroupedReplica
-        from girih.dense.halves.hogwild import HogwildReplica
+        from girih.hierarchical.grouped import GroupedReplica
+        from girih.hierarchical.hogwild import HogwildReplica
         from girih.training.concurrent import Concurrent
 
         context.ranks.step_apart()
@@ -266,7 +264,7 @@ class Hierarchical(RemoteStrategy):
     def _start_dense_servers(self, plan: Plan, context: RunContext) -> tuple[str, ...]:
         if DENSE not in plan.roles:
             return ()
-        from girih.dense.service.dense_server import DenseServer
+        from girih.services.dense_server import DenseServer
 
         secret = context.processes.secret
 

@@ -15,13 +15,11 @@ from typing import TYPE_CHECKING, ClassVar
 from girih.planner.facts import Facts
 from girih.planner.plan import Plan
 from girih.planner.speed import served
-from girih.planner.speed.basis import Basis
-from girih.planner.speed.step import StepCost
+from girih.planner.speed.step import Basis, StepCost
 from girih.strategies.remote import PipelinedStrategy, learns_late
 
 if TYPE_CHECKING:
-    from girih.training.context import RunContext
-    from girih.training.session import Session
+    from girih.training.session import RunContext, Session
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +40,7 @@ class Hybrid(PipelinedStrategy):
     def build(self, plan: Plan, context: RunContext) -> Session:
         """The way to the embedding workers, and this trainer's copy of the dense half."""
         from girih.dense.halves.allreduced import AllReducedReplica
-        from girih.dense.halves.late_allreduced import LateAllReducedReplica
+        from girih.dense.halves.deferred import LateAllReducedReplica
 
         late = learns_late(context)
         dense = (LateAllReducedReplica if late else AllReducedReplica)(context.dense, context.ranks)

@@ -13,15 +13,13 @@ from typing import TYPE_CHECKING, ClassVar
 from girih.errors import ConfigError
 from girih.planner.facts import Facts
 from girih.planner.plan import Plan
-from girih.planner.speed.basis import Basis
 from girih.planner.speed.in_step import local
-from girih.planner.speed.step import StepCost
+from girih.planner.speed.step import Basis, StepCost
 from girih.planner.traffic import Traffic
 from girih.strategies.strategy import StrategyOptions, ahead_of, base_plan, predicted_bytes, steps_of
 
 if TYPE_CHECKING:
-    from girih.training.context import RunContext
-    from girih.training.session import Session
+    from girih.training.session import RunContext, Session
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +61,7 @@ class Local(StrategyOptions):
 
     def build(self, plan: Plan, context: RunContext) -> Session:
         """All tables and the only copy of the dense half, here."""
-        from girih.dense.halves.late_replica import LateReplica
+        from girih.dense.halves.deferred import LateReplica
         from girih.dense.halves.replica import Replica
         from girih.sparse.halves.local import LocalSparse
         from girih.training.feeds import ExampleFeed

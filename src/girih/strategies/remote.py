@@ -15,8 +15,8 @@ from girih.planner import costs, traffic
 from girih.planner.calibration import Links
 from girih.planner.facts import AccessProfile, Facts
 from girih.planner.plan import Plan
-from girih.planner.speed.basis import Basis
 from girih.planner.speed.served import RowService
+from girih.planner.speed.step import Basis
 from girih.strategies.strategy import Processes, StrategyOptions, base_plan, predicted_bytes, predicted_times
 
 if TYPE_CHECKING:
@@ -27,12 +27,11 @@ if TYPE_CHECKING:
     from girih.dense.half import DenseHalf
     from girih.sparse.halves.remote import RemoteSparse
     from girih.sparse.options import StoreOptions
-    from girih.sparse.service.codec import BatchCodec
+    from girih.sparse.protocol import BatchCodec
     from girih.sparse.spec import SparseSpec
-    from girih.training.context import RunContext
     from girih.training.feeds import Feed
     from girih.training.schedules import Schedule
-    from girih.training.session import Session
+    from girih.training.session import RunContext, Session
 
     class Optimized(DenseHalf, Protocol):
         """A dense half with an optimizer, which a schedule of the learning rate moves."""
@@ -171,7 +170,7 @@ class RemoteStrategy(StrategyOptions):
         """
         from girih.sparse.halves.remote import RemoteSparse
         from girih.sparse.halves.staging import Staging
-        from girih.sparse.service.codec import BatchCodec
+        from girih.sparse.protocol import BatchCodec
         from girih.training.session import Session
 
         processes, device = context.processes, context.dense.device
@@ -275,7 +274,7 @@ class RemoteStrategy(StrategyOptions):
         return self._bearing(name, context).policy is RestartPolicy.COME_BACK
 
     def _start_servers(self, plan: Plan, context: RunContext) -> tuple[str, ...]:
-        from girih.sparse.service.embedding_server import EmbeddingServer
+        from girih.services.embedding_server import EmbeddingServer
 
         secret, segment, count = context.processes.secret, context.processes.segment, plan.roles[SERVER]
         spec = _spec_of_servers(context.sparse, count)
@@ -292,7 +291,7 @@ class RemoteStrategy(StrategyOptions):
     def _start_workers(
         self, plan: Plan, context: RunContext, codec: BatchCodec, servers: tuple[str, ...]
     ) -> tuple[str, ...]:
-        from girih.sparse.service.embedding_worker import EmbeddingWorker
+        from girih.services.embedding_worker import EmbeddingWorker
 
         processes = context.processes
         spec = _spec_of_servers(context.sparse, len(servers))
@@ -312,7 +311,7 @@ class RemoteStrategy(StrategyOptions):
     def _start_loaders(
         self, plan: Plan, context: RunContext, codec: BatchCodec, workers: tuple[str, ...], data: Dataset
     ) -> tuple[str, ...]:
-        from girih.cluster.loader import Loader
+        from girih.services.loader import Loader
 
         processes, size, count = context.processes, context.ranks.size, plan.feed["loaders"]
         returns = self._returns(WORKER, context)
@@ -350,7 +349,7 @@ class PipelinedStrategy(RemoteStrategy):
         Embedding workers come back where servers can tell a push that comes again, as they can as long as pushes that may overtake each
         other are in lanes of their own; embedding servers where their rows outlive them too; loaders always.
         """
-        from girih.sparse.service.lanes import why_not_told_apart
+        from girih.sparse.protocol import why_not_told_apart
 
         if name not in (SERVER, WORKER):
             return RemoteStrategy.bearing(self, name, store, num_trainers)
@@ -381,7 +380,7 @@ def learns_late(context: RunContext) -> bool:
 
 
 def address_of(plan: Plan, processes: Cluster, name: str, index: int) -> str:
-    """The address at which a process is to listen; see :func:`girih.comm.endpoints.listen`."""
+    """The address at which a process is to listen; see :func:`girih.comm.service.listen`."""
     return "shm://" if plan.wire["transport"] == "shared" else processes.address(name, index)
 
 

@@ -8,20 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, runtime_ch
 
 from girih.config.bounds import Bounds
 from girih.config.options import Options
-from girih.config.schedule import ScheduleOptions
+from girih.config.train import ScheduleOptions
 from girih.errors import ConfigError
 from girih.planner.facts import Facts
-from girih.planner.interleaving import arrange
-from girih.planner.micro_batches import micro_batches
+from girih.planner.interleaving import arrange, micro_batches
 from girih.planner.plan import Plan
-from girih.planner.speed.overhead import with_overhead
-from girih.planner.speed.step import Prediction, StepCost, predict
+from girih.planner.speed.step import Prediction, StepCost, predict, with_overhead
 from girih.planner.traffic import Traffic
 
 if TYPE_CHECKING:  # a plan needs no live object
     from girih.sparse.options import StoreOptions
-    from girih.training.context import RunContext
-    from girih.training.session import Session
+    from girih.training.session import RunContext, Session
 
 Processes = Annotated[int, Bounds(1, 1024)]
 """Number of processes of one role."""

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from girih.errors import ConfigError
 from girih.planner import costs, traffic
 from girih.planner.facts import Facts, ModelFacts
-from girih.planner.optimizers import ELEMENTWISE
+from girih.planner.operators import ELEMENTWISE
 from girih.planner.placement import Placement, balanced, modulo
 from girih.planner.plan import Plan
 from girih.planner.speed import in_step
-from girih.planner.speed.basis import Basis
-from girih.planner.speed.step import StepCost
+from girih.planner.speed.step import Basis, StepCost
 from girih.strategies import synchronous
 from girih.strategies.strategy import (
     TRAINER,
@@ -34,10 +33,9 @@ from girih.strategies.strategy import (
 )
 
 if TYPE_CHECKING:
-    from girih.training.context import RunContext
-    from girih.training.session import Session
+    from girih.training.session import RunContext, Session
 
-BY_NORMS = ("girih.dense.lamb.Lamb",)
+BY_NORMS = ("girih.dense.options.Lamb",)
 """Optimizers that need norms of whole parameters, which the dense half gives them."""
 
 
@@ -104,7 +102,7 @@ class Substitution(StrategyOptions):
     def build(self, plan: Plan, context: RunContext) -> Session:
         """This trainer's tables and operators, and its copy of the upper network."""
         from girih.dense.halves.substituted import SubstitutedReplica
-        from girih.sparse.halves.feature_parallel import FeatureParallelSparse
+        from girih.sparse.halves.local import FeatureParallelSparse
         from girih.training.feeds import FeatureFeed
         from girih.training.schedules import in_step
         from girih.training.session import Session

@@ -16,12 +16,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from girih.errors import ConfigError
 from girih.planner import costs, traffic
 from girih.planner.facts import AccessProfile, Facts
-from girih.planner.interleaving import arrange
-from girih.planner.micro_batches import micro_batches
+from girih.planner.interleaving import arrange, micro_batches
 from girih.planner.plan import Plan
 from girih.planner.speed import in_step
-from girih.planner.speed.basis import Basis
-from girih.planner.speed.step import StepCost
+from girih.planner.speed.step import Basis, StepCost
 from girih.strategies.strategy import (
     TRAINER,
     Processes,
@@ -37,8 +35,7 @@ from girih.strategies.strategy import (
 
 if TYPE_CHECKING:
     from girih.sparse.half import SparseHalf
-    from girih.training.context import RunContext
-    from girih.training.session import Session
+    from girih.training.session import RunContext, Session
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +96,7 @@ class Synchronous(StrategyOptions):
     def build(self, plan: Plan, context: RunContext) -> Session:
         """This trainer's part of all tables, and its copy of the dense half."""
         from girih.dense.halves.allreduced import AllReducedReplica
-        from girih.dense.halves.late_allreduced import LateAllReducedReplica
+        from girih.dense.halves.deferred import LateAllReducedReplica
         from girih.training.feeds import ExampleFeed
         from girih.training.schedules import in_step
         from girih.training.session import Session

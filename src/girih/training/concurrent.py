@@ -16,9 +16,9 @@ from girih.data.batch import Batch
 from girih.dense.half import DenseHalf
 from girih.dense.outcome import ReadyOutcome
 from girih.errors import NonFiniteError, WireError
-from girih.runs.busy import Busy, waiting
-from girih.runs.stats import Spans
 from girih.sparse.half import Pulled, SparseHalf
+from girih.telemetry.busy import Busy, waiting
+from girih.telemetry.stats import Spans
 from girih.training.schedules import Step, Token, always, num_examples
 
 

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from girih.comm.group import TrainerGroup
+from girih.config.train import TrainOptions
 from girih.data import Batch, Dataset, NormalizationStats
+from girih.dense.outcome import ScoredSteps
 from girih.errors import ConfigError, NonFiniteError, nearest
-from girih.metrics import Scores
+from girih.metrics import Metrics, Scores
+from girih.metrics.progressive import progressive_metrics
 from girih.models.loss import probabilities
-from girih.schema import Categorical, LabelLoss, Schema
+from girih.schema import Categorical, LabelLoss, Labels, Schema
+from girih.training import evaluation
+from girih.training.notes import Notes
 from girih.training.session import Session
 
 
@@ -110,3 +117,103 @@ def feature_index(schema: Schema, name: str) -> int:
     if name not in names:
         raise ConfigError(f"gauc_by = {name!r}: no categorical feature of that name{nearest(name, names)}")
     return [f.name for f in schema.sparse].index(name)
+
+
+class Scoring:
+    """Judges a run's weights as they are. Methods are called by all trainers together.
+
+    Args:
+        ready: opens the session where it is not, and gives it with the normalization.
+    """
+
+    def __init__(
+        self,
+        ready: Callable[[], tuple[Session, NormalizationStats]],
+        ranks: TrainerGroup,
+        options: TrainOptions,
+        labels: Labels,
+        notes: Notes,
+    ) -> None:
+        self._ready, self._ranks, self._options = ready, ranks, options
+        self._labels, self._notes = labels, notes
+        self._read: Mapping[str, int] | None = {}
+        """Counters of the store after the last evaluation; None where others have read without training since."""
+
+    def forget(self) -> None:
+        """Counters of the store begin anew."""
+        self._read = None
+
+    def score(self, data: Dataset) -> Scores | None:
+        """Scores a dataset; see :func:`girih.training.evaluation.score`."""
+        session, normalization = self._ready()
+        before, self._read = self._read, None
+        if before is None:
+            before = session.sparse.stats().store
+        losses = self._labels.losses
+        scores = evaluation.score(data, session, normalization, self._ranks, self._options.gauc_by, losses)
+        self._read = session.sparse.stats().store
+        self._notes.evaluation(data.addresses[0], scores, before, self._read)
+        return scores
+
+    def evaluate(self, data: Dataset) -> Metrics:
+        """Exact metrics, on all trainers; raises KeyboardInterrupt where a stop was requested meanwhile."""
+        scores = self.score(data)
+        if self._ranks.stopping:
+            self._ranks.forget_stop()
+            raise KeyboardInterrupt
+        own = None if scores is None else scores.result(self._labels.names, self._options.rank_at).as_dict()
+        return Metrics.from_dict(self._ranks.broadcast(own))
+
+    def predictions(self, data: Dataset) -> Iterator[tuple[Batch, NDArray[np.float32]]]:
+        """Each batch in order, with its probabilities float32[B, T], on all trainers."""
+        session, normalization = self._ready()
+        self._read = None
+        yield from evaluation.predictions(data, session, normalization, self._labels.losses)
+
+    def outputs(self, data: Dataset) -> Iterator[NDArray[np.float32]]:
+        """All that the model's ``forward`` returns of each batch in order, on all trainers."""
+        session, normalization = self._ready()
+        self._read = None
+        for _, outputs in evaluation.outputs_of(data, session, normalization):
+            yield outputs.numpy()
+
+
+class ProgressiveValidation:
+    """The scores of training steps, of all trainers.
+
+    Args:
+        steps: of this trainer.
+    """
+
+    def __init__(self, steps: ScoredSteps, ranks: TrainerGroup, labels: Labels) -> None:
+        self._steps, self._ranks, self._labels = steps, ranks, labels
+
+    def metrics(self) -> dict[str, dict[str, Any]]:
+        """Label → metrics, over all trainers, which call it together."""
+        return self._metrics(self._added())
+
+    def record(self) -> Mapping[str, Any]:
+        """The first label's metrics: over all trainers in step, who call it together; where they are not, this one's own."""
+        counts = self._counted() if self._ranks.apart else self._added()
+        return self._metrics(counts)[self._labels.names[0]]
+
+    def state(self) -> Tensor:
+        """float64[T, 2K + 3], the whole run's counts over all trainers, which call it together."""
+        return self._added()[0]
+
+    def restore(self, state: Tensor | None) -> None:
+        """Goes on from a saved state, which the first trainer takes; None begins anew."""
+        self._steps.settle()  # what is under way belongs to what is dropped
+        self._steps.scores.restore(state.numpy() if state is not None and self._ranks.first else None)
+
+    def _metrics(self, counts: Tensor) -> dict[str, dict[str, Any]]:
+        return progressive_metrics(counts.numpy(), self._labels.names, self._labels.losses)
+
+    def _counted(self) -> Tensor:
+        self._steps.settle()
+        return torch.from_numpy(self._steps.scores.counts())
+
+    def _added(self) -> Tensor:
+        counts = self._counted()
+        self._ranks.all_reduce(counts)
+        return counts

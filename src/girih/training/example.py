@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from girih.data.batch import Batch
+from girih.dense.half import DenseSpec
 from girih.dense.halves.replica import made_by
-from girih.dense.spec import DenseSpec
 from girih.models.embeddings import Embeddings
 from girih.planner.operators import OperatorGraph
 from girih.schema import Schema
@@ -36,7 +36,7 @@ def operators_of(
     Raises:
         ConfigError: one of them is no fully connected layer.
     """
-    from girih.dense.graph import trace
+    from girih.hierarchical.graph import trace
 
     optimizer = type(made_by(dense.optimizer, [p for p in dense.module.parameters() if p.requires_grad]))
     with torch.autocast("cpu", torch.bfloat16, enabled=dense.precision == "bfloat16"):

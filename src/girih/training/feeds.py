@@ -14,19 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from girih.cluster.roles import RoleName
-from girih.comm.endpoints import connect
 from girih.comm.group import TrainerGroup
-from girih.comm.messages import answer, answers, as_text, from_text
 from girih.comm.peers import CONNECTED_S
 from girih.comm.registry import Registry, resolver
 from girih.comm.rpc import Client, Frame, Reply
+from girih.comm.service import answer, answers, as_text, connect, from_text
 from girih.data import Batch, Dataset, NormalizationStats, Position
-from girih.data.batch import Share
+from girih.data.batch import Share, share_of
 from girih.data.read_ahead import read_ahead
-from girih.data.shares import share_of
 from girih.errors import ConfigError, GirihError, Lost
 from girih.schema import Schema
-from girih.sparse.service.protocol import SparseVerb
+from girih.sparse.protocol import SparseVerb
 
 LOADER = RoleName.LOADER
 END_S = 5.0

@@ -9,7 +9,7 @@ import torch
 from torch.nn import Parameter
 
 from girih import config
-from girih.config import checks
+from girih.config import options as checks
 from girih.dense.options import schedule_class
 from girih.errors import CheckpointError, ConfigError
 from girih.metrics import DIRECTIONS, LabelMetrics

@@ -10,21 +10,21 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 
+from girih.checkpoint.state import RunState
 from girih.comm.group import TrainerGroup
 from girih.config.train import EarlyStopping, TrainOptions
 from girih.data import Batch, Position
 from girih.data.read_ahead import read_ahead
 from girih.errors import NonFiniteError
 from girih.metrics import DIRECTIONS, Metrics, Scores
-from girih.runs.background import BackgroundTasks
-from girih.runs.log import RunLog, is_logged
-from girih.runs.publisher import Publisher
-from girih.runs.state import RunState
-from girih.runs.stats import COMPILE, Spans
+from girih.telemetry.stats import COMPILE, Spans
+from girih.training.checkpoints import BackgroundTasks
+from girih.training.evaluation import ProgressiveValidation
 from girih.training.feeds import EpochStream, TrainingFeed
 from girih.training.learning_rate import LearningRate
+from girih.training.log import RunLog, is_logged
 from girih.training.notes import Notes
-from girih.training.progressive import ProgressiveValidation
+from girih.training.publisher import Publisher
 from girih.training.schedules import Step
 from girih.training.session import Session
 

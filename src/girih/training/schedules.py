@@ -8,14 +8,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from girih.data.batch import Batch
-from girih.data.shares import micro_batches
+from girih.data.batch import Batch, micro_batches
 from girih.dense.half import Computed, DenseHalf
 from girih.dense.outcome import Outcome, ReadyOutcome
 from girih.errors import NonFiniteError, WireError
 from girih.models.embeddings import Embeddings
-from girih.runs.stats import Spans
 from girih.sparse.half import Pending, Pulled, SparseHalf
+from girih.telemetry.stats import Spans
 
 Token = TypeVar("Token")
 

@@ -9,8 +9,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from girih.dense.half import DenseHalf
+from girih.cluster.cluster import Cluster
+from girih.comm.group import TrainerGroup
+from girih.dense.half import DenseHalf, DenseSpec
 from girih.sparse.half import SparseHalf
+from girih.sparse.spec import SparseSpec
+from girih.telemetry.stats import Stats
 from girih.training.feeds import Feed
 from girih.training.schedules import Schedule
 
@@ -47,3 +51,21 @@ class Session:
         """Returns when what this trainer sent is applied; called by all trainers together."""
         self.sparse.sync()
         self.dense.sync()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunContext:
+    """Live objects of one trainer that are there before its halves.
+
+    Attributes:
+        ranks: this trainer among all.
+        sparse, dense: what the halves are made of.
+        processes: starts and ends roles beside the trainers; its methods are called by all trainers together.
+        stats: statistics of this process.
+    """
+
+    ranks: TrainerGroup
+    sparse: SparseSpec
+    dense: DenseSpec
+    processes: Cluster
+    stats: Stats

@@ -12,19 +12,19 @@ from torch import nn
 from girih.config.train import TrainOptions
 from girih.data import Dataset
 from girih.dense.accel.compiled import require_compiler
+from girih.dense.half import DenseSpec
 from girih.dense.halves.replica import made_by
 from girih.dense.options import OptimizerFactory, optimizer_factory
-from girih.dense.scored import ScoredSteps
-from girih.dense.spec import DenseSpec
+from girih.dense.outcome import ScoredSteps
 from girih.errors import ConfigError, kind_of
 from girih.metrics.progressive import ProgressiveScores
 from girih.metrics.result import OF_NUMBERS
 from girih.models import needs_of
 from girih.optim import Adagrad, SparseOptimizer
-from girih.runs.stats import Stats
 from girih.schema import Schema
 from girih.sparse.options import StoreOptions
 from girih.sparse.spec import SparseSpec
+from girih.telemetry.stats import Stats
 from girih.training.learning_rate import LearningRate
 
 

@@ -10,14 +10,13 @@ from girih.kernels.gpu import gradients, jit, pool
 from girih.kernels.gpu.dedup import BagTerms
 from girih.kernels.gpu.gradients import Pieces, Sources, sum_pieces, sum_terms
 from girih.store import Store
-from girih.store.gpu.gpu_memory import to_device
-from girih.store.gpu.options import Gpu
+from girih.store.gpu.gpu_memory import Gpu, to_device
 from girih.store.gpu.record_kernels import Keys
 from girih.store.rows.record import hyper_rows
-from girih.testing.store_verbs import by_key, group, keys_of, look
-from girih.testing.twins import optimizer_state, optimizer_step
 from reference import pool as plain_pool
 from reference import weight_gradients as plain_gradients
+from support.store_verbs import by_key, group, keys_of, look
+from support.twins import optimizer_state, optimizer_step
 
 SIZE, WIDTH, FIRST, DIM = 5, 7, 2, 3
 

@@ -15,14 +15,14 @@ import torch
 import girih
 from girih.cli import bench
 from girih.kernels.cpu import layout as at
-from girih.kernels.gpu import jit, routing
+from girih.kernels.gpu import dedup, jit
 from girih.models.needs import FIRST_ORDER
 from girih.sparse.groups import gpu_group
 from girih.sparse.groups.pack import pack
 from girih.store import Store
-from girih.store.gpu.options import Gpu, GpuTier
+from girih.store.gpu.gpu_memory import Gpu, GpuTier
 from girih.tables import LRU, MinCount, Normal
-from girih.testing.store_verbs import keys_of, two_segments
+from support.store_verbs import keys_of, two_segments
 
 ALIKE = {"CHUNK_BITS": 6, "STRIDE": 32}  # kernels with another number compile in the same way
 pytestmark = pytest.mark.skipif(not jit.INTERPRETED, reason="kernels are compiled by every other test here")
@@ -39,7 +39,7 @@ def launches(optimizer, dtype, eviction=None, admission=None):
         read, values = gpu.lookup_weighted(weighed, 1, train=False)
         gpu.weight_gradients(read, values, [torch.as_tensor(output) for output in read.outputs], weighed)
     there.close()
-    routing.route(gpu.find(some_batch(3, 1)).unique, 2, 2)
+    dedup.route(gpu.find(some_batch(3, 1)).unique, 2, 2)
     spec = two_segments(dtype, optimizer, eviction=eviction, admission=admission)
     with Store(spec, arena=Gpu(chunk_bytes=4096)) as store:
         for step in (1, 2, 3):

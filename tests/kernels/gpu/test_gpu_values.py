@@ -11,7 +11,8 @@ from girih.kernels.cpu import hashing as cpu_hashing
 from girih.kernels.cpu import layout as at
 from girih.kernels.cpu.initial import fill_initial
 from girih.kernels.cpu.rounding import narrow_row, narrow_row_randomly, widen_row
-from girih.kernels.gpu import hashing, initial, jit, rounding
+from girih.kernels.gpu import hashing, jit, rounding
+from girih.kernels.gpu import hashing as initial
 from girih.store import GroupSpec, Segment, TableSpec
 from girih.store.rows.record import row_layout
 from girih.tables import Constant, Normal, Uniform, Zeros

@@ -14,8 +14,8 @@ import torch
 import girih
 from girih.errors import ConfigError, NonFiniteError
 from girih.kernels.gpu import jit
-from girih.nn import inputs, one_stream
-from girih.testing.store_verbs import by_key
+from girih.nn import growing_tables, inputs
+from support.store_verbs import by_key
 
 F = girih.Categorical
 GPU = girih.StoreOptions(tiers=("gpu",))
@@ -343,7 +343,7 @@ def test_a_stream_that_comes_to_rows_waits_for_the_one_before(monkeypatch):
     order = gpu.tables._stream
     waits, kept, capturing, now = [], [], [False], [None]
     streams = [SimpleNamespace(wait_stream=lambda other, n=n: waits.append((n, other))) for n in range(2)]
-    monkeypatch.setattr(one_stream, "torch", SimpleNamespace(cuda=SimpleNamespace(
+    monkeypatch.setattr(growing_tables, "torch", SimpleNamespace(cuda=SimpleNamespace(
         device=contextlib.nullcontext, current_stream=lambda: now[0],
         is_current_stream_capturing=lambda: capturing[0],
     )))  # fmt: skip

@@ -5,7 +5,7 @@ import importlib.machinery
 import sys
 from pathlib import Path
 
-RUN = "girih.training.run"
+RUN = "girih.lifecycle.run"
 
 
 class Patience(importlib.abc.MetaPathFinder):

@@ -17,25 +17,24 @@ from girih.comm.group import TrainerGroup
 from girih.data.batch import Batch, Share
 from girih.errors import NonFiniteError
 from girih.kernels.gpu import jit
-from girih.kernels.gpu.dedup import unique
-from girih.kernels.gpu.routing import route
-from girih.runs.stats import ASKED_KEYS, PACED_KEYS, SERVED_ROWS, Stats
+from girih.kernels.gpu.dedup import route, unique
 from girih.sparse.halves.collective import CollectiveSparse
 from girih.sparse.halves.gpu_collective import GpuCollectiveSparse
 from girih.sparse.halves.local import LocalSparse
 from girih.sparse.options import StoreOptions
-from girih.sparse.routing.gpu_row_codec import GpuRowCodec
-from girih.sparse.routing.row_codec import RowCodec
+from girih.sparse.routing.gpu_router import GpuRowCodec
+from girih.sparse.routing.key_router import RowCodec
 from girih.sparse.spec import SparseSpec
 from girih.store.gpu.gpu_memory import to_device
 from girih.store.gpu_tiers import slot_table
-from girih.store.route import shard_of
+from girih.store.spec import shard_of
 from girih.store.tiers import slot_memory
 from girih.tables import MinCount
-from girih.testing import cases
-from girih.testing.sparse_suite import SparseHalfSuite
-from girih.testing.store_verbs import by_key
+from girih.telemetry.stats import ASKED_KEYS, PACED_KEYS, SERVED_ROWS, Stats
 from gpu_ranks import gpu_of, kind_of
+from support import cases
+from support.sparse_suite import SparseHalfSuite
+from support.store_verbs import by_key
 
 GPU = StoreOptions(tiers=("gpu",))
 

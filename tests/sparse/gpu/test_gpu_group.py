@@ -17,12 +17,12 @@ from girih.sparse.halves.local import LocalSparse
 from girih.sparse.options import StoreOptions
 from girih.sparse.spec import SparseSpec
 from girih.store import Store
-from girih.store.gpu.options import Gpu
+from girih.store.gpu.gpu_memory import Gpu
 from girih.tables import LRU, Fixed
-from girih.testing import cases
-from girih.testing.sparse_suite import SparseHalfSuite
-from girih.testing.store_verbs import by_key, keys_of, peek
 from gpu_order import ORDERS, take
+from support import cases
+from support.sparse_suite import SparseHalfSuite
+from support.store_verbs import by_key, keys_of, peek
 
 OPTIMIZERS = [
     girih.optim.SGD(lr=0.1),

@@ -14,15 +14,15 @@ from test_gpu_group import batch_of, groups_of, some_batch
 
 import girih
 from girih.kernels.gpu import jit
+from girih.sparse.groups.gpu_bags import SideStream
 from girih.sparse.groups.gpu_group import GpuGroup
-from girih.sparse.groups.side_stream import SideStream
 from girih.sparse.halves.local import LocalSparse
 from girih.sparse.options import StoreOptions
 from girih.store import Store
-from girih.store.gpu.options import Gpu
+from girih.store.gpu.gpu_memory import Gpu
 from girih.tables import MinCount
-from girih.testing import cases
-from girih.testing.store_verbs import by_key
+from support import cases
+from support.store_verbs import by_key
 
 NUM_EXAMPLES, NUM_IDS, LARGEST = (24, 30, 14) if jit.INTERPRETED else (8192, 5000, 26)
 STEPS = 4

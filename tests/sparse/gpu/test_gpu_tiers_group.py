@@ -12,10 +12,10 @@ from girih.sparse.groups.gpu_group import GpuGroup
 from girih.sparse.halves.local import LocalSparse
 from girih.sparse.options import StoreOptions
 from girih.store import Store, Tiers
-from girih.store.gpu.options import Gpu, GpuTier
-from girih.testing import cases
-from girih.testing.sparse_suite import SparseHalfSuite
-from girih.testing.store_verbs import by_key
+from girih.store.gpu.gpu_memory import Gpu, GpuTier
+from support import cases
+from support.sparse_suite import SparseHalfSuite
+from support.store_verbs import by_key
 
 
 @pytest.fixture(autouse=True)

@@ -4,8 +4,8 @@ import pytest
 
 from girih.errors import ConfigError
 from girih.store import Store
-from girih.store.gpu.options import Gpu
-from girih.testing.store_verbs import group
+from girih.store.gpu.gpu_memory import Gpu
+from support.store_verbs import group
 
 
 def test_rows_in_gpu_memory_cannot_be_published():

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 from girih.store import Store
-from girih.store.gpu import least_used, oldest
-from girih.store.gpu.options import Gpu
+from girih.store.gpu import eviction as least_used
+from girih.store.gpu import eviction as oldest
+from girih.store.gpu.gpu_memory import Gpu
 from girih.tables import LFU, LRU, TTL
-from girih.testing.store_verbs import by_key, group, look
+from support.store_verbs import by_key, group, look
 
 STEPS = 18
 

@@ -11,11 +11,12 @@ from hypothesis.stateful import run_state_machine_as_test
 from girih.errors import StorageFullError
 from girih.kernels.gpu import jit
 from girih.store import Store
-from girih.store.gpu.gpu_memory import GpuMemory
-from girih.store.gpu.options import Gpu
+from girih.store.gpu.gpu_memory import Gpu, GpuMemory
 from girih.store.gpu.record_kernels import RecordKernels
 from girih.tables import LFU, LRU, Fixed, MinCount, Probability
-from girih.testing.store_verbs import (
+from gpu_order import ORDERS, take
+from store_machine import ORDERLESS, SEGMENTS, StoreMachine
+from support.store_verbs import (
     by_key,
     group,
     keys_of,
@@ -25,9 +26,7 @@ from girih.testing.store_verbs import (
     two_segments,
     write_snapshot,
 )
-from girih.testing.stores import StoreSuite
-from gpu_order import ORDERS, take
-from store_machine import ORDERLESS, SEGMENTS, StoreMachine
+from support.stores import StoreSuite
 
 SMALL = Gpu(chunk_bytes=4096, reserve_rows=20_000)
 

@@ -1,6 +1,6 @@
 """Has connections meet faults in all processes of a run that a test starts with this directory on their path.
 
-``GIRIH_FAULTS`` names a directory with ``faults.json``: fields of :class:`girih.testing.faults.Faults`, whose seed is made one of each
+``GIRIH_FAULTS`` names a directory with ``faults.json``: fields of :class:`support.faults.Faults`, whose seed is made one of each
 process. Each fault is a line of ``met`` there. A server keeps a journal beside it, ``server-PID``, of what is told it and done: ``read TRAINER NUMBER``,
 ``ended TRAINER NUMBER``, ``applied STEP`` and ``anew``.
 """
@@ -22,7 +22,7 @@ def teller(name):
 
 
 def have_faults(endpoints):
-    from girih.testing.faults import Faults, faulty
+    from support.faults import Faults, faulty
 
     with open(os.path.join(DIRECTORY, "faults.json")) as file:
         asked = json.load(file)
@@ -67,8 +67,8 @@ def keep_journal(server):
 
 
 CHANGED = {
-    "girih.comm.endpoints": have_faults,
-    "girih.sparse.service.embedding_server": keep_journal,
+    "girih.comm.service": have_faults,
+    "girih.services.embedding_server": keep_journal,
 }
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from girih.config.file import RunConfig
-from girih.testing.store_verbs import by_key
+from girih.app.run_config import RunConfig
+from support.store_verbs import by_key
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "frappe" / "frappe.toml"
 STEPS = 200

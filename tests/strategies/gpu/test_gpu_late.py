@@ -10,11 +10,11 @@ import torch
 from waits import MARK, TO_PAGEABLE, CountWaits, waits_by_step, waits_in
 
 import girih
-from girih.config.file import RunConfig
-from girih.dense.halves.late_replica import LateReplica
+from girih.app.run_config import RunConfig
+from girih.dense.halves.deferred import LateReplica
 from girih.errors import NonFiniteError
 from girih.kernels.gpu import jit
-from girih.testing.store_verbs import by_key
+from support.store_verbs import by_key
 
 GPU, CPU = 'store.tiers=["gpu"]', 'store.tiers=["dram"]'
 DEVICE = "cpu" if jit.INTERPRETED else "cuda"

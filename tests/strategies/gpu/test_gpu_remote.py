@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from girih.config.file import RunConfig
+from girih.app.run_config import RunConfig
 from girih.sparse.halves.staging import Staging
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that torch can use")

@@ -9,7 +9,7 @@ from itertools import chain
 import pytest
 from scenes import play, play_all, write
 
-from girih.config.file import RunConfig
+from girih.app.run_config import RunConfig
 from girih.errors import ConfigError
 from girih.kernels.gpu import jit
 from girih.planner.plan import Plan

@@ -4,9 +4,9 @@ import pytest
 from test_gpu_training import GPU, settings_of
 
 from girih.errors import ConfigError
-from girih.runs.summary import hit_ratio
 from girih.store.gpu_tiers.gpu_tiered_state import GpuTieredState
-from girih.testing.store_verbs import by_key
+from girih.training.summary import hit_ratio
+from support.store_verbs import by_key
 
 STEPS = 6
 CHOOSING = ("store.warm_up_steps=1", "store.flush_every_steps=2")

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 import girih
-from girih.config.file import RunConfig
+from girih.app.run_config import RunConfig
 from girih.errors import ConfigError
 from girih.planner.facts import Facts, ModelFacts
 from girih.store.gpu.gpu_state import GpuState
 from girih.strategies.strategy import note_on_rows
-from girih.testing.store_verbs import by_key
+from support.store_verbs import by_key
 
 STEPS = int(os.environ.get("GIRIH_STEPS", "12"))
 GPU = 'store.tiers=["gpu"]'

@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from girih.dense.outcome import Late
-from girih.sparse.halves.here import ShardedHalf
+from girih.sparse.halves.sharded import ShardedHalf
 
 ATEN = torch.ops.aten
 SIZED_BY_VALUES = {

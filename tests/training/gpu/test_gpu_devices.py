@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from girih.dense.halves import synchronous
+from girih.dense.halves import allreduced
 from girih.errors import ConfigError
 from girih.training import specs
 
@@ -35,4 +35,4 @@ def test_two_trainers_on_one_gpu_are_refused(monkeypatch):
     own = SimpleNamespace(uuid="GPU-a")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: own)
     with pytest.raises(ConfigError, match=r"trainers 0 and 2 would share a GPU.*strategy\.trainers = 2"):
-        synchronous._refuse_shared_gpus(Ranks(), torch.device("cuda:0"))
+        allreduced._refuse_shared_gpus(Ranks(), torch.device("cuda:0"))

@@ -11,12 +11,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import IO, Any
 
-from girih.cluster.command import module_command
-from girih.cluster.hosts import Hosts, host_of
 from girih.cluster.launchers.launcher import Resources
-from girih.cluster.pipe import CONTROL, Pipe, as_text, describe_end
-from girih.cluster.roles import RoleName
-from girih.runs.live.logs import is_line
+from girih.cluster.roles import Hosts, RoleName, host_of
+from girih.processes.pipe import CONTROL, Pipe, as_text, describe_end, module_command
+from girih.telemetry.logs import is_line
 
 LAST_LINES = 12
 RENDEZVOUS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", CONTROL)
@@ -157,7 +155,7 @@ class LocalLauncher:
 
         Args:
             terminal: descriptors that trainer 0 prints to in its place, for output and errors.
-            held: a descriptor that the process has open to its end, see :func:`girih.cluster.segments.hold`.
+            held: a descriptor that the process has open to its end, see :func:`girih.processes.segments.hold`.
         """
         host_spec = host_of(self._hosts, name, index)
         pipe, descriptors = Pipe.pair()

@@ -7,10 +7,7 @@ activations and their gradients in hierarchical training (HT §4.2).
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from girih.comm.codecs.codec import Codec
-from girih.comm.codecs.floats import BFloat16, Float32
-from girih.comm.codecs.int8 import Int8
-from girih.comm.codecs.topk import ErrorFeedback, TopK
+from girih.comm.codecs.tensors import BFloat16, Codec, ErrorFeedback, Float32, Int8, TopK
 
 __all__ = ["ACTIVATIONS", "GRADIENTS", "BFloat16", "Codec", "ErrorFeedback", "Float32", "Int8", "TopK"]
 

@@ -21,11 +21,10 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from girih.comm.group.process_group import AbortableGroup
-from girih.comm.group.store import RegistryStore
+from girih.comm.group.process_group import AbortableGroup, RegistryStore
 from girih.comm.registry import LocalRegistry, Registry
 from girih.errors import GirihError
-from girih.runs.busy import waiting
+from girih.telemetry.busy import waiting
 
 LOOPBACK = "127.0.0.1"
 _FOREVER_S = 1e9

@@ -9,8 +9,8 @@ Shapes: P ranks, C counts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from girih.comm.group.collectives import Collectives
+from girih.comm.group.collectives import Collectives, await_work
 
 Counts = NDArray[np.int64]
 Sizes = Callable[[Counts], Counts]
@@ -83,3 +83,193 @@ class DirectExchange:
         alike = [told.shape[1]] * self._ranks.size
         asked = self._ranks.exchange(torch.from_numpy(told.reshape(-1)), alike, alike)
         return DirectRoute(self._ranks, told, asked.numpy().reshape(told.shape))
+
+
+_Pieces = Sequence[Tensor]
+_TAG = 0
+
+
+@dataclass(frozen=True)
+class _Passage:
+    """Counts or sizes of one exchange, as far as they concern this rank.
+
+    Attributes:
+        sent, received: [P, ...], of this rank's messages to each one, and of each one's to it.
+        outgoing: host that this rank is a relay for → [R, S, ...], from each rank here to each one there.
+        incoming: the same, [S, R, ...], from each one there to each rank here.
+    """
+
+    sent: Counts
+    received: Counts
+    outgoing: Mapping[int, Counts] = field(default_factory=dict)
+    incoming: Mapping[int, Counts] = field(default_factory=dict)
+
+    def there(self, sizes: Sizes) -> _Passage:
+        """Sizes of messages on the way that counts went, by the counts."""
+        outgoing = {host: sizes(counts) for host, counts in self.outgoing.items()}
+        incoming = {host: sizes(counts) for host, counts in self.incoming.items()}
+        return _Passage(sizes(self.sent), sizes(self.received), outgoing, incoming)
+
+    def back(self, sizes: Sizes) -> _Passage:
+        """Sizes of messages on the opposite way."""
+        there = self.there(sizes)
+        outgoing = {host: each.T for host, each in there.incoming.items()}
+        incoming = {host: each.T for host, each in there.outgoing.items()}
+        return _Passage(there.received, there.sent, outgoing, incoming)
+
+
+class BetweenHosts:
+    """An exchange grouped by host; see :class:`girih.comm.group.exchange.Exchange`.
+
+    Args:
+        hosts: the name of each rank's host, the same on all ranks.
+
+    Attributes:
+        num_messages: how many this rank has sent to other hosts.
+    """
+
+    def __init__(self, ranks: Collectives, hosts: Sequence[str]) -> None:
+        self.num_messages = 0
+        self._ranks = ranks
+        names = list(dict.fromkeys(hosts))
+        self._members = [[rank for rank, host in enumerate(hosts) if host == name] for name in names]
+        self._host = names.index(hosts[ranks.rank])
+        self._own = self._members[self._host]
+        self._relays: dict[int, list[int]] = {rank: [] for rank in self._own}
+        for host in range(len(names)):
+            if host != self._host:
+                self._relays[self._relay(self._host, host)].append(host)
+
+    def tell(self, told: Counts) -> HostRoute:
+        """See :class:`girih.comm.group.exchange.Exchange`."""
+        num_counts = told.shape[1]
+        mine, here = self._relays[self._ranks.rank], len(self._own)
+        alike = _Passage(
+            np.full(self._ranks.size, num_counts),
+            np.full(self._ranks.size, num_counts),
+            {host: np.full((here, len(self._members[host])), num_counts) for host in mine},
+            {host: np.full((len(self._members[host]), here), num_counts) for host in mine},
+        )
+        asked, outgoing, incoming = self.move(torch.from_numpy(told.reshape(-1)), alike)
+        passage = _Passage(
+            told,
+            asked.numpy().reshape(told.shape),
+            {
+                host: found.numpy().reshape(*alike.outgoing[host].shape, -1)
+                for host, found in outgoing.items()
+            },
+            {
+                host: found.numpy().reshape(*alike.incoming[host].shape, -1)
+                for host, found in incoming.items()
+            },
+        )
+        return HostRoute(self, passage)
+
+    def move(self, sent: Tensor, sizes: _Passage) -> tuple[Tensor, dict[int, Tensor], dict[int, Tensor]]:
+        """Moves the parts of a flat tensor.
+
+        Returns:
+            What came here; and what this rank passed on to other hosts, and from them, by host: in the order of
+            :class:`_Passage`.
+        """
+        own, members, mine = self._own, self._members, self._relays[self._ranks.rank]
+        parts = _split(sent, sizes.sent.tolist())
+        direct = self._swap(
+            sent,
+            {rank: [parts[rank], *(parts[to] for to in self._beyond(rank))] for rank in own},
+            {
+                rank: [
+                    int(sizes.received[rank]),
+                    *(n for host in mine for n in sizes.outgoing[host][i].tolist()),
+                ]
+                for i, rank in enumerate(own)
+            },
+        )
+        found = {rank: pieces[0] for rank, pieces in direct.items()}
+        outgoing, first = {}, 1
+        for host in mine:
+            behind = first + len(members[host])
+            outgoing[host] = torch.cat([piece for rank in own for piece in direct[rank][first:behind]])
+            first = behind
+        peers = {host: self._relay(host, self._host) for host in mine}
+        crossed = self._swap(
+            sent,
+            {peers[host]: [message] for host, message in outgoing.items()},
+            {peers[host]: sizes.incoming[host].reshape(-1).tolist() for host in mine},
+        )
+        passed = self._swap(
+            sent,
+            {
+                rank: [each for host in mine for each in crossed[peers[host]][i :: len(own)]]
+                for i, rank in enumerate(own)
+            },
+            {rank: [int(sizes.received[origin]) for origin in self._beyond(rank)] for rank in own},
+        )
+        for rank in own:
+            found |= dict(zip(self._beyond(rank), passed[rank], strict=True))
+        incoming = {host: torch.cat(list(crossed[peers[host]])) for host in mine}
+        return torch.cat([found[rank] for rank in range(self._ranks.size)]), outgoing, incoming
+
+    def _relay(self, host: int, other: int) -> int:
+        """The rank of one host through which goes what its ranks and those of another one send each other."""
+        members = self._members[host]
+        return members[(other - (other > host)) % len(members)]
+
+    def _beyond(self, rank: int) -> list[int]:
+        """The ranks of other hosts that a rank of this host is the way to."""
+        return [each for host in self._relays[rank] for each in self._members[host]]
+
+    def _swap(
+        self, like: Tensor, sent: Mapping[int, _Pieces], sizes: Mapping[int, Sequence[int]]
+    ) -> dict[int, _Pieces]:
+        """Pieces to some ranks, one message each; returns those of the ranks that ``sizes`` names."""
+        here, group = self._ranks.rank, self._ranks.process_group
+        came: dict[int, _Pieces] = {}
+        messages, works = [], []
+        for rank, lengths in sizes.items():
+            if rank == here:
+                came[rank] = sent[rank]
+                continue
+            message = like.new_empty(sum(lengths))
+            if message.numel():
+                works.append(group.recv([message], rank, _TAG))
+            came[rank] = _split(message, lengths)
+        for rank, pieces in sent.items():
+            size = sum(piece.numel() for piece in pieces)
+            if rank != here and size:
+                messages.append(torch.cat(list(pieces)))  # kept until it is sent
+                works.append(group.send(messages[-1:], rank, _TAG))
+                self.num_messages += rank not in self._own
+        for work in works:
+            await_work(work)
+        return came
+
+
+@dataclass(frozen=True)
+class HostRoute:
+    """See :class:`girih.comm.group.exchange.Route`."""
+
+    exchange: BetweenHosts
+    passage: _Passage
+
+    @property
+    def told(self) -> Counts:
+        """See :class:`girih.comm.group.exchange.Route`."""
+        return self.passage.sent
+
+    @property
+    def asked(self) -> Counts:
+        """See :class:`girih.comm.group.exchange.Route`."""
+        return self.passage.received
+
+    def there(self, sent: Tensor, sizes: Sizes) -> Tensor:
+        """See :class:`girih.comm.group.exchange.Route`."""
+        return self.exchange.move(sent, self.passage.there(sizes))[0]
+
+    def back(self, sent: Tensor, sizes: Sizes) -> Tensor:
+        """See :class:`girih.comm.group.exchange.Route`."""
+        return self.exchange.move(sent, self.passage.back(sizes))[0]
+
+
+def _split(flat: Tensor, sizes: Sequence[int]) -> _Pieces:
+    return torch.split(flat, list(sizes)) if sizes else ()

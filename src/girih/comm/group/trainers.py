@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor
 
 from girih.comm.group.collectives import Collectives
 
@@ -111,3 +115,36 @@ class TrainerGroup(Collectives):
         num_leaving, num_stopping = self.sum([float(leaving), float(stopping)])
         self._agreed_stop = self._agreed_stop or num_stopping > 0
         return int(num_leaving)
+
+
+def gathered_rows(rows: Tensor, ranks: TrainerGroup, sizes: Sequence[int]) -> Tensor:
+    """T[N, ...]: the rows of all trainers, T[sizes[rank], ...] each, in the order of ranks.
+
+    Called by all together, and so is its backward pass, in which each trainer gets the sum of what all have found for its rows.
+    """
+    if ranks.size == 1:
+        return rows
+    found: Tensor = _Gathered.apply(rows, ranks, tuple(sizes))  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, ranks: TrainerGroup, sizes: tuple[int, ...]) -> Tensor:
+        ctx.ranks, ctx.sizes = ranks, sizes
+        width = rows.shape[1:].numel()
+        ctx.counts = [size * width for size in sizes]
+        own = [rows.numel()] * ranks.size
+        flat = ranks.exchange(rows.detach().reshape(-1).repeat(ranks.size), own, ctx.counts)
+        return flat.view(sum(sizes), *rows.shape[1:])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        ranks, sizes = ctx.ranks, ctx.sizes
+        own = [ctx.counts[ranks.rank]] * ranks.size
+        parts = ranks.exchange(gradient.contiguous().reshape(-1), ctx.counts, own)
+        found = parts.view(ranks.size, sizes[ranks.rank], *gradient.shape[1:])
+        total = found[0].clone()
+        for part in found[1:]:  # in the order of ranks, on all of them
+            total += part
+        return total, None, None

@@ -190,7 +190,7 @@ def find(registry: Registry, role: str, index: int) -> Entry | None:
 
 
 def resolver(registry: Registry, role: str, index: int) -> Callable[[], str]:
-    """For ``girih.comm.endpoints.connect(..., resolve=)``: where a process listens now.
+    """For ``girih.comm.service.connect(..., resolve=)``: where a process listens now.
 
     The function raises ``LookupError`` while it is not known.
     """

@@ -1,9 +1,7 @@
 """Calls between processes that happen exactly once."""
 
-from girih.comm.rpc.client import Client
+from girih.comm.rpc.client import Client, Reply
 from girih.comm.rpc.frames import Frame
-from girih.comm.rpc.reply import Reply
-from girih.comm.rpc.request import Request
-from girih.comm.rpc.server import Server
+from girih.comm.rpc.server import Request, Server
 
 __all__ = ["Client", "Frame", "Reply", "Request", "Server"]

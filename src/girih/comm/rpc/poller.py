@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import selectors
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Self
 
@@ -15,8 +17,39 @@ from numpy.typing import DTypeLike, NDArray
 
 from girih.comm.rpc.session import RpcSession
 from girih.comm.rpc.transport import Connection
-from girih.comm.rpc.wakeup import Wakeup
 from girih.kernels.buffers import Buffers
+
+
+class Wakeup:
+    """A file that becomes readable when another thread asks for it."""
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._read, False)
+        os.set_blocking(self._write, False)
+        self._open = True
+        self._lock = threading.Lock()
+
+    def fileno(self) -> int:
+        return self._read
+
+    def ask(self) -> None:
+        """From any thread."""
+        with self._lock, suppress(BlockingIOError):
+            if self._open:
+                os.write(self._write, b"!")
+
+    def heard(self) -> None:
+        """Clears what was asked: what is asked from here on makes it readable again."""
+        with suppress(BlockingIOError):
+            os.read(self._read, 1 << 12)
+
+    def close(self) -> None:
+        with self._lock:
+            self._open = False
+            os.close(self._read)
+            os.close(self._write)
+
 
 IN: Final = selectors.EVENT_READ
 OUT: Final = selectors.EVENT_WRITE

@@ -6,21 +6,134 @@ import errno
 import logging
 import secrets
 import time
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
-from girih.comm.rpc.frames import PackedFrame, Status, unpack
-from girih.comm.rpc.handshake import Welcome
+import numpy as np
+from numpy.typing import NDArray
+
+from girih.comm.rpc.frames import Frame, PackedFrame, Status, unpack
 from girih.comm.rpc.poller import IN, LINGER_S, OUT, Poller
-from girih.comm.rpc.request import Request
 from girih.comm.rpc.session import RpcSession
-from girih.comm.rpc.strangers import Strangers
-from girih.comm.rpc.transport import ConnectionLost, Listener, Stranger
+from girih.comm.rpc.transport import ConnectionLost, Listener, SilentPeer, Stranger, Welcome
 from girih.errors import WireError
+from girih.kernels.buffers import Take
+
+_MOST_ERROR_BYTES: Final = 1 << 16
+
+
+class Request:
+    """To be answered once, from any thread, at any later time.
+
+    Attributes:
+        frame: its arrays are read-only views; hold them as long as you like.
+        client: the number of who asks.
+        buffer: ``buffer(dtype, *shape)`` gives an array to fill that ``reply`` sends without a copy.
+        answered: called once it is answered, by who answers, with the seconds since it came. Be quick.
+    """
+
+    __slots__ = ("_answer", "_came_s", "_open", "answered", "buffer", "client", "frame")
+
+    def __init__(
+        self, frame: Frame, client: int, answer: Callable[[int, PackedFrame], None], buffer: Take
+    ) -> None:
+        self.frame, self.client, self.buffer = frame, client, buffer
+        self.answered: Callable[[float], None] | None = None
+        self._answer = answer
+        self._open = [True]
+        self._came_s = time.perf_counter()
+
+    def reply(self, fields: Sequence[int] = (), arrays: Sequence[NDArray[Any]] = ()) -> None:
+        """Answers. The arrays are given away: nobody may write to them again.
+
+        Raises:
+            WireError: it was answered before, or the frame is beyond the limits (which fails the request).
+        """
+        try:
+            packed = PackedFrame(Frame(self.frame.kind, tuple(fields), tuple(arrays)))
+        except WireError as error:
+            self.fail(error)
+            raise
+        self._finish(Status.REPLY, packed)
+
+    def fail(self, error: str | Exception) -> None:
+        """Answers that it went wrong: ``RemoteError`` at the client.
+
+        Raises:
+            WireError: it was answered before.
+        """
+        text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+        data = np.frombuffer(text.encode()[:_MOST_ERROR_BYTES], np.uint8)
+        self._finish(Status.FAILED, PackedFrame(Frame(self.frame.kind, (), (data,))))
+
+    def _finish(self, status: int, packed: PackedFrame) -> None:
+        try:
+            self._open.pop()  # one operation, so that only one thread succeeds
+        except IndexError:
+            raise WireError(f"kind {self.frame.kind}: this request was answered before") from None
+        self._answer(status, packed)
+        if self.answered is not None:
+            self.answered(time.perf_counter() - self._came_s)
+
 
 _LOG = logging.getLogger(__name__)
+_MOST_TOLD: Final = 100
+
+
+class Strangers:
+    """All who connected to a server and have not proved that they know the secret.
+
+    Args:
+        address: the server's.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._until_s: dict[Stranger, float] = {}  # in the order in which they came
+        self._told: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self._until_s)
+
+    def __contains__(self, stranger: Stranger) -> bool:
+        return stranger in self._until_s
+
+    def __iter__(self) -> Iterator[Stranger]:
+        return iter(list(self._until_s))
+
+    def add(self, stranger: Stranger, patience_s: float) -> None:
+        """Takes one in, who has so long to be heard."""
+        self._until_s[stranger] = time.monotonic() + patience_s
+
+    def remove(self, stranger: Stranger) -> None:
+        """Forgets one."""
+        del self._until_s[stranger]
+
+    def late(self) -> list[Stranger]:
+        """Those whose time is over."""
+        now = time.monotonic()
+        return [stranger for stranger, until_s in self._until_s.items() if now > until_s]
+
+    def first_to_leave(self) -> Stranger:
+        """The one who waits longest, of the host that most are from: a crowd from there keeps no other host out."""
+        crowds = Counter(stranger.origin for stranger in self._until_s)
+        crowd = crowds.most_common(1)[0][0]
+        return next(stranger for stranger in self._until_s if stranger.origin == crowd)
+
+    def tell(self, stranger: Stranger, why: object) -> None:
+        """Says who was refused: the first time for each host, and for so many hosts."""
+        origin, said = stranger.origin, "%s: refused a connection from %s, which changes nothing: %s%s"
+        known = origin in self._told or len(self._told) >= _MOST_TOLD
+        if known or isinstance(why, SilentPeer):
+            _LOG.debug(said, self._address, origin, why, "")
+            return
+        self._told.add(origin)
+        others = "there" if len(self._told) < _MOST_TOLD else "anywhere"
+        _LOG.warning(said, self._address, origin, why, f"; further ones from {others} are not told")
+
+
 _MOST_AT_ONCE: Final = 64  # messages before it looks at the files
 _TIDY_S: Final = 0.25
 _STRANGER_S: Final = 5.0  # for the handshake

@@ -8,12 +8,19 @@ import socket
 import time
 from contextlib import suppress
 
-from girih.comm.rpc import handshake
-from girih.comm.rpc.handshake import CHALLENGE_BYTES, HELLO_BYTES, WELCOME_BYTES, Hello, Welcome
-from girih.comm.rpc.transport import Connection, ConnectionLost, SilentPeer
+from girih.comm.rpc import transport
+from girih.comm.rpc.transport import (
+    CHALLENGE_BYTES,
+    HELLO_BYTES,
+    WELCOME_BYTES,
+    Connection,
+    ConnectionLost,
+    Hello,
+    SilentPeer,
+    Welcome,
+)
 from girih.comm.transports.addresses import TCP, LocalAddress
-from girih.comm.transports.lanes import LANE_BYTES, LaneFile
-from girih.comm.transports.shared import SharedConnection
+from girih.comm.transports.shared_memory import LANE_BYTES, LaneFile, SharedConnection
 from girih.comm.transports.streams import SocketStream
 from girih.comm.transports.tls import SecureSocket
 from girih.errors import WireError
@@ -76,7 +83,7 @@ class SocketStranger:
         self.origin = origin
         self._socket: socket.socket | SecureSocket = connection
         self._listener = listener
-        self._challenge = handshake.challenge()
+        self._challenge = transport.challenge()
         self._said = b""
         self._begin()
 
@@ -99,10 +106,10 @@ class SocketStranger:
                 self._said += heard
         if len(self._said) < HELLO_BYTES:
             return None
-        return handshake.unpack_hello(secret, self._challenge, self._said)
+        return transport.unpack_hello(secret, self._challenge, self._said)
 
     def welcome(self, secret: bytes, welcome: Welcome) -> Connection:
-        said = handshake.pack_welcome(secret, self._challenge, self._said, welcome)
+        said = transport.pack_welcome(secret, self._challenge, self._said, welcome)
         stream = SocketStream(self._socket, self._listener.buffers)
         lanes = self._listener.lanes()
         if not lanes or isinstance(self._socket, SecureSocket):
@@ -163,9 +170,9 @@ class SocketDialer:
             if self._endpoint.encrypted:
                 self._socket = connection = self._secured(plain, secret)
             challenged = _read(connection, CHALLENGE_BYTES, end_s, files)
-            said = handshake.pack_hello(secret, challenged, hello)
+            said = transport.pack_hello(secret, challenged, hello)
             connection.sendall(said)
-            welcome = handshake.unpack_welcome(
+            welcome = transport.unpack_welcome(
                 secret, challenged, said, _read(connection, WELCOME_BYTES, end_s, files)
             )
             stream = SocketStream(connection, self._buffers)

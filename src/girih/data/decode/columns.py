@@ -8,6 +8,8 @@ Shapes: R rows of a column, M values in its lists.
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -15,11 +17,109 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from girih.config.options import Options
 from girih.data.batch import NULL_ID
-from girih.data.decode.notation import Notation
-from girih.data.decode.views import without_views
+from girih.errors import ConfigError
 from girih.kernels.cpu import strings, take
 from girih.kernels.cpu.arrays import sealed
+
+
+def table_without_views(table: Any) -> Any:
+    """A table without views in its columns; those that have none stay as they are."""
+    for place, column in enumerate(table.columns):
+        found = without_views(column)
+        if found is not column:
+            table = table.set_column(place, table.column_names[place], found)
+    return table
+
+
+def without_views(array: Any) -> Any:
+    """An array, or one in chunks, without views in it, or in the lists, structs and dictionaries that it holds."""
+    kind = _plain(array.type)
+    if kind == array.type:
+        return array
+    if not pa.types.is_dictionary(kind):
+        return array.cast(kind)
+    if isinstance(array, pa.ChunkedArray):
+        return pa.chunked_array([_dictionary(chunk, kind) for chunk in array.chunks], kind)
+    return _dictionary(array, kind)
+
+
+def _dictionary(array: Any, kind: Any) -> Any:
+    values = array.dictionary.cast(kind.value_type)
+    return pa.DictionaryArray.from_arrays(array.indices, values, ordered=kind.ordered)
+
+
+def _plain(kind: Any) -> Any:
+    types = pa.types
+    if types.is_string_view(kind):
+        return pa.large_string()
+    if types.is_binary_view(kind):
+        return pa.large_binary()
+    if types.is_dictionary(kind):
+        return pa.dictionary(kind.index_type, _plain(kind.value_type), kind.ordered)
+    if types.is_struct(kind):
+        fields = [kind.field(place) for place in range(kind.num_fields)]
+        return pa.struct([each.with_type(_plain(each.type)) for each in fields])
+    if types.is_map(kind):
+        return pa.map_(_plain(kind.key_type), _plain(kind.item_type))
+    if types.is_fixed_size_list(kind):
+        return pa.list_(kind.value_field.with_type(_plain(kind.value_type)), kind.list_size)
+    if types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_plain(kind.value_type)))
+    if types.is_large_list(kind):
+        return pa.large_list(kind.value_field.with_type(_plain(kind.value_type)))
+    return kind
+
+
+_BLANKS = r"[\s\x{a0}\x{202f}]*"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notation(Options):
+    """The spelling of numbers in text files.
+
+    Attributes:
+        decimal: the mark before the fraction. thousands: the mark between groups of digits.
+        units: texts before or after a number that are left out, as ``%``, ``$`` and ``€``; 50 % is the number 50.
+    """
+
+    decimal: str = "."
+    thousands: str | None = None
+    units: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        Options.__post_init__(self)
+        for name, mark in (
+            ("decimal", self.decimal),
+            ("thousands", " " if self.thousands is None else self.thousands),
+        ):
+            if len(mark) != 1 or mark.isalnum() or mark in "+-\n":
+                raise ConfigError(f"{name} = {mark!r}: expected one character, such as '.' or ','")
+        if self.decimal == self.thousands:
+            raise ConfigError(f"decimal and thousands are both {self.decimal!r}; expected different ones")
+        for unit in self.units:
+            if not unit.strip() or any(mark.isdigit() for mark in unit):
+                raise ConfigError(f"units: {unit!r}: expected texts without digits, as '%', '$' or 'EUR'")
+
+    def plain(self, words: Any) -> Any:
+        """Numbers in text as programs write them, ``1234.56``; other text becomes ``?``, null and blank text null."""
+        mark = re.escape(self.thousands or "")
+        groups = rf"|[1-9]\d{{0,2}}(?:{mark}\d{{2,3}})*{mark}\d{{3}}" if mark else ""
+        units = f"(?:{'|'.join(map(re.escape, self.units))})?{_BLANKS}" if self.units else ""
+        read = pc.extract_regex(
+            words,
+            rf"^{_BLANKS}(?P<a>[-+]?){_BLANKS}{units}(?P<b>[-+]?)(?P<whole>\d+{groups}|)"
+            rf"(?P<part>(?:{re.escape(self.decimal)}\d*)?)(?P<power>(?:[eE][-+]?\d+)?){_BLANKS}{units}$",
+        )
+        fields = {name: pc.struct_field(read, name) for name in ("a", "b", "whole", "part", "power")}
+        if self.thousands:
+            fields["whole"] = pc.replace_substring(fields["whole"], self.thousands, "")
+        fields["part"] = pc.replace_substring(fields["part"], self.decimal, ".")
+        text = pc.binary_join_element_wise(*fields.values(), pa.scalar("", words.type))
+        text = pc.if_else(pc.fill_null(pc.equal(text, ""), True), "?", text)
+        return pc.if_else(pc.fill_null(pc.match_substring_regex(words, rf"^{_BLANKS}$"), True), None, text)
+
 
 NULL_WORDS: Final = (
     "\\N", "NULL", "null", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "None", "<NA>", "(null)", "nil", "?", "-", "--",

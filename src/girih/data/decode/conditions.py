@@ -1,6 +1,6 @@
 """Conditions that derive labels from columns, as in ``rating >= 4``.
 
-A column is a name, or ``column('any name')`` where the name has an operator in it, as in :mod:`girih.data.decode.where_text`.
+A column is a name, or ``column('any name')`` where the name has an operator in it, as in :mod:`girih.data.decode.where`.
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from girih.data.batch import NULL_ID
 from girih.data.decode import columns, lists, times
+from girih.data.decode.batches import BagColumn, DecodedRows
+from girih.data.decode.columns import table_without_views
 from girih.data.decode.conditions import Condition
-from girih.data.decode.rows import BagColumn, DecodedRows
-from girih.data.decode.views import table_without_views
 from girih.data.read_plan import ReadPlan
 from girih.data.unit import BadRow, Unit
 from girih.errors import DataError

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from girih.data.batch import NULL_ID
 from girih.data.decode import columns
-from girih.data.decode.notation import Notation
-from girih.data.decode.rows import BagColumn
+from girih.data.decode.batches import BagColumn
+from girih.data.decode.columns import Notation
 
 Flags = NDArray[np.bool_]
 _LARGEST_WHOLE = float(1 << 53)

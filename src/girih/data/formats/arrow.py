@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from girih.data.decode.views import without_views
+from girih.data.decode.columns import without_views
 from girih.data.formats.objects import REFUSED, table_of_stream
 from girih.data.paths import DataFile, one_line
 from girih.data.position import Cursor

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 from numpy.typing import NDArray
 
-from girih.config import checks
+from girih.config import options
 from girih.data.formats.recognizing import is_object, to_set
 from girih.data.formats.text import LineBlock, RowsStart, TextSource, read_head
 from girih.data.paths import DataFile, one_line
@@ -117,8 +117,8 @@ class DelimitedSource(TextSource):
         *,
         line_breaks: bool = False,
     ) -> None:
-        checks.text("separator", separator)
-        checks.flag("quoted_line_breaks", line_breaks)
+        options.text("separator", separator)
+        options.flag("quoted_line_breaks", line_breaks)
         if not separator or set(separator) & set('\r\n"'):
             raise ConfigError(
                 f"separator = {separator!r}: expected text without quotes and line breaks, such as ',', '\\t' or '::'"

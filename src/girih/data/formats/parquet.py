@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from girih.data.decode.columns import is_string, kind_of
 from girih.data.formats.text import look_at
-from girih.data.partitions import Partitions
-from girih.data.paths import DataFile, one_line
+from girih.data.paths import DataFile, Partitions, one_line
 from girih.data.position import Cursor
 from girih.data.read_plan import ReadPlan
 from girih.data.unit import FileSource, Unit

@@ -22,10 +22,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from girih.config import checks
+from girih.config import options
 from girih.data.formats.recognizing import HEAD_BYTES, PARQUET, Look, begins_with, recognized
-from girih.data.partitions import Partitions
-from girih.data.paths import DataFile, Paths, find_files, one_line
+from girih.data.paths import DataFile, Partitions, Paths, find_files, one_line
 from girih.data.position import Cursor
 from girih.data.read_plan import ReadPlan
 from girih.data.unit import FileSource, Unit
@@ -46,7 +45,7 @@ def find_text_files(paths: Paths, encoding: str = "utf-8") -> tuple[DataFile, ..
     Raises:
         ConfigError: no such codec of text. MissingFileError, DataError: see :func:`girih.data.paths.find_files`.
     """
-    checks.text("encoding", encoding)
+    options.text("encoding", encoding)
     try:
         codec = codecs.lookup(encoding)
     except (LookupError, ValueError):
@@ -153,7 +152,7 @@ class TextSource(FileSource, ABC):
     kind: ClassVar[str]
 
     def __init__(self, files: tuple[DataFile, ...], starts: list[RowsStart], block_bytes: int) -> None:
-        checks.integer("block_bytes", block_bytes)
+        options.integer("block_bytes", block_bytes)
         self.files = files
         self.num_parts = len(files)
         self.num_rows: int | None = None  # nobody has counted the lines

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from girih.data.decode import columns, lists, times
-from girih.data.decode.notation import Notation
+from girih.data.decode.columns import Notation
 
 _DOUBTFUL = {"NA", "-", "--", "nil"}
 """Texts that mean a missing value only where the others of a column are numbers or times."""

@@ -7,22 +7,197 @@ have to see the same batches (decision 0054).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import json
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
-from girih.data.kafka.incoming import Incoming
-from girih.data.kafka.messages import DECODE, Message, names_in
-from girih.data.kafka.topic import Span, Topic, as_offsets, total
-from girih.data.paths import DataFile
+from girih.data.formats.objects import REFUSED, ObjectRows, objects_to_rows
+from girih.data.kafka.topic import Span, Topic, Trouble, as_offsets, client, total
+from girih.data.paths import DataFile, one_line
 from girih.data.position import Cursor
 from girih.data.read_plan import ReadPlan
-from girih.data.unit import Unit
+from girih.data.unit import BadRow, Unit
 from girih.errors import DataError
+from girih.telemetry.busy import waiting
+
+
+class Message(NamedTuple):
+    """A record: its offset in the partition, and its value; None is a tombstone."""
+
+    offset: int
+    value: bytes | None
+
+
+def json_rows(messages: Sequence[Message], plan: ReadPlan) -> ObjectRows:
+    """One row per message. What a message lacks is missing; whole messages that do not serve are bad."""
+    empty = [_bad(message, "", "") for message in messages if message.value is None]
+    objects = [(message.offset, message.value) for message in messages if message.value is not None]
+    rows = objects_to_rows(objects, list(plan.columns), plan, "message", {})
+    return rows._replace(bad=sorted([*rows.bad, *empty]))
+
+
+def arrow_rows(messages: Sequence[Message], plan: ReadPlan) -> ObjectRows:
+    """The rows of each message's record batches, one below the other."""
+    names = list(plan.columns)
+    tables: list[Any] = []
+    offsets: list[int] = []
+    bad = []
+    for message in messages:
+        try:
+            table = pa.ipc.open_stream(message.value or b"").read_all()
+            table.validate(full=True)
+        except (OSError, *REFUSED) as error:
+            bad.append(_bad(message, "not an Arrow message", f"not an Arrow IPC stream: {one_line(error)}"))
+            continue
+        try:
+            plan.check_names(table.column_names, "the message")
+            table = table.select(names).replace_schema_metadata(None)
+            if not tables or not table.schema.equals(tables[0].schema):
+                plan.check_types(dict(zip(names, table.schema.types, strict=True)), "the message")
+                table = table.cast(tables[0].schema) if tables else table
+        except (DataError, *REFUSED) as error:
+            bad.append(_bad(message, "other columns", one_line(error)))
+            continue
+        tables.append(table)
+        offsets.append(message.offset)
+    counts = [table.num_rows for table in tables]
+    whole = pa.concat_tables(tables) if tables else pa.table({name: pa.nulls(0) for name in names})
+    return ObjectRows(whole, np.repeat(np.array(offsets, np.int64), np.array(counts, np.int64)), bad)
+
+
+DECODE: Mapping[str, Callable[[Sequence[Message], ReadPlan], ObjectRows]] = {
+    "json": json_rows,
+    "arrow": arrow_rows,
+}
+
+
+def names_in(messages: Sequence[Message]) -> set[str]:
+    """The names that JSON messages use."""
+    found: set[str] = set()
+    for message in messages:
+        try:
+            row = json.loads(message.value or b"")
+        except (ValueError, RecursionError):
+            continue
+        found.update(row if isinstance(row, dict) else ())
+    return found
+
+
+def _bad(message: Message, reason: str, text: str) -> BadRow:
+    if message.value is None:
+        return BadRow(message.offset, "no value", "a record without a value; expected a message")
+    return BadRow(message.offset, reason, text)
+
+
+WAIT_S = 0.2
+_AT_ONCE = 1000
+_MOST_TURNS = 8  # of one partition that are kept; then it is not fetched from until one is left
+
+
+class Incoming:
+    """A consumer of some partitions, each from an offset on.
+
+    Args:
+        begins: partition → the first offset.
+        turn: records of a turn.
+    """
+
+    def __init__(self, topic: Topic, begins: Mapping[int, int], turn: int) -> None:
+        self._topic, self._trouble, self._turn = topic, Trouble(topic), turn
+        self._kept: dict[int, deque[Message]] = {partition: deque() for partition in begins}
+        self._behind = dict(begins)  # what is before these offsets has arrived, or is not there
+        self._at_end: set[int] = set()
+        self._paused: set[int] = set()
+        self._consumer = topic.consumer(self._trouble)
+        kafka = client()
+        self._consumer.assign([kafka.TopicPartition(topic.name, p, begin) for p, begin in begins.items()])
+
+    def close(self) -> None:
+        """Leaves the brokers."""
+        self._consumer.close()
+
+    def fetch(self) -> None:
+        """Waits a moment for records.
+
+        Raises:
+            DataError: a partition cannot be read on.
+        """
+        kafka = client()
+        try:
+            with waiting():
+                found = self._consumer.consume(_AT_ONCE, WAIT_S)
+        except kafka.KafkaException as error:
+            raise DataError(f"{self._topic.address}: {error.args[0].str()}") from None
+        for each in found:
+            if each.error() is None:
+                self._keep(each)
+            elif each.error().code() == kafka.KafkaError._PARTITION_EOF:
+                self._at_end.add(each.partition())
+                self._behind[each.partition()] = max(self._behind[each.partition()], each.offset())
+            elif each.error().code() in (
+                kafka.KafkaError._AUTO_OFFSET_RESET,
+                kafka.KafkaError.OFFSET_OUT_OF_RANGE,
+            ):
+                raise DataError(
+                    f"{self._topic.address}, partition {each.partition()}: the records to go on with are no longer there"
+                    f" ({each.error().str()}); keep them longer in Kafka"
+                )
+            elif not each.error().retriable() and each.error().code() > 0:
+                raise DataError(f"{self._topic.address}: {each.error().str()}")
+
+    def take(
+        self, partition: int, until: int, *, patient: bool, stopped: Callable[[], bool]
+    ) -> list[Message]:
+        """Takes the records of a partition below an offset, once they are here.
+
+        Args:
+            patient: waits for all of them; else what is here will do where the partition has no more.
+        """
+        while self._behind[partition] < until and not stopped():
+            if not patient and partition in self._at_end:
+                break
+            self._resume(partition)
+            self.fetch()
+        kept, taken = self._kept[partition], []
+        while kept and kept[0].offset < until:
+            taken.append(kept.popleft())
+        if len(kept) <= self._turn:
+            self._resume(partition)
+        return taken
+
+    def reached(self, partition: int) -> int:
+        """The offset of which all before has arrived."""
+        return self._behind[partition]
+
+    def idle(self) -> bool:
+        """Whether no partition has any record here, and all are at their end."""
+        return not any(self._kept.values()) and self._at_end >= self._kept.keys()
+
+    def _keep(self, record: Any) -> None:
+        self._trouble.over()
+        partition, offset = record.partition(), record.offset()
+        if offset < self._behind[partition]:
+            return  # it came twice, around a pause
+        kept = self._kept[partition]
+        kept.append(Message(offset, record.value()))
+        self._behind[partition] = offset + 1
+        self._at_end.discard(partition)
+        if len(kept) >= _MOST_TURNS * self._turn and partition not in self._paused:
+            self._paused.add(partition)
+            self._consumer.pause([client().TopicPartition(self._topic.name, partition)])
+
+    def _resume(self, partition: int) -> None:
+        if partition in self._paused:
+            self._paused.discard(partition)
+            self._consumer.resume([client().TopicPartition(self._topic.name, partition)])
+
 
 TURN = {"json": 1024, "arrow": 8}
 """Messages of a turn: an Arrow message has many rows."""

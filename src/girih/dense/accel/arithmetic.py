@@ -14,7 +14,7 @@ def arithmetic(device: torch.device, *, precision: str, forward: str) -> Abstrac
     """While entered, this thread's forward passes compute in bfloat16, with 8-bit layers, or by the faster float32 ones.
 
     Args:
-        precision, forward: see :class:`girih.dense.spec.DenseSpec`.
+        precision, forward: see :class:`girih.dense.half.DenseSpec`.
     """
     if precision == "bfloat16":
         return torch.autocast(device.type, dtype=torch.bfloat16)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from girih.errors import ConfigError
 from girih.models.embeddings import Embeddings
-from girih.runs.stats import COMPILE, Spans
+from girih.telemetry.stats import COMPILE, Spans
 
 BACKEND: str | Callable[..., Any] = "inductor"
 """The compiler of what was traced; tests take one that is quick to compile."""

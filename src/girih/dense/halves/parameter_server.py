@@ -22,12 +22,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from girih.comm.endpoints import connect, listen
 from girih.comm.group import TrainerGroup
 from girih.comm.pinned import Parcels
 from girih.comm.rpc import Client, Frame, Request
+from girih.comm.service import connect, listen
+from girih.dense.half import DenseSpec
 from girih.dense.halves.replica import Gradients, Replica
-from girih.dense.spec import DenseSpec
 from girih.errors import WireError
 
 STEP, NEWEST = 1, 2
@@ -128,7 +128,7 @@ class ParameterServerReplica(Replica):
 
     Args:
         staleness: gradients that may be on their way to the server when a batch is computed.
-        address: where the server listens, see :func:`girih.comm.endpoints.listen`.
+        address: where the server listens, see :func:`girih.comm.service.listen`.
         secret: proves that a peer belongs to the run.
 
     Attributes:

@@ -18,14 +18,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from girih.config.user_code import blame
-from girih.data.batch import Batch
-from girih.data.shares import label_scale
+from girih.data.batch import Batch, label_scale
 from girih.dense.accel.arithmetic import arithmetic
 from girih.dense.accel.compiled import CompiledModel
-from girih.dense.accel.malloc import keep_freed_memory
-from girih.dense.half import KnownAtOnce
+from girih.dense.accel.process_settings import keep_freed_memory
+from girih.dense.half import DenseSpec, KnownAtOnce
 from girih.dense.options import OptimizerFactory
-from girih.dense.spec import DenseSpec
 from girih.errors import ConfigError, GirihError, NonFiniteError, kind_of
 from girih.models.embeddings import Embeddings, Jagged
 from girih.models.loss import Targets, loss_of

@@ -21,13 +21,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from girih.comm.group import TrainerGroup
-from girih.data.batch import Batch
-from girih.data.shares import share_of
-from girih.dense.halves.synchronous import SynchronousReplica
-from girih.dense.lamb import Lamb
-from girih.dense.spec import DenseSpec
-from girih.dense.substitution.aggregation import Aggregation
-from girih.dense.substitution.sharded_parameters import ShardedParameters
+from girih.data.batch import Batch, share_of
+from girih.dense.half import DenseSpec
+from girih.dense.halves.allreduced import SynchronousReplica
+from girih.dense.options import Lamb
+from girih.dense.substitution import Aggregation, ShardedParameters
 from girih.errors import NonFiniteError
 from girih.models.embeddings import Embeddings
 from girih.models.loss import Targets

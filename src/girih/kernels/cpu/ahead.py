@@ -22,7 +22,6 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from girih.cluster.command import module_command
 from girih.kernels.cpu import (
     dedup,
     device_slots,
@@ -37,10 +36,10 @@ from girih.kernels.cpu import (
     take,
     tensor_codecs,
     tiers,
-    transfer,
     update,
     wire_codecs,
 )
+from girih.kernels.cpu import update as transfer
 from girih.kernels.cpu.arrays import SEALED
 from girih.kernels.cpu.jit import (
     CACHE_DIRECTORY,
@@ -54,6 +53,7 @@ from girih.kernels.cpu.jit import (
 )
 from girih.kernels.cpu.optimizers import number_of
 from girih.optim import SparseOptimizer
+from girih.processes.pipe import module_command
 from girih.tables import LFU, TTL, Eviction
 
 MOST_PROCESSES = 4

@@ -15,8 +15,7 @@ import numpy as np
 
 from girih.kernels.cpu.arrays import I32, I64, U8, SealedI32, SealedI64, SealedU8x2, U8x2
 from girih.kernels.cpu.jit import kernel, njit_lean
-from girih.kernels.cpu.prefetch import address_of
-from girih.kernels.cpu.system import copy_bytes
+from girih.kernels.cpu.system import address_of, copy_bytes
 
 NOBODY = -1
 """The owner of a record that was never written."""

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 from girih.kernels.cpu.arrays import I32, I64, U8, I64x2, U8x2
 from girih.kernels.cpu.disk import Blocks, Reads, take_records
 from girih.kernels.cpu.jit import kernel, njit_lean
-from girih.kernels.cpu.prefetch import address_of
-from girih.kernels.cpu.system import System, call, errno_of, load_acquire, store_release
+from girih.kernels.cpu.system import System, address_of, call, errno_of, load_acquire, store_release
 
 IO_URING_ENTER = 426  # the same number on all processors
 _GET_EVENTS = 1

@@ -13,7 +13,7 @@ import numpy as np
 from girih.kernels.cpu.arrays import F32, I8, I32, I64, F32x2, SealedF32, SealedF32x2, SealedI32
 from girih.kernels.cpu.jit import kernel, njit_lean
 from girih.kernels.cpu.pool import bag_scale, examples_ahead
-from girih.kernels.cpu.prefetch import prefetch_columns
+from girih.kernels.cpu.system import prefetch_columns
 from girih.kernels.cpu.vector import add_row, add_scaled
 
 _INFINITY_BITS = np.uint32(0x7F80_0000)

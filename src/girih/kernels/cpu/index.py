@@ -25,7 +25,7 @@ from girih.kernels.cpu.arrays import I32, I64
 from girih.kernels.cpu.hashing import key_hash, low_bits
 from girih.kernels.cpu.jit import kernel, njit_lean
 from girih.kernels.cpu.layout import Shard
-from girih.kernels.cpu.prefetch import prefetch
+from girih.kernels.cpu.system import prefetch
 
 MOVES = 16
 _AT_ONCE = 128

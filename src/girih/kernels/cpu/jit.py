@@ -39,7 +39,7 @@ from numba.core import compiler_machinery as _typed_machinery
 from numba.core import typed_passes as _typed_passes
 from numba.core import types as _typed_types
 
-from girih.runs.files import make_private
+from girih.files.whole import make_private
 
 numba: Any = _typed_numba  # its own type hints cover only a part of it
 caching: Any = _typed_caching

@@ -22,7 +22,6 @@ from girih.kernels.cpu import layout as at
 from girih.kernels.cpu.arrays import F32, I32, I64, U8, F32x2, F64x2
 from girih.kernels.cpu.jit import kernel, njit_lean
 from girih.kernels.cpu.layout import Layout, Shard
-from girih.kernels.cpu.prefetch import row_address
 from girih.kernels.cpu.rows import (
     AT_ONCE,
     begin_state,
@@ -35,6 +34,7 @@ from girih.kernels.cpu.rows import (
     write_row,
 )
 from girih.kernels.cpu.saving import keep_cells, keep_row
+from girih.kernels.cpu.system import row_address
 
 DONE, NEED_ROWS, NEED_INDEX, NEED_LFU, REFUSE = range(5)
 _AHEAD = 24

@@ -34,8 +34,8 @@ from girih.kernels.cpu.hashing import key_hash, low_bits, scaled
 from girih.kernels.cpu.initial import fill_initial
 from girih.kernels.cpu.jit import JIT_DISABLED, cgutils, intrinsic, kernel, njit_lean, types
 from girih.kernels.cpu.layout import Layout
-from girih.kernels.cpu.prefetch import address_of, prefetch_address, prefetch_words, row_address
 from girih.kernels.cpu.rounding import narrow_row, widen_row
+from girih.kernels.cpu.system import address_of, prefetch_address, prefetch_words, row_address
 from girih.kernels.cpu.vector import copy_from
 
 BLOCK_BITS = 8

@@ -15,7 +15,7 @@ import numpy as np
 
 from girih.kernels.cpu.arrays import F32, I8, I32, I64, F32x2, I64x2, SealedF32, SealedI32
 from girih.kernels.cpu.jit import kernel, njit_lean
-from girih.kernels.cpu.prefetch import LINE_BYTES, address_of, prefetch_words
+from girih.kernels.cpu.system import LINE_BYTES, address_of, prefetch_words
 from girih.kernels.cpu.vector import copy_from, sum_from, weigh_from
 
 SUM, MEAN, SQRTN = 0, 1, 2

@@ -12,8 +12,8 @@ import numpy as np
 from girih.kernels.cpu.arrays import I32, U8, I32x2, I64x2
 from girih.kernels.cpu.jit import kernel, njit_lean
 from girih.kernels.cpu.layout import NEWER, NEWEST, NO_ROW, OLDER, OLDEST, Shard
-from girih.kernels.cpu.prefetch import prefetch
 from girih.kernels.cpu.saving import keep_row
+from girih.kernels.cpu.system import prefetch
 
 
 @njit_lean

@@ -11,17 +11,61 @@ import numpy as np
 
 from girih.kernels.cpu import index, recency
 from girih.kernels.cpu import layout as at
-from girih.kernels.cpu.amid import LEAVING, MAKING, note
 from girih.kernels.cpu.arrays import F32, F64, I32
-from girih.kernels.cpu.changes import note_changed, note_left
 from girih.kernels.cpu.initial import fill_initial
-from girih.kernels.cpu.jit import njit_lean
+from girih.kernels.cpu.jit import JIT_DISABLED, intrinsic, njit_lean, types
 from girih.kernels.cpu.layout import Layout, Shard
 from girih.kernels.cpu.optimizers import begin_row
-from girih.kernels.cpu.prefetch import prefetch_words, row_address
 from girih.kernels.cpu.rounding import narrow_row, widen_row
-from girih.kernels.cpu.saving import keep_row
+from girih.kernels.cpu.saving import keep_row, note_changed, note_left
+from girih.kernels.cpu.system import prefetch_words, row_address
 from girih.kernels.cpu.vector import copy_row
+
+MAKING, LEAVING, SETTING = range(3)
+"""Kinds of notes below 0: a row that is made for a key, that leaves its key, that is set from outside."""
+_ROW_BITS = 32
+_ROW_MASK = (1 << _ROW_BITS) - 1
+
+if JIT_DISABLED:
+
+    def settle() -> None:
+        """Does nothing without the JIT, which alone moves writes."""
+
+else:
+
+    @intrinsic
+    def settle(typing_context: Any) -> Any:
+        """Has all writes before it stand before all writes behind it, as a signal that ends the process sees them."""
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            builder.fence("seq_cst", "singlethread")
+            return context.get_dummy_value()
+
+        return types.void(), generate
+
+
+@njit_lean
+def note(shard: Shard, kind: Any, row: Any) -> None:
+    """Says what is about to happen to a row; it stands until the next note, or the next verb."""
+    settle()
+    shard.state[at.AMID] = ~((np.int64(kind) << _ROW_BITS) | np.int64(row))
+    settle()
+
+
+@njit_lean
+def note_move(shard: Shard, position: Any, row: Any) -> None:
+    """Says that the gradient of the key at ``position`` is about to move a row; ``NO_ROW``: that those before have moved theirs."""
+    settle()
+    shard.state[at.AMID] = (np.int64(position) << _ROW_BITS) | (np.int64(row) + 1)
+    settle()
+
+
+def noted(word: int) -> tuple[int | None, int, int]:
+    """(kind, row, position) of a note: the kind is None where it is one of a move, the row ``NO_ROW`` where none was moving."""
+    if word < 0:
+        return ~word >> _ROW_BITS, ~word & _ROW_MASK, 0
+    return None, (word & _ROW_MASK) - 1, word >> _ROW_BITS
+
 
 AT_ONCE = 32  # rows that are asked for together, a power of two
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from girih.kernels.cpu.arrays import F32, I64, F32x2, I32x2, I64x2, SealedF32, SealedF32x2, SealedI64
 from girih.kernels.cpu.jit import kernel
-from girih.kernels.cpu.prefetch import prefetch, prefetch_columns
+from girih.kernels.cpu.system import prefetch, prefetch_columns
 
 _IDS, _WEIGHTS = {"values": SealedI64, "out": I64}, {"values": SealedF32, "out": F32}
 AHEAD = 16  # rows between asking for one and reading it

@@ -25,11 +25,10 @@ import numpy as np
 from girih.kernels.cpu import index
 from girih.kernels.cpu import layout as at
 from girih.kernels.cpu.arrays import I32, I64, U8, F32x2, F64x2, I32x2
-from girih.kernels.cpu.changes import note_changed
 from girih.kernels.cpu.jit import kernel, njit_lean
 from girih.kernels.cpu.layout import Layout, Shard
 from girih.kernels.cpu.rows import begin_state, holds, prefetch_ahead, read_initial, read_row, write_row
-from girih.kernels.cpu.saving import keep_row
+from girih.kernels.cpu.saving import keep_row, note_changed
 
 PLACE = at.META_COLUMNS // 2  # the 64-bit word of a row that is its place
 ROW_WORDS = at.META_COLUMNS + 2

@@ -7,6 +7,8 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from girih.kernels.cpu import layout as at
+
 _GOLDEN: tl.constexpr = tl.constexpr(0x9E37_79B9_7F4A_7C15)
 _FIRST: tl.constexpr = tl.constexpr(0xBF58_476D_1CE4_E5B9)
 _SECOND: tl.constexpr = tl.constexpr(0x94D0_49BB_1331_11EB)
@@ -55,3 +57,86 @@ def key_hash(key_id: tl.tensor, table: tl.tensor) -> Any:
     """64 bits of a key: an int64 and a table's number."""
     start = stream(as_uint64(table), tl.zeros_like(table))
     return mix(start ^ mix(as_uint64(key_id)))
+
+
+_LN2_HIGH: tl.constexpr = tl.constexpr(6.93147180369123816490e-01)
+_LN2_LOW: tl.constexpr = tl.constexpr(1.90821492927058770002e-10)
+_MANTISSA: tl.constexpr = tl.constexpr((1 << 52) - 1)
+_SQRT_HALF_BITS: tl.constexpr = tl.constexpr(0x3FE6_A09E_0000_0000)
+_OFFSET: tl.constexpr = tl.constexpr(0x3FF0_0000_0000_0000 - 0x3FE6_A09E_0000_0000)
+_HALF_PI: tl.constexpr = tl.constexpr(1.5707963267948966)
+
+
+@triton.jit
+def log(x: tl.tensor) -> Any:
+    """The natural logarithm of a positive, normal float64."""
+    bits = x.to(tl.int64, bitcast=True) + _OFFSET
+    exponent = ((bits >> 52) - 0x3FF).to(tl.float64)
+    f = ((bits & _MANTISSA) + _SQRT_HALF_BITS).to(tl.float64, bitcast=True) - 1.0
+    s = f / (f + 2.0)
+    z = s * s
+    w = z * z
+    even = w * ((w * (w * 1.531383769920937332e-01 + 2.222219843214978396e-01)) + 3.999999999940941908e-01)
+    odd = w * 1.479819860511658591e-01 + 1.818357216161805012e-01
+    odd = w * odd + 2.857142874366239149e-01
+    odd = z * (w * odd + 6.666666666666735130e-01)
+    half = f * 0.5 * f
+    return exponent * _LN2_HIGH - ((half - (s * (half + even + odd) + exponent * _LN2_LOW)) - f)
+
+
+@triton.jit
+def cos_sin_turns(turns: tl.tensor) -> Any:
+    """Cosine and sine of 2π · ``turns``, a float64 from 0 to 1."""
+    quarter = (turns * 4.0 + 0.5).to(tl.int64)
+    x = (turns * 4.0 - quarter.to(tl.float64)) * _HALF_PI
+    z = x * x
+    sine = z * 1.58969099521155010221e-10 - 2.50507602534068634195e-08
+    sine = z * sine + 2.75573137070700676789e-06
+    sine = z * sine - 1.98412698298579493134e-04
+    sine = z * sine + 8.33333333332248946124e-03
+    sine = z * sine - 1.66666666666666324348e-01
+    sine = x + x * z * sine
+    tail = z * -1.13596475577881948265e-11 + 2.08757232129817482790e-09
+    tail = z * tail - 2.75573143513906633035e-07
+    tail = z * tail + 2.48015872894767294178e-05
+    tail = z * tail - 1.38888888888741095749e-03
+    tail = z * (z * tail + 4.16666666666666019037e-02)
+    cosine = 1.0 - (z * 0.5 - z * tail)
+    swapped = (quarter & 1) != 0
+    first = tl.where(swapped, sine, cosine)
+    second = tl.where(swapped, cosine, sine)
+    first = tl.where(((quarter + 1) & 2) != 0, -first, first)
+    second = tl.where((quarter & 2) != 0, -second, second)
+    return first, second
+
+
+_NORMAL: tl.constexpr = tl.constexpr(at.INIT_NORMAL)
+_UNIFORM: tl.constexpr = tl.constexpr(at.INIT_UNIFORM)
+_CONSTANT: tl.constexpr = tl.constexpr(at.INIT_CONSTANT)
+
+
+@triton.jit
+def initial_values(
+    key_id: tl.tensor,
+    seed: tl.tensor,
+    kind: tl.tensor,
+    first: tl.tensor,
+    second: tl.tensor,
+    column: tl.tensor,
+) -> Any:
+    """float32[K, C]: initial values of columns of one segment.
+
+    Args:
+        key_id, seed: int64[K, 1], uint64[K, 1] of table and segment.
+        kind, first, second: int64, float64, float64[K, 1]: the initializer and its options.
+        column: int32[1, C], within the segment.
+    """
+    base = mix(as_uint64(key_id) + seed)
+    own = uniform01(stream(base, column))
+    pair = (column // 2) * 2
+    radius = second * tl.sqrt(log(uniform01(stream(base, pair))) * -2.0)
+    cosine, sine = cos_sin_turns(uniform01(stream(base, pair + 1)))
+    normal = first + radius * tl.where(column % 2 == 0, cosine, sine)
+    uniform = first + (second - first) * own
+    value = tl.where(kind == _NORMAL, normal, tl.where(kind == _UNIFORM, uniform, first))
+    return tl.where(kind >= _CONSTANT, value, 0.0).to(tl.float32)

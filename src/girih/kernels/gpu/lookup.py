@@ -17,9 +17,17 @@ import triton.language as tl
 
 from girih.kernels.cpu import admission as cpu_admission
 from girih.kernels.cpu import layout as at
-from girih.kernels.gpu.hashing import as_uint64, key_hash, mix, scaled, stream, uniform01, word16
+from girih.kernels.gpu.hashing import (
+    as_uint64,
+    initial_values,
+    key_hash,
+    mix,
+    scaled,
+    stream,
+    uniform01,
+    word16,
+)
 from girih.kernels.gpu.index import find_rows, insert_rows
-from girih.kernels.gpu.initial import initial_values
 from girih.kernels.gpu.jit import kernel
 from girih.kernels.gpu.layout import (
     COUNT,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from girih.models.operators.attended_projection import AttendedProjection
-from girih.models.operators.field_projection import FieldMLP, FieldProjection
-from girih.models.operators.fields import Fields
-from girih.models.operators.first_order import FirstOrder
-from girih.models.operators.operator import Aggregated, ParameterSplit, SubstitutableOperator, operators_of
-from girih.models.operators.second_order import SecondOrder
-from girih.models.operators.vector_crosses import VectorCrosses
+from girih.models.operators.operator import (
+    Aggregated,
+    Fields,
+    FirstOrder,
+    ParameterSplit,
+    SubstitutableOperator,
+    operators_of,
+)
+from girih.models.operators.products import SecondOrder, VectorCrosses
+from girih.models.operators.projections import AttendedProjection, FieldMLP, FieldProjection
 
 __all__ = [
     "Aggregated",

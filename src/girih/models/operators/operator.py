@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from girih.errors import ConfigError
 from girih.models.embeddings import Embeddings
+from girih.models.layers.inputs import lowered, places_of
 from girih.schema import Schema
 
 
@@ -120,3 +121,88 @@ def operators_of(module: nn.Module) -> Iterator[tuple[str, SubstitutableOperator
     for name, each in module.named_modules():
         if isinstance(each, SubstitutableOperator):
             yield name, each
+
+
+class Fields(SubstitutableOperator):
+    """The pooled embeddings of all features, [B, F, D], for dot products of all pairs and the like.
+
+    Nothing adds up here: F · D numbers an example travel, as many as without substitution, but only once.
+
+    Args:
+        with_numeric: numeric features are fields too, behind the others: a value times its learned vector.
+    """
+
+    aggregation: ClassVar[Literal["sum", "concat"]] = "concat"
+
+    def __init__(self, schema: Schema, dim: int, *, with_numeric: bool = False) -> None:
+        super().__init__()
+        self.dim = dim
+        self.features = tuple(feature.name for feature in schema.sparse)
+        self._numeric = {feature.name: 1 for feature in schema.numeric} if with_numeric else {}
+        self.vectors = nn.Parameter(torch.randn(len(self._numeric), dim) * 0.01) if self._numeric else None
+        self._widths = dict.fromkeys((*self.features, *self._numeric), dim)
+        self.columns = len(self._widths) * dim
+
+    def partial(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
+        """[B, F · D] of own features."""
+        return self.whole(numeric, embeddings).flatten(1)
+
+    def combine(self, total: Tensor) -> Tensor:
+        """[B, F, D]."""
+        return lowered(total).view(len(total), -1, self.dim)
+
+    def whole(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
+        """The same without a detour."""
+        fields = list(embeddings.views(self.features)) if self.features else []
+        if self.vectors is not None:
+            fields.append(numeric[:, :, None] * self.vectors)
+        if not fields:
+            return numeric.new_zeros(len(numeric), 0, self.dim)
+        fields = [lowered(field) for field in fields]
+        return fields[0] if len(fields) == 1 else torch.cat(fields, dim=1)
+
+    def narrow(self, schema: Schema) -> dict[str, ParameterSplit]:
+        """Vectors of the numeric features that stay."""
+        self.features = tuple(feature.name for feature in schema.sparse)
+        if self.vectors is None:
+            return {}
+        return self.keep({"vectors": ParameterSplit(0, places_of(self._numeric, schema), len(self.vectors))})
+
+    def places(self, schema: Schema) -> Tensor:
+        """The places of some features' columns."""
+        return places_of(self._widths, schema)
+
+
+class FirstOrder(SubstitutableOperator):
+    """Σ_f w_f + Σ_x w_x · numeric_x, and one bias if asked: the linear part of LR, FM and their kin.
+
+    The weights of ids lie in tables and start at 0, as those of numeric features do here. The partial result is one
+    number an example: the sum over own features.
+    """
+
+    columns = 1
+
+    def __init__(self, schema: Schema, *, bias: bool) -> None:
+        super().__init__()
+        self._numeric = {feature.name: 1 for feature in schema.numeric}
+        self.weight = nn.Parameter(torch.zeros(len(schema.numeric))) if schema.numeric else None
+        self.bias = nn.Parameter(torch.zeros(())) if bias else None
+
+    def partial(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
+        """float32[B, 1]."""
+        total = numeric.new_zeros(numeric.shape[0])
+        for block in embeddings.first_order:
+            total = total + block.values.flatten(1).sum(1)
+        if self.weight is not None:
+            total = total + numeric @ self.weight
+        return total[:, None]
+
+    def combine(self, total: Tensor) -> Tensor:
+        """float32[B, 1]."""
+        return total if self.bias is None else total + self.bias
+
+    def narrow(self, schema: Schema) -> dict[str, ParameterSplit]:
+        """Weights of the numeric features that stay."""
+        if self.weight is None:
+            return {}
+        return self.keep({"weight": ParameterSplit(0, places_of(self._numeric, schema), len(self.weight))})

@@ -3,7 +3,7 @@
 Nothing of a step overlaps another one but reading, which a thread does ahead; what is read takes cores all the same. So the path is
 the sum of what a step does in turn. Seconds of communication are those of :mod:`girih.planner.costs`.
 
-B, T, t, c: as in :mod:`girih.planner.speed.basis`.
+B, T, t, c: as in :mod:`girih.planner.speed.step`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from collections.abc import Mapping
 
 from girih.planner.calibration import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL
 from girih.planner.costs import BUCKET_BYTES
-from girih.planner.speed.basis import BACKWARD, Basis
-from girih.planner.speed.step import StepCost
+from girih.planner.speed.step import BACKWARD, Basis, StepCost
 from girih.planner.traffic import Traffic
 
 READ, LOOKUP, PASS, MOVE, UPDATE, STEP, WIRE = (

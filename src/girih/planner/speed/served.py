@@ -4,7 +4,7 @@ Several steps of a trainer are under way at once, so that a step's path is divid
 link decides. Readings, lookups and updates are the same work as in one process, done by others; what they send one another takes cores
 at both ends.
 
-B, T, t, c: as in :mod:`girih.planner.speed.basis`. W, S, L: embedding workers, embedding servers, loaders.
+B, T, t, c: as in :mod:`girih.planner.speed.step`. W, S, L: embedding workers, embedding servers, loaders.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 
 from girih.planner.calibration import ALL_REDUCE, Link
 from girih.planner.costs import one_way_s
-from girih.planner.speed.basis import Basis
 from girih.planner.speed.group import Spread
 from girih.planner.speed.in_step import (
     LOOKUP,
@@ -27,7 +26,7 @@ from girih.planner.speed.in_step import (
     reduced_s,
     ring_messages,
 )
-from girih.planner.speed.step import StepCost
+from girih.planner.speed.step import Basis, StepCost
 from girih.planner.traffic import COUNT_BYTES, FLOAT_BYTES, KEY_BYTES, Traffic
 
 SERVER_THREADS = 1

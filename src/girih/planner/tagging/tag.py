@@ -8,13 +8,20 @@ from typing import Literal
 
 from girih.errors import ConfigError
 from girih.planner.operators import OperatorGraph, Tagging
-from girih.planner.tagging.balance import check_memory, check_parameters
+from girih.planner.tagging.balance import (
+    InitialPlacement,
+    check_memory,
+    check_parameters,
+    dealt,
+    others,
+    packed,
+    ruled,
+)
 from girih.planner.tagging.group import HierarchicalGroup
 from girih.planner.tagging.index import Index, device_name
 from girih.planner.tagging.ledger import Ledger
 from girih.planner.tagging.refine import SHARED_CORES, Move, refine
 from girih.planner.tagging.rules import RULES, TaggingRule
-from girih.planner.tagging.starts import InitialPlacement, dealt, others, packed, ruled
 from girih.planner.tagging.utilization import (
     Load,
     Utilization,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,10 +20,117 @@ from girih.kernels.cpu import gradients as gradient_kernels
 from girih.kernels.cpu import pool as pool_kernels
 from girih.kernels.cpu.arrays import sealed
 from girih.kernels.cpu.update import Terms
-from girih.sparse.groups.pack import Group
-from girih.sparse.groups.partition import partition, passes
+from girih.sparse.groups.pack import Group, GroupOutput
 from girih.sparse.groups.shards import FEW_IDS, GroupKeys, ShardKeys, UniqueRows, copied, each
-from girih.sparse.groups.stitching import Stitching
+
+
+@dataclass(frozen=True)
+class Members:
+    """Some features of an output: which, where they stand in it, and how they are pooled."""
+
+    features: NDArray[np.int64]
+    places: NDArray[np.int64]
+    modes: NDArray[np.int8]
+
+
+@dataclass(frozen=True)
+class WorkSlice:
+    """Keys that no other part has: all those of some tables, or all those of one shard.
+
+    Attributes:
+        first, last: the features whose tables they are, among the group's.
+        shard: the one shard, or None for all.
+        members: of each output.
+    """
+
+    first: int
+    last: int
+    shard: int | None
+    members: tuple[Members, ...]
+
+    def key_range(self, shard: int, first_key: int, ends: NDArray[np.int64]) -> tuple[int, int]:
+        """Numbers of the first of a shard's keys that are the part's, and of the first behind them.
+
+        Args:
+            first_key: number of the shard's first key; ends: how many it has after each feature.
+        """
+        if self.shard not in (None, shard):
+            return first_key, first_key
+        before = int(ends[self.first - 1]) if self.first else 0
+        return first_key + before, first_key + int(ends[self.last - 1])
+
+
+def partition(group: Group, num_shards: int) -> list[WorkSlice]:
+    """At most so many parts: by tables, features spread evenly, where there are tables enough; else by shards."""
+    num_features = len(group.features)
+    changes = [f for f in range(1, num_features) if group.tables[f] != group.tables[f - 1]]
+    if len(changes) + 1 < num_shards:
+        return [_part(group, 0, num_features, shard) for shard in range(num_shards)]
+    wanted = [part * num_features / num_shards for part in range(1, num_shards)]
+    cuts = {min(changes, key=lambda f, w=w: abs(f - w)) for w in wanted}  # type: ignore[misc]
+    return [_part(group, first, last, None) for first, last in pairwise([0, *sorted(cuts), num_features])]
+
+
+def _part(group: Group, first: int, last: int, shard: int | None) -> WorkSlice:
+    inside = set(group.features[first:last].tolist())
+    members = []
+    for output in group.outputs:
+        places = [place for place, feature in enumerate(output.features) if int(feature) in inside]
+        members.append(Members(output.features[places], np.array(places, np.int64), output.modes[places]))
+    return WorkSlice(first, last, shard, tuple(members))
+
+
+def passes(outputs: tuple[GroupOutput, ...]) -> list[tuple[int, ...]]:
+    """Which outputs one pass serves: embeddings and first-order weights, columns side by side, of the same features;
+    else one."""
+    pooled = [number for number, output in enumerate(outputs) if not output.whole]
+    whole = [(number,) for number, output in enumerate(outputs) if output.whole]
+    if len(pooled) == 2 and np.array_equal(outputs[pooled[0]].features, outputs[pooled[1]].features):
+        return [tuple(pooled), *whole]
+    return [*((number,) for number in pooled), *whole]
+
+
+@dataclass(frozen=True)
+class Stitching:
+    """The outputs of a group, described for ``pool.stitch``.
+
+    Attributes:
+        served: the outputs of each pass: see :func:`~girih.sparse.groups.bags.passes`.
+        described: its arguments ``passes``, ``features`` and ``modes``.
+    """
+
+    served: Sequence[tuple[int, ...]]
+    described: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int8]]
+
+    @classmethod
+    def of(cls, outputs: Sequence[GroupOutput], served: Sequence[tuple[int, ...]]) -> Stitching:
+        """Those of some outputs."""
+        first = [outputs[numbers[0]] for numbers in served]
+        ends = np.cumsum([len(output.features) for output in first])
+        passes = [
+            [
+                end - len(output.features),
+                end,
+                output.first_column,
+                output.segment.dim,
+                sum(outputs[number].segment.dim for number in numbers[1:]),
+                output.whole,
+            ]
+            for output, end, numbers in zip(first, ends.tolist(), served, strict=True)
+        ]
+        features = np.concatenate([output.features for output in first])
+        modes = np.concatenate([output.modes for output in first])
+        return cls(served, (np.array(passes, np.int64), features, modes))
+
+    def targets(self, tensors: Sequence[NDArray[np.float32]]) -> NDArray[np.int64]:
+        """int64[O, 2], the addresses of the tensors of each pass; 0 where it has one alone."""
+        found = [[tensors[number].ctypes.data for number in numbers] for numbers in self.served]
+        return np.array([[*addresses, 0][:2] for addresses in found], np.int64)
+
+    def scratch(self) -> NDArray[np.int64]:
+        """Memory for a thread: a number for each feature of a pass."""
+        return np.empty(len(self.described[1]), np.int64)
+
 
 Gradients = Sequence[NDArray[np.float32] | None]
 """The gradient of each output, float32[·, D], or None where it took no part in the loss."""
@@ -129,7 +237,7 @@ class BagPooler:
         each(self._pool, num_parts, fill_part, num_ids)
 
     def targets(self, outputs: Sequence[NDArray[np.float32]]) -> NDArray[np.int64]:
-        """Addresses of the tensors, as the kernel takes them; see :class:`~girih.sparse.groups.stitching.Stitching`."""
+        """Addresses of the tensors, as the kernel takes them; see :class:`~girih.sparse.groups.bags.Stitching`."""
         return self._stitching.targets(outputs)
 
     def terms(self, given: Gradients, keys: GroupKeys, batch: Batch) -> DirectTerms | None:

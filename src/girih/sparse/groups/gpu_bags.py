@@ -7,7 +7,9 @@ Shapes: F features of the group, B examples, N ids in the batch, n of the group,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import contextlib
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -24,11 +26,94 @@ from girih.kernels.gpu import jit, pool
 from girih.kernels.gpu.dedup import BagTerms, Unique, describe_terms, unique
 from girih.kernels.gpu.gradients import Pieces, Sources
 from girih.kernels.gpu.pool import SHORT_BAG
-from girih.sparse.groups.gpu_batch import GpuBatch, SharedCopy
 from girih.sparse.groups.pack import Group, GroupOutput
-from girih.sparse.groups.side_stream import take_over
 from girih.store.gpu.gpu_memory import reached, to_device
 from girih.store.gpu.record_kernels import Keys
+
+
+@dataclass(frozen=True)
+class GpuBatch:
+    """The ids of a batch on a GPU, and what the host has to know of them.
+
+    Shapes: B examples, F features, N ids.
+
+    Attributes:
+        ids, offsets, weights: int64[N], int32[F·B+1], float32[N] or None: on the GPU, as a
+            :class:`~girih.data.batch.Batch` has them.
+        num_examples: B.
+        bounds: int64[F+1], where the ids of each feature begin, and the last one's end.
+        longest: int64[F], ids of the longest bag of each feature, or more; it chooses a kernel.
+        ready: when the tensors are there, for other streams; None if the current stream made them.
+    """
+
+    ids: Tensor
+    offsets: Tensor
+    weights: Tensor | None
+    num_examples: int
+    bounds: NDArray[np.int64]
+    longest: NDArray[np.int64]
+    ready: torch.cuda.Event | None = None
+
+    def ids_of(self, feature: int) -> slice:
+        """Slice of a feature's ids."""
+        return slice(int(self.bounds[feature]), int(self.bounds[feature + 1]))
+
+
+class SharedCopy:
+    """The GPU copy of the latest batch, shared by all groups of a sparse half. It holds no reference to the batch itself."""
+
+    def __init__(self) -> None:
+        self._source: Callable[[], Batch | None] = lambda: None
+        self._readers: set[str] = set()
+
+    def of(self, batch: Batch, group: str, copy: Callable[[Batch], GpuBatch]) -> GpuBatch:
+        """Returns the copy of a batch for a group.
+
+        Calls ``copy`` if the latest batch is another one, or if the group has read this copy: a caller may reuse its arrays.
+        """
+        known = self._source() is batch and group not in self._readers
+        if not known or not batch.num_examples:  # an empty batch has no number of features
+            self._copy, self._source, self._readers = copy(batch), weakref.ref(batch), set()
+        self._readers.add(group)
+        return self._copy
+
+
+class SideStream:
+    """A stream of its own on one device, which sees what was done on the device before; none where kernels are interpreted."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = None if jit.INTERPRETED else torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(device))
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[torch.cuda.Event | None]:
+        """Runs what is done within on this stream; the event says when it is done, None that it is."""
+        if self._stream is None:
+            yield None
+            return
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(self._stream):
+            yield event
+            event.record()
+
+
+def take_over(ready: torch.cuda.Event | None, tensors: Iterable[Tensor | None], device: torch.device) -> None:
+    """Has the current stream of a device wait for what was done beside it, and memory last until it is done with it too.
+
+    Args:
+        ready: as :class:`SideStream` told it; None where there is nothing to wait for.
+        tensors: what was made there.
+    """
+    if ready is None:
+        return
+    stream = torch.cuda.current_stream(device)
+    stream.wait_event(ready)
+    for tensor in tensors:
+        if tensor is not None:
+            tensor.record_stream(stream)
+
 
 _BATCH_SIZES = 8  # of batches whose bounds are remembered
 

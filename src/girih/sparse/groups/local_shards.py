@@ -21,7 +21,7 @@ from girih.sparse.groups.pack import Group
 from girih.sparse.options import StoreOptions
 from girih.store import LiveSnapshot, Push, SnapshotFile, Store, write_rows
 from girih.store.clock import refuse_expired
-from girih.store.route import shard_of
+from girih.store.spec import shard_of
 
 
 class ShardsSave:
@@ -128,7 +128,7 @@ class LocalShards:
         return dict(rows)
 
     def live(self) -> dict[str, Any]:
-        """Counters and rows for :meth:`girih.runs.stats.Stats.watch`; empty where rows are on a GPU, which to ask takes it time."""
+        """Counters and rows for :meth:`girih.telemetry.stats.Stats.watch`; empty where rows are on a GPU, which to ask takes it time."""
         return {} if self._on_gpu else {"store": self.counters(), "rows": self.rows()}
 
     def found(self) -> str:

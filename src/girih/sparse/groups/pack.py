@@ -6,7 +6,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Protocol, TypeVar
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from girih.data.batch import Batch
 from girih.errors import ConfigError, nearest
 from girih.models.needs import EMBEDDING, FIRST_ORDER, SEQUENCE, Needs
-from girih.optim import SparseOptimizer
+from girih.optim import SGD, SparseOptimizer
 from girih.schema import Categorical, Schema, Sequence
 from girih.store.spec import GroupSpec, Segment, TableSpec
 from girih.tables import Normal, Table, Zeros
@@ -223,3 +223,22 @@ def _outputs(segments: tuple[Segment, ...], members: list[Member], needs: Needs)
             outputs += [GroupOutput.of(segment, column, [member], whole=True) for member in whole]
         column += segment.dim
     return tuple(outputs)
+
+
+def served_schema(schema: Schema) -> Schema:
+    """The schema without what training alone needs of its tables: optimizers, admission and eviction."""
+    tables = [replace(table, optimizer=None, admission=None, eviction=None) for table in schema.tables]
+    return Schema(schema.features, schema.labels, tables, null_values=schema.null_values)
+
+
+def served_groups(schema: Schema, needs: Needs, seed: int) -> tuple[Group, ...]:
+    """All tables packed by their columns and dtype alone, which are the same for whoever writes rows and whoever reads them.
+
+    Every group of training is a part of one of these: tables of one optimizer and row layout have equal columns. Table numbers differ,
+    so that rows of training find their number by the table's name.
+
+    Args:
+        schema: of the run. needs: what the model reads: ``girih.models.needs_of(model, schema)``.
+        seed: of the run; initial values are a function of it.
+    """
+    return pack(served_schema(schema), needs, SGD(), seed=seed)  # which has no state

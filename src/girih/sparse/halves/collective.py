@@ -18,21 +18,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from girih.comm.group import TrainerGroup
-from girih.comm.group.between_hosts import BetweenHosts
-from girih.comm.group.exchange import DirectExchange, Exchange
+from girih.comm.group.exchange import BetweenHosts, DirectExchange, Exchange
 from girih.data.batch import Batch
 from girih.errors import ConfigError, NonFiniteError
-from girih.runs.stats import ASKED_KEYS, PACED_KEYS, SERVED_ROWS, Stats
 from girih.sparse.groups.bags import Gradients
 from girih.sparse.groups.local_shards import LocalShards
 from girih.sparse.groups.shards import UniqueRows
 from girih.sparse.half import SparseStats
 from girih.sparse.halves.group_messages import GroupExchange, GroupMessages, IncomingRows
-from girih.sparse.halves.here import Arrival, ShardedHalf
-from girih.sparse.routing.key_router import KeyRouter
-from girih.sparse.routing.row_codec import RowCodec
+from girih.sparse.halves.sharded import Arrival, ShardedHalf
+from girih.sparse.routing.key_router import KeyRouter, RowCodec
 from girih.sparse.routing.shard_reader import MergedRequest, ShardReader
 from girih.sparse.spec import SparseSpec
+from girih.telemetry.stats import ASKED_KEYS, PACED_KEYS, SERVED_ROWS, Stats
 
 
 class CollectiveSparse(ShardedHalf[list[GroupExchange], GroupExchange]):

@@ -25,22 +25,26 @@ from girih.comm.group import TrainerGroup
 from girih.comm.group.exchange import DirectExchange
 from girih.data.batch import Batch
 from girih.errors import NonFiniteError
-from girih.runs.stats import ASKED_KEYS, PACED_KEYS, SERVED_ROWS, Stats
-from girih.sparse.groups.gpu_batch import SharedCopy
+from girih.sparse.groups.gpu_bags import SharedCopy, SideStream, take_over
 from girih.sparse.groups.local_shards import LocalShards
-from girih.sparse.groups.side_stream import SideStream, take_over
 from girih.sparse.half import SparseStats
 from girih.sparse.halves.collective import over_all_ranks
+from girih.sparse.halves.deferred import (
+    Agree,
+    LateUpdate,
+    Numbers,
+    counts_of,
+    nonfinite_gradient,
+    summed_over,
+)
 from girih.sparse.halves.gpu_messages import GpuMessages
-from girih.sparse.halves.here import Arrival, ShardedHalf
-from girih.sparse.halves.late import Agree, LateUpdate, Numbers, nonfinite_gradient
-from girih.sparse.halves.late_groups import counts_of, summed_over
+from girih.sparse.halves.sharded import Arrival, ShardedHalf
 from girih.sparse.routing.gpu_reader import GpuReader, GpuServed
-from girih.sparse.routing.gpu_router import GpuRouter, GpuTraffic
-from girih.sparse.routing.gpu_row_codec import GpuRowCodec
+from girih.sparse.routing.gpu_router import GpuRouter, GpuRowCodec, GpuTraffic
 from girih.sparse.spec import SparseSpec
 from girih.store.gpu.gpu_memory import to_device, to_host
 from girih.store.gpu.gpu_state import GpuState
+from girih.telemetry.stats import ASKED_KEYS, PACED_KEYS, SERVED_ROWS, Stats
 
 
 @dataclass(eq=False)

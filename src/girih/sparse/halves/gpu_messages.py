@@ -17,9 +17,8 @@ from torch import Tensor
 
 from girih.comm.group import TrainerGroup
 from girih.comm.group.exchange import Counts
-from girih.runs.stats import EXCHANGE_NS, Stats
-from girih.sparse.routing.gpu_router import KEY_WORDS, GpuTraffic
-from girih.sparse.routing.gpu_row_codec import GpuRowCodec
+from girih.sparse.routing.gpu_router import KEY_WORDS, GpuRowCodec, GpuTraffic
+from girih.telemetry.stats import EXCHANGE_NS, Stats
 
 Coming = Callable[[], Tensor]
 """A message on its way: returns it, which on a GPU may be before it is there, as its stream knows."""

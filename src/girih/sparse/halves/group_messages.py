@@ -25,13 +25,12 @@ from torch import Tensor
 from girih.comm.group import TrainerGroup
 from girih.comm.group.exchange import Counts, Exchange, Route
 from girih.kernels.buffers import Buffers
-from girih.runs.busy import awaited
-from girih.runs.stats import EXCHANGE_NS, Stats
 from girih.sparse.groups.bags import Pooling
 from girih.sparse.groups.shards import GroupKeys, UniqueRows, addresses_in, as_rows
-from girih.sparse.routing.key_router import KeyRequest, RoutedKeys
-from girih.sparse.routing.row_codec import RowCodec
+from girih.sparse.routing.key_router import KeyRequest, RoutedKeys, RowCodec
 from girih.sparse.routing.shard_reader import MergedRequest, spread
+from girih.telemetry.busy import awaited
+from girih.telemetry.stats import EXCHANGE_NS, Stats
 
 
 @dataclass(frozen=True)

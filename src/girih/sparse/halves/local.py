@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
+from girih.comm.group import TrainerGroup
 from girih.data.batch import Batch
+from girih.errors import GirihError, NonFiniteError
+from girih.planner.placement import Placement
 from girih.sparse.groups.bags import Gradients
-from girih.sparse.groups.gpu_batch import SharedCopy
+from girih.sparse.groups.gpu_bags import SharedCopy
 from girih.sparse.groups.group import CpuGroup, EmbeddingGroup, ReadRows, apply_all
 from girih.sparse.groups.local_shards import LocalShards
 from girih.sparse.groups.pack import Group
-from girih.sparse.halves.here import Arrival, ShardedHalf
+from girih.sparse.half import SparseStats
+from girih.sparse.halves.sharded import Arrival, ShardedHalf
 from girih.sparse.spec import SparseSpec
 from girih.store import Store
 
@@ -102,8 +107,8 @@ class LocalSparse(ShardedHalf[list[Any], ReadRows]):
         step: int,
         lr_scale: float,
     ) -> Any:
-        """See :class:`ShardedHalf`; returns a :class:`girih.sparse.halves.late.LateUpdate`."""
-        from girih.sparse.halves.late_groups import apply_unless, with_counts
+        """See :class:`ShardedHalf`; returns a :class:`girih.sparse.halves.deferred.LateUpdate`."""
+        from girih.sparse.halves.deferred import apply_unless, with_counts
 
         update = apply_unless(agree, self.groups, reads, gradients, batch, step, lr_scale)
         return with_counts(update, self._shards)
@@ -122,3 +127,57 @@ def open_group(
     from girih.sparse.groups.gpu_group import GpuGroup
 
     return GpuGroup(group, shards, shared_copy)
+
+
+class FeatureParallelSparse(LocalSparse):
+    """The tables of this trainer's features.
+
+    Args:
+        placement: which trainer owns which features.
+        micro_batches, ahead: see :class:`ShardedHalf`.
+    """
+
+    def __init__(
+        self,
+        spec: SparseSpec,
+        ranks: TrainerGroup,
+        placement: Placement,
+        *,
+        micro_batches: int = 1,
+        ahead: bool = False,
+    ) -> None:
+        self._ranks = ranks
+        self._all_tables = [table.name for table in spec.schema.tables]
+        schema = placement.schema_of(ranks.rank, spec.schema)
+        own = spec.narrowed(placement.features_of(ranks.rank), schema)
+        # as many shards on all ranks, whatever tables each has: files are numbered by them
+        super().__init__(
+            replace(own, store=spec.resolved_store()),
+            process=ranks.rank,
+            elsewhere=set(self._all_tables) - {table.name for table in schema.tables},
+            micro_batches=micro_batches,
+            ahead=ahead,
+        )
+
+    def update(
+        self, batch: Batch, reads: list[ReadRows], gradients: Sequence[Gradients], step: int, lr_scale: float
+    ) -> None:
+        """See :class:`ShardedHalf`.
+
+        Raises:
+            GirihError: finite gradients whose sum is not: other trainers may have moved their rows already.
+        """
+        try:
+            super().update(batch, reads, gradients, step, lr_scale)
+        except NonFiniteError as error:
+            if self._ranks.size == 1:
+                raise
+            raise GirihError(
+                f"trainer {self._ranks.rank}: {error}, summed up; other trainers have applied theirs; resume from the last"
+                " checkpoint, with a lower learning rate or train.clip_norm"
+            ) from error
+
+    def stats(self, *, spans: bool = False) -> SparseStats:
+        """Sums over all shards of all ranks."""
+        rows = dict.fromkeys(self._all_tables, 0) | self._shards.rows()
+        return SparseStats(self._ranks.sum_by_name(self._shards.counters()), self._ranks.sum_by_name(rows))

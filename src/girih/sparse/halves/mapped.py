@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from girih.data.batch import Batch
 from girih.kernels.buffers import Buffers
 from girih.models.embeddings import Embeddings
+from girih.sparse.groups.bags import passes
 from girih.sparse.groups.group import CpuGroup
 from girih.sparse.groups.leaves import Leaves
 from girih.sparse.groups.pack import Group, sequence_bounds
-from girih.sparse.groups.partition import passes
 from girih.store.mapped import Stack
 
 
@@ -24,7 +24,7 @@ class MappedSparse:
     One thread at a time may use it; the stacks themselves may be shared.
 
     Args:
-        groups: see :func:`girih.sparse.groups.served.served_groups`. stacks: the rows of each.
+        groups: see :func:`girih.sparse.groups.pack.served_groups`. stacks: the rows of each.
     """
 
     def __init__(self, groups: Sequence[Group], stacks: Sequence[Stack]) -> None:

@@ -23,24 +23,22 @@ from girih.checkpoint.parts import PartReader
 from girih.checkpoint.storage import Storage
 from girih.cluster.roles import RoleName
 from girih.comm.group import TrainerGroup
-from girih.comm.messages import answer, answers, as_integer, as_text, from_text, writable
 from girih.comm.peers import CONNECTED_S, calls_of, connect_all
 from girih.comm.registry import Registry
 from girih.comm.rpc import Client, Frame
+from girih.comm.service import answer, answers, as_integer, as_text, from_text, writable
 from girih.data.batch import Batch
 from girih.errors import ConfigError, GirihError, NonFiniteError, RemoteError, named
 from girih.models.embeddings import Embeddings
-from girih.runs.busy import awaited, waiting
-from girih.runs.stats import Stats
 from girih.sparse.groups.leaves import Leaves
 from girih.sparse.half import SparseStats
-from girih.sparse.halves.asking import RetryingRequests
-from girih.sparse.halves.late import Agree, LateUpdate, Numbers, nonfinite_gradient
+from girih.sparse.halves.deferred import Agree, LateUpdate, Numbers, nonfinite_gradient
 from girih.sparse.halves.staging import Received, Staging
-from girih.sparse.service.codec import BatchCodec
-from girih.sparse.service.done_batches import DoneBatches
-from girih.sparse.service.protocol import NO_TURN, NO_VERSION, SparseVerb
+from girih.sparse.halves.worker_requests import RetryingRequests
+from girih.sparse.protocol import NO_TURN, NO_VERSION, BatchCodec, DoneBatches, SparseVerb
 from girih.sparse.spec import SparseSpec
+from girih.telemetry.busy import awaited, waiting
+from girih.telemetry.stats import Stats
 
 
 class RemotePulled:
@@ -86,7 +84,7 @@ class RemotePulled:
         """As :meth:`push`, or :meth:`discard` where the step is refused, as is known once the gradients are here.
 
         Args:
-            agree: see :data:`girih.sparse.halves.late.Agree`.
+            agree: see :data:`girih.sparse.halves.deferred.Agree`.
         """
         half, leaves = self._half, self._arrived()
         half.settle()

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from girih.comm.pinned import FromDevice, Sent, ToDevice
 from girih.comm.rpc import Frame
-from girih.runs.busy import awaited
+from girih.telemetry.busy import awaited
 
 
 class Received(NamedTuple):

@@ -17,10 +17,10 @@ from torch import Tensor
 from girih.comm.group.exchange import Counts
 from girih.data.batch import Batch
 from girih.kernels.cpu import layout as at
+from girih.kernels.cpu.wire_codecs import KAPPA, SMALL
 from girih.kernels.gpu import jit
-from girih.kernels.gpu.routing import route
-from girih.sparse.groups.gpu_bags import GpuBags, GpuKeys, RowAddresses, places_and_positions
-from girih.sparse.groups.gpu_batch import SharedCopy
+from girih.kernels.gpu.dedup import route
+from girih.sparse.groups.gpu_bags import GpuBags, GpuKeys, RowAddresses, SharedCopy, places_and_positions
 from girih.sparse.groups.group import feature_of
 from girih.sparse.groups.pack import Group
 from girih.store.gpu.gpu_memory import to_device
@@ -32,7 +32,7 @@ KEY_WORDS = 3
 
 @dataclass(frozen=True)
 class GpuAsked:
-    """A group's unique keys, and the order in which they are sent: see :func:`girih.kernels.gpu.routing.route`.
+    """A group's unique keys, and the order in which they are sent: see :func:`girih.kernels.gpu.dedup.route`.
 
     Attributes:
         order: int64[n]. ends: int64[R · T].
@@ -158,3 +158,34 @@ class GpuRouter:
     def feature_of(self, each: GpuTraffic, key: int, batch: Batch) -> str:
         """The name of a feature of the batch that has a key, given by its number: waits for the GPU."""
         return feature_of(self.group, each.keys.unique.inverse.cpu().numpy(), key, batch)
+
+
+_SCALE_HALVES = 2  # a float32 in the place of so many float16
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRowCodec:
+    """Encoding of rows; see :class:`girih.sparse.routing.key_router.RowCodec`."""
+
+    float16: bool = False
+
+    def width(self, dim: int) -> int:
+        """Numbers that a packed row of ``dim`` numbers takes."""
+        return dim + _SCALE_HALVES * self.float16
+
+    def pack(self, rows: Tensor) -> Tensor:
+        """float32[K, W] as it is, or float16[K, W + 2], of which the last two are the bits of the scale."""
+        if not self.float16:
+            return rows
+        sizes = torch.where(rows.isfinite(), rows, 0.0).abs()
+        scales = sizes.amax(dim=1, keepdim=True).clamp(min=SMALL)
+        halves = (rows * (KAPPA / scales)).half()
+        return torch.cat([halves, scales.view(torch.float16)], dim=1)
+
+    def unpack(self, packed: Tensor) -> Tensor:
+        """Undoes :meth:`pack`: float32[K, W]."""
+        if not self.float16:
+            return packed
+        halves, scales = packed[:, :-_SCALE_HALVES], packed[:, -_SCALE_HALVES:]
+        bits = scales.clone(memory_format=torch.contiguous_format)
+        return halves.float() * (bits.view(torch.float32) * (1 / KAPPA))

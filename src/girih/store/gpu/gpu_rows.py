@@ -2,7 +2,7 @@
 
 What a call does to rows that others have is decided as by :class:`girih.store.rows.row_table.RowTable`: in the order of its
 keys. Where no table may be full and no row may have expired, nothing here waits for the GPU. What leaves is found in a queue
-(:mod:`girih.store.gpu.oldest`, :mod:`girih.store.gpu.least_used`).
+(:mod:`girih.store.gpu.eviction`, :mod:`girih.store.gpu.eviction`).
 
 Shapes: U unique keys, R rows ever made, T tables.
 """
@@ -17,14 +17,13 @@ from torch import Tensor
 
 from girih.kernels.cpu import layout as at
 from girih.kernels.gpu import counting, index, jit, lookup
-from girih.store.arrays import Ints, Longs
 from girih.store.clock import Clock
+from girih.store.gpu.eviction import LeastUsed, Oldest
 from girih.store.gpu.gpu_memory import GpuMemory, to_device
-from girih.store.gpu.least_used import LeastUsed
-from girih.store.gpu.oldest import Oldest
 from girih.store.gpu.record_kernels import Keys, RecordKernels
 from girih.store.rows.record import RowLayout
 from girih.store.rows.row_table import LFU_SHARE, moments
+from girih.store.spec import Ints, Longs
 
 _KEYS_AT_ONCE = 256
 _AT_ONCE = 64  # rows at the head that are asked first whether they have expired

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from girih.errors import CheckpointError, StorageFullError
 from girih.kernels.cpu import layout as at
-from girih.kernels.cpu import saving, transfer
+from girih.kernels.cpu import saving, update
 from girih.kernels.gpu import counting, jit, records
 from girih.kernels.gpu.layout import STAMP
 from girih.store.gpu.gpu_memory import GpuMemory, reached
@@ -232,7 +232,7 @@ class GpuSave:
             orders.append(rows[np.argsort(stamps[rows], kind="stable")])
         meta[:, [at.NEWER, at.OLDER]] = at.NO_ROW
         for table, rows in zip(listed, orders, strict=True):
-            transfer.relink(arrays, int(table), rows)
+            update.relink(arrays, int(table), rows)
 
 
 def _as_bytes(cells: Tensor) -> Tensor:

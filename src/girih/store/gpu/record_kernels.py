@@ -29,10 +29,9 @@ from girih.kernels.gpu.gradients import (
     sum_pieces,
     sum_terms,
 )
-from girih.store.arrays import Ints, Longs
-from girih.store.gpu.gpu_memory import to_device
-from girih.store.gpu.record_chunks import RecordChunks
+from girih.store.gpu.gpu_memory import RecordChunks, to_device
 from girih.store.rows.record import RowLayout
+from girih.store.spec import Ints, Longs
 
 
 class HostKeys(NamedTuple):

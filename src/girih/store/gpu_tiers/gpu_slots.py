@@ -19,11 +19,9 @@ from girih.errors import StorageFullError
 from girih.kernels.cpu import device_slots, layout
 from girih.kernels.cpu.tiers import CHANGED, FETCHED, MISSING
 from girih.kernels.gpu import jit, records
-from girih.store.arrays import Ints
-from girih.store.gpu.gpu_memory import to_device
-from girih.store.gpu.options import GpuTier
-from girih.store.gpu.record_chunks import RecordChunks
+from girih.store.gpu.gpu_memory import GpuTier, RecordChunks, to_device
 from girih.store.gpu_tiers.slot_table import SlotTable
+from girih.store.spec import Ints
 from girih.store.state import ShardState
 
 _MOST_AT_ONCE = 1 << 18  # rows that go home together when all do

@@ -20,19 +20,17 @@ from girih.errors import ConfigError, StorageFullError
 from girih.kernels.cpu import device_slots, layout
 from girih.kernels.cpu.update import Terms
 from girih.kernels.gpu.gradients import FusedInputs
-from girih.store.arrays import Floats, Ints, Longs
 from girih.store.clock import Clock
-from girih.store.gpu.gpu_memory import to_device
-from girih.store.gpu.options import GpuTier
+from girih.store.gpu.gpu_memory import GpuTier, to_device
 from girih.store.gpu.record_kernels import HostKeys, Keys, RecordKernels, check_unique
 from girih.store.gpu_tiers.gpu_slots import GpuSlots
-from girih.store.memory.options import Heap
+from girih.store.memory.mapping import Heap
 from girih.store.rows.record import hyper_rows, without_values
 from girih.store.rows.row_table import ONCE, RowTable
-from girih.store.spec import GroupSpec
+from girih.store.spec import Floats, GroupSpec, Ints, Longs
 from girih.store.state import LAST_STEP, LoadedColumn, ShardState, open_state
-from girih.store.tiers.options import Tiers
 from girih.store.tiers.tiered_state import open_tiered_state
+from girih.store.tiers.tiered_values import Tiers
 
 
 @dataclass(frozen=True, slots=True)

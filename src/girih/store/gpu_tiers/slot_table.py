@@ -14,9 +14,9 @@ from girih.errors import StorageFullError
 from girih.kernels.cpu import device_slots, layout, tiers
 from girih.kernels.cpu.device_slots import NUM_FREE, NUM_LEFT, DeviceSlots, EvictedSlots
 from girih.kernels.cpu.tiers import CALL, HAND, LEAST_COUNT, MISSING, MOST_HOT, NUM_HOT, NUM_SLOTS, USED_SINCE
-from girih.store.arrays import Ints
 from girih.store.memory import mapping
 from girih.store.memory.shard_memory import ShardMemory
+from girih.store.spec import Ints
 from girih.store.tiers.slot_memory import NEVER, choose_hot
 
 _FIRST_STAGED = 1 << 10

@@ -5,8 +5,7 @@ say. A :class:`Stack` of files, newest first, stands where a store stands in rea
 is below stays as it is.
 """
 
-from girih.store.mapped.file import MappedFile, MappedFileFacts
-from girih.store.mapped.stack import Stack
+from girih.store.mapped.file import MappedFile, MappedFileFacts, Stack
 from girih.store.mapped.writer import MappedWriter, merge
 
 __all__ = ["MappedFile", "MappedFileFacts", "MappedWriter", "Stack", "merge"]

@@ -16,19 +16,64 @@ import os
 import struct
 import zlib
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 
 from girih.errors import ConfigError
+from girih.files.whole import disk_full
 from girih.kernels.cpu import mapped
 from girih.kernels.cpu.arrays import sealed
-from girih.runs.files import disk_full
-from girih.store.arrays import Bools, Floats, Ints, Longs
-from girih.store.mapped.checksum import joined
-from girih.store.mapped.file import INDEX, KIND, ROWS, MappedFile, MappedFileFacts, description_of
-from girih.store.mapped.stack import described, unknown
-from girih.store.spec import GroupSpec
+from girih.store.mapped.file import (
+    INDEX,
+    KIND,
+    ROWS,
+    MappedFile,
+    MappedFileFacts,
+    described,
+    description_of,
+    unknown,
+)
+from girih.store.spec import Bools, Floats, GroupSpec, Ints, Longs
+
+_POLYNOMIAL = 0xEDB88320
+_ONE = 1 << 31  # the polynomial 1: the highest bit is the coefficient of x⁰
+
+
+def joined(first: int, second: int, second_bytes: int) -> int:
+    """The CRC-32 of two pieces one behind the other, as ``zlib.crc32`` gives it.
+
+    Args:
+        first, second: the CRC-32 of each. second_bytes: the size of the second.
+    """
+    shift, power = _ONE, 3  # by x⁸ for each byte
+    while second_bytes:
+        if second_bytes & 1:
+            shift = _product(_squared(power), shift)
+        second_bytes, power = second_bytes >> 1, power + 1
+    return _product(shift, first) ^ second
+
+
+@cache
+def _squared(times: int) -> int:
+    """The polynomial x, squared so many times."""
+    if times == 0:
+        return _ONE >> 1
+    half = _squared(times - 1)
+    return _product(half, half)
+
+
+def _product(a: int, b: int) -> int:
+    """The product of two polynomials, modulo that of the checksum."""
+    found = 0
+    while a:
+        if a & _ONE:
+            found ^= b
+        a = (a << 1) & 0xFFFF_FFFF
+        b = (b >> 1) ^ _POLYNOMIAL if b & 1 else b >> 1
+    return found
+
 
 _LOAD = 0.7  # of the index, at most
 _LINE = 64
@@ -129,7 +174,7 @@ class MappedWriter(contextlib.AbstractContextManager["MappedWriter"]):
         """Adds the keys with rows of a file that no newer file knows, nor this one: as :meth:`add`, in one pass.
 
         Args:
-            newer: those files, int64[S, 3]: see :func:`~girih.store.mapped.stack.described`.
+            newer: those files, int64[S, 3]: see :func:`~girih.store.mapped.file.described`.
         """
         at = np.array([0, self._num_rows], np.int64)  # the slot, and the row, that come next
         while at[0] < len(file.index):

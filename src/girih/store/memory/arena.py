@@ -29,7 +29,7 @@ from numpy.typing import DTypeLike, NDArray
 from girih.errors import ConfigError, MissingFileError, StorageFullError
 from girih.kernels.cpu.layout import STATE_WORDS
 from girih.store.memory import mapping
-from girih.store.memory.options import ArenaOptions, Heap, Shared, remove_arena
+from girih.store.memory.mapping import ArenaOptions, Heap, Shared, remove_arena
 from girih.store.memory.pushes import LANE_WORDS, LANES
 from girih.store.spec import hash_of
 

@@ -12,10 +12,12 @@ import importlib
 import mmap
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from girih.errors import ConfigError, StorageFullError
+from girih.store.memory import mapping
 
 _NORESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 _ZEROS = bytes(1 << 20)
@@ -123,3 +125,59 @@ def boot_number() -> int:
         text = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip().replace("-", "")
         return int(text, 16) >> 65
     return 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heap:
+    """Private memory, on huge pages where the system has them.
+
+    ``reserve_rows`` bounds the rows; by default as many as the machine's memory could hold.
+    """
+
+    where: ClassVar[str] = "heap arena"
+    reserve_rows: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """POSIX shared memory, which outlives the process; ``attach`` goes on with what is there.
+
+    ``repair`` has an attached one made whole whose writer was killed amid a change. ``segment`` is its name, without slashes. An attached arena keeps the rows that it was reserved for.
+    """
+
+    segment: str
+    attach: bool = False
+    repair: bool = False
+    reserve_rows: int | None = None
+
+    @property
+    def where(self) -> str:
+        """The arena's name, for errors."""
+        return f"shared arena {self.segment!r}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class File:
+    """A memory-mapped sparse file; ``attach`` and ``repair`` as with :class:`Shared`."""
+
+    path: str
+    attach: bool = False
+    repair: bool = False
+    reserve_rows: int | None = None
+
+    @property
+    def where(self) -> str:
+        """The arena's name, for errors."""
+        return f"arena file {self.path!r}"
+
+
+ArenaOptions = Heap | Shared | File
+
+
+def remove_arena(options: ArenaOptions) -> None:
+    """Removes a shared or file arena by name, if it is there; who has it mapped keeps the memory."""
+    with contextlib.suppress(FileNotFoundError):
+        if isinstance(options, File):
+            os.unlink(options.path)
+        elif isinstance(options, Shared):
+            mapping.unlink_shared(options.segment)

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from girih.errors import ConfigError
 from girih.kernels.cpu import layout
-from girih.kernels.cpu.amid import noted
-from girih.store.arrays import Longs
+from girih.kernels.cpu.rows import noted
+from girih.store.spec import Longs
 
 LANES = 88
 _LAST, _CUT, _NUM_KEYS, _DONE = range(4)

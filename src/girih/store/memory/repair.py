@@ -1,7 +1,7 @@
 """A shard whose writer was killed amid a change: index, free rows and lists made anew from the rows.
 
 A row says by itself which key it has. Of all rows only the one that is noted in the shard's state may be half done (see
-:mod:`girih.kernels.cpu.amid`):
+:mod:`girih.kernels.cpu.rows`):
 
 - one that was being made has no key again: its value is a function of the key, so nothing is lost;
 - one that was leaving has left;
@@ -19,12 +19,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from girih.kernels.cpu import index, layout, recency, transfer
-from girih.kernels.cpu.amid import LEAVING, MAKING, noted
+from girih.kernels.cpu import index, layout, recency, update
 from girih.kernels.cpu.layout import Shard
-from girih.store.arrays import Bools, Ints
+from girih.kernels.cpu.rows import LEAVING, MAKING, noted
 from girih.store.memory.pushes import CutPush
 from girih.store.memory.shard_memory import ShardMemory
+from girih.store.spec import Bools, Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def repair(memory: ShardMemory, listed: Bools) -> Repaired:
     live = np.flatnonzero(tables >= 0).astype(np.int32)
     lists = {int(table): _in_order(arrays, int(table), live) for table in np.flatnonzero(listed)}
     for table, rows in lists.items():
-        transfer.relink(arrays, table, rows)
+        update.relink(arrays, table, rows)
     arrays.tables[:, layout.TABLE_ROWS] = np.bincount(tables[live], minlength=len(listed))
     _chain_free(arrays, np.flatnonzero(tables < 0).astype(np.int32))
     memory.renew_index(len(live))

@@ -17,9 +17,9 @@ from girih.errors import ConfigError, StorageFullError
 from girih.kernels.cpu import index, layout
 from girih.kernels.cpu.layout import Shard
 from girih.kernels.cpu.saving import LINKS
-from girih.store.arrays import Longs
 from girih.store.memory.arena import CHANGING, REPLACING, SLOT_BYTES, Arena, index_slots
 from girih.store.memory.pushes import Pushes
+from girih.store.spec import Longs
 
 _FIRST_SLOTS = 1 << 10
 _LEAST_GROWTH_ROWS = 1 << 12

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from girih.kernels.cpu import layout, lookup, recency, update
-from girih.store.arrays import Floats, Ints, Longs
 from girih.store.clock import EPOCH_S, Clock
 from girih.store.memory.shard_memory import ShardMemory
 from girih.store.rows.record import RowLayout
+from girih.store.spec import Floats, Ints, Longs
 
 ONCE: Ints = np.zeros(0, np.int32)  # counts of keys that occur once each
 LFU_SHARE = 16

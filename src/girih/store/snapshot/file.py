@@ -16,16 +16,15 @@ from typing import IO, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from girih.config import checks
+from girih.config import options
 from girih.errors import CheckpointError
+from girih.files.sealed import parse, refusing
 from girih.kernels.cpu import layout
-from girih.runs.sealed import parse, refusing
 from girih.store.rows.record import FORMAT_VERSION
-from girih.store.snapshot.columns import Chunk, columns_of, counts_seconds
-from girih.store.snapshot.contents import wrong_rows, wrong_tables
-from girih.store.snapshot.sinks import Sink
+from girih.store.snapshot.columns import Chunk, columns_of, counts_seconds, wrong_rows, wrong_tables
 from girih.store.snapshot.tensorfile import (
     HEADER,
+    Sink,
     StoredTensor,
     TensorFile,
     TensorHeader,
@@ -182,25 +181,25 @@ def _check(description: Mapping[str, Any]) -> None:
     ):
         raise ValueError("expected names of a group and its tables")
     for name, least in (("num_rows", 0), ("num_shards", 1), ("last_step", 0)):
-        checks.integer(name, description[name], least, _MOST_ROWS)
-    checks.integer("shard", description["shard"], 0, description["num_shards"] - 1)
+        options.integer(name, description[name], least, _MOST_ROWS)
+    options.integer("shard", description["shard"], 0, description["num_shards"] - 1)
     for segment in description["segments"]:
         if not isinstance(segment["name"], str) or not isinstance(segment["optimizer"]["name"], str):
             raise ValueError("expected names of segments and optimizers")
-        checks.integer("dim", segment["dim"], 1, _MOST_ROWS)
+        options.integer("dim", segment["dim"], 1, _MOST_ROWS)
         for name, width in segment["state"]:
-            checks.integer(name, width, 1, _MOST_ROWS)
+            options.integer(name, width, 1, _MOST_ROWS)
     if len(description["counters"]) != num_tables:
         raise ValueError("expected counters of each table")
     for counters in description["counters"]:
         for name in layout.COUNTERS:
-            checks.integer(name, counters[name], 0, 1 << 62)
+            options.integer(name, counters[name], 0, 1 << 62)
     if description["linked"]:
-        checks.integer("rows_ever", description["rows_ever"], 0, _MOST_ROWS)
+        options.integer("rows_ever", description["rows_ever"], 0, _MOST_ROWS)
         if len(description["oldest"]) != num_tables:
             raise ValueError("expected the oldest row of each table")
         for row in description["oldest"]:
-            checks.integer("oldest", row, -1, description["rows_ever"] - 1)
+            options.integer("oldest", row, -1, description["rows_ever"] - 1)
 
 
 class WritableRows(Protocol):

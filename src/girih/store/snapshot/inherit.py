@@ -14,9 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from girih.kernels.cpu import transfer
-from girih.store.arrays import Floats, Ints
-from girih.store.route import shard_of
+from girih.kernels.cpu import update
 from girih.store.snapshot.columns import Chunk, Column, value_columns
 from girih.store.snapshot.restore import (
     ELSEWHERE,
@@ -27,6 +25,7 @@ from girih.store.snapshot.restore import (
     shrink_to_bounds,
     table_numbers,
 )
+from girih.store.spec import Floats, Ints, shard_of
 from girih.store.state import LoadedColumn, ShardState
 
 MOMENTS = ("adam",)
@@ -112,7 +111,7 @@ def _load_chunk(
     last_used = last_uses(state, theirs, chunk, kept, tables, goes_on=False)
     rows, versions = np.empty(len(kept), np.int32), np.zeros(len(kept), np.int32)
     arrays, kernel = state.memory.arrays, state.layout.kernel
-    transfer.load_keys(arrays, kernel, ids, tables, last_used, chunk["counts"][kept], versions, rows)
+    update.load_keys(arrays, kernel, ids, tables, last_used, chunk["counts"][kept], versions, rows)
     weights: list[LoadedColumn] = []
     states: list[LoadedColumn] = []
     first = 0
@@ -133,7 +132,7 @@ def _load_chunk(
 def _initial(state: ShardState, ids: NDArray[np.int64], tables: Ints) -> Floats:
     """The initial values of keys, float32[K, W]."""
     out = np.empty((len(ids), state.layout.description["dim"]), np.float32)
-    transfer.initial_values(state.layout.kernel, ids, tables, out)
+    update.initial_values(state.layout.kernel, ids, tables, out)
     return out
 
 

@@ -12,13 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from girih.errors import CheckpointError, nearest
-from girih.kernels.cpu import layout, transfer
+from girih.kernels.cpu import layout, update
 from girih.kernels.cpu.arrays import sealed
-from girih.store.arrays import Ints, Longs
-from girih.store.route import shard_of
 from girih.store.rows.record import RowLayout, block_range
 from girih.store.snapshot.columns import Chunk, counts_seconds, value_columns
-from girih.store.spec import GroupSpec
+from girih.store.spec import GroupSpec, Ints, Longs, shard_of
 from girih.store.state import ShardState
 
 ELSEWHERE = -1
@@ -164,7 +162,7 @@ def _take(state: ShardState, source: RowSource, optimizer_state: bool) -> Longs:
     for theirs, ours in enumerate(numbers):
         if linked and ours != ELSEWHERE and state.layout.listed[ours]:
             oldest = int(description["oldest"][theirs])
-            transfer.follow(state.memory.arrays, int(ours), oldest, newer_of, new_of)
+            update.follow(state.memory.arrays, int(ours), oldest, newer_of, new_of)
     return gave
 
 
@@ -184,7 +182,7 @@ def _load_chunk(
     arrays, kernel = state.memory.arrays, state.layout.kernel
     counts, versions = (chunk[name][kept] for name in ("counts", "versions"))
     last_used = last_uses(state, description, chunk, kept, tables, goes_on=True)
-    transfer.load_keys(arrays, kernel, ids, tables, last_used, counts, versions, rows)
+    update.load_keys(arrays, kernel, ids, tables, last_used, counts, versions, rows)
     columns = [
         (column.first_byte, chunk[column.name][kept])
         for column in value_columns(state.layout.description)
@@ -228,7 +226,7 @@ def add_bloom(state: ShardState, source: RowSource) -> None:
         low, high = max(first, their_first), min(first + blocks, their_first + their_blocks)
         if low < high:
             mine = state.memory.arrays.cells[state.layout.cells_of(ours)]
-            transfer.add_cells(
+            update.add_cells(
                 mine[(low - first) * block_cells : (high - first) * block_cells],
                 sealed(cells[(low - their_first) * block_cells : (high - their_first) * block_cells]),
             )
@@ -240,7 +238,7 @@ def order_lists(state: ShardState, tables: NDArray[np.bool_]) -> None:
     for table in np.flatnonzero(tables & state.layout.listed):
         rows = state.rows.oldest_first(int(table))
         order = np.argsort(arrays.meta[rows, layout.LAST_USED], kind="stable")
-        transfer.relink(arrays, int(table), rows[order])
+        update.relink(arrays, int(table), rows[order])
 
 
 def _carry_counters(state: ShardState, sources: Sequence[RowSource]) -> None:

@@ -17,20 +17,98 @@ from __future__ import annotations
 
 import errno
 import os
+import queue
 import tempfile
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import IO, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from girih.errors import CheckpointError, StorageFullError
 from girih.kernels.cpu import layout, saving
-from girih.store.arrays import Ints, Longs
 from girih.store.snapshot.columns import Chunk, bloom_tensors, columns_of
-from girih.store.snapshot.spill import SpillFile
 from girih.store.snapshot.tensorfile import StoredTensor
+from girih.store.spec import Ints, Longs
 from girih.store.state import ShardState
+
+_MOST_BUFFERS = 16
+
+
+class _Spill(NamedTuple):
+    start: int
+    ends: Longs
+    written: Future[None]
+
+
+class SpillFile:
+    """Takes what one thread spills; another may read it back meanwhile.
+
+    Args:
+        directory: where the file lies; it never has a name there.
+        most_records: L. num_words: V.
+        num_bytes: spilled so far.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], most_records: int, num_words: int) -> None:
+        self.num_bytes = 0
+        self._directory = directory
+        self._num_words = 1 + num_words
+        self._spills: list[_Spill] = []
+        self._file: IO[bytes] | None = None
+        self._writer = ThreadPoolExecutor(1, "girih-spill")
+        self._buffers: queue.LifoQueue[Ints] = queue.LifoQueue()  # the last one is in memory already
+        for buffer in np.empty((_MOST_BUFFERS, most_records, 1 + num_words), np.int32):
+            self._buffers.put(buffer)
+
+    def add(self, gather: Callable[[Ints, Longs], int], num_chunks: int) -> None:
+        """Spills what ``gather`` writes to int32[L, 1 + V], chunk by chunk; it sets their ends, int64[num_chunks].
+
+        Waits only where :data:`_MOST_BUFFERS` earlier spills are not written yet.
+
+        Raises:
+            OSError: the file cannot be made. What goes wrong later is raised in :meth:`of_chunk`.
+        """
+        if self._file is None:
+            self._file = tempfile.TemporaryFile(dir=self._directory, buffering=0)  # noqa: SIM115
+        buffer, ends = self._buffers.get(), np.empty(num_chunks, np.int64)
+        count = gather(buffer, ends)
+        written = self._writer.submit(self._write, self._file.fileno(), buffer, count, self.num_bytes)
+        self._spills.append(_Spill(self.num_bytes, ends, written))
+        self.num_bytes += count * buffer.itemsize * buffer.shape[1]
+
+    def of_chunk(self, chunk: int) -> Iterator[Ints]:
+        """The spilled records of a chunk, int32[·, 1 + V].
+
+        Raises:
+            OSError: they could not be written, or not be read back.
+        """
+        for start, ends, written in self._spills[:]:
+            first = int(ends[chunk - 1]) if chunk else 0
+            if first < ends[chunk] and self._file is not None:
+                written.result()
+                records = np.empty((int(ends[chunk]) - first, self._num_words), np.int32)
+                at = start + first * records.itemsize * self._num_words
+                if os.preadv(self._file.fileno(), [records.data], at) < records.nbytes:
+                    raise OSError(errno.EIO, "records that were kept for a checkpoint cannot be read back")
+                yield records
+
+    def close(self) -> None:
+        """Lets go of the file."""
+        self._writer.shutdown()
+        if self._file is not None:
+            self._file.close()
+
+    def _write(self, descriptor: int, buffer: Ints, count: int, position: int) -> None:
+        try:
+            data = memoryview(buffer[:count].reshape(-1).view(np.uint8).data)
+            while len(data):
+                written = os.pwrite(descriptor, data, position)
+                data, position = data[written:], position + written
+        finally:
+            self._buffers.put(buffer)
+
 
 _CHUNK_BYTES = 8 << 20
 _LOG_BYTES = 8 << 20
@@ -207,3 +285,77 @@ class Snapshot:
         return error or CheckpointError(
             f"{self.where}: was closed before it was read to the end; take another one"
         )
+
+
+class Arriving(Protocol):
+    """A shard as it was at one moment, on its way to the host."""
+
+    def wait(self) -> ShardState:
+        """Blocks until all of it is there; nothing changes it from then on.
+
+        Raises:
+            CheckpointError: it was closed before.
+        """
+
+    def close(self) -> None:
+        """Ends it, arrived or not, and gives its memory back."""
+
+
+class ArrivingSnapshot:
+    """A :class:`Snapshot` of a shard that is on its way; whoever asks it for something waits until all of it is there."""
+
+    where = "snapshot of a store"
+
+    def __init__(self, arriving: Arriving, directory: str | os.PathLike[str] | None = None) -> None:
+        self._arriving, self._directory = arriving, directory
+        self._found: Snapshot | None = None
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """See :class:`Snapshot`."""
+        return self._there().description
+
+    @property
+    def num_rows(self) -> int:
+        """n."""
+        return self._there().num_rows
+
+    def tensors(self) -> list[StoredTensor]:
+        """All columns and Bloom filters."""
+        return self._there().tensors()
+
+    def chunks(self) -> Iterator[Chunk]:
+        """The columns of some rows at a time; each is overwritten when the next is asked for."""
+        return self._there().chunks()
+
+    def blooms(self) -> Iterator[tuple[str, NDArray[np.uint8]]]:
+        """(table's name, its next Bloom cells), all cells of all tables."""
+        return self._there().blooms()
+
+    def bloom(self, table: str) -> NDArray[np.uint8] | None:
+        """A table's Bloom cells, or None where it has none."""
+        return self._there().bloom(table)
+
+    def verify(self) -> None:
+        """No-op: what lies in memory was checked when it came there."""
+
+    def close(self) -> None:
+        """Has verbs keep nothing any more."""
+        if self._found is not None:
+            self._found.close()
+        self._arriving.close()
+
+    def __enter__(self) -> ArrivingSnapshot:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _there(self) -> Snapshot:
+        if self._found is None:
+            self._found = Snapshot(self._arriving.wait(), self._directory)
+        return self._found
+
+
+LiveSnapshot = Snapshot | ArrivingSnapshot
+"""A snapshot that is read while verbs go on."""

@@ -21,11 +21,10 @@ from girih.errors import ConfigError
 from girih.kernels.cpu import disk
 from girih.kernels.cpu.arrays import sealed
 from girih.kernels.cpu.disk import Blocks, Reads
-from girih.store.arrays import Ints, Longs
-from girih.store.tiers.block_reader import BlockReader, ThreadedReader
+from girih.store.spec import Ints, Longs
+from girih.store.tiers.block_reader import BlockReader, RingReader, ThreadedReader
 from girih.store.tiers.direct_file import DirectFile, aligned_memory
 from girih.store.tiers.record_log import RecordLog, blocks_of
-from girih.store.tiers.ring import RingReader
 
 Bytes = NDArray[np.uint8]
 _MOST_VICTIMS = 2

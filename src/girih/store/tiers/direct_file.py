@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from girih.errors import ConfigError, StorageFullError
-from girih.runs.files import disk_full
+from girih.files.whole import disk_full
 from girih.store.memory.mapping import claim
 
 BLOCK_BYTES = 4096

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from girih.errors import StorageFullError
-from girih.store.arrays import Longs
+from girih.store.spec import Longs
 from girih.store.tiers.direct_file import DirectFile
 
 _GROWTH = 8  # the file grows by an eighth, so that it is claimed in few and large parts

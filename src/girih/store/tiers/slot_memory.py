@@ -26,9 +26,9 @@ from girih.kernels.cpu.tiers import (
     USED_SINCE,
     Slots,
 )
-from girih.store.arrays import Bytes, Floats, Ints, Longs
 from girih.store.memory import mapping
 from girih.store.memory.shard_memory import NO_NOTES, NO_SAVE
+from girih.store.spec import Bytes, Floats, Ints, Longs
 
 _FIRST_STAGED = 1 << 10
 _CALLS_KEPT = 3  # a read, what is fetched for the next one, and the update

@@ -18,18 +18,16 @@ import numpy as np
 from girih.kernels.cpu import index, layout, tiers, update
 from girih.kernels.cpu.arrays import sealed
 from girih.kernels.cpu.update import Terms
-from girih.store.arrays import Floats, Ints, Longs
 from girih.store.clock import Clock
 from girih.store.memory.arena import ArenaShape, open_arena
-from girih.store.memory.options import Heap
+from girih.store.memory.mapping import Heap
 from girih.store.memory.shard_memory import ShardMemory
 from girih.store.rows.record import hyper_rows, row_layout, without_hyperparameters, without_values
 from girih.store.rows.row_table import ONCE, RowTable
-from girih.store.spec import GroupSpec
+from girih.store.spec import Floats, GroupSpec, Ints, Longs
 from girih.store.state import LAST_STEP, LoadedColumn, ShardState, write_columns
-from girih.store.tiers.options import Tiers
 from girih.store.tiers.slot_memory import shard_of_records
-from girih.store.tiers.tiered_values import TieredValues
+from girih.store.tiers.tiered_values import TieredValues, Tiers
 
 
 @dataclass(frozen=True, slots=True)

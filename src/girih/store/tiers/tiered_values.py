@@ -8,7 +8,9 @@ Shapes: U keys, K rows on their way, W columns of a row that training sees, V 32
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -26,12 +28,32 @@ from girih.kernels.cpu.tiers import (
     PLACE,
     SlotEvictions,
 )
-from girih.store.arrays import Bytes, Floats, Ints, Longs
 from girih.store.memory.shard_memory import ShardMemory
 from girih.store.rows.record import RowLayout
+from girih.store.spec import Bytes, Floats, Ints, Longs
 from girih.store.tiers.cold_file import ColdFile, PendingRead
-from girih.store.tiers.options import Tiers
 from girih.store.tiers.slot_memory import SlotMemory, shard_of_records
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tiers:
+    """Memory above a file: HybridHash (PICASSO §III-D).
+
+    Attributes:
+        directory: for the file, which has no name and ends with the process.
+        hot_rows: rows of this store that stay in memory: those that were read most. Beside them there is room for the
+            rows of a few batches, which grows with these.
+        flush_every_steps: how often the hot rows are chosen anew.
+        warm_up_steps: steps that only count, before they are chosen first.
+        direct: False lets the page cache keep what was read from the file; for file systems that have no better way.
+    """
+
+    directory: str | os.PathLike[str]
+    hot_rows: int
+    flush_every_steps: int = 100
+    warm_up_steps: int = 100
+    direct: bool = True
+
 
 _MOST_AT_ONCE = 1 << 12  # keys that need slots together, and rows that are copied together
 _MOST_CALLS_KEPT = 1 << 8

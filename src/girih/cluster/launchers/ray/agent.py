@@ -11,13 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from girih.cluster.command import module_command
-from girih.cluster.hosts import HostSpec
 from girih.cluster.launchers.launcher import Resources
 from girih.cluster.launchers.local import LocalLauncher, LocalProcess
-from girih.cluster.pipe import from_text
-from girih.cluster.roles import RoleName, title
-from girih.cluster.segments import hold
+from girih.cluster.roles import HostSpec, RoleName, title
+from girih.processes.pipe import from_text, module_command
+from girih.processes.segments import hold
 
 ASKED_S = 20.0
 """An answer of :meth:`Agent.events` without events comes after so long."""

@@ -8,6 +8,7 @@ import secrets
 import signal
 import socket
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,14 @@ import ray
 from ray.exceptions import RayError
 from ray.util import get_node_ip_address
 
-from girih.cluster.launchers.launcher import Resources
+from girih.cluster.launchers.launcher import Launch, Resources
 from girih.cluster.launchers.ray.agent import Agent, Order
 from girih.cluster.launchers.ray.placement import PLACED_S, RayPlacement
 from girih.cluster.launchers.ray.process import WAITING, RayProcess
 from girih.cluster.options import RoleResources
 from girih.cluster.roles import RoleName, title
 from girih.errors import ConfigError, RoleError
+from girih.processes.segments import new_prefix_of_nodes
 
 NAMESPACE = "girih"
 DIALED_S = 5.0
@@ -188,3 +190,48 @@ def _dial(address: str) -> None:
             f"cluster {address!r} cannot be reached: {error}; expected auto, or HOST:PORT of the head, as ray start --head"
             " prints it"
         ) from error
+
+
+class Nodes:
+    """See :class:`girih.cluster.launchers.launcher.Machines`.
+
+    Raises:
+        ConfigError: there is no cluster, or it has not what the run asks for.
+    """
+
+    def __init__(self, what: Launch) -> None:
+        self._what = what
+        self._resources = what.options.resources_of(what.counts, on_gpus=what.on_gpus)
+        self._cluster = RayCluster(what.options.address)
+        self._launcher: RayLauncher | None = None
+        self.bind, self.segments = self._cluster.host, new_prefix_of_nodes()
+        self._seen = what.run.absolute().parent / f".girih-{secrets.token_hex(8)}"
+
+    def launcher(self, hello: Mapping[str, Any]) -> RayLauncher:
+        """See :class:`girih.cluster.launchers.launcher.Machines`."""
+        self._seen.parent.mkdir(parents=True, exist_ok=True)
+        self._seen.touch()
+        self._launcher = launcher = RayLauncher(
+            self._what.counts,
+            self._resources,
+            trainer=self._what.command,
+            again=self._what.again,
+            hello=hello,
+            seen=str(self._seen),
+            writers=1 if self._what.checkpoints_elsewhere else None,
+            environment=self._what.environment,
+        )
+        if self._what.one_host and len(launcher.hosts) > 1:
+            raise ConfigError(
+                f"{self._what.one_host} is for processes of one host, and Ray placed the run on {len(launcher.hosts)}; use"
+                " --set strategy.transport=tcp"
+            )
+        return launcher
+
+    def close(self) -> None:
+        """See :class:`girih.cluster.launchers.launcher.Machines`."""
+        if self._launcher is not None:
+            self._launcher.close()
+        self._cluster.close()
+        with suppress(OSError):
+            self._seen.unlink()

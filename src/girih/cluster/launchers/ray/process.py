@@ -12,8 +12,8 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 
 from girih.cluster.launchers.ray.agent import ASKED_S
-from girih.cluster.pipe import as_text
 from girih.cluster.roles import RoleName
+from girih.processes.pipe import as_text
 
 ANSWER_S = 60.0
 """An actor whose node is there answers much sooner; where none is, Ray may never say so (ray#20092, ray#57726)."""
@@ -24,7 +24,7 @@ LOST = -9
 
 
 class RayPipe:
-    """The launcher's end of a trainer's pipe; see :class:`girih.cluster.pipe.Pipe`."""
+    """The launcher's end of a trainer's pipe; see :class:`girih.processes.pipe.Pipe`."""
 
     def __init__(self, process: RayProcess) -> None:
         self._process = process

@@ -1,0 +1,1 @@
+"""A config file becomes a trainer; strategies are compared, and machines calibrated."""

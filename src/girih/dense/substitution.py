@@ -1,0 +1,209 @@
+"""Partial results of all trainers become whole, and their gradients find the way back (DES, Algorithm 1).
+
+Everybody gets the whole of all examples ("replicated": one AllReduce forward, nothing back), or each the whole of its
+own examples ("split": a reduce-scatter forward, an all-gather of the gradients back). Reduce-scatter is an AllToAll
+and a sum here, since gloo's own sends as many bytes as its AllReduce.
+
+Shapes: B examples, b of them this trainer's, W columns, w of them this trainer's, R trainers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from girih.comm.group import TrainerGroup
+from girih.models.operators import ParameterSplit
+from girih.telemetry.stats import Stats
+
+Way = Callable[[Tensor], Tensor]
+
+
+class Aggregation:
+    """Exchange of partial results between trainers.
+
+    Args:
+        half: partial results, and with "split" their gradients, travel as bfloat16; sums are float32's all the same.
+        stats: where time and bytes sent are counted.
+    """
+
+    def __init__(self, ranks: TrainerGroup, stats: Stats, *, half: bool = False) -> None:
+        self.ranks, self.stats = ranks, stats
+        self.dtype = torch.bfloat16 if half else torch.float32
+
+    def summed(self, partial: Tensor, *, split: bool, heed: bool = False) -> Tensor:
+        """float32[B, W], each trainer's own, to their sum: float32[B, W], or with ``split`` float32[b, W].
+
+        Args:
+            heed: whether requests to stop travel along; not with ``split``, nor as bfloat16.
+        """
+        num_examples = len(partial)
+        if split:  # the gradients of the others' examples are theirs to tell
+            return _crossed(partial, self._sum_share, lambda gradient: self._gather(gradient, num_examples))
+        # each has the whole gradient
+        return _crossed(partial, lambda values: self._sum_all(values, heed=heed), lambda gradient: gradient)
+
+    def joined(self, own: Tensor, places: Sequence[Tensor], *, split: bool) -> Tensor:
+        """float32[B, w], each trainer's own columns, to all columns: float32[B, W], or with ``split`` float32[b, W].
+
+        Args:
+            places: where each trainer's columns stand among all W.
+        """
+        rank, size, shape = self.ranks.rank, self.ranks.size, own.shape
+        counts = self.shares(len(own)) if split else [len(own)] * size
+        of_own = [count * shape[1] for count in counts]
+        of_each = [counts[rank] * len(each) for each in places]
+
+        def there(own: Tensor) -> Tensor:
+            flat = own.reshape(-1)
+            received = self._exchange(flat if split else flat.repeat(size), of_own, of_each)
+            whole = own.new_empty(counts[rank], sum(len(each) for each in places))
+            for part, where in zip(received.split(of_each), places, strict=True):  # type: ignore[no-untyped-call]
+                whole.index_copy_(1, where, part.view(counts[rank], len(where)))
+            return whole
+
+        def back(gradient: Tensor) -> Tensor:
+            if not split:
+                return gradient.index_select(1, places[rank])
+            sent = torch.cat([gradient.index_select(1, each).reshape(-1) for each in places])
+            return self._exchange(sent, of_each, of_own).view(shape)
+
+        return _crossed(own, there, back)
+
+    def shares(self, num_examples: int) -> list[int]:
+        """The number of examples that are each trainer's: see ``share_of``."""
+        size = self.ranks.size
+        return [(rank + 1) * num_examples // size - rank * num_examples // size for rank in range(size)]
+
+    def _sum_all(self, values: Tensor, *, heed: bool) -> Tensor:
+        """The sum over all trainers, everywhere."""
+        if self.ranks.size == 1:
+            return values
+        if self.dtype == torch.bfloat16:  # a ring would round at every step
+            return self._gather(self._sum_share(values), len(values))
+        stops = values.new_full((int(heed),), self.ranks.stop_requested)
+        joined = torch.cat([values.reshape(-1), stops])
+        with self.stats.spans("aggregate"):
+            self.ranks.all_reduce(joined)
+        self.stats.sent("partials", 2 * (self.ranks.size - 1) * values.numel() * 4 // self.ranks.size)
+        if heed:
+            self.ranks.heed(joined[-1].item())
+        return joined[: values.numel()].view_as(values)
+
+    def _sum_share(self, values: Tensor) -> Tensor:
+        """[B, W] to the sum over all trainers of this trainer's examples, [b, W]."""
+        width, size = values.shape[1], self.ranks.size
+        counts = self.shares(len(values))
+        here = counts[self.ranks.rank]
+        received = self._exchange(
+            values.reshape(-1), [width * count for count in counts], [width * here] * size
+        )
+        return received.view(size, here, width).sum(0)
+
+    def _gather(self, share: Tensor, num_examples: int) -> Tensor:
+        """Each trainer's examples, [b, W], to those of all, [B, W]."""
+        width = share.shape[1]
+        sizes = [width * count for count in self.shares(num_examples)]
+        sent = share.reshape(-1).repeat(self.ranks.size)
+        return self._exchange(sent, [share.numel()] * self.ranks.size, sizes).view(num_examples, width)
+
+    def _exchange(self, sent: Tensor, sent_sizes: list[int], received_sizes: list[int]) -> Tensor:
+        """AllToAllv of numbers, float32 on both ends."""
+        rank, itemsize = self.ranks.rank, self.dtype.itemsize
+        if self.ranks.size == 1:
+            return sent
+        self.stats.sent("partials", itemsize * (sum(sent_sizes) - sent_sizes[rank]))
+        raw = sent.contiguous().to(self.dtype).view(torch.uint8)
+        with self.stats.spans("aggregate"):
+            received = self.ranks.exchange(
+                raw, [itemsize * n for n in sent_sizes], [itemsize * n for n in received_sizes]
+            )
+        return received.view(self.dtype).float()
+
+
+def _crossed(partial: Tensor, there: Way, back: Way) -> Tensor:
+    """A partial result on its way ``there``, in a graph that takes its gradient ``back``.
+
+    Trainers with nothing to learn from it need the graph too: all take part in what crosses the wire backward.
+    """
+    if torch.is_grad_enabled() and not partial.requires_grad:
+        partial.requires_grad_()
+    whole: Tensor = _Crossed.apply(partial, there, back)  # type: ignore[no-untyped-call]
+    return whole
+
+
+class _Crossed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, partial: Tensor, there: Way, back: Way) -> Tensor:
+        ctx.back = back
+        return there(partial)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.back(gradient), None, None
+
+
+Change = Callable[[ParameterSplit, Tensor], Tensor]
+
+
+class ShardedParameters(dict[nn.Parameter, ParameterSplit]):
+    """Parameter of a module → the part of it that is here.
+
+    Args:
+        optimizer: of the module's parameters; what it keeps of each is as large as the parameter, or one number.
+    """
+
+    def __init__(
+        self, module: nn.Module, optimizer: torch.optim.Optimizer | None, ranks: TrainerGroup
+    ) -> None:
+        super().__init__()
+        self._module, self._optimizer, self._ranks = module, optimizer, ranks
+
+    def keep(self, parameter: nn.Parameter, own: ParameterSplit) -> None:
+        """Notes that only a part of a parameter is here now, and cuts what its optimizer began with to size."""
+        self[parameter] = own
+        if self._optimizer is not None and parameter in self._optimizer.state:
+            self._optimizer.state[parameter] = _changed(
+                self._optimizer.state[parameter], own, ParameterSplit.part_of
+            )
+
+    def whole(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """A dense half's state with every parameter, and what the optimizer keeps of it, whole.
+
+        All trainers call it together.
+        """
+        return self._with(state, self._joined)
+
+    def part(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """The inverse of :meth:`whole`, for this trainer."""
+        return self._with(state, ParameterSplit.part_of)
+
+    def _with(self, state: Mapping[str, Any], change: Change) -> dict[str, Any]:
+        splits = {name: self[p] for name, p in self._module.named_parameters() if p in self}
+        model = {n: change(splits[n], value) if n in splits else value for n, value in state["model"].items()}
+        optimizer = dict(state["optimizer"])
+        if optimizer and self._optimizer is not None:
+            order = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+            moments = dict(optimizer["state"])
+            for number, parameter in enumerate(order):
+                if parameter in self and number in moments:
+                    moments[number] = _changed(moments[number], self[parameter], change)
+            optimizer["state"] = moments
+        return {**state, "model": model, "optimizer": optimizer}
+
+    def _joined(self, own: ParameterSplit, part: Tensor) -> Tensor:
+        shape = [own.size if dim == own.dim else size for dim, size in enumerate(part.shape)]
+        whole = part.new_zeros(shape).index_copy_(own.dim, own.places.to(part.device), part)
+        self._ranks.all_reduce(whole)  # of numbers beside zeros: exact
+        return whole
+
+
+def _changed(moments: Mapping[str, Any], own: ParameterSplit, change: Change) -> dict[str, Any]:
+    """State that an optimizer keeps for a parameter, all but single numbers changed as the parameter is."""
+    return {
+        key: change(own, value) if isinstance(value, Tensor) and value.dim() else value
+        for key, value in moments.items()
+    }

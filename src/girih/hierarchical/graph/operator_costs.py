@@ -1,0 +1,217 @@
+"""Facts of a net's operators: floating-point operations, bytes, and whose parameters they use."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from girih.hierarchical.graph.batches import apart, read
+from girih.hierarchical.graph.building import OUTPUT
+from girih.hierarchical.graph.runnable import RunnableGraph, is_importable, leaves
+from girih.models.embeddings import Embeddings
+from girih.planner.operators import Edge, Operator, OperatorGraph
+
+FORWARD_AND_BACKWARD = 3
+"""A product is taken three times: for the output, for the gradient of one factor and for that of the other."""
+
+
+def operator_graph(net: RunnableGraph, example: tuple[Tensor, Embeddings]) -> OperatorGraph:
+    """The operators of a net and the tensors between them, per example of a batch.
+
+    Matrix products are counted as ``torch.utils.flop_counter`` does, three times for forward and backward; an operator
+    without any counts one operation for each number of its output, three times as well. ``numeric``, each tensor of embeddings
+    that is read, and "logits" are operators on trainers, so that what travels to and from them is counted too.
+    """
+    num_examples = max(1, len(example[0]))
+    measured = _Measured(copy.deepcopy(net))  # running moments are the copy's
+    with apart(example[0].device), torch.no_grad():
+        measured.run(*example)
+    owners = owners_of(net)
+    counted: set[int] = set()
+    operators, edges = [], []
+    for node in net.graph.nodes:
+        name = name_of(node)
+        if name is None:
+            continue
+        own = {id(each): each for each in parameters_at(net, node) if id(each) not in counted}
+        counted |= own.keys()
+        operators.append(
+            Operator(
+                name=name,
+                kind=_kind(net, node),
+                module=owners.get(node, ""),
+                flops_per_example=measured.flops.get(node.name, 0.0) * FORWARD_AND_BACKWARD / num_examples,
+                parameter_bytes=sum(each.nbytes for each in own.values()),
+                output_bytes_per_example=0.0
+                if node.op == "output"
+                else measured.num_bytes[node.name] / num_examples,
+                movable=is_movable(net, node),
+            )
+        )
+        edges += [
+            Edge(
+                producer=producer,
+                consumer=name,
+                bytes_per_example=measured.num_bytes[value.name] / num_examples,
+                rows_per_example=measured.num_rows[value.name] / num_examples,
+                number_bytes=measured.number_bytes[value.name],
+            )
+            for producer, value in _read(node)
+        ]
+    return OperatorGraph(operators=tuple(operators), edges=tuple(edges))
+
+
+def name_of(node: fx.Node) -> str | None:
+    """The operator that a node is; None for nodes that only hand on what others have made."""
+    return OUTPUT if node.op == "output" else node.meta.get("operator")
+
+
+def is_movable(net: RunnableGraph, node: fx.Node) -> bool:
+    """Whether an operator can be run elsewhere than on a trainer."""
+    if node.op in ("placeholder", "output") or node.meta.get("stays"):
+        return False
+    if any(each.op == "placeholder" and each.target == "embeddings" for each in node.all_input_nodes):
+        return False
+    needed: list[Any] = [type(each) for each in _containers((node.args, node.kwargs))]
+    if node.op == "call_module":
+        needed += [type(each) for each in net.get_submodule(str(node.target)).modules()]
+    if callable(node.target):
+        needed.append(node.target)
+    return all(map(is_importable, needed))
+
+
+def free_nodes(graph: fx.Graph) -> set[fx.Node]:
+    """Nodes that follow from parameters and constants alone, whatever the batch: they are where their readers are."""
+    free: set[fx.Node] = set()
+    for node in graph.nodes:
+        inputs = node.all_input_nodes
+        if node.op == "get_attr" or (
+            inputs and node.op in ("call_function", "call_method") and free.issuperset(inputs)
+        ):
+            free.add(node)
+    return free
+
+
+def parameters_at(net: RunnableGraph, node: fx.Node) -> Iterator[nn.Parameter]:
+    """Parameters that a node itself names."""
+    if node.op == "call_module":
+        yield from net.get_submodule(str(node.target)).parameters()
+    for each in node.all_input_nodes:
+        if each.op == "get_attr":
+            value = _attribute(net, str(each.target))
+            if isinstance(value, nn.Parameter):
+                yield value
+
+
+def owners_of(net: RunnableGraph) -> dict[fx.Node, str]:
+    """Operator → the module whose parameters it uses, itself or by way of what follows from them alone.
+
+    Modules of which one operator uses parameters together count as one, as do those that share a parameter.
+    """
+    names: dict[int, str] = {}
+    for name, parameter in net.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), name.rpartition(".")[0] or name)
+    parents: dict[str, str] = {name: name for name in names.values()}
+
+    def root(name: str) -> str:
+        while parents[name] != name:
+            name = parents[name]
+        return name
+
+    free, used = free_nodes(net.graph), dict[fx.Node, set[str]]()
+    for node in net.graph.nodes:
+        own = {names[id(each)] for each in parameters_at(net, node)}
+        if node.op == "get_attr":
+            value = _attribute(net, str(node.target))
+            own = {names[id(value)]} if id(value) in names else set()
+        own = own.union(*(used[each] for each in node.all_input_nodes if each in free))
+        used[node] = own
+        for name in own:
+            first, second = sorted((root(name), root(min(own))), key=lambda each: (len(each), each))
+            parents[second] = first
+    return {node: root(min(own)) for node, own in used.items() if own}
+
+
+class _Measured(fx.Interpreter):
+    """Runs a net and notes operations and bytes of each node."""
+
+    def __init__(self, net: RunnableGraph) -> None:
+        super().__init__(net)
+        self.flops: dict[str, float] = {}
+        self.num_bytes: dict[str, int] = {}
+        self.num_rows: dict[str, int] = {}  # none of a tensor whose only dimension is the batch
+        self.number_bytes: dict[str, int] = {}  # 0 where no codec writes them
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Runs a node."""
+        with _Counter() as counter:
+            result = super().run_node(n)
+        found = [each for each in leaves(result) if isinstance(each, Tensor)]
+        self.num_bytes[n.name] = sum(each.nbytes for each in found)
+        self.num_rows[n.name] = sum(
+            each.numel() // max(1, each.shape[-1]) for each in found if each.dim() > 1
+        )
+        coded = {each.dtype for each in found} in ({torch.float32}, {torch.bfloat16})
+        self.number_bytes[n.name] = found[0].itemsize if coded else 0
+        if n.op.startswith("call") and n.target is not read:
+            self.flops[n.name] = counter.flops or sum(each.numel() for each in found)
+        return result
+
+
+class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Operations of matrix products."""
+
+    def __init__(self) -> None:
+        from torch.utils.flop_counter import flop_registry  # late: it loads triton, where that is installed
+
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.flops, self._formulas = 0, flop_registry
+
+    def __torch_dispatch__(self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        formula: Callable[..., int] | None = self._formulas.get(func.overloadpacket)
+        if formula is not None:
+            self.flops += formula(*args, **(kwargs or {}), out_val=result)
+        return result
+
+
+def _read(node: fx.Node) -> Iterator[tuple[str, fx.Node]]:
+    """Operators whose tensors a node reads, each with the value read."""
+    for value in node.all_input_nodes:
+        producer = value
+        while producer.meta.get("glue") and producer.all_input_nodes:
+            producer = producer.all_input_nodes[0]
+        name = name_of(producer)
+        if name is not None and node.target is not read:
+            yield name, value
+
+
+def _kind(net: RunnableGraph, node: fx.Node) -> str:
+    if node.op == "call_module":
+        return type(net.get_submodule(str(node.target))).__name__
+    if node.op in ("placeholder", "output"):
+        return {"placeholder": "input"}.get(node.op, node.op)
+    if node.target is read:
+        return "input"
+    if node.target is getattr:
+        return str(node.args[1])
+    return str(getattr(node.target, "__name__", node.target)).strip("_")
+
+
+def _attribute(net: RunnableGraph, name: str) -> Any:
+    owner, _, last = name.rpartition(".")
+    return getattr(net.get_submodule(owner), last)
+
+
+def _containers(value: Any) -> Iterator[Any]:
+    """Named tuples, which another process has to know."""
+    if isinstance(value, (tuple, list, dict)):
+        if hasattr(value, "_fields"):
+            yield value
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _containers(each)

@@ -1,0 +1,368 @@
+"""A tagged graph becomes one runnable partition for each device (HT §3.2.2)."""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from girih.errors import ConfigError, nearest
+from girih.hierarchical.graph.batches import packing_of
+from girih.hierarchical.graph.building import LEFT, OUTPUT
+from girih.hierarchical.graph.operator_costs import free_nodes, is_movable, name_of, owners_of
+from girih.hierarchical.graph.runnable import RunnableGraph
+from girih.hierarchical.graph.tracing import TracedNet, net_of
+from girih.planner.operators import TRAINER, OperatorGraph, Tagging, server_name
+from girih.planner.tagging.components import components as tagging_components
+
+Server = int | None
+"""A server's number; None on the trainer."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedNode:
+    """A node's server and level."""
+
+    server: Server
+    level: int
+
+
+def placed(net: RunnableGraph, tagging: Tagging, graph: OperatorGraph) -> dict[fx.Node, PlacedNode]:
+    """Returns where each node runs, and when; free ones are not in it, since they are copied to whatever reads them.
+
+    Args:
+        graph: facts of the same net.
+
+    Raises:
+        ConfigError: the tagging lacks an operator or has one that is unknown, names no device, moves what has to stay on
+            trainers, or tears apart operators of one module.
+    """
+    servers = _servers(net, tagging)
+    stage_of = {
+        name: each.stage
+        for each in tagging_components(graph, {name: _name(server) for name, server in servers.items()})
+        for name in each.operators
+    }
+    free = free_nodes(net.graph)
+    found: dict[fx.Node, PlacedNode] = {}
+    for node in net.graph.nodes:
+        if node in free:
+            continue
+        before = [found[each] for each in node.all_input_nodes if each not in free]
+        if node.meta.get("glue"):
+            found[node] = before[0]
+            continue
+        name = str(name_of(node))
+        server = servers.get(name)
+        if server is None:
+            level = max([0, *(each.level + (each.server is not None) for each in before)])
+        else:
+            level = 2 * stage_of[name] + 1
+        found[node] = PlacedNode(server, level)
+    return found
+
+
+def components(nodes: Mapping[fx.Node, PlacedNode], net: RunnableGraph) -> list[list[fx.Node]]:
+    """The nodes of servers as connected components of one server and level, each in the graph's order.
+
+    Nodes that read the same parameter count as connected, so that it is in one place; so do those that read the same value from
+    elsewhere, so that it travels once.
+    """
+    parents: dict[fx.Node, fx.Node] = {
+        node: node for node, where in nodes.items() if where.server is not None
+    }
+
+    def root(node: fx.Node) -> fx.Node:
+        while parents[node] is not node:
+            node = parents[node]
+        return node
+
+    readers: dict[tuple[PlacedNode, fx.Node], fx.Node] = {}
+    arriving: dict[tuple[PlacedNode, fx.Node], fx.Node] = {}
+    for node in parents:
+        for each in node.all_input_nodes:
+            if nodes.get(each) == nodes[node]:
+                parents[root(node)] = root(each)
+            elif each in nodes:
+                parents[root(node)] = root(arriving.setdefault((nodes[node], each), node))
+            for parameter in _parameters_behind(each, nodes):
+                parents[root(node)] = root(readers.setdefault((nodes[node], parameter), node))
+    found: dict[fx.Node, list[fx.Node]] = {}
+    for node in parents:
+        found.setdefault(root(node), []).append(node)
+    return list(found.values())
+
+
+def _parameters_behind(node: fx.Node, nodes: Mapping[fx.Node, PlacedNode]) -> set[fx.Node]:
+    """The attributes that a free node follows from, itself included."""
+    if node in nodes:
+        return set()
+    if node.op == "get_attr":
+        return {node} if node.target != "training" else set()
+    return set[fx.Node]().union(*(_parameters_behind(each, nodes) for each in node.all_input_nodes))
+
+
+def _name(server: Server) -> str:
+    return TRAINER if server is None else server_name(server)
+
+
+def _servers(net: RunnableGraph, tagging: Tagging) -> dict[str, Server]:
+    nodes = {name: node for node in net.graph.nodes if (name := name_of(node)) is not None}
+    for name in tagging:
+        if name not in nodes:
+            raise ConfigError(f"tagging: {name!r} is no operator of this net{nearest(name, nodes)}")
+    found: dict[str, Server] = {}
+    for name, node in nodes.items():
+        if name not in tagging and name != OUTPUT:
+            raise ConfigError(
+                f"tagging: no device for operator {name!r}; expected one for each operator of the net"
+            )
+        device = tagging.get(name, TRAINER)
+        found[name] = _server_of(name, device)
+        if found[name] is not None and not is_movable(net, node):
+            raise ConfigError(f"tagging: {name!r} on {device!r}; it has to stay on the trainer")
+    devices: dict[str, str] = {}
+    for node, owner in owners_of(net).items():
+        name = str(name_of(node))
+        if name in tagging and devices.setdefault(owner, tagging[name]) != tagging[name]:
+            raise ConfigError(
+                f"tagging: operators of {owner!r} on {devices[owner]!r} and, as {name!r}, on {tagging[name]!r}; expected those"
+                " that use the same parameters on one device"
+            )
+    return found
+
+
+def _server_of(name: str, device: str) -> Server:
+    number = device.removeprefix("server ")
+    if device == TRAINER:
+        return None
+    if not number.isdecimal() or device != server_name(int(number)):
+        raise ConfigError(f"tagging: {name!r} on {device!r}; expected 'trainer' or 'server 0' and so on")
+    return int(number)
+
+
+STAGES, PACKED_ALIKE = "_stages", "_packed_alike"
+Exchange = Callable[[list[tuple[str, list[Tensor]]]], list[list[Tensor]]]
+"""Runs the parts of one stage side by side: (part, inputs) of each → outputs of each."""
+
+
+@dataclass(frozen=True, eq=False)
+class ServerPart:
+    """Nodes that a server runs without coming back to the trainer.
+
+    Attributes:
+        name: of its first operator. server: its number.
+        module: ``module(*tensors) -> tuple of tensors``; its parameters are the model's, by their names. It changes no input.
+            Parts of one server may share parameters, where a module is called at several stages: pickle them together.
+        inputs, outputs: numbers of tensors. Whole numbers travel as tensors int64[].
+    """
+
+    name: str
+    server: int
+    module: RunnableGraph
+    inputs: int
+    outputs: int
+
+
+@dataclass(frozen=True, eq=False)
+class Partitioned:
+    """A net over the devices of a group.
+
+    Attributes:
+        parts: of all servers, in the order of stages. stages: the names of the parts of each.
+    """
+
+    traced: TracedNet
+    parts: tuple[ServerPart, ...]
+    stages: tuple[tuple[str, ...], ...]
+    _graph: fx.Graph
+    _objects: dict[str, Any]
+
+    def trainer(self, exchange: Exchange) -> nn.Module:
+        """The trainer's partition: ``forward(numeric, embeddings) -> logits``, with the model's loss where it has one.
+
+        Its parameters are the model's, by their names; those of parts are not among them.
+
+        Args:
+            exchange: called once for each stage, in order.
+        """
+        by_name = {part.name: part for part in self.parts}
+        stages = {
+            f"{STAGES}.{number}": Stage([(name, by_name[name].inputs) for name in names], exchange)
+            for number, names in enumerate(self.stages)
+        }
+        check = {PACKED_ALIKE: PackedAlike(packing_of(self.traced.example[1]))}
+        return net_of(
+            self.traced.model,
+            self.traced.left,
+            {**self._objects, **stages, **check},
+            copy.deepcopy(self._graph),
+        )
+
+
+def partition(traced: TracedNet, tagging: Tagging) -> Partitioned:
+    """Takes a net apart by device.
+
+    Run in one process, the partitions compute what the net computes, bit for bit. An operator that works in place gets a
+    module of its own that does not: what it is given may be read elsewhere.
+
+    Args:
+        tagging: operator → "trainer", or "server 0" and so on.
+
+    Raises:
+        ConfigError: the tagging does not fit the net, see :func:`girih.hierarchical.graph.partitioning.placed`.
+    """
+    where = placed(traced.net, tagging, traced.graph)
+    cut = [_Cut(traced.net, where, nodes) for nodes in components(where, traced.net)]
+    cut.sort(key=lambda each: each.where.level)
+    levels = sorted({each.where.level for each in cut})
+    stages = [[each for each in cut if each.where.level == level] for level in levels]
+    graph, objects = _trainer(traced.net, where, dict(zip(levels, stages, strict=True)))
+    names = tuple(tuple(each.name for each in stage) for stage in stages)
+    return Partitioned(traced, tuple(each.part() for each in cut), names, graph, objects)
+
+
+class Stage(nn.Module):
+    """One exchange with servers.
+
+    Args:
+        parts: name and number of inputs of each.
+    """
+
+    def __init__(self, parts: Sequence[tuple[str, int]], exchange: Exchange) -> None:
+        super().__init__()
+        self.parts, self.exchange = tuple(parts), exchange
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """The inputs of all parts, one after the other, to their outputs."""
+        rest = iter(tensors)
+        stage = [(name, [next(rest) for _ in range(inputs)]) for name, inputs in self.parts]
+        return tuple(output for outputs in self.exchange(stage) for output in outputs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Stage:
+        return Stage(self.parts, self.exchange)  # a connection has no copies
+
+
+class PackedAlike(nn.Module):
+    """Refuses embeddings that are packed otherwise than those that a net was traced on."""
+
+    def __init__(self, packing: tuple[object, ...]) -> None:
+        super().__init__()
+        self.packing = packing
+
+    def forward(self, embeddings: Any) -> None:
+        """Raises a ValueError where they are."""
+        if packing_of(embeddings) != self.packing:
+            raise ValueError(
+                f"embeddings packed as {packing_of(embeddings)}; expected {self.packing}, as the net was traced: trace it anew"
+            )
+
+
+class _Copy:
+    """Nodes of a net, copied into another graph with all that is free before them."""
+
+    def __init__(self, net: RunnableGraph) -> None:
+        self.net, self.graph = net, fx.Graph()
+        self.nodes: dict[fx.Node, fx.Node] = {}
+        self.objects: dict[str, Any] = {}
+        self._numbers: dict[fx.Node, fx.Node] = {}
+
+    def copied(self, node: fx.Node) -> fx.Node:
+        """The node's copy, made if it is free and not there yet."""
+        if node not in self.nodes:
+            for each in node.all_input_nodes:
+                self.copied(each)
+            self.nodes[node] = self.graph.node_copy(node, self.copied)
+            if node.op in ("call_module", "get_attr"):
+                owner, _, last = str(node.target).rpartition(".")
+                self.objects[str(node.target)] = _out_of_place(getattr(self.net.get_submodule(owner), last))
+        return self.nodes[node]
+
+    def arrived(self, node: fx.Node, tensor: fx.Node) -> None:
+        """Takes a tensor of this graph for a node of another place."""
+        is_number = node.meta.get("is_number")
+        self.nodes[node] = self.graph.call_method("item", (tensor,)) if is_number else tensor
+
+    def leaving(self, node: fx.Node) -> fx.Node:
+        """The tensor that goes elsewhere for a node."""
+        if not node.meta.get("is_number"):
+            return self.copied(node)
+        if node not in self._numbers:
+            self._numbers[node] = self.graph.call_function(torch.tensor, (self.copied(node),))
+        return self._numbers[node]
+
+
+class _Cut:
+    """A component of a net: the values that it reads from elsewhere, and those of its own that are read elsewhere."""
+
+    def __init__(self, net: RunnableGraph, where: dict[fx.Node, PlacedNode], nodes: list[fx.Node]) -> None:
+        self.net, self.own, self.where = net, nodes, where[nodes[0]]
+        inside = set(nodes)
+        self.inputs = list(
+            dict.fromkeys(
+                each
+                for node in nodes
+                for each in node.all_input_nodes
+                if each in where and each not in inside
+            )
+        )
+        self.outputs = [node for node in nodes if any(user not in inside for user in node.users)]
+        self.name = str(next(node.meta["operator"] for node in nodes if "operator" in node.meta))
+
+    def part(self) -> ServerPart:
+        """The part."""
+        copy_ = _Copy(self.net)
+        places = [copy_.graph.placeholder(f"input_{number}") for number in range(len(self.inputs))]
+        for node, place in zip(self.inputs, places, strict=True):
+            copy_.arrived(node, place)
+        for node in self.own:
+            copy_.copied(node)
+        copy_.graph.output(tuple(copy_.leaving(node) for node in self.outputs))
+        module = RunnableGraph(copy_.objects, copy_.graph)
+        module.training = self.net.training
+        return ServerPart(self.name, int(self.where.server or 0), module, len(self.inputs), len(self.outputs))
+
+
+def _trainer(
+    net: RunnableGraph, where: dict[fx.Node, PlacedNode], stages: dict[int, list[_Cut]]
+) -> tuple[fx.Graph, dict[str, Any]]:
+    """The trainer's graph with a call for each stage, and what its nodes name but for stages."""
+    copy_ = _Copy(net)
+    own = [node for node, at in where.items() if at.server is None]
+    own.sort(key=lambda node: (node.op == "output", where[node].level))
+    pending = dict(stages)
+    checked = False
+    for node in own:
+        while pending and min(pending) < where[node].level:
+            _exchange(copy_, len(stages) - len(pending), pending.pop(min(pending)))
+        if node.op != "placeholder" and not checked:
+            copy_.graph.call_module(PACKED_ALIKE, (copy_.nodes[_embeddings(net)],))
+            checked = True
+        copy_.copied(node)
+    return copy_.graph, {name: value for name, value in copy_.objects.items() if name != LEFT}
+
+
+def _exchange(copy_: _Copy, number: int, cuts: Iterable[_Cut]) -> None:
+    cuts = list(cuts)
+    sent = [copy_.leaving(node) for cut in cuts for node in cut.inputs]
+    stage = copy_.graph.call_module(f"{STAGES}.{number}", tuple(sent))
+    for place, node in enumerate(node for cut in cuts for node in cut.outputs):
+        copy_.arrived(node, copy_.graph.call_function(operator.getitem, (stage, place)))
+
+
+def _embeddings(net: RunnableGraph) -> fx.Node:
+    found: fx.Node = next(each for each in net.graph.nodes if each.target == "embeddings")
+    return found
+
+
+def _out_of_place(value: Any) -> Any:
+    """The same module, but for one that works in place: one that does not."""
+    if isinstance(value, nn.Module) and getattr(value, "inplace", False) is True:
+        value = copy.copy(value)
+        value.inplace = False
+    return value

@@ -1,0 +1,305 @@
+"""One forward pass, written down: each torch function and each module that is one operator, with where its inputs come from.
+
+The pass runs on real tensors, so plain Python around them runs as it is. It must not look into their data, though: what it
+finds there may be different in the next batch. A module whose code does so is opaque: one operator, whose inside is not
+recorded.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.fx.node import _get_qualified_name
+from torch.overrides import TorchFunctionMode
+
+from girih.hierarchical.graph.batches import tensors_of
+from girih.hierarchical.graph.runnable import Key, leaves, mapped, resolved, ways
+from girih.models.embeddings import Embeddings
+
+
+class Opaque(BaseException):
+    """A module cannot be recorded; no exception that a model would catch.
+
+    Attributes:
+        scope: path of the module; reason: why, in words.
+    """
+
+    def __init__(self, scope: str, reason: str) -> None:
+        super().__init__(f"{scope!r}: {reason}")
+        self.scope, self.reason = scope, reason
+
+
+@dataclass(frozen=True, slots=True)
+class NetInput:
+    """``numeric``, ``embeddings`` as a whole, or a tensor of these: see :data:`girih.hierarchical.graph.batches.Place`."""
+
+    kind: str
+    key: int | str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """A parameter or buffer, by its name."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConstantTensor:
+    """A tensor that the model has from elsewhere, by its number."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A tensor of what a call returned: the call's number, and the leaf's."""
+
+    call: int
+    leaf: int
+
+
+Ref = NetInput | Attribute | ConstantTensor | Result
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One operator in one pass; tensors in its arguments are :data:`Ref`.
+
+    Attributes:
+        scope: path of the module whose code called it.
+        shapes: of each leaf of the result. ways: to each; ((),) where the result is one tensor.
+    """
+
+    kind: Literal["module", "method", "function"]
+    target: str | Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    scope: str
+    shapes: tuple[torch.Size, ...]
+    ways: tuple[tuple[Key, ...], ...]
+
+
+@dataclass(eq=False)
+class Recording:
+    """A forward pass.
+
+    Attributes:
+        logits: what it returned. left: tensors that it left on modules: (path, attribute) → which.
+        shapes: of inputs.
+    """
+
+    calls: list[Call] = field(default_factory=list)
+    constants: list[Tensor] = field(default_factory=list)
+    shapes: dict[Ref, torch.Size] = field(default_factory=dict)
+    logits: Ref | None = None
+    left: dict[tuple[str, str], Ref] = field(default_factory=dict)
+
+
+CONTAINERS = (nn.Module, nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+PLAIN = (int, float, bool, str, complex, type(None), type(...), torch.dtype, torch.device, torch.layout, torch.memory_format)  # fmt: skip
+SHAPES = frozenset({"shape", "size", "numel", "nelement", "__len__", "stride"})
+FACTS = SHAPES | {
+    "dim", "ndim", "dtype", "device", "layout", "itemsize", "element_size", "get_device", "__hash__",
+    "requires_grad", "is_leaf", "is_tensor", "is_contiguous", "is_floating_point", "is_complex", "is_signed",
+    "is_cuda", "is_cpu", "is_sparse", "is_nested", "is_quantized", "is_inference",
+}  # fmt: skip
+"""These are known of a tensor without its data."""
+SHAPED_BY_DATA = frozenset(
+    {"nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount"}
+)
+
+
+def record(module: nn.Module, numeric: Tensor, embeddings: Embeddings, opaque: Collection[str]) -> Recording:
+    """Records one forward pass of a module in its present mode.
+
+    Args:
+        opaque: paths of modules that are one operator each, beside those of torch.nn.
+
+    Raises:
+        Opaque: another module has to be one operator.
+    """
+    recorder = _Recorder(module, numeric, embeddings, opaque)
+    hooks = []
+    for path, each in module.named_modules():
+        if path:
+            hooks.append(each.register_forward_pre_hook(partial(recorder.enter, path), with_kwargs=True))
+            hooks.append(each.register_forward_hook(partial(recorder.leave, path), with_kwargs=True))
+    try:
+        with recorder:
+            output = module(numeric, embeddings)
+    except Exception as error:
+        raise Opaque("", f"{type(error).__name__}: {error}") from error
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return recorder.finished(output)
+
+
+class _Recorder(TorchFunctionMode):
+    def __init__(
+        self, module: nn.Module, numeric: Tensor, embeddings: Embeddings, opaque: Collection[str]
+    ) -> None:
+        super().__init__()
+        self._module, self._opaque, self._embeddings = module, opaque, embeddings
+        self._found = Recording()
+        self._known: dict[int, tuple[Ref, Any]] = {id(embeddings): (NetInput("embeddings"), embeddings)}
+        self._shaped_by_data: set[int] = set()
+        self._scopes, self._inside, self._silent = [""], "", False
+        self._versions: list[tuple[Tensor, int]] = []
+        self._state = _state()
+        self._before = {path: dict(vars(each)) for path, each in module.named_modules()}
+        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+            self._know(tensor, Attribute(name))
+        for (kind, key), tensor in tensors_of(embeddings):
+            self._know(tensor, NetInput(kind, key))
+        self._know(numeric, NetInput("numeric"))
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if self._silent or self._inside:
+            return func(*args, **kwargs)
+        scope = self._scopes[-1]
+        if _state() != self._state:
+            raise Opaque(scope, "it changes whether gradients or autocast are on")
+        kind, target, extra = _target(func, scope)
+        given = [each for each in leaves((args, kwargs)) if isinstance(each, Tensor)]
+        versions = [(tensor, tensor._version) for tensor in given]
+        result = func(*args, **kwargs)
+        walked = target == "unbind" and func is torch.Tensor.__iter__
+        if walked:
+            result = tuple(result)
+        if not any(isinstance(each, Tensor) for each in leaves(result)):
+            self._check_fact(scope, target if not extra else extra[0], given)
+            return result
+        if any(tensor._version != version for tensor, version in versions):
+            raise Opaque(scope, f"{target} works in place")
+        self._write(kind, target, (*args, *extra), kwargs, result)
+        self._mark(target, given, kwargs, result)
+        return iter(result) if walked else result
+
+    def enter(self, path: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """A module begins."""
+        if self._inside:
+            return
+        if path in self._opaque or (
+            type(module).__module__.startswith("torch.nn") and type(module) not in CONTAINERS
+        ):
+            self._inside = path
+            self._versions = [(t, t._version) for t in leaves((args, kwargs)) if isinstance(t, Tensor)]
+        else:
+            self._scopes.append(path)
+
+    def leave(self, path: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        """A module ends."""
+        if self._inside and self._inside != path:
+            return
+        if not self._inside:
+            self._scopes.pop()
+            return
+        changed = [tensor for tensor, version in self._versions if tensor._version != version]
+        if any(tensor is not output for tensor in changed):
+            raise Opaque(self._scopes[-1], f"{path} works in place")
+        if any(not isinstance(each, Tensor | None) for each in leaves(output)):
+            raise Opaque(self._scopes[-1], f"{path} returns more than tensors")
+        self._inside = ""
+        self._silent = True
+        self._write("module", path, args, kwargs, output)
+        self._silent = False
+
+    def finished(self, output: Any) -> Recording:
+        """The recording of a pass that returned ``output``."""
+        if not isinstance(output, Tensor) or id(output) not in self._known:
+            raise Opaque("", f"it returns {type(output).__name__}; expected a tensor that it computed")
+        self._found.logits = self._known[id(output)][0]
+        for path, each in self._module.named_modules():
+            for name, value in vars(each).items():
+                if (
+                    isinstance(value, Tensor)
+                    and value is not self._before[path].get(name)
+                    and id(value) in self._known
+                ):
+                    self._found.left[path, name] = self._known[id(value)][0]
+        return self._found
+
+    def _write(self, kind: Any, target: Any, args: Any, kwargs: Any, result: Any) -> None:
+        scope, number = self._scopes[-1], len(self._found.calls)
+        args, kwargs = mapped((args, kwargs), self._ref)
+        found = list(leaves(result))
+        shapes = tuple(each.shape if isinstance(each, Tensor) else torch.Size() for each in found)
+        self._found.calls.append(Call(kind, target, args, kwargs, scope, shapes, tuple(ways(result))))
+        for leaf, each in enumerate(found):
+            if isinstance(each, Tensor):
+                self._known[id(each)] = Result(number, leaf), each
+
+    def _ref(self, value: Any) -> Any:
+        if id(value) in self._known and self._known[id(value)][1] is value:
+            return self._known[id(value)][0]
+        if isinstance(value, Tensor):
+            self._found.constants.append(value)
+            ref = ConstantTensor(len(self._found.constants) - 1)
+            self._known[id(value)] = ref, value
+            return ref
+        if isinstance(value, PLAIN):
+            return value
+        raise Opaque(self._scopes[-1], f"a {type(value).__name__} is no input of an operator")
+
+    def _know(self, tensor: Tensor, ref: Ref) -> None:
+        if id(tensor) not in self._known:
+            self._known[id(tensor)] = ref, tensor
+            self._found.shapes[ref] = tensor.shape
+
+    def _check_fact(self, scope: str, name: Any, given: list[Tensor]) -> None:
+        """Python got something else than tensors."""
+        if not given:
+            return
+        if name not in FACTS:
+            raise Opaque(scope, f"it looks into data: {name}")
+        if name in SHAPES and any(id(tensor) in self._shaped_by_data for tensor in given):
+            raise Opaque(scope, f"it looks into data: {name} of a tensor whose shape depends on them")
+
+    def _mark(self, target: Any, given: list[Tensor], kwargs: Mapping[str, Any], result: Any) -> None:
+        """Remembers tensors whose shape depends on data."""
+        name = getattr(target, "__name__", target)
+        by_mask = name == "__getitem__" and any(each.dtype == torch.bool for each in given[1:])
+        repeated = name == "repeat_interleave" and "output_size" not in kwargs
+        if (
+            name in SHAPED_BY_DATA
+            or by_mask
+            or repeated
+            or any(id(each) in self._shaped_by_data for each in given)
+        ):
+            self._shaped_by_data |= {id(each) for each in leaves(result)}
+
+
+def _state() -> tuple[bool, ...]:
+    return torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")
+
+
+def _target(func: Any, scope: str) -> tuple[str, Any, tuple[Any, ...]]:
+    """Kind and target of a call, and what comes behind its arguments."""
+    name = getattr(func, "__name__", "")
+    if name == "__get__":
+        return "function", getattr, (func.__self__.__name__,)
+    if func is torch.Tensor.__iter__:
+        return "method", "unbind", ()
+    if getattr(torch.Tensor, name, None) is func:
+        return "method", name, ()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        qualified = _get_qualified_name(func) if callable(func) else ""
+        if resolved(qualified) is not func:
+            raise Opaque(scope, f"it calls {name or func!r}, which is found nowhere by its name")
+    return "function", func, ()

@@ -1,0 +1,195 @@
+"""A graph that runs as a module, and travels to other processes."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx, nn
+from torch.fx.node import _get_qualified_name
+
+from girih.config.user_code import is_found_by_others
+
+Key = int | str
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """All that lies in tuples, lists, dicts and slices, in order."""
+    if isinstance(value, (tuple, list)):
+        for each in value:
+            yield from leaves(each)
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from leaves(each)
+    elif isinstance(value, slice):
+        yield from (value.start, value.stop, value.step)
+    else:
+        yield value
+
+
+def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
+    """The same structure with another value for each leaf, called in the order of :func:`leaves`."""
+    if isinstance(value, tuple):
+        found = [mapped(each, function) for each in value]
+        return type(value)(*found) if hasattr(value, "_fields") else tuple(found)
+    if isinstance(value, list):
+        return [mapped(each, function) for each in value]
+    if isinstance(value, dict):
+        return {key: mapped(each, function) for key, each in value.items()}
+    if isinstance(value, slice):
+        return slice(function(value.start), function(value.stop), function(value.step))
+    return function(value)
+
+
+def ways(value: Any) -> Iterator[tuple[Key, ...]]:
+    """The keys that lead to each leaf, in the order of :func:`leaves`."""
+    if isinstance(value, (tuple, list)):
+        items: Any = enumerate(value)
+    elif isinstance(value, dict):
+        items = value.items()
+    else:
+        yield ()
+        return
+    for key, each in items:
+        for way in ways(each):
+            yield (key, *way)
+
+
+CONSTANTS = "_constants"
+"""The module of tensors that a model has from elsewhere: in none of its states."""
+Objects = Mapping[str, Any]
+"""Modules, parameters and buffers by the names that a graph calls them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """A node, in the arguments of another one, or a function, by name."""
+
+    name: str
+
+
+class RunnableGraph(fx.GraphModule):
+    """The module of a graph over tensors that are a model's own: parameters keep their objects and names.
+
+    Beside what ``fx.GraphModule`` can, it is pickled node by node, where that would trace its code anew, and copied with
+    its class.
+
+    Args:
+        objects: what the graph's nodes name.
+    """
+
+    def __init__(self, objects: Objects, graph: fx.Graph) -> None:
+        super().__init__(dict(objects), graph)
+        if CONSTANTS in self._modules:
+            constants = self.get_submodule(CONSTANTS)
+            constants._non_persistent_buffers_set |= constants._buffers.keys()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _loaded, (self.state(), nodes_of(self.graph))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RunnableGraph:
+        loaded: RunnableGraph = _loaded(copy.deepcopy(self.state(), memo), nodes_of(self.graph))
+        return loaded
+
+    def objects(self) -> dict[str, Any]:
+        """Returns the objects that the graph's nodes name."""
+        found = {}
+        for name in named_by(self.graph):
+            owner, _, last = name.rpartition(".")
+            found[name] = getattr(self.get_submodule(owner), last)
+        return found
+
+    def state(self) -> dict[str, Any]:
+        """All but the graph."""
+        without = (
+            "_graph",
+            "_code",
+            "_lineno_map",
+            "_prologue_start",
+            "_tracer_cls",
+            "_tracer_extras",
+            "meta",
+        )
+        return {key: value for key, value in self.__dict__.items() if key not in without}
+
+
+def named_by(graph: fx.Graph) -> list[str]:
+    """The modules, parameters and buffers that a graph's nodes name."""
+    names = [str(node.target) for node in graph.nodes if node.op in ("call_module", "get_attr")]
+    return list(dict.fromkeys(names))
+
+
+def nodes_of(graph: fx.Graph) -> list[tuple[Any, ...]]:
+    """A graph as plain values."""
+
+    def plain(value: Any) -> Any:
+        return _Named(value.name) if isinstance(value, fx.Node) else value
+
+    return [
+        (
+            node.name,
+            node.op,
+            _Named(qualified(node.target)) if callable(node.target) else node.target,
+            mapped(node.args, plain),
+            mapped(node.kwargs, plain),
+            dict(node.meta),
+        )
+        for node in graph.nodes
+    ]
+
+
+def qualified(function: Callable[..., Any]) -> str:
+    """The name by which :func:`resolved` finds a function again."""
+    return _get_qualified_name(function)
+
+
+def resolved(name: str) -> Any:
+    """A function by its qualified name; None where there is no such."""
+    if name == "getattr":
+        return getattr
+    owner, _, last = name.rpartition(".")
+    while owner:
+        try:
+            found: Any = importlib.import_module(owner)
+        except ImportError:
+            owner, _, middle = owner.rpartition(".")
+            last = f"{middle}.{last}"
+            continue
+        for each in last.split("."):
+            found = getattr(found, each, None)
+        return found
+    return None
+
+
+def _loaded(state: dict[str, Any], nodes: list[tuple[Any, ...]]) -> RunnableGraph:
+    graph, known = fx.Graph(), dict[str, fx.Node]()
+
+    def node_of(value: Any) -> Any:
+        return known[value.name] if isinstance(value, _Named) else value
+
+    for name, op, target, args, kwargs, meta in nodes:
+        function = resolved(target.name) if isinstance(target, _Named) else target
+        node = graph.create_node(op, function, mapped(args, node_of), mapped(kwargs, node_of), name)
+        node.meta.update(meta)
+        known[name] = node
+    net = RunnableGraph.__new__(RunnableGraph)
+    nn.Module.__init__(net)
+    net.__dict__.update(state)
+    net.meta, net._tracer_cls, net._tracer_extras = {}, None, {}
+    net.graph = graph
+    return net
+
+
+def is_importable(found: type | Callable[..., Any]) -> bool:
+    """Whether another process finds a class or a function by its name."""
+    name = f"{found.__module__}.{found.__qualname__}" if isinstance(found, type) else qualified(found)
+    home = name.partition(".")[0]
+    if found is getattr:
+        return True
+    try:
+        return home != "__main__" and is_found_by_others(home) and resolved(name) is found
+    except (ImportError, ValueError):
+        return False

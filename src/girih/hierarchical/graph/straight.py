@@ -1,0 +1,98 @@
+"""A model in evaluation mode as one function of straight-line code: its torch functions, and nothing of the modules between them.
+
+For a batch of a few hundred examples, what Python does between operators takes a third as long as the operators.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from girih.dense.accel import onednn
+from girih.dense.accel.arithmetic import arithmetic
+from girih.dense.half import DenseSpec
+from girih.hierarchical.graph.batches import batches_of
+from girih.hierarchical.graph.runnable import CONSTANTS
+from girih.hierarchical.graph.tracing import trace
+from girih.models.embeddings import Embeddings
+
+_LOG = logging.getLogger(__name__)
+Straight = Callable[[nn.Module, Tensor, Embeddings], Tensor]
+"""The outputs of a module, given it, ``numeric`` and embeddings: of that which was traced, or of one like it with other parameters."""
+WITHOUT_LINEAR = (
+    nn.BatchNorm1d, nn.Dropout, nn.GELU, nn.Identity, nn.LayerNorm, nn.LeakyReLU, nn.PReLU, nn.ReLU, nn.Sigmoid, nn.SiLU,
+    nn.Softmax, nn.Tanh,
+)  # fmt: skip
+"""Modules that call no ``F.linear``, so that it is the same by whom it is computed."""
+TRIED = (512, 3)
+
+
+def straight(spec: DenseSpec, numeric: Tensor, embeddings: Embeddings) -> Straight | None:
+    """The evaluation of a spec's module; None where it has to stay as it is, since it looks at values, or the spec wants other arithmetic.
+
+    Args:
+        numeric: float32[B, X], and embeddings: those of an example batch whose sequences differ in length; the function serves batches of
+            any size that are packed alike.
+    """
+    if spec.precision != "float32" or spec.forward != "float32" or spec.device.type != "cpu":
+        return None
+    was_training = [(module, module.training) for module in spec.module.modules()]
+    spec.module.eval()
+    try:
+        traced = trace(spec.module, numeric, embeddings)
+        if traced.opaque or traced.left or not _straighten(traced.net):
+            return None
+        found: Straight = type(traced.net).forward
+        return found if _computes_as(found, spec, batches_of(numeric, embeddings, TRIED)) else None
+    except (
+        Exception
+    ):  # of a model that takes other values than the example has; it says so of those that it is given
+        _LOG.debug("no straight code", exc_info=True)
+        return None
+    finally:
+        for module, training in was_training:
+            module.training = training
+
+
+def _straighten(net: fx.GraphModule) -> bool:
+    """Has linear layers computed as :func:`arithmetic` would have them; returns whether nothing else depends on it."""
+    linear = onednn.linear if onednn.pays() else F.linear
+    for node in list(net.graph.nodes):
+        if node.op == "get_attr" and str(node.target).startswith(CONSTANTS):
+            return False
+        if node.op == "call_function" and node.target is F.linear:
+            node.target = linear
+        if node.op != "call_module":
+            continue
+        module = net.get_submodule(node.target)
+        if type(module) is nn.Linear:
+            _open(net.graph, node, linear, has_bias=module.bias is not None)
+        elif not isinstance(module, WITHOUT_LINEAR):
+            return False
+    net.recompile()
+    return True
+
+
+def _open(graph: fx.Graph, node: fx.Node, linear: Any, *, has_bias: bool) -> None:
+    with graph.inserting_before(node):
+        weight = graph.get_attr(f"{node.target}.weight")
+        bias = graph.get_attr(f"{node.target}.bias") if has_bias else None
+        called = graph.call_function(linear, (*node.args, weight, bias))
+    node.replace_all_uses_with(called)
+    graph.erase_node(node)
+
+
+def _computes_as(found: Straight, spec: DenseSpec, batches: list[tuple[Tensor, Embeddings]]) -> bool:
+    """Whether the outputs are the module's, to the last bit."""
+    with torch.inference_mode():
+        for batch in batches:
+            with arithmetic(spec.device, precision=spec.precision, forward=spec.forward):
+                expected = spec.module(*batch)
+            if not torch.equal(found(spec.module, *batch), expected):
+                return False
+    return True

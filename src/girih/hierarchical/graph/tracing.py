@@ -1,0 +1,197 @@
+"""A model becomes a graph: recorded on batches of several sizes, and tried on one more."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from girih.hierarchical.graph.batches import SIZES, apart, batches_of
+from girih.hierarchical.graph.building import LEFT, Built, SideOutput, build, whole
+from girih.hierarchical.graph.operator_costs import operator_graph
+from girih.hierarchical.graph.recording import Opaque, record
+from girih.hierarchical.graph.runnable import Objects, RunnableGraph, named_by
+from girih.models.embeddings import Embeddings
+from girih.planner.operators import OperatorGraph
+
+
+@dataclass(frozen=True, slots=True)
+class CutParameter:
+    """A parameter of the model that a rewriting has cut.
+
+    Attributes:
+        parameter: its name in the net before. dim: along which it is cut. parts: the names of its parts, in order.
+        sizes: their lengths along ``dim``.
+    """
+
+    parameter: str
+    dim: int
+    parts: tuple[str, ...]
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class TracedNet:
+    """A model as a graph of operators.
+
+    Attributes:
+        net: runs it, ``forward(numeric, embeddings) -> logits``; its parameters are the model's, by their names.
+        graph: facts of its operators.
+        model: what was traced.
+        example: a batch, for facts of rewritten graphs.
+        opaque: modules that are one operator each because they could not be recorded: path → why.
+        left: what the forward pass leaves for the loss. splits: parameters that were cut.
+    """
+
+    net: RunnableGraph
+    graph: OperatorGraph
+    model: nn.Module
+    example: tuple[Tensor, Embeddings]
+    opaque: Mapping[str, str] = field(default_factory=dict)
+    left: Sequence[SideOutput] = ()
+    splits: tuple[CutParameter, ...] = ()
+
+
+def net_of(model: nn.Module, left: Sequence[SideOutput], objects: Objects, graph: fx.Graph) -> RunnableGraph:
+    """A net that has the model's loss, with what its graph leaves for that.
+
+    Args:
+        objects: what the graph's nodes name, but for what takes what is left.
+    """
+    shell = (
+        model if model in objects.values() else _shell(model)
+    )  # a model that is one operator keeps what it leaves
+    more = {LEFT: LeftForLoss(shell, left)} if left else {}
+    net = RunnableGraph({**objects, **more}, graph)
+    net.training = model.training
+    if callable(getattr(model, "loss", None)):
+        net.loss = Loss(shell)  # type: ignore[assignment]
+    return net
+
+
+class LeftForLoss(nn.Module):
+    """Sets attributes of a model's shell to tensors that have a gradient, as its forward pass would."""
+
+    def __init__(self, shell: nn.Module, left: Sequence[SideOutput]) -> None:
+        super().__init__()
+        self._shell, self._left = (shell,), tuple(left)  # in a tuple: no module of this one
+
+    def forward(self, *values: Tensor) -> None:
+        """The tensors in the order of what is left."""
+        for each, value in zip(self._left, values, strict=True):
+            kept = value.requires_grad and (self.training or each.always)
+            setattr(self._shell[0].get_submodule(each.path), each.attribute, value if kept else None)
+
+
+class Loss:
+    """A model's ``loss(outputs, batch)``, of its shell."""
+
+    def __init__(self, shell: nn.Module) -> None:
+        self._shell = shell
+
+    def __call__(self, outputs: Tensor, batch: Any) -> Tensor:
+        """The mean loss, 0-d."""
+        loss: Tensor = self._shell.loss(outputs, batch)  # type: ignore[operator]
+        return loss
+
+
+def _shell(model: nn.Module) -> nn.Module:
+    """The model with parameters that are its own, for a loss that may read them, and attributes that are not."""
+    memo = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    return copy.deepcopy(model, memo)
+
+
+TRIED = 13
+"""The size of the batch on which a graph is held to its model."""
+
+
+def trace(module: nn.Module, numeric: Tensor, embeddings: Embeddings) -> TracedNet:
+    """A model as a graph of operators.
+
+    Each module of torch.nn is an operator; others are opened, so that each torch function in them is one. The forward pass
+    runs on real tensors: plain Python around them may do as it likes, as long as it does not look into their data. A module
+    that does, or that works in place, changes the gradient's or autocast's state or returns more than tensors, is one operator,
+    named by its path; at worst that is the whole model, which then stays on trainers.
+
+    The graph serves batches of all sizes, packed as the example is, under the autocast that is on as it is traced, in
+    training and in evaluation mode. The model is left as it was, random state included.
+
+    Args:
+        numeric: float[B, X], and embeddings: those of an example batch of at least one example, as the model would get them.
+
+    Raises:
+        ConfigError: the batch is empty.
+    """
+    *batches, tried = batches_of(numeric, embeddings, (*SIZES, TRIED))
+    copied, opaque = copy.deepcopy(module), dict[str, str]()
+    built = None
+    with apart(numeric.device):
+        while built is None and "" not in opaque:
+            try:
+                built = _built(copied, batches, opaque)
+                _try(copied, built, tried)
+            except Opaque as error:
+                built = None
+                opaque[error.scope] = error.reason
+    name = type(module).__name__
+    if built is None:
+        built = Built(whole(name), {name: module}, ())
+    graph, left, objects = built.graph, built.left, _objects(module, built)
+    example = (
+        numeric.detach(),
+        embeddings.mapped(Tensor.detach, lambda each: each._replace(values=each.values.detach())),
+    )
+    net = net_of(module, left, objects, graph)
+    return TracedNet(net, operator_graph(net, example), module, example, opaque, left)
+
+
+def _built(
+    module: nn.Module, batches: Sequence[tuple[Tensor, Embeddings]], opaque: Mapping[str, str]
+) -> Built:
+    module.train()
+    runs = [_fails(module, batch) for batch in batches]  # and what it keeps for later passes, it has made
+    for error in runs[:2]:
+        if error is not None:
+            raise Opaque("", error)
+    # batch norm refuses to train on the batch of one example
+    able = [batch for batch, error in zip(batches, runs, strict=True) if error is None]
+    training = [record(module, *batch, opaque) for batch in able]
+    module.eval()
+    return build(training, record(module, *batches[0], opaque))
+
+
+def _fails(module: nn.Module, batch: tuple[Tensor, Embeddings]) -> str | None:
+    """The error that a model raises on a batch."""
+    try:
+        module(*batch)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def _try(module: nn.Module, built: Built, batch: tuple[Tensor, Embeddings]) -> None:
+    """Raises Opaque where the graph's logits are not the model's, training or not."""
+    net = net_of(module, built.left, _objects(module, built), copy.deepcopy(built.graph))
+    for training in (True, False):
+        net.train(training)
+        before = [buffer.clone() for buffer in module.buffers()]
+        with apart(batch[0].device):
+            expected = module(*batch)
+        for buffer, values in zip(module.buffers(), before, strict=True):
+            buffer.copy_(values)
+        if not torch.equal(net(*batch), expected):
+            raise Opaque("", "its graph computes something else")
+
+
+def _objects(module: nn.Module, built: Built) -> dict[str, Any]:
+    """Returns the objects that the nodes name, from a module."""
+    found: dict[str, Any] = dict(built.constants)
+    for name in named_by(built.graph):
+        if name not in found and name != LEFT:
+            owner, _, last = name.rpartition(".")
+            found[name] = getattr(module.get_submodule(owner), last)
+    return found

@@ -1,0 +1,123 @@
+"""A dense optimizer as another process can make it again: its class, and the options of each parameter."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from girih.dense.options import Lamb
+from girih.errors import ConfigError
+from girih.planner.operators import ELEMENTWISE
+
+_ASK_FOR_MORE = (torch.optim.LBFGS, torch.optim.SparseAdam)  # a closure; sparse gradients
+Options = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerRecipe:
+    """The class and options that an optimizer was made with: a user's function that makes one does not travel.
+
+    Attributes:
+        kind: its class.
+        groups: the options of each of its groups of parameters.
+        group_of: name of a parameter → its group's number; others stay as they are.
+        known_by: other names of parameters that the model has at several places → those in ``group_of`` and in checkpoints.
+    """
+
+    kind: type[torch.optim.Optimizer]
+    groups: tuple[Options, ...]
+    group_of: Mapping[str, int]
+    known_by: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        optimizer: torch.optim.Optimizer | None,
+        module: nn.Module,
+        parts_of: Mapping[str, Sequence[str]] | None = None,
+    ) -> OptimizerRecipe | None:
+        """The recipe of an optimizer of a module's parameters; None where there is none.
+
+        Args:
+            parts_of: name of a parameter that is cut → names of its parts.
+
+        Raises:
+            ConfigError: it is neither one of ``torch.optim`` nor girih's, moves other parameters, or would move a part of
+                one otherwise than within the whole.
+        """
+        if optimizer is None:
+            return None
+        kind = type(optimizer)
+        if (kind is not Lamb and not kind.__module__.startswith("torch.optim.")) or kind in _ASK_FOR_MORE:
+            raise ConfigError(
+                f"dense_optimizer made a {kind.__module__}.{kind.__qualname__}; group servers make theirs from its class and"
+                " options, so expected one of torch.optim (but LBFGS and SparseAdam), or girih's LAMB; or set"
+                " servers_per_group = 0"
+            )
+        parts_of = parts_of or {}
+        if parts_of and kind.__name__ not in ELEMENTWISE:
+            raise ConfigError(
+                f"the dense optimizer {kind.__name__} may need parameters whole, and strategy.split_fc cuts some; set"
+                f" split_fc = false, or use one of {', '.join(ELEMENTWISE)}"
+            )
+        names = {parameter: name for name, parameter in module.named_parameters()}
+        group_of: dict[str, int] = {}
+        for number, group in enumerate(optimizer.param_groups):
+            for parameter in group["params"]:
+                if parameter not in names:
+                    raise ConfigError(
+                        "dense_optimizer was made with a parameter that is none of the model's; expected those that it is"
+                        " called with"
+                    )
+                name = names[parameter]
+                group_of |= dict.fromkeys(parts_of.get(name, (name,)), number)
+        return cls(kind, options_of(optimizer), group_of, other_names(module))
+
+    def made(self, named: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer | None:
+        """The optimizer of some of the parameters, by their names in the whole model; None where it moves none of them.
+
+        It has all groups, of which some may be empty, so that their numbers stay.
+        """
+        groups: list[dict[str, Any]] = [{**options, "params": []} for options in self.groups]
+        for name, parameter in named.items():
+            if name in self.group_of:
+                groups[self.group_of[name]]["params"].append(parameter)
+        if not any(group["params"] for group in groups):
+            return None
+        return self.kind(groups, **self.groups[0])
+
+
+def other_names(module: nn.Module) -> dict[str, str]:
+    """Returns, for each parameter that a module has at several places, its other names → the first."""
+    first: dict[int, str] = {}
+    found: dict[str, str] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if first.setdefault(id(parameter), name) != name:
+            found[name] = first[id(parameter)]
+    return found
+
+
+def options_of(optimizer: torch.optim.Optimizer | None) -> tuple[Options, ...]:
+    """The options that each group of an optimizer has now, as plain values: a learning rate schedule moves them."""
+    if optimizer is None:
+        return ()
+    known = inspect.signature(type(optimizer)).parameters
+    return tuple(
+        {
+            key: value.item() if isinstance(value, Tensor) else value
+            for key, value in group.items()
+            if key in known and key != "params"
+        }
+        for group in optimizer.param_groups
+    )
+
+
+def take_options(optimizer: torch.optim.Optimizer, options: Sequence[Options]) -> None:
+    """Sets the options of each group; lists, as JSON has them, are tuples."""
+    for group, now in zip(optimizer.param_groups, options, strict=True):
+        group.update({key: tuple(value) if isinstance(value, list) else value for key, value in now.items()})

@@ -1,0 +1,212 @@
+"""Averaging in the background (ShadowSync: Zheng et al., arXiv 2003.03477): a thread exchanges live parameters with dense servers.
+
+It reads them while nets move them, and adds to them what the servers answer: what nets learned meanwhile stays.
+
+Shapes: P numbers of all parameters together.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from girih.comm.rpc import Client, Reply
+from girih.comm.service import answer, answers, from_text
+from girih.errors import ConfigError
+from girih.hierarchical.averaging import DenseVerb, ranges
+from girih.telemetry.busy import waiting
+from girih.telemetry.stats import Stats
+
+
+class Shadow:
+    """The averaging of one replica, which never blocks who trains it.
+
+    Args:
+        parameters: the live ones, float32, on a CPU; threads may write to them at any time.
+        servers: each averages its range of them.
+        replica: the number of this one among all.
+        every_steps: steps of this replica between the beginnings of two rounds; a round that takes longer delays the next.
+        stats: where bytes sent and rounds (``averaging_rounds``) are counted.
+        vector: the number of these parameters, where each replica is in several processes.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[Tensor],
+        servers: Sequence[Client],
+        replica: int,
+        every_steps: int,
+        stats: Stats,
+        vector: int = 0,
+    ) -> None:
+        # with versions of their own: autograd watches the others'
+        self._live = [each.data for each in parameters]
+        self._servers, self._called, self._every_steps, self._stats = (
+            servers,
+            (replica, vector),
+            every_steps,
+            stats,
+        )
+        self._ranges = ranges(sum(each.numel() for each in self._live), len(servers))
+        self._changed = threading.Condition()
+        self._num_steps = self._num_begun_at = 0
+        self._paused = self._busy = self._closing = False
+        self._failure: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="girih-shadow", daemon=True)
+        self._thread.start()
+
+    def stepped(self) -> None:
+        """Counts a step of this replica; from any thread, and never waits for a round.
+
+        Raises:
+            GirihError: a round failed.
+        """
+        with self._changed:
+            if self._failure is not None:
+                raise self._failure
+            self._num_steps += 1
+            self._paused = False
+            if self._is_due():
+                self._changed.notify_all()
+
+    def begin(self) -> None:
+        """Has the servers begin with these parameters; while no replica averages, by one of them."""
+        flat = _flat(self._live)
+        self._wait(
+            [server.call(DenseVerb.BEGIN, self._called[1:], (part,)) for server, part in self._parts(flat)]
+        )
+
+    def leave(self) -> None:
+        """Has rounds of others wait for this replica no longer, which makes no step before the next meeting, or none at all."""
+        with self._changed:
+            self._paused = True
+        self._wait([server.call(DenseVerb.LEAVE, self._called) for server in self._servers])
+
+    def meet(self, buffers: Sequence[Tensor] = ()) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """The model of all replicas, float32[P], which keep their own; all call it, while none of them trains.
+
+        No round is under way from here until the next step.
+
+        Args:
+            buffers: floating-point ones, Q numbers together.
+
+        Returns:
+            The model, float32[P], and the mean of all replicas' buffers, float32[Q].
+        """
+        self.leave()
+        with self._changed:
+            with waiting():  # for the dense servers
+                self._changed.wait_for(lambda: not self._busy)
+            if self._failure is not None:
+                raise self._failure
+        beside = _flat(buffers)
+        parts = [beside[part] for part in ranges(len(beside), len(self._servers))]
+        self._stats.sent("dense", beside.nbytes)
+        calls = [
+            server.call(DenseVerb.MEET, self._called, (part, other))
+            for (server, part), other in zip(self._parts(_flat(self._live)), parts, strict=True)
+        ]
+        found = self._wait(calls)
+        return np.concatenate(found[::2]), np.concatenate(found[1::2])
+
+    def processes(self, *, spans: bool = False) -> Mapping[str, Mapping[str, Any]]:
+        """Title of each dense server → its ``Stats.snapshot``."""
+        found = answers(self._servers, DenseVerb.STATS, (int(spans),))
+        return {f"dense-server {number}": from_text(frame.arrays[0]) for number, frame in enumerate(found)}
+
+    def close(self) -> None:
+        """Ends the thread, and lets the servers go."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        for server in self._servers:
+            server.close()  # a round under way raises
+        self._thread.join()
+
+    def _is_due(self) -> bool:
+        return not self._paused and self._num_steps - self._num_begun_at >= self._every_steps
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closing or self._is_due())
+                if self._closing:
+                    return
+                self._num_begun_at, self._busy = self._num_steps, True
+            try:
+                with self._stats.spans("average"):
+                    self._average()
+            except Exception as error:  # told by the next step, or the next meeting
+                self._failure = error
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+                if self._failure is not None:
+                    return
+
+    def _average(self) -> None:
+        flat = _flat(self._live)
+        calls = [server.call(DenseVerb.AVERAGE, self._called, (part,)) for server, part in self._parts(flat)]
+        correction = torch.from_numpy(np.concatenate(self._wait(calls)))
+        sizes = [each.numel() for each in self._live]
+        for live, part in zip(self._live, correction.split(sizes), strict=True):  # type: ignore[no-untyped-call]
+            live.add_(part.view_as(live))
+        self._stats.counters["averaging_rounds"] += 1
+
+    def _parts(self, flat: NDArray[np.float32]) -> list[tuple[Client, NDArray[np.float32]]]:
+        self._stats.sent("dense", flat.nbytes)
+        return [(server, flat[part]) for server, part in zip(self._servers, self._ranges, strict=True)]
+
+    @staticmethod
+    def _wait(calls: Sequence[Reply]) -> list[NDArray[np.float32]]:
+        return [array for call in calls for array in answer(call).arrays]
+
+
+def check_averaged(named: Iterable[tuple[str, Tensor]]) -> None:
+    """Refuses parameters that are not averaged.
+
+    Raises:
+        ConfigError: names one that is not float32.
+    """
+    for name, parameter in named:
+        if parameter.dtype != torch.float32:
+            raise ConfigError(
+                f"dense parameter {name!r} is {str(parameter.dtype).removeprefix('torch.')}; expected float32, in which copies are"
+                " averaged: make it float32, or set groups = 1"
+            )
+
+
+def _flat(tensors: Sequence[Tensor]) -> NDArray[np.float32]:
+    if not tensors:
+        return np.empty(0, np.float32)
+    flat: NDArray[np.float32] = torch.cat([each.reshape(-1).float() for each in tensors]).numpy()
+    return flat
+
+
+class AveragingRanks(Protocol):
+    """Those that have copies."""
+
+    @property
+    def size(self) -> int: ...
+
+    def all_reduce(self, tensor: Tensor) -> Any:
+        """Sums a tensor over all, in place."""
+
+    def broadcast_tensor(self, tensor: Tensor) -> None:
+        """Overwrites a tensor by rank 0's, in place."""
+
+
+def average_buffers(buffers: Iterable[Tensor], ranks: AveragingRanks) -> None:
+    """Makes each buffer the mean of all copies, in place; rank 0's where it counts."""
+    for buffer in buffers:
+        if buffer.is_floating_point():
+            ranks.all_reduce(buffer)
+            buffer /= ranks.size
+        else:
+            ranks.broadcast_tensor(buffer)

@@ -1,0 +1,129 @@
+"""A stage of a net on group servers, for autograd: all its parts run side by side, forward and backward (HT §3.1.1)."""
+
+from __future__ import annotations
+
+from itertools import accumulate, count, pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from girih.errors import NonFiniteError
+from girih.hierarchical.group_client import GroupClient, settled
+from girih.hierarchical.optimizer_recipe import Options
+from girih.hierarchical.wire import GradientStreams
+
+Stage = list[tuple[str, list[Tensor]]]
+"""Parts that run side by side: the name of each, and its inputs."""
+
+
+class BatchOnServers:
+    """One batch of a net, as it is on the servers of a group: from the first forward pass until it is applied or dropped.
+
+    Args:
+        streams: what writes the net's gradients.
+
+    Attributes:
+        refusal: names a parameter there whose gradient is NaN or infinite.
+    """
+
+    def __init__(self, group: GroupClient, net: int, number: int, streams: GradientStreams) -> None:
+        self.refusal: NonFiniteError | None = None
+        self._group, self._net, self._number, self._streams = group, net, number, streams
+        self._calls = count()
+        self._touched: set[int] = set()
+        self._leaf = torch.zeros((), requires_grad=True)
+
+    def exchange(self, stage: Stage) -> list[list[Tensor]]:
+        """Runs the parts of a stage on their servers; returns the outputs of each."""
+        given = [tensor for _, inputs in stage for tensor in inputs]
+        if not torch.is_grad_enabled():
+            return self.forward(stage, tuple(given), (False,) * len(given), train=False)[1]
+        counts: list[int] = []
+        # a part of numeric inputs alone has gradients of parameters all the same
+        outputs = _StageFunction.apply(self._leaf, self, stage, counts, *given)  # type: ignore[no-untyped-call]
+        bounds = pairwise(accumulate(counts, initial=0))
+        return [list(outputs[begin:end]) for begin, end in bounds]
+
+    def norms(self) -> dict[str, float]:
+        """The norms of the gradients there, by the names of parameters."""
+        return self._group.norms(sorted(self._touched), self._net, self._number)
+
+    def apply(self, options: tuple[Options, ...], scale: float = 1.0) -> None:
+        """Moves the parameters there, by the gradients times ``scale``."""
+        self._group.apply(sorted(self._touched), self._net, self._number, options, scale)
+        self._streams.apply()
+
+    def discard(self) -> None:
+        """Drops what is there."""
+        self._streams.discard()
+        self._group.discard(sorted(self._touched), self._net, self._number)
+
+    def forward(
+        self, stage: Stage, tensors: tuple[Tensor, ...], needs: tuple[bool, ...], *, train: bool
+    ) -> tuple[list[int], list[list[Tensor]], list[list[bool]]]:
+        """Runs the parts of a stage: the numbers of these passes, the outputs, and which of them have gradients."""
+        numbers = [next(self._calls) for _ in stage]
+        if train:
+            self._touched.update(self._group.server_of(name) for name, _ in stage)
+        bounds = pairwise(accumulate((len(inputs) for _, inputs in stage), initial=0))
+        waiting = [
+            self._group.forward(
+                (self._net, self._number, number), name, tensors[begin:end], needs[begin:end], train=train
+            )
+            for number, (name, _), (begin, end) in zip(numbers, stage, bounds, strict=True)
+        ]
+        found = settled(waiting)
+        return numbers, [outputs for outputs, _ in found], [has for _, has in found]
+
+    def backward(
+        self, numbers: list[int], names: list[str], gradients: list[tuple[Tensor | None, ...]]
+    ) -> list[list[Tensor | None] | None]:
+        """Gradients of the inputs of each part; None for one whose outputs took no part in the loss."""
+        waiting = [
+            self._group.backward((self._net, self._number, number), name, given, self._streams.of(name))
+            for number, name, given in zip(numbers, names, gradients, strict=True)
+            if any(gradient is not None for gradient in given)
+        ]
+        found = iter(settled(waiting))
+        answers: list[list[Tensor | None] | None] = []
+        for given in gradients:
+            if all(gradient is None for gradient in given):
+                answers.append(None)
+                continue
+            of_inputs, nonfinite = next(found)
+            if nonfinite is not None and self.refusal is None:
+                self.refusal = NonFiniteError(
+                    f"the gradient of dense parameter {nonfinite!r} is NaN or infinite"
+                )
+            answers.append(of_inputs)
+        return answers
+
+
+class _StageFunction(torch.autograd.Function):
+    """Inputs of all parts to the outputs of all parts, whose numbers are put into ``counts``."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, leaf: Tensor, batch: BatchOnServers, stage: Stage, counts: list[int], *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        numbers, outputs, has = batch.forward(stage, tensors, ctx.needs_input_grad[4:], train=True)
+        counts.extend(map(len, outputs))
+        ctx.batch, ctx.numbers = batch, numbers
+        ctx.names, ctx.sizes, ctx.counts = [n for n, _ in stage], [len(i) for _, i in stage], list(counts)
+        flat = [output for each in outputs for output in each]
+        known = [flag for each in has for flag in each]
+        ctx.mark_non_differentiable(*(o for o, flag in zip(flat, known, strict=True) if not flag))
+        return tuple(flat)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        given = [gradients[begin:end] for begin, end in pairwise(accumulate(ctx.counts, initial=0))]
+        found = ctx.batch.backward(ctx.numbers, ctx.names, given)
+        flat: list[Tensor | None] = []
+        for size, of_inputs in zip(ctx.sizes, found, strict=True):
+            flat += [None] * size if of_inputs is None else of_inputs
+        return (None, None, None, None, *flat)

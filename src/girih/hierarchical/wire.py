@@ -1,0 +1,229 @@
+"""The codecs by which training steps write tensors between trainers and group servers (HT §4.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from girih.comm.codecs import ACTIVATIONS, GRADIENTS, BFloat16, Codec, ErrorFeedback, Float32, Int8, TopK
+from girih.comm.service import writable
+from girih.errors import WireError
+from girih.kernels.buffers import Take
+
+CODECS: tuple[Codec, ...] = (Float32(), BFloat16(), Int8(), TopK())
+"""By the numbers that messages have for them."""
+NUMBERS = {codec.name: number for number, codec in enumerate(CODECS)}
+Coder = Codec | ErrorFeedback
+Coders = Callable[[int], Coder]
+"""Number of a tensor among those of a message → what writes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """Names of codecs. Evaluation goes as float32, whatever they are: what is measured there is the model that is saved.
+
+    Attributes:
+        activations: forward: inputs of parts, and their outputs. gradients: backward, both ways.
+    """
+
+    activations: str = "float32"
+    gradients: str = "float32"
+
+    @property
+    def packs(self) -> bool:
+        """Whether anything is sent in fewer bytes, by kernels that want to be compiled."""
+        return (self.activations, self.gradients) != ("float32", "float32")
+
+    def forward(self, *, train: bool) -> Coders:
+        """The codec of activations."""
+        codec = ACTIVATIONS[self.activations if train else "float32"]
+        return lambda number: codec
+
+    def backward(self) -> GradientStreams:
+        """New streams for the gradients of one net."""
+        return GradientStreams(GRADIENTS[self.gradients])
+
+
+PLAIN = Wire()
+"""Everything as float32."""
+
+
+class GradientStreams:
+    """Writes the gradients that one net sends; where that leaves numbers out, each tensor of each part has a stream of its own.
+
+    Methods but ``of`` are called while nothing of the net is being written.
+    """
+
+    def __init__(self, codec: Codec) -> None:
+        self._codec = codec
+        self._streams: dict[tuple[str, int], ErrorFeedback] = {}
+
+    def of(self, part: str) -> Coders:
+        """The codecs of the tensors of a part."""
+        codec = self._codec
+        if not isinstance(codec, TopK):
+            return lambda number: codec
+        return lambda number: self._streams.setdefault((part, number), ErrorFeedback(codec))
+
+    def apply(self) -> None:
+        """The step was applied: what it left out comes with the next one."""
+        for stream in self._streams.values():
+            stream.apply()
+
+    def discard(self) -> None:
+        """The step was dropped: what it left out is, what earlier ones left out stays."""
+        for stream in self._streams.values():
+            stream.discard()
+
+    def forget(self) -> None:
+        """Drops what earlier steps left out, which is of another model."""
+        self._streams.clear()
+
+    def left(self) -> dict[tuple[str, int], NDArray[np.float32]]:
+        """The numbers that earlier steps left out: part and number of a tensor → float32[n]; empty where a codec leaves nothing out."""
+        return {place: stream.left for place, stream in self._streams.items() if len(stream.left)}
+
+    def put(self, part: str, number: int, left: NDArray[np.float32]) -> None:
+        """The inverse of :meth:`left` for one tensor."""
+        if isinstance(self._codec, TopK):
+            self._streams[part, number] = ErrorFeedback(self._codec, left)
+
+
+def codec_of(coder: Coder) -> Codec:
+    """The codec of a message."""
+    return coder.codec if isinstance(coder, ErrorFeedback) else coder
+
+
+Arrays = list[NDArray[Any]]
+
+MOST_DIMS = 8
+_NONE = -1
+_DTYPES = (
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
+    torch.uint8, torch.bool,
+)  # fmt: skip
+_CODED = (torch.float32, torch.bfloat16)
+_CARRIERS = {torch.bfloat16: torch.int16, torch.bool: torch.uint8}  # which numpy, or a frame, does not know
+
+
+def pack(tensors: Sequence[Tensor | None], take: Take, coders: Coders | None = None) -> Arrays:
+    """Copies tensors into arrays that may be sent.
+
+    Args:
+        take: gives the arrays to fill, as those of a connection that are sent without another copy.
+        coders: what writes tensors of float32 and bfloat16 that become smaller by it.
+
+    Raises:
+        WireError: a tensor of another dtype, or of more than 8 dims.
+    """
+    described = np.zeros((len(tensors), 4 + MOST_DIMS), np.int64)
+    arrays: Arrays = [described]
+    for number, (row, tensor) in enumerate(zip(described, tensors, strict=True)):
+        if tensor is None:
+            row[0] = _NONE
+            continue
+        if tensor.dtype not in _DTYPES or tensor.dim() > MOST_DIMS:
+            raise WireError(
+                f"a tensor {tensor.dtype}{list(tensor.shape)} cannot be sent to another process; expected at most {MOST_DIMS} dims of"
+                f" {', '.join(str(dtype).removeprefix('torch.') for dtype in _DTYPES)}"
+            )
+        codec, packed = _coded(number, tensor.detach(), coders)
+        packed = packed or (_filled(tensor.detach(), take),)
+        row[:4] = _DTYPES.index(tensor.dtype), codec, len(packed), tensor.dim()
+        row[4 : 4 + tensor.dim()] = tensor.shape
+        arrays += packed
+    return arrays
+
+
+def unpack(arrays: Sequence[NDArray[Any]]) -> list[Tensor | None]:
+    """The inverse of :func:`pack`: tensors over the memory of the arrays, which nobody else writes to."""
+    described, *rest = arrays
+    flat = iter(rest)
+    found: list[Tensor | None] = []
+    for number, codec, num_arrays, dims, *lengths in described.tolist():
+        if number == _NONE:
+            found.append(None)
+            continue
+        dtype, shape = _DTYPES[number], tuple(lengths[:dims])
+        packed = tuple(islice(flat, num_arrays))
+        if codec:
+            found.append(torch.from_numpy(CODECS[codec].unpack(packed, shape)).to(dtype))
+            continue
+        tensor = torch.from_numpy(writable(packed[0]))
+        found.append((tensor.view(dtype) if dtype in _CARRIERS else tensor).view(shape))
+    return found
+
+
+def num_bytes(arrays: Sequence[NDArray[Any]]) -> int:
+    """Bytes of packed tensors."""
+    return sum(array.nbytes for array in arrays)
+
+
+def _coded(number: int, tensor: Tensor, coders: Coders | None) -> tuple[int, tuple[NDArray[Any], ...]]:
+    """The number of the codec and its message; 0 and nothing where the tensor goes as it is."""
+    if coders is None or tensor.dtype not in _CODED:
+        return 0, ()
+    coder = coders(number)
+    codec = codec_of(coder)
+    if codec.packed_bytes(tuple(tensor.shape)) >= tensor.nbytes:
+        return 0, ()
+    return NUMBERS[codec.name], coder.pack(tensor.float().numpy())
+
+
+def _filled(tensor: Tensor, take: Take) -> NDArray[Any]:
+    carried = tensor.view(_CARRIERS.get(tensor.dtype, tensor.dtype))
+    array = take(str(carried.dtype).removeprefix("torch."), carried.numel())
+    torch.from_numpy(array).view(carried.shape).copy_(carried)
+    return array
+
+
+MOST_ENTRIES = 100
+"""A frame of STATE, RESTORE, REST or PUT_REST has at most this number."""
+MOST_ENTRY_BYTES = 64 << 20
+"""A frame has at most this number, unless a single tensor has more."""
+
+RANDOM = "random"
+"""The name of the entry of REST that is the state of the random generator, uint8[]."""
+
+
+class GroupVerb(IntEnum):
+    """Requests, with the integers and arrays of each:
+
+    FORWARD: (net, batch, call, part, train); needs int8[inputs], packed inputs → (); has int8[outputs], packed outputs. ``part`` is
+        the number of one among the server's, ``call`` counts the forward passes of the batch; ``needs`` and ``has`` say which
+        tensors have gradients.
+    BACKWARD: (net, batch, call); packed gradients of the outputs → (); text of a parameter whose gradient is not finite (null:
+        all are), packed gradients of the inputs.
+    NORMS: (net, batch) → (); text of names in the whole model, with the norm of each gradient.
+    APPLY: (net, batch); text of the optimizer's options now, and of what gradients are multiplied by → (staleness,). DISCARD: (net, batch) → ().
+    STATE: (first entry, with the optimizer's) → (next entry, entries); text, packed tensors. RESTORE: (first frame,); text, packed
+        tensors → ().
+    REST: (first entry,) → (next entry, entries); text, packed tensors: the state of the random generator, where parts draw from it, and what
+        top-k has left out of the gradients that this trainer's nets got. PUT_REST: text, packed tensors → ().
+    STATS: (with spans) → text of a snapshot, and of those of dense servers by title, from the first server.
+    BEGIN: () → (): the averaging of groups begins with these parameters. MEET: () → (), once all groups have met: what is evaluated and
+        answered to STATE is the model of all groups from here on, until the next meeting. LEAVE: () → (): this trainer makes no step
+        before the next meeting; rounds of averaging do not wait for a group whose trainers all say so.
+    """
+
+    FORWARD = 1
+    BACKWARD = 2
+    APPLY = 3
+    DISCARD = 4
+    STATE = 5
+    RESTORE = 6
+    STATS = 7
+    BEGIN = 8
+    MEET = 9
+    LEAVE = 10
+    REST = 11
+    PUT_REST = 12
+    NORMS = 13

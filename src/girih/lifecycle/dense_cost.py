@@ -1,0 +1,227 @@
+"""The cost of an example in the model, memory and time of a forward and backward pass: measured, or for plans without a clock."""
+
+from __future__ import annotations
+
+import copy
+import os
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from girih.comm.group import TrainerGroup
+from girih.data import Dataset
+from girih.data.batch import Batch, cut
+from girih.dense.accel.arithmetic import arithmetic
+from girih.dense.half import DenseSpec
+from girih.dense.halves.replica import made_by, to_device
+from girih.models.embeddings import Embeddings
+from girih.planner.facts import DenseCost, Facts
+from girih.planner.traffic import Speeds
+from girih.sparse.groups.leaves import Leaves
+from girih.sparse.groups.pack import sequence_bounds
+from girih.sparse.spec import SparseSpec
+
+EXAMPLES, FEW, REPEATS = 256, 2, 3
+MOST, LIMIT_S = 20, 0.1
+"""Passes are run until they took so long, at least three and at most twenty: short ones vary."""
+
+
+def measure_dense_cost(
+    data: Dataset, sparse: SparseSpec, dense: DenseSpec, ranks: TrainerGroup, examples: int = EXAMPLES
+) -> DenseCost | None:
+    """Runs a copy of the model forward and backward, with rows of zeros, on the first examples in file order.
+
+    Called by all trainers, who compute at the same time, as they do in training; what rank 0 finds is everybody's. What
+    autograd saves is counted, each memory once, without parameters and rows, which are there anyway. Time is a fast one of
+    some runs, see :func:`_now`; a line through that of few examples and that of more tells what a pass takes from what each example adds.
+
+    Args:
+        examples: of the larger pass.
+
+    Returns:
+        None where there are fewer than three examples.
+
+    Raises:
+        DataError: a bad row.
+    """
+    hosts = ranks.hosts()
+    memory = memory_bytes(dense.device) / max(1, hosts.count(hosts[0]))
+    more = _first_examples(data, examples)
+    if more is None:
+        return None
+    few = cut(more, 0, FEW)
+    with _copied(dense) as module:
+        kept = _kept_bytes(module, dense, more, _zeros(sparse, more))
+        ranks.barrier()
+        (of_few, _), (of_more, busy) = (
+            _seconds(module, dense, each, _zeros(sparse, each)) for each in (few, more)
+        )
+    example_s = max(0.0, of_more - of_few) / (more.num_examples - FEW)
+    pass_s = max(0.0, of_few - FEW * example_s)
+    found = (kept / more.num_examples, memory, pass_s, example_s)
+    return replace(DenseCost(*ranks.broadcast(found)), busy_threads=ranks.broadcast(busy))
+
+
+def count_dense_cost(
+    data: Dataset, sparse: SparseSpec, dense: DenseSpec, facts: Facts, num_local: int
+) -> DenseCost | None:
+    """Returns the cost that plans decide from, see :func:`measure_dense_cost`: what the model keeps of an example is counted, times are nominal.
+
+    Args:
+        num_local: trainers that share this machine's memory.
+    """
+    batch = _first_examples(data, EXAMPLES)
+    if batch is None:
+        return None
+    with _copied(dense) as module:
+        kept = _kept_bytes(module, dense, batch, _zeros(sparse, batch))
+    return DenseCost(
+        bytes_per_example=kept / batch.num_examples,
+        memory_bytes=memory_bytes(dense.device) / num_local,
+        pass_s=facts.speeds.pass_s,
+        example_s=facts.speeds.example_s(facts.model.num_parameters),
+    )
+
+
+def count_update(dense: DenseSpec, speeds: Speeds) -> DenseCost:
+    """Returns the cost of the optimizer that plans decide from: its state is counted, and read and written at the nominal speed."""
+    cost = with_update(DenseCost(0.0, host_memory_bytes()), dense, TrainerGroup())
+    size = sum(each.nbytes for each in dense.module.parameters() if each.requires_grad)
+    update_s = 2 * cost.parameter_copies * size / speeds.memory_bytes_per_s
+    return replace(cost, update_s=update_s, busy_threads=1.0)
+
+
+def with_update(cost: DenseCost, dense: DenseSpec, ranks: TrainerGroup) -> DenseCost:
+    """The same cost with that of the optimizer: some of its steps on a copy of the parameters, with gradients of zero.
+
+    Called by all trainers; what rank 0 finds is everybody's.
+    """
+    return replace(cost, **ranks.broadcast(_update(dense)))
+
+
+def _first_examples(data: Dataset, count: int) -> Batch | None:
+    """The first examples in file order; None where there are too few."""
+    batch = next(iter(data.in_order().batches(0)), None)
+    if batch is None or batch[0].num_examples <= FEW:
+        return None
+    return cut(batch[0], 0, min(count, batch[0].num_examples))
+
+
+@contextmanager
+def _copied(dense: DenseSpec) -> Iterator[nn.Module]:
+    """A copy of the model, whose gradients and running moments may move; random numbers are drawn anew afterwards."""
+    devices = [dense.device] if dense.device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        yield copy.deepcopy(dense.module).to(dense.device)
+
+
+def _zeros(sparse: SparseSpec, batch: Batch) -> Embeddings:
+    groups = sparse.groups()
+    outputs = [np.zeros(output.shape_in(batch), np.float32) for group in groups for output in group.outputs]
+    return Leaves(groups, outputs, sequence_bounds(groups, batch), train=True).embeddings()
+
+
+def _kept_bytes(module: nn.Module, dense: DenseSpec, batch: Batch, embeddings: Embeddings) -> int:
+    given, numeric = _inputs(dense, batch, embeddings)
+    leaves = [block.values for block in (*given.blocks, *given.first_order)]
+    leaves += [sequence.values for sequence in given.sequences.values()]
+    there = {each.untyped_storage().data_ptr() for each in (*module.parameters(), *leaves, numeric)}
+    found: dict[int, tuple[int, Tensor]] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in there:
+            found[storage.data_ptr()] = storage.nbytes(), tensor  # which keeps the address taken
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), _arithmetic(dense):
+        logits = module(numeric, given)
+    del logits
+    return sum(size for size, _ in found.values())
+
+
+def _seconds(
+    module: nn.Module, dense: DenseSpec, batch: Batch, embeddings: Embeddings
+) -> tuple[float, float]:
+    """Seconds of a fast pass, and threads that it kept busy: by processor time, which others do not add to; first quartiles of both."""
+    given, numeric = _inputs(dense, batch, embeddings)
+    found: list[float] = []
+    busy: list[float] = []
+    while len(found) < 1 + REPEATS or (sum(found[1:]) < LIMIT_S and len(found) < 1 + MOST):
+        started, before = _now(dense.device), time.process_time()
+        with _arithmetic(dense):
+            logits = module(numeric, given)
+        if logits.requires_grad:
+            logits.sum().backward()
+        found.append(_now(dense.device) - started)
+        busy.append(time.process_time() - before)
+    seconds, busy_s = (sorted(each[1:])[(len(each) - 1) // 4] for each in (found, busy))
+    return seconds, busy_s / max(seconds, 1e-9)
+
+
+def _update(dense: DenseSpec) -> dict[str, float]:
+    parameters = [
+        nn.Parameter(each.detach().to(dense.device, copy=True))
+        for each in dense.module.parameters()
+        if each.requires_grad
+    ]
+    optimizer = made_by(dense.optimizer, parameters)
+    if optimizer is None:
+        return {}
+    for each in parameters:
+        each.grad = torch.zeros_like(each)
+    found = []
+    for _ in range(1 + REPEATS):  # the first one makes the state
+        started = _now(dense.device)
+        optimizer.step()
+        found.append(_now(dense.device) - started)
+    state = [each for of_one in optimizer.state.values() for each in of_one.values()]
+    kept = sum(each.nbytes for each in state if isinstance(each, Tensor))
+    size = sum(each.nbytes for each in parameters)
+    return {"update_s": min(found[1:]), "parameter_copies": (2 * size + kept) / size}
+
+
+def _inputs(dense: DenseSpec, batch: Batch, embeddings: Embeddings) -> tuple[Embeddings, Tensor]:
+    return to_device(embeddings, dense.device), torch.from_numpy(np.nan_to_num(batch.numeric)).to(
+        dense.device
+    )
+
+
+def _arithmetic(dense: DenseSpec) -> AbstractContextManager[object]:
+    return arithmetic(dense.device, precision=dense.precision, forward=dense.forward)
+
+
+def _now(device: torch.device) -> float:
+    """A GPU's time on the clock; on a CPU the processor time of this thread, which takes part in all that a pass computes.
+
+    Roles of the run start meanwhile, and import torch: on the clock a pass took 2.4 times as long as they had left it cores.
+    """
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        return time.perf_counter()
+    return time.thread_time()
+
+
+def memory_bytes(device: torch.device) -> float:
+    """Memory of this host, or of a GPU."""
+    return float(torch.cuda.mem_get_info(device)[1]) if device.type == "cuda" else host_memory_bytes()
+
+
+def host_memory_bytes() -> float:
+    """Memory of this host."""
+    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
+def host_bytes() -> float:
+    """Memory that this host could give now."""
+    with suppress(OSError, ValueError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return 1024.0 * int(line.split()[1])
+    return host_memory_bytes()

@@ -1,0 +1,217 @@
+"""From facts to a plan: what is counted in the first batches, and which plan holds. No decision rests on a clock."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+
+from torch import nn
+
+from girih.cluster.cluster import Cluster
+from girih.cluster.options import ClusterOptions
+from girih.comm.group import TrainerGroup
+from girih.config.train import ScheduleOptions
+from girih.data import Dataset
+from girih.dense.half import DenseSpec
+from girih.dense.halves.replica import made_by
+from girih.dense.options import OptimizerFactory
+from girih.errors import ConfigError
+from girih.lifecycle.dense_cost import count_dense_cost, host_bytes
+from girih.models.operators import operators_of
+from girih.planner.costs import BUCKET_BYTES
+from girih.planner.facts import AccessProfile, Facts, GroupFacts, ModelFacts, OperatorFacts, TableFacts
+from girih.planner.plan import Plan
+from girih.planner.traffic import FLOAT_BYTES
+from girih.schema import Schema
+from girih.sparse.access_profile import measure_access
+from girih.sparse.spec import SparseSpec
+from girih.store.accounting import row_bytes
+from girih.store.rows.record import row_layout
+from girih.strategies.strategy import Strategy, measures_for, measures_of, runs_alone, spreads_net
+
+
+def model_facts(module: nn.Module, optimizer: OptimizerFactory, schema: Schema) -> ModelFacts:
+    """Parameters, substitutable operators and optimizer of a model.
+
+    Raises:
+        ConfigError: ``optimizer`` makes no optimizer.
+    """
+    operators = list(operators_of(module))
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    spread = {  # those that go with features
+        operator.get_parameter(name)
+        for _, operator in operators
+        for name in copy.deepcopy(operator).narrow(schema)
+    }
+    upper = [parameter for parameter in trained if parameter not in spread]
+    made = made_by(optimizer, trained)
+    kind = type(made)
+    strategies = getattr(module, "loss_strategies", None)
+    return ModelFacts(
+        name=type(module).__name__,
+        num_parameters=sum(p.numel() for p in trained),
+        upper_parameters=sum(p.numel() for p in upper),
+        upper_weights=sum(p.numel() for p in upper if p.dim() > 1),
+        last_bucket=_last_bucket(trained),
+        operators=tuple(
+            OperatorFacts(
+                name=name,
+                aggregation=operator.aggregation,
+                columns=operator.columns,
+                colocated_features=operator.colocated_features,
+            )
+            for name, operator in operators
+        ),
+        not_substitutable=getattr(module, "not_substitutable", None),
+        optimizer="" if made is None else f"{kind.__module__}.{kind.__name__}",
+        loss_strategies=None if strategies is None else tuple(strategies),
+    )
+
+
+def _last_bucket(parameters: Sequence[nn.Parameter]) -> int:
+    """Numbers of the last bucket that torch's DistributedDataParallel fills, from the parameters declared last to the first."""
+    filled = 0
+    for number, parameter in enumerate(reversed(parameters), start=1):
+        filled += parameter.numel()
+        if FLOAT_BYTES * filled >= BUCKET_BYTES and number < len(parameters):
+            filled = 0
+    return filled
+
+
+def joined(strategy: Strategy, options: ClusterOptions | None = None) -> Cluster:
+    """The trainers that a launcher, or ``torchrun``, has started for a strategy; or this one alone."""
+    return Cluster() if runs_alone(strategy) else Cluster.join(strategy.trainers, options=options)
+
+
+def facts_of(
+    sparse: SparseSpec, dense: DenseSpec, num_trainers: int, schedule: ScheduleOptions | None = None
+) -> Facts:
+    """Facts that are known without data.
+
+    Raises:
+        ConfigError: the dense optimizer is none.
+    """
+    groups = [
+        GroupFacts(
+            name=group.spec.name,
+            tables=tuple(table.name for table in group.spec.tables),
+            dim=group.spec.dim,
+            output_vectors=sum(len(o.features) for o in group.outputs if not o.whole),
+            output_numbers=sum(o.segment.dim * len(o.features) for o in group.outputs if not o.whole),
+            optimizer=max(group.spec.segments, key=lambda each: each.dim).optimizer.name,
+        )
+        for group in sparse.groups()
+    ]
+    return Facts(
+        schema=sparse.schema,
+        model=model_facts(dense.module, dense.optimizer, sparse.schema),
+        groups=tuple(groups),
+        num_trainers=num_trainers,
+        seed=sparse.seed,
+        device=dense.device.type,
+        rows_on=sparse.store.device,
+        global_batch_norm=dense.global_batch_norm,
+        compile=dense.compile,
+        clips=dense.clip_norm is not None,
+        schedule=schedule or ScheduleOptions(),
+        tables=() if sparse.store.is_tiered or sparse.store.on_gpu else tuple(_tables(sparse)),
+    )
+
+
+def _tables(sparse: SparseSpec) -> Iterator[TableFacts]:
+    for group in sparse.groups():
+        size = sum(row_bytes(row_layout(group.spec, 0, 1).description).values())
+        for table in group.spec.tables:
+            most = getattr(table.eviction, "max_rows", None)
+            yield TableFacts(name=table.name, row_bytes=size, max_rows=most)
+
+
+def decide(
+    strategy: Strategy,
+    facts: Facts,
+    ranks: TrainerGroup,
+    sparse: SparseSpec,
+    *,
+    dense: DenseSpec | None = None,
+    train: Dataset | None = None,
+    earlier: Plan | None = None,
+    pinned: Plan | None = None,
+) -> Plan:
+    """The plan of a run, on all trainers; called by all together.
+
+    Args:
+        dense: the model, whose cost is counted where the plan rests on it.
+        train: the training data, where it is known: rank 0 measures its first batches if the strategy wants them.
+        earlier: the plan of the run that goes on: it holds where it fits, else what was measured then is used again.
+        pinned: the plan that the user gave; where it names no hosts, trainers are where they are.
+
+    Raises:
+        ConfigError: the pinned plan is of another strategy, or of other options, processes or tables; or the strategy plans
+            without ``[schedule]``.
+    """
+    hosts = ranks.hosts()
+    free = ranks.broadcast(host_bytes() if ranks.first else None)
+    facts = replace(facts, hosts=hosts, free_bytes=free if len(set(hosts)) <= 1 else None)
+    if train is not None:
+        facts = replace(facts, batch_size=train.batch_size)
+    draft = strategy.plan(facts)
+    if facts.schedule != ScheduleOptions() and not draft.asked:
+        raise ConfigError(
+            f"schedule: strategy {strategy.name!r} plans without it; have its plan made by base_plan, or drop [schedule]"
+        )
+    if facts.schedule.micro_batches != 1 and "micro_batches" not in draft.schedule:
+        raise ConfigError(
+            f"schedule: micro_batches: strategy {strategy.name!r} plans a schedule without them; set micro_batches = 1"
+        )
+    if pinned is not None:
+        if not pinned.fits(draft):
+            raise ConfigError(
+                f"the plan is of strategy {pinned.strategy!r} with options {dict(pinned.options)}, processes"
+                f" {dict(pinned.roles)} and schedule {dict(pinned.asked)}, the run of {draft.strategy!r} with"
+                f" {dict(draft.options)}, {dict(draft.roles)} and {dict(draft.asked)}; plan again with girih plan"
+            )
+        pinned.check_like(draft)
+        if pinned.tagging is not None and not spreads_net(strategy):
+            raise ConfigError(
+                f"plan: tagging: under strategy {strategy.name!r} all operators run on trainers; plan again with girih plan"
+            )
+        sparse.following(pinned).groups()  # which refuses what is no packing
+        return pinned if pinned.hosts or not draft.hosts else replace(pinned, hosts=draft.hosts)
+    if earlier is not None and earlier.fits(draft) and _can_be_packed(sparse, earlier, draft):
+        return _here(draft, earlier)
+    wanted = measures_for(facts.schedule) if ranks.size == 1 else measures_of(strategy, facts.schedule)
+    profile = None if earlier is None else earlier.measured.get("profile")
+    if profile is None and train is not None and "profile" in wanted:
+        found = asdict(measure_access(train, sparse, ranks.size)) if ranks.first else None
+        profile = ranks.broadcast(found)
+    cost = None
+    if train is not None and dense is not None and "dense_cost" in wanted:
+        cost = count_dense_cost(train, sparse, dense, facts, max(1, hosts.count(hosts[0])))
+    facts = replace(
+        facts,
+        profile=None if profile is None else AccessProfile(**profile),
+        dense_cost=cost,
+    )
+    return Plan.from_dict(ranks.broadcast(strategy.plan(facts).to_dict()))
+
+
+def _can_be_packed(sparse: SparseSpec, earlier: Plan, draft: Plan) -> bool:
+    """Whether the tables of now can be in the groups of an earlier plan: optimizers may have changed."""
+    try:
+        earlier.check_like(draft)
+        sparse.following(earlier).groups()
+    except ConfigError:
+        return False
+    return True
+
+
+def _here(draft: Plan, plan: Plan) -> Plan:
+    """A plan for the hosts and the device of this run, whatever it was made for."""
+    (device,) = {group["device"] for group in draft.groups} or {"cpu"}
+    groups = tuple({**group, "device": device} for group in plan.groups)
+    return (
+        plan
+        if (plan.hosts, plan.groups) == (draft.hosts, groups)
+        else replace(plan, hosts=draft.hosts, groups=groups)
+    )

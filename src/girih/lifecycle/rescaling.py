@@ -1,0 +1,264 @@
+"""Roles that are added and removed while a run trains: the part of the trainers.
+
+A request lies in the run directory. The first trainer sees it between two steps and has all of them stop, as a signal would;
+nothing is in flight then. Where embedding servers change in number, the rows go into a checkpoint and from there to the new
+servers, as they would if the run had ended and gone on. Where trainers do, it ends and goes on (decision 0061).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from girih import config
+from girih.checkpoint import Manifest, Storage
+from girih.checkpoint.parts import PartReader
+from girih.cluster.autoscale import Autoscaler
+from girih.cluster.cluster import Cluster
+from girih.cluster.roles import RoleName
+from girih.comm.group import TrainerGroup
+from girih.config.sections import read_toml, write_toml
+from girih.errors import ConfigError, UserError
+from girih.planner.facts import Facts
+from girih.planner.plan import Plan
+from girih.processes.lease import Lease
+from girih.runs import scale_requests
+from girih.runs.directory import LOCK
+from girih.runs.scale_requests import ScaleRequest, ScaleStage
+from girih.strategies.strategy import Strategy, scaled, scales
+from girih.training.session import RunContext, Session
+
+_LOG = logging.getLogger(__name__)
+LOOK_S = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scaling:
+    """A change of a run's processes, on all trainers.
+
+    Attributes:
+        counts: role → processes.
+        anew: whether all processes begin anew, the trainers too.
+        rows_move: whether rows go to other embedding servers.
+    """
+
+    counts: Mapping[str, int]
+    anew: bool
+    rows_move: bool
+
+    @property
+    def needs_checkpoint(self) -> bool:
+        """Whether the run goes on from a checkpoint that is made now."""
+        return self.anew or self.rows_move
+
+
+class Rescaling:
+    """Does what requests ask for; made by all trainers.
+
+    Args:
+        run: the run's directory, on rank 0; None hears no request.
+        held: whether the user gave a plan, which says how many processes there are.
+    """
+
+    def __init__(
+        self, run: Path | None, ranks: TrainerGroup, processes: Cluster, facts: Facts, *, held: bool
+    ) -> None:
+        self._run, self._ranks, self._processes, self._facts, self._held = run, ranks, processes, facts, held
+        self._wanted: tuple[ScaleRequest, Scaling] | None = None
+        self._looked_s = 0.0
+
+    def poll(self, strategy: Strategy, plan: Plan, step: int) -> None:
+        """Between two steps: has all trainers pause where there is a request, or tells why not, or that it is done."""
+        now = time.monotonic()
+        if self._run is None or self._wanted is not None or now - self._looked_s < LOOK_S:
+            return
+        self._looked_s = now
+        try:
+            request = scale_requests.pending(self._run)
+        except UserError:
+            scale_requests.withdraw(self._run)
+            return
+        if request is None:
+            return
+        if all(plan.roles.get(role) == count for role, count in request.counts.items()):
+            self._end(self._run, request, plan, step)
+        elif request.begun is not None:
+            why = request.begun.get("failed", "a process was killed meanwhile")
+            scale_requests.refuse(self._run, request, f"{why}; the run goes on as it was")
+        else:
+            try:
+                self._wanted = request, self._checked(request, strategy, plan)
+            except UserError as error:
+                scale_requests.refuse(self._run, request, str(error))
+                return
+            self._ranks.request_pause()
+
+    def agreed(self, *, is_over: bool) -> Scaling | None:
+        """The scaling that all trainers have stopped for, if it is nothing else; called by all of them.
+
+        Args:
+            is_over: whether this one has done its last step.
+        """
+        if not (self._ranks.stopping and self._ranks.agree_on_pause()):
+            return None
+        left = self._ranks.any(not is_over)
+        wanted = None if self._wanted is None else asdict(self._wanted[1])
+        told = self._ranks.broadcast(wanted)
+        if left:
+            return Scaling(**told)
+        self._ranks.end_pause()
+        return None
+
+    def begin(self, scaling: Scaling, strategy: Strategy, plan: Plan, step: int) -> None:
+        """Notes, on rank 0, that a scaling is under way, in the run and with its launcher."""
+        if self._run is None or self._wanted is None:
+            return
+        request = self._wanted[0]
+        keeper = Lease.of_run(self._run / LOCK) if self._processes.may_grow else None
+        before = {role: plan.roles[role] for role in request.counts}
+        scale_requests.begin(self._run, request, step, before, keeper)
+        overrides = [f"strategy.{scales(strategy)[role]}={count}" for role, count in scaling.counts.items()]
+        stage = (
+            ScaleStage.ANEW if scaling.anew else ScaleStage.MOVING if scaling.rows_move else ScaleStage.DONE
+        )
+        self._processes.scale(stage, scaling.counts, overrides)
+
+    def done(self, scaling: Scaling, strategy: Strategy) -> None:
+        """Notes, on rank 0, that all processes are there; how long it took is known once training goes on."""
+        self._wanted = None
+        if self._run is None:
+            return
+        self._processes.scale(ScaleStage.DONE, scaling.counts, ())
+        file = self._run / "config.toml"
+        if file.exists():  # a run of a config file goes on with as many by --resume
+            written = read_toml(file, expanded=False)
+            for role, count in scaling.counts.items():
+                config.apply_override(written, f"strategy.{scales(strategy)[role]}={count}")
+            write_toml(file, written)
+
+    def refuse_late(self) -> None:
+        """Tells, on rank 0, that nothing is scaled any more."""
+        wanted, self._wanted = self._wanted, None
+        if self._run is None:
+            return
+        request = scale_requests.pending(self._run) if wanted is None else wanted[0]
+        if request is not None and request.begun is None:
+            scale_requests.refuse(self._run, request, "the run has done its last step, or was told to stop")
+
+    def _end(self, run: Path, request: ScaleRequest, plan: Plan, step: int) -> None:
+        """Notes that there are as many processes as a request asks for, and tells where they were not before."""
+        if request.begun is None:
+            request = scale_requests.begin(
+                run, request, step, {role: plan.roles[role] for role in request.counts}
+            )
+        done = scale_requests.end(run, request)
+        changes = [f"{name} {old} → {new}" for name, (old, new) in done["roles"].items() if old != new]
+        if changes:
+            _LOG.warning("scaled at step %d: %s", done["step"], ", ".join(changes))
+
+    def _checked(self, request: ScaleRequest, strategy: Strategy, plan: Plan) -> Scaling:
+        """The scaling that a request asks for.
+
+        Raises:
+            ConfigError: it cannot be.
+        """
+        changed = scaled(strategy, request.counts)
+        if self._held:
+            raise ConfigError(
+                "the run holds a plan that says how many processes there are; train it without --plan"
+            )
+        trainers = request.counts.get(RoleName.TRAINER, self._ranks.size)
+        may_stay = trainers == self._ranks.size and hasattr(strategy, "rescale") and self._processes.may_grow
+        if not (may_stay or self._processes.has_launcher):
+            raise ConfigError(
+                "trainers begin anew by the launcher of girih train, which a run of one process, or by torchrun, has not; end it,"
+                " and go on with --resume and other counts"
+            )
+        changed.plan(replace(self._facts, num_trainers=trainers))
+        servers = RoleName.EMBEDDING_SERVER
+        moves = request.counts.get(servers, plan.roles.get(servers)) != plan.roles.get(servers)
+        return Scaling(counts=dict(request.counts), anew=not may_stay, rows_move=moves)
+
+
+def rescaled(
+    scaling: Scaling,
+    strategy: Strategy,
+    plan: Plan,
+    session: Session,
+    context: RunContext,
+    saved: Storage | None,
+    num_updates: int,
+) -> tuple[Strategy, Plan, Session]:
+    """The strategy, the plan and the session with other processes beside the trainers, and the rows where they belong.
+
+    The plan predicts no speed: that of before was of other processes.
+
+    Args:
+        saved: the checkpoint of this moment, where rows move. num_updates: that this trainer has made.
+    """
+    own: Any = scaled(strategy, scaling.counts)
+    options = {scales(strategy)[role]: count for role, count in scaling.counts.items()}
+    loaders = {"loaders": scaling.counts[RoleName.LOADER]} if RoleName.LOADER in scaling.counts else {}
+    changed = replace(
+        plan,
+        options={**plan.options, **options},
+        roles={**plan.roles, **scaling.counts},
+        feed={**plan.feed, **loaders},
+        predicted={name: told for name, told in plan.predicted.items() if name != "speed"},
+    )
+    session = own.rescale(changed, context, session, plan)
+    if saved is not None:
+        reader = PartReader(saved, Manifest.read(saved).shards)
+        session.sparse.load(replace(reader, newest=reader.newest_uses()), step=num_updates)
+    return own, changed, session
+
+
+def autoscaler_of(
+    run: Path | None, processes: Cluster, strategy: Strategy, facts: Facts, *, held: bool
+) -> Autoscaler | None:
+    """The autoscaler of a run, on rank 0; None elsewhere, and where no number is to change by itself.
+
+    Args:
+        run: the run's directory, on rank 0.
+        held: whether the user gave a plan, which says how many processes there are.
+
+    Raises:
+        ConfigError: a number is to change by itself that cannot while trainers stay.
+    """
+    options = processes.options
+    if not options.autoscale:
+        return None
+    try:
+        _check(processes, strategy, facts, held=held)
+    except ConfigError as error:
+        raise ConfigError(f"cluster: autoscale: {error}") from None
+    if not processes.ranks.first:
+        return None
+    if run is None:
+        raise ConfigError("cluster: autoscale: needs a run directory; give Trainer(run=...)")
+    bounds = {str(role): each for role, each in options.autoscale.items()}
+    return Autoscaler(
+        run, bounds, every_s=options.autoscale_every_s, beyond_cores=options.autoscale_beyond_cores
+    )
+
+
+def _check(processes: Cluster, strategy: Strategy, facts: Facts, *, held: bool) -> None:
+    bounds = processes.options.autoscale
+    if held:
+        raise ConfigError(
+            "the run holds a plan that says how many processes there are; leave one of the two out"
+        )
+    for most in (False, True):
+        scaled(strategy, {role: each[most] for role, each in bounds.items()}).plan(facts)
+    if RoleName.TRAINER in bounds or not hasattr(strategy, "rescale"):
+        raise ConfigError(
+            "trainers begin anew where their number changes, so it never does by itself; use girih scale"
+        )
+    if not processes.may_grow:
+        raise ConfigError(
+            "each process has its place here, as under --cluster; leave it out, and use girih scale"
+        )

@@ -1,0 +1,554 @@
+"""One trainer's run: its session, where it stands, and what it writes. The public ``Trainer`` stands before it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from girih import checkpoint
+from girih.checkpoint import CheckpointOptions, Storage
+from girih.checkpoint.load import LoadedCheckpoint, load
+from girih.checkpoint.parts import PartReader
+from girih.checkpoint.save import Content
+from girih.checkpoint.state import RunState
+from girih.cluster.roles import RoleName
+from girih.config.train import TrainOptions
+from girih.data import Dataset, NormalizationStats, Position
+from girih.errors import ConfigError, RunDirectoryError
+from girih.files.whole import write_whole
+from girih.kernels.cpu import ahead
+from girih.kernels.cpu.jit import warm_up
+from girih.lifecycle.compiling import Compiling
+from girih.lifecycle.inheriting import Inherited, put_parameters, rows_that_fit
+from girih.lifecycle.pricing import Calibrated
+from girih.lifecycle.rescaling import Rescaling, Scaling, autoscaler_of, rescaled
+from girih.lifecycle.run_planner import RunPlanner
+from girih.lifecycle.run_state import Normalizing, TrainerState
+from girih.metrics import Metrics
+from girih.planner.calibration import Calibration
+from girih.planner.facts import Facts
+from girih.planner.plan import Plan
+from girih.planner.speed.step import StepCost
+from girih.publishing.log import PublishOptions
+from girih.publishing.segment import SegmentVersion
+from girih.runs import scale_requests
+from girih.runs.callbacks import Callback
+from girih.runs.directory import TRAINED, remove_summary, repeated_from
+from girih.sparse.options import StoreOptions
+from girih.store.clock import notes_of_future, refuse_expired
+from girih.strategies.strategy import Strategy, note_on_rows
+from girih.telemetry.peer_status import PeerStatus
+from girih.telemetry.stats import COMPILE, STALENESS, Spans
+from girih.telemetry.status_file import ProcessId
+from girih.training import random_state
+from girih.training.checkpoints import RunCheckpoints
+from girih.training.evaluation import ProgressiveValidation, Scoring
+from girih.training.learning_rate import LearningRate
+from girih.training.log import FirstSteps, RunLog, rewind
+from girih.training.loop import Loop
+from girih.training.notes import Notes
+from girih.training.publisher import Publisher
+from girih.training.session import RunContext, Session
+from girih.training.summary import summarize, timelines, write_timeline
+
+
+@dataclass(kw_only=True)
+class TrainingRun:
+    """The run that a trainer trains, from the plan on. Methods are called by all trainers together.
+
+    Attributes:
+        saving: how often checkpoints are made, and where.
+        publishing: where segments are published, and how often; None publishes nothing.
+        directory: where rank 0 writes; None writes nothing.
+        plan: None until the session opens, unless there is one to hold.
+        calibrated: see :class:`RunPlanner`.
+        where: the file that options come from, if any.
+        session: None until it opens.
+        resumed: whether it goes on from a checkpoint.
+        saves: whether it makes checkpoints.
+        begins_anew: whether it stopped to begin anew with other numbers of processes.
+        standing: where it stands, as a checkpoint has it.
+        scoring: judges its weights as they are.
+    """
+
+    context: RunContext
+    strategy: Strategy
+    facts: Facts
+    options: TrainOptions
+    saving: CheckpointOptions
+    directory: Path | None
+    callbacks: Sequence[Callback]
+    plan: Plan | None
+    calibrated: Calibrated | None
+    where: str | None
+    publishing: PublishOptions | None = None
+    session: Session | None = None
+    resumed: bool = False
+    begins_anew: bool = False
+    _log: RunLog | None = None
+    _read: LoadedCheckpoint | None = None
+    """The checkpoint whose rows were loaded to be read, and not to go on with."""
+    _compiled_in_steps_s: float = 0.0
+    _loaders: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    _ended_loaders: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        ranks, dense, schema = self.context.ranks, self.context.dense, self.facts.schema
+        self.ranks = ranks
+        self.notes = Notes(ranks, schema.labels.names, bool(getattr(dense.module, "loss_over_batch", False)))
+        self.compiling = Compiling(self.notes.say)
+        self.standing = TrainerState(
+            schema=schema,
+            options=self.options,
+            ranks=ranks,
+            dense=dense,
+            normalizing=Normalizing(schema, ranks),
+            progressive=None
+            if dense.scored is None
+            else ProgressiveValidation(dense.scored, ranks, schema.labels),
+        )
+        self.scoring = Scoring(self._ready, ranks, self.options, schema.labels, self.notes)
+        self.context.stats.watch(self.live)
+        self.planning = RunPlanner(self.context, self.facts, self.notes, self.plan, self.calibrated)
+        self.rescaling = Rescaling(
+            self.directory, self.ranks, self.context.processes, self.facts, held=self.plan is not None
+        )
+        self.autoscaler = autoscaler_of(
+            self.directory, self.context.processes, self.strategy, self.facts, held=self.plan is not None
+        )
+        self.saves = bool(self.ranks.broadcast(self.directory is not None or self.saving.dir is not None))
+        self.checkpoints = RunCheckpoints(
+            self.directory, self.saving.keep, self.ranks, directory=self.saving.dir
+        )
+        self.publisher = None
+        if self.publishing is not None:
+            self.publisher = Publisher(self.publishing, self.ranks, self.directory)
+
+    @property
+    def state(self) -> RunState:
+        """Counters: how far it has come."""
+        return self.standing.state
+
+    def opened(self) -> tuple[Plan, Session]:
+        """The plan and the session.
+
+        Raises:
+            ConfigError: it is not open yet.
+        """
+        if self.session is None or self.plan is None:
+            raise ConfigError("this trainer has no tables yet; fit, load or evaluate first")
+        return self.plan, self.session
+
+    def open(self, train: Dataset | None = None, earlier: Plan | None = None) -> Session:
+        """Plans and builds, once."""
+        if self.session is not None:
+            return self.session
+        try:
+            sparse = self.context.sparse
+            self.compiling.for_rows(sparse)
+            plan = self.planning.plan(self.strategy, train, earlier)
+            self.compiling.for_wire(plan)
+            self.context = replace(self.context, sparse=sparse.following(plan))
+            if self.publisher is not None:
+                self.compiling(ahead.publishing())
+                refuse_unpublished(self.context.sparse.store)
+            self.session = self.strategy.build(plan, self.context)
+            if hasattr(self.session.sparse, "live"):
+                self.context.stats.watch(self.session.sparse.live)
+            if (note := note_on_rows(self.strategy, self.facts, sparse.store)) is not None:
+                self.notes.say(note)
+            if self.context.dense.compile:
+                self.notes.say("the dense half is compiled in the first step, which takes up to some minutes")
+            warm_up()  # else the first step takes a third of a second more than others, and counts
+        except ConfigError as error:
+            if self.where is None:
+                raise
+            raise ConfigError(f"{self.where}: {error}") from None
+        self.plan = plan
+        if not self.ranks.first and plan.seeds.get("dropout") == "per_rank":
+            torch.manual_seed(self.options.seed + self.ranks.rank)
+        self.standing.learning_rate = LearningRate(self.session.optimizer, self.options.lr_schedule)
+        return self.session
+
+    def ready(self, train: Dataset) -> tuple[Session, NormalizationStats]:
+        """Opens the session, and measures what is standardized: all that comes before the first batch."""
+        return self.open(train), self.standing.normalizing.of(train)
+
+    def check(self, train: Dataset) -> None:
+        """Refuses a directory that holds another run, and data in which a loaded position or negatives have no meaning."""
+        if train.negatives is not None and not self.notes.compared:
+            raise ConfigError(
+                f"negatives: the loss of {self.facts.model.name} compares no examples with each other, and would take those"
+                " without a user for clicks that were not made; leave them out, or use model 'retrieval'"
+            )
+        if self.saves and self.ranks.first and not self.resumed and self.state.step == 0:
+            earlier = checkpoint.latest(self.checkpoints.root)
+            if earlier is not None:
+                place = self.directory or earlier.parent
+                raise RunDirectoryError(
+                    f"{place}: holds an earlier run ({earlier.name}); name another directory, delete this one, or"
+                    f" go on with it by trainer.load({str(place)!r}) before fit"
+                )
+        if self.state.position is not None:
+            position = Position.from_dict(self.state.position)
+            train.batches(position.epoch, position)
+
+    def fit(self, train: Dataset, valid: Dataset | None, epochs: int) -> bool:
+        """Trains for ``epochs`` more epochs, see ``Trainer.fit``; returns whether a request to stop ended it."""
+        state = self.state
+        if epochs and state.stopped_early:  # asked to go on all the same
+            state.stopped_early, state.bad_evaluations = False, 0
+        if self._read is not None:
+            groups = self.context.sparse.groups()
+            refuse_expired(self._newest_uses(self._read), (t for group in groups for t in group.spec.tables))
+            self._read = None
+        until = self.ranks.broadcast(state.epoch + epochs)
+        self._ended_loaders = {}
+        if self.saves and state.step:
+            self.checkpoints.unmark()
+            if self.directory is not None:
+                remove_summary(self.directory)
+        try:
+            scaling = self._fit(train, valid, until)
+            while scaling is not None and not scaling.anew:
+                self._rescale(scaling)
+                scaling = self._fit(train, valid, until, goes_on=True)
+            self.begins_anew = scaling is not None
+            stopped = self.ranks.stopping
+            if scaling is None:
+                self.rescaling.refuse_late()
+        finally:
+            self.ranks.forget_stop()
+        if self.saves and not stopped and not self.begins_anew:
+            self.checkpoints.mark_final(state.best_step)
+        if state.best_step is not None and not stopped:
+            self.restore(self.checkpoints.best(state.best_step))
+        if self.publisher is not None and not self.begins_anew:
+            step = state.step if state.best_step is None or stopped else state.best_step
+            self.publisher.finish(partial(self._version, step), step, self.context.stats.spans)
+        return stopped
+
+    def _rescale(self, scaling: Scaling) -> None:
+        """Goes on with other processes beside the trainers, which have stopped for it."""
+        step = self.state.step
+        if self.publisher is not None:
+            self.publisher.wait()  # those who write a segment may be about to end
+        self._ended_loaders |= {f"{title}, until step {step}": told for title, told in self._loaders.items()}
+        saved = self.checkpoints.newest() if scaling.rows_move else None
+        if saved is not None:
+            self.compiling(ahead.loading())
+        with self.context.stats.spans("scale"):
+            self.strategy, self.plan, self.session = rescaled(
+                scaling, self.strategy, *self.opened(), self.context, saved, self.state.num_updates
+            )
+        self.plan = self.planning.priced(self.plan, self.strategy)
+        if self._log is not None:
+            self._log.first_steps = FirstSteps(since=step)
+        self.scoring.forget()
+        self.rescaling.done(scaling, self.strategy)
+        self.ranks.end_pause()
+
+    def _fit(
+        self, train: Dataset, valid: Dataset | None, until_epoch: int, *, goes_on: bool = False
+    ) -> Scaling | None:
+        """Trains until so many epochs are done, or all stop; returns what they go on with, where that is why.
+
+        Args:
+            goes_on: whether this fit has trained before.
+        """
+        self.checkpoints.forget_latest()
+        session, normalization = self.ready(train)
+        standing = self.standing
+        if standing.progressive is not None and standing.state.step == 0:
+            standing.progressive.restore(None)  # passes that a plan was measured by count nothing
+        self._loaders = {}
+        if not goes_on:
+            self.context.stats.spans = Spans()
+        compiled_s = self.context.stats.spans.totals_s.get(COMPILE, 0.0)
+        log = self.open_log()
+        feed = session.feed.train(train, normalization)
+        try:
+            self._begin(log, session)
+        except BaseException:
+            feed.close()
+            raise
+        if self.publisher is not None:
+            self.publisher.begin(self.state.step)
+        loop = Loop(
+            session=session,
+            feed=feed,
+            learning_rate=standing.learning_rate,
+            options=self.options,
+            state=standing.state,
+            log=log,
+            save=self._begin_save,
+            settle_saves=self._settle_saves,
+            fall_back=lambda: self.checkpoints.fall_back(self.state),
+            score=None if valid is None else lambda: self.scoring.score(valid),
+            label_names=self.facts.schema.labels.names,
+            save_every_steps=self.saving.every_steps if self.saves else None,
+            ranks=self.ranks,
+            notes=self.notes,
+            spans=self.context.stats.spans,
+            progressive=standing.progressive,
+            staleness=self.context.stats.histograms[STALENESS],
+            look=self._look,
+            publisher=self.publisher,
+            publish=self._publish,
+        )
+        try:
+            with self.context.stats.busy.working():
+                loop.run(until_epoch)
+            session.leave()
+            session.sparse.sync()  # what is sent again may need this trainer's loader
+            self.ranks.finish()  # others may need the loaders still
+            self._loaders = feed.stats()
+            loop.close()
+            self.checkpoints.settle(wait=True)
+        except BaseException:
+            with contextlib.suppress(Exception):  # the first error is the one to tell
+                loop.close()
+                self._note(log, failed=True)
+            with contextlib.suppress(Exception):
+                self.checkpoints.settle(wait=True)
+            with contextlib.suppress(Exception):
+                session.feed.end_training()
+            raise
+        finally:
+            self._compiled_in_steps_s += self.context.stats.spans.totals_s.get(COMPILE, 0.0) - compiled_s
+        session.sync()  # what went wrong with the last updates is raised here
+        self.ranks.barrier()  # one that is behind still reads
+        session.feed.end_training()
+        self._note(log)
+        scaling = self.rescaling.agreed(is_over=loop.is_over(until_epoch))
+        best_is_lost = self.checkpoints.fall_back(self.state)
+        if best_is_lost or (self.saves and (scaling is None or scaling.needs_checkpoint)):
+            self.checkpoints.settle_last(self._begin_save)
+        if scaling is not None:
+            self.rescaling.begin(scaling, self.strategy, self.opened()[0], self.state.step)
+        return scaling
+
+    def _look(self) -> None:
+        """Between two steps: looks whether there are to be other processes."""
+        plan, state = self.opened()[0], self.state
+        if self.autoscaler is not None:
+            self.autoscaler.look(plan.roles, state.examples, state.train_s)
+        self.rescaling.poll(self.strategy, plan, state.step)
+
+    def _begin(self, log: RunLog, session: Session) -> None:
+        """Writes and tells what holds from here on."""
+        log.begin(self.state, session.sparse.stats().counters)
+        log.trained(self.state)  # else the next crash would count again what this start has counted
+        plan = self.opened()[0].to_dict()
+        if self.directory is not None:
+            write_whole(self.directory / "plan.json", json.dumps(plan, indent=1) + "\n")
+        for callback in self.callbacks:
+            callback.on_plan(plan)
+
+    def restore(self, place: Storage, train: Dataset | None = None, *, resume: bool = False) -> None:
+        """Takes rows, parameters and normalization from a checkpoint, or nothing where that fails.
+
+        Args:
+            train: the data that training goes on with, for a plan that depends on it.
+            resume: go on from its step, position and random state too.
+        """
+        loaded = load(place, self.facts.schema)
+        session = self.open(train, None if loaded.plan is None else Plan.from_dict(loaded.plan, place.url))
+        if resume:
+            self.standing.check(loaded)
+        self.checkpoints.forget_latest()
+        self.compiling(ahead.loading())
+        rows_stay = resume and self.context.processes.rows_stayed
+        newest = self._newest_uses(loaded) if resume and not rows_stay else None
+        loaded.put(sparse=None if rows_stay else session.sparse, dense=session.dense, newest=newest)
+        self._read = None if resume else loaded
+        self.standing.normalizing.stats = loaded.normalization
+        if resume:
+            self._go_on(loaded)
+
+    def inherit(self, place: Storage, train: Dataset | None = None) -> Inherited:
+        """Begins with what fits of another run's checkpoint, see ``Trainer.init_from``."""
+        loaded, found = load(place, None), Inherited(place.url)
+        session = self.open(train)
+        self.compiling(ahead.loading())
+        groups = self.context.sparse.groups()
+        reader = rows_that_fit(loaded, groups, found)
+        newest = {name: used for name, used in self._newest_uses(loaded).items() if name in found.rows}
+        session.sparse.load(replace(reader, newest=newest), step=0)
+        put_parameters(loaded, session.dense, found)
+        self.standing.normalizing.inherit(loaded, found, train)
+        self.standing.inherited = place.url
+        return found
+
+    def content(self) -> Content:
+        """The content of a checkpoint made now."""
+        return self.standing.content(*self.opened())
+
+    def _newest_uses(self, loaded: LoadedCheckpoint) -> Mapping[str, int]:
+        """The newest use of each table that counts seconds, on all trainers; says which lie ahead of the clock."""
+        reader = PartReader(loaded.place, loaded.shards)
+        newest: Mapping[str, int] = self.ranks.broadcast(reader.newest_uses() if self.ranks.first else None)
+        for line in notes_of_future(newest):
+            self.notes.say(line)
+        return newest
+
+    def _go_on(self, loaded: LoadedCheckpoint) -> None:
+        self.standing.go_on(loaded, self.opened()[0])
+        if self.state.best_step is not None:
+            best = checkpoint.find(loaded.place.parent, step=self.state.best_step)
+            self.checkpoints.set_best(self.state.best_step, best)
+        self._put_rest(loaded)
+        self.resumed = True
+        self._log = None  # the next one drops the records that come after this state
+
+    def _put_rest(self, loaded: LoadedCheckpoint) -> None:
+        """Has the dense half go on where it was, if the net is spread as it was; says so where it is not."""
+        plan, session = self.opened()
+        earlier = None if loaded.plan is None else Plan.from_dict(loaded.plan, loaded.place.url)
+        if session.beside is not None and earlier is not None and plan.spreads_as(earlier):
+            session.beside.put_rest(random_state.beside(loaded.random, self.ranks.rank))
+        elif any(random_state.beside(loaded.random, rank) for rank in range(len(loaded.random))):
+            self.notes.say(
+                "the random state of group servers and what top-k has left out are dropped, since the net is spread otherwise than in"
+                f" {loaded.place.name}: dropout draws other masks than it would have"
+            )
+
+    def step_cost(self, train: Dataset, calibration: Calibration) -> StepCost | None:
+        """Adds up what a step on these data should take this machine, by its parts, on rank 0; None where nothing says so."""
+        return self.planning.step_cost(self.opened()[0], self.strategy, train, calibration)
+
+    def summary(self, metrics: Metrics | None, duration_s: float) -> dict[str, Any]:
+        """The content of ``summary.json``."""
+        (plan, session), progressive = self.opened(), self.standing.progressive
+        facts = {
+            "strategy": self.strategy.name,
+            "trainers": self.ranks.size,
+            "precision": self.options.precision,
+            "dense_forward": self.options.dense_forward,
+            "seed": self.options.seed,
+            "model": self.facts.model.name,
+            "dense_parameters": self.facts.model.num_parameters,
+            "duration_s": duration_s,
+            "compile_s": self.compiling.seconds + self._compiled_in_steps_s,
+            "restarts": self.context.processes.restarts,
+            "scalings": [] if self.directory is None else scale_requests.history(self.directory),
+            **({"plan": dict(plan.predicted)} if plan.predicted else {}),
+            **({} if self.standing.inherited is None else {"init_from": self.standing.inherited}),
+            **_predicted_speed(plan, None if self._log is None else self._log.first_steps, self.state),
+            **({} if progressive is None else {"progressive": progressive.metrics()}),
+            **({} if self.publisher is None else {"published": dict(self.publisher.counts)}),
+        }
+        return summarize(
+            self.state,
+            metrics,
+            facts,
+            ranks=self.ranks,
+            own=self.context.stats,
+            sparse=session.sparse.stats(),
+            dense=session.dense,
+            loaders={**self._ended_loaders, **self._loaders},
+        )
+
+    def open_log(self) -> RunLog:
+        """The log of records."""
+        if self._log is None:
+            path = None if self.directory is None else self.directory / "metrics.jsonl"
+            if path is not None:
+                state, mark = self.state, path.with_name(TRAINED)
+                rewind(path, state)  # what a run that begins anew, or goes on, writes again
+                state.repeated_examples = repeated_from(mark, state.examples, state.repeated_examples)
+            others = None
+            if self.directory is not None:
+                own = ProcessId(RoleName.TRAINER, self.ranks.rank)
+                others = PeerStatus(self.directory, own, lambda: self.ranks.apart)
+            self._log = RunLog(path, self.callbacks, self.options.log_every_steps, others)
+        return self._log
+
+    def close(self) -> None:
+        """Gives the tables' memory back, once what is being written is written."""
+        self.context.stats.unwatch()
+        with contextlib.ExitStack() as closing:  # each is closed, whatever another one raises
+            if self.session is not None:
+                closing.callback(self.session.dense.close)
+                closing.callback(self.session.sparse.close)
+            if self._log is not None:
+                closing.callback(self._log.close)
+            closing.callback(self.checkpoints.close)
+            if self.publisher is not None:
+                closing.callback(self.publisher.close)
+
+    def live(self) -> dict[str, Any]:
+        """Numbers of this trainer for :meth:`girih.telemetry.stats.Stats.watch`; examples are its share of those of each batch."""
+        state = self.state
+        return {
+            "steps": state.step,
+            "examples": state.examples / self.ranks.size,
+            "refused": state.refused,
+        }
+
+    def _note(self, log: RunLog, *, failed: bool = False) -> None:
+        """Writes what was not yet written of the steps so far."""
+        own, (_, session) = self.context.stats, self.opened()
+        sparse, dense = session.sparse, session.dense
+        log.flush(
+            self.state,
+            self.standing.learning_rate.scale(),
+            None if failed else lambda: sparse.stats().counters,
+        )
+        if failed:
+            processes = {f"trainer {self.ranks.rank}": own.spans.events()}
+        else:
+            others = {**sparse.stats(spans=True).processes, **dense.processes(spans=True)}
+            processes = timelines(self.ranks, own, {**self._loaders, **others})
+        if self.directory is not None:
+            write_timeline(self.directory / "timeline.json", processes, own.spans.totals_s)
+
+    def _begin_save(self) -> None:
+        if self.publisher is not None:
+            self.publisher.wait_copied()
+        self.checkpoints.begin(self.content, self.state, self.context.stats.spans)
+
+    def _settle_saves(self) -> None:
+        self.checkpoints.settle()
+        if self.publisher is not None:
+            self.publisher.settle()
+
+    def _publish(self) -> None:
+        if self.publisher is not None:
+            spans, rows_free = self.context.stats.spans, self.checkpoints.is_idle
+            step = self.state.step
+            self.publisher.publish(partial(self._version, step), step, spans, rows_free=rows_free)
+
+    def _version(self, step: int) -> SegmentVersion:
+        return self.standing.version(step, self.context.sparse, self.opened()[1])
+
+    def _ready(self) -> tuple[Session, NormalizationStats]:
+        return self.open(), self.standing.normalizing.known()
+
+
+def refuse_unpublished(store: StoreOptions) -> None:
+    """Refuses to publish rows in GPU memory, where nobody notes what changes.
+
+    Raises:
+        ConfigError: names what keeps them there.
+    """
+    if store.on_gpu:
+        raise ConfigError(
+            f"publish: store.tiers = {list(store.tiers or ())}: rows in GPU memory cannot be published; set store.tiers = ['dram']"
+        )
+
+
+def _predicted_speed(plan: Plan, first: FirstSteps | None, state: RunState) -> dict[str, Any]:
+    """``predicted_samples_per_s``, and what it is from: a calibration, or the first steps; None, and why, where these say nothing."""
+    speed = plan.predicted.get("speed")
+    if speed is not None:
+        return {"predicted_samples_per_s": speed["samples_per_s"], "predicted_from": speed["from"]}
+    found, told = (None, None) if first is None else first.predicted(state)
+    return {"predicted_samples_per_s": found, "predicted_from": told}

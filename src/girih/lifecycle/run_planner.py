@@ -1,0 +1,161 @@
+"""The plan of one run, on all its trainers: decided, the operators of its net placed, its speed predicted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from girih.data import Dataset
+from girih.dense.half import DenseSpec
+from girih.errors import ConfigError
+from girih.lifecycle.dense_cost import count_update, host_memory_bytes
+from girih.lifecycle.planning import decide
+from girih.lifecycle.pricing import Calibrated, measured, priced
+from girih.planner.calibration import Calibration
+from girih.planner.facts import Facts
+from girih.planner.operators import OperatorGraph
+from girih.planner.plan import Plan, PlannedTagging
+from girih.planner.speed.step import StepCost
+from girih.planner.tagging.tag import Tagged
+from girih.sparse.spec import SparseSpec
+from girih.strategies.strategy import Strategy, price, spreads_net
+from girih.training.example import operators_of
+from girih.training.notes import Notes
+from girih.training.session import RunContext
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedNet:
+    """The net of a run over the devices of a group.
+
+    Attributes:
+        plan: with its tagging. facts: with the operators and their devices. tagged: what speaks for these.
+    """
+
+    plan: Plan
+    facts: Facts
+    graph: OperatorGraph
+    tagged: Tagged
+
+
+def place_net(
+    plan: Plan, strategy: Strategy, facts: Facts, sparse: SparseSpec, dense: DenseSpec
+) -> PlacedNet:
+    """Tags the operators of a model with devices, unless the plan has: then it is checked.
+
+    Done by one trainer: it rests on this machine's memory, and on the optimizer's cost, counted here if ``facts`` lack it.
+
+    Args:
+        strategy: one whose group servers run operators, see :func:`girih.strategies.strategy.spreads_net`.
+
+    Raises:
+        ConfigError: the net does not fit into the memory of the group, or the plan does not fit the net.
+    """
+    if facts.dense_cost is None:
+        cost = count_update(dense, facts.speeds)
+        facts = replace(facts, dense_cost=cost, threads=torch.get_num_threads())
+    spread: Any = strategy
+    held = plan.tagging
+    graph = operators_of(sparse.following(plan), dense, spread, None if held is None else held.cut)
+    facts = replace(
+        facts,
+        graph=graph,
+        tagging=None if held is None else held.devices,
+        memory_bytes=host_memory_bytes(),
+    )
+    tagged: Tagged = spread.tagged(facts, plan.wire)
+    tagging = PlannedTagging(devices=tagged.tagging, cut=graph.cut)
+    return PlacedNet(
+        plan=replace(plan, tagging=tagging),
+        facts=replace(
+            facts,
+            tagging=tagged.tagging,
+            wire={kind: plan.wire[kind] for kind in ("activations", "dense_gradients") if kind in plan.wire},
+        ),
+        graph=graph,
+        tagged=tagged,
+    )
+
+
+@dataclass
+class RunPlanner:
+    """Makes the plan of a run. Methods are called by all trainers together.
+
+    Attributes:
+        pinned: the plan that the user gave, if any.
+        calibrated: the machine, to predict a speed by; None predicts none.
+    """
+
+    context: RunContext
+    facts: Facts
+    notes: Notes
+    pinned: Plan | None
+    calibrated: Calibrated | None
+    _priced_by: Facts | None = None
+
+    def plan(self, strategy: Strategy, train: Dataset | None, earlier: Plan | None) -> Plan:
+        """The plan to build from.
+
+        Args:
+            train: the training data, where it is known.
+            earlier: the plan of the run that goes on.
+
+        Raises:
+            ConfigError: see :func:`girih.lifecycle.planning.decide`.
+        """
+        sparse, dense, ranks = self.context.sparse, self.context.dense, self.context.ranks
+        plan = decide(
+            strategy, self.facts, ranks, sparse, dense=dense, train=train, earlier=earlier, pinned=self.pinned
+        )
+        facts = self.facts if train is None else replace(self.facts, batch_size=train.batch_size)
+        calibrated = self.calibrated if train is not None and facts.device == "cpu" else None
+        unmeasured = facts
+        if calibrated is not None and train is not None:
+            unmeasured = replace(facts, calibration=calibrated.calibration)
+            facts = measured(facts, calibrated.calibration, train, sparse, dense, ranks)
+        if spreads_net(strategy):  # which is decided before anything is measured
+            plan, net = self._placed(plan, strategy, unmeasured)
+            facts = replace(
+                facts, graph=net.graph, tagging=net.tagging, wire=net.wire, memory_bytes=net.memory_bytes
+            )
+        self._priced_by = None if calibrated is None else facts
+        return self.priced(plan, strategy)
+
+    def priced(self, plan: Plan, strategy: Strategy) -> Plan:
+        """The plan with the speed that is predicted for it, by what was measured when the run's was made."""
+        if self._priced_by is None or self.calibrated is None:
+            return plan
+        return priced(plan, strategy, self._priced_by, self.calibrated.file, self.context.ranks)
+
+    def step_cost(
+        self, plan: Plan, strategy: Strategy, train: Dataset, calibration: Calibration
+    ) -> StepCost | None:
+        """Adds up what a step on these data should take this machine, by its parts, on rank 0; None where nothing says so."""
+        halves = self.context.sparse.following(plan), self.context.dense
+        facts = measured(self.facts, calibration, train, *halves, self.context.ranks)
+        if not self.context.ranks.first:
+            return None
+        if spreads_net(strategy):
+            facts = place_net(plan, strategy, facts, *halves).facts
+        prediction = price(strategy, facts)
+        return None if prediction is None else prediction.cost
+
+    def _placed(self, plan: Plan, strategy: Strategy, facts: Facts) -> tuple[Plan, Facts]:
+        """The plan with a tagging, on all trainers; rank 0's facts say it too. What an earlier run had is dropped where it does not fit."""
+        if self.context.ranks.first:
+            halves = self.context.sparse, self.context.dense
+            try:
+                placed = place_net(plan, strategy, facts, *halves)
+            except ConfigError as error:
+                if plan.tagging is None:
+                    raise
+                if self.pinned is not None:
+                    raise ConfigError(f"the plan does not fit, plan again with girih plan: {error}") from None
+                self.notes.say(
+                    f"operators are tagged anew: the tagging of the run so far does not fit ({error})"
+                )
+                placed = place_net(replace(plan, tagging=None), strategy, facts, *halves)
+            plan, facts = placed.plan, placed.facts
+        return Plan.from_dict(self.context.ranks.broadcast(plan.to_dict())), facts

@@ -1,0 +1,146 @@
+"""The first fully connected layer behind embeddings (DES, Eq. 7 to 9)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from girih.models.embeddings import Embeddings
+from girih.models.layers.inputs import DenseInput
+from girih.models.layers.mlp import MLP
+from girih.models.operators.operator import ParameterSplit, SubstitutableOperator
+from girih.schema import Schema
+
+
+class FieldProjection(SubstitutableOperator):
+    """W [embeddings, numeric] + b: the columns of W that read a feature sit beside its embedding.
+
+    The partial result is as wide as W is high.
+
+    Args:
+        linear: W and b, for an input of all features.
+        features: whose embeddings are read; all categorical and sequence ones by default.
+        numeric: the numeric features that are read; all by default.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        linear: nn.Linear,
+        features: Sequence[str] | None = None,
+        numeric: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__()
+        self.columns = linear.out_features
+        self.inputs = DenseInput(schema, features, numeric, for_products=True)
+        self.weight, self.bias = linear.weight, linear.bias
+
+    def partial(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
+        """[B, outputs] of own columns."""
+        return F.linear(self.flat(numeric, embeddings), self.weight)
+
+    def combine(self, total: Tensor) -> Tensor:
+        """[B, outputs]."""
+        return total if self.bias is None else total + self.bias
+
+    def whole(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
+        """One product with the bias in it."""
+        return F.linear(self.flat(numeric, embeddings), self.weight, self.bias)
+
+    def flat(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
+        """The input that W is multiplied with: own columns, side by side."""
+        return self.inputs(numeric, embeddings)
+
+    def narrow(self, schema: Schema) -> dict[str, ParameterSplit]:
+        """Columns of the features that stay."""
+        width = self.inputs.width
+        return self.keep({"weight": ParameterSplit(1, self.inputs.narrow(schema), width)})
+
+
+class FieldMLP(MLP):
+    """An MLP that reads features: its first layer is a :class:`FieldProjection`. It takes the arguments of both.
+
+    Args:
+        first: makes that layer of the linear one that it stands for; more_inputs: columns that it reads beside features.
+
+    Raises:
+        ValueError: without ``hidden`` and ``outputs``, which leave it no layer.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        hidden: tuple[int, ...],
+        outputs: int | None = None,
+        *,
+        features: Sequence[str] | None = None,
+        numeric: Sequence[str] | None = None,
+        first: Callable[[nn.Linear], FieldProjection] | None = None,
+        more_inputs: int = 0,
+        dropout: float = 0.0,
+        batch_norm: bool = False,
+    ) -> None:
+        width = DenseInput(schema, features, numeric).width + more_inputs
+        super().__init__(width, hidden, outputs, dropout=dropout, batch_norm=batch_norm)
+        linear = next(iter(self), None)
+        if not isinstance(linear, nn.Linear):
+            raise ValueError("expected at least one layer: hidden widths, or outputs")
+        self[0] = first(linear) if first else FieldProjection(schema, linear, features, numeric)
+
+    def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:  # type: ignore[override]
+        """float32[B, X] and embeddings to [B, width]."""
+        first, *others = self
+        x: Tensor = first(numeric, embeddings)
+        for layer in others:
+            x = layer(x)
+        return x
+
+
+class AttendedProjection(FieldProjection):
+    """W [embeddings, numeric, interests] + b; an interest is what attention makes of a history for its target.
+
+    A history, its target and their attention sit together, so that an interest is made where its columns of W are.
+
+    Args:
+        pairs: (history, target) of each interest; attention: of each pair, whose dims are the interests'.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        linear: nn.Linear,
+        features: Sequence[str],
+        pairs: Sequence[tuple[str, str]],
+        attention: nn.ModuleList,
+    ) -> None:
+        super().__init__(schema, linear, features)
+        self.attention = attention
+        self.pairs = dict(enumerate(pairs))
+        dims = {feature.name: schema.dim_of(feature) for feature in schema.sparse}
+        self.inputs.widths |= {history: dims[history] for history, _ in pairs}
+
+    @property
+    def colocated_features(self) -> tuple[tuple[str, ...], ...]:
+        """Each history and its target."""
+        return tuple(self.pairs.values())
+
+    def flat(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
+        """Own columns, and behind them the interests that are made here."""
+        interests = [
+            self.attention[number](embeddings[target], embeddings.sequences[history])
+            for number, (history, target) in self.pairs.items()
+        ]
+        return self.inputs(numeric, embeddings, *interests)
+
+    def narrow(self, schema: Schema) -> dict[str, ParameterSplit]:
+        """Columns of the features and interests that stay, and their attention."""
+        splits = super().narrow(schema)
+        self.pairs = {number: pair for number, pair in self.pairs.items() if pair[0] in self.inputs.widths}
+        units: dict[str, ParameterSplit] = {}
+        for name, parameter in self.attention.named_parameters(prefix="attention"):
+            here = int(name.split(".")[1]) in self.pairs
+            units[name] = ParameterSplit(0, torch.arange(len(parameter) if here else 0), len(parameter))
+        return splits | self.keep(units)

@@ -1,0 +1,178 @@
+"""Requests to scale a run, and what became of them: files in its directory.
+
+``scale.json`` is there while a scaling is asked for or under way, so there is one at a time. ``scaled.jsonl`` has a line for
+each that is over; nobody needs a connection to the run, nor its secret, to ask for one.
+
+Neither torch nor numpy is imported here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from girih.config import build, options
+from girih.config.bounds import Finite
+from girih.errors import MissingFileError, RunDirectoryError
+from girih.files.sealed import open_file, parse, refusing
+from girih.files.whole import append_line, write_whole
+from girih.processes.lease import Lease
+
+REQUEST, OUTCOMES = "scale.json", "scaled.jsonl"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaleRequest:
+    """A request to scale a run.
+
+    Attributes:
+        counts: role → processes that are wanted.
+        asked_s: when it was asked for, in seconds since 1970.
+        why: the reason, where the run itself asked for it; "" where a user did.
+        begun: what was known when training paused for it; None until then. ``step``, ``paused_s`` (since 1970), ``before``
+            (role → processes) and ``lease``: the process that has the run, where it can be told from here.
+    """
+
+    name: str
+    counts: Mapping[str, int]
+    asked_s: float
+    why: str = ""
+    begun: Mapping[str, Any] | None = None
+
+    @property
+    def keeper(self) -> Lease | None:
+        """The process that has the run while trainers begin anew, when nobody else does; None where it is not known."""
+        return Lease.of((self.begun or {}).get("lease"))
+
+
+def ask(run: Path, counts: Mapping[str, int], why: str = "") -> ScaleRequest:
+    """Asks for a scaling.
+
+    Raises:
+        RunDirectoryError: one is under way.
+    """
+    request = ScaleRequest(name=secrets.token_hex(8), counts=dict(counts), asked_s=time.time(), why=why)
+    draft = run / f".{REQUEST}.{request.name}"
+    draft.write_text(json.dumps(asdict(request)), encoding="utf-8")
+    try:
+        os.link(draft, run / REQUEST)  # whole, or not at all where there is one
+    except FileExistsError:
+        raise RunDirectoryError(f"{run}: another scaling is under way; wait for it, then ask again") from None
+    finally:
+        draft.unlink()
+    return request
+
+
+def pending(run: Path) -> ScaleRequest | None:
+    """The request that is to be done, or being done; None where there is none."""
+    file = run / REQUEST
+    with (
+        contextlib.suppress(MissingFileError),
+        open_file(file, kind=RunDirectoryError) as opened,
+        refusing(file, "delete it, and ask again", RunDirectoryError),
+    ):
+        request: ScaleRequest = build(ScaleRequest, parse(opened.read()), "")
+        if request.begun is not None:
+            options.integer("begun.step", request.begun["step"], 0)
+            build(Finite, request.begun["paused_s"], "begun.paused_s")
+            build(dict[str, int], request.begun["before"], "begun.before")
+        return request
+    return None
+
+
+def begin(
+    run: Path, request: ScaleRequest, step: int, before: Mapping[str, int], keeper: Lease | None = None
+) -> ScaleRequest:
+    """Notes that training has paused for a request."""
+    lease = None if keeper is None else asdict(keeper)
+    facts = {"step": step, "paused_s": time.time(), "before": dict(before), "lease": lease}
+    begun = replace(request, begun=facts)
+    write_whole(run / REQUEST, json.dumps(asdict(begun)))
+    return begun
+
+
+def fail(run: Path, request: ScaleRequest, why: str) -> None:
+    """Notes why a scaling that was begun comes to nothing, as is told once training goes on."""
+    write_whole(
+        run / REQUEST, json.dumps(asdict(replace(request, begun={**(request.begun or {}), "failed": why})))
+    )
+
+
+def end(run: Path, request: ScaleRequest) -> dict[str, Any]:
+    """Notes that a scaling is done, from when training may go on; returns what :func:`outcome` will."""
+    begun, now = request.begun or {}, time.time()
+    return _told(
+        run,
+        request,
+        step=begun["step"],
+        roles={name: [begun["before"].get(name), count] for name, count in request.counts.items()},
+        paused_s=round(now - begun["paused_s"], 3),
+        seconds=round(now - request.asked_s, 3),
+        at_s=round(now, 3),
+        why=request.why,
+    )
+
+
+def refuse(run: Path, request: ScaleRequest, why: str) -> None:
+    """Notes that nothing was, or will be, scaled."""
+    _told(run, request, refused=why)
+
+
+def withdraw(run: Path) -> None:
+    """Takes back what nobody will do any more."""
+    (run / REQUEST).unlink(missing_ok=True)
+
+
+def withdraw_stale(run: Path) -> None:
+    """Takes back what was asked of a run that is over, unless its processes are only beginning anew."""
+    with contextlib.suppress(RunDirectoryError):
+        request = pending(run)
+        if request is not None and request.begun and (request.keeper is None or request.keeper.lives):
+            return
+    withdraw(run)
+
+
+def outcome(run: Path, request: ScaleRequest) -> dict[str, Any] | None:
+    """The outcome of a request; None while there is none. ``refused`` says why nothing was scaled, else ``step``, ``roles`` (role →
+    processes before and after), ``paused_s``, ``seconds`` since it was asked for, ``at_s``, since 1970, and ``why``."""
+    return next((line for line in reversed(_lines(run)) if line["name"] == request.name), None)
+
+
+def history(run: Path) -> list[dict[str, Any]]:
+    """All scalings of a run, the earliest first, by :func:`outcome`, those left out that were refused."""
+    done = [line for line in _lines(run) if "refused" not in line]
+    return [{key: value for key, value in line.items() if key != "name"} for line in done]
+
+
+def _told(run: Path, request: ScaleRequest, **facts: Any) -> dict[str, Any]:
+    append_line(run / OUTCOMES, json.dumps({"name": request.name, **facts}))
+    withdraw(run)
+    return facts
+
+
+def _lines(run: Path) -> list[dict[str, Any]]:
+    found = []
+    with contextlib.suppress(MissingFileError), open_file(run / OUTCOMES, kind=RunDirectoryError) as file:
+        for line in file:
+            with contextlib.suppress(ValueError):  # one that was cut off
+                found.append(parse(line))
+    return [each for each in found if isinstance(each, dict) and "name" in each]
+
+
+class ScaleStage(StrEnum):
+    """Stages of a scaling that the launcher is to know of."""
+
+    MOVING = "moving"
+    """Rows lie in the last checkpoint alone: trainers that come back find none in embedding servers."""
+    DONE = "done"
+    """All processes are there, with their rows."""
+    ANEW = "anew"
+    """Trainers end, with a checkpoint; all processes begin anew."""

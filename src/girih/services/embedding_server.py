@@ -1,0 +1,394 @@
+"""An embedding server: shards that workers ask for rows and give gradients (Persia §4.1 step 7, §4.2.2).
+
+Requests are done one after the other, each by the threads of all shards. What was read is remembered until its
+gradients come, so that they need no keys.
+
+One that was killed comes back with its shards, in shared memory, and without what it remembered: reads that were not
+answered are asked for again, and gradients of such as were come again with their keys. In each shard a push has a lane and a
+number, by which it is applied once (Persia §4.2.4; :mod:`girih.store.memory.pushes`). What was read is remembered by trainer and batch, not
+by who asked: a worker that was killed comes back as another client.
+
+Of trainers in step, the gradients of one step are collected from all of them and their sum is applied once, as in one
+process: what is read ahead is older, but every step moves each row once.
+
+Shapes: G groups, K keys, T tables, W columns of a row.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from girih.checkpoint.manifest import Parts
+from girih.checkpoint.parts import PartReader
+from girih.checkpoint.storage import Storage
+from girih.cluster.roles import RoleName
+from girih.comm.rpc import Request
+from girih.comm.service import Service, as_float, as_text, attempt, from_text
+from girih.errors import Lost, NonFiniteError, WireError
+from girih.processes.segments import remove_segments
+from girih.publishing.shards import SegmentRows
+from girih.sparse.groups.local_shards import LocalShards, ShardsSave
+from girih.sparse.groups.shards import GroupKeys, as_rows
+from girih.sparse.protocol import (
+    KEYS_MISSING,
+    NO_TURN,
+    NO_VERSION,
+    TOOK_NO_PART,
+    DoneBatches,
+    SparseVerb,
+    push_of,
+)
+from girih.sparse.routing.shard_reader import MergedRequest as KeysOfAll
+from girih.sparse.routing.shard_reader import ShardReader
+from girih.sparse.spec import SparseSpec
+from girih.store import Push
+from girih.store.state import LAST_STEP
+from girih.telemetry.stats import UPDATES_SINCE_READ, Stats
+
+
+@dataclass(frozen=True)
+class _OpenRead:
+    """Keys and rows that a request read from one group, kept until its gradients come."""
+
+    keys: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    found: GroupKeys | None
+
+
+_Reads = tuple[list[_OpenRead], int | None]
+"""The rows that a request read from each group, and how many updates were applied before; None: in another life of this server."""
+_Part = tuple[Request, _Reads]
+"""A trainer's request with the gradients of a step, or to drop it; and what it read for them."""
+
+
+@dataclass
+class EmbeddingServer:
+    """One server of several, with as many shards of every table as each other.
+
+    Attributes:
+        num_senders: how many number their pushes by themselves, so that those sent again are applied once; None where nothing
+            is sent again.
+        found: see :class:`girih.cluster.roles.Role`.
+        num_contributors: how many trainers' gradients of a step are applied as one; 1 applies each as it comes.
+        address: where to listen; see :func:`girih.comm.service.listen`.
+        segment: begins the names of shared memory: shards lie there, unless ``[store]`` says otherwise. None keeps
+            them private to the process.
+    """
+
+    spec: SparseSpec
+    index: int
+    num_servers: int
+    num_contributors: int
+    address: str
+    secret: bytes
+    segment: str | None = None
+    incarnation: int = 0
+    name: str = RoleName.EMBEDDING_SERVER
+    num_senders: int | None = None
+    found: str = ""
+    stats: Stats = field(default_factory=Stats, repr=False, compare=False)
+
+    def run(self, ready: Callable[[str], None], stop: threading.Event) -> None:
+        """Serves until ``stop`` is set."""
+        segment = None if self.segment is None else f"{self.segment}-{self.index}"
+        if segment is not None and not self.incarnation:  # one that was killed as it began may have made some
+            remove_segments(f"{segment}-")
+        shards = LocalShards(
+            self.spec.groups(),
+            self.spec.store,
+            place=self.index,
+            num_places=self.num_servers,
+            segment=segment,
+            attach=self.incarnation > 0,
+        )
+        self.found = shards.found()
+        try:
+            with (
+                ThreadPoolExecutor(1, "girih-write") as writing,
+                ThreadPoolExecutor(2, "girih-send") as sending,
+            ):
+                work = _EmbeddingServerWork(
+                    shards, self.num_contributors, self.num_senders, writing, sending, self.stats
+                )
+                work.serve(self, ready, stop)
+        finally:
+            self.stats.unwatch()
+            shards.close()
+            if segment is not None:
+                remove_segments(f"{segment}-")
+
+
+class _EmbeddingServerWork(Service):
+    """The work of a server, request by request; files are written beside the others."""
+
+    def __init__(
+        self,
+        shards: LocalShards,
+        num_contributors: int,
+        num_senders: int | None,
+        writing: ThreadPoolExecutor,
+        sending: ThreadPoolExecutor,
+        stats: Stats,
+    ) -> None:
+        super().__init__({
+            SparseVerb.LOOKUP: self._lookup, SparseVerb.UPDATE: self._take_part, SparseVerb.DROP: self._take_part,
+            SparseVerb.ANEW: self._begin_anew, SparseVerb.STATS: self._read_stats, SparseVerb.SAVE: self._begin_save, SparseVerb.LOAD: self._load,
+            SparseVerb.KNOW: self._knows_changes, SparseVerb.SEGMENT: self._begin_segment,
+        }, stats)  # fmt: skip
+        self._shards, self._writing, self._sending = shards, writing, sending
+        self._segments: dict[bool, SegmentRows] = {}  # by whether it has all rows: begun, and not ended
+        self._num_contributors, self._num_senders = num_contributors, num_senders
+        self._readers = [ShardReader(stores, shards.pool) for stores in shards.stores]
+        self._reads: dict[tuple[int, int], _Reads] = {}  # by trainer and number
+        self._num_updates = 0  # of all trainers
+        self._done: defaultdict[int, DoneBatches] = defaultdict(DoneBatches)  # of each trainer
+        self._parts: defaultdict[int, dict[int, _Part]] = defaultdict(dict)  # of each turn, by trainer
+        self._num_lost, self._last_step = 0, 0
+        self._stats = stats
+        stats.watch(shards.live)
+        self._save: ShardsSave | None = None
+
+    def handle(self, request: Request) -> None:
+        """Takes a request in."""
+        if request.frame.kind == SparseVerb.WRITE:
+            self._writing.submit(attempt, request, partial(self._write, request))
+        elif request.frame.kind == SparseVerb.SEND:
+            self._sending.submit(attempt, request, partial(self._send, request))
+        else:
+            super().handle(request)
+
+    def _lookup(self, request: Request) -> None:
+        _, trainer, number, step, answered, train = request.frame.fields
+        self._check_keys(request, number)
+        reads, values, staleness = [], [], 0
+        with self._stats.spans("lookup"):
+            for g, reader in enumerate(self._readers):
+                lengths, keys, counts = request.frame.arrays[3 * g : 3 * g + 3]
+                found, rows = reader.read(
+                    keys, counts, lengths[None, :], step, train=bool(train), take=request.buffer
+                )
+                reads.append(_OpenRead(np.array(keys), np.array(lengths), found))
+                values.append(rows)
+                self._stats.counters["served_keys"] += len(keys)
+        self._stats.sent("embeddings", sum(rows.nbytes for rows in values))
+        if train:
+            self._done[trainer].reach(answered)
+            staleness = number - self._done[trainer].count
+            self._last_step = max(self._last_step, step)
+            self._reads[trainer, number] = reads, self._num_updates
+        request.reply((staleness,), values)
+
+    def _check_keys(self, request: Request, number: int) -> None:
+        """Refuses what are no keys of all groups, before rows of one are made."""
+        arrays = request.frame.arrays
+        if len(arrays) != 3 * len(self._readers) or number < 0:
+            raise WireError(
+                f"{len(arrays)} arrays, number {number}; expected {3 * len(self._readers)}, and 0 or more"
+            )
+        for reader, lengths, keys, counts in zip(
+            self._readers, arrays[::3], arrays[1::3], arrays[2::3], strict=True
+        ):
+            if lengths.shape != (len(reader.stores[0].spec.tables),) or keys.ndim != 1 or counts.ndim != 1:
+                raise WireError(f"keys of {list(lengths.shape)} tables; expected all of the group's")
+            KeysOfAll.of(keys, counts, lengths[None, :])
+
+    def _take_part(self, request: Request) -> None:
+        """Takes one trainer's gradients of a step, or word that it drops it; applies a turn's once all are here."""
+        sample, trainer, number, turn = request.frame.fields[:4]
+        key = trainer, number
+        nothing: _Reads = ([], None)  # as is read for a batch that is dropped
+        reads = self._reads.get(key, nothing)
+        if turn == NO_TURN or self._was_applied(trainer, turn):
+            self._reads.pop(key, None)
+            self._done[trainer].add(number)
+            request.reply()
+            return
+        if request.frame.kind == SparseVerb.UPDATE:
+            if reads is nothing:
+                if self._num_senders is None:
+                    raise WireError(
+                        f"gradients of sample {sample}, whose rows this server has not read for its sender"
+                    )
+                if len(request.frame.arrays) == len(self._readers):
+                    request.reply((KEYS_MISSING,))
+                    return
+                reads = self._reads_sent_with(request)
+            self._check(request, reads)
+        self._reads.pop(key, None)
+        self._parts[turn][trainer] = request, reads
+        if len(self._parts[turn]) == self._num_contributors:
+            self._apply_turn(self._parts.pop(turn))
+
+    def _reads_sent_with(self, request: Request) -> _Reads:
+        """The keys that gradients came with, whose rows were read in an earlier life of this server."""
+        reads, arrays = [], request.frame.arrays[len(self._readers) :]
+        for g, reader in enumerate(self._readers):
+            lengths, keys = arrays[2 * g : 2 * g + 2]
+            num_tables = len(reader.stores[0].spec.tables)
+            fits = lengths.shape == (num_tables,) and lengths.dtype == keys.dtype == np.dtype(np.int64)
+            if not fits or (lengths < 0).any() or keys.shape != (lengths.sum(),):
+                raise WireError(
+                    f"keys {keys.dtype}{list(keys.shape)} of {lengths.dtype}{list(lengths.shape)}; expected int64 keys of"
+                    f" {num_tables} tables"
+                )
+            reads.append(_OpenRead(keys, lengths, None))
+        return reads, None
+
+    def _push_of(self, trainer: int, turn: int) -> Push | None:
+        return None if self._num_senders is None else push_of(self._num_senders, trainer, turn)
+
+    def _was_applied(self, trainer: int, turn: int) -> bool:
+        """Whether a turn was ended before this part of it came, again."""
+        push = self._push_of(trainer, turn)
+        return push is not None and self._shards.have_applied(push)
+
+    def _check(self, request: Request, reads: _Reads) -> None:
+        """Refuses what are no gradients of what was read, before anybody waits for them."""
+        *_, step, lr_scale = request.frame.fields
+        scale = as_float(lr_scale)
+        if len(request.frame.fields) != 6 or not 1 <= step <= LAST_STEP or not 0.0 <= scale < math.inf:
+            raise WireError(
+                f"step {step}, lr_scale {scale}; expected 1 to {LAST_STEP}, and a number from 0 on"
+            )
+        for reader, read, gradient in zip(
+            self._readers, reads[0], request.frame.arrays[: len(self._readers)], strict=True
+        ):
+            if gradient.shape != TOOK_NO_PART:
+                as_rows(
+                    gradient, len(read.keys), reader.dim, f"gradients of group {reader.stores[0].spec.name!r}"
+                )
+
+    def _apply_turn(self, parts: dict[int, _Part]) -> None:
+        in_order = [parts[trainer] for trainer in sorted(parts)]
+        _, trainer, _, turn = in_order[0][0].frame.fields[:4]
+        updates = [part for part in in_order if part[0].frame.kind == SparseVerb.UPDATE]
+        try:
+            with self._stats.spans("update"):
+                self._apply(updates, self._push_of(trainer, turn))
+        except Exception as error:
+            for request, _ in in_order:
+                request.fail(error)
+            return
+        for _, (_, num_before) in updates:
+            if num_before is not None:
+                self._stats.histograms[UPDATES_SINCE_READ][self._num_updates - num_before] += 1
+        self._num_updates += bool(updates)
+        for request, _ in in_order:
+            _, trainer, number = request.frame.fields[:3]
+            self._done[trainer].add(number)
+            request.reply()
+
+    def _apply(self, parts: Sequence[_Part], push: Push | None) -> None:
+        """Applies the sum of all parts, in the order of trainers."""
+        sums = []
+        for g, reader in enumerate(self._readers):
+            given = [(reads[g], request.frame.arrays[g]) for request, (reads, _) in parts]
+            if all(gradient.shape == TOOK_NO_PART for _, gradient in given):
+                continue
+            whose = f"gradients of group {reader.stores[0].spec.name!r}"
+            gradients = [
+                as_rows(gradient, len(read.keys), reader.dim, whose)
+                if gradient.shape != TOOK_NO_PART
+                else np.zeros((len(read.keys), reader.dim), np.float32)
+                for read, gradient in given
+            ]
+            found = given[0][0].found if len(given) == 1 else None
+            if found is None:
+                found = reader.join(
+                    np.concatenate([read.keys for read, _ in given]),
+                    np.stack([read.lengths for read, _ in given]),
+                )
+            totals, table = reader.sum_gradients(found, gradients)
+            if table is not None:
+                raise NonFiniteError(f"a gradient of table {table!r} is NaN or infinite")
+            sums.append((reader, found, totals))
+        for reader, found, totals in sums:
+            *_, step, lr_scale = parts[0][0].frame.fields
+            reader.apply(found, totals, step, as_float(lr_scale), push=push)
+        if push is not None and len(sums) < len(self._readers):
+            self._shards.note_push(push)
+
+    def _begin_anew(self, request: Request) -> None:
+        """Drops what trainers that are gone have read, and their part of steps that others never ended."""
+        self._num_lost += len(self._reads) + sum(map(len, self._parts.values()))
+        self._reads.clear()
+        self._parts.clear()
+        self._done.clear()
+        self._shards.forget_pushes()
+        save, self._save = self._save, None
+        if save is not None:
+            save.close()
+        self._end_segments()
+        self._writing.submit(int).result()  # one that is being written, which nobody will complete
+        request.reply((self._num_lost, self._last_step))
+
+    def _read_stats(self, request: Request) -> None:
+        store = {"store": self._shards.counters(), "rows": self._shards.rows()}
+        request.reply((), (as_text({**self._stats.snapshot(spans=bool(request.frame.fields[0])), **store}),))
+
+    def _begin_save(self, request: Request) -> None:
+        if self._save is not None:  # of whoever did not hear that it began
+            self._save.close()
+        if (whole := self._segments.get(True)) is not None:
+            whole.wait_copied()
+        self._save = self._shards.begin_save(Storage(from_text(request.frame.arrays[0])))
+        request.reply()
+
+    def _write(self, request: Request) -> None:
+        save, self._save = self._save, None
+        parts: Parts = {}
+        if save is None and request.frame.fields[0]:
+            raise Lost("the rows as they were when this save began are gone: their server came back since")
+        if save is not None:
+            with closing(save):
+                parts = save.write() if request.frame.fields[0] else {}
+        request.reply((), (as_text(parts),))
+
+    def _knows_changes(self, request: Request) -> None:
+        (since,) = request.frame.fields
+        request.reply((int(self._shards.knows_changes(since)),))
+
+    def _begin_segment(self, request: Request) -> None:
+        number, since = request.frame.fields
+        before = self._segments.pop(since == NO_VERSION, None)
+        if before is not None:  # of whoever did not hear that it began
+            before.close()
+        writer = Storage(from_text(request.frame.arrays[0]))
+        rows = self._shards.begin_segment(writer, number, None if since == NO_VERSION else since)
+        self._segments[since == NO_VERSION] = rows
+        request.reply()
+
+    def _send(self, request: Request) -> None:
+        whole, write = map(bool, request.frame.fields)
+        rows = self._segments.get(whole)
+        parts: Parts = {}
+        if rows is None and write:
+            raise Lost("the rows of this segment are gone: their server came back since it began")
+        if rows is not None:
+            try:
+                parts = rows.write() if write else {}
+            finally:
+                rows.close()
+                if self._segments.get(whole) is rows:
+                    del self._segments[whole]
+        request.reply((), (as_text(parts),))
+
+    def _end_segments(self) -> None:
+        """Ends segments that nobody will complete."""
+        for rows in list(self._segments.values()):
+            rows.close()
+        self._segments.clear()
+
+    def _load(self, request: Request) -> None:
+        self._shards.load(PartReader.from_dict(from_text(request.frame.arrays[0])))
+        request.reply()

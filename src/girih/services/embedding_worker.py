@@ -1,0 +1,303 @@
+"""An embedding worker: keeps ids until a trainer asks for them, gets rows from the servers and makes bags of them;
+turns gradients of bags into gradients of rows and puts them to the servers (Persia §4.1 steps 1, 4 and 7, §4.2.1).
+
+One that was killed comes back with nothing: ids that it kept are sent by their loader again when a trainer finds them missing, and gradients
+by the trainer, under the same number. Servers that have applied them skip them.
+
+Shapes: B examples, G groups, U unique keys of a group, S servers, W columns of a row.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count, pairwise
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from girih.cluster.roles import RoleName
+from girih.comm.peers import CONNECTED_S, RETURN_S, calls_of, connect_all
+from girih.comm.registry import Registry
+from girih.comm.rpc import Client, Frame, Reply, Request
+from girih.comm.service import Service, answer, as_text
+from girih.data.batch import Batch
+from girih.errors import GirihError, Lost, WireError
+from girih.sparse.groups.bags import Gradients
+from girih.sparse.groups.pack import Group, by_group, sequence_bounds
+from girih.sparse.groups.shards import UniqueRows, as_rows
+from girih.sparse.protocol import KEYS_MISSING, TOOK_NO_PART, BatchCodec, SparseVerb
+from girih.sparse.routing.key_router import KeyRouter, RoutedKeys
+from girih.sparse.spec import SparseSpec
+from girih.store.state import LAST_STEP
+from girih.telemetry.stats import Stats
+
+LIFE_BITS = 40
+"""Samples are numbered by life, so that those of an earlier one are known."""
+
+
+@dataclass
+class _KeptIds:
+    """The ids of one trainer's share, and what became of them.
+
+    Attributes:
+        source: the pass of a loader that they are from, the trainer they are for, and which of its shares they are; None
+            once they are pulled.
+    """
+
+    batch: Batch
+    source: tuple[int, int, int] | None
+    asked: list[RoutedKeys] = field(default_factory=list)
+
+    def keys_of(self, server: int) -> list[NDArray[Any]]:
+        """The keys of one server: lengths and keys of each group."""
+        return [part for asked in self.asked for part in asked.of_place(server)[:2]]
+
+
+@dataclass
+class EmbeddingWorker:
+    """One worker of several.
+
+    Attributes:
+        servers: where the embedding servers listen.
+        shards_each: shards of one server.
+        registry: where a server that came back is found.
+        address: where to listen; see :func:`girih.comm.service.listen`.
+        resends: whether what one did not answer, or another life of this worker had read, is sent again.
+        prefetch: whether unique keys are found and routed as soon as ids come, and not when a trainer asks for them.
+    """
+
+    spec: SparseSpec
+    codec: BatchCodec
+    index: int
+    servers: tuple[str, ...]
+    shards_each: int
+    address: str
+    secret: bytes
+    registry: Registry | None = None
+    incarnation: int = 0
+    prefetch: bool = False
+    resends: bool = False
+    name: str = RoleName.EMBEDDING_WORKER
+    stats: Stats = field(default_factory=Stats, repr=False, compare=False)
+
+    def run(self, ready: Callable[[str], None], stop: threading.Event) -> None:
+        """Serves until ``stop`` is set."""
+        clients = connect_all(
+            RoleName.EMBEDDING_SERVER,
+            self.servers,
+            secret=self.secret,
+            registry=self.registry,
+            timeout_s=RETURN_S if self.resends else CONNECTED_S,
+        )
+        try:
+            _EmbeddingWorkerWork(self, clients).serve(self, ready, stop)
+        finally:
+            for client in clients:
+                client.close()
+
+
+class _EmbeddingWorkerWork(Service):
+    """The work of a worker, request by request."""
+
+    def __init__(self, role: EmbeddingWorker, clients: Sequence[Client]) -> None:
+        super().__init__({
+            SparseVerb.STORE_IDS: self._store_ids, SparseVerb.DROP_IDS: self._drop_ids, SparseVerb.PULL: self._pull, SparseVerb.PEEK: self._peek,
+            SparseVerb.PUSH: self._push, SparseVerb.DROP: self._drop, SparseVerb.STATS: self._read_stats,
+        }, role.stats)  # fmt: skip
+        self._codec, self._clients = role.codec, clients
+        self._groups = role.spec.groups()
+        self._routers = [KeyRouter(group, len(clients), role.shards_each) for group in self._groups]
+        self._samples: dict[int, _KeptIds] = {}
+        self._prefetch, self._resends = role.prefetch, role.resends
+        self._life = role.incarnation
+        self._numbers = count((self._life << LIFE_BITS) + 1)
+        self._stats = role.stats
+        self._stats.watch(lambda: {"queues": {"samples": len(self._samples)}, **calls_of(clients)})
+
+    def _store_ids(self, request: Request) -> None:
+        of_pass, trainer, share, _ = request.frame.fields
+        number = next(self._numbers)
+        self._samples[number] = sample = _KeptIds(self._batch(request), (of_pass, trainer, share))
+        request.reply((number,))
+        if self._prefetch:
+            self.afterwards(lambda: self._find_keys(sample))
+
+    def _batch(self, request: Request) -> Batch:
+        with self._stats.spans("unpack"):
+            return self._codec.unpack_ids(request.frame.arrays, request.frame.fields[-1])
+
+    def _drop_ids(self, request: Request) -> None:
+        of_pass, trainer, taken = request.frame.fields
+        for number, sample in list(self._samples.items()):
+            # one that was taken may have its request to pull still on the way
+            if (
+                sample.source is not None
+                and sample.source[:2] == (of_pass, trainer)
+                and sample.source[2] >= taken
+            ):
+                del self._samples[number]
+        request.reply()
+
+    def _pull(self, request: Request) -> None:
+        number, _, batch, step, answered = _fields(request, 5)
+        if batch < 0 or answered < 0 or not 1 <= step <= LAST_STEP:
+            raise WireError(
+                f"batch {batch}, step {step}, {answered} answered; expected 0 or more, 1 to {LAST_STEP}, 0 or more"
+            )
+        sample = self._kept(number)
+        sample.source = None
+        self._ask(request, sample, (*request.frame.fields, 1))
+
+    def _peek(self, request: Request) -> None:
+        self._ask(request, _KeptIds(self._batch(request), None), (0, 0, 0, 0, 0, 0))
+
+    def _ask(self, request: Request, sample: _KeptIds, fields: tuple[int, ...]) -> None:
+        """Asks all servers; their rows are pooled once all have come."""
+        self._find_keys(sample)
+        parts = [
+            [part for asked in sample.asked for part in asked.of_place(server)]
+            for server in range(len(self._clients))
+        ]
+        self._stats.sent("ids", sum(part.nbytes for of_server in parts for part in of_server))
+        self._call_all(SparseVerb.LOOKUP, fields, parts, request, partial(self._pool_rows, request, sample))
+
+    def _find_keys(self, sample: _KeptIds) -> None:
+        """Finds and routes the unique keys of a batch, unless that is done."""
+        if not sample.asked:
+            with self._stats.spans("dedup"):
+                sample.asked = [router.ask(sample.batch) for router in self._routers]
+
+    def _pool_rows(self, request: Request, sample: _KeptIds, frames: list[Frame]) -> None:
+        outputs: list[NDArray[Any]] = []
+        with self._stats.spans("pool"):
+            for g, (router, asked) in enumerate(zip(self._routers, sample.asked, strict=True)):
+                sizes, spec = np.diff(asked.bounds()).tolist(), router.group.spec
+                rows = UniqueRows.received(
+                    [frame.arrays[g] for frame in frames], sizes, spec.dim, f"rows of group {spec.name!r}"
+                )
+                take = None if self._codec.float16_embeddings else request.buffer
+                outputs += router.bags.pool(rows, asked.keys, sample.batch, take)
+            packed = self._codec.pack_embeddings(outputs)
+        bounds = sequence_bounds(self._groups, sample.batch)
+        self._stats.sent("embeddings", sum(each.nbytes for each in packed))
+        request.reply((max(frame.fields[0] for frame in frames),), (*packed, *bounds))
+
+    def _push(self, request: Request) -> None:
+        number, *_ = _fields(request, 6)
+        sample = self._kept(number)
+        self._find_keys(sample)  # its rows were read in an earlier life, if not in this one
+        parts: list[list[NDArray[Any]]] = [[] for _ in self._clients]
+        with self._stats.spans("scatter"):
+            gradients = by_group(self._groups, self._codec.unpack_gradients(request.frame.arrays))
+            for router, asked, given in zip(self._routers, sample.asked, gradients, strict=True):
+                totals = np.empty(TOOK_NO_PART, np.float32)
+                if any(gradient is not None for gradient in given):
+                    _check(given, router.group, sample.batch)
+                    totals, _ = router.bags.scatter(given, asked.keys, sample.batch)
+                for of_server, (first, behind) in zip(parts, pairwise(asked.bounds()), strict=True):
+                    of_server.append(totals[first:behind])
+        self._stats.sent("gradients", sum(part.nbytes for of_server in parts for part in of_server))
+        self._call_all(
+            SparseVerb.UPDATE,
+            request.frame.fields,
+            parts,
+            request,
+            partial(self._pushed, request),
+            keys=sample.keys_of,
+        )
+
+    def _pushed(self, request: Request, frames: list[Frame]) -> None:
+        self._samples.pop(request.frame.fields[0], None)
+        request.reply()
+
+    def _drop(self, request: Request) -> None:
+        fields, nothing = _fields(request, 4), [()] * len(self._clients)
+        if not self._was_lost(fields[0]):
+            self._kept(fields[0])
+            del self._samples[fields[0]]
+        self._call_all(SparseVerb.DROP, fields, nothing, request, lambda _: request.reply())
+
+    def _kept(self, number: int) -> _KeptIds:
+        """A sample that is here.
+
+        Raises:
+            Lost: an earlier life of this worker had it.
+        """
+        sample = self._samples.get(number)
+        if sample is None and self._was_lost(number):
+            raise Lost(f"sample {number} was kept by an earlier life of this worker")
+        if sample is None:
+            raise GirihError(
+                f"sample {number} is not kept here; it was forgotten, is pushed already, or is another worker's"
+            )
+        return sample
+
+    def _was_lost(self, number: int) -> bool:
+        """Whether a number was given by an earlier life of this worker."""
+        return 0 < number < self._life << LIFE_BITS
+
+    def _read_stats(self, request: Request) -> None:
+        self._stats.gauges["kept_samples"] = len(self._samples)
+        request.reply((), (as_text(self._stats.snapshot(spans=bool(request.frame.fields[0]))),))
+
+    def _call_all(
+        self,
+        verb: SparseVerb,
+        fields: tuple[int, ...],
+        arrays: Sequence[Sequence[NDArray[Any]]],
+        request: Request,
+        done: Callable[[list[Frame]], None],
+        keys: Callable[[int], Sequence[NDArray[Any]]] | None = None,
+    ) -> None:
+        """Asks every server, with arrays of its own; ``done`` gets their answers, in this worker's thread.
+
+        One that came back before it answered is asked again.
+
+        Args:
+            keys: of a server that may miss them when it came back, what is sent again beside the arrays.
+        """
+        replies: dict[int, Reply] = {}
+        num_answers = count(1)  # the next of which is one operation, that no thread interrupts
+
+        def ask(server: int, more: Sequence[NDArray[Any]] = ()) -> None:
+            reply = self._clients[server].call(verb, fields, (*arrays[server], *more))
+            reply.add_done_callback(lambda _: answered(server, reply))
+
+        def answered(server: int, reply: Reply) -> None:
+            if self._resends and _is_to_come_again(verb, reply):
+                self.later(request, lambda: ask(server, () if keys is None else keys(server)))
+                return
+            replies[server] = reply
+            if next(num_answers) == len(arrays):
+                self.later(request, lambda: done([answer(replies[server]) for server in range(len(arrays))]))
+
+        for server in range(len(arrays)):
+            ask(server)
+
+
+def _is_to_come_again(verb: SparseVerb, reply: Reply) -> bool:
+    """Whether a request was lost with an earlier life of a server, or cannot be done in this one without its keys."""
+    error = reply.exception()
+    if error is not None:
+        return isinstance(error, Lost)
+    return verb == SparseVerb.UPDATE and reply.result().fields == (KEYS_MISSING,)
+
+
+def _fields(request: Request, count: int) -> tuple[int, ...]:
+    """The integers of a request, if they are as many as it is to have."""
+    if len(request.frame.fields) != count:
+        raise WireError(f"kind {request.frame.kind}: {len(request.frame.fields)} integers; expected {count}")
+    return request.frame.fields
+
+
+def _check(given: Gradients, group: Group, batch: Batch) -> None:
+    """Refuses gradients that are not of the outputs of a group."""
+    for gradient, output in zip(given, group.outputs, strict=True):
+        if gradient is not None:
+            *shape, width = output.shape_in(batch)
+            as_rows(gradient, prod(shape), width, f"gradients of group {group.spec.name!r}")

@@ -1,0 +1,302 @@
+"""Base of the sparse halves whose shards are in this process.
+
+A half that works ahead has a thread, which does all that is asked of it in the order in which it is asked: it finds
+the keys of the next batch while the trainer computes this one, and fills in the rows of later micro-batches while it
+computes earlier ones. So shards and scratch memory have one user at a time, and trainers that ask the same in the same order talk to
+each other in one order too. Without one, everything is done during the call.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from girih.checkpoint.parts import PartReader
+from girih.checkpoint.storage import Storage
+from girih.data.batch import Batch, slices_of
+from girih.models.embeddings import Embeddings
+from girih.publishing.shards import SegmentRows
+from girih.sparse.groups.bags import Gradients
+from girih.sparse.groups.leaves import Leaves
+from girih.sparse.groups.local_shards import LocalShards, ShardsSave
+from girih.sparse.groups.pack import Group, by_group, sequence_bounds
+from girih.sparse.half import SparseStats
+from girih.store import Store
+from girih.telemetry.busy import Busy, awaited
+
+T = TypeVar("T")
+Found = TypeVar("Found")
+"""Facts about a batch that depend on its ids alone."""
+Read = TypeVar("Read")
+"""Facts about one group's rows that a half needs to move them."""
+Arrival = tuple[list[Read], list[NDArray[np.float32]]]
+"""The facts about each group that :meth:`ShardedHalf.update` needs, and the outputs of all groups."""
+
+
+class Done:
+    """An update that was applied when it was made, or that moves nothing."""
+
+    def done(self) -> bool:
+        """Always true."""
+        return True
+
+    def wait(self) -> None:
+        """Returns at once."""
+
+
+class PulledHere(Generic[Found, Read]):
+    """The embeddings of a batch, which are here or on their way, and the way back.
+
+    Args:
+        parts: the micro-batches in which they come, and their arrivals.
+    """
+
+    def __init__(
+        self,
+        half: ShardedHalf[Found, Read],
+        batch: Batch,
+        parts: Sequence[tuple[slice, Future[Arrival[Read]]]],
+        *,
+        train: bool,
+    ) -> None:
+        self.staleness = 0
+        self._half, self._batch, self._parts, self._train = half, batch, parts, train
+        self._leaves: Leaves | None = None
+
+    def wait(self, examples: slice | None = None) -> Embeddings:
+        """Blocks until they are here."""
+        for part, arrival in self._parts:
+            if examples is None or part.start < examples.stop:
+                self._half.awaited(arrival)
+        return self._arrived().embeddings(examples)
+
+    def push(self, step: int, lr_scale: float = 1.0) -> Done:
+        """Applies the gradients: one optimizer step.
+
+        Raises:
+            NonFiniteError: a gradient is NaN or infinite; no row was moved.
+        """
+        reads, _ = self._half.awaited(self._parts[-1][1])
+        self._half.move(self._batch, reads, self._arrived().gradients(), step, lr_scale)
+        return Done()
+
+    def push_unless(self, agree: Any, step: int, lr_scale: float = 1.0) -> Any:
+        """Launches :meth:`push`, which moves nothing where the step is refused on the device; see :mod:`girih.sparse.halves.deferred`."""
+        reads, _ = self._half.awaited(self._parts[-1][1])
+        return self._half.move_unless(agree, self._batch, reads, self._arrived().gradients(), step, lr_scale)
+
+    def discard(self, *, refused: bool = True) -> Done:
+        """No-op: nothing is kept for a batch elsewhere."""
+        return Done()
+
+    def _arrived(self) -> Leaves:
+        """Leaves over all outputs, filled in or not."""
+        if self._leaves is None:
+            _, outputs = self._half.awaited(self._parts[0][1])
+            groups = self._half.groups_of_tables
+            self._leaves = Leaves(groups, outputs, sequence_bounds(groups, self._batch), train=self._train)
+        return self._leaves
+
+
+class ShardedHalf(ABC, Generic[Found, Read]):
+    """A sparse half with shards in this process.
+
+    Args:
+        micro_batches: parts of a batch whose rows come one after the other, each while the one before is computed.
+        ahead: whether there is to be a thread that :meth:`prepare` needs to be of use; micro-batches have one anyway.
+
+    Attributes:
+        last_step: number of the last update.
+        groups_of_tables: the packed tables, in the order of outputs.
+    """
+
+    def __init__(
+        self, groups: Sequence[Group], shards: LocalShards, *, micro_batches: int = 1, ahead: bool = False
+    ) -> None:
+        self.last_step = 0
+        self.groups_of_tables, self._shards = groups, shards
+        self._micro_batches = micro_batches
+        self._thread = ThreadPoolExecutor(1, "girih-sparse") if ahead or micro_batches > 1 else None
+        self._busy = Busy()  # of the thread
+
+    @abstractmethod
+    def find(self, batch: Batch, parts: Sequence[slice], *, train: bool) -> Found:
+        """Does what depends on a batch's ids alone; rows are to come in these micro-batches."""
+
+    @abstractmethod
+    def fetch(self, found: Found) -> None:
+        """Begins to read what the next read will want of tiers below memory; changes no result."""
+
+    @abstractmethod
+    def read(
+        self, batch: Batch, step: int, parts: Sequence[slice], found: Found | None = None, *, train: bool
+    ) -> Iterator[Arrival[Read]]:
+        """Reads a batch's rows; yields the same once for each micro-batch, when its rows are filled in.
+
+        Args:
+            found: what :meth:`find` found; None finds it now.
+        """
+
+    @abstractmethod
+    def update(
+        self, batch: Batch, reads: list[Read], gradients: Sequence[Gradients], step: int, lr_scale: float
+    ) -> None:
+        """Moves rows by the gradients of each group's outputs.
+
+        Raises:
+            NonFiniteError: a gradient is NaN or infinite; no row was moved.
+        """
+
+    def update_unless(
+        self,
+        agree: Any,
+        batch: Batch,
+        reads: list[Read],
+        gradients: Sequence[Gradients],
+        step: int,
+        lr_scale: float,
+    ) -> Any:
+        """As :meth:`update`, decided on the device; a half whose rows are all in GPU memory can do it.
+
+        Args:
+            agree: see :data:`girih.sparse.halves.deferred.Agree`.
+
+        Returns:
+            A :class:`girih.sparse.halves.deferred.LateUpdate`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} learns at once what a step is refused for")
+
+    def prepare(self, batch: Batch) -> Future[Found]:
+        """See :class:`girih.sparse.half.SparseHalf`."""
+
+        def find() -> Found:
+            found = self.find(batch, self._parts_of(batch), train=True)
+            self.fetch(found)
+            return found
+
+        return self._do(find)
+
+    def pull(self, batch: Batch, prepared: Future[Found] | None = None) -> PulledHere[Found, Read]:
+        """Reads a batch's rows for training."""
+        return self._pulled(batch, self._parts_of(batch), prepared, train=True)
+
+    def peek(self, batch: Batch) -> PulledHere[Found, Read]:
+        """Reads for evaluation; keys without a row give their initial value."""
+        return self._pulled(batch, [slice(0, batch.num_examples)], train=False)
+
+    def move(self, batch: Batch, reads: list[Read], gradients: Gradients, step: int, lr_scale: float) -> None:
+        """Moves rows by the gradients of all outputs, after all that was asked before; see :meth:`update`."""
+        given = by_group(self.groups_of_tables, gradients)
+        self.awaited(self._do(lambda: self.update(batch, reads, given, step, lr_scale)))
+        self.last_step = step
+
+    def move_unless(
+        self,
+        agree: Any,
+        batch: Batch,
+        reads: list[Read],
+        gradients: Gradients,
+        step: int,
+        lr_scale: float,
+    ) -> Any:
+        """As :meth:`move`, decided on the device; see :meth:`update_unless`."""
+        given = by_group(self.groups_of_tables, gradients)
+        update = self.awaited(
+            self._do(lambda: self.update_unless(agree, batch, reads, given, step, lr_scale))
+        )
+        before, self.last_step = self.last_step, step
+        return replace(update, take_back=lambda: setattr(self, "last_step", before))
+
+    def awaited(self, future: Future[T]) -> T:
+        """The result of what the thread does; a wait for it is work while it works, and none while it waits for others."""
+        return awaited(future, self._busy)
+
+    def sync(self) -> None:
+        """No-op: no update is ever in flight."""
+
+    def stats(self, *, spans: bool = False) -> SparseStats:
+        """Sums over all shards."""
+        return SparseStats(self._shards.counters(), self._shards.rows())
+
+    def live(self) -> dict[str, Any]:
+        """See :meth:`girih.sparse.groups.local_shards.LocalShards.live`; asks no other process."""
+        return self._shards.live()
+
+    def begin_save(self, writer: Storage) -> ShardsSave:
+        """Takes a live snapshot of every shard here, to be written as parts of a checkpoint."""
+        return self._shards.begin_save(writer)
+
+    def knows_changes(self, since: int) -> bool:
+        """See :class:`girih.publishing.segment.PublishedRows`."""
+        return self._shards.knows_changes(since)
+
+    def begin_segment(self, writer: Storage, number: int, since: int | None) -> SegmentRows:
+        """See :class:`girih.publishing.segment.PublishedRows`."""
+        return self._shards.begin_segment(writer, number, since)
+
+    def load(self, reader: PartReader, *, step: int) -> None:
+        """Replaces all rows by those of any number of shards that belong here."""
+        self._shards.load(reader)
+        self.last_step = step
+
+    def peek_rows(self, table: str, ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        """See :meth:`girih.sparse.groups.local_shards.LocalShards.peek`."""
+        return self.awaited(self._do(lambda: self._shards.peek(table, ids)))
+
+    def stores(self) -> Iterator[tuple[str, Store]]:
+        """Every shard here, and the place of its file in a checkpoint."""
+        return self._shards.files()
+
+    def close(self) -> None:
+        """Gives the memory back, once all that was asked is done; the half cannot be used after it."""
+        if self._thread is not None:
+            self._thread.shutdown()
+        self._shards.close()
+
+    def _parts_of(self, batch: Batch) -> list[slice]:
+        return slices_of(batch, self._micro_batches)
+
+    def _pulled(
+        self, batch: Batch, parts: Sequence[slice], prepared: Future[Found] | None = None, *, train: bool
+    ) -> PulledHere[Found, Read]:
+        rows = self._arriving(batch, self.last_step + 1, parts, prepared, train=train)
+
+        def arrive(*, last: bool) -> Arrival[Read]:
+            arrived = next(rows)
+            if last:
+                rows.close()  # by who does the work, not by whoever lets go of it last
+            return arrived
+
+        arrivals = [self._do(partial(arrive, last=part is parts[-1])) for part in parts]
+        return PulledHere(self, batch, list(zip(parts, arrivals, strict=True)), train=train)
+
+    def _arriving(
+        self,
+        batch: Batch,
+        step: int,
+        parts: Sequence[slice],
+        prepared: Future[Found] | None,
+        *,
+        train: bool,
+    ) -> Generator[Arrival[Read], None, None]:
+        found = None if prepared is None else prepared.result()  # asked earlier, so it is there
+        yield from self.read(batch, step, parts, found, train=train)
+
+    def _do(self, work: Callable[[], T]) -> Future[T]:
+        """Has the thread do it after all that it was asked before; without one, it is done here and now."""
+        if self._thread is not None:
+            return self._thread.submit(self._done_by_thread, work)
+        done: Future[Any] = Future()
+        done.set_result(work())
+        return done
+
+    def _done_by_thread(self, work: Callable[[], T]) -> T:
+        with self._busy.working():
+            return work()

@@ -1,0 +1,90 @@
+"""Requests of one batch to the embedding worker that keeps its ids, made again where that came back without them.
+
+A worker that was killed comes back with nothing. Its ids are sent to it once more by the loader, and the request that it did not
+answer by the trainer: a read has no effect that a second one adds to, and servers apply a push once, by its number. All of it is
+done by a thread, whatever the trainer waits for: others may wait for this one's part of a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from functools import partial
+from typing import Any
+
+from numpy.typing import NDArray
+
+from girih.comm.rpc import Client, Frame, Reply
+from girih.comm.service import answer
+from girih.errors import GirihError, Lost
+
+
+class RetryingRequests:
+    """Requests of a batch, one after the other.
+
+    Args:
+        workers: all of them. sample: which one has the ids, and the number under which it keeps them.
+        again: see :class:`girih.data.batch.Share`; None where a request has its ids with it.
+        pool: does what waits.
+    """
+
+    def __init__(
+        self,
+        workers: Sequence[Client],
+        sample: tuple[int, int],
+        again: Callable[[], tuple[int, int]] | None,
+        pool: Executor,
+    ) -> None:
+        self._workers, self._sample, self._again, self._pool = workers, sample, again, pool
+        self._last: Future[Frame] | None = None
+
+    def ask(
+        self, kind: int, fields: Sequence[int] = (), arrays: Sequence[NDArray[Any]] = (), *, ids: bool = True
+    ) -> Future[Frame]:
+        """Asks once the request before is answered; never waits. What is returned raises what the other process raised.
+
+        Args:
+            fields: behind the number of the sample.
+            ids: whether the worker needs the ids.
+        """
+        answered: Future[Frame] = Future()
+        before, self._last = self._last, answered
+        send = partial(self._send, answered, partial(self._call, kind, fields, arrays), ids)
+        if before is None or before.done():
+            send()
+        else:
+            before.add_done_callback(lambda _: send())
+        return answered
+
+    def _call(self, kind: int, fields: Sequence[int], arrays: Sequence[NDArray[Any]]) -> Reply:
+        place, number = self._sample
+        return self._workers[place].call(kind, (number, *fields), arrays)
+
+    def _send(self, answered: Future[Frame], call: Callable[[], Reply], ids: bool) -> None:
+        try:
+            reply = call()
+        except GirihError as error:
+            answered.set_exception(error)
+            return
+        reply.add_done_callback(lambda _: self._hear(answered, reply, call, ids))
+
+    def _hear(self, answered: Future[Frame], reply: Reply, call: Callable[[], Reply], ids: bool) -> None:
+        """Called by the client's thread."""
+        try:
+            answered.set_result(answer(reply))
+        except Lost as error:
+            try:
+                self._pool.submit(self._send_again, answered, call, ids)
+            except RuntimeError:  # the trainer ends
+                answered.set_exception(error)
+        except Exception as error:
+            answered.set_exception(error)
+
+    def _send_again(self, answered: Future[Frame], call: Callable[[], Reply], ids: bool) -> None:
+        try:
+            if ids and self._again is not None:
+                self._sample = self._again()
+        except Exception as error:
+            answered.set_exception(error)
+            return
+        self._send(answered, call, ids)

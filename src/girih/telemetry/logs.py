@@ -1,0 +1,84 @@
+"""The log of a process that girih started: a line of JSON for each record, on standard error and in the run directory.
+
+Only such a process begins it: in a user's own, records go where the user's logging sends them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import logging.handlers
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+
+from girih.telemetry.status_file import LOGS, ProcessId, StatusTarget
+
+FILE_BYTES = 1 << 20
+"""A log is two files of so many bytes: the older half goes when both are full."""
+_BEGINS = '{"time": "'
+
+
+class OneLine(logging.Formatter):
+    """A record as one line of JSON: time, level, role, index, incarnation, logger, message, and the error's trace if any."""
+
+    def __init__(self, who: ProcessId) -> None:
+        super().__init__()
+        self._who = who
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See :class:`logging.Formatter`."""
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "role": self._who.role,
+            "index": self._who.index,
+            "incarnation": self._who.incarnation,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["trace"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+class _LogFile(logging.handlers.RotatingFileHandler):
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Leaves the record out: a full disk is told by what needs it."""
+
+
+def is_line(text: str) -> bool:
+    """Whether a line on standard error is one of a log, and not what a process said to its user."""
+    return text.startswith(_BEGINS)
+
+
+@contextmanager
+def logging_as(who: ProcessId, place: StatusTarget, *, on_stderr: bool) -> Iterator[None]:
+    """Keeps the log of this process: records of girih from "info" on, in the run directory where there is one.
+
+    Args:
+        on_stderr: whether standard error is the log's too, and not the user's terminal.
+    """
+    logger, handlers = logging.getLogger("girih"), list[logging.Handler]()
+    if on_stderr:
+        handlers.append(logging.StreamHandler(sys.stderr))
+    if place.run is not None and place.run.is_dir():
+        with suppress(OSError):  # a full disk, or no right to write: the run goes on without
+            (place.run / LOGS).mkdir(exist_ok=True)
+            file = place.run / LOGS / f"{who.file_name}.log"
+            handlers.append(_LogFile(file, maxBytes=FILE_BYTES, backupCount=1, encoding="utf-8"))
+    level, propagates = logger.level, logger.propagate
+    for handler in handlers:
+        handler.setFormatter(OneLine(who))
+        logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        logger.propagate = propagates
+        for handler in handlers:
+            logger.removeHandler(handler)
+            handler.close()

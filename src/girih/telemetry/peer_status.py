@@ -1,0 +1,103 @@
+"""The other processes of a run, for the log of the trainer that writes: as their files show them, up to a second late."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+from girih.telemetry.stats import STALENESS
+from girih.telemetry.status_file import ProcessId, ProcessStatus, num_cores, read_all
+from girih.telemetry.status_writer import EVERY_S
+
+SILENT_S = 5.0
+"""A process that has written nothing for so long does not work."""
+
+
+class PeerStatus:
+    """All processes of a run but this one.
+
+    Args:
+        own: this one.
+        apart: whether trainers go at their own pace.
+    """
+
+    def __init__(self, run: Path, own: ProcessId, apart: Callable[[], bool]) -> None:
+        self._run, self._own, self._apart = run, own, apart
+        self._read_s, self._shown = 0.0, list[ProcessStatus]()
+        self._counted: dict[str, Counter[int]] = {}
+
+    def resident_bytes(self) -> int:
+        """Their memory."""
+        return sum(shown.now["rss_bytes"] for shown in self._known())
+
+    def staleness(self) -> Counter[int]:
+        """Batches of the other trainers by their staleness, since this was asked last."""
+        found: Counter[int] = Counter()
+        for shown in self._known():
+            counts = shown.now["stats"]["histograms"].get(STALENESS)
+            if counts is not None:
+                key = f"{shown.title}, life {shown.incarnation}"
+                now = Counter({int(value): times for value, times in counts.items()})
+                found += now - self._counted.get(key, Counter())
+                self._counted[key] = now
+        return found
+
+    def samples_per_s(self, own: float | None) -> float | None:
+        """The rate of all trainers, of which ``own`` is right where all do each step together.
+
+        Where they go at their own pace, it is what all would do at this trainer's.
+        """
+        if own is None or not self._apart():
+            return own
+        rates = [shown.per_second("examples") for shown in self._known() if shown.role == self._own.role]
+        known = [rate for rate in rates if rate is not None]
+        return own / (1 + len(rates)) * (1 + len(rates) - len(known)) + sum(known)
+
+    def _known(self) -> list[ProcessStatus]:
+        now = time.time()
+        if now - self._read_s > EVERY_S:
+            itself = (self._own.role, self._own.index)
+            self._shown = [
+                shown
+                for shown in read_all(self._run)
+                if (shown.role, shown.index) != itself and now - shown.now["at_s"] < SILENT_S
+            ]
+            self._read_s = now
+        return self._shown
+
+
+BOTTLENECK: Final = 0.6
+"""The busiest process is what a run waits for where it works this share of the time; where none does, they wait for each other in turn."""
+SPARE_CORES: Final = 0.5
+"""A host with less than this is full: one more process would take its time from others."""
+
+
+def busy_of(shown: Iterable[ProcessStatus], counts: Mapping[str, int]) -> dict[str, float]:
+    """Role → the busy share of its busiest process, which the others of a run wait for; empty where a process does not show its own.
+
+    Args:
+        counts: role → processes that there are.
+    """
+    shares, now = dict[str, list[float]](), time.time()
+    for each in shown:
+        if each.busy is None or now - each.now["at_s"] > SILENT_S:
+            return {}
+        shares.setdefault(each.role, []).append(each.busy)
+    if {role: len(found) for role, found in shares.items()} != dict(counts):
+        return {}  # one has not shown itself yet, or has not gone
+    return {role: max(found) for role, found in shares.items()}
+
+
+def cores_used(shown: Iterable[ProcessStatus]) -> float:
+    """Cores of this host that processes use."""
+    here = socket.gethostname()
+    return sum(each.cpu_cores or 0.0 for each in shown if each.host == here)
+
+
+def is_full(used: float) -> bool:
+    """Whether this host, with so many cores in use, has none to spare."""
+    return used > num_cores() - SPARE_CORES

@@ -1,0 +1,240 @@
+"""The checkpoints that a trainer makes while it fits: written beside training, the best one remembered."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from girih import checkpoint
+from girih.checkpoint import Manifest, Storage
+from girih.checkpoint.save import Content, Save, save_manifest
+from girih.checkpoint.state import RunState
+from girih.comm.group import TrainerGroup
+from girih.errors import CheckpointError, Lost
+from girih.processes.segments import temporary_directory
+from girih.telemetry.stats import Spans
+
+MOST_WAITING = 4  # each holds what it computes from
+
+
+class BackgroundTasks:
+    """One thread, called ``name``, that computes, and a queue of what is to be told of it."""
+
+    def __init__(self, name: str) -> None:
+        self._worker = ThreadPoolExecutor(1, name)
+        self._waiting: deque[tuple[Future[Any], Callable[[Any], None]]] = deque()
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether there is something that was not told yet."""
+        return bool(self._waiting)
+
+    def submit(self, compute: Callable[[], Any], tell: Callable[[Any], None]) -> None:
+        """Computes in the thread; ``tell`` gets the result in :meth:`settle`, by the caller's thread."""
+        while len(self._waiting) >= MOST_WAITING:
+            self._tell_next()
+        self._waiting.append((self._worker.submit(compute), tell))
+
+    def settle(self, *, wait: bool = False) -> None:
+        """Tells what is ready, or with ``wait`` everything; what a computation raised is raised here."""
+        while self._waiting and (wait or self._waiting[0][0].done()):
+            self._tell_next()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is being computed."""
+        return all(future.done() for future, _ in self._waiting)
+
+    def close(self) -> None:
+        """Settles everything and ends the thread."""
+        try:
+            self.settle(wait=True)
+        finally:
+            self._worker.shutdown()
+
+    def _tell_next(self) -> None:
+        future, tell = self._waiting.popleft()
+        tell(future.result())
+
+
+class RunCheckpoints:
+    """One at a time, each begun between two steps.
+
+    Args:
+        run: the run's directory; None keeps them in a temporary one until :meth:`close`.
+        keep: how many of the latest stay, beside the best.
+        ranks: this trainer among all: each writes its rows, rank 0 what makes them a checkpoint.
+        directory: where they lie, if not in the run's directory; any fsspec address.
+    """
+
+    def __init__(
+        self,
+        run: Path | None,
+        keep: int,
+        ranks: TrainerGroup | None = None,
+        *,
+        directory: str | None = None,
+    ) -> None:
+        self._run, self._keep, self._ranks = run, keep, ranks or TrainerGroup()
+        self._directory = directory
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._writing = BackgroundTasks("girih-checkpoint")
+        self._latest: Storage | None = None  # of exactly what the trainer holds now
+        self._best: tuple[int, Storage] | None = None  # the best one that is there, and its step
+        self._num_given_up = 0
+
+    @property
+    def root(self) -> Storage:
+        """The storage in which they lie."""
+        if self._run is not None or self._directory is not None:
+            return checkpoint.root_of(self._run or Path(), self._directory)
+        if self._temporary is None:
+            self._temporary = temporary_directory("best")
+        return Storage.at(self._temporary.name)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether none is being written."""
+        return self._writing.is_idle
+
+    def begin(self, content: Callable[[], Content], state: RunState, spans: Spans) -> None:
+        """Begins a checkpoint, which is written while training goes on, once an earlier one is done.
+
+        Args:
+            content: of now; state: of the run, as :meth:`fall_back` takes it.
+
+        Raises:
+            StorageFullError: the disk is full; nothing is left behind. So does :meth:`settle`.
+        """
+        with spans("wait for checkpoint"):
+            self.settle(wait=True)
+        self.fall_back(state)
+        with spans("checkpoint"):
+            root = Storage(self._ranks.broadcast(self.root.url if self._ranks.first else None))
+            now = content()
+            done = functools.partial(self._note, root, now.step, state.best_step)
+            if self._ranks.broadcast(self._latest != root / checkpoint.name_of(now.step)):
+                self._writing.submit(functools.partial(_written, Save(root, now, self._ranks)), done)
+            else:
+                done(save_manifest(root, now, self._ranks))
+
+    def settle(self, *, wait: bool = False) -> None:
+        """Notes those that are written, or with ``wait`` all; raises what went wrong."""
+        self._writing.settle(wait=wait)
+
+    def settle_last(self, begin: Callable[[], None]) -> None:
+        """Has the last one begun, and waits for it; once more where it was given up. Called by all trainers."""
+        given_up = True
+        while given_up:
+            before = self._num_given_up
+            begin()
+            self.settle(wait=True)
+            given_up = self._ranks.broadcast(self._num_given_up > before)
+
+    def fall_back(self, state: RunState) -> bool:
+        """Has the best weights be those of an earlier step where the best step's are in no checkpoint; called by all trainers.
+
+        So it is where their save was given up. From there on whatever is better than the earlier ones is the best again, and saved.
+
+        Returns:
+            Whether nothing moved since, so that they can be saved still.
+        """
+        if state.best_step is None:
+            return False
+        told: tuple[bool, int | None, float | None] | None = None
+        is_there = self._best is not None and self._best[0] == state.best_step
+        if self._ranks.first and not is_there and not self._writing.is_pending:
+            kept = RunState() if self._best is None else Manifest.read(self._best[1]).run
+            told = state.step == state.best_step, kept.best_step, kept.best_value
+        told = self._ranks.broadcast(told)
+        if told is None:
+            return False
+        is_now, best_step, best_value = told
+        if not is_now:
+            if self._ranks.first:
+                instead = "the next ones" if best_step is None else f"those of step {best_step}"
+                print(
+                    f"girih: the best weights so far, of step {state.best_step}, are in no checkpoint; the best now are {instead}",
+                    file=sys.stderr,
+                )
+            state.best_step, state.best_value = best_step, best_value
+        return is_now
+
+    def newest(self) -> Storage:
+        """The one of exactly what the trainer holds now, on all trainers; called by them where one was made.
+
+        Raises:
+            CheckpointError: none was.
+        """
+        url = self._ranks.broadcast(None if self._latest is None else self._latest.absolute().url)
+        if url is None:
+            raise CheckpointError(
+                "the rows cannot move: their checkpoint is not complete; train with --resume"
+            )
+        return Storage(url)
+
+    def mark_final(self, best_step: int | None) -> None:
+        """Marks the last one, or under early stopping the best one, as that with the run's final weights."""
+        place = self._latest if best_step is None else self.best(best_step)
+        if self._ranks.first and place is not None:
+            Manifest.read(place).marked(place, final=True)
+
+    def unmark(self) -> None:
+        """Takes the mark away: the run goes on."""
+        for _, place in checkpoint.complete(self.root) if self._ranks.first else ():
+            Manifest.read(place).marked(place, final=False)
+
+    def forget_latest(self) -> None:
+        """Rows or parameters move: the latest is no longer what the trainer holds."""
+        self._latest = None
+
+    def set_best(self, step: int, place: Storage) -> None:
+        """Sets the best checkpoint, that of an earlier run that goes on."""
+        self._best = step, place
+
+    def best(self, step: int | None) -> Storage:
+        """The one that was best, which is of this step.
+
+        Raises:
+            CheckpointError: it is gone.
+        """
+        url = None
+        if self._ranks.first:
+            url = (checkpoint.find(self.root, step=step) if self._best is None else self._best[1]).url
+        return Storage(self._ranks.broadcast(url))
+
+    def close(self) -> None:
+        """Waits for what is being written, and ends."""
+        try:
+            self._writing.close()
+        finally:
+            if self._temporary is not None:
+                self._temporary.cleanup()
+
+    def _note(self, root: Storage, step: int, best_step: int | None, place: Storage | None) -> None:
+        if place is None:
+            self._num_given_up += 1
+            print(
+                "girih: a checkpoint was given up: an embedding server came back meanwhile", file=sys.stderr
+            )
+            return
+        if not self._ranks.first:
+            return
+        self._latest = place
+        if step == best_step:
+            self._best = step, place
+        checkpoint.rotate(root, self._keep, None if self._best is None else self._best[0])
+
+
+def _written(save: Save) -> Storage | None:
+    """The checkpoint, written; None where the rows as they were when it began are gone with a process."""
+    try:
+        return save.write()
+    except Lost:
+        return None

@@ -1,0 +1,259 @@
+"""The log of a run while it trains: records in ``metrics.jsonl`` and for callbacks."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from girih.checkpoint.state import RunState
+from girih.config import build
+from girih.errors import RunDirectoryError
+from girih.files.sealed import open_file, parse
+from girih.files.whole import append_line, write_whole
+from girih.metrics import Metrics
+from girih.runs.callbacks import Callback
+from girih.runs.directory import TRAINED, TrainedMark
+from girih.telemetry.peer_status import PeerStatus
+from girih.telemetry.stats import ASKED_KEYS, PACED_KEYS
+from girih.telemetry.status_file import resident_bytes
+from girih.training.schedules import Step
+
+LIMIT_S, NEW_STEPS = 2.0, 2
+"""Seconds of training that are taken, behind so many steps in which rows and memory are new."""
+MOST_OF_RUN = 0.1
+"""The new steps' share of all seconds of training, above which a run's own speed is that of its beginning."""
+
+
+@dataclass
+class FirstSteps:
+    """Hears of every step of a run, and takes the first ones.
+
+    Attributes:
+        since: the step behind which they are the first, where a run goes on with other processes.
+        steps: that were taken.
+    """
+
+    since: int = 0
+    steps: int = 0
+    _heard: int = 0
+    _began_s: float = 0.0
+    _before: tuple[int, float] = (0, 0.0)
+    _until: tuple[int, float] = (0, 0.0)
+
+    def begin(self, state: RunState) -> None:
+        """Training begins at this state, or goes on; what was taken before stays."""
+        if not self._heard:
+            self._before = self._until = state.examples, state.train_s
+            self._began_s = state.train_s
+
+    def step(self, state: RunState) -> None:
+        """Adds one step, unless there are enough."""
+        if self._heard > NEW_STEPS and self._until[1] - self._before[1] >= LIMIT_S:
+            return
+        self._heard += 1
+        if self._heard == NEW_STEPS + 1:  # the one before was the last new one
+            self._before, self.steps = self._until, 0
+        self._until, self.steps = (state.examples, state.train_s), self.steps + 1
+
+    def predicted(self, state: RunState) -> tuple[float | None, str | None]:
+        """Examples per second, and which steps they are from; None, and why, where these say nothing of the run; both None before it.
+
+        Args:
+            state: that of the run by now.
+        """
+        if not self._heard:
+            return None, None
+        since = f" since it was scaled at step {self.since}" if self.since else ""
+        seconds, own_s = self._until[1] - self._before[1], state.train_s - self._began_s
+        if self._heard <= NEW_STEPS or seconds < LIMIT_S:
+            return (
+                None,
+                f"nothing: {LIMIT_S:g} s of training are needed behind the first {NEW_STEPS} steps{since}",
+            )
+        start_s = self._before[1] - self._began_s
+        if start_s > MOST_OF_RUN * own_s:
+            told = (
+                f"nothing: its first {NEW_STEPS} steps{since} took {start_s:.1f} of {own_s:.1f} s of training"
+            )
+            return None, told
+        steps = "step" if self.steps == 1 else f"{self.steps} steps"
+        return (self._until[0] - self._before[0]) / seconds, f"its first {steps}{since}"
+
+
+PROGRESSIVE = "progressive"
+"""The split of records of training steps that were scored before their updates."""
+
+
+LATER_STEPS = 50
+"""Steps per record once a run is long enough for about twenty records, if the user names no number."""
+
+
+def _early() -> Iterator[int]:
+    step = 1
+    while step < 5 * LATER_STEPS:
+        yield step
+        step += max(1, step // 5)
+
+
+_EARLY = frozenset(_early())
+
+
+def is_logged(step: int, every_steps: int | None) -> bool:
+    """True if a record ends with a step: with each ``every_steps``-th, or, if that is None, with ever fewer of the first steps."""
+    if every_steps is not None:
+        return step % every_steps == 0
+    return step in _EARLY or (step >= 5 * LATER_STEPS and step % LATER_STEPS == 0)
+
+
+class RunLog:
+    """Aggregates steps into records.
+
+    Args:
+        path: ``metrics.jsonl``, appended to; None writes no file.
+        callbacks: receive each record too.
+        every_steps: number of steps per record, see :func:`is_logged`.
+        others: the other processes of the run, whose memory, batches and pace records count in; None where there are none.
+
+    Attributes:
+        first_steps: the speed that the run began with.
+    """
+
+    def __init__(
+        self,
+        path: Path | None,
+        callbacks: Sequence[Callback],
+        every_steps: int | None,
+        others: PeerStatus | None = None,
+    ) -> None:
+        self._others = others
+        self._path = path
+        self._mark = None if path is None else TrainedMark(path.with_name(TRAINED))
+        self._callbacks = tuple(callbacks)
+        self._every_steps = every_steps
+        self._start = time.perf_counter()
+        self.first_steps = FirstSteps()
+        self._window_loss, self._window_examples, self._window_train_s = 0.0, 0, 0.0
+        self._window_staleness: Counter[int] = Counter()
+        self._last_counters: Mapping[str, int] = {}
+
+    def close(self) -> None:
+        """Closes what it holds open."""
+        if self._mark is not None:
+            self._mark.close()
+
+    def begin(self, state: RunState, counters: Mapping[str, int]) -> None:
+        """Starts a new window at this state; earlier work is in earlier records."""
+        self.first_steps.begin(state)
+        self._last_counters = counters
+        self._window_loss, self._window_examples, self._window_train_s = 0.0, 0, state.train_s
+
+    def step(
+        self, step: Step[Any], state: RunState, lr_scale: float, counters: Callable[[], Mapping[str, int]]
+    ) -> None:
+        """Add one step, and write a record if one is due."""
+        self.first_steps.step(state)
+        self._window_staleness[step.staleness] += 1
+        if step.refused is None:
+            self._window_loss += step.loss * step.num_examples
+            self._window_examples += step.num_examples
+        if is_logged(state.step, self._every_steps):
+            self.flush(state, lr_scale, counters)
+
+    def flush(
+        self, state: RunState, lr_scale: float, counters: Callable[[], Mapping[str, int]] | None
+    ) -> None:
+        """Writes a record of the steps since the last one, if any; without ``counters``, with the last known ones."""
+        if self._window_examples == 0:
+            return
+        now = self._last_counters if counters is None else counters()
+        names = ("hits", "lookups", "gpu_reads", "dram_reads", "ssd_reads", ASKED_KEYS, PACED_KEYS)
+        seen = {key: now.get(key, 0) - self._last_counters.get(key, 0) for key in names}
+        seconds, others = state.train_s - self._window_train_s, self._others
+        rate, rss_bytes = self._window_examples / seconds if seconds > 0 else None, resident_bytes()
+        staleness = self._window_staleness.copy()
+        if others is not None:
+            rate, rss_bytes = others.samples_per_s(rate), rss_bytes + others.resident_bytes()
+            staleness += others.staleness()
+        record = {
+            "step": state.step,
+            "examples": state.examples,
+            "epoch": state.epoch,
+            "loss": self._window_loss / self._window_examples,
+            "samples_per_s": rate,
+            "rows": now.get("rows", 0),
+            "hit_rate": seen["hits"] / seen["lookups"] if seen["lookups"] else None,
+            "rss_bytes": rss_bytes,
+            "elapsed_s": round(time.perf_counter() - self._start, 3),
+            "lr_scale": lr_scale,
+            "staleness": {str(value): count for value, count in sorted(staleness.items())},
+            **_tier_shares(now, seen),
+            **({"imbalance": seen[PACED_KEYS] / seen[ASKED_KEYS]} if seen[ASKED_KEYS] else {}),
+            **({"refused": state.refused} if state.refused else {}),
+        }
+        self._write(record)
+        for callback in self._callbacks:
+            callback.on_metrics(record)
+        self._window_staleness.clear()
+        self.begin(state, now)
+
+    def evaluation(self, split: str, metrics: Metrics, state: RunState) -> None:
+        """Writes the metrics of one evaluation."""
+        record = {"step": state.step, "examples": state.examples, "epoch": state.epoch, "split": split}
+        record |= metrics.record()
+        self._write(record)
+        for callback in self._callbacks:
+            callback.on_evaluation(record)
+
+    def progressive(self, metrics: Mapping[str, Any], state: RunState) -> None:
+        """Writes the metrics of training steps so far, each scored before its update."""
+        record = {"step": state.step, "examples": state.examples, "epoch": state.epoch, "split": PROGRESSIVE}
+        record |= metrics
+        self._write(record)
+        for callback in self._callbacks:
+            callback.on_evaluation(record)
+
+    def trained(self, state: RunState) -> None:
+        """Notes how many examples were trained on, for a run that goes on after a crash."""
+        if self._mark is not None:
+            self._mark.write(state.examples, state.repeated_examples)
+
+    def end(self, summary: dict[str, Any] | None) -> None:
+        """Calls ``on_end`` of each callback."""
+        for callback in self._callbacks:
+            callback.on_end(summary)
+
+    def _write(self, record: dict[str, Any]) -> None:
+        if self._path is not None:
+            append_line(self._path, json.dumps(record, allow_nan=False))
+
+
+def _tier_shares(counters: Mapping[str, int], seen: Mapping[str, int]) -> dict[str, float]:
+    """Shares of the reads that GPU memory answered, and that no SSD did, where there are such tiers."""
+    reads = seen["gpu_reads"] + seen["dram_reads"] + seen["ssd_reads"]
+    if not reads:
+        return {}
+    shares = {"gpu_share": seen["gpu_reads"] / reads} if "gpu_reads" in counters else {}
+    return shares | ({"dram_share": 1 - seen["ssd_reads"] / reads} if "ssd_reads" in counters else {})
+
+
+def rewind(path: Path, state: RunState) -> None:
+    """Drops the records that a run resumed at ``state`` will write again, such as an evaluation still to be done."""
+    if not path.exists():
+        return
+    kept = []
+    with open_file(path, kind=RunDirectoryError) as file:
+        for line in file:
+            try:
+                record = build(dict[str, Any], parse(line), "")
+                step = build(int, record.get("step", 0), "step")
+            except ValueError:
+                continue
+            own = record.get("split", PROGRESSIVE) == PROGRESSIVE  # written with the step
+            if step < state.step or (step == state.step and (own or state.evaluated_step == state.step)):
+                kept.append(line.decode().rstrip("\n") + "\n")
+    write_whole(path, "".join(kept))

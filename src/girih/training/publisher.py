@@ -1,0 +1,378 @@
+"""Publishing of a run: when segments are written, what is done where they cannot be, how the log goes on.
+
+A segment begins between two steps, once all trainers are there, and a thread writes it. While one is being written the next one is
+skipped, and what it would have had goes into the one after it: so a slow address makes segments fewer, and never holds training up.
+Whoever cannot tell what changed since the last segment (a new process, one that came back, rows that were replaced, a segment that could not
+be written) begins with a snapshot.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import random
+import sys
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from girih.checkpoint.storage import Storage
+from girih.comm.group import TrainerGroup
+from girih.config import build
+from girih.errors import CheckpointError, GirihError, UserError
+from girih.files.sealed import open_file, parse, refusing
+from girih.files.whole import write_whole
+from girih.publishing.log import Log, PublishOptions
+from girih.publishing.manifest import LogHead, Pointer
+from girih.publishing.segment import Called, LogSegment, SegmentVersion, in_words
+from girih.runs.directory import PUBLISHED
+from girih.telemetry.stats import Spans
+
+_MOST_WAIT_S = 60.0
+_LAST_TRIES = 2
+_APART = 1000
+"""Numbers between those of two processes that found the same head, so that neither writes where the other does until it learns of it."""
+
+
+@dataclass
+class _LogHandle:
+    """The log as this process found it: what it calls itself there, and the last number that was used."""
+
+    run: str
+    epoch: int
+    number: int
+
+
+class Publisher:
+    """Publishes a run; methods are called by all trainers together, but for :meth:`settle` and :meth:`close`.
+
+    Args:
+        run: the run's directory, on rank 0.
+
+    Attributes:
+        next_step: the step after which the next segment is due.
+        counts: on rank 0, ``segments``, ``snapshots``, ``skipped`` and ``failed``.
+    """
+
+    def __init__(self, options: PublishOptions, ranks: TrainerGroup, run: Path | None) -> None:
+        self.options, self._ranks, self._run = options, ranks, run
+        self.next_step = 0
+        self.counts: Counter[str] = Counter(segments=0, snapshots=0, skipped=0, failed=0)
+        self._log = Log(Storage.at(options.to).absolute())
+        self._writing, self._copying = (ThreadPoolExecutor(1, f"girih-{n}") for n in ("publish", "snapshot"))
+        self._opening: Future[_LogHandle] | None = None
+        self._opened: _LogHandle | None = None
+        self._writes: dict[str, tuple[Future[Any], LogSegment]] = {}  # what is under way, by the thread
+        self._base: int | None = None  # the version that the next segment can be applied to
+        self._head: LogHead | None = None
+        self._heads = threading.Lock()
+        self._is_over = False  # another run has taken the log over
+        self._told: dict[str, str] = {}  # what went wrong, by the thread
+        self._tries, self._again_s = 0, 0.0
+        self._interval, self._last = 1, (0, time.monotonic())
+        self._published_step: int | None = None
+
+    def begin(self, step: int) -> None:
+        """Begins to publish, or to go on, behind a step."""
+        self.next_step = self._multiple(step) if self.options.seconds is None else step + 1
+        self._last = step, time.monotonic()
+        if self._ranks.first:
+            self._is_open()
+
+    def put_off(self) -> None:
+        """Has the next segment wait for another time: some trainers make no more steps."""
+        self.next_step += self._interval
+
+    def publish(
+        self, version: Callable[[], SegmentVersion], step: int, spans: Spans, *, rows_free: bool
+    ) -> None:
+        """Begins a segment, where there is one to begin.
+
+        Args:
+            version: the state as it stands.
+            rows_free: whether no checkpoint is being written, on rank 0.
+
+        Raises:
+            CheckpointError, StorageFullError: an earlier one could not be written, under ``on_error = "stop"``.
+        """
+        with spans("publish"):
+            plan = self._ranks.broadcast(self._plan(step, rows_free) if self._ranks.first else None)
+            self.next_step, self._interval = step + plan["ahead"], plan["interval"]
+            if plan["number"] is not None:
+                self._begin(version(), plan)
+        self.settle()
+
+    def finish(self, version: Callable[[], SegmentVersion], step: int, spans: Spans) -> None:
+        """Publishes the state as it stands, and returns once it is there, or cannot be.
+
+        Raises:
+            CheckpointError, StorageFullError: it could not be written, under ``on_error = "stop"``.
+        """
+        with spans("publish"):
+            for _ in range(_LAST_TRIES):
+                self.wait()
+                told = self._ranks.broadcast(self._last_plan(step) if self._ranks.first else None)
+                if told is None:
+                    break
+                current, plan = version(), told["plan"]
+                changed = plan["previous"] is None or self._ranks.any(
+                    not current.sparse.knows_changes(plan["previous"])
+                )
+                if told["done"] and not changed:
+                    break
+                self._begin(current, plan)
+            self.wait()
+        if self._ranks.first and self._published_step != step:
+            _say(f"publish: the final state, of step {step}, is not in {self._log.root}")
+
+    def wait_copied(self) -> None:
+        """Returns once a checkpoint may begin."""
+        for _, segment in self._writes.values():
+            segment.wait_copied()
+
+    def settle(self) -> None:
+        """Notes what is written, and raises what could not be, under ``on_error = "stop"``."""
+        for name, (future, _) in list(self._writes.items()):
+            if future.done():
+                del self._writes[name]
+                error = future.exception()
+                if error is not None:
+                    self._note_failure(error, name)
+                elif self._ranks.first:
+                    self._note_success(name)
+
+    def wait(self) -> None:
+        """Returns once what is under way is written, or cannot be; see :meth:`settle`."""
+        for future, _ in self._writes.values():
+            future.exception()
+        self.settle()
+
+    def close(self) -> None:
+        """Ends once what is under way is written, or cannot be."""
+        self._writing.shutdown()
+        self._copying.shutdown()
+
+    def _plan(self, step: int, rows_free: bool) -> dict[str, Any]:
+        """Decides what all trainers do now, and when the next segment is due."""
+        self.settle()
+        rows_free = rows_free and "snapshot" not in self._writes  # which copies them too
+        plan: dict[str, Any] = {"number": None, "free": rows_free, **self._next(step)}
+        if not self._is_open() or self._is_over or time.monotonic() < self._again_s:
+            return plan
+        if "segment" in self._writes or (self._base is None and not rows_free):
+            self.counts["skipped"] += 1
+            if self.options.seconds is not None:
+                plan["ahead"] = max(1, plan["interval"] // 8)
+            return plan
+        return plan | self._called(step, rows_free)
+
+    def _last_plan(self, step: int) -> dict[str, Any] | None:
+        """Decides what all trainers do at the end: where the last segment is of this step, it may be done."""
+        self.settle()
+        self._again_s = 0.0
+        if self._opening is not None:
+            self._opening.exception()
+        if not self._is_open() or self._is_over:
+            return None
+        plan = {**self._called(step, True), "free": True, **self._next(step)}
+        return {"plan": plan | {"whole_too": False}, "done": self._published_step == step}
+
+    def _called(self, step: int, rows_free: bool) -> dict[str, Any]:
+        if self._opened is None:
+            return {}
+        number = self._opened.number + 1
+        newest = 0 if self._head is None else self._head.snapshot.number
+        due = self._base is not None and number - newest >= self.options.snapshot_every
+        return {
+            "number": number,
+            "previous": self._base,
+            "whole_too": due and rows_free,
+            "run": self._opened.run,
+            "epoch": self._opened.epoch,
+            "step": step,
+        }
+
+    def _begin(self, current: SegmentVersion, plan: dict[str, Any]) -> None:
+        previous = plan["previous"]
+        if previous is not None and self._ranks.any(not current.sparse.knows_changes(previous)):
+            previous = None
+        if previous is None and not plan["free"]:  # one save at a time holds the rows
+            self.counts["skipped"] += 1
+            return
+        self._submit("segment", current, plan, previous)
+        if previous is not None and plan["whole_too"]:
+            self._submit("snapshot", current, plan, None)
+
+    def _submit(self, name: str, current: SegmentVersion, plan: dict[str, Any], previous: int | None) -> None:
+        """Begins a segment and has its thread write it; where one of the trainers cannot begin, none does."""
+        called = Called(number=plan["number"], previous=previous, run=plan["run"], epoch=plan["epoch"])
+        failed: Exception | None = None
+        segment: LogSegment | None = None
+        try:
+            segment = LogSegment(self._log, current, called, self._ranks)
+        except (GirihError, OSError) as error:
+            failed = error
+        if self._opened is not None:
+            self._opened.number = called.number
+        if self._ranks.any(failed is not None):
+            if segment is not None:
+                segment.close()
+            self._note_failure(failed or CheckpointError("another trainer could not begin a segment"), name)
+            return
+        if segment is None:
+            return
+        if name == "segment":
+            self._base = called.number
+            self._published_step = plan["step"]
+            future = self._writing.submit(self._written, segment, whole=previous is None)
+        else:
+            future = self._copying.submit(self._written, segment, whole=True)
+        self._writes[name] = future, segment
+
+    def _written(self, segment: LogSegment, *, whole: bool) -> None:
+        """Writes a segment and names it in the head; in a thread."""
+        pointer = segment.write()
+        if pointer is None:
+            return
+        with in_words(self._log.root):
+            with self._heads:
+                self._write_head(pointer, whole=whole)
+            self.counts["snapshots" if whole else "segments"] += 1
+            if whole:
+                self._log.remove_old(self.options.keep)
+
+    def _write_head(self, pointer: Pointer, *, whole: bool) -> None:
+        opened, before, there = self._opened, self._head, None
+        if opened is None:
+            return
+        with contextlib.suppress(CheckpointError):  # a damaged one is written anew
+            there = self._log.head()
+        if there is not None and (
+            there.epoch > opened.epoch or (there.epoch == opened.epoch and there.run != opened.run)
+        ):
+            self._is_over = True
+            raise CheckpointError(
+                f"{self._log.root}: another run publishes there by now ({there.run}); this one publishes no more"
+            )
+        newest = snapshot = pointer
+        if before is not None:
+            if pointer.number < before.newest.number or (
+                pointer.number == before.newest.number and not whole
+            ):
+                newest = before.newest
+            if not whole or pointer.number < before.snapshot.number:  # a later one was written meanwhile
+                snapshot = before.snapshot
+        self._head = LogHead(
+            run=opened.run, epoch=opened.epoch, newest=newest, snapshot=snapshot, written=time.time()
+        )
+        self._log.write_head(self._head)
+
+    def _open(self) -> _LogHandle:
+        """Finds what was published before; in a thread."""
+        with in_words(self._log.root):
+            return self._found()
+
+    def _found(self) -> _LogHandle:
+        try:
+            there = self._log.head()
+        except CheckpointError as error:
+            _say(f"{error}; it is written anew, behind all numbers that are there")
+            there = None
+        used = [n for whole in (False, True) for n in self._log.numbers(whole=whole)]
+        newest = max(used, default=0) if there is None else there.newest.number
+        run = self._name()
+        if there is not None and there.run != run:
+            _say(
+                f"publish: {self._log.root} has another run's versions, the newest {newest}; goes on behind them"
+            )
+        self._log.remove_unfinished(newest)
+        first = 1 if there is None else there.epoch + 1
+        epoch = self._claimed(first)
+        return _LogHandle(run, epoch, max([newest, *used]) + (epoch - first) * _APART)
+
+    def _claimed(self, first: int) -> int:
+        """The next epoch that no other process has, though it may not have published anything yet."""
+        name = uuid.uuid4().hex
+        for epoch in itertools.count(first):
+            if self._log.claim(epoch, name):
+                break
+            time.sleep(random.uniform(0.0, 0.2))  # else two that begin at once would go on side by side
+        return epoch
+
+    def _name(self) -> str:
+        """The name of this run to its followers: the same after a restart."""
+        path = None if self._run is None else self._run / PUBLISHED
+        if path is not None and path.is_file():
+            # a damaged one: a new name is as good, since a process begins with a snapshot
+            with contextlib.suppress(UserError), open_file(path) as file, refusing(path, ""):
+                return str(build(dict[str, str], parse(file.read()), "")["run"])
+        name = uuid.uuid4().hex
+        if path is not None:
+            write_whole(path, json.dumps({"run": name, "to": self._log.root.url}) + "\n")
+        return name
+
+    def _is_open(self) -> bool:
+        """Whether it is known what was published before; has a thread find out, again where that failed."""
+        if self._opened is not None:
+            return True
+        if self._opening is None:
+            if time.monotonic() >= self._again_s:
+                self._opening = self._writing.submit(self._open)
+        elif self._opening.done():
+            opening, self._opening = self._opening, None
+            error = opening.exception()
+            if error is None:
+                self._opened = opening.result()
+            else:
+                self._note_failure(error, "segment")
+        return self._opened is not None
+
+    def _next(self, step: int) -> dict[str, int]:
+        """Says when the next segment is due; by steps per second since the last time, where it is to be after some seconds."""
+        if self.options.seconds is None:
+            return {"ahead": self._multiple(step) - step, "interval": self.options.every_steps or 1}
+        (before, then), now = self._last, time.monotonic()
+        interval = self._interval
+        if step > before and now > then:
+            interval = max(1, int(self.options.seconds * (step - before) / (now - then)))
+        self._last = step, now
+        return {"ahead": interval, "interval": interval}
+
+    def _multiple(self, step: int) -> int:
+        steps = self.options.every_steps or 1
+        return (step // steps + 1) * steps
+
+    def _note_success(self, name: str) -> None:
+        self._tries, self._again_s = 0, 0.0
+        if self._told.pop(name, None) is not None:
+            _say(f"publish: {self._log.root}: goes on")
+
+    def _note_failure(self, error: BaseException, name: str) -> None:
+        """Tries again after a while, where a segment failed with all rows; says so once until it goes on."""
+        if name == "segment":
+            self._base, self._published_step = None, None
+        if not self._ranks.first:
+            return
+        self.counts["failed"] += 1
+        self._tries += 1
+        first = self.options.seconds or 1.0
+        self._again_s = time.monotonic() + min(_MOST_WAIT_S, first * 2 ** min(self._tries - 1, 10))
+        if not isinstance(error, GirihError | OSError):
+            raise error
+        told = " ".join(str(error).split())
+        if self.options.on_error == "stop":
+            raise error if isinstance(error, UserError) else CheckpointError(told)
+        if self._told.setdefault(name, told) is told:
+            end = "" if self._is_over else "; training goes on, and it is tried again"
+            _say(f"publish: {told}{end}")
+
+
+def _say(what: str) -> None:
+    print(f"girih: {what}", file=sys.stderr, flush=True)

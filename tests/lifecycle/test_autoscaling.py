@@ -1,0 +1,41 @@
+"""Numbers that are to change by themselves, and cannot: refused before the run begins."""
+
+from types import SimpleNamespace
+
+import pytest
+from test_rescaling import facts_of
+
+import girih
+from girih.cluster.options import ClusterOptions
+from girih.comm.group import TrainerGroup
+from girih.errors import ConfigError
+from girih.lifecycle.rescaling import autoscaler_of
+
+
+def made(tmp_path, strategy, bounds, *, held=False, may_grow=True):
+    options = ClusterOptions(autoscale=bounds)
+    processes = SimpleNamespace(options=options, may_grow=may_grow, ranks=TrainerGroup())
+    return autoscaler_of(tmp_path, processes, strategy, facts_of(strategy), held=held)
+
+
+@pytest.mark.parametrize(("strategy", "bounds", "others", "told"), [
+    ("hybrid", {"group-server": (1, 2)}, {}, "strategy 'hybrid' has no group-server whose number could change"),
+    ("local", {"embedding-worker": (1, 2)}, {}, "strategy 'local' has no embedding-worker .*; nothing of it is scaled"),
+    ("synchronous", {"trainer": (1, 2)}, {}, "trainers begin anew where their number changes, so it never does by itself"),
+    ("hybrid", {"trainer": (1, 2)}, {}, "trainers begin anew where their number changes"),
+    ("hybrid", {"loader": (1, 3)}, {}, "loaders = 3: expected at most one per trainer"),
+    ("hybrid", {"embedding-worker": (1, 2)}, {"held": True}, "the run holds a plan"),
+    ("hybrid", {"embedding-worker": (1, 2)}, {"may_grow": False}, "each process has its place here, as under --cluster"),
+])  # fmt: skip
+def test_what_cannot_change_by_itself_is_refused(tmp_path, strategy, bounds, others, told):
+    kinds = {"hybrid": girih.Hybrid, "local": girih.Local, "synchronous": girih.Synchronous}
+    with pytest.raises(ConfigError, match=f"cluster: autoscale: .*{told}"):
+        made(tmp_path, kinds[strategy](), bounds, **others)
+
+
+def test_it_is_made_where_it_is_asked_for_and_the_run_has_a_directory(tmp_path):
+    strategy = girih.Hybrid()
+    assert made(tmp_path, strategy, {}) is None
+    assert made(tmp_path, strategy, {"embedding-worker": (1, 2), "embedding-server": (1, 4)}) is not None
+    with pytest.raises(ConfigError, match="needs a run directory"):
+        made(None, strategy, {"embedding-worker": (1, 2)})
