@@ -21,7 +21,7 @@ from girih.cluster.cluster import Cluster
 from girih.cluster.roles import RoleName
 from girih.config.train import MetricsOptions, ScheduleOptions, Steps, TrainOptions
 from girih.data import Batch, Dataset
-from girih.dense.accel.process_settings import keep_few
+from girih.dense.accel.process_settings import limit_primitive_caches
 from girih.dense.half import DenseHalf
 from girih.dense.options import OptimizerFactory
 from girih.errors import ConfigError
@@ -132,7 +132,7 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
         expect("publish", publish, PublishOptions | None, "girih.PublishOptions(to=...)")
         self.model = model
         self.schema = schema_of(model, schema)
-        keep_few(self.schema)
+        limit_primitive_caches(self.schema)
         self.options = options or TrainOptions()
         self.strategy: Strategy = strategy or Local()
         check_watched(self.options, self.schema)
@@ -277,7 +277,7 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
     def learning_rate(self) -> LearningRate:
         """The schedule of the learning rates, once the session is open."""
         self._run.opened()
-        return self._run.standing.learning_rate
+        return self._run.trainer_state.learning_rate
 
     def fit(
         self, train: Dataset | None = None, valid: Dataset | None = None, *, epochs: int | None = None
@@ -334,9 +334,9 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
         train.first()
 
     @property
-    def begins_anew(self) -> bool:
-        """Whether the last ``fit`` stopped for its launcher to begin anew, with other numbers of processes."""
-        return self._run.begins_anew
+    def restarts_all(self) -> bool:
+        """Whether the last ``fit`` stopped so that its launcher restarts all processes, in other numbers."""
+        return self._run.restarts_all
 
     def evaluate(self, data: Dataset | None = None) -> Metrics:
         """Exact metrics of every label; without ``data``, on the test data of the config, else its validation data.

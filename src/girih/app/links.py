@@ -122,7 +122,7 @@ def _measure(
             took[each] += _rounds_s(work, ranks, num_rounds)
             busy_s[each] += time.process_time() - before
     started = time.process_time()
-    _rounds_s(_nothing, ranks, _MOST)
+    _rounds_s(_idle_round, ranks, _MOST)
     idle_s = (time.process_time() - started) / _MOST
     cpu_s: dict[str, list[Cpu]] = {}
     for (name, size), seconds in busy_s.items():
@@ -134,7 +134,7 @@ def _measure(
     return points, cpu_s
 
 
-def _nothing() -> None:
+def _idle_round() -> None:
     """A round in which nothing is done."""
 
 

@@ -28,7 +28,7 @@ class StrategyEstimate:
     """
 
     strategy: Strategy
-    own: bool
+    is_configured: bool
     prediction: Prediction | None
     refused: str = ""
 
@@ -49,20 +49,23 @@ class StrategyEstimate:
         return 0.0 if self.prediction is None else self.prediction.samples_per_s
 
 
-def offers(own: Strategy, facts_of: Callable[[Strategy], Facts]) -> tuple[StrategyEstimate, ...]:
+def offers(configured: Strategy, facts_of: Callable[[Strategy], Facts]) -> tuple[StrategyEstimate, ...]:
     """The config's own strategy, then all others with as many trainers, or two where it has one.
 
     Args:
         facts_of: facts for a strategy: of its number of trainers, with all that a speed is predicted from.
     """
-    count = max(LEAST_TRAINERS, own.trainers)
+    count = max(LEAST_TRAINERS, configured.trainers)
     others = [each for kind in BY_NAME.values() for each in kind.with_trainers(count)]  # type: ignore[attr-defined]
-    return tuple(offer(each, facts_of, own=each is own) for each in (own, *(o for o in others if o != own)))
+    return tuple(
+        offer(each, facts_of, is_configured=each is configured)
+        for each in (configured, *(o for o in others if o != configured))
+    )
 
 
-def choose(found: Sequence[StrategyEstimate]) -> tuple[StrategyEstimate | None, str]:
+def choose(estimates: Sequence[StrategyEstimate]) -> tuple[StrategyEstimate | None, str]:
     """The offer to take, and why: of those within 5 % of the fastest, the one with the fewest processes; None where none is priced."""
-    priced = [offer for offer in found if offer.prediction is not None]
+    priced = [offer for offer in estimates if offer.prediction is not None]
     if not priced:
         return None, "no speed is predicted for any strategy"
     fastest = max(priced, key=lambda offer: offer.samples_per_s)
@@ -79,24 +82,32 @@ def choose(found: Sequence[StrategyEstimate]) -> tuple[StrategyEstimate | None, 
 
 def options_of(strategy: Strategy) -> str:
     """Options that differ from their defaults, as ``[strategy]`` has them."""
-    own: Any = strategy
-    if not is_dataclass(own):
+    options: Any = strategy
+    if not is_dataclass(options):
         return ""
-    told = {
-        each.name: getattr(own, each.name) for each in fields(own) if getattr(own, each.name) != each.default
+    changed = {
+        each.name: getattr(options, each.name)
+        for each in fields(options)
+        if getattr(options, each.name) != each.default
     }
-    return ", ".join(f"{name} = {value!r}" for name, value in told.items())
+    return ", ".join(f"{name} = {value!r}" for name, value in changed.items())
 
 
-def offer(strategy: Strategy, facts_of: Callable[[Strategy], Facts], *, own: bool) -> StrategyEstimate:
-    """One strategy, with its predicted speed or why it has none; arguments as of :func:`offers`, ``own`` as of :class:`StrategyEstimate`."""
+def offer(
+    strategy: Strategy, facts_of: Callable[[Strategy], Facts], *, is_configured: bool
+) -> StrategyEstimate:
+    """One strategy, with its predicted speed or why it has none; arguments as of :func:`offers`, ``is_configured`` as of :class:`StrategyEstimate`."""
     try:
         facts = facts_of(strategy)
         strategy.plan(facts)
         prediction = price(strategy, facts)
     except ConfigError as error:
-        return StrategyEstimate(strategy=strategy, own=own, prediction=None, refused=str(error))
+        return StrategyEstimate(
+            strategy=strategy, is_configured=is_configured, prediction=None, refused=str(error)
+        )
     why = (
         "" if prediction else "its speed is not predicted: on GPUs, compiled, or a strategy without step_cost"
     )
-    return StrategyEstimate(strategy=strategy, own=own, prediction=prediction, refused=why)
+    return StrategyEstimate(
+        strategy=strategy, is_configured=is_configured, prediction=prediction, refused=why
+    )

@@ -380,7 +380,7 @@ class RunConfig:
         self, calibration: Calibration, placed: PlacedNet | None = None, cost: DenseCost | None = None
     ) -> StrategyEstimate:
         """The first of :meth:`offers`: this configuration as it is; ``cost`` as of :meth:`planned_net`."""
-        return offer(self.strategy, self._facts_by(calibration, placed, cost), own=True)
+        return offer(self.strategy, self._facts_by(calibration, placed, cost), is_configured=True)
 
     def _facts_by(
         self, calibration: Calibration, placed: PlacedNet | None, cost: DenseCost | None = None

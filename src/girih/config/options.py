@@ -79,12 +79,14 @@ class Options:
         return ""
 
 
-def _refuse_unknown(cls: type, given: tuple[Any, ...], options: Mapping[str, Any], known: list[str]) -> None:
+def _refuse_unknown(
+    cls: type, positional: tuple[Any, ...], options: Mapping[str, Any], known: list[str]
+) -> None:
     for option in options:
         if option not in known:
             raise ConfigError(f"{cls.__name__}: unknown option {option!r}{instead_of(cls, option, known)}")
-    if given:
-        value = repr(given[0]) if isinstance(given[0], str | int | float) else "..."
+    if positional:
+        value = repr(positional[0]) if isinstance(positional[0], str | int | float) else "..."
         mend = f"write {cls.__name__}({known[0]}={value})" if known else "it has none"
         raise ConfigError(f"{cls.__name__}({value}): options have names here; {mend}")
 

@@ -90,25 +90,25 @@ class GlobalBatchNorm(TorchFunctionMode):
         would lose what a mean far from 0 leaves of float32.
         """
         values, channels = _at_least_float32(input), input.shape[1]
-        own = values.new_zeros(1 + 2 * channels)
+        local = values.new_zeros(1 + 2 * channels)
         if self._counted and len(values):
-            own_mean = values.mean(_others(values))
-            own[0] = values.numel() // channels
-            own[1 : 1 + channels] = own_mean
-            own[1 + channels :] = (values - _shaped(own_mean, values)).square_().sum(_others(values))
-        told = self._ranks.all_gather(own)
-        self._stats.sent("dense", (self._ranks.size - 1) * own.nbytes)
-        counts, means, squares = told.split([1, channels, channels], dim=1)  # type: ignore[no-untyped-call]
+            local_mean = values.mean(_others(values))
+            local[0] = values.numel() // channels
+            local[1 : 1 + channels] = local_mean
+            local[1 + channels :] = (values - _shaped(local_mean, values)).square_().sum(_others(values))
+        gathered = self._ranks.all_gather(local)
+        self._stats.sent("dense", (self._ranks.size - 1) * local.nbytes)
+        counts, means, squares = gathered.split([1, channels, channels], dim=1)  # type: ignore[no-untyped-call]
         count = counts.sum()
         mean = (counts * means).sum(0) / count
         square = squares.sum(0) + (counts * (means - mean).square()).sum(0)
         return mean, square / count, count.item()
 
-    def _sum(self, own: Tensor) -> Tensor:
+    def _sum(self, local: Tensor) -> Tensor:
         """The sum over all ranks."""
-        total = own.clone()
+        total = local.clone()
         self._ranks.all_reduce(total)
-        self._stats.sent("dense", 2 * (self._ranks.size - 1) * own.nbytes // self._ranks.size)
+        self._stats.sent("dense", 2 * (self._ranks.size - 1) * local.nbytes // self._ranks.size)
         return total
 
 

@@ -46,21 +46,21 @@ class Aggregation:
         # each has the whole gradient
         return _crossed(partial, lambda values: self._sum_all(values, heed=heed), lambda gradient: gradient)
 
-    def joined(self, own: Tensor, places: Sequence[Tensor], *, split: bool) -> Tensor:
+    def joined(self, columns: Tensor, places: Sequence[Tensor], *, split: bool) -> Tensor:
         """float32[B, w], each trainer's own columns, to all columns: float32[B, W], or with ``split`` float32[b, W].
 
         Args:
             places: where each trainer's columns stand among all W.
         """
-        rank, size, shape = self.ranks.rank, self.ranks.size, own.shape
-        counts = self.shares(len(own)) if split else [len(own)] * size
+        rank, size, shape = self.ranks.rank, self.ranks.size, columns.shape
+        counts = self.shares(len(columns)) if split else [len(columns)] * size
         of_own = [count * shape[1] for count in counts]
         of_each = [counts[rank] * len(each) for each in places]
 
-        def there(own: Tensor) -> Tensor:
-            flat = own.reshape(-1)
+        def there(columns: Tensor) -> Tensor:
+            flat = columns.reshape(-1)
             received = self._exchange(flat if split else flat.repeat(size), of_own, of_each)
-            whole = own.new_empty(counts[rank], sum(len(each) for each in places))
+            whole = columns.new_empty(counts[rank], sum(len(each) for each in places))
             for part, where in zip(received.split(of_each), places, strict=True):  # type: ignore[no-untyped-call]
                 whole.index_copy_(1, where, part.view(counts[rank], len(where)))
             return whole
@@ -71,7 +71,7 @@ class Aggregation:
             sent = torch.cat([gradient.index_select(1, each).reshape(-1) for each in places])
             return self._exchange(sent, of_each, of_own).view(shape)
 
-        return _crossed(own, there, back)
+        return _crossed(columns, there, back)
 
     def shares(self, num_examples: int) -> list[int]:
         """The number of examples that are each trainer's: see ``share_of``."""
@@ -162,12 +162,12 @@ class ShardedParameters(dict[nn.Parameter, ParameterSplit]):
         super().__init__()
         self._module, self._optimizer, self._ranks = module, optimizer, ranks
 
-    def keep(self, parameter: nn.Parameter, own: ParameterSplit) -> None:
+    def keep(self, parameter: nn.Parameter, split: ParameterSplit) -> None:
         """Notes that only a part of a parameter is here now, and cuts what its optimizer began with to size."""
-        self[parameter] = own
+        self[parameter] = split
         if self._optimizer is not None and parameter in self._optimizer.state:
             self._optimizer.state[parameter] = _changed(
-                self._optimizer.state[parameter], own, ParameterSplit.part_of
+                self._optimizer.state[parameter], split, ParameterSplit.part_of
             )
 
     def whole(self, state: Mapping[str, Any]) -> dict[str, Any]:
@@ -194,16 +194,16 @@ class ShardedParameters(dict[nn.Parameter, ParameterSplit]):
             optimizer["state"] = moments
         return {**state, "model": model, "optimizer": optimizer}
 
-    def _joined(self, own: ParameterSplit, part: Tensor) -> Tensor:
-        shape = [own.size if dim == own.dim else size for dim, size in enumerate(part.shape)]
-        whole = part.new_zeros(shape).index_copy_(own.dim, own.places.to(part.device), part)
+    def _joined(self, split: ParameterSplit, part: Tensor) -> Tensor:
+        shape = [split.size if dim == split.dim else size for dim, size in enumerate(part.shape)]
+        whole = part.new_zeros(shape).index_copy_(split.dim, split.places.to(part.device), part)
         self._ranks.all_reduce(whole)  # of numbers beside zeros: exact
         return whole
 
 
-def _changed(moments: Mapping[str, Any], own: ParameterSplit, change: Change) -> dict[str, Any]:
+def _changed(moments: Mapping[str, Any], split: ParameterSplit, change: Change) -> dict[str, Any]:
     """State that an optimizer keeps for a parameter, all but single numbers changed as the parameter is."""
     return {
-        key: change(own, value) if isinstance(value, Tensor) and value.dim() else value
+        key: change(split, value) if isinstance(value, Tensor) and value.dim() else value
         for key, value in moments.items()
     }

@@ -110,19 +110,19 @@ def unseal(data: bytes, where: object, format: int, fix: str, *, infinite: bool 
 
 @contextlib.contextmanager
 def refusing(
-    where: object, fix: str, kind: type[UserError] = CheckpointError, what: str = "damaged"
+    where: object, fix: str, kind: type[UserError] = CheckpointError, fault: str = "damaged"
 ) -> Iterator[None]:
     """Turns each exception that the content of a file causes into one error that names the file.
 
     Args:
-        where: the file. fix: the advice in errors. kind: of the error. what: the fault in words.
+        where: the file. fix: the advice in errors. kind: of the error. fault: the fault in words.
     """
     try:
         yield
     except Exception as error:
         if isinstance(error, kind) or (isinstance(error, GirihError) and not isinstance(error, ConfigError)):
             raise
-        raise kind(f"{where}: {what}: {reason_of(error)}{'; ' if fix else ''}{fix}") from error
+        raise kind(f"{where}: {fault}: {reason_of(error)}{'; ' if fix else ''}{fix}") from error
 
 
 def reason_of(error: Exception) -> str:

@@ -193,7 +193,7 @@ class GroupedReplica:
         self._ranks.barrier()
         self._begin_averaging()
 
-    def rest(self) -> dict[str, Tensor]:
+    def extra_state(self) -> dict[str, Tensor]:
         """Gives what a run needs beside :meth:`state` to go on as if it had not ended, by one trainer of the group; others have nothing.
 
         The state of each server's random generator, where its parts draw; and what top-k has left out, if there is one net in all.
@@ -202,27 +202,27 @@ class GroupedReplica:
         if not self._leads:
             return {}
         alone = self._ranks.size == 1 and len(self._free) == 1
-        found = {
+        state = {
             f"{server}/{name}" + ("" if key is None else f"/{key}"): value
-            for server, (name, key, value) in self._group.rest()
+            for server, (name, key, value) in self._group.extra_state()
             if key is None or alone
         }
         if alone:
             left = self._free[0].streams.left().items()
-            found |= {f"{TRAINER}/{part}/{number}": torch.from_numpy(each) for (part, number), each in left}
-        return found
+            state |= {f"{TRAINER}/{part}/{number}": torch.from_numpy(each) for (part, number), each in left}
+        return state
 
-    def put_rest(self, rest: Mapping[str, Tensor]) -> None:
-        """The inverse of :meth:`rest`, for the same parts on the same servers."""
+    def load_extra_state(self, state: Mapping[str, Tensor]) -> None:
+        """The inverse of :meth:`state`, for the same parts on the same servers."""
         of_servers: dict[int, list[Entry]] = {}
-        for path, value in rest.items():
+        for path, value in state.items():
             place, name, *key = path.split("/")
             if place == TRAINER:
                 self._free[0].streams.put(name, int(key[0]), value.numpy())
             else:
                 of_servers.setdefault(int(place), []).append((name, key[0] if key else None, value))
         for server, entries in of_servers.items():
-            self._group.put_rest(server, entries)
+            self._group.load_extra_state(server, entries)
 
     def close(self) -> None:
         """Leaves the servers."""

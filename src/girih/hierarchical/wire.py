@@ -186,12 +186,12 @@ def _filled(tensor: Tensor, take: Take) -> NDArray[Any]:
 
 
 MOST_ENTRIES = 100
-"""A frame of STATE, RESTORE, REST or PUT_REST has at most this number."""
+"""A frame of STATE, RESTORE, EXTRA_STATE or LOAD_EXTRA_STATE has at most this number."""
 MOST_ENTRY_BYTES = 64 << 20
 """A frame has at most this number, unless a single tensor has more."""
 
 RANDOM = "random"
-"""The name of the entry of REST that is the state of the random generator, uint8[]."""
+"""The name of the entry of EXTRA_STATE that is the state of the random generator, uint8[]."""
 
 
 class GroupVerb(IntEnum):
@@ -206,8 +206,8 @@ class GroupVerb(IntEnum):
     APPLY: (net, batch); text of the optimizer's options now, and of what gradients are multiplied by → (staleness,). DISCARD: (net, batch) → ().
     STATE: (first entry, with the optimizer's) → (next entry, entries); text, packed tensors. RESTORE: (first frame,); text, packed
         tensors → ().
-    REST: (first entry,) → (next entry, entries); text, packed tensors: the state of the random generator, where parts draw from it, and what
-        top-k has left out of the gradients that this trainer's nets got. PUT_REST: text, packed tensors → ().
+    EXTRA_STATE: (first entry,) → (next entry, entries); text, packed tensors: the state of the random generator, where parts draw from it, and what
+        top-k has left out of the gradients that this trainer's nets got. LOAD_EXTRA_STATE: text, packed tensors → ().
     STATS: (with spans) → text of a snapshot, and of those of dense servers by title, from the first server.
     BEGIN: () → (): the averaging of groups begins with these parameters. MEET: () → (), once all groups have met: what is evaluated and
         answered to STATE is the model of all groups from here on, until the next meeting. LEAVE: () → (): this trainer makes no step
@@ -224,6 +224,6 @@ class GroupVerb(IntEnum):
     BEGIN = 8
     MEET = 9
     LEAVE = 10
-    REST = 11
-    PUT_REST = 12
+    EXTRA_STATE = 11
+    LOAD_EXTRA_STATE = 12
     NORMS = 13

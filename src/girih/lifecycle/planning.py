@@ -179,12 +179,12 @@ def decide(
         sparse.following(pinned).groups()  # which refuses what is no packing
         return pinned if pinned.hosts or not draft.hosts else replace(pinned, hosts=draft.hosts)
     if earlier is not None and earlier.fits(draft) and _can_be_packed(sparse, earlier, draft):
-        return _here(draft, earlier)
+        return _adapt_to_hosts(draft, earlier)
     wanted = measures_for(facts.schedule) if ranks.size == 1 else measures_of(strategy, facts.schedule)
     profile = None if earlier is None else earlier.measured.get("profile")
     if profile is None and train is not None and "profile" in wanted:
-        found = asdict(measure_access(train, sparse, ranks.size)) if ranks.first else None
-        profile = ranks.broadcast(found)
+        counted = asdict(measure_access(train, sparse, ranks.size)) if ranks.first else None
+        profile = ranks.broadcast(counted)
     cost = None
     if train is not None and dense is not None and "dense_cost" in wanted:
         cost = count_dense_cost(train, sparse, dense, facts, max(1, hosts.count(hosts[0])))
@@ -206,7 +206,7 @@ def _can_be_packed(sparse: SparseSpec, earlier: Plan, draft: Plan) -> bool:
     return True
 
 
-def _here(draft: Plan, plan: Plan) -> Plan:
+def _adapt_to_hosts(draft: Plan, plan: Plan) -> Plan:
     """A plan for the hosts and the device of this run, whatever it was made for."""
     (device,) = {group["device"] for group in draft.groups} or {"cpu"}
     groups = tuple({**group, "device": device} for group in plan.groups)

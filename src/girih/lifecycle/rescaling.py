@@ -42,18 +42,18 @@ class Scaling:
 
     Attributes:
         counts: role → processes.
-        anew: whether all processes begin anew, the trainers too.
+        restarts_all: whether all processes restart, the trainers too.
         rows_move: whether rows go to other embedding servers.
     """
 
     counts: Mapping[str, int]
-    anew: bool
+    restarts_all: bool
     rows_move: bool
 
     @property
     def needs_checkpoint(self) -> bool:
         """Whether the run goes on from a checkpoint that is made now."""
-        return self.anew or self.rows_move
+        return self.restarts_all or self.rows_move
 
 
 class Rescaling:
@@ -97,15 +97,15 @@ class Rescaling:
                 return
             self._ranks.request_pause()
 
-    def agreed(self, *, is_over: bool) -> Scaling | None:
+    def agreed(self, *, is_finished: bool) -> Scaling | None:
         """The scaling that all trainers have stopped for, if it is nothing else; called by all of them.
 
         Args:
-            is_over: whether this one has done its last step.
+            is_finished: whether this one has done its last step.
         """
         if not (self._ranks.stopping and self._ranks.agree_on_pause()):
             return None
-        left = self._ranks.any(not is_over)
+        left = self._ranks.any(not is_finished)
         wanted = None if self._wanted is None else asdict(self._wanted[1])
         told = self._ranks.broadcast(wanted)
         if left:
@@ -123,7 +123,11 @@ class Rescaling:
         scale_requests.begin(self._run, request, step, before, keeper)
         overrides = [f"strategy.{scales(strategy)[role]}={count}" for role, count in scaling.counts.items()]
         stage = (
-            ScaleStage.ANEW if scaling.anew else ScaleStage.MOVING if scaling.rows_move else ScaleStage.DONE
+            ScaleStage.RESTART_ALL
+            if scaling.restarts_all
+            else ScaleStage.MOVING
+            if scaling.rows_move
+            else ScaleStage.DONE
         )
         self._processes.scale(stage, scaling.counts, overrides)
 
@@ -181,7 +185,7 @@ class Rescaling:
         changed.plan(replace(self._facts, num_trainers=trainers))
         servers = RoleName.EMBEDDING_SERVER
         moves = request.counts.get(servers, plan.roles.get(servers)) != plan.roles.get(servers)
-        return Scaling(counts=dict(request.counts), anew=not may_stay, rows_move=moves)
+        return Scaling(counts=dict(request.counts), restarts_all=not may_stay, rows_move=moves)
 
 
 def rescaled(

@@ -153,7 +153,7 @@ class RunPlanner:
                     raise
                 if self.pinned is not None:
                     raise ConfigError(f"the plan does not fit, plan again with girih plan: {error}") from None
-                self.notes.say(
+                self.notes.log(
                     f"operators are tagged anew: the tagging of the run so far does not fit ({error})"
                 )
                 placed = place_net(replace(plan, tagging=None), strategy, facts, *halves)

@@ -138,8 +138,8 @@ def _largest(facts: Facts) -> str:
     return f" (operator {largest.name!r}, {largest.kind}, has most of them: {_gigabytes(largest.parameter_bytes)})"
 
 
-def _total(found: Account) -> float:
-    return sum(size for items in found.values() for size in items.values())
+def _total(account: Account) -> float:
+    return sum(size for items in account.values() for size in items.values())
 
 
 def _gigabytes(size: float) -> str:

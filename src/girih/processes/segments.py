@@ -80,9 +80,9 @@ def owner_prefix(pid: int, start: str) -> str:
     return f"girih-{pid}.{start}.{_namespace()}-" if start else ""
 
 
-def temporary_directory(what: str) -> tempfile.TemporaryDirectory[str]:
+def temporary_directory(purpose: str) -> tempfile.TemporaryDirectory[str]:
     """A directory for as long as this process needs it, whose name says what for, and who owns it."""
-    return tempfile.TemporaryDirectory(prefix=f"{owned_by(os.getpid()) or 'girih-'}{what}-")
+    return tempfile.TemporaryDirectory(prefix=f"{owned_by(os.getpid()) or 'girih-'}{purpose}-")
 
 
 def remove_segments(prefix: str) -> None:

@@ -131,7 +131,7 @@ class RunDirectory:
             self._lock = _locked(path)
             try:
                 self._remove_left()
-                Lease.own().write(self._lock)
+                Lease.of_this_run().write(self._lock)
             except BaseException:
                 self._lock.close()
                 raise
@@ -228,7 +228,7 @@ def _locked(path: Path) -> IO[str]:
     lease = Lease.read(lock)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if lease is None or not lease.lives or lease == Lease.own():
+        if lease is None or not lease.lives or lease == Lease.of_this_run():
             return lock
     except OSError:
         pass

@@ -21,12 +21,12 @@ class PeerStatus:
     """All processes of a run but this one.
 
     Args:
-        own: this one.
-        apart: whether trainers go at their own pace.
+        this_process: this one.
+        unsynchronized: whether trainers go at their own pace.
     """
 
-    def __init__(self, run: Path, own: ProcessId, apart: Callable[[], bool]) -> None:
-        self._run, self._own, self._apart = run, own, apart
+    def __init__(self, run: Path, this_process: ProcessId, unsynchronized: Callable[[], bool]) -> None:
+        self._run, self._this_process, self._unsynchronized = run, this_process, unsynchronized
         self._read_s, self._shown = 0.0, list[ProcessStatus]()
         self._counted: dict[str, Counter[int]] = {}
 
@@ -36,31 +36,33 @@ class PeerStatus:
 
     def staleness(self) -> Counter[int]:
         """Batches of the other trainers by their staleness, since this was asked last."""
-        found: Counter[int] = Counter()
+        new_batches: Counter[int] = Counter()
         for shown in self._known():
             counts = shown.now["stats"]["histograms"].get(STALENESS)
             if counts is not None:
                 key = f"{shown.title}, life {shown.incarnation}"
                 now = Counter({int(value): times for value, times in counts.items()})
-                found += now - self._counted.get(key, Counter())
+                new_batches += now - self._counted.get(key, Counter())
                 self._counted[key] = now
-        return found
+        return new_batches
 
-    def samples_per_s(self, own: float | None) -> float | None:
-        """The rate of all trainers, of which ``own`` is right where all do each step together.
+    def samples_per_s(self, local_rate: float | None) -> float | None:
+        """The rate of all trainers, of which ``local_rate`` is right where all do each step together.
 
         Where they go at their own pace, it is what all would do at this trainer's.
         """
-        if own is None or not self._apart():
-            return own
-        rates = [shown.per_second("examples") for shown in self._known() if shown.role == self._own.role]
+        if local_rate is None or not self._unsynchronized():
+            return local_rate
+        rates = [
+            shown.per_second("examples") for shown in self._known() if shown.role == self._this_process.role
+        ]
         known = [rate for rate in rates if rate is not None]
-        return own / (1 + len(rates)) * (1 + len(rates) - len(known)) + sum(known)
+        return local_rate / (1 + len(rates)) * (1 + len(rates) - len(known)) + sum(known)
 
     def _known(self) -> list[ProcessStatus]:
         now = time.time()
         if now - self._read_s > EVERY_S:
-            itself = (self._own.role, self._own.index)
+            itself = (self._this_process.role, self._this_process.index)
             self._shown = [
                 shown
                 for shown in read_all(self._run)
@@ -94,8 +96,8 @@ def busy_of(shown: Iterable[ProcessStatus], counts: Mapping[str, int]) -> dict[s
 
 def cores_used(shown: Iterable[ProcessStatus]) -> float:
     """Cores of this host that processes use."""
-    here = socket.gethostname()
-    return sum(each.cpu_cores or 0.0 for each in shown if each.host == here)
+    this_host = socket.gethostname()
+    return sum(each.cpu_cores or 0.0 for each in shown if each.host == this_host)
 
 
 def is_full(used: float) -> bool:

@@ -200,8 +200,8 @@ class Endpoint:
         reading = {"cpu_s": cpu_s(), "rss_bytes": resident_bytes(), "stats": self._stats.reading()}
         for sample in (("process_start_time_seconds", None, BEGUN_S), *samples(reading)):
             by_name[sample[0]].append(sample)
-        for name, found in by_name.items():
-            yield self._family(name, found)
+        for name, family_samples in by_name.items():
+            yield self._family(name, family_samples)
 
     def close(self) -> None:
         """Serves no more."""
@@ -209,7 +209,7 @@ class Endpoint:
         self._server.server_close()
         self._thread.join()
 
-    def _family(self, name: str, found: list[Sample]) -> Family:
+    def _family(self, name: str, family_samples: list[Sample]) -> Family:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
         metric = BY_NAME[name]
@@ -217,8 +217,8 @@ class Endpoint:
         histogram = HistogramMetricFamily(name, metric.about, labels=names)
         kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
         number = kind(name, metric.about, labels=names)
-        for _, own, value in found:
-            labels = [*self._labels.values(), *([] if own is None else [own])]
+        for _, label_value, value in family_samples:
+            labels = [*self._labels.values(), *([] if label_value is None else [label_value])]
             if isinstance(value, Histogram):
                 bounds = [*map(str, map(float, value.bounds)), "+Inf"]
                 buckets = list(zip(bounds, map(float, accumulate(value.counts)), strict=True))

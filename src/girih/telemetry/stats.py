@@ -182,7 +182,7 @@ class Spans:
         """(name, start in seconds of ``time.perf_counter``, which processes of a machine share, seconds)."""
         return list(self._events)
 
-    def each(self, name: str, items: Iterator[T]) -> Iterator[T]:
+    def timed(self, name: str, items: Iterator[T]) -> Iterator[T]:
         """Passes items through, timing how long each took to come."""
         while True:
             with self(name):

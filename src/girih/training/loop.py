@@ -91,7 +91,7 @@ class Loop:
             if self._epoch_is_read():
                 self._end_epoch()
 
-    def is_over(self, until_epoch: int) -> bool:
+    def is_finished(self, until_epoch: int) -> bool:
         """Whether so many epochs are done, or the options end training before, and nothing is left that follows the last step."""
         is_done = self.state.epoch >= until_epoch or self._is_past()
         return is_done and not self._is_behind(until_epoch)
@@ -139,7 +139,7 @@ class Loop:
 
     def _steps(self, batches: Iterator[tuple[Batch, Position]]) -> Generator[Step[Position], None, None]:
         schedule = self.session.schedule(
-            self.spans.each("read", self._up_to_last_step(batches)),
+            self.spans.timed("read", self._up_to_last_step(batches)),
             self.session.sparse,
             self.session.dense,
             num_updates=self.state.num_updates,
@@ -247,7 +247,7 @@ class Loop:
     def _publish(self, publisher: Publisher) -> None:
         """Publishes, when it is time or an evaluation comes, in which nothing else would be published."""
         self._settle(wait=True)
-        self.session.leave()
+        self.session.detach_from_round()
         if self.ranks.rendezvous():
             self.publish()
         else:
@@ -257,7 +257,7 @@ class Loop:
         """Scores of the validation data; None where there is none, or where a stop was requested meanwhile."""
         if self.score is None:
             return None
-        self.session.leave()
+        self.session.detach_from_round()
         if not self.ranks.rendezvous():
             return None
         with self.spans("evaluate"):
@@ -288,7 +288,7 @@ class Loop:
 
     def _save(self) -> None:
         self._metrics.settle(wait=True)  # what a resumed run does not compute again must be on disk
-        self.session.leave()
+        self.session.detach_from_round()
         if self.ranks.rendezvous():
             self.state.saved_step = self.state.step
             self.save()

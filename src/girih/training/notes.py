@@ -37,7 +37,7 @@ class Notes:
     compared: bool = False
     _told: set[tuple[str, str]] = field(default_factory=set)
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """Tells a line, each time."""
         if self.ranks.first:
             _LOG.warning("%s", text)
@@ -103,7 +103,7 @@ class Notes:
     def _tell(self, data: str, subject: str, text: str) -> None:
         if (data, subject) not in self._told:
             self._told.add((data, subject))
-            self.say(text)
+            self.log(text)
 
 
 def _counted(labels: NDArray[np.float32], weights: NDArray[np.float32] | None) -> NDArray[np.float32]:

@@ -73,8 +73,8 @@ class Publisher:
         self._base: int | None = None  # the version that the next segment can be applied to
         self._head: LogHead | None = None
         self._heads = threading.Lock()
-        self._is_over = False  # another run has taken the log over
-        self._told: dict[str, str] = {}  # what went wrong, by the thread
+        self._is_superseded = False  # another run has taken the log over
+        self._reported: dict[str, str] = {}  # what went wrong, by the thread
         self._tries, self._again_s = 0, 0.0
         self._interval, self._last = 1, (0, time.monotonic())
         self._published_step: int | None = None
@@ -164,7 +164,7 @@ class Publisher:
         self.settle()
         rows_free = rows_free and "snapshot" not in self._writes  # which copies them too
         plan: dict[str, Any] = {"number": None, "free": rows_free, **self._next(step)}
-        if not self._is_open() or self._is_over or time.monotonic() < self._again_s:
+        if not self._is_open() or self._is_superseded or time.monotonic() < self._again_s:
             return plan
         if "segment" in self._writes or (self._base is None and not rows_free):
             self.counts["skipped"] += 1
@@ -179,7 +179,7 @@ class Publisher:
         self._again_s = 0.0
         if self._opening is not None:
             self._opening.exception()
-        if not self._is_open() or self._is_over:
+        if not self._is_open() or self._is_superseded:
             return None
         plan = {**self._called(step, True), "free": True, **self._next(step)}
         return {"plan": plan | {"whole_too": False}, "done": self._published_step == step}
@@ -257,7 +257,7 @@ class Publisher:
         if there is not None and (
             there.epoch > opened.epoch or (there.epoch == opened.epoch and there.run != opened.run)
         ):
-            self._is_over = True
+            self._is_superseded = True
             raise CheckpointError(
                 f"{self._log.root}: another run publishes there by now ({there.run}); this one publishes no more"
             )
@@ -277,9 +277,9 @@ class Publisher:
     def _open(self) -> _LogHandle:
         """Finds what was published before; in a thread."""
         with in_words(self._log.root):
-            return self._found()
+            return self._find_published()
 
-    def _found(self) -> _LogHandle:
+    def _find_published(self) -> _LogHandle:
         try:
             there = self._log.head()
         except CheckpointError as error:
@@ -351,7 +351,7 @@ class Publisher:
 
     def _note_success(self, name: str) -> None:
         self._tries, self._again_s = 0, 0.0
-        if self._told.pop(name, None) is not None:
+        if self._reported.pop(name, None) is not None:
             _say(f"publish: {self._log.root}: goes on")
 
     def _note_failure(self, error: BaseException, name: str) -> None:
@@ -366,13 +366,13 @@ class Publisher:
         self._again_s = time.monotonic() + min(_MOST_WAIT_S, first * 2 ** min(self._tries - 1, 10))
         if not isinstance(error, GirihError | OSError):
             raise error
-        told = " ".join(str(error).split())
+        reason = " ".join(str(error).split())
         if self.options.on_error == "stop":
-            raise error if isinstance(error, UserError) else CheckpointError(told)
-        if self._told.setdefault(name, told) is told:
-            end = "" if self._is_over else "; training goes on, and it is tried again"
-            _say(f"publish: {told}{end}")
+            raise error if isinstance(error, UserError) else CheckpointError(reason)
+        if self._reported.setdefault(name, reason) is reason:
+            end = "" if self._is_superseded else "; training goes on, and it is tried again"
+            _say(f"publish: {reason}{end}")
 
 
-def _say(what: str) -> None:
-    print(f"girih: {what}", file=sys.stderr, flush=True)
+def _say(message: str) -> None:
+    print(f"girih: {message}", file=sys.stderr, flush=True)

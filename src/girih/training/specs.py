@@ -49,31 +49,31 @@ def schema_of(model: nn.Module, schema: Schema | None) -> Schema:
     return schema
 
 
-def refuse_other_schema(what: str, found: Schema, expected: Schema) -> None:
+def refuse_other_schema(source: str, schema: Schema, expected: Schema) -> None:
     """Refuses data whose features or labels are not the model's."""
-    if found == expected or found.fingerprint() == expected.fingerprint():
+    if schema == expected or schema.fingerprint() == expected.fingerprint():
         return
-    theirs, ours = ([*(f.name for f in s.features), *s.labels.names] for s in (found, expected))
+    theirs, ours = ([*(f.name for f in s.features), *s.labels.names] for s in (schema, expected))
     differs = f"features and labels {theirs} instead of {ours}"
     if ours == theirs:
         differs = "features of other kinds, dims, tables or transforms"
-    raise ConfigError(f"{what}: of another schema than the model: {differs}; make both with one schema")
+    raise ConfigError(f"{source}: of another schema than the model: {differs}; make both with one schema")
 
 
-def expect_data(what: str, data: Dataset, schema: Schema, *, labels: bool = True) -> None:
+def expect_data(source: str, data: Dataset, schema: Schema, *, labels: bool = True) -> None:
     """Refuses what is no data of the model's schema, or has no labels where they are needed."""
-    given: Any = data
+    value: Any = data
     reader = "read_parquet(paths, schema)"
-    if hasattr(given, "__arrow_c_stream__"):
+    if hasattr(value, "__arrow_c_stream__"):
         reader = "read_arrow(frame, schema)"
-    elif isinstance(given, Mapping):
+    elif isinstance(value, Mapping):
         reader = "read_arrow(pyarrow.table(columns), schema)"
-    elif isinstance(given, list) and given and isinstance(given[0], Mapping):
+    elif isinstance(value, list) and value and isinstance(value[0], Mapping):
         reader = "read_arrow(pyarrow.Table.from_pylist(rows), schema)"
-    expect(what, data, Dataset, f"a girih.Dataset, as girih.{reader} makes")
-    refuse_other_schema(what, data.schema, schema)
+    expect(source, data, Dataset, f"a girih.Dataset, as girih.{reader} makes")
+    refuse_other_schema(source, data.schema, schema)
     if labels and not data.with_labels:
-        raise ConfigError(f"{what}: read without labels; expected with_labels=True")
+        raise ConfigError(f"{source}: read without labels; expected with_labels=True")
 
 
 def check_watched(options: TrainOptions, schema: Schema) -> None:

@@ -82,7 +82,7 @@ def fit_for_gradients(embeddings: Embeddings) -> Embeddings:
 
 
 @contextmanager
-def apart(device: torch.device) -> Iterator[None]:
+def isolated(device: torch.device) -> Iterator[None]:
     """Random numbers and warnings in here are no one else's; gradients are on."""
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices), torch.enable_grad(), warnings.catch_warnings():

@@ -245,11 +245,11 @@ class _Builder:
             self._training = self._graph.create_node("get_attr", "training")
         return self._training if value else self._glue(operator.not_, self._training)
 
-    def _number(self, call: Call, values: Sequence[Any], given: Sequence[Ref]) -> fx.Node:
+    def _number(self, call: Call, values: Sequence[Any], refs: Sequence[Ref]) -> fx.Node:
         """A number that differs from recording to recording, as a function of a size."""
         if all(type(value) is int for value in values):
             for plain in (True, False):
-                for ref, dim, factor, offset in self._sizes_like(values, given):
+                for ref, dim, factor, offset in self._sizes_like(values, refs):
                     if not plain or (factor, abs(offset) < 2) == (1, True):
                         node = self._size(ref, dim)
                         node = node if factor == 1 else self._glue(operator.mul, node, factor)
@@ -258,8 +258,8 @@ class _Builder:
             call.scope, f"{word_of(call)} is given {values[0]!r} or {values[1]!r}, which follows from no size"
         )
 
-    def _sizes_like(self, values: Sequence[int], given: Sequence[Ref]) -> Iterator[tuple[Ref, int, int, int]]:
-        for ref in dict.fromkeys((*given, *self._shapes)):
+    def _sizes_like(self, values: Sequence[int], refs: Sequence[Ref]) -> Iterator[tuple[Ref, int, int, int]]:
+        for ref in dict.fromkeys((*refs, *self._shapes)):
             for dim, sizes in enumerate(zip(*self._shapes.get(ref, ()), strict=False)):
                 if sizes[0] != sizes[1]:
                     factor = (values[1] - values[0]) // (sizes[1] - sizes[0])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from girih.hierarchical.graph.batches import apart, read
+from girih.hierarchical.graph.batches import isolated, read
 from girih.hierarchical.graph.building import OUTPUT
 from girih.hierarchical.graph.runnable import RunnableGraph, is_importable, leaves
 from girih.models.embeddings import Embeddings
@@ -29,7 +29,7 @@ def operator_graph(net: RunnableGraph, example: tuple[Tensor, Embeddings]) -> Op
     """
     num_examples = max(1, len(example[0]))
     measured = _Measured(copy.deepcopy(net))  # running moments are the copy's
-    with apart(example[0].device), torch.no_grad():
+    with isolated(example[0].device), torch.no_grad():
         measured.run(*example)
     owners = owners_of(net)
     counted: set[int] = set()

@@ -301,7 +301,7 @@ class _Cut:
     """A component of a net: the values that it reads from elsewhere, and those of its own that are read elsewhere."""
 
     def __init__(self, net: RunnableGraph, where: dict[fx.Node, PlacedNode], nodes: list[fx.Node]) -> None:
-        self.net, self.own, self.where = net, nodes, where[nodes[0]]
+        self.net, self.nodes, self.where = net, nodes, where[nodes[0]]
         inside = set(nodes)
         self.inputs = list(
             dict.fromkeys(
@@ -320,7 +320,7 @@ class _Cut:
         places = [copy_.graph.placeholder(f"input_{number}") for number in range(len(self.inputs))]
         for node, place in zip(self.inputs, places, strict=True):
             copy_.arrived(node, place)
-        for node in self.own:
+        for node in self.nodes:
             copy_.copied(node)
         copy_.graph.output(tuple(copy_.leaving(node) for node in self.outputs))
         module = RunnableGraph(copy_.objects, copy_.graph)
@@ -333,11 +333,11 @@ def _trainer(
 ) -> tuple[fx.Graph, dict[str, Any]]:
     """The trainer's graph with a call for each stage, and what its nodes name but for stages."""
     copy_ = _Copy(net)
-    own = [node for node, at in where.items() if at.server is None]
-    own.sort(key=lambda node: (node.op == "output", where[node].level))
+    trainer_nodes = [node for node, at in where.items() if at.server is None]
+    trainer_nodes.sort(key=lambda node: (node.op == "output", where[node].level))
     pending = dict(stages)
     checked = False
-    for node in own:
+    for node in trainer_nodes:
         while pending and min(pending) < where[node].level:
             _exchange(copy_, len(stages) - len(pending), pending.pop(min(pending)))
         if node.op != "placeholder" and not checked:

@@ -148,7 +148,7 @@ class _Recorder(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self._module, self._opaque, self._embeddings = module, opaque, embeddings
-        self._found = Recording()
+        self._recording = Recording()
         self._known: dict[int, tuple[Ref, Any]] = {id(embeddings): (NetInput("embeddings"), embeddings)}
         self._shaped_by_data: set[int] = set()
         self._scopes, self._inside, self._silent = [""], "", False
@@ -223,7 +223,7 @@ class _Recorder(TorchFunctionMode):
         """The recording of a pass that returned ``output``."""
         if not isinstance(output, Tensor) or id(output) not in self._known:
             raise Opaque("", f"it returns {type(output).__name__}; expected a tensor that it computed")
-        self._found.logits = self._known[id(output)][0]
+        self._recording.logits = self._known[id(output)][0]
         for path, each in self._module.named_modules():
             for name, value in vars(each).items():
                 if (
@@ -231,15 +231,15 @@ class _Recorder(TorchFunctionMode):
                     and value is not self._before[path].get(name)
                     and id(value) in self._known
                 ):
-                    self._found.left[path, name] = self._known[id(value)][0]
-        return self._found
+                    self._recording.left[path, name] = self._known[id(value)][0]
+        return self._recording
 
     def _write(self, kind: Any, target: Any, args: Any, kwargs: Any, result: Any) -> None:
-        scope, number = self._scopes[-1], len(self._found.calls)
+        scope, number = self._scopes[-1], len(self._recording.calls)
         args, kwargs = mapped((args, kwargs), self._ref)
         found = list(leaves(result))
         shapes = tuple(each.shape if isinstance(each, Tensor) else torch.Size() for each in found)
-        self._found.calls.append(Call(kind, target, args, kwargs, scope, shapes, tuple(ways(result))))
+        self._recording.calls.append(Call(kind, target, args, kwargs, scope, shapes, tuple(ways(result))))
         for leaf, each in enumerate(found):
             if isinstance(each, Tensor):
                 self._known[id(each)] = Result(number, leaf), each
@@ -248,8 +248,8 @@ class _Recorder(TorchFunctionMode):
         if id(value) in self._known and self._known[id(value)][1] is value:
             return self._known[id(value)][0]
         if isinstance(value, Tensor):
-            self._found.constants.append(value)
-            ref = ConstantTensor(len(self._found.constants) - 1)
+            self._recording.constants.append(value)
+            ref = ConstantTensor(len(self._recording.constants) - 1)
             self._known[id(value)] = ref, value
             return ref
         if isinstance(value, PLAIN):
@@ -259,27 +259,27 @@ class _Recorder(TorchFunctionMode):
     def _know(self, tensor: Tensor, ref: Ref) -> None:
         if id(tensor) not in self._known:
             self._known[id(tensor)] = ref, tensor
-            self._found.shapes[ref] = tensor.shape
+            self._recording.shapes[ref] = tensor.shape
 
-    def _check_fact(self, scope: str, name: Any, given: list[Tensor]) -> None:
+    def _check_fact(self, scope: str, name: Any, tensors: list[Tensor]) -> None:
         """Python got something else than tensors."""
-        if not given:
+        if not tensors:
             return
         if name not in FACTS:
             raise Opaque(scope, f"it looks into data: {name}")
-        if name in SHAPES and any(id(tensor) in self._shaped_by_data for tensor in given):
+        if name in SHAPES and any(id(tensor) in self._shaped_by_data for tensor in tensors):
             raise Opaque(scope, f"it looks into data: {name} of a tensor whose shape depends on them")
 
-    def _mark(self, target: Any, given: list[Tensor], kwargs: Mapping[str, Any], result: Any) -> None:
+    def _mark(self, target: Any, tensors: list[Tensor], kwargs: Mapping[str, Any], result: Any) -> None:
         """Remembers tensors whose shape depends on data."""
         name = getattr(target, "__name__", target)
-        by_mask = name == "__getitem__" and any(each.dtype == torch.bool for each in given[1:])
+        by_mask = name == "__getitem__" and any(each.dtype == torch.bool for each in tensors[1:])
         repeated = name == "repeat_interleave" and "output_size" not in kwargs
         if (
             name in SHAPED_BY_DATA
             or by_mask
             or repeated
-            or any(id(each) in self._shaped_by_data for each in given)
+            or any(id(each) in self._shaped_by_data for each in tensors)
         ):
             self._shaped_by_data |= {id(each) for each in leaves(result)}
 

@@ -183,13 +183,13 @@ def _loaded(state: dict[str, Any], nodes: list[tuple[Any, ...]]) -> RunnableGrap
     return net
 
 
-def is_importable(found: type | Callable[..., Any]) -> bool:
+def is_importable(target: type | Callable[..., Any]) -> bool:
     """Whether another process finds a class or a function by its name."""
-    name = f"{found.__module__}.{found.__qualname__}" if isinstance(found, type) else qualified(found)
+    name = f"{target.__module__}.{target.__qualname__}" if isinstance(target, type) else qualified(target)
     home = name.partition(".")[0]
-    if found is getattr:
+    if target is getattr:
         return True
     try:
-        return home != "__main__" and is_found_by_others(home) and resolved(name) is found
+        return home != "__main__" and is_found_by_others(home) and resolved(name) is target
     except (ImportError, ValueError):
         return False

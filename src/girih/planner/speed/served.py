@@ -179,10 +179,10 @@ def _threads_of_net(basis: Basis, nets: int) -> int:
     return max(1, basis.facts.threads // nets)
 
 
-def _pass_s(basis: Basis, own: int) -> float:
-    """Seconds of a net's pass with ``own`` threads, while each other trainer has one net's."""
-    crowd = max(1.0, basis.trainers * own / basis.cores)
-    return basis.dense.seconds(basis.share) * basis.facts.threads / own * crowd
+def _pass_s(basis: Basis, threads: int) -> float:
+    """Seconds of a net's pass with ``threads`` threads, while each other trainer has one net's."""
+    crowd = max(1.0, basis.trainers * threads / basis.cores)
+    return basis.dense.seconds(basis.share) * basis.facts.threads / threads * crowd
 
 
 def _served(basis: Basis, service: RowService, *, passes_s: float, in_flight: float) -> StepCost:

@@ -60,27 +60,27 @@ def loads(graph: OperatorGraph, tagging: Tagging, group: HierarchicalGroup) -> d
     return {device_name(number): load for number, load in enumerate(exact_loads(index, group, ledger))}
 
 
-def utilization(found: Mapping[str, Load], examples_per_s: float) -> dict[str, Utilization]:
+def utilization(device_loads: Mapping[str, Load], examples_per_s: float) -> dict[str, Utilization]:
     """Device → its utilisation, where the group does ``examples_per_s``."""
     return {
         name: Utilization(examples_per_s * load.cpu_s, examples_per_s * load.network_s, load.memory)
-        for name, load in found.items()
+        for name, load in device_loads.items()
     }
 
 
-def shared_s(group: HierarchicalGroup, found: Sequence[Load]) -> float:
+def shared_s(group: HierarchicalGroup, device_loads: Sequence[Load]) -> float:
     """Seconds per example that the cores which devices share are busy: Σ core-seconds / cores; 0 where each has its own."""
     if group.cores is None:
         return 0.0
     of_trainer, *of_servers = (
-        load.cpu_s * device.cores for load, device in zip(found, group.devices, strict=True)
+        load.cpu_s * device.cores for load, device in zip(device_loads, group.devices, strict=True)
     )
     return (group.trainers * of_trainer + sum(of_servers)) / group.cores
 
 
-def examples_per_s(group: HierarchicalGroup, found: Sequence[Load]) -> float:
+def examples_per_s(group: HierarchicalGroup, device_loads: Sequence[Load]) -> float:
     """The most examples per second of a group: 1 / max over devices of :attr:`Load.busy_s`, and :func:`shared_s`."""
-    most = max(shared_s(group, found), *(load.busy_s for load in found))
+    most = max(shared_s(group, device_loads), *(load.busy_s for load in device_loads))
     return 1 / most if most else math.inf
 
 
