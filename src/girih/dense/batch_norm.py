@@ -9,7 +9,7 @@ Shapes: B examples of this rank, C channels, R ranks; an input may have more dim
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,19 @@ from torch.overrides import TorchFunctionMode
 from girih.comm.group import TrainerGroup
 from girih.models.layers.mlp import lacks_variance
 from girih.telemetry.stats import Stats
+
+
+class _BatchNorm(NamedTuple):
+    """The arguments of a call of ``torch.nn.functional.batch_norm``."""
+
+    input: Tensor
+    running_mean: Tensor | None
+    running_var: Tensor | None
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+    training: bool = False
+    momentum: float = 0.1
+    eps: float = 1e-5
 
 
 class GlobalBatchNorm(TorchFunctionMode):
@@ -48,39 +61,30 @@ class GlobalBatchNorm(TorchFunctionMode):
         if func is lacks_variance:
             return False  # whether the step's examples do is known in batch_norm alone
         if func is F.batch_norm:
-            return self._batch_norm(*args, **(kwargs or {}))
+            return self._batch_norm(_BatchNorm(*args, **(kwargs or {})))
         return func(*args, **(kwargs or {}))
 
-    def _batch_norm(
-        self,
-        input: Tensor,
-        running_mean: Tensor | None,
-        running_var: Tensor | None,
-        weight: Tensor | None = None,
-        bias: Tensor | None = None,
-        training: bool = False,
-        momentum: float = 0.1,
-        eps: float = 1e-5,
-    ) -> Tensor:
+    def _batch_norm(self, call: _BatchNorm) -> Tensor:
         """``torch.nn.functional.batch_norm``: [B, C, ...] to [B, C, ...]."""
-        if training:
+        input, running_mean, running_var = call.input, call.running_mean, call.running_var
+        if call.training:
             mean, variance, count = self._moments(input.detach())
             if count > 1:
                 if running_mean is not None and running_var is not None:
-                    running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+                    running_mean.lerp_(mean.to(running_mean.dtype), call.momentum)
                     unbiased = variance * (count / (count - 1))
-                    running_var.lerp_(unbiased.to(running_var.dtype), momentum)
+                    running_var.lerp_(unbiased.to(running_var.dtype), call.momentum)
                 if torch.is_grad_enabled() and not input.requires_grad:
                     input = input.detach().requires_grad_()  # all ranks take part in what is summed backward
-                scale = (variance + eps).rsqrt()
+                scale = (variance + call.eps).rsqrt()
                 way = self._sum, count, self._counted
-                output: Tensor = _Normalized.apply(input, weight, bias, mean, scale, way)  # type: ignore[no-untyped-call]
+                output: Tensor = _Normalized.apply(input, call.weight, call.bias, mean, scale, way)  # type: ignore[no-untyped-call]
                 return output
             if running_mean is None or running_var is None:
                 raise ValueError(
                     "batch norm without running moments: expected two examples in a step, got one"
                 )
-        return F.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
+        return F.batch_norm(*call._replace(training=False))
 
     def _moments(self, input: Tensor) -> tuple[Tensor, Tensor, float]:
         """Mean and variance (biased) of all ranks' examples, [C] each, and their number per channel.

@@ -451,8 +451,7 @@ class TrainingRun:
             facts,
             ranks=self.ranks,
             stats=self.context.stats,
-            sparse=session.sparse.stats(),
-            dense=session.dense,
+            session=session,
             loaders={**self._ended_loaders, **self._loaders},
         )
 

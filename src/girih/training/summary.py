@@ -12,10 +12,8 @@ from typing import Any
 
 from girih.checkpoint.state import RunState
 from girih.comm.group import TrainerGroup
-from girih.dense.half import DenseHalf
 from girih.files.whole import write_whole
 from girih.metrics import Metrics
-from girih.sparse.half import SparseStats
 from girih.telemetry.stats import (
     ASKED_KEYS,
     COMPILE,
@@ -27,6 +25,7 @@ from girih.telemetry.stats import (
     Stats,
     wire_bytes,
 )
+from girih.training.session import Session
 
 WIRE_KINDS = ("ids", "embeddings", "gradients", "partials", "dense", "activations")
 
@@ -38,8 +37,7 @@ def summarize(
     *,
     ranks: TrainerGroup,
     stats: Stats,
-    sparse: SparseStats,
-    dense: DenseHalf,
+    session: Session,
     loaders: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:
     """Puts the summary together. Called by all trainers, together.
@@ -53,6 +51,7 @@ def summarize(
     Returns:
         Plain values. ``samples_per_s`` counts training steps only; ``auc`` and ``logloss`` are the first label's.
     """
+    sparse, dense = session.sparse.stats(), session.dense
     processes = [*loaders.values(), *sparse.processes.values(), *dense.processes().values()]
     wire = Counter(stats.wire_bytes())
     for snapshot in processes:
