@@ -60,8 +60,8 @@ from girih.training.summary import summarize, timelines, write_timeline
 
 
 @dataclass(kw_only=True)
-class TrainingRun:
-    """The run that a trainer trains, from the plan on. Methods are called by all trainers together.
+class OpenRun:
+    """A trainer's run from the plan on: opened, restored, reported and closed. All trainers call its methods together.
 
     Attributes:
         saving: how often checkpoints are made, and where.
@@ -180,6 +180,173 @@ class TrainingRun:
     def ready(self, train: Dataset) -> tuple[Session, NormalizationStats]:
         """Opens the session, and measures what is standardized: all that comes before the first batch."""
         return self.open(train), self.trainer_state.normalizing.of(train)
+
+    def restore(self, place: Storage, train: Dataset | None = None, *, resume: bool = False) -> None:
+        """Takes rows, parameters and normalization from a checkpoint, or nothing where that fails.
+
+        Args:
+            train: the data that training goes on with, for a plan that depends on it.
+            resume: go on from its step, position and random state too.
+        """
+        loaded = load(place, self.facts.schema)
+        session = self.open(train, None if loaded.plan is None else Plan.from_dict(loaded.plan, place.url))
+        if resume:
+            self.trainer_state.check(loaded)
+        self.checkpoints.forget_latest()
+        self.compiling(ahead.loading())
+        rows_stay = resume and self.context.processes.rows_stayed
+        newest = self._newest_uses(loaded) if resume and not rows_stay else None
+        loaded.put(sparse=None if rows_stay else session.sparse, dense=session.dense, newest=newest)
+        self._read = None if resume else loaded
+        self.trainer_state.normalizing.stats = loaded.normalization
+        if resume:
+            self._go_on(loaded)
+
+    def inherit(self, place: Storage, train: Dataset | None = None) -> Inherited:
+        """Begins with what fits of another run's checkpoint, see ``Trainer.init_from``."""
+        loaded, found = load(place, None), Inherited(place.url)
+        session = self.open(train)
+        self.compiling(ahead.loading())
+        groups = self.context.sparse.groups()
+        reader = rows_that_fit(loaded, groups, found)
+        newest = {name: used for name, used in self._newest_uses(loaded).items() if name in found.rows}
+        session.sparse.load(replace(reader, newest=newest), step=0)
+        put_parameters(loaded, session.dense, found)
+        self.trainer_state.normalizing.inherit(loaded, found, train)
+        self.trainer_state.inherited = place.url
+        return found
+
+    def content(self) -> Content:
+        """The content of a checkpoint made now."""
+        return self.trainer_state.content(*self.opened())
+
+    def _newest_uses(self, loaded: LoadedCheckpoint) -> Mapping[str, int]:
+        """The newest use of each table that counts seconds, on all trainers; says which lie ahead of the clock."""
+        reader = PartReader(loaded.place, loaded.shards)
+        newest: Mapping[str, int] = self.ranks.broadcast(reader.newest_uses() if self.ranks.first else None)
+        for line in notes_of_future(newest):
+            self.notes.log(line)
+        return newest
+
+    def _go_on(self, loaded: LoadedCheckpoint) -> None:
+        self.trainer_state.go_on(loaded, self.opened()[0])
+        if self.state.best_step is not None:
+            best = checkpoint.find(loaded.place.parent, step=self.state.best_step)
+            self.checkpoints.set_best(self.state.best_step, best)
+        self._load_extra_state(loaded)
+        self.resumed = True
+        self._log = None  # the next one drops the records that come after this state
+
+    def _load_extra_state(self, loaded: LoadedCheckpoint) -> None:
+        """Has the dense half go on where it was, if the net is spread as it was; says so where it is not."""
+        plan, session = self.opened()
+        earlier = None if loaded.plan is None else Plan.from_dict(loaded.plan, loaded.place.url)
+        if session.stateful is not None and earlier is not None and plan.spreads_as(earlier):
+            session.stateful.load_extra_state(random_state.extra_state(loaded.random, self.ranks.rank))
+        elif any(random_state.extra_state(loaded.random, rank) for rank in range(len(loaded.random))):
+            self.notes.log(
+                "the random state of group servers and what top-k has left out are dropped, since the net is spread otherwise than in"
+                f" {loaded.place.name}: dropout draws other masks than it would have"
+            )
+
+    def step_cost(self, train: Dataset, calibration: Calibration) -> StepCost | None:
+        """Adds up what a step on these data should take this machine, by its parts, on rank 0; None where nothing says so."""
+        return self.planning.step_cost(self.opened()[0], self.strategy, train, calibration)
+
+    def summary(self, metrics: Metrics | None, duration_s: float) -> dict[str, Any]:
+        """The content of ``summary.json``."""
+        (plan, session), progressive = self.opened(), self.trainer_state.progressive
+        facts = {
+            "strategy": self.strategy.name,
+            "trainers": self.ranks.size,
+            "precision": self.options.precision,
+            "dense_forward": self.options.dense_forward,
+            "seed": self.options.seed,
+            "model": self.facts.model.name,
+            "dense_parameters": self.facts.model.num_parameters,
+            "duration_s": duration_s,
+            "compile_s": self.compiling.seconds + self._compiled_in_steps_s,
+            "restarts": self.context.processes.restarts,
+            "scalings": [] if self.directory is None else scale_requests.history(self.directory),
+            **({"plan": dict(plan.predicted)} if plan.predicted else {}),
+            **({} if self.trainer_state.inherited is None else {"init_from": self.trainer_state.inherited}),
+            **_predicted_speed(plan, None if self._log is None else self._log.first_steps, self.state),
+            **({} if progressive is None else {"progressive": progressive.metrics()}),
+            **({} if self.publisher is None else {"published": dict(self.publisher.counts)}),
+        }
+        return summarize(
+            self.state,
+            metrics,
+            facts,
+            ranks=self.ranks,
+            stats=self.context.stats,
+            session=session,
+            loaders={**self._ended_loaders, **self._loaders},
+        )
+
+    def open_log(self) -> RunLog:
+        """The log of records."""
+        if self._log is None:
+            path = None if self.directory is None else self.directory / "metrics.jsonl"
+            if path is not None:
+                state, mark = self.state, path.with_name(TRAINED)
+                rewind(path, state)  # what a run that begins anew, or goes on, writes again
+                state.repeated_examples = repeated_from(mark, state.examples, state.repeated_examples)
+            others = None
+            if self.directory is not None:
+                own = ProcessId(RoleName.TRAINER, self.ranks.rank)
+                others = PeerStatus(self.directory, own, lambda: self.ranks.unsynchronized)
+            self._log = RunLog(path, self.callbacks, self.options.log_every_steps, others)
+        return self._log
+
+    def close(self) -> None:
+        """Gives the tables' memory back, once what is being written is written."""
+        self.context.stats.unwatch()
+        with contextlib.ExitStack() as closing:  # each is closed, whatever another one raises
+            if self.session is not None:
+                closing.callback(self.session.dense.close)
+                closing.callback(self.session.sparse.close)
+            if self._log is not None:
+                closing.callback(self._log.close)
+            closing.callback(self.checkpoints.close)
+            if self.publisher is not None:
+                closing.callback(self.publisher.close)
+
+    def live(self) -> dict[str, Any]:
+        """Numbers of this trainer for :meth:`girih.telemetry.stats.Stats.watch`; examples are its share of those of each batch."""
+        state = self.state
+        return {
+            "steps": state.step,
+            "examples": state.examples / self.ranks.size,
+            "refused": state.refused,
+        }
+
+    def _note(self, log: RunLog, *, failed: bool = False) -> None:
+        """Writes what was not yet written of the steps so far."""
+        own, (_, session) = self.context.stats, self.opened()
+        sparse, dense = session.sparse, session.dense
+        log.flush(
+            self.state,
+            self.trainer_state.learning_rate.scale(),
+            None if failed else lambda: sparse.stats().counters,
+        )
+        if failed:
+            processes = {f"trainer {self.ranks.rank}": own.spans.events()}
+        else:
+            others = {**sparse.stats(spans=True).processes, **dense.processes(spans=True)}
+            processes = timelines(self.ranks, own, {**self._loaders, **others})
+        if self.directory is not None:
+            write_timeline(self.directory / "timeline.json", processes, own.spans.totals_s)
+
+    def _version(self, step: int) -> SegmentVersion:
+        return self.trainer_state.version(step, self.context.sparse, self.opened()[1])
+
+    def _ready(self) -> tuple[Session, NormalizationStats]:
+        return self.open(), self.trainer_state.normalizing.known()
+
+
+class TrainingRun(OpenRun):
+    """A run that is trained. All trainers call its methods together."""
 
     def check(self, train: Dataset) -> None:
         """Refuses a directory that holds another run, and data in which a loaded position or negatives have no meaning."""
@@ -352,163 +519,6 @@ class TrainingRun:
         for callback in self.callbacks:
             callback.on_plan(plan)
 
-    def restore(self, place: Storage, train: Dataset | None = None, *, resume: bool = False) -> None:
-        """Takes rows, parameters and normalization from a checkpoint, or nothing where that fails.
-
-        Args:
-            train: the data that training goes on with, for a plan that depends on it.
-            resume: go on from its step, position and random state too.
-        """
-        loaded = load(place, self.facts.schema)
-        session = self.open(train, None if loaded.plan is None else Plan.from_dict(loaded.plan, place.url))
-        if resume:
-            self.trainer_state.check(loaded)
-        self.checkpoints.forget_latest()
-        self.compiling(ahead.loading())
-        rows_stay = resume and self.context.processes.rows_stayed
-        newest = self._newest_uses(loaded) if resume and not rows_stay else None
-        loaded.put(sparse=None if rows_stay else session.sparse, dense=session.dense, newest=newest)
-        self._read = None if resume else loaded
-        self.trainer_state.normalizing.stats = loaded.normalization
-        if resume:
-            self._go_on(loaded)
-
-    def inherit(self, place: Storage, train: Dataset | None = None) -> Inherited:
-        """Begins with what fits of another run's checkpoint, see ``Trainer.init_from``."""
-        loaded, found = load(place, None), Inherited(place.url)
-        session = self.open(train)
-        self.compiling(ahead.loading())
-        groups = self.context.sparse.groups()
-        reader = rows_that_fit(loaded, groups, found)
-        newest = {name: used for name, used in self._newest_uses(loaded).items() if name in found.rows}
-        session.sparse.load(replace(reader, newest=newest), step=0)
-        put_parameters(loaded, session.dense, found)
-        self.trainer_state.normalizing.inherit(loaded, found, train)
-        self.trainer_state.inherited = place.url
-        return found
-
-    def content(self) -> Content:
-        """The content of a checkpoint made now."""
-        return self.trainer_state.content(*self.opened())
-
-    def _newest_uses(self, loaded: LoadedCheckpoint) -> Mapping[str, int]:
-        """The newest use of each table that counts seconds, on all trainers; says which lie ahead of the clock."""
-        reader = PartReader(loaded.place, loaded.shards)
-        newest: Mapping[str, int] = self.ranks.broadcast(reader.newest_uses() if self.ranks.first else None)
-        for line in notes_of_future(newest):
-            self.notes.log(line)
-        return newest
-
-    def _go_on(self, loaded: LoadedCheckpoint) -> None:
-        self.trainer_state.go_on(loaded, self.opened()[0])
-        if self.state.best_step is not None:
-            best = checkpoint.find(loaded.place.parent, step=self.state.best_step)
-            self.checkpoints.set_best(self.state.best_step, best)
-        self._load_extra_state(loaded)
-        self.resumed = True
-        self._log = None  # the next one drops the records that come after this state
-
-    def _load_extra_state(self, loaded: LoadedCheckpoint) -> None:
-        """Has the dense half go on where it was, if the net is spread as it was; says so where it is not."""
-        plan, session = self.opened()
-        earlier = None if loaded.plan is None else Plan.from_dict(loaded.plan, loaded.place.url)
-        if session.stateful is not None and earlier is not None and plan.spreads_as(earlier):
-            session.stateful.load_extra_state(random_state.extra_state(loaded.random, self.ranks.rank))
-        elif any(random_state.extra_state(loaded.random, rank) for rank in range(len(loaded.random))):
-            self.notes.log(
-                "the random state of group servers and what top-k has left out are dropped, since the net is spread otherwise than in"
-                f" {loaded.place.name}: dropout draws other masks than it would have"
-            )
-
-    def step_cost(self, train: Dataset, calibration: Calibration) -> StepCost | None:
-        """Adds up what a step on these data should take this machine, by its parts, on rank 0; None where nothing says so."""
-        return self.planning.step_cost(self.opened()[0], self.strategy, train, calibration)
-
-    def summary(self, metrics: Metrics | None, duration_s: float) -> dict[str, Any]:
-        """The content of ``summary.json``."""
-        (plan, session), progressive = self.opened(), self.trainer_state.progressive
-        facts = {
-            "strategy": self.strategy.name,
-            "trainers": self.ranks.size,
-            "precision": self.options.precision,
-            "dense_forward": self.options.dense_forward,
-            "seed": self.options.seed,
-            "model": self.facts.model.name,
-            "dense_parameters": self.facts.model.num_parameters,
-            "duration_s": duration_s,
-            "compile_s": self.compiling.seconds + self._compiled_in_steps_s,
-            "restarts": self.context.processes.restarts,
-            "scalings": [] if self.directory is None else scale_requests.history(self.directory),
-            **({"plan": dict(plan.predicted)} if plan.predicted else {}),
-            **({} if self.trainer_state.inherited is None else {"init_from": self.trainer_state.inherited}),
-            **_predicted_speed(plan, None if self._log is None else self._log.first_steps, self.state),
-            **({} if progressive is None else {"progressive": progressive.metrics()}),
-            **({} if self.publisher is None else {"published": dict(self.publisher.counts)}),
-        }
-        return summarize(
-            self.state,
-            metrics,
-            facts,
-            ranks=self.ranks,
-            stats=self.context.stats,
-            session=session,
-            loaders={**self._ended_loaders, **self._loaders},
-        )
-
-    def open_log(self) -> RunLog:
-        """The log of records."""
-        if self._log is None:
-            path = None if self.directory is None else self.directory / "metrics.jsonl"
-            if path is not None:
-                state, mark = self.state, path.with_name(TRAINED)
-                rewind(path, state)  # what a run that begins anew, or goes on, writes again
-                state.repeated_examples = repeated_from(mark, state.examples, state.repeated_examples)
-            others = None
-            if self.directory is not None:
-                own = ProcessId(RoleName.TRAINER, self.ranks.rank)
-                others = PeerStatus(self.directory, own, lambda: self.ranks.unsynchronized)
-            self._log = RunLog(path, self.callbacks, self.options.log_every_steps, others)
-        return self._log
-
-    def close(self) -> None:
-        """Gives the tables' memory back, once what is being written is written."""
-        self.context.stats.unwatch()
-        with contextlib.ExitStack() as closing:  # each is closed, whatever another one raises
-            if self.session is not None:
-                closing.callback(self.session.dense.close)
-                closing.callback(self.session.sparse.close)
-            if self._log is not None:
-                closing.callback(self._log.close)
-            closing.callback(self.checkpoints.close)
-            if self.publisher is not None:
-                closing.callback(self.publisher.close)
-
-    def live(self) -> dict[str, Any]:
-        """Numbers of this trainer for :meth:`girih.telemetry.stats.Stats.watch`; examples are its share of those of each batch."""
-        state = self.state
-        return {
-            "steps": state.step,
-            "examples": state.examples / self.ranks.size,
-            "refused": state.refused,
-        }
-
-    def _note(self, log: RunLog, *, failed: bool = False) -> None:
-        """Writes what was not yet written of the steps so far."""
-        own, (_, session) = self.context.stats, self.opened()
-        sparse, dense = session.sparse, session.dense
-        log.flush(
-            self.state,
-            self.trainer_state.learning_rate.scale(),
-            None if failed else lambda: sparse.stats().counters,
-        )
-        if failed:
-            processes = {f"trainer {self.ranks.rank}": own.spans.events()}
-        else:
-            others = {**sparse.stats(spans=True).processes, **dense.processes(spans=True)}
-            processes = timelines(self.ranks, own, {**self._loaders, **others})
-        if self.directory is not None:
-            write_timeline(self.directory / "timeline.json", processes, own.spans.totals_s)
-
     def _begin_save(self) -> None:
         if self.publisher is not None:
             self.publisher.wait_copied()
@@ -524,12 +534,6 @@ class TrainingRun:
             spans, rows_free = self.context.stats.spans, self.checkpoints.is_idle
             step = self.state.step
             self.publisher.publish(partial(self._version, step), step, spans, rows_free=rows_free)
-
-    def _version(self, step: int) -> SegmentVersion:
-        return self.trainer_state.version(step, self.context.sparse, self.opened()[1])
-
-    def _ready(self) -> tuple[Session, NormalizationStats]:
-        return self.open(), self.trainer_state.normalizing.known()
 
 
 def refuse_unpublished(store: StoreOptions) -> None:

@@ -118,14 +118,14 @@ class Publisher:
         with spans("publish"):
             for _ in range(_LAST_TRIES):
                 self.wait()
-                told = self._ranks.broadcast(self._last_plan(step) if self._ranks.first else None)
-                if told is None:
+                last = self._ranks.broadcast(self._last_plan(step) if self._ranks.first else None)
+                if last is None:
                     break
-                current, plan = version(), told["plan"]
+                current, plan = version(), last["plan"]
                 changed = plan["previous"] is None or self._ranks.any(
                     not current.sparse.knows_changes(plan["previous"])
                 )
-                if told["done"] and not changed:
+                if last["done"] and not changed:
                     break
                 self._begin(current, plan)
             self.wait()
@@ -274,57 +274,13 @@ class Publisher:
         )
         self._log.write_head(self._head)
 
-    def _open(self) -> _LogHandle:
-        """Finds what was published before; in a thread."""
-        with in_words(self._log.root):
-            return self._find_published()
-
-    def _find_published(self) -> _LogHandle:
-        try:
-            there = self._log.head()
-        except CheckpointError as error:
-            _say(f"{error}; it is written anew, behind all numbers that are there")
-            there = None
-        used = [n for whole in (False, True) for n in self._log.numbers(whole=whole)]
-        newest = max(used, default=0) if there is None else there.newest.number
-        run = self._name()
-        if there is not None and there.run != run:
-            _say(
-                f"publish: {self._log.root} has another run's versions, the newest {newest}; goes on behind them"
-            )
-        self._log.remove_unfinished(newest)
-        first = 1 if there is None else there.epoch + 1
-        epoch = self._claimed(first)
-        return _LogHandle(run, epoch, max([newest, *used]) + (epoch - first) * _APART)
-
-    def _claimed(self, first: int) -> int:
-        """The next epoch that no other process has, though it may not have published anything yet."""
-        name = uuid.uuid4().hex
-        for epoch in itertools.count(first):
-            if self._log.claim(epoch, name):
-                break
-            time.sleep(random.uniform(0.0, 0.2))  # else two that begin at once would go on side by side
-        return epoch
-
-    def _name(self) -> str:
-        """The name of this run to its followers: the same after a restart."""
-        path = None if self._run is None else self._run / PUBLISHED
-        if path is not None and path.is_file():
-            # a damaged one: a new name is as good, since a process begins with a snapshot
-            with contextlib.suppress(UserError), open_file(path) as file, refusing(path, ""):
-                return str(build(dict[str, str], parse(file.read()), "")["run"])
-        name = uuid.uuid4().hex
-        if path is not None:
-            write_whole(path, json.dumps({"run": name, "to": self._log.root.url}) + "\n")
-        return name
-
     def _is_open(self) -> bool:
         """Whether it is known what was published before; has a thread find out, again where that failed."""
         if self._opened is not None:
             return True
         if self._opening is None:
             if time.monotonic() >= self._again_s:
-                self._opening = self._writing.submit(self._open)
+                self._opening = self._writing.submit(_open_log, self._log, self._run)
         elif self._opening.done():
             opening, self._opening = self._opening, None
             error = opening.exception()
@@ -372,6 +328,52 @@ class Publisher:
         if self._reported.setdefault(name, reason) is reason:
             end = "" if self._is_superseded else "; training goes on, and it is tried again"
             _say(f"publish: {reason}{end}")
+
+
+def _open_log(log: Log, run: Path | None) -> _LogHandle:
+    """Finds what was published before; in a thread."""
+    with in_words(log.root):
+        return _find_published(log, run)
+
+
+def _find_published(log: Log, directory: Path | None) -> _LogHandle:
+    try:
+        there = log.head()
+    except CheckpointError as error:
+        _say(f"{error}; it is written anew, behind all numbers that are there")
+        there = None
+    used = [n for whole in (False, True) for n in log.numbers(whole=whole)]
+    newest = max(used, default=0) if there is None else there.newest.number
+    run = _run_name(log, directory)
+    if there is not None and there.run != run:
+        _say(f"publish: {log.root} has another run's versions, the newest {newest}; goes on behind them")
+    log.remove_unfinished(newest)
+    first = 1 if there is None else there.epoch + 1
+    epoch = _claim_epoch(log, first)
+    return _LogHandle(run, epoch, max([newest, *used]) + (epoch - first) * _APART)
+
+
+def _claim_epoch(log: Log, first: int) -> int:
+    """The next epoch that no other process has, though it may not have published anything yet."""
+    name = uuid.uuid4().hex
+    for epoch in itertools.count(first):
+        if log.claim(epoch, name):
+            break
+        time.sleep(random.uniform(0.0, 0.2))  # else two that begin at once would go on side by side
+    return epoch
+
+
+def _run_name(log: Log, directory: Path | None) -> str:
+    """The name of this run to its followers: the same after a restart."""
+    path = None if directory is None else directory / PUBLISHED
+    if path is not None and path.is_file():
+        # a damaged one: a new name is as good, since a process begins with a snapshot
+        with contextlib.suppress(UserError), open_file(path) as file, refusing(path, ""):
+            return str(build(dict[str, str], parse(file.read()), "")["run"])
+    name = uuid.uuid4().hex
+    if path is not None:
+        write_whole(path, json.dumps({"run": name, "to": log.root.url}) + "\n")
+    return name
 
 
 def _say(message: str) -> None:
