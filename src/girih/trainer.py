@@ -297,7 +297,7 @@ class Trainer(_Predictor, contextlib.AbstractContextManager["Trainer"]):
     def from_config(
         cls,
         path: str | os.PathLike[str],
-        overrides: Sequence[str] | Mapping[str, Any] = (),
+        overrides: Sequence[str] | Mapping[str, object] = (),
         *,
         strategy: str | None = None,
         run: str | os.PathLike[str] | None = None,
@@ -466,7 +466,7 @@ class Trainer(_Predictor, contextlib.AbstractContextManager["Trainer"]):
         with self._cluster.explaining():
             return self._run.summary(metrics, duration_s)
 
-    def end(self, summary: dict[str, Any] | None) -> None:
+    def end(self, summary: dict[str, object] | None) -> None:
         """Tells callbacks that the run is over."""
         self._run.open_log().end(summary)
 

@@ -114,7 +114,7 @@ class _Meter:
         self.first_step, self.window = step, window
         self.notes.clear()
 
-    def on_plan(self, plan: Mapping[str, Any]) -> None:
+    def on_plan(self, plan: Mapping[str, object]) -> None:
         """Training begins."""
 
     def on_metrics(self, record: Mapping[str, Any]) -> None:
@@ -129,10 +129,10 @@ class _Meter:
             pids = [entry.pid for entry in entries if entry is not None] or [0]
             self.notes.append((record["step"], time.perf_counter(), sum(map(_cpu_s, pids))))
 
-    def on_evaluation(self, record: Mapping[str, Any]) -> None:
+    def on_evaluation(self, record: Mapping[str, object]) -> None:
         """Nothing is evaluated."""
 
-    def on_end(self, summary: Mapping[str, Any] | None) -> None:
+    def on_end(self, summary: Mapping[str, object] | None) -> None:
         """All is noted."""
 
     def windows(self) -> Iterator[tuple[float, float]]:

@@ -145,7 +145,7 @@ def optimizer_factory(options: Mapping[str, Any] | str, where: str = "[dense_opt
 
 
 def _fused(
-    cls: Callable[..., torch.optim.Optimizer], options: Mapping[str, Any], parameters: Iterable[Parameter]
+    cls: Callable[..., torch.optim.Optimizer], options: Mapping[str, object], parameters: Iterable[Parameter]
 ) -> torch.optim.Optimizer:
     """Left to itself, torch steps through the parameters on CPUs one by one, and everywhere operator by operator."""
     parameters = list(parameters)

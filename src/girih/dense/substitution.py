@@ -170,7 +170,7 @@ class ShardedParameters(dict[nn.Parameter, ParameterSplit]):
                 self._optimizer.state[parameter], split, ParameterSplit.part_of
             )
 
-    def whole(self, state: Mapping[str, Any]) -> dict[str, Any]:
+    def whole(self, state: Mapping[str, object]) -> dict[str, object]:
         """A dense half's state with every parameter, and what the optimizer keeps of it, whole.
 
         All trainers call it together.
@@ -201,7 +201,7 @@ class ShardedParameters(dict[nn.Parameter, ParameterSplit]):
         return whole
 
 
-def _changed(moments: Mapping[str, Any], split: ParameterSplit, change: Change) -> dict[str, Any]:
+def _changed(moments: Mapping[str, object], split: ParameterSplit, change: Change) -> dict[str, object]:
     """State that an optimizer keeps for a parameter, all but single numbers changed as the parameter is."""
     return {
         key: change(split, value) if isinstance(value, Tensor) and value.dim() else value

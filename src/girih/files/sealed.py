@@ -52,7 +52,7 @@ def parse(text: bytes | str, *, infinite: bool = False) -> Any:
     raise ValueError(f"more than {_MOST_NESTED} levels of JSON")
 
 
-def seal(tree: Mapping[str, Any], indent: int | None = None, *, infinite: bool = False) -> bytes:
+def seal(tree: Mapping[str, object], indent: int | None = None, *, infinite: bool = False) -> bytes:
     """The content of a sealed file.
 
     Args:
@@ -81,7 +81,7 @@ def sealed_text(data: bytes) -> str:
     return (data if beginning is None else b"{" + data[beginning.end() :]).decode()
 
 
-def unseal(data: bytes, where: object, format: int, fix: str, *, infinite: bool = False) -> dict[str, Any]:
+def unseal(data: bytes, where: object, format: int, fix: str, *, infinite: bool = False) -> dict[str, object]:
     """The tree in a sealed file.
 
     Args:
@@ -175,13 +175,13 @@ def open_file(
     return os.fdopen(descriptor, "rb")
 
 
-def read_sealed(path: Path, format: int, fix: str) -> dict[str, Any]:
+def read_sealed(path: Path, format: int, fix: str) -> dict[str, object]:
     """The tree in a sealed file of this machine; see :func:`open_file` and :func:`unseal`."""
     with open_file(path, path.parent, fix) as file:
         return unseal(file.read(), path, format, fix)
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) != len(pairs):
         twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)

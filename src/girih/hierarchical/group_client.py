@@ -30,7 +30,7 @@ from girih.hierarchical.wire import (
 )
 from girih.telemetry.stats import Stats
 
-Waiting = Callable[[], Any]
+Waiting = Callable[[], object]
 
 
 class GroupClient:

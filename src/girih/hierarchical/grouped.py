@@ -43,7 +43,7 @@ class GroupRanks(Protocol):
     def barrier(self) -> None:
         """Returns when all are here."""
 
-    def all_reduce(self, tensor: Tensor) -> Any:
+    def all_reduce(self, tensor: Tensor) -> object:
         """Sums a tensor over all, in place."""
 
     def broadcast_tensor(self, tensor: Tensor) -> None:
@@ -179,7 +179,7 @@ class GroupedReplica:
         self._forget_state()
         return state
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: Mapping[str, object]) -> None:
         """The inverse of :meth:`state`, on all servers of the group; all trainers go on once all are restored."""
         self.whole.restore(state)
         self._meet()  # so that nothing is added to what is put there

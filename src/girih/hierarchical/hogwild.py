@@ -119,7 +119,7 @@ class Nets:
         computed.computed.discard()
         self._give_back(computed.net)
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: Mapping[str, object]) -> None:
         """See :class:`~girih.dense.halves.replica.Replica`; while no net is at work."""
         self.first.restore(state)
         for net in self._all[1:]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import torch
 from torch import fx, nn
@@ -43,7 +42,7 @@ def _draws(part: fx.GraphModule, node: fx.Node) -> bool:
     return any(each in name for each in FUNCTIONS) or _is_seeded(name)
 
 
-def _package(function: Callable[..., Any]) -> str:
+def _package(function: Callable[..., object]) -> str:
     """The package of a function; built-in functions without one are torch's."""
     if isinstance(function, (OpOverload, OpOverloadPacket)):
         return str(function).partition(".")[0]  # which names its namespace

@@ -195,7 +195,7 @@ class AveragingRanks(Protocol):
     @property
     def size(self) -> int: ...
 
-    def all_reduce(self, tensor: Tensor) -> Any:
+    def all_reduce(self, tensor: Tensor) -> object:
         """Sums a tensor over all, in place."""
 
     def broadcast_tensor(self, tensor: Tensor) -> None:

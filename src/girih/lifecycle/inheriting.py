@@ -118,7 +118,7 @@ def put_parameters(loaded: LoadedCheckpoint, dense: DenseHalf, inherited: Inheri
     dense.restore({**state, "model": model})
 
 
-def moments_of(loaded: LoadedCheckpoint, schema: Schema, inherited: Inherited) -> dict[str, Any]:
+def moments_of(loaded: LoadedCheckpoint, schema: Schema, inherited: Inherited) -> dict[str, object]:
     """Moments that the earlier run has of features to be standardized, as :meth:`NormalizationStats.to_dict` has them: parameters were trained by them.
 
     They stay, whatever is measured of the new data for the features that the earlier run has not, or transforms in another way.

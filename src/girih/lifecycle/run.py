@@ -548,7 +548,7 @@ def refuse_unpublished(store: StoreOptions) -> None:
         )
 
 
-def _predicted_speed(plan: Plan, first: FirstSteps | None, state: RunState) -> dict[str, Any]:
+def _predicted_speed(plan: Plan, first: FirstSteps | None, state: RunState) -> dict[str, object]:
     """``predicted_samples_per_s``, and what it is from: a calibration, or the first steps; None, and why, where these say nothing."""
     speed = plan.predicted.get("speed")
     if speed is not None:

@@ -176,7 +176,7 @@ class TrainerState:
                 device=self.dense.device,
             )
 
-    def _normalization(self) -> dict[str, Any] | None:
+    def _normalization(self) -> dict[str, object] | None:
         stats = self.normalizing.stats
         return None if stats is None else stats.to_dict()
 

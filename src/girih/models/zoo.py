@@ -162,7 +162,7 @@ class _Bounded(TorchFunctionMode):
         return (torch.empty if function is torch.randn else function)(*args, **kwargs or {})
 
 
-def description_of(model: nn.Module) -> dict[str, Any] | None:
+def description_of(model: nn.Module) -> dict[str, object] | None:
     """``{"name", "options"}`` by which :func:`create` makes the same model on its schema; None for a class of the user's own."""
     name = next((name for name, cls in BY_NAME.items() if cls is type(model)), None)
     if name is None or not isinstance(model, Model):
@@ -176,7 +176,7 @@ def description_of(model: nn.Module) -> dict[str, Any] | None:
         return None
 
 
-def options_of(model: nn.Module) -> dict[str, Any] | None:
+def options_of(model: nn.Module) -> dict[str, object] | None:
     """The options by which :func:`create` made a model of a user's class, as data; None if it did not."""
     try:
         options: dict[str, Any] | None = json.loads(json.dumps(vars(model).get(_OPTIONS)))

@@ -187,7 +187,7 @@ def _is_like(value: Any, expected: Any) -> bool:
     return type(value) is type(expected) or (isinstance(value, list) and isinstance(expected, tuple))
 
 
-def read_json(path: Path, hint: str) -> Any:
+def read_json(path: Path, hint: str) -> object:
     """Plain values from a file of JSON.
 
     Args:

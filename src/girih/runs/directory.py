@@ -145,7 +145,7 @@ class RunDirectory:
             told = f"{path}: cannot be written ({error.strerror}); choose another --run"
             raise disk_full(error, path) or RunDirectoryError(told) from None
 
-    def write_summary(self, summary: dict[str, Any]) -> None:
+    def write_summary(self, summary: dict[str, object]) -> None:
         """Replaces ``summary.json`` whole."""
         write_whole(self.path / "summary.json", json.dumps(summary, indent=2, allow_nan=False) + "\n")
 

@@ -140,25 +140,25 @@ def withdraw_stale(run: Path) -> None:
     withdraw(run)
 
 
-def outcome(run: Path, request: ScaleRequest) -> dict[str, Any] | None:
+def outcome(run: Path, request: ScaleRequest) -> dict[str, object] | None:
     """The outcome of a request; None while there is none. ``refused`` says why nothing was scaled, else ``step``, ``roles`` (role →
     processes before and after), ``paused_s``, ``seconds`` since it was asked for, ``at_s``, since 1970, and ``why``."""
     return next((line for line in reversed(_lines(run)) if line["name"] == request.name), None)
 
 
-def history(run: Path) -> list[dict[str, Any]]:
+def history(run: Path) -> list[dict[str, object]]:
     """All scalings of a run, the earliest first, by :func:`outcome`, those left out that were refused."""
     done = [line for line in _lines(run) if "refused" not in line]
     return [{key: value for key, value in line.items() if key != "name"} for line in done]
 
 
-def _record_outcome(run: Path, request: ScaleRequest, **facts: Any) -> dict[str, Any]:
+def _record_outcome(run: Path, request: ScaleRequest, **facts: Any) -> dict[str, object]:
     append_line(run / OUTCOMES, json.dumps({"name": request.name, **facts}))
     withdraw(run)
     return facts
 
 
-def _lines(run: Path) -> list[dict[str, Any]]:
+def _lines(run: Path) -> list[dict[str, object]]:
     lines = []
     with contextlib.suppress(MissingFileError), open_file(run / OUTCOMES, kind=RunDirectoryError) as file:
         for line in file:

@@ -35,7 +35,7 @@ class BackgroundTasks:
         """Whether there is something that was not told yet."""
         return bool(self._waiting)
 
-    def submit(self, compute: Callable[[], Any], tell: Callable[[Any], None]) -> None:
+    def submit(self, compute: Callable[[], object], tell: Callable[[object], None]) -> None:
         """Computes in the thread; ``tell`` gets the result in :meth:`settle`, by the caller's thread."""
         while len(self._waiting) >= MOST_WAITING:
             self._tell_next()

@@ -206,7 +206,7 @@ class ProgressiveValidation:
         self._steps.settle()  # what is under way belongs to what is dropped
         self._steps.scores.restore(state.numpy() if state is not None and self._ranks.first else None)
 
-    def _metrics(self, counts: Tensor) -> dict[str, dict[str, Any]]:
+    def _metrics(self, counts: Tensor) -> dict[str, dict[str, object]]:
         return progressive_metrics(counts.numpy(), self._labels.names, self._labels.losses)
 
     def _counted(self) -> Tensor:

@@ -31,7 +31,7 @@ class LearningRate:
         ConfigError: an unknown scheduler or option, or a value that torch refuses.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer | None, options: Mapping[str, Any] | None) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer | None, options: Mapping[str, object] | None) -> None:
         if optimizer is None:
             optimizer = torch.optim.SGD([Parameter(torch.zeros(1))], lr=1.0)
         self._optimizer = optimizer
@@ -120,7 +120,7 @@ class LearningRate:
             "scheduler": scheduler,
         }
 
-    def check(self, state: Mapping[str, Any]) -> None:
+    def check(self, state: Mapping[str, object]) -> None:
         """Refuses what :meth:`restore` cannot go on from.
 
         Raises:

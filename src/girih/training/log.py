@@ -209,7 +209,7 @@ class RunLog:
         for callback in self._callbacks:
             callback.on_evaluation(record)
 
-    def progressive(self, metrics: Mapping[str, Any], state: RunState) -> None:
+    def progressive(self, metrics: Mapping[str, object], state: RunState) -> None:
         """Writes the metrics of training steps so far, each scored before its update."""
         record = {"step": state.step, "examples": state.examples, "epoch": state.epoch, "split": PROGRESSIVE}
         record |= metrics
@@ -222,7 +222,7 @@ class RunLog:
         if self._mark is not None:
             self._mark.write(state.examples, state.repeated_examples)
 
-    def end(self, summary: dict[str, Any] | None) -> None:
+    def end(self, summary: dict[str, object] | None) -> None:
         """Calls ``on_end`` of each callback."""
         for callback in self._callbacks:
             callback.on_end(summary)

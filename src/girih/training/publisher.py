@@ -159,7 +159,7 @@ class Publisher:
         self._writing.shutdown()
         self._copying.shutdown()
 
-    def _plan(self, step: int, rows_free: bool) -> dict[str, Any]:
+    def _plan(self, step: int, rows_free: bool) -> dict[str, object]:
         """Decides what all trainers do now, and when the next segment is due."""
         self.settle()
         rows_free = rows_free and "snapshot" not in self._writes  # which copies them too
@@ -173,7 +173,7 @@ class Publisher:
             return plan
         return plan | self._called(step, rows_free)
 
-    def _last_plan(self, step: int) -> dict[str, Any] | None:
+    def _last_plan(self, step: int) -> dict[str, object] | None:
         """Decides what all trainers do at the end: where the last segment is of this step, it may be done."""
         self.settle()
         self._again_s = 0.0
@@ -184,7 +184,7 @@ class Publisher:
         plan = {**self._called(step, True), "free": True, **self._next(step)}
         return {"plan": plan | {"whole_too": False}, "done": self._published_step == step}
 
-    def _called(self, step: int, rows_free: bool) -> dict[str, Any]:
+    def _called(self, step: int, rows_free: bool) -> dict[str, object]:
         if self._opened is None:
             return {}
         number = self._opened.number + 1

@@ -13,7 +13,7 @@ from girih.comm.group import TrainerGroup
 
 def gather(
     ranks: TrainerGroup, device: torch.device, extra: Mapping[str, Tensor] | None = None
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     """State of each trainer's generators by rank, on rank 0; this trainer's alone on the others.
 
     Args:

@@ -33,13 +33,13 @@ WIRE_KINDS = ("ids", "embeddings", "gradients", "partials", "dense", "activation
 def summarize(
     state: RunState,
     metrics: Metrics | None,
-    facts: Mapping[str, Any],
+    facts: Mapping[str, object],
     *,
     ranks: TrainerGroup,
     stats: Stats,
     session: Session,
-    loaders: Mapping[str, Mapping[str, Any]],
-) -> dict[str, Any]:
+    loaders: Mapping[str, Mapping[str, object]],
+) -> dict[str, object]:
     """Puts the summary together. Called by all trainers, together.
 
     Args:

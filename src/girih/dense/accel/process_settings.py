@@ -80,7 +80,7 @@ class _Unloaded(ModuleType):
     utils = SimpleNamespace(get_optimize_ddp_mode=lambda: "ddp_optimizer")  # as without any setting
 
     @staticmethod
-    def disable(function: Callable[..., Any], *_: object, **__: object) -> Callable[..., Any]:
+    def disable(function: Callable[..., object], *_: object, **__: object) -> Callable[..., Any]:
         return function
 
     @staticmethod

@@ -81,7 +81,7 @@ class SubstitutedReplica(SynchronousReplica):
         """See :class:`Replica`; every parameter is whole. All trainers call it together."""
         return self._sharded.whole(super().state())
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: Mapping[str, object]) -> None:
         """See :class:`Replica`; each trainer takes its part."""
         super().restore(self._sharded.part(state))
 

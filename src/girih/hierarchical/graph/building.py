@@ -240,7 +240,7 @@ class _Builder:
         self._constants[name] = tensors[0].detach()
         return self._graph.create_node("get_attr", name)
 
-    def _mode(self, value: Any) -> fx.Node:
+    def _mode(self, value: object) -> fx.Node:
         if self._training is None:
             self._training = self._graph.create_node("get_attr", "training")
         return self._training if value else self._glue(operator.not_, self._training)

@@ -203,12 +203,12 @@ def _kind(net: RunnableGraph, node: fx.Node) -> str:
     return str(getattr(node.target, "__name__", node.target)).strip("_")
 
 
-def _attribute(net: RunnableGraph, name: str) -> Any:
+def _attribute(net: RunnableGraph, name: str) -> object:
     owner, _, last = name.rpartition(".")
     return getattr(net.get_submodule(owner), last)
 
 
-def _containers(value: Any) -> Iterator[Any]:
+def _containers(value: object) -> Iterator[object]:
     """Named tuples, which another process has to know."""
     if isinstance(value, (tuple, list, dict)):
         if hasattr(value, "_fields"):

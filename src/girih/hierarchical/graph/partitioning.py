@@ -330,7 +330,7 @@ class _Cut:
 
 def _trainer(
     net: RunnableGraph, where: dict[fx.Node, PlacedNode], stages: dict[int, list[_Cut]]
-) -> tuple[fx.Graph, dict[str, Any]]:
+) -> tuple[fx.Graph, dict[str, object]]:
     """The trainer's graph with a call for each stage, and what its nodes name but for stages."""
     copy_ = _Copy(net)
     trainer_nodes = [node for node, at in where.items() if at.server is None]

@@ -190,7 +190,7 @@ class _Recorder(TorchFunctionMode):
         self._mark(target, given, kwargs, result)
         return iter(result) if walked else result
 
-    def enter(self, path: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+    def enter(self, path: str, module: nn.Module, args: object, kwargs: object) -> None:
         """A module begins."""
         if self._inside:
             return
@@ -202,7 +202,7 @@ class _Recorder(TorchFunctionMode):
         else:
             self._scopes.append(path)
 
-    def leave(self, path: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def leave(self, path: str, module: nn.Module, args: object, kwargs: object, output: object) -> None:
         """A module ends."""
         if self._inside and self._inside != path:
             return
@@ -219,7 +219,7 @@ class _Recorder(TorchFunctionMode):
         self._write("module", path, args, kwargs, output)
         self._silent = False
 
-    def finished(self, output: Any) -> Recording:
+    def finished(self, output: object) -> Recording:
         """The recording of a pass that returned ``output``."""
         if not isinstance(output, Tensor) or id(output) not in self._known:
             raise Opaque("", f"it returns {type(output).__name__}; expected a tensor that it computed")
@@ -244,7 +244,7 @@ class _Recorder(TorchFunctionMode):
             if isinstance(each, Tensor):
                 self._known[id(each)] = Result(number, leaf), each
 
-    def _ref(self, value: Any) -> Any:
+    def _ref(self, value: object) -> object:
         if id(value) in self._known and self._known[id(value)][1] is value:
             return self._known[id(value)][0]
         if isinstance(value, Tensor):
@@ -261,7 +261,7 @@ class _Recorder(TorchFunctionMode):
             self._known[id(tensor)] = ref, tensor
             self._recording.shapes[ref] = tensor.shape
 
-    def _check_fact(self, scope: str, name: Any, tensors: list[Tensor]) -> None:
+    def _check_fact(self, scope: str, name: object, tensors: list[Tensor]) -> None:
         """Python got something else than tensors."""
         if not tensors:
             return
@@ -270,7 +270,9 @@ class _Recorder(TorchFunctionMode):
         if name in SHAPES and any(id(tensor) in self._shaped_by_data for tensor in tensors):
             raise Opaque(scope, f"it looks into data: {name} of a tensor whose shape depends on them")
 
-    def _mark(self, target: Any, tensors: list[Tensor], kwargs: Mapping[str, Any], result: Any) -> None:
+    def _mark(
+        self, target: object, tensors: list[Tensor], kwargs: Mapping[str, object], result: object
+    ) -> None:
         """Remembers tensors whose shape depends on data."""
         name = getattr(target, "__name__", target)
         by_mask = name == "__getitem__" and any(each.dtype == torch.bool for each in tensors[1:])

@@ -16,7 +16,7 @@ from girih.config.user_code import is_found_by_others
 Key = int | str
 
 
-def leaves(value: Any) -> Iterator[Any]:
+def leaves(value: object) -> Iterator[Any]:
     """All that lies in tuples, lists, dicts and slices, in order."""
     if isinstance(value, (tuple, list)):
         for each in value:
@@ -44,7 +44,7 @@ def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
     return function(value)
 
 
-def ways(value: Any) -> Iterator[tuple[Key, ...]]:
+def ways(value: object) -> Iterator[tuple[Key, ...]]:
     """The keys that lead to each leaf, in the order of :func:`leaves`."""
     if isinstance(value, (tuple, list)):
         items: Any = enumerate(value)
@@ -60,7 +60,7 @@ def ways(value: Any) -> Iterator[tuple[Key, ...]]:
 
 CONSTANTS = "_constants"
 """The module of tensors that a model has from elsewhere: in none of its states."""
-Objects = Mapping[str, Any]
+Objects = Mapping[str, object]
 """Modules, parameters and buffers by the names that a graph calls them."""
 
 
@@ -94,7 +94,7 @@ class RunnableGraph(fx.GraphModule):
         loaded: RunnableGraph = _loaded(copy.deepcopy(self.state(), memo), nodes_of(self.graph))
         return loaded
 
-    def objects(self) -> dict[str, Any]:
+    def objects(self) -> dict[str, object]:
         """Returns the objects that the graph's nodes name."""
         found = {}
         for name in named_by(self.graph):
@@ -122,7 +122,7 @@ def named_by(graph: fx.Graph) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def nodes_of(graph: fx.Graph) -> list[tuple[Any, ...]]:
+def nodes_of(graph: fx.Graph) -> list[tuple[object, ...]]:
     """A graph as plain values."""
 
     def plain(value: Any) -> Any:
@@ -141,7 +141,7 @@ def nodes_of(graph: fx.Graph) -> list[tuple[Any, ...]]:
     ]
 
 
-def qualified(function: Callable[..., Any]) -> str:
+def qualified(function: Callable[..., object]) -> str:
     """The name by which :func:`resolved` finds a function again."""
     return _get_qualified_name(function)
 
@@ -183,7 +183,7 @@ def _loaded(state: dict[str, Any], nodes: list[tuple[Any, ...]]) -> RunnableGrap
     return net
 
 
-def is_importable(target: type | Callable[..., Any]) -> bool:
+def is_importable(target: type | Callable[..., object]) -> bool:
     """Whether another process finds a class or a function by its name."""
     name = f"{target.__module__}.{target.__qualname__}" if isinstance(target, type) else qualified(target)
     home = name.partition(".")[0]

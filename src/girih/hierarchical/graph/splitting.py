@@ -229,7 +229,7 @@ def _layers(net: RunnableGraph, graph: fx.Graph) -> Iterator[_Layer]:
                 yield _Layer(node.meta["operator"], node, weight, bias, names, f"{names[0]}_part_")
 
 
-def _parameter(net: RunnableGraph, node: Any, readers: Counter[nn.Parameter]) -> nn.Parameter | None:
+def _parameter(net: RunnableGraph, node: object, readers: Counter[nn.Parameter]) -> nn.Parameter | None:
     """The parameter that a node names and one operator alone reads."""
     if not isinstance(node, fx.Node) or node.op != "get_attr":
         return None

@@ -93,7 +93,7 @@ class Loss:
     def __init__(self, shell: nn.Module) -> None:
         self._shell = shell
 
-    def __call__(self, outputs: Tensor, batch: Any) -> Tensor:
+    def __call__(self, outputs: Tensor, batch: object) -> Tensor:
         """The mean loss, 0-d."""
         loss: Tensor = self._shell.loss(outputs, batch)  # type: ignore[operator]
         return loss
@@ -187,7 +187,7 @@ def _try(module: nn.Module, built: Built, batch: tuple[Tensor, Embeddings]) -> N
             raise Opaque("", "its graph computes something else")
 
 
-def _objects(module: nn.Module, built: Built) -> dict[str, Any]:
+def _objects(module: nn.Module, built: Built) -> dict[str, object]:
     """Returns the objects that the nodes name, from a module."""
     found: dict[str, Any] = dict(built.constants)
     for name in named_by(built.graph):
