@@ -64,8 +64,8 @@ def measure_links(
     if not ranks.first:
         return None
     return {
-        name: with_cpu(name, fit(name, found, ranks.size), cpu_s[name], ranks.size)
-        for name, found in points.items()
+        name: with_cpu(name, fit(name, measured, ranks.size), cpu_s[name], ranks.size)
+        for name, measured in points.items()
     }
 
 

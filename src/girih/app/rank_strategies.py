@@ -35,8 +35,8 @@ class StrategyEstimate:
     @property
     def label(self) -> str:
         """Its name, with options that differ from their defaults."""
-        told = options_of(self.strategy)
-        return f"{self.strategy.name} ({told})" if told else self.strategy.name
+        options = options_of(self.strategy)
+        return f"{self.strategy.name} ({options})" if options else self.strategy.name
 
     @property
     def processes(self) -> int:

@@ -278,10 +278,10 @@ class CheckedConfig:
             if name not in names:
                 raise ConfigError(f"negatives: features: no feature {name!r}{nearest(name, names)}")
         paths = [options.items] if isinstance(options.items, str) else list(options.items)
-        own = self.schema.narrowed(options.features)
+        schema = self.schema.narrowed(options.features)
         return open_dataset(
             self.data,
-            own,
+            schema,
             paths=paths,
             key="negatives.items",
             base_dir=self.directory,
@@ -400,8 +400,10 @@ class RunConfig(CheckedConfig):
             if count not in known:
                 facts = replace(facts_of(sparse, dense, count, self.schedule), free_bytes=host_bytes())
                 with threads_of(count, calibration.machines):
-                    own = cost if count == self.strategy.trainers else None
-                    known[count] = measured(facts, calibration, data, sparse, dense, TrainerGroup(), own)
+                    local_cost = cost if count == self.strategy.trainers else None
+                    known[count] = measured(
+                        facts, calibration, data, sparse, dense, TrainerGroup(), local_cost
+                    )
             facts = replace(known[count], links=calibration.links)
             if strategy is self.strategy and placed is not None:
                 net = placed.facts

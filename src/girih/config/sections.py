@@ -195,8 +195,8 @@ def variables_in(value: object) -> dict[str, str]:
     if isinstance(value, dict | list):
         items = value.values() if isinstance(value, dict) else value
         return {name: text for item in items for name, text in variables_in(item).items()}
-    found = re.findall(r"\$\{([^}]*)\}", value) if isinstance(value, str) else []
-    return {name: os.environ[name] for name in found if name in os.environ}
+    names = re.findall(r"\$\{([^}]*)\}", value) if isinstance(value, str) else []
+    return {name: os.environ[name] for name in names if name in os.environ}
 
 
 def _environment(name: str, where: str) -> str:
@@ -349,14 +349,14 @@ def hints_of(cls: type[object]) -> dict[str, object]:
 def _fields_of(cls: type[Any]) -> dict[str, bool]:
     """The fields that a class takes, and whether each must be given."""
     missing = dataclasses.MISSING
-    given = (f for f in dataclasses.fields(cls) if f.init)
-    return {f.name: f.default is missing and f.default_factory is missing for f in given}
+    init_fields = (f for f in dataclasses.fields(cls) if f.init)
+    return {f.name: f.default is missing and f.default_factory is missing for f in init_fields}
 
 
 def instead_of(cls: type, key: str, known: Iterable[str]) -> str:
     """The end of an error for a key that a class does not have: its own word for it, else the nearest."""
-    told = getattr(cls, "instead_of", {}).get(key)
-    return f"; {told}" if told else nearest(key, known)
+    hint = getattr(cls, "instead_of", {}).get(key)
+    return f"; {hint}" if hint else nearest(key, known)
 
 
 def _build_dataclass(cls: type, value: object, where: str) -> object:

@@ -148,14 +148,14 @@ class _Normalized(torch.autograd.Function):
         normal, weight, scale = ctx.saved_tensors
         sum_over_ranks, count, counted = ctx.way
         gradient = gradient.to(normal.dtype)
-        own = torch.stack([(gradient * normal).sum(_others(normal)), gradient.sum(_others(normal))])
-        along, mean = (sum_over_ranks(own) / count).unbind()
+        local = torch.stack([(gradient * normal).sum(_others(normal)), gradient.sum(_others(normal))])
+        along, mean = (sum_over_ranks(local) / count).unbind()
         if counted:
             of_input = gradient - _shaped(mean, normal) - normal * _shaped(along, normal)
             of_input *= _shaped(scale if weight is None else scale * weight, normal)
         else:
             of_input = torch.zeros_like(normal)
-        of_weight, of_bias = own
+        of_weight, of_bias = local
         return (
             of_input.to(ctx.dtype),
             of_weight if ctx.needs_input_grad[1] else None,

@@ -97,11 +97,11 @@ class Aggregation:
         """[B, W] to the sum over all trainers of this trainer's examples, [b, W]."""
         width, size = values.shape[1], self.ranks.size
         counts = self.shares(len(values))
-        here = counts[self.ranks.rank]
+        num_local = counts[self.ranks.rank]
         received = self._exchange(
-            values.reshape(-1), [width * count for count in counts], [width * here] * size
+            values.reshape(-1), [width * count for count in counts], [width * num_local] * size
         )
-        return received.view(size, here, width).sum(0)
+        return received.view(size, num_local, width).sum(0)
 
     def _gather(self, share: Tensor, num_examples: int) -> Tensor:
         """Each trainer's examples, [b, W], to those of all, [B, W]."""

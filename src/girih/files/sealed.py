@@ -182,11 +182,11 @@ def read_sealed(path: Path, format: int, fix: str) -> dict[str, object]:
 
 
 def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    mapping = dict(pairs)
+    if len(mapping) != len(pairs):
         twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
         raise ValueError(f"the key {twice!r} is there twice")
-    return found
+    return mapping
 
 
 def _number(text: str, *, infinite: bool) -> float:

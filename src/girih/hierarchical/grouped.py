@@ -161,11 +161,11 @@ class GroupedReplica:
 
     def stats(self) -> dict[str, int]:
         """Writes of other nets between a net's read of the parameters and its write, on any server of the group, at most."""
-        found = [
+        stats = [
             each["histograms"].get(DENSE_STALENESS, {})
             for each in self._group.processes(spans=False).values()
         ]
-        return {"staleness_max": max((int(value) for each in found for value in each), default=0)}
+        return {"staleness_max": max((int(value) for each in stats for value in each), default=0)}
 
     def processes(self, *, spans: bool = False) -> Mapping[str, Mapping[str, Any]]:
         """Title of each server of the group → its ``Stats.snapshot``; empty but on one trainer of the group."""
@@ -291,11 +291,11 @@ class GroupedReplica:
 
     def _entries(self) -> list[Entry]:
         """Returns the tensors of this trainer that :meth:`_fetch` takes."""
-        found: list[Entry] = [(name, None, value) for name, value in self.module.state_dict().items()]
+        entries: list[Entry] = [(name, None, value) for name, value in self.module.state_dict().items()]
         if self.optimizer is not None:
             for name, parameter in self.module.named_parameters():
-                found += [(name, key, value) for key, value in self.optimizer.state[parameter].items()]
-        return self._splits.cut(found)
+                entries += [(name, key, value) for key, value in self.optimizer.state[parameter].items()]
+        return self._splits.cut(entries)
 
     def _forget_state(self) -> None:
         if self.optimizer is not None:
@@ -342,8 +342,10 @@ class _PartitionedNet(Replica):
 
     def _clipping(self, most: float) -> float:
         """The factor that clips gradients, as ``torch.nn.utils.clip_grad_norm_`` does, which takes the norm of norms too."""
-        found = self.on_servers.norms()
-        norms = torch.tensor([found[name] for name in self._half.names_on_servers if name in found])
+        server_norms = self.on_servers.norms()
+        norms = torch.tensor(
+            [server_norms[name] for name in self._half.names_on_servers if name in server_norms]
+        )
         return torch.clamp(most / (torch.linalg.vector_norm(norms) + 1e-6), max=1.0).item()
 
     def abandon(self) -> None:

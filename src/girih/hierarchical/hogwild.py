@@ -50,8 +50,8 @@ class HogwildNet(Replica):
         """Takes the options of another net's optimizer, which a schedule moves."""
         if self is other or self.optimizer is None or other.optimizer is None:
             return
-        for own, theirs in zip(self.optimizer.param_groups, other.optimizer.param_groups, strict=True):
-            own.update({name: value for name, value in theirs.items() if name != "params"})
+        for group, theirs in zip(self.optimizer.param_groups, other.optimizer.param_groups, strict=True):
+            group.update({name: value for name, value in theirs.items() if name != "params"})
         # else torch warns that a schedule moves an optimizer which never made a step
         other.optimizer._opt_called = True  # type: ignore[attr-defined]
 

@@ -37,8 +37,8 @@ def _draws(part: fx.GraphModule, node: fx.Node) -> bool:
     name = name.partition(".")[0]  # an operator's name has its overload's
     if name in ATTENTION:
         place = ATTENTION[name]
-        given = node.args[place] if len(node.args) > place else node.kwargs.get("dropout_p", 0.0)
-        return not isinstance(given, (int, float)) or given > 0
+        probability = node.args[place] if len(node.args) > place else node.kwargs.get("dropout_p", 0.0)
+        return not isinstance(probability, (int, float)) or probability > 0
     return any(each in name for each in FUNCTIONS) or _is_seeded(name)
 
 

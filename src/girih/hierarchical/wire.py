@@ -145,21 +145,21 @@ def pack(tensors: Sequence[Tensor | None], take: Take, coders: Coders | None = N
 
 def unpack(arrays: Sequence[NDArray[Any]]) -> list[Tensor | None]:
     """The inverse of :func:`pack`: tensors over the memory of the arrays, which nobody else writes to."""
-    described, *rest = arrays
-    flat = iter(rest)
-    found: list[Tensor | None] = []
-    for number, codec, num_arrays, dims, *lengths in described.tolist():
+    description, *parts = arrays
+    flat = iter(parts)
+    tensors: list[Tensor | None] = []
+    for number, codec, num_arrays, dims, *lengths in description.tolist():
         if number == _NONE:
-            found.append(None)
+            tensors.append(None)
             continue
         dtype, shape = _DTYPES[number], tuple(lengths[:dims])
         packed = tuple(islice(flat, num_arrays))
         if codec:
-            found.append(torch.from_numpy(CODECS[codec].unpack(packed, shape)).to(dtype))
+            tensors.append(torch.from_numpy(CODECS[codec].unpack(packed, shape)).to(dtype))
             continue
         tensor = torch.from_numpy(writable(packed[0]))
-        found.append((tensor.view(dtype) if dtype in _CARRIERS else tensor).view(shape))
-    return found
+        tensors.append((tensor.view(dtype) if dtype in _CARRIERS else tensor).view(shape))
+    return tensors
 
 
 def num_bytes(arrays: Sequence[NDArray[Any]]) -> int:

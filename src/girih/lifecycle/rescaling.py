@@ -107,9 +107,9 @@ class Rescaling:
             return None
         left = self._ranks.any(not is_finished)
         wanted = None if self._wanted is None else asdict(self._wanted[1])
-        told = self._ranks.broadcast(wanted)
+        agreed_counts = self._ranks.broadcast(wanted)
         if left:
-            return Scaling(**told)
+            return Scaling(**agreed_counts)
         self._ranks.end_pause()
         return None
 
@@ -212,7 +212,7 @@ def rescaled(
         options={**plan.options, **options},
         roles={**plan.roles, **scaling.counts},
         feed={**plan.feed, **loaders},
-        predicted={name: told for name, told in plan.predicted.items() if name != "speed"},
+        predicted={name: value for name, value in plan.predicted.items() if name != "speed"},
     )
     session = own.rescale(changed, context, session, plan)
     if saved is not None:

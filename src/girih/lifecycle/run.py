@@ -204,17 +204,17 @@ class OpenRun:
 
     def inherit(self, place: Storage, train: Dataset | None = None) -> Inherited:
         """Begins with what fits of another run's checkpoint, see ``Trainer.init_from``."""
-        loaded, found = load(place, None), Inherited(place.url)
+        loaded, inherited = load(place, None), Inherited(place.url)
         session = self.open(train)
         self.compiling(ahead.loading())
         groups = self.context.sparse.groups()
-        reader = rows_that_fit(loaded, groups, found)
-        newest = {name: used for name, used in self._newest_uses(loaded).items() if name in found.rows}
+        reader = rows_that_fit(loaded, groups, inherited)
+        newest = {name: used for name, used in self._newest_uses(loaded).items() if name in inherited.rows}
         session.sparse.load(replace(reader, newest=newest), step=0)
-        put_parameters(loaded, session.dense, found)
-        self.trainer_state.normalizing.inherit(loaded, found, train)
+        put_parameters(loaded, session.dense, inherited)
+        self.trainer_state.normalizing.inherit(loaded, inherited, train)
         self.trainer_state.inherited = place.url
-        return found
+        return inherited
 
     def content(self) -> Content:
         """The content of a checkpoint made now."""
@@ -294,8 +294,8 @@ class OpenRun:
                 state.repeated_examples = repeated_from(mark, state.examples, state.repeated_examples)
             others = None
             if self.directory is not None:
-                own = ProcessId(RoleName.TRAINER, self.ranks.rank)
-                others = PeerStatus(self.directory, own, lambda: self.ranks.unsynchronized)
+                identity = ProcessId(RoleName.TRAINER, self.ranks.rank)
+                others = PeerStatus(self.directory, identity, lambda: self.ranks.unsynchronized)
             self._log = RunLog(path, self.callbacks, self.options.log_every_steps, others)
         return self._log
 
@@ -323,7 +323,7 @@ class OpenRun:
 
     def _note(self, log: RunLog, *, failed: bool = False) -> None:
         """Writes what was not yet written of the steps so far."""
-        own, (_, session) = self.context.stats, self.opened()
+        stats, (_, session) = self.context.stats, self.opened()
         sparse, dense = session.sparse, session.dense
         log.flush(
             self.state,
@@ -331,12 +331,12 @@ class OpenRun:
             None if failed else lambda: sparse.stats().counters,
         )
         if failed:
-            processes = {f"trainer {self.ranks.rank}": own.spans.events()}
+            processes = {f"trainer {self.ranks.rank}": stats.spans.events()}
         else:
             others = {**sparse.stats(spans=True).processes, **dense.processes(spans=True)}
-            processes = timelines(self.ranks, own, {**self._loaders, **others})
+            processes = timelines(self.ranks, stats, {**self._loaders, **others})
         if self.directory is not None:
-            write_timeline(self.directory / "timeline.json", processes, own.spans.totals_s)
+            write_timeline(self.directory / "timeline.json", processes, stats.spans.totals_s)
 
     def _version(self, step: int) -> SegmentVersion:
         return self.trainer_state.version(step, self.context.sparse, self.opened()[1])
@@ -407,7 +407,9 @@ class TrainingRun(OpenRun):
         step = self.state.step
         if self.publisher is not None:
             self.publisher.wait()  # those who write a segment may be about to end
-        self._ended_loaders |= {f"{title}, until step {step}": told for title, told in self._loaders.items()}
+        self._ended_loaders |= {
+            f"{title}, until step {step}": snapshot for title, snapshot in self._loaders.items()
+        }
         saved = self.checkpoints.newest() if scaling.rows_move else None
         if saved is not None:
             self.compiling(ahead.loading())
@@ -553,5 +555,5 @@ def _predicted_speed(plan: Plan, first: FirstSteps | None, state: RunState) -> d
     speed = plan.predicted.get("speed")
     if speed is not None:
         return {"predicted_samples_per_s": speed["samples_per_s"], "predicted_from": speed["from"]}
-    found, told = (None, None) if first is None else first.predicted(state)
-    return {"predicted_samples_per_s": found, "predicted_from": told}
+    predicted, reason = (None, None) if first is None else first.predicted(state)
+    return {"predicted_samples_per_s": predicted, "predicted_from": reason}

@@ -97,13 +97,13 @@ def fit(name: str, points: Sequence[Point], num_workers: int) -> Link:
 
     # a formula is α·a + b / C
     terms = [(formula(size, 1.0, math.inf), formula(size, 0.0, 1.0), seconds) for size, seconds in points]
-    found = [(0.0, b / seconds) for _, b, seconds in terms]
+    bounds = [(0.0, b / seconds) for _, b, seconds in terms]
     for (a1, b1, t1), (a2, b2, t2) in combinations(terms, 2):
         determinant, of_latency, of_bytes = a1 * b2 - a2 * b1, t1 * b2 - t2 * b1, a1 * t2 - a2 * t1
         if determinant and of_latency / determinant >= 0 and of_bytes / determinant > 0:
-            found.append((of_latency / determinant, determinant / of_bytes))
+            bounds.append((of_latency / determinant, determinant / of_bytes))
     latency_s, bytes_per_s = min(
-        found, key=lambda each: sum(abs(math.log(formula(size, *each) / s)) for size, s in points)
+        bounds, key=lambda each: sum(abs(math.log(formula(size, *each) / s)) for size, s in points)
     )
     return Link(latency_s, bytes_per_s, tuple(points))
 

@@ -44,9 +44,9 @@ def hold(prefix: str, who: str) -> int | None:
 
     What no process holds any more is removed first, of whatever run.
     """
-    found = [match for name in _names() if (match := _HELD.fullmatch(name))]
-    held = {match[1] for match in found if _is_locked(match[0])}
-    for match in found:
+    matches = [match for name in _names() if (match := _HELD.fullmatch(name))]
+    held = {match[1] for match in matches if _is_locked(match[0])}
+    for match in matches:
         if match[1] not in held:
             remove_segments(match[1])
     if not (prefix and os.path.isdir(SHARED_MEMORY)):

@@ -62,10 +62,10 @@ def repeated_from(path: Path, examples: int, repeated: int) -> int:
     """
     try:
         with open_file(path) as file:
-            then, told = _FORM.unpack(file.read(_FORM.size + 1))
+            then, saved = _FORM.unpack(file.read(_FORM.size + 1))
     except (UserError, struct.error):
         return repeated
-    return max(repeated, int(told)) + max(0, int(then) - examples)
+    return max(repeated, int(saved)) + max(0, int(then) - examples)
 
 
 LOCK = ".lock"

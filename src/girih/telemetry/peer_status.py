@@ -89,9 +89,9 @@ def busy_of(shown: Iterable[ProcessStatus], counts: Mapping[str, int]) -> dict[s
         if each.busy is None or now - each.now["at_s"] > SILENT_S:
             return {}
         shares.setdefault(each.role, []).append(each.busy)
-    if {role: len(found) for role, found in shares.items()} != dict(counts):
+    if {role: len(busy_shares) for role, busy_shares in shares.items()} != dict(counts):
         return {}  # one has not shown itself yet, or has not gone
-    return {role: max(found) for role, found in shares.items()}
+    return {role: max(busy_shares) for role, busy_shares in shares.items()}
 
 
 def cores_used(shown: Iterable[ProcessStatus]) -> float:

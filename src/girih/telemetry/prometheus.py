@@ -122,9 +122,9 @@ def samples(reading: Mapping[str, Any]) -> Iterator[Sample]:
     yield "process_cpu_seconds_total", None, reading["cpu_s"]
     yield "girih_busy_seconds_total", None, stats["busy_s"]
     for names, values in ((_LIVE, live), (_STORE, live.get("store", {})), (_COUNTERS, counters)):
-        for own, name in names.items():
-            if own in values:
-                yield name, None, values[own]
+        for key, name in names.items():
+            if key in values:
+                yield name, None, values[key]
     for table, rows in live.get("rows", {}).items():
         yield "girih_rows", table, rows
     for queue, depth in live.get("queues", {}).items():
@@ -137,9 +137,9 @@ def samples(reading: Mapping[str, Any]) -> Iterator[Sample]:
             yield "girih_tier_reads_total", counter.removesuffix("_reads"), value
         elif counter in _SSD_BYTES:
             yield "girih_ssd_bytes_total", _SSD_BYTES[counter], value
-    for own, counts in stats["histograms"].items():
-        if own in _HISTOGRAMS:
-            yield _HISTOGRAMS[own], None, _of_integers(counts)
+    for key, counts in stats["histograms"].items():
+        if key in _HISTOGRAMS:
+            yield _HISTOGRAMS[key], None, _of_integers(counts)
     for phase, durations in stats["phases"].items():
         label = None if phase in _PHASES else phase
         yield _PHASES.get(phase, "girih_phase_seconds"), label, _of_durations(durations)
@@ -188,8 +188,8 @@ class Endpoint:
                 break
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
-                    told = f"metrics: {host}:{port}: {error.strerror}; set metrics.bind to an address of this host"
-                    raise ConfigError(told) from None
+                    message = f"metrics: {host}:{port}: {error.strerror}; set metrics.bind to an address of this host"
+                    raise ConfigError(message) from None
         else:
             raise ConfigError(f"metrics: port = {first}: no port is free from there on; set another, or 0")
         self.address = f"{host}:{self._server.server_port}"

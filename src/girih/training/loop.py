@@ -203,8 +203,8 @@ class Loop:
 
     def _counters_after(self, step: Step[Position]) -> Mapping[str, int]:
         """Those of the sparse half after a step, where it told them; else as they are now."""
-        told = step.outcome.counters
-        return self.session.sparse.stats().counters if told is None else told
+        counters = step.outcome.counters
+        return self.session.sparse.stats().counters if counters is None else counters
 
     def _wait_for(self, step: Step[Position]) -> None:
         """Waits for what came of a step: it is time spent on training, of this step and of those launched after it."""
@@ -277,10 +277,10 @@ class Loop:
                 self._metrics.submit(partial(scores.result, self.label_names, self.options.rank_at), tell)
             return
         with self.spans("evaluate"):
-            own = (
+            local_metrics = (
                 scores.result(self.label_names, self.options.rank_at).as_dict() if self.ranks.first else None
             )
-            metrics = Metrics.from_dict(self.ranks.broadcast(own))
+            metrics = Metrics.from_dict(self.ranks.broadcast(local_metrics))
         tell(metrics)
         self.learning_rate.after_evaluation(metrics.first)
         if self.options.early_stopping is not None:

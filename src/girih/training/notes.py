@@ -61,9 +61,9 @@ class Notes:
             )
         if self.compared:
             return
-        whose = "" if self.ranks.size == 1 else " of trainer 0"
+        owner = "" if self.ranks.size == 1 else " of trainer 0"
         self._constant(
-            "train", f"all {num_examples:,} training examples{whose}", low, high, "there is nothing to learn"
+            "train", f"all {num_examples:,} training examples{owner}", low, high, "there is nothing to learn"
         )
 
     def evaluation(

@@ -38,14 +38,14 @@ def expect(name: str, value: object, kind: Any, expected: str) -> None:
 
 def schema_of(model: nn.Module, schema: Schema | None) -> Schema:
     """The schema given, or the model's own; refuses two that differ, or none."""
-    own = getattr(model, "schema", None)
-    schema = schema or own
+    model_schema = getattr(model, "schema", None)
+    schema = schema or model_schema
     if not isinstance(schema, Schema):
         raise ConfigError(
             f"{type(model).__name__} has no schema of its own; give Trainer(model, schema=schema)"
         )
-    if isinstance(own, Schema):
-        refuse_other_schema("schema", schema, own)
+    if isinstance(model_schema, Schema):
+        refuse_other_schema("schema", schema, model_schema)
     return schema
 
 
@@ -199,10 +199,10 @@ def _device(name: str, rank: int = 0) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(f"device = {name!r}: expected 'auto', 'cpu' or 'cuda'")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        found = torch.cuda.device_count() or "no"
+        num_devices = torch.cuda.device_count() or "no"
         built = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
         raise ConfigError(
-            f"device = {name!r}: torch finds {found} CUDA device here; use 'cpu' or 'auto', or install a torch for"
+            f"device = {name!r}: torch finds {num_devices} CUDA device here; use 'cpu' or 'auto', or install a torch for"
             f" your GPU (torch {torch.__version__} is built {built})"
         )
     return device

@@ -236,8 +236,8 @@ class DeferredReplica(Replica):
             refused = refused | ~torch.isfinite(largest).all()
         named = zip(self.named_parameters, gradients, strict=True)
         names = [name for (name, _), gradient in named if gradient is not None] if last else []
-        given = [embeddings] if onto is None else [*onto.embeddings, embeddings]
-        return DeferredComputed(self, loss, refused, gradients, buffers, names, largest, given)
+        all_embeddings = [embeddings] if onto is None else [*onto.embeddings, embeddings]
+        return DeferredComputed(self, loss, refused, gradients, buffers, names, largest, all_embeddings)
 
     def ballot(self, loss: Tensor, refused: Tensor) -> Tensor:
         """float64[3]: what this trainer says of a step; see :data:`STOPS`."""
@@ -320,10 +320,10 @@ def _keeps_state_as_torch(optimizer: torch.optim.Optimizer) -> bool:
 
 def _largest(gradients: Gradients, device: torch.device) -> Tensor:
     """float32[P]: of each gradient the largest absolute value; NaN where it has one."""
-    given = [gradient for gradient in gradients if gradient is not None]
-    if not given:
+    present = [gradient for gradient in gradients if gradient is not None]
+    if not present:
         return torch.empty(0, device=device)
-    return torch.stack(torch._foreach_norm(given, math.inf))
+    return torch.stack(torch._foreach_norm(present, math.inf))
 
 
 _SELDOM = 1 << 30
@@ -415,16 +415,16 @@ class DeferredParameterServerReplica(ParameterServerReplica, DeferredReplica):
         return go_on
 
     def _send_masked(self, client: Client, refused: Tensor, gradients: Gradients) -> None:
-        gradient, given = self._flattened(gradients)
+        gradient, participating = self._flattened(gradients)
         coming, version = self._lane.begin([gradient, refused.float().reshape(1)]), self._version
 
         def send() -> Reply | None:
             with coming.arrived() as (flat, is_refused):
                 if flat is None or is_refused is None or is_refused[0]:
                     return None
-                own = np.array(flat)
-            self.stats_of_process.sent("dense", own.nbytes)
-            return client.call(STEP, (version,), (own, given))
+                copy = np.array(flat)
+            self.stats_of_process.sent("dense", copy.nbytes)
+            return client.call(STEP, (version,), (copy, participating))
 
         self._under_way.append(_PendingSend(self._departures.submit(send)))
         self._take_arrived(self._staleness)

@@ -172,20 +172,22 @@ class ParameterServerReplica(Replica):
         """Sends the gradients; waits where more than ``staleness`` steps are under way."""
         if not self.parameters:
             return
-        gradient, given = self._flattened(gradients)
+        gradient, participating = self._flattened(gradients)
         if self._server is not None:
-            self._take(*self._server.step(gradient, given, self._version))
+            self._take(*self._server.step(gradient, participating, self._version))
         elif self._client is not None:
             flat = self._parcels.back(gradient)
             self.stats_of_process.sent("dense", flat.nbytes)
-            self._under_way.append(self._client.call(STEP, (self._version,), (flat, given)))
+            self._under_way.append(self._client.call(STEP, (self._version,), (flat, participating)))
             self._take_arrived(self._staleness)
 
     def _flattened(self, gradients: Gradients) -> tuple[Tensor, NDArray[np.uint8]]:
         """float32[P], and uint8[n], which of the parameters took part in the loss."""
-        given = np.array([gradient is not None for gradient in gradients], np.uint8)
+        participating = np.array([gradient is not None for gradient in gradients], np.uint8)
         pairs = zip(self.parameters, gradients, strict=True)
-        return torch.cat([(torch.zeros_like(p) if g is None else g).reshape(-1) for p, g in pairs]), given
+        return torch.cat(
+            [(torch.zeros_like(p) if g is None else g).reshape(-1) for p, g in pairs]
+        ), participating
 
     def sync(self) -> None:
         """Returns when the server has taken all steps of all trainers, with the newest parameters here."""

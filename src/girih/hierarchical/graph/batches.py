@@ -39,8 +39,8 @@ def tensors_of(embeddings: Embeddings) -> Iterator[tuple[Place, Tensor]]:
 def read(embeddings: Embeddings, kind: str, key: int | str) -> Tensor:
     """One of them, by its place."""
     if kind in ("values", "offsets"):
-        found: Tensor = getattr(embeddings.sequences[str(key)], kind)
-        return found
+        tensor: Tensor = getattr(embeddings.sequences[str(key)], kind)
+        return tensor
     blocks: tuple[Block, ...] = getattr(embeddings, kind)
     return blocks[int(key)].values
 

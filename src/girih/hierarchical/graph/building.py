@@ -82,15 +82,15 @@ def _alike(a: Call, b: Call) -> bool:
 
 def flags_of(trained: Recording, evaluated: Recording) -> frozenset[tuple[int, int]]:
     """Arguments that follow the mode: the call's number, and the argument's place."""
-    found = set()
+    flags = set()
     for number, (a, b) in enumerate(zip(trained.calls, evaluated.calls, strict=True)):
         pairs = zip(leaves((a.args, a.kwargs)), leaves((b.args, b.kwargs)), strict=True)
         for place, (x, y) in enumerate(pairs):
             if x != y:
                 if type(x) is not bool:
                     raise Opaque(a.scope, f"{word_of(a)} is given {x!r} as it trains, and else {y!r}")
-                found.add((number, place))
-    return frozenset(found)
+                flags.add((number, place))
+    return frozenset(flags)
 
 
 def word_of(call: Call) -> str:
@@ -193,17 +193,17 @@ class _Builder:
 
     def _emit(self, number: int, call: Call, calls: Sequence[Call]) -> None:
         columns = [list(leaves((each.args, each.kwargs))) for each in calls]
-        given = [ref for ref in columns[0] if isinstance(ref, (NetInput, Attribute, ConstantTensor, Result))]
-        found = []
+        refs = [ref for ref in columns[0] if isinstance(ref, (NetInput, Attribute, ConstantTensor, Result))]
+        resolved = []
         for place, values in enumerate(zip(*columns, strict=True)):
             if (number, place) in self._flags:
-                found.append(self._mode(values[0]))
+                resolved.append(self._mode(values[0]))
             elif all(value == values[0] for value in values):
                 is_ref = isinstance(values[0], (NetInput, Attribute, ConstantTensor, Result))
-                found.append(self._node(values[0]) if is_ref else values[0])
+                resolved.append(self._node(values[0]) if is_ref else values[0])
             else:
-                found.append(self._number(call, values, given))
-        arguments = iter(found)
+                resolved.append(self._number(call, values, refs))
+        arguments = iter(resolved)
         args, kwargs = mapped((call.args, call.kwargs), lambda _: next(arguments))
         node = self._graph.create_node(f"call_{call.kind}", call.target, args, kwargs)
         node.meta["operator"] = self._named(call)
@@ -284,12 +284,12 @@ class _Builder:
         return self._unique(f"{call.scope}.{word_of(call)}" if call.scope else word_of(call))
 
     def _unique(self, name: str) -> str:
-        found, number = name, 0
-        while found in self._names:
+        unique, number = name, 0
+        while unique in self._names:
             number += 1
-            found = f"{name}_{number}"
-        self._names.add(found)
-        return found
+            unique = f"{name}_{number}"
+        self._names.add(unique)
+        return unique
 
 
 def _beginning(graph: fx.Graph) -> tuple[fx.Node, fx.Node]:

@@ -175,19 +175,19 @@ class _Recorder(TorchFunctionMode):
         if _state() != self._state:
             raise Opaque(scope, "it changes whether gradients or autocast are on")
         kind, target, extra = _target(func, scope)
-        given = [each for each in leaves((args, kwargs)) if isinstance(each, Tensor)]
-        versions = [(tensor, tensor._version) for tensor in given]
+        tensors = [each for each in leaves((args, kwargs)) if isinstance(each, Tensor)]
+        versions = [(tensor, tensor._version) for tensor in tensors]
         result = func(*args, **kwargs)
         walked = target == "unbind" and func is torch.Tensor.__iter__
         if walked:
             result = tuple(result)
         if not any(isinstance(each, Tensor) for each in leaves(result)):
-            self._check_fact(scope, target if not extra else extra[0], given)
+            self._check_fact(scope, target if not extra else extra[0], tensors)
             return result
         if any(tensor._version != version for tensor, version in versions):
             raise Opaque(scope, f"{target} works in place")
         self._write(kind, target, (*args, *extra), kwargs, result)
-        self._mark(target, given, kwargs, result)
+        self._mark(target, tensors, kwargs, result)
         return iter(result) if walked else result
 
     def enter(self, path: str, module: nn.Module, args: object, kwargs: object) -> None:
@@ -237,10 +237,10 @@ class _Recorder(TorchFunctionMode):
     def _write(self, kind: Any, target: Any, args: Any, kwargs: Any, result: Any) -> None:
         scope, number = self._scopes[-1], len(self._recording.calls)
         args, kwargs = mapped((args, kwargs), self._ref)
-        found = list(leaves(result))
-        shapes = tuple(each.shape if isinstance(each, Tensor) else torch.Size() for each in found)
+        values = list(leaves(result))
+        shapes = tuple(each.shape if isinstance(each, Tensor) else torch.Size() for each in values)
         self._recording.calls.append(Call(kind, target, args, kwargs, scope, shapes, tuple(ways(result))))
-        for leaf, each in enumerate(found):
+        for leaf, each in enumerate(values):
             if isinstance(each, Tensor):
                 self._known[id(each)] = Result(number, leaf), each
 

@@ -33,8 +33,8 @@ def leaves(value: object) -> Iterator[Any]:
 def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
     """The same structure with another value for each leaf, called in the order of :func:`leaves`."""
     if isinstance(value, tuple):
-        found = [mapped(each, function) for each in value]
-        return type(value)(*found) if hasattr(value, "_fields") else tuple(found)
+        items = [mapped(each, function) for each in value]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
     if isinstance(value, list):
         return [mapped(each, function) for each in value]
     if isinstance(value, dict):
@@ -96,11 +96,11 @@ class RunnableGraph(fx.GraphModule):
 
     def objects(self) -> dict[str, object]:
         """Returns the objects that the graph's nodes name."""
-        found = {}
+        named = {}
         for name in named_by(self.graph):
             owner, _, last = name.rpartition(".")
-            found[name] = getattr(self.get_submodule(owner), last)
-        return found
+            named[name] = getattr(self.get_submodule(owner), last)
+        return named
 
     def state(self) -> dict[str, Any]:
         """All but the graph."""
@@ -153,14 +153,14 @@ def resolved(name: str) -> Any:
     owner, _, last = name.rpartition(".")
     while owner:
         try:
-            found: Any = importlib.import_module(owner)
+            target: Any = importlib.import_module(owner)
         except ImportError:
             owner, _, middle = owner.rpartition(".")
             last = f"{middle}.{last}"
             continue
         for each in last.split("."):
-            found = getattr(found, each, None)
-        return found
+            target = getattr(target, each, None)
+        return target
     return None
 
 

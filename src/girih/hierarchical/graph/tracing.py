@@ -189,9 +189,9 @@ def _try(module: nn.Module, built: Built, batch: tuple[Tensor, Embeddings]) -> N
 
 def _objects(module: nn.Module, built: Built) -> dict[str, object]:
     """Returns the objects that the nodes name, from a module."""
-    found: dict[str, Any] = dict(built.constants)
+    objects: dict[str, Any] = dict(built.constants)
     for name in named_by(built.graph):
-        if name not in found and name != LEFT:
+        if name not in objects and name != LEFT:
             owner, _, last = name.rpartition(".")
-            found[name] = getattr(module.get_submodule(owner), last)
-    return found
+            objects[name] = getattr(module.get_submodule(owner), last)
+    return objects

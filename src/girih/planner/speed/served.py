@@ -63,8 +63,8 @@ class RowService:
         profile, trainers = basis.profile, basis.trainers
         rows = FLOAT_BYTES * profile.numbers_of_share
         keys = (KEY_BYTES + COUNT_BYTES) * profile.keys_of_share
-        told, pooled, back = self.sent.ids - keys, self.sent.embeddings - rows, self.sent.gradients - rows
-        to_worker, from_worker = told + rows + back, pooled + rows + keys
+        ids, pooled, back = self.sent.ids - keys, self.sent.embeddings - rows, self.sent.gradients - rows
+        to_worker, from_worker = ids + rows + back, pooled + rows + keys
         busiest = {
             TRAINER_LINK: max(pooled, back),
             WORKER_LINK: trainers * max(to_worker, from_worker) / self.workers,

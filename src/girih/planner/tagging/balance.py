@@ -217,8 +217,8 @@ def packed(index: Index, group: HierarchicalGroup) -> InitialPlacement:
 
 def _start(name: str, index: Index, placed: Sequence[int], reason: str) -> InitialPlacement:
     bundles = [index.bundles[bundle] for bundle in index.bundle_of]
-    told = [
+    reasons = [
         (HAS_PARAMETERS if bundle.parameter_bytes else reason) if bundle.movable else NOT_MOVABLE
         for bundle in bundles
     ]
-    return InitialPlacement(name, placed, told)
+    return InitialPlacement(name, placed, reasons)

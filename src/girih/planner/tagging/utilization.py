@@ -103,7 +103,7 @@ def _loads(
 ) -> list[Load]:
     """Bytes and codecs by (HT §4.2); what trainers do is divided by their number."""
     forward, backward = group.wire.activations, group.wire.gradients
-    found = []
+    device_loads = []
     of_trainers = [group.trainer_cpu_s, group.trainer_sent_bytes, group.trainer_received_bytes, 0.0]
     for number, server in enumerate(group.servers, start=1):
         there, there_packed, there_returned = to_bytes[number]
@@ -123,7 +123,7 @@ def _loads(
         each_example = ledger.output_bytes[number] + there + there * backward.kept
         kept = each_example * group.nets_on(number) * group.batch_size
         memory = parameters * group.held_copies(number) + kept
-        found.append(_load(server, cpu_s, sent + averaged, received + averaged, memory))
+        device_loads.append(_load(server, cpu_s, sent + averaged, received + averaged, memory))
         of_trainers[0] += asked_s
         of_trainers[0] += there * (forward.encode_s_per_byte + backward.decode_s_per_byte)
         of_trainers[0] += back * (forward.decode_s_per_byte + backward.encode_s_per_byte)
@@ -139,7 +139,7 @@ def _loads(
     )
     each = group.trainers
     trainer = _load(group.trainer, cpu_s / each, sent / each + averaged, received / each + averaged, memory)
-    return [trainer, *found]
+    return [trainer, *device_loads]
 
 
 def _load(device: Device, cpu_s: float, sent: float, received: float, memory_bytes: float) -> Load:
