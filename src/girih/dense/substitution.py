@@ -34,17 +34,19 @@ class Aggregation:
         self.ranks, self.stats = ranks, stats
         self.dtype = torch.bfloat16 if half else torch.float32
 
-    def summed(self, partial: Tensor, *, split: bool, heed: bool = False) -> Tensor:
+    def summed(self, partial: Tensor, *, split: bool, polls_stop: bool = False) -> Tensor:
         """float32[B, W], each trainer's own, to their sum: float32[B, W], or with ``split`` float32[b, W].
 
         Args:
-            heed: whether requests to stop travel along; not with ``split``, nor as bfloat16.
+            polls_stop: whether requests to stop travel along; not with ``split``, nor as bfloat16.
         """
         num_examples = len(partial)
         if split:  # the gradients of the others' examples are theirs to tell
             return _crossed(partial, self._sum_share, lambda gradient: self._gather(gradient, num_examples))
         # each has the whole gradient
-        return _crossed(partial, lambda values: self._sum_all(values, heed=heed), lambda gradient: gradient)
+        return _crossed(
+            partial, lambda values: self._sum_all(values, polls_stop=polls_stop), lambda gradient: gradient
+        )
 
     def joined(self, columns: Tensor, places: Sequence[Tensor], *, split: bool) -> Tensor:
         """float32[B, w], each trainer's own columns, to all columns: float32[B, W], or with ``split`` float32[b, W].
@@ -78,18 +80,18 @@ class Aggregation:
         size = self.ranks.size
         return [(rank + 1) * num_examples // size - rank * num_examples // size for rank in range(size)]
 
-    def _sum_all(self, values: Tensor, *, heed: bool) -> Tensor:
+    def _sum_all(self, values: Tensor, *, polls_stop: bool) -> Tensor:
         """The sum over all trainers, everywhere."""
         if self.ranks.size == 1:
             return values
         if self.dtype == torch.bfloat16:  # a ring would round at every step
             return self._gather(self._sum_share(values), len(values))
-        stops = values.new_full((int(heed),), self.ranks.stop_requested)
+        stops = values.new_full((int(polls_stop),), self.ranks.stop_requested)
         joined = torch.cat([values.reshape(-1), stops])
         with self.stats.spans("aggregate"):
             self.ranks.all_reduce(joined)
         self.stats.sent("partials", 2 * (self.ranks.size - 1) * values.numel() * 4 // self.ranks.size)
-        if heed:
+        if polls_stop:
             self.ranks.heed(joined[-1].item())
         return joined[: values.numel()].view_as(values)
 

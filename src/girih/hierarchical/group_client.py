@@ -156,7 +156,7 @@ class GroupClient:
         """
         for server, held in enumerate(names):
             for number, frame in enumerate(_frames([entry for entry in entries if entry[0] in held])):
-                self._put(server, GroupVerb.RESTORE, (int(number == 0),), frame)
+                self._load_entries(server, GroupVerb.RESTORE, (int(number == 0),), frame)
 
     def extra_state(self) -> Iterable[tuple[int, Entry]]:
         """The server of, and what each has beside parameters and optimizer state: see :class:`GroupVerb`."""
@@ -167,7 +167,7 @@ class GroupClient:
     def load_extra_state(self, server: int, entries: Sequence[Entry]) -> None:
         """The inverse of :meth:`extra_state` for one server."""
         for frame in _frames(entries):
-            self._put(server, GroupVerb.LOAD_EXTRA_STATE, (), frame)
+            self._load_entries(server, GroupVerb.LOAD_EXTRA_STATE, (), frame)
 
     def processes(self, *, spans: bool) -> dict[str, dict[str, Any]]:
         """Title of a server → its ``Stats.snapshot``; with the first group, those of dense servers too."""
@@ -205,7 +205,9 @@ class GroupClient:
             for name, key, is_tensor, value in from_text(header):
                 yield name, key, _tensor(next(tensors)) if is_tensor else value
 
-    def _put(self, server: int, verb: GroupVerb, fields: Sequence[int], entries: Sequence[Entry]) -> None:
+    def _load_entries(
+        self, server: int, verb: GroupVerb, fields: Sequence[int], entries: Sequence[Entry]
+    ) -> None:
         header = [(n, k, isinstance(v, Tensor), None if isinstance(v, Tensor) else v) for n, k, v in entries]
         tensors = [value for _, _, value in entries if isinstance(value, Tensor)]
         arrays = [as_text(header), *pack(tensors, self._clients[server].buffer)]

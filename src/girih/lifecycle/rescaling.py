@@ -85,7 +85,7 @@ class Rescaling:
         if request is None:
             return
         if all(plan.roles.get(role) == count for role, count in request.counts.items()):
-            self._end(self._run, request, plan, step)
+            self._note_scaled(self._run, request, plan, step)
         elif request.begun is not None:
             why = request.begun.get("failed", "a process was killed meanwhile")
             scale_requests.refuse(self._run, request, f"{why}; the run goes on as it was")
@@ -153,7 +153,7 @@ class Rescaling:
         if request is not None and request.begun is None:
             scale_requests.refuse(self._run, request, "the run has done its last step, or was told to stop")
 
-    def _end(self, run: Path, request: ScaleRequest, plan: Plan, step: int) -> None:
+    def _note_scaled(self, run: Path, request: ScaleRequest, plan: Plan, step: int) -> None:
         """Notes that there are as many processes as a request asks for, and tells where they were not before."""
         if request.begun is None:
             request = scale_requests.begin(

@@ -444,7 +444,7 @@ class TrainingRun(OpenRun):
         log = self.open_log()
         feed = session.feed.train(train, normalization)
         try:
-            self._begin(log, session)
+            self._write_plan(log, session)
         except BaseException:
             feed.close()
             raise
@@ -511,7 +511,7 @@ class TrainingRun(OpenRun):
             self.autoscaler.look(plan.roles, state.examples, state.train_s)
         self.rescaling.poll(self.strategy, plan, state.step)
 
-    def _begin(self, log: RunLog, session: Session) -> None:
+    def _write_plan(self, log: RunLog, session: Session) -> None:
         """Writes and tells what holds from here on."""
         log.begin(self.state, session.sparse.stats().counters)
         log.trained(self.state)  # else the next crash would count again what this start has counted

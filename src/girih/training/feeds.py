@@ -275,9 +275,9 @@ class LoaderDataset(TrainingFeed):
             raise
         finally:
             with contextlib.suppress(GirihError):  # where it is gone, that has been told already
-                self._end(number, taken)
+                self._end_share(number, taken)
 
-    def _end(self, number: int, taken: int) -> None:
+    def _end_share(self, number: int, taken: int) -> None:
         """Tells the loader that no more is wanted; one that came back too, since workers keep what the life before sent."""
         until_s = time.monotonic() + END_S
         while (left_s := until_s - time.monotonic()) > 0:

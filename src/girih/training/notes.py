@@ -54,7 +54,7 @@ class Notes:
                 low, high = _range([low, high, _counted(batch.labels, batch.label_weights)])
             yield batch, position
         if num_batches == 1:
-            self._tell(
+            self._log_note(
                 "train",
                 "step",
                 f"batch_size = {batch_size:,}: an epoch is one step; smaller steps learn more",
@@ -84,7 +84,7 @@ class Notes:
         )
         peeks, absent = (after.get(name, 0) - before.get(name, 0) for name in ("peeks", "absent"))
         if absent > MANY_ABSENT * peeks and after.get("rows", 0):
-            self._tell(
+            self._log_note(
                 data,
                 "ids",
                 f"{data}: {absent / peeks:.0%} of the ids have no row and read initial values; are they new, or written"
@@ -96,11 +96,11 @@ class Notes:
     ) -> None:
         for name, least, most in zip(self.label_names, low.ravel(), high.ravel(), strict=False):
             if np.isnan(least):
-                self._tell(data, name, f"label {name!r} counts for none of {where}: {so}")
+                self._log_note(data, name, f"label {name!r} counts for none of {where}: {so}")
             if least == most:
-                self._tell(data, name, f"label {name!r} is {least:g} in {where}: {so}")
+                self._log_note(data, name, f"label {name!r} is {least:g} in {where}: {so}")
 
-    def _tell(self, data: str, subject: str, text: str) -> None:
+    def _log_note(self, data: str, subject: str, text: str) -> None:
         if (data, subject) not in self._told:
             self._told.add((data, subject))
             self.log(text)

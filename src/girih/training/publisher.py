@@ -106,7 +106,7 @@ class Publisher:
             plan = self._ranks.broadcast(self._plan(step, rows_free) if self._ranks.first else None)
             self.next_step, self._interval = step + plan["ahead"], plan["interval"]
             if plan["number"] is not None:
-                self._begin(version(), plan)
+                self._begin_segments(version(), plan)
         self.settle()
 
     def finish(self, version: Callable[[], SegmentVersion], step: int, spans: Spans) -> None:
@@ -127,10 +127,10 @@ class Publisher:
                 )
                 if last["done"] and not changed:
                     break
-                self._begin(current, plan)
+                self._begin_segments(current, plan)
             self.wait()
         if self._ranks.first and self._published_step != step:
-            _say(f"publish: the final state, of step {step}, is not in {self._log.root}")
+            _print(f"publish: the final state, of step {step}, is not in {self._log.root}")
 
     def wait_copied(self) -> None:
         """Returns once a checkpoint may begin."""
@@ -171,7 +171,7 @@ class Publisher:
             if self.options.seconds is not None:
                 plan["ahead"] = max(1, plan["interval"] // 8)
             return plan
-        return plan | self._called(step, rows_free)
+        return plan | self._next_segment(step, rows_free)
 
     def _last_plan(self, step: int) -> dict[str, object] | None:
         """Decides what all trainers do at the end: where the last segment is of this step, it may be done."""
@@ -181,10 +181,10 @@ class Publisher:
             self._opening.exception()
         if not self._is_open() or self._is_superseded:
             return None
-        plan = {**self._called(step, True), "free": True, **self._next(step)}
+        plan = {**self._next_segment(step, True), "free": True, **self._next(step)}
         return {"plan": plan | {"whole_too": False}, "done": self._published_step == step}
 
-    def _called(self, step: int, rows_free: bool) -> dict[str, object]:
+    def _next_segment(self, step: int, rows_free: bool) -> dict[str, object]:
         if self._opened is None:
             return {}
         number = self._opened.number + 1
@@ -199,7 +199,7 @@ class Publisher:
             "step": step,
         }
 
-    def _begin(self, current: SegmentVersion, plan: dict[str, Any]) -> None:
+    def _begin_segments(self, current: SegmentVersion, plan: dict[str, Any]) -> None:
         previous = plan["previous"]
         if previous is not None and self._ranks.any(not current.sparse.knows_changes(previous)):
             previous = None
@@ -308,7 +308,7 @@ class Publisher:
     def _note_success(self, name: str) -> None:
         self._tries, self._again_s = 0, 0.0
         if self._reported.pop(name, None) is not None:
-            _say(f"publish: {self._log.root}: goes on")
+            _print(f"publish: {self._log.root}: goes on")
 
     def _note_failure(self, error: BaseException, name: str) -> None:
         """Tries again after a while, where a segment failed with all rows; says so once until it goes on."""
@@ -327,7 +327,7 @@ class Publisher:
             raise error if isinstance(error, UserError) else CheckpointError(reason)
         if self._reported.setdefault(name, reason) is reason:
             end = "" if self._is_superseded else "; training goes on, and it is tried again"
-            _say(f"publish: {reason}{end}")
+            _print(f"publish: {reason}{end}")
 
 
 def _open_log(log: Log, run: Path | None) -> _LogHandle:
@@ -340,13 +340,13 @@ def _find_published(log: Log, directory: Path | None) -> _LogHandle:
     try:
         there = log.head()
     except CheckpointError as error:
-        _say(f"{error}; it is written anew, behind all numbers that are there")
+        _print(f"{error}; it is written anew, behind all numbers that are there")
         there = None
     used = [n for whole in (False, True) for n in log.numbers(whole=whole)]
     newest = max(used, default=0) if there is None else there.newest.number
     run = _run_name(log, directory)
     if there is not None and there.run != run:
-        _say(f"publish: {log.root} has another run's versions, the newest {newest}; goes on behind them")
+        _print(f"publish: {log.root} has another run's versions, the newest {newest}; goes on behind them")
     log.remove_unfinished(newest)
     first = 1 if there is None else there.epoch + 1
     epoch = _claim_epoch(log, first)
@@ -376,5 +376,5 @@ def _run_name(log: Log, directory: Path | None) -> str:
     return name
 
 
-def _say(message: str) -> None:
+def _print(message: str) -> None:
     print(f"girih: {message}", file=sys.stderr, flush=True)

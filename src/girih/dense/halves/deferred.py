@@ -215,7 +215,7 @@ class DeferredReplica(Replica):
         last: bool = True,
     ) -> DeferredComputed:
         """Launches forward, loss and backward; see :class:`Replica`."""
-        buffers = self._begin(onto)
+        buffers = self._begin_step(onto)
         with self._phase("forward"):
             outputs = self._outputs(batch, embeddings, train=True)
             targets, share = self._targets(batch)
@@ -405,7 +405,7 @@ class DeferredParameterServerReplica(ParameterServerReplica, DeferredReplica):
                 put_back.append(half.move_masked(refused, parts, ()))
 
         flat, version = server.step(*self._flattened(gradients), self._version, move)
-        self._take(flat, version)
+        self._set_parameters(flat, version)
 
         def go_on() -> None:
             if server.version == version:  # else the host's numbers are those of steps that others took since

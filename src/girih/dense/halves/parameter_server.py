@@ -174,7 +174,7 @@ class ParameterServerReplica(Replica):
             return
         gradient, participating = self._flattened(gradients)
         if self._server is not None:
-            self._take(*self._server.step(gradient, participating, self._version))
+            self._set_parameters(*self._server.step(gradient, participating, self._version))
         elif self._client is not None:
             flat = self._parcels.back(gradient)
             self.stats_of_process.sent("dense", flat.nbytes)
@@ -212,7 +212,7 @@ class ParameterServerReplica(Replica):
     def _refresh(self) -> None:
         """Takes the newest parameters."""
         if self._server is not None:
-            self._take(*self._server.newest())
+            self._set_parameters(*self._server.newest())
         elif self._client is not None:
             self._take_frame(self._client.call(NEWEST).wait())
 
@@ -225,9 +225,9 @@ class ParameterServerReplica(Replica):
             self._take_frame(newest)
 
     def _take_frame(self, frame: Frame) -> None:
-        self._take(self._parcels.there(frame.arrays[0]), frame.fields[0])
+        self._set_parameters(self._parcels.there(frame.arrays[0]), frame.fields[0])
 
-    def _take(self, flat: Tensor, version: int) -> None:
+    def _set_parameters(self, flat: Tensor, version: int) -> None:
         parts = _parts_of(flat, self.parameters)
         with torch.no_grad():
             for parameter, part in zip(self.parameters, parts, strict=True):

@@ -109,7 +109,7 @@ class Replica:
         last: bool = True,
     ) -> ReplicaComputed:
         """Forward, loss, backward; the embeddings collect their gradients, and parameters those of all micro-batches."""
-        buffers = self._begin(onto)
+        buffers = self._begin_step(onto)
         with self._phase("forward"):
             outputs = self._outputs(batch, embeddings, train=True)
             targets, share = self._targets(batch)
@@ -194,7 +194,7 @@ class Replica:
             for group, options in zip(self.optimizer.param_groups, now, strict=True):
                 group.update(options)
 
-    def _begin(self, onto: Begun | None) -> Buffers:
+    def _begin_step(self, onto: Begun | None) -> Buffers:
         """Gives parameters the gradients of earlier micro-batches; returns the buffers as they were before the batch."""
         self._set_mode(True)
         earlier: Gradients = [None] * len(self.parameters) if onto is None else onto.gradients

@@ -69,7 +69,7 @@ class SubstitutedReplica(SynchronousReplica):
         self._operators = [operator for _, operator in operators_of(self.module)]
         sums = any(operator.aggregation == "sum" for operator in self._operators)
         # requests to stop go with partial results, so that no step ends with a message of its own
-        self._heeds = spec.on_nonfinite == "stop" and sums and not (split or half or ranks.size == 1)
+        self._polls_stop = spec.on_nonfinite == "stop" and sums and not (split or half or ranks.size == 1)
         self._sharded = ShardedParameters(self.module, self.optimizer, ranks)
         self._places: dict[SubstitutableOperator, list[Tensor]] = {}
         self._narrow([placement.schema_of(rank, schema) for rank in range(ranks.size)])
@@ -131,7 +131,7 @@ class SubstitutedReplica(SynchronousReplica):
         if sums:
             partials = [operator.partial(numeric, embeddings).float() for operator in sums]
             joined = torch.cat(partials, dim=1) if len(partials) > 1 else partials[0]
-            total = self._wire.summed(joined, split=split, heed=self._heeds and train)
+            total = self._wire.summed(joined, split=split, polls_stop=self._polls_stop and train)
             totals |= zip(sums, total.split([o.columns for o in sums], dim=1), strict=True)  # type: ignore[no-untyped-call]
         for operator in self._operators:
             if operator.aggregation == "concat":
@@ -156,7 +156,7 @@ class SubstitutedReplica(SynchronousReplica):
         """
         if self.split and self.ranks.size > 1:
             return self._sum_shared(value, refusal)
-        if not self._heeds:
+        if not self._polls_stop:
             return super()._agree(value, refusal)
         if refusal is not None and math.isfinite(value):  # all have the same loss, but not the same gradients
             raise NonFiniteError(
