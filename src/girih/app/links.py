@@ -135,7 +135,7 @@ def _measure(
 
 
 def _idle_round() -> None:
-    """A round in which nothing is done."""
+    """Does nothing, to time an empty round."""
 
 
 def _fast_s(rounds_s: Sequence[float]) -> float:

@@ -40,20 +40,20 @@ class StrategyEstimate:
 
     @property
     def processes(self) -> int:
-        """All that it starts."""
+        """The number of processes that it starts."""
         return int(self.strategy.trainers) + sum(roles_of(self.strategy).values())
 
     @property
     def samples_per_s(self) -> float:
-        """Predicted; 0 where nothing is."""
+        """The predicted speed; 0 if there is no prediction."""
         return 0.0 if self.prediction is None else self.prediction.samples_per_s
 
 
 def offers(configured: Strategy, facts_of: Callable[[Strategy], Facts]) -> tuple[StrategyEstimate, ...]:
-    """The config's own strategy, then all others with as many trainers, or two where it has one.
+    """Estimates the configured strategy, then all others with the same number of trainers, or two if it has one.
 
     Args:
-        facts_of: facts for a strategy: of its number of trainers, with all that a speed is predicted from.
+        facts_of: a strategy → the facts for its number of trainers, with all inputs of a predicted speed.
     """
     count = max(LEAST_TRAINERS, configured.trainers)
     others = [each for kind in BY_NAME.values() for each in kind.with_trainers(count)]  # type: ignore[attr-defined]
@@ -64,7 +64,7 @@ def offers(configured: Strategy, facts_of: Callable[[Strategy], Facts]) -> tuple
 
 
 def choose(estimates: Sequence[StrategyEstimate]) -> tuple[StrategyEstimate | None, str]:
-    """The offer to take, and why: of those within 5 % of the fastest, the one with the fewest processes; None where none is priced."""
+    """Returns the estimate to take and the reason: the fewest processes within 5 % of the fastest; None if none is priced."""
     priced = [offer for offer in estimates if offer.prediction is not None]
     if not priced:
         return None, "no speed is predicted for any strategy"
@@ -81,7 +81,7 @@ def choose(estimates: Sequence[StrategyEstimate]) -> tuple[StrategyEstimate | No
 
 
 def options_of(strategy: Strategy) -> str:
-    """Options that differ from their defaults, as ``[strategy]`` has them."""
+    """Returns the options that differ from their defaults, as in ``[strategy]``."""
     options: Any = strategy
     if not is_dataclass(options):
         return ""

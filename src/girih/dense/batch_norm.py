@@ -89,7 +89,7 @@ class GlobalBatchNorm(TorchFunctionMode):
     def _moments(self, input: Tensor) -> tuple[Tensor, Tensor, float]:
         """Mean and variance (biased) of all ranks' examples, [C] each, and their number per channel.
 
-        Each rank tells its number, mean and squared deviations from that mean; they are put together by Chan, Golub and
+        Each rank sends its number, mean and squared deviations from that mean. They are combined by Chan, Golub and
         LeVeque, "Algorithms for computing the sample variance" (1983), eq. 1.5. A difference of means of squares
         would lose what a mean far from 0 leaves of float32.
         """

@@ -159,7 +159,7 @@ class GroupClient:
                 self._load_entries(server, GroupVerb.RESTORE, (int(number == 0),), frame)
 
     def extra_state(self) -> Iterable[tuple[int, Entry]]:
-        """The server of, and what each has beside parameters and optimizer state: see :class:`GroupVerb`."""
+        """Yields the state of each server besides parameters and optimizer, with the server; see :class:`GroupVerb`."""
         for server in self._every:
             for entry in self._entries(server, GroupVerb.EXTRA_STATE):
                 yield server, entry
@@ -233,7 +233,7 @@ class GroupClient:
 
 
 def settled(waiting: Sequence[Waiting]) -> list[Any]:
-    """Returns what all of them give. If some fail, raises the first error once none is under way any more."""
+    """Returns all results. If some fail, raises the first error after all have ended."""
     results, failed = [], None
     for wait in waiting:
         try:

@@ -194,7 +194,7 @@ class GroupedReplica:
         self._begin_averaging()
 
     def extra_state(self) -> dict[str, Tensor]:
-        """Gives what a run needs beside :meth:`state` to go on as if it had not ended, by one trainer of the group; others have nothing.
+        """Returns the state besides :meth:`state` that a resumed run needs; empty on all trainers but one.
 
         The state of each server's random generator, where its parts draw; and what top-k has left out, if there is one net in all.
         Of several nets no run is like another, and what is left out is as long as the activations of each.

@@ -41,7 +41,7 @@ class Inherited:
     fresh: list[str] = field(default_factory=list)
 
     def lines(self) -> list[str]:
-        """Sentences for people."""
+        """Returns the result in sentences."""
         rows = [f"{name} ({count:,})" for name, count in self.rows.items()]
         taken = [
             f"rows of {_listed(rows)}" if rows else "no rows",
@@ -61,7 +61,7 @@ class Inherited:
 
 
 def rows_that_fit(loaded: LoadedCheckpoint, groups: Sequence[Group], inherited: Inherited) -> PartReader:
-    """Notes which tables the groups take rows of; returns the parts to load, as far as they fit.
+    """Records the tables that fit, and returns the parts to load.
 
     Raises:
         CheckpointError: a part is damaged.

@@ -136,7 +136,7 @@ def decide(
     earlier: Plan | None = None,
     pinned: Plan | None = None,
 ) -> Plan:
-    """The plan of a run, on all trainers; called by all together.
+    """Returns the plan of a run. All trainers call it together.
 
     Args:
         train: the training data, where it is known. Rank 0 measures its first batches if the strategy wants them.
@@ -203,7 +203,7 @@ def _check_pinned(pinned: Plan, draft: Plan, strategy: Strategy, sparse: SparseS
 
 
 def _can_be_packed(sparse: SparseSpec, earlier: Plan, draft: Plan) -> bool:
-    """Whether the tables of now can be in the groups of an earlier plan: optimizers may have changed."""
+    """Returns whether the groups of an earlier plan can hold the current tables. Optimizers may have changed."""
     try:
         earlier.check_like(draft)
         sparse.following(earlier).groups()
@@ -213,7 +213,7 @@ def _can_be_packed(sparse: SparseSpec, earlier: Plan, draft: Plan) -> bool:
 
 
 def _adapt_to_hosts(draft: Plan, plan: Plan) -> Plan:
-    """A plan for the hosts and the device of this run, whatever it was made for."""
+    """Returns the plan with the hosts and the device of this run."""
     (device,) = {group["device"] for group in draft.groups} or {"cpu"}
     groups = tuple({**group, "device": device} for group in plan.groups)
     return (

@@ -98,10 +98,10 @@ class Rescaling:
             self._ranks.request_pause()
 
     def agreed(self, *, is_finished: bool) -> Scaling | None:
-        """The scaling that all trainers have stopped for, if it is nothing else; called by all of them.
+        """Returns the scaling that all trainers have stopped for, if any. All trainers call it.
 
         Args:
-            is_finished: whether this one has done its last step.
+            is_finished: whether this trainer has done its last step.
         """
         if not (self._ranks.stopping and self._ranks.agree_on_pause()):
             return None
@@ -154,7 +154,7 @@ class Rescaling:
             scale_requests.refuse(self._run, request, "the run has done its last step, or was told to stop")
 
     def _note_scaled(self, run: Path, request: ScaleRequest, plan: Plan, step: int) -> None:
-        """Notes that there are as many processes as a request asks for, and tells where they were not before."""
+        """Records that the requested number of processes is there, and how it changed."""
         if request.begun is None:
             request = scale_requests.begin(
                 run, request, step, {role: plan.roles[role] for role in request.counts}

@@ -74,8 +74,8 @@ class OpenRun:
         resumed: whether it goes on from a checkpoint.
         saves: whether it makes checkpoints.
         restarts_all: whether it stopped so that all processes restart, in other numbers.
-        trainer_state: where it stands, as a checkpoint has it.
-        scoring: judges its weights as they are.
+        trainer_state: the state that a checkpoint saves.
+        scoring: evaluates the current weights.
     """
 
     context: RunContext
@@ -238,7 +238,7 @@ class OpenRun:
         self._log = None  # the next one drops the records that come after this state
 
     def _load_extra_state(self, loaded: LoadedCheckpoint) -> None:
-        """Has the dense half go on where it was, if the net is spread as it was; says so where it is not."""
+        """Restores the extra state of the dense half if the net has the same placement; logs a note otherwise."""
         plan, session = self.opened()
         earlier = None if loaded.plan is None else Plan.from_dict(loaded.plan, loaded.place.url)
         if session.stateful is not None and earlier is not None and plan.spreads_as(earlier):
@@ -322,7 +322,7 @@ class OpenRun:
         }
 
     def _note(self, log: RunLog, *, failed: bool = False) -> None:
-        """Writes what was not yet written of the steps so far."""
+        """Writes the records and the timeline of the steps so far."""
         stats, (_, session) = self.context.stats, self.opened()
         sparse, dense = session.sparse, session.dense
         log.flush(
@@ -403,7 +403,7 @@ class TrainingRun(OpenRun):
         return stopped
 
     def _rescale(self, scaling: Scaling) -> None:
-        """Goes on with other processes beside the trainers, which have stopped for it."""
+        """Resumes with other numbers of processes. Trainers have stopped for it."""
         step = self.state.step
         if self.publisher is not None:
             self.publisher.wait()  # those who write a segment may be about to end
@@ -427,7 +427,7 @@ class TrainingRun(OpenRun):
     def _fit(
         self, train: Dataset, valid: Dataset | None, until_epoch: int, *, resuming: bool = False
     ) -> Scaling | None:
-        """Trains until so many epochs are done, or all stop; returns what they go on with, where that is why.
+        """Trains until ``until_epoch`` epochs are done, or all stop. Returns the scaling that they stopped for, if any.
 
         Args:
             resuming: whether this fit has trained before.
@@ -505,14 +505,14 @@ class TrainingRun(OpenRun):
         return scaling
 
     def _look(self) -> None:
-        """Between two steps: looks whether there are to be other processes."""
+        """Checks between two steps whether the numbers of processes must change."""
         plan, state = self.opened()[0], self.state
         if self.autoscaler is not None:
             self.autoscaler.look(plan.roles, state.examples, state.train_s)
         self.rescaling.poll(self.strategy, plan, state.step)
 
     def _write_plan(self, log: RunLog, session: Session) -> None:
-        """Writes and tells what holds from here on."""
+        """Writes the plan and reports it to callbacks."""
         log.begin(self.state, session.sparse.stats().counters)
         log.trained(self.state)  # else the next crash would count again what this start has counted
         plan = self.opened()[0].to_dict()

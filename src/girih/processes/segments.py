@@ -81,7 +81,7 @@ def owner_prefix(pid: int, start: str) -> str:
 
 
 def temporary_directory(purpose: str) -> tempfile.TemporaryDirectory[str]:
-    """A directory for as long as this process needs it, whose name says what for, and who owns it."""
+    """Returns a temporary directory. Its name says its purpose and its owner."""
     return tempfile.TemporaryDirectory(prefix=f"{owned_by(os.getpid()) or 'girih-'}{purpose}-")
 
 

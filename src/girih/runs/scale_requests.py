@@ -175,4 +175,4 @@ class ScaleStage(StrEnum):
     DONE = "done"
     """All processes are there, with their rows."""
     RESTART_ALL = "anew"
-    """Trainers end, with a checkpoint; all processes begin anew."""
+    """Trainers end with a checkpoint, and all processes restart."""

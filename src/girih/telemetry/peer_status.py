@@ -18,11 +18,11 @@ SILENT_S = 5.0
 
 
 class PeerStatus:
-    """All processes of a run but this one.
+    """The status of all other processes of a run.
 
     Args:
         this_process: this one.
-        unsynchronized: whether trainers go at their own pace.
+        unsynchronized: returns whether trainers step independently.
     """
 
     def __init__(self, run: Path, this_process: ProcessId, unsynchronized: Callable[[], bool]) -> None:
@@ -31,11 +31,11 @@ class PeerStatus:
         self._counted: dict[str, Counter[int]] = {}
 
     def resident_bytes(self) -> int:
-        """Their memory."""
+        """Returns the memory of the other processes."""
         return sum(shown.now["rss_bytes"] for shown in self._known())
 
     def staleness(self) -> Counter[int]:
-        """Batches of the other trainers by their staleness, since this was asked last."""
+        """Counts the batches of other trainers by staleness, since the last call."""
         new_batches: Counter[int] = Counter()
         for shown in self._known():
             counts = shown.now["stats"]["histograms"].get(STALENESS)
@@ -47,9 +47,9 @@ class PeerStatus:
         return new_batches
 
     def samples_per_s(self, local_rate: float | None) -> float | None:
-        """The rate of all trainers, of which ``local_rate`` is right where all do each step together.
+        """Returns the rate of all trainers.
 
-        Where they go at their own pace, it is what all would do at this trainer's.
+        If trainers step together, it is ``local_rate``. Else unknown rates count as this trainer's.
         """
         if local_rate is None or not self._unsynchronized():
             return local_rate
@@ -79,10 +79,10 @@ SPARE_CORES: Final = 0.5
 
 
 def busy_of(shown: Iterable[ProcessStatus], counts: Mapping[str, int]) -> dict[str, float]:
-    """Role → the busy share of its busiest process, which the others of a run wait for; empty where a process does not show its own.
+    """Returns role → the busy share of its busiest process; empty if a process has not reported.
 
     Args:
-        counts: role → processes that there are.
+        counts: role → number of processes.
     """
     shares, now = dict[str, list[float]](), time.time()
     for each in shown:
@@ -95,11 +95,11 @@ def busy_of(shown: Iterable[ProcessStatus], counts: Mapping[str, int]) -> dict[s
 
 
 def cores_used(shown: Iterable[ProcessStatus]) -> float:
-    """Cores of this host that processes use."""
+    """Returns the number of cores that processes use on this host."""
     this_host = socket.gethostname()
     return sum(each.cpu_cores or 0.0 for each in shown if each.host == this_host)
 
 
 def is_full(used: float) -> bool:
-    """Whether this host, with so many cores in use, has none to spare."""
+    """Returns whether a host with this number of used cores is full."""
     return used > num_cores() - SPARE_CORES

@@ -183,7 +183,7 @@ class Spans:
         return list(self._events)
 
     def timed(self, name: str, items: Iterator[T]) -> Iterator[T]:
-        """Passes items through, timing how long each took to come."""
+        """Yields the items and times how long each takes to arrive."""
         while True:
             with self(name):
                 try:

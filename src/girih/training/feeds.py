@@ -134,7 +134,7 @@ class ExampleFeed:
     def _local_data(
         self, data: Dataset, normalization: NormalizationStats, *, whole: bool = False
     ) -> tuple[Dataset, Callable[[Batch], Batch]]:
-        """The data to read here, and what makes of a batch what this trainer has of it."""
+        """Returns the data to read, and the function from a batch to this trainer's part."""
         if whole or self.ranks.size == 1:
             return data, normalization.apply
         return data, lambda batch: normalization.apply(share_of(batch, self.ranks.rank, self.ranks.size))

@@ -92,7 +92,7 @@ class Loop:
                 self._end_epoch()
 
     def is_finished(self, until_epoch: int) -> bool:
-        """Whether so many epochs are done, or the options end training before, and nothing is left that follows the last step."""
+        """True after the last epoch or ``max_steps``, when the final evaluation has run."""
         is_done = self.state.epoch >= until_epoch or self._is_past()
         return is_done and not self._is_behind(until_epoch)
 

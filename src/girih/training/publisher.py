@@ -331,7 +331,7 @@ class Publisher:
 
 
 def _open_log(log: Log, run: Path | None) -> _LogHandle:
-    """Finds what was published before; in a thread."""
+    """Reads the state of the log. Runs in a thread."""
     with in_words(log.root):
         return _find_published(log, run)
 
@@ -354,7 +354,7 @@ def _find_published(log: Log, directory: Path | None) -> _LogHandle:
 
 
 def _claim_epoch(log: Log, first: int) -> int:
-    """The next epoch that no other process has, though it may not have published anything yet."""
+    """Claims and returns the next free epoch. Another process may hold an epoch before it publishes."""
     name = uuid.uuid4().hex
     for epoch in itertools.count(first):
         if log.claim(epoch, name):
@@ -364,7 +364,7 @@ def _claim_epoch(log: Log, first: int) -> int:
 
 
 def _run_name(log: Log, directory: Path | None) -> str:
-    """The name of this run to its followers: the same after a restart."""
+    """Returns the name of this run for followers. It stays the same after a restart."""
     path = None if directory is None else directory / PUBLISHED
     if path is not None and path.is_file():
         # a damaged one: a new name is as good, since a process begins with a snapshot

@@ -91,7 +91,7 @@ class Pipelined:
     Attributes:
         micro_batches: parts in which a batch is computed, with one push and one apply for all of them (PICASSO §III-C).
         prefetch: so many more batches are read, and what depends on their ids alone is done beside the compute of those before.
-        deferred: what came of a step is known a step late: the halves keep a refused step from moving anything.
+        deferred: the outcome of a step is known one step later; the halves ignore a refused step.
     """
 
     staleness: int

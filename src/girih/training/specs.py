@@ -37,7 +37,7 @@ def expect(name: str, value: object, kind: Any, expected: str) -> None:
 
 
 def schema_of(model: nn.Module, schema: Schema | None) -> Schema:
-    """The schema given, or the model's own; refuses two that differ, or none."""
+    """Returns the schema, or that of the model. Refuses two that differ, or none."""
     model_schema = getattr(model, "schema", None)
     schema = schema or model_schema
     if not isinstance(schema, Schema):
@@ -61,7 +61,7 @@ def refuse_other_schema(source: str, schema: Schema, expected: Schema) -> None:
 
 
 def expect_data(source: str, data: Dataset, schema: Schema, *, labels: bool = True) -> None:
-    """Refuses what is no data of the model's schema, or has no labels where they are needed."""
+    """Refuses other values than data of the model's schema, or data without labels if they are needed."""
     value: Any = data
     reader = "read_parquet(paths, schema)"
     if hasattr(value, "__arrow_c_stream__"):

@@ -40,11 +40,11 @@ def summarize(
     session: Session,
     loaders: Mapping[str, Mapping[str, object]],
 ) -> dict[str, object]:
-    """Puts the summary together. Called by all trainers, together.
+    """Returns the summary of the run. All trainers call it together.
 
     Args:
         metrics: those of the final weights, on test (else valid) data; None where there is neither.
-        facts: what else is known.
+        facts: further entries.
         stats: statistics of this trainer.
         loaders: title of a loader → its ``Stats.snapshot``, of those that this trainer asks.
 
@@ -118,9 +118,9 @@ def histogram_of(name: str, processes: Iterable[Mapping[str, Any]]) -> Counter[i
 
 
 def percentiles_of(ranks: TrainerGroup, counts: Counter[int]) -> dict[str, int]:
-    """``median``, ``p99`` and ``max`` of what all trainers counted, by nearest rank; empty where they counted nothing.
+    """Returns ``median``, ``p99`` and ``max`` of the counts of all trainers, by nearest rank; empty without counts.
 
-    Called by all trainers, together.
+    All trainers call it together.
     """
     total: Counter[int] = Counter()
     for items in ranks.broadcast(ranks.gather(list(counts.items()))):
@@ -134,7 +134,7 @@ def percentiles_of(ranks: TrainerGroup, counts: Counter[int]) -> dict[str, int]:
 
 
 def loads_of_trainers(ranks: TrainerGroup, stats: Stats) -> dict[str, Sequence[float]]:
-    """Work of each trainer in training steps, by rank; empty where they count none. Called by all trainers, together.
+    """Returns the work of each trainer in training steps, by rank; empty without counts. All trainers call it together.
 
     Args:
         stats: statistics of this trainer.
@@ -174,7 +174,7 @@ def hit_ratio(counters: Mapping[str, int]) -> dict[str, dict[str, float]]:
 
 
 def imbalance_of(loads: Mapping[str, Sequence[float]], paced_keys: int) -> dict[str, float]:
-    """For each load, the most that one process has over the mean of all; and the same for keys, step by step.
+    """Returns the maximum over the mean of each load, and the same for keys step by step.
 
     Args:
         paced_keys: counter of that name.

@@ -83,7 +83,7 @@ def fit_for_gradients(embeddings: Embeddings) -> Embeddings:
 
 @contextmanager
 def isolated(device: torch.device) -> Iterator[None]:
-    """Random numbers and warnings in here are no one else's; gradients are on."""
+    """Isolates random numbers and warnings, and turns gradients on."""
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices), torch.enable_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")

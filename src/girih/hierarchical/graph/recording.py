@@ -262,7 +262,7 @@ class _Recorder(TorchFunctionMode):
             self._recording.shapes[ref] = tensor.shape
 
     def _check_fact(self, scope: str, name: object, tensors: list[Tensor]) -> None:
-        """Python got something else than tensors."""
+        """Refuses facts about tensors that depend on data."""
         if not tensors:
             return
         if name not in FACTS:

@@ -184,7 +184,7 @@ def _loaded(state: dict[str, Any], nodes: list[tuple[Any, ...]]) -> RunnableGrap
 
 
 def is_importable(target: type | Callable[..., object]) -> bool:
-    """Whether another process finds a class or a function by its name."""
+    """Returns whether another process can import a class or a function by its name."""
     name = f"{target.__module__}.{target.__qualname__}" if isinstance(target, type) else qualified(target)
     home = name.partition(".")[0]
     if target is getattr:

@@ -1,4 +1,4 @@
-"""A model in evaluation mode as one function of straight-line code: its torch functions, and nothing of the modules between them.
+"""Flattens a model in evaluation mode to one function of torch calls, without modules.
 
 For a batch of a few hundred examples, what Python does between operators takes a third as long as the operators.
 """
@@ -88,7 +88,7 @@ def _open(graph: fx.Graph, node: fx.Node, linear: Any, *, has_bias: bool) -> Non
 
 
 def _computes_as(function: FlatForward, spec: DenseSpec, batches: list[tuple[Tensor, Embeddings]]) -> bool:
-    """Whether the outputs are the module's, to the last bit."""
+    """Returns whether the outputs equal those of the module, to the last bit."""
     with torch.inference_mode():
         for batch in batches:
             with arithmetic(spec.device, precision=spec.precision, forward=spec.forward):

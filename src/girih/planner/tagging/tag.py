@@ -78,11 +78,11 @@ def tag(
     Args:
         how: "rules" leaves out the refinement, "none" the rules too: what can be moved is dealt to the servers in turn.
         effort: operators of all placements that refinement may look at.
-        tagging: a tagging that is kept: nothing is decided.
+        tagging: a tagging to keep, instead of a decision.
 
     Raises:
-        ConfigError: the net does not fit into the memory of the group; names the operator, and what would make it fit. Or what is
-            given does not fit the graph.
+        ConfigError: the net does not fit into the memory of the group; names the operator, and what would make it fit. Or
+            ``tagging`` does not fit the graph.
     """
     if how not in ("refined", "rules", "none"):
         raise ConfigError(f"tagging = {how!r}: expected one of 'refined', 'rules', 'none'")

@@ -61,7 +61,7 @@ def loads(graph: OperatorGraph, tagging: Tagging, group: HierarchicalGroup) -> d
 
 
 def utilization(device_loads: Mapping[str, Load], examples_per_s: float) -> dict[str, Utilization]:
-    """Device → its utilisation, where the group does ``examples_per_s``."""
+    """Returns device → its utilization at ``examples_per_s``."""
     return {
         name: Utilization(examples_per_s * load.cpu_s, examples_per_s * load.network_s, load.memory)
         for name, load in device_loads.items()
