@@ -132,7 +132,7 @@ def test_of_processes_that_open_a_log_at_once_each_has_an_epoch_and_numbers_of_i
     options = PublishOptions(to=str(tmp_path / "log"))
     publishers = [Publisher(options, TrainerGroup(), None) for _ in range(6)]
     with ThreadPoolExecutor(len(publishers)) as pool:
-        opened = list(pool.map(Publisher._open, publishers))
+        opened = list(pool.map(lambda each: _open_log(each._log, None), publishers))
     for publisher in publishers:
         publisher.close()
     epochs = sorted(each.epoch for each in opened)

@@ -105,7 +105,7 @@ class Synchronous(StrategyOptions):
         # under "skip", the number of the next update depends on what came of this one
         late = on_gpu and context.dense.on_nonfinite == "stop"
         dense = (DeferredAllReducedReplica if late else AllReducedReplica)(context.dense, context.ranks)
-        options = {**steps_of(plan), "late": late}
+        options = {**steps_of(plan), "deferred": late}
         if options.get("prefetch") and is_on_gpu(plan):
             options["prefetch"] = (
                 2  # the next batch's keys travel with this one's rows, so that their number is known by then
