@@ -72,7 +72,7 @@ def samples_per_s(
 
         def whole(count: int) -> None:
             source = ((given[number % len(given)], number) for number in range(count))
-            schedule = in_step(prefetch=True, late=True)
+            schedule = in_step(prefetch=True, deferred=True)
             before = None
             for step in schedule(source, sparse, dense, num_updates=0, lr_scale=lambda: 1.0, spans=Spans()):
                 if before is not None and before.refused is not None:

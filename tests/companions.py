@@ -70,7 +70,7 @@ def call(function, pipe, files, environment, arguments):
     sys.stdout, sys.stderr = (open(number, "w", 1, closefd=False) for number in (1, 2))  # noqa: SIM115
     faulthandler.enable(sys.stderr)
     gc.freeze()  # as in conftest.py
-    process_settings.load_late()  # as in a trainer's own process
+    process_settings.defer_dynamo()  # as in a trainer's own process
     function(pipe, *arguments)
 
 

@@ -114,7 +114,7 @@ _HOMES = {
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-process_settings.sleep_soon()
+process_settings.set_omp_spin()
 
 
 def __getattr__(name: str) -> Any:

@@ -413,7 +413,7 @@ def _check_time_unit(feature: Categorical | Numeric) -> None:
         )
 
 
-def _name_of(item: Any, index: int) -> str:
+def _name_of(item: object, index: int) -> str:
     return repr(item["name"]) if isinstance(item, Mapping) and "name" in item else f"number {index + 1}"
 
 

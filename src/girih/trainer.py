@@ -19,9 +19,10 @@ from girih.checkpoint.save import Save
 from girih.checkpoint.state import RunState
 from girih.cluster.cluster import Cluster
 from girih.cluster.roles import RoleName
+from girih.comm.group import TrainerGroup
 from girih.config.train import MetricsOptions, ScheduleOptions, Steps, TrainOptions
 from girih.data import Batch, Dataset
-from girih.dense.accel.process_settings import keep_few
+from girih.dense.accel.process_settings import limit_primitive_caches
 from girih.dense.half import DenseHalf
 from girih.dense.options import OptimizerFactory
 from girih.errors import ConfigError
@@ -59,8 +60,129 @@ from girih.training.specs import (
     sparse_spec,
 )
 
+_EXPECTED: Mapping[str, tuple[Any, str]] = {
+    "model": (nn.Module, "a torch.nn.Module, as girih.models.DeepFM(schema)"),
+    "sparse_optimizer": (SparseOptimizer | None, "one of girih.optim"),
+    "first_order_optimizer": (SparseOptimizer | None, "one of girih.optim"),
+    "dense_optimizer": (
+        Callable | None,
+        "a function of parameters, as lambda params: torch.optim.Adam(params, lr=1e-3)",
+    ),
+    "strategy": (
+        Strategy | None,
+        "a strategy, as girih.Local(), or an object with name, trainers, plan and build",
+    ),
+    "schedule": (ScheduleOptions | None, "girih.ScheduleOptions(...)"),
+    "schema": (Schema | None, "a girih.Schema"),
+    "options": (TrainOptions | None, "girih.TrainOptions(...)"),
+    "store": (StoreOptions | None, "girih.StoreOptions(...)"),
+    "checkpoints": (CheckpointOptions | None, "girih.CheckpointOptions(...)"),
+    "plan": (Plan | None, "a plan, as girih plan prints it"),
+    "metrics": (MetricsOptions | None, "girih.config.train.MetricsOptions(...)"),
+    "publish": (PublishOptions | None, "girih.PublishOptions(to=...)"),
+}
+"""Arguments of a trainer → their types, and the types in words."""
 
-class Trainer(contextlib.AbstractContextManager["Trainer"]):
+
+class _RunView:
+    """The state, plan, halves and phases of a trainer's run."""
+
+    _run: TrainingRun
+
+    @property
+    def state(self) -> RunState:
+        """The state of the run: how far it has come."""
+        return self._run.state
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan; None until the session opens, unless it was given."""
+        return self._run.plan
+
+    @property
+    def sparse(self) -> SparseHalf:
+        """The sparse half, once the session is open."""
+        return self._run.opened()[1].sparse
+
+    @property
+    def dense(self) -> DenseHalf:
+        """The dense half, once the session is open."""
+        return self._run.opened()[1].dense
+
+    @property
+    def spans(self) -> Spans:
+        """Phases of the run in this process."""
+        return self._run.context.stats.spans
+
+    @property
+    def learning_rate(self) -> LearningRate:
+        """The schedule of the learning rates, once the session is open."""
+        self._run.opened()
+        return self._run.trainer_state.learning_rate
+
+    @property
+    def restarts_all(self) -> bool:
+        """Whether the last ``fit`` stopped so that its launcher restarts all processes, in other numbers."""
+        return self._run.restarts_all
+
+
+class _Predictor(_RunView):
+    """Evaluates and predicts with the weights of a run."""
+
+    schema: Schema
+    data: Mapping[str, Dataset]
+    _cluster: Cluster
+
+    def evaluate(self, data: Dataset | None = None) -> Metrics:
+        """Exact metrics of every label; without ``data``, on the test data of the config, else its validation data.
+
+        Raises:
+            ConfigError: data of another schema or without labels, or a feature that only ``fit`` can standardize.
+            NonFiniteError: the model returned NaN or infinity.
+            KeyboardInterrupt: :meth:`request_stop` was called meanwhile.
+        """
+        if data is None:
+            data = self._configured("test", "valid")
+        expect_data("data", data, self.schema)
+        with self._cluster.explaining():
+            return self._run.scoring.evaluate(data)
+
+    def _configured(self, *splits: str) -> Dataset:
+        """The first of some splits that the config has."""
+        data = next((self.data[split] for split in splits if split in self.data), None)
+        if data is None:
+            wanted = " or ".join(splits)
+            raise ConfigError(
+                f"no {wanted} data: give a Dataset, or use Trainer.from_config with data.{splits[0]} set"
+            )
+        return data
+
+    def predictions(self, data: Dataset) -> Iterator[tuple[Batch, NDArray[np.float32]]]:
+        """Each batch in order, with its probabilities float32[B, T]; see :meth:`evaluate`, labels may be missing."""
+        expect_data("data", data, self.schema, labels=False)
+        with self._cluster.explaining():
+            yield from self._run.scoring.predictions(data)
+
+    def predict(self, data: Dataset) -> NDArray[np.float32]:
+        """Probabilities of all examples in order, float32[examples, T]."""
+        parts = [probabilities for _, probabilities in self.predictions(data)]
+        return np.concatenate(parts) if parts else np.empty((0, len(self.schema.labels.names)), np.float32)
+
+    def outputs(self, data: Dataset) -> NDArray[np.float32]:
+        """The outputs of the model for all examples in order, float32[examples, ...]: logits, or towers side by side.
+
+        Raises:
+            ConfigError: no examples, or a strategy that computes parts of the model elsewhere.
+        """
+        expect_data("data", data, self.schema, labels=False)
+        with self._cluster.explaining():
+            parts = list(self._run.scoring.outputs(data))
+        if not parts:
+            raise ConfigError("outputs: the data have no examples")
+        return np.concatenate(parts)
+
+
+class Trainer(_Predictor, contextlib.AbstractContextManager["Trainer"]):
     """Trains a model whose embeddings live in growing tables.
 
     The session, which has tables and processes, opens with the first ``fit``, ``evaluate``, ``predict`` or ``load``.
@@ -115,24 +237,12 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
         metrics: MetricsOptions | None = None,
         publish: PublishOptions | None = None,
     ) -> None:
-        expect("model", model, nn.Module, "a torch.nn.Module, as girih.models.DeepFM(schema)")
-        expect("sparse_optimizer", sparse_optimizer, SparseOptimizer | None, "one of girih.optim")
-        expect("first_order_optimizer", first_order_optimizer, SparseOptimizer | None, "one of girih.optim")
-        factory = "a function of parameters, as lambda params: torch.optim.Adam(params, lr=1e-3)"
-        expect("dense_optimizer", dense_optimizer, Callable | None, factory)
-        interface = "a strategy, as girih.Local(), or an object with name, trainers, plan and build"
-        expect("strategy", strategy, Strategy | None, interface)
-        expect("schedule", schedule, ScheduleOptions | None, "girih.ScheduleOptions(...)")
-        expect("schema", schema, Schema | None, "a girih.Schema")
-        expect("options", options, TrainOptions | None, "girih.TrainOptions(...)")
-        expect("store", store, StoreOptions | None, "girih.StoreOptions(...)")
-        expect("checkpoints", checkpoints, CheckpointOptions | None, "girih.CheckpointOptions(...)")
-        expect("plan", plan, Plan | None, "a plan, as girih plan prints it")
-        expect("metrics", metrics, MetricsOptions | None, "girih.config.train.MetricsOptions(...)")
-        expect("publish", publish, PublishOptions | None, "girih.PublishOptions(to=...)")
+        arguments = locals()
+        for name, (kind, description) in _EXPECTED.items():
+            expect(name, arguments[name], kind, description)
         self.model = model
         self.schema = schema_of(model, schema)
-        keep_few(self.schema)
+        limit_primitive_caches(self.schema)
         self.options = options or TrainOptions()
         self.strategy: Strategy = strategy or Local()
         check_watched(self.options, self.schema)
@@ -145,26 +255,9 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
         self._cluster = cluster or joined(self.strategy)
         self._ranks = self._cluster.ranks
         try:
-            stats = Stats()
-            store = self._placed(store or StoreOptions(), run)
-            rank = self._ranks.rank
-            scored = scored_steps(self.options, self.schema)
-            dense = dense_spec(model, self.schema, self.options, dense_optimizer, stats, rank, scored)
-            context = RunContext(
-                ranks=self._ranks,
-                sparse=sparse_spec(
-                    model,
-                    self.schema,
-                    self.options,
-                    store,
-                    sparse_optimizer,
-                    first_order_optimizer,
-                    gpu_of(dense.device, rank),
-                ),
-                dense=dense,
-                processes=self._cluster,
-                stats=stats,
-            )
+            store = _place_store(store or StoreOptions(), run, self._ranks)
+            optimizers = sparse_optimizer, first_order_optimizer
+            context = self._context(store, dense_optimizer, optimizers)
             facts = facts_of(context.sparse, context.dense, self._ranks.size, schedule)
             self.strategy.plan(facts)  # what it refuses, it refuses now
             if not self._ranks.first:
@@ -191,7 +284,9 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
             )
             self._cluster.show_in(directory, metrics)
             self._cluster.prepare(roles_of(self.strategy))
-            self._shower = self._showing(directory, stats, metrics or MetricsOptions())
+            self._status_writer = _begin_status(
+                self._cluster, directory, context.stats, metrics or MetricsOptions()
+            )
         except BaseException:
             if self._opened is not None:
                 self._opened.close()
@@ -202,7 +297,7 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
     def from_config(
         cls,
         path: str | os.PathLike[str],
-        overrides: Sequence[str] | Mapping[str, Any] = (),
+        overrides: Sequence[str] | Mapping[str, object] = (),
         *,
         strategy: str | None = None,
         run: str | os.PathLike[str] | None = None,
@@ -228,56 +323,29 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
             Path(path), overrides, strategy=strategy, run=run, callbacks=callbacks, progress=progress
         )
 
-    def _placed(self, store: StoreOptions, run: str | os.PathLike[str] | RunDirectory | None) -> StoreOptions:
-        """The store with its tiers in the run directory of the first trainer, unless they are elsewhere."""
-        if not store.on_ssd or store.ssd_dir is not None:
-            return store
-        path = run.path if isinstance(run, RunDirectory) else None if run is None else Path(run)
-        found = self._ranks.broadcast(None if path is None else str(path.absolute()))
-        return store.within(None if found is None else Path(found))
+    def _context(
+        self,
+        store: StoreOptions,
+        dense_optimizer: OptimizerFactory | None,
+        sparse_optimizers: tuple[SparseOptimizer | None, SparseOptimizer | None],
+    ) -> RunContext:
+        """The live objects before the halves.
 
-    def _showing(self, directory: Path | None, stats: Stats, metrics: MetricsOptions) -> StatusWriter:
-        """Shows this process in the run directory of the first trainer, and by its metrics."""
-        told = self._ranks.broadcast(None if directory is None else str(directory.absolute()))
-        who = ProcessId(RoleName.TRAINER, self._ranks.rank, self._cluster.incarnation)
-        return StatusWriter(who, stats, StatusTarget(None if told is None else Path(told), metrics))
+        Args:
+            sparse_optimizers: of rows, and of first-order weights.
+        """
+        stats, rank = Stats(), self._ranks.rank
+        scored = scored_steps(self.options, self.schema)
+        dense = dense_spec(self.model, self.schema, self.options, dense_optimizer, stats, rank, scored)
+        gpu = gpu_of(dense.device, rank)
+        sparse = sparse_spec(self.model, self.schema, self.options, store, *sparse_optimizers, gpu)
+        return RunContext(ranks=self._ranks, sparse=sparse, dense=dense, processes=self._cluster, stats=stats)
 
     def __repr__(self) -> str:
         session, rows = self._run.session, None
         if session is not None and not self._closed and isinstance(session.sparse, LocalSparse):
             rows = session.sparse.stats().rows if self._ranks.size == 1 else None
         return shown(self, self.model, self.state.step, self.schema, rows)
-
-    @property
-    def state(self) -> RunState:
-        """The state of the run: how far it has come."""
-        return self._run.state
-
-    @property
-    def plan(self) -> Plan | None:
-        """The plan; None until the session opens, unless it was given."""
-        return self._run.plan
-
-    @property
-    def sparse(self) -> SparseHalf:
-        """The sparse half, once the session is open."""
-        return self._run.opened()[1].sparse
-
-    @property
-    def dense(self) -> DenseHalf:
-        """The dense half, once the session is open."""
-        return self._run.opened()[1].dense
-
-    @property
-    def spans(self) -> Spans:
-        """Phases of the run in this process."""
-        return self._run.context.stats.spans
-
-    @property
-    def learning_rate(self) -> LearningRate:
-        """The schedule of the learning rates, once the session is open."""
-        self._run.opened()
-        return self._run.standing.learning_rate
 
     def fit(
         self, train: Dataset | None = None, valid: Dataset | None = None, *, epochs: int | None = None
@@ -332,59 +400,6 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
         with self._cluster.explaining():
             self._run.ready(train)
         train.first()
-
-    @property
-    def begins_anew(self) -> bool:
-        """Whether the last ``fit`` stopped for its launcher to begin anew, with other numbers of processes."""
-        return self._run.begins_anew
-
-    def evaluate(self, data: Dataset | None = None) -> Metrics:
-        """Exact metrics of every label; without ``data``, on the test data of the config, else its validation data.
-
-        Raises:
-            ConfigError: data of another schema or without labels, or a feature that only ``fit`` can standardize.
-            NonFiniteError: the model returned NaN or infinity.
-            KeyboardInterrupt: :meth:`request_stop` was called meanwhile.
-        """
-        if data is None:
-            data = self._configured("test", "valid")
-        expect_data("data", data, self.schema)
-        with self._cluster.explaining():
-            return self._run.scoring.evaluate(data)
-
-    def _configured(self, *splits: str) -> Dataset:
-        """The first of some splits that the config has."""
-        found = next((self.data[split] for split in splits if split in self.data), None)
-        if found is None:
-            wanted = " or ".join(splits)
-            raise ConfigError(
-                f"no {wanted} data: give a Dataset, or use Trainer.from_config with data.{splits[0]} set"
-            )
-        return found
-
-    def predictions(self, data: Dataset) -> Iterator[tuple[Batch, NDArray[np.float32]]]:
-        """Each batch in order, with its probabilities float32[B, T]; see :meth:`evaluate`, labels may be missing."""
-        expect_data("data", data, self.schema, labels=False)
-        with self._cluster.explaining():
-            yield from self._run.scoring.predictions(data)
-
-    def predict(self, data: Dataset) -> NDArray[np.float32]:
-        """Probabilities of all examples in order, float32[examples, T]."""
-        parts = [probabilities for _, probabilities in self.predictions(data)]
-        return np.concatenate(parts) if parts else np.empty((0, len(self.schema.labels.names)), np.float32)
-
-    def outputs(self, data: Dataset) -> NDArray[np.float32]:
-        """The outputs of the model for all examples in order, float32[examples, ...]: logits, or towers side by side.
-
-        Raises:
-            ConfigError: no examples, or a strategy that computes parts of the model elsewhere.
-        """
-        expect_data("data", data, self.schema, labels=False)
-        with self._cluster.explaining():
-            parts = list(self._run.scoring.outputs(data))
-        if not parts:
-            raise ConfigError("outputs: the data have no examples")
-        return np.concatenate(parts)
 
     def save(self, directory: str | os.PathLike[str]) -> Path | str:
         """Writes a checkpoint ``directory/step-…``, in any fsspec address too; returns its path, or address."""
@@ -451,7 +466,7 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
         with self._cluster.explaining():
             return self._run.summary(metrics, duration_s)
 
-    def end(self, summary: dict[str, Any] | None) -> None:
+    def end(self, summary: dict[str, object] | None) -> None:
         """Tells callbacks that the run is over."""
         self._run.open_log().end(summary)
 
@@ -463,7 +478,27 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
                 closing.callback(self._opened.close)
             closing.push(lambda kind, *_: self._cluster.close(failed=failed or kind is not None))
             closing.callback(self._run.close)
-            closing.callback(self._shower.close)
+            closing.callback(self._status_writer.close)
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         self.close(failed=error is not None)
+
+
+def _place_store(
+    store: StoreOptions, run: str | os.PathLike[str] | RunDirectory | None, ranks: TrainerGroup
+) -> StoreOptions:
+    """The store with its tiers in the run directory of the first trainer, unless they are elsewhere."""
+    if not store.on_ssd or store.ssd_dir is not None:
+        return store
+    path = run.path if isinstance(run, RunDirectory) else None if run is None else Path(run)
+    shared = ranks.broadcast(None if path is None else str(path.absolute()))
+    return store.within(None if shared is None else Path(shared))
+
+
+def _begin_status(
+    cluster: Cluster, directory: Path | None, stats: Stats, metrics: MetricsOptions
+) -> StatusWriter:
+    """Shows this process in the run directory of the first trainer, and by its metrics."""
+    shared = cluster.ranks.broadcast(None if directory is None else str(directory.absolute()))
+    identity = ProcessId(RoleName.TRAINER, cluster.ranks.rank, cluster.incarnation)
+    return StatusWriter(identity, stats, StatusTarget(None if shared is None else Path(shared), metrics))

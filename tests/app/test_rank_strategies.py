@@ -12,7 +12,9 @@ from girih.strategies import BY_NAME
 
 def offer(name, seconds, **options):
     cost = StepCost(examples=100, work_s={"pass": seconds}, path_s={})
-    return StrategyEstimate(strategy=BY_NAME[name](**options), own=False, prediction=predict(cost, 1))
+    return StrategyEstimate(
+        strategy=BY_NAME[name](**options), is_configured=False, prediction=predict(cost, 1)
+    )
 
 
 def test_the_fastest_is_chosen_and_near_it_the_one_with_the_fewest_processes():
@@ -37,9 +39,9 @@ def test_every_strategy_is_asked_with_as_many_trainers_and_refusals_are_told():
 
     own = BY_NAME["hybrid"](trainers=3, staleness=7)
     found = offers(own, facts_of)
-    assert found[0].own
+    assert found[0].is_configured
     assert found[0].label == "hybrid (staleness = 7, trainers = 3)"
-    assert sum(each.own for each in found) == 1
+    assert sum(each.is_configured for each in found) == 1
     assert {name for name, _ in asked} == set(BY_NAME)
     assert {count for name, count in asked if name != "local"} == {3}
     assert [each.refused for each in found] == [f"no {each.strategy.name} here" for each in found]

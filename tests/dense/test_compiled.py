@@ -17,7 +17,7 @@ from companions import together
 from girih.data.batch import share_of
 from girih.dense.accel import compiled
 from girih.dense.halves.allreduced import AllReducedReplica
-from girih.dense.halves.deferred import LateReplica
+from girih.dense.halves.deferred import DeferredReplica
 from girih.dense.halves.replica import Replica
 from girih.errors import ConfigError
 from girih.models.embeddings import Jagged
@@ -66,7 +66,7 @@ def steps(half, sizes=SIZES):
     return [*found, *half.module.state_dict().values()]
 
 
-@pytest.mark.parametrize("kind", [Replica, pytest.param(LateReplica, marks=pytest.mark.heavy)])
+@pytest.mark.parametrize("kind", [Replica, pytest.param(DeferredReplica, marks=pytest.mark.heavy)])
 def test_steps_of_all_sizes_are_those_that_are_not_compiled(kind, graphs):
     half = kind(replace(dense_spec(), compile=True))
     torch.testing.assert_close(steps(half), steps(kind(dense_spec())))

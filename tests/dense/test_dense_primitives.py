@@ -15,9 +15,9 @@ pytestmark = pytest.mark.slow
 
 PRODUCTS = """
 import ctypes, os, torch
-from girih.dense.accel.process_settings import keep_few
+from girih.dense.accel.process_settings import limit_primitive_caches
 from girih.schema import Categorical, Schema, Sequence
-keep_few(Schema([Categorical(name="user", dim=4), Sequence(name="seen", dim=4)], labels="click"))
+limit_primitive_caches(Schema([Categorical(name="user", dim=4), Sequence(name="seen", dim=4)], labels="click"))
 class Info(ctypes.Structure):
     _fields_ = [(f"field{number}", ctypes.c_size_t) for number in range(10)]
 libc = ctypes.CDLL(None)

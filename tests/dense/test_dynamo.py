@@ -9,9 +9,9 @@ pytestmark = pytest.mark.slow
 
 MARKS = """
 import sys
-from girih.dense.accel import dynamo
+from girih.dense.accel.process_settings import defer_dynamo
 
-dynamo.load_late()
+defer_dynamo()
 import torch
 from torch.nn.parallel import DistributedDataParallel
 from girih.comm.group.process_group import AbortableGroup

@@ -7,8 +7,8 @@ from companions import together
 from girih.data.batch import share_of
 from girih.dense.half import DenseSpec
 from girih.dense.halves.allreduced import AllReducedReplica
-from girih.dense.halves.deferred import LateAllReducedReplica
-from girih.sparse.halves.deferred import LateUpdate
+from girih.dense.halves.deferred import DeferredAllReducedReplica
+from girih.sparse.halves.deferred import DeferredUpdate
 
 SIZES = (6, 5, 1, 2)  # examples of each step: a share of the third is empty
 NONE = torch.empty(0, dtype=torch.float64)
@@ -24,7 +24,7 @@ def launched(half, size, number, *, rows_refuse=False):
     """A step, whose outcome is on its way."""
     computed = computed_of(half, size, number)
     refused, _ = computed.agree(torch.tensor(rows_refuse), NONE)
-    return computed.apply_unless(LateUpdate(refused, NONE))
+    return computed.apply_masked(DeferredUpdate(refused, NONE))
 
 
 def refused(half, number, *, spoil=None, rows_refuse=False):
@@ -40,7 +40,7 @@ def refused(half, number, *, spoil=None, rows_refuse=False):
 
 def play(ranks):
     specs = [DenseSpec(module=Net(), optimizer=optimizer, clip_norm=0.3) for _ in range(2)]
-    waiting, late = AllReducedReplica(specs[0], ranks), LateAllReducedReplica(specs[1], ranks)
+    waiting, late = AllReducedReplica(specs[0], ranks), DeferredAllReducedReplica(specs[1], ranks)
     alike = []
 
     def compare(size, number):

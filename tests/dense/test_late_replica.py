@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from girih.dense.halves.deferred import LateReplica
+from girih.dense.halves.deferred import DeferredReplica
 from girih.dense.halves.replica import Replica
 from girih.dense.options import FUSED, Lamb, optimizer_factory
-from girih.sparse.halves.deferred import LateUpdate, nonfinite_gradient
+from girih.sparse.halves.deferred import DeferredUpdate, nonfinite_gradient
 from support.dense_suite import DenseHalfSuite, case, dense_spec
 
 OPTIMIZERS = {
@@ -27,7 +27,7 @@ class TestLateReplica(DenseHalfSuite):
     """The suite of dense halves."""
 
     def make(self):
-        return LateReplica(dense_spec())
+        return DeferredReplica(dense_spec())
 
 
 def explained(numbers):
@@ -42,7 +42,7 @@ def step(half, one, nonfinite=-1, spoil=False):
     key = torch.tensor([nonfinite], dtype=torch.float64)
     refused, told = computed.agree((key >= 0).any(), key)
     assert told.tolist() == [[nonfinite]]
-    return computed.apply_unless(LateUpdate(refused, key, explained))
+    return computed.apply_masked(DeferredUpdate(refused, key, explained))
 
 
 def numbers(half):
@@ -68,7 +68,7 @@ def assert_same(one, other):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_it_moves_as_a_replica_that_waits_and_not_at_all_where_refused(name, clip_norm):
     spec = replace(dense_spec(), optimizer=OPTIMIZERS[name], clip_norm=clip_norm)
-    late, waiting = LateReplica(spec), Replica(replace(spec, module=dense_spec().module))
+    late, waiting = DeferredReplica(spec), Replica(replace(spec, module=dense_spec().module))
     for number in range(3):
         outcome = step(late, case(number))
         computed = waiting.compute(case(number).batch, case(number).embeddings())
@@ -91,7 +91,7 @@ def test_it_moves_as_a_replica_that_waits_and_not_at_all_where_refused(name, cli
 
 @pytest.mark.parametrize("name", FUSED)
 def test_an_optimizer_by_name_reads_the_flag_itself_so_that_nothing_is_copied(monkeypatch, name):
-    half = LateReplica(replace(dense_spec(), optimizer=optimizer_factory(name)))
+    half = DeferredReplica(replace(dense_spec(), optimizer=optimizer_factory(name)))
     step(half, case(0))  # makes the state
 
     def copied(optimizer):
@@ -106,8 +106,8 @@ def test_an_optimizer_by_name_reads_the_flag_itself_so_that_nothing_is_copied(mo
 
 @pytest.mark.parametrize("name", ["adam", "adam, fused", "sgd"])
 def test_a_first_step_may_be_refused(name):
-    half = LateReplica(replace(dense_spec(), optimizer=OPTIMIZERS[name]))
-    other = LateReplica(replace(dense_spec(), optimizer=OPTIMIZERS[name]))
+    half = DeferredReplica(replace(dense_spec(), optimizer=OPTIMIZERS[name]))
+    other = DeferredReplica(replace(dense_spec(), optimizer=OPTIMIZERS[name]))
     assert step(half, case(0), spoil=True).refused is not None
     for each in (half, other):
         assert step(each, case(1)).refused is None
@@ -115,7 +115,7 @@ def test_a_first_step_may_be_refused(name):
 
 
 def test_what_a_group_refuses_is_refused_here_and_named():
-    half = LateReplica(dense_spec())
+    half = DeferredReplica(dense_spec())
     before = numbers(half)
     outcome = step(half, case(0), nonfinite=7)
     assert "the gradient of feature 'number 7'" in str(outcome.refused)
@@ -127,7 +127,7 @@ def test_a_model_without_parameters_has_losses_all_the_same():
     spec = dense_spec()
     for parameter in spec.module.parameters():
         parameter.requires_grad_(False)
-    half = LateReplica(spec)
+    half = DeferredReplica(spec)
     assert half.optimizer is None
     assert step(half, case(0)).refused is None
     assert step(half, case(0), spoil=True).refused is not None

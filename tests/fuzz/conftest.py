@@ -55,7 +55,13 @@ def good(log_source, tmp_path_factory):
     for name in ("config.toml", "metrics.jsonl", "summary.json", "published.json"):
         shutil.copy(run / name, lease)
     start, namespace = "77", segments._namespace()
-    dead = Lease(Lease.own().host, Lease.own().boot, 4194999, start, f"girih-4194999.{start}.{namespace}-")
+    dead = Lease(
+        Lease.of_this_run().host,
+        Lease.of_this_run().boot,
+        4194999,
+        start,
+        f"girih-4194999.{start}.{namespace}-",
+    )
     with (lease / ".lock").open("w") as file:
         dead.write(file)
     request = {"name": "abc", "counts": {"trainer": 2}, "asked_s": 1.0, "why": "", "begun": None}

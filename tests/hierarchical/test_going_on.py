@@ -41,7 +41,7 @@ def test_what_is_beside_the_state_makes_a_run_go_on_bit_for_bit(num_servers):
         half = group.trainer()
         for number in range(2):
             step(half, number)
-        state, rest = copy.deepcopy(half.state()), copy.deepcopy(half.rest())
+        state, rest = copy.deepcopy(half.state()), copy.deepcopy(half.extra_state())
         expected = [step(half, number) for number in range(2, 5)], copy.deepcopy(half.state()["model"])
     assert {f"{server}/random" for server in range(num_servers)} < rest.keys()
     assert {"trainer/bottom/0", "trainer/wide/0", "0/bottom/0.0"} & rest.keys()
@@ -54,7 +54,7 @@ def test_what_is_beside_the_state_makes_a_run_go_on_bit_for_bit(num_servers):
         with group_of(num_servers) as group:
             half = group.trainer()
             half.restore(copy.deepcopy(state))
-            half.put_rest(copy.deepcopy(given))
+            half.load_extra_state(copy.deepcopy(given))
             losses = [step(half, number) for number in range(2, 5)]
             found[name] = losses, copy.deepcopy(half.state()["model"])
     assert found["all"][0] == expected[0]
@@ -78,7 +78,7 @@ def test_gradients_of_several_nets_are_not_kept():
         half, one = group.trainer(), case(0, EXAMPLES)
         for each in [half.compute(one.batch, one.embeddings()) for _ in range(2)]:
             each.apply()
-        assert half.rest().keys() <= {"0/random"}
+        assert half.extra_state().keys() <= {"0/random"}
 
 
 class Own(nn.Module):

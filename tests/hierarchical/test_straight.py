@@ -8,7 +8,7 @@ from torch import nn
 
 from girih.dense.accel.arithmetic import arithmetic
 from girih.dense.half import DenseSpec
-from girih.hierarchical.graph.straight import straight
+from girih.hierarchical.graph.straight import flatten_module
 from girih.models import BY_NAME
 from graph_cases import _traced
 
@@ -41,7 +41,7 @@ def computed(module, batch):
 def test_the_zoo_is_straight_or_stays_as_it_is(name):
     model, batch = case_of(name)
     model.train()
-    found = straight(DenseSpec(module=model, optimizer=torch.optim.SGD), *batch(6))
+    found = flatten_module(DenseSpec(module=model, optimizer=torch.optim.SGD), *batch(6))
     assert model.training
     assert (found is None) == (name in AS_THEY_ARE)
     if found is None:
@@ -60,7 +60,7 @@ def test_the_zoo_is_straight_or_stays_as_it_is(name):
 @pytest.mark.parametrize("more", [{"precision": "bfloat16"}, {"forward": "int8"}])
 def test_other_arithmetic_stays_as_it_is(more):
     model, batch = case_of("deepfm")
-    assert straight(DenseSpec(module=model, optimizer=torch.optim.SGD, **more), *batch(6)) is None
+    assert flatten_module(DenseSpec(module=model, optimizer=torch.optim.SGD, **more), *batch(6)) is None
 
 
 class Refuses(nn.Module):
@@ -85,5 +85,6 @@ def test_what_cannot_be_straight_stays_as_it_is(kind):
     _, batch = case_of("dnn")
     _, embeddings = batch(6)
     assert (
-        straight(DenseSpec(module=kind(), optimizer=torch.optim.SGD), torch.randn(6, 4), embeddings) is None
+        flatten_module(DenseSpec(module=kind(), optimizer=torch.optim.SGD), torch.randn(6, 4), embeddings)
+        is None
     )

@@ -323,7 +323,7 @@ def group(stack, path):
         Frame(of.FORWARD, (0, 1, 0, 0, 1), (needs, *x)), Frame(of.BACKWARD, (0, 1, 0), tuple(gradient)),
         Frame(of.NORMS, (0, 1)), Frame(of.APPLY, (0, 1), (options,)), Frame(of.FORWARD, (0, 2, 0, 0, 1), (needs, *x)),
         Frame(of.DISCARD, (0, 2)), Frame(of.FORWARD, (0, 3, 0, 0, 0), (needs, *x)), Frame(of.STATE, (0, 1)), Frame(of.RESTORE, (1,), saved),
-        Frame(of.REST, (0,)), Frame(of.STATS, (0,)), Frame(of.LEAVE), Frame(of.MEET),
+        Frame(of.EXTRA_STATE, (0,)), Frame(of.STATS, (0,)), Frame(of.LEAVE), Frame(of.MEET),
     ]  # fmt: skip
 
     def state():

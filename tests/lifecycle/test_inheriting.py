@@ -104,9 +104,9 @@ def test_moments_stay_and_those_of_new_features_are_measured(parent, log_source,
         train = child.data["train"]
         found = child.init_from(parent, train=train if given else None)
         assert found.normalized == ["x0"]
-        assert (child._run.standing.normalizing.stats is not None) == given
+        assert (child._run.trainer_state.normalizing.stats is not None) == given
         child.fit()
-        moments = child._run.standing.normalizing.stats.to_dict()
+        moments = child._run.trainer_state.normalizing.stats.to_dict()
     measured = NormalizationStats.of(train).to_dict()
     assert moments == {
         "x0": load(Storage.at(latest(parent)), None).normalization.to_dict()["x0"],

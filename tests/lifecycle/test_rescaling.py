@@ -88,8 +88,8 @@ def test_trainers_pause_for_it(tmp_path, strategy, changes, expected):
     counts = dict(request.counts)
     assert ranks.stop_requested
     ranks.size = 1  # one alone agrees with itself
-    scaling = rescaling.agreed(is_over=False)
-    assert scaling == Scaling(counts=counts, anew=anew, rows_move=moves)
+    scaling = rescaling.agreed(is_finished=False)
+    assert scaling == Scaling(counts=counts, restarts_all=anew, rows_move=moves)
     rescaling.begin(scaling, strategy, strategy.plan(facts_of(strategy)), STEP)
     begun = json.loads((tmp_path / "scale.json").read_text())["begun"]
     assert begun["step"] == STEP
@@ -102,7 +102,7 @@ def test_trainers_pause_for_it(tmp_path, strategy, changes, expected):
 
 def test_after_the_last_step_nothing_is_scaled(tmp_path):
     rescaling, ranks, request = asked(tmp_path, girih.Hybrid(), embedding_server=2)
-    assert rescaling.agreed(is_over=True) is None
+    assert rescaling.agreed(is_finished=True) is None
     assert not ranks.stopping
     rescaling.refuse_late()
     assert "the run has done its last step" in scale_requests.outcome(tmp_path, request)["refused"]
@@ -111,7 +111,7 @@ def test_after_the_last_step_nothing_is_scaled(tmp_path):
 def test_a_stop_that_is_asked_for_meanwhile_comes_first(tmp_path):
     rescaling, ranks, _ = asked(tmp_path, girih.Hybrid(), embedding_server=2)
     ranks.request_stop()
-    assert rescaling.agreed(is_over=False) is None
+    assert rescaling.agreed(is_finished=False) is None
     assert ranks.stopping
 
 
@@ -130,7 +130,7 @@ def test_a_life_that_comes_back_tells_what_became_of_it(tmp_path, servers, word)
 def test_the_plan_stays_but_for_the_numbers():
     strategy = girih.Hybrid(trainers=2, staleness=3)
     plan = strategy.plan(facts_of(strategy))
-    scaling = Scaling(counts={"embedding-server": 4, "loader": 2}, anew=False, rows_move=True)
+    scaling = Scaling(counts={"embedding-server": 4, "loader": 2}, restarts_all=False, rows_move=True)
     rescale = type("Own", (girih.Hybrid,), {"rescale": lambda self, *given: given})
     own = rescale(trainers=2, staleness=3)
     changed, new, given = rescaled(scaling, own, plan, "session", SimpleNamespace(), None, 0)

@@ -357,7 +357,7 @@ def test_devices_that_share_cores_are_as_fast_as_all_of_them_together():
         group = replace(PAIR, trainer=device, servers=(device, device), cores=cores)
         found = loads(graph, tagging, group)
         assert examples_per_s(group, list(found.values())) == pytest.approx(1e3 / busy)
-        tagged = tag(graph, group, given=tagging)
+        tagged = tag(graph, group, tagging=tagging)
         assert tagged.examples_per_s == pytest.approx(1e3 / busy)
         assert tagged.shared_cores == (
             None if cores is None else pytest.approx((150 + 90 + 10) / cores / busy)
@@ -519,7 +519,7 @@ def test_operators_of_one_module_are_on_one_server():
 
 def test_a_tagging_that_is_given_is_kept_and_priced():
     given = dict.fromkeys(tag(DLRM, PAIR).tagging, TRAINER) | {"bottom.0": "server 1", "top.0": "server 0"}
-    kept = tag(DLRM, PAIR, given=given)
+    kept = tag(DLRM, PAIR, tagging=given)
     assert kept.tagging == given
     assert not kept.moves
     assert kept.examples_per_s == examples_per_s(PAIR, list(loads(DLRM, given, PAIR).values()))
@@ -532,7 +532,7 @@ def test_a_tagging_that_tears_a_module_apart_is_refused():
     with pytest.raises(
         ConfigError, match="'user' on 'server 0' and 'item' on 'server 1'; expected operators of"
     ):
-        tag(graph, PAIR, given=torn)
+        tag(graph, PAIR, tagging=torn)
 
 
 def memory(size):

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(not segments._namespace(), reason="no /proc here
 
 
 def lease_of(pid):
-    return replace(Lease.own(), pid=pid, start=start_of(pid), segments=owned_by(pid))
+    return replace(Lease.of_this_run(), pid=pid, start=start_of(pid), segments=owned_by(pid))
 
 
 def leave(directory, lease):
@@ -81,7 +81,7 @@ def test_what_a_dead_run_left_is_removed_by_the_next_one_there(tmp_path, sleepin
         assert not any(file.exists() for file in left)
         assert other.exists()
         with (run / LOCK).open() as file:
-            assert Lease.read(file) == Lease.own()
+            assert Lease.read(file) == Lease.of_this_run()
     assert (run / LOCK).read_text() == ""
 
 
@@ -112,7 +112,7 @@ def test_a_crafted_lease_is_none(tmp_path, monkeypatch, change):
     memory.mkdir()
     run.mkdir()
     monkeypatch.setattr(segments, "SHARED_MEMORY", str(memory))
-    dead = replace(Lease.own(), pid=4194999, start="77", segments=owner_prefix(4194999, "77"))
+    dead = replace(Lease.of_this_run(), pid=4194999, start="77", segments=owner_prefix(4194999, "77"))
     others = [memory / name for name in ("girih-ATTACK", "girih-1.2.3-x", f"{owner_prefix(1, '77')}x")]
     for file in (*others, memory / f"{dead.segments}x"):
         file.touch()

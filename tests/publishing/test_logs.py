@@ -15,7 +15,7 @@ from girih.errors import CheckpointError, MissingFileError
 from girih.publishing.log import Log, PublishOptions, shown
 from girih.publishing.manifest import Pointer, write_pin
 from girih.runs.callbacks import Callback
-from girih.training.publisher import Publisher
+from girih.training.publisher import Publisher, _open_log
 
 
 def test_numbers_are_shown_in_runs():
@@ -132,7 +132,7 @@ def test_of_processes_that_open_a_log_at_once_each_has_an_epoch_and_numbers_of_i
     options = PublishOptions(to=str(tmp_path / "log"))
     publishers = [Publisher(options, TrainerGroup(), None) for _ in range(6)]
     with ThreadPoolExecutor(len(publishers)) as pool:
-        opened = list(pool.map(Publisher._open, publishers))
+        opened = list(pool.map(lambda each: _open_log(each._log, None), publishers))
     for publisher in publishers:
         publisher.close()
     epochs = sorted(each.epoch for each in opened)
@@ -173,7 +173,7 @@ def test_a_run_that_opened_a_log_with_another_one_spoils_nothing_of_it(config, t
 
 def test_a_head_never_goes_back_to_an_earlier_snapshot(tmp_path):
     publisher = Publisher(PublishOptions(to=str(tmp_path / "log")), TrainerGroup(), None)
-    publisher._opened = publisher._open()
+    publisher._opened = _open_log(publisher._log, None)
     for number, whole in ((1, True), (2, False), (5, True), (2, True)):
         publisher._write_head(Pointer(number=number, step=number, time=0.0, manifest_crc32=1), whole=whole)
     publisher.close()

@@ -22,7 +22,7 @@ def test_what_devices_decide_is_what_hosts_do(tmp_path, monkeypatch, strategy):
         monkeypatch.setattr(module, "learns_late", lambda context: True)
     halves = []
     late = play(directory, scene("late", strategy), act=lambda trainer: halves.append(trainer.dense))
-    assert "Late" in type(halves[0]).__name__
+    assert "Deferred" in type(halves[0]).__name__
     assert difference(directory / "waiting", directory / "late") == (0, 0)
     assert late["logloss"] == waiting["logloss"]
     refused = play(directory, scene("refused", strategy, spoil=("nan", 0, 3), raises=True))

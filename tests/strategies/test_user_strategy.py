@@ -273,40 +273,39 @@ class TestPlan:
     def test_a_pinned_plan_is_held_and_one_of_another_strategy_refused(self):
         facts, context = self.facts()
         own = Plan.from_dict({**Local().plan(facts).to_dict(), "predicted": {"noted": 1}})
-        found = decide(Local(), facts, context.ranks, context.sparse, pinned=own)
+        found = decide(Local(), facts, context, pinned=own)
         assert found is own
         for other in (girih.Synchronous().plan(facts), girih.Hybrid().plan(facts)):
             with pytest.raises(ConfigError, match=f"the plan is of strategy '{other.strategy}'"):
-                decide(Local(), facts, context.ranks, context.sparse, pinned=other)
+                decide(Local(), facts, context, pinned=other)
         with pytest.raises(ConfigError, match="plan again with girih plan"):
             decide(
                 girih.Hybrid(staleness=1),
                 facts,
-                context.ranks,
-                context.sparse,
+                context,
                 pinned=girih.Hybrid(staleness=2).plan(facts),
             )
 
     def test_an_earlier_plan_is_held_where_it_fits(self):
         facts, context = self.facts()
         earlier = Plan.from_dict({**Local().plan(facts).to_dict(), "predicted": {"noted": 1}})
-        assert decide(Local(), facts, context.ranks, context.sparse, earlier=earlier) is earlier
+        assert decide(Local(), facts, context, earlier=earlier) is earlier
         other = girih.Synchronous().plan(facts)
-        assert decide(Local(), facts, context.ranks, context.sparse, earlier=other).strategy == "local"
+        assert decide(Local(), facts, context, earlier=other).strategy == "local"
 
     def test_a_plan_holds_for_the_hosts_it_names_or_for_those_at_hand(self):
         facts, context = self.facts()
         pinned = Local().plan(facts)
         here = {"trainer": "10.0.0.7"}
         for given in ({"pinned": pinned}, {"earlier": replace(pinned, hosts=here)}):
-            assert decide(Local(), facts, context.ranks, context.sparse, **given).hosts == {}
+            assert decide(Local(), facts, context, **given).hosts == {}
         pinned = replace(pinned, hosts=here)
-        assert decide(Local(), facts, context.ranks, context.sparse, pinned=pinned) is pinned
+        assert decide(Local(), facts, context, pinned=pinned) is pinned
         pinned = replace(pinned, hosts={"trainer 0": "10.0.0.7", "trainer 1": "10.0.0.8"})
         with pytest.raises(
             ConfigError, match="plan: hosts: 'trainer 1'; expected a host for each of 1 trainers"
         ):
-            decide(Local(), facts, context.ranks, context.sparse, pinned=pinned)
+            decide(Local(), facts, context, pinned=pinned)
         several = replace(facts, num_trainers=3, hosts=("a", "b", "a"))
         plan = girih.Synchronous(trainers=3).plan(several)
         assert plan.hosts_of("trainer") == several.hosts

@@ -16,7 +16,7 @@ def test_a_trainer_says_that_it_stands_still_before_it_waits_for_others(meeting)
         return False
 
     loop = SimpleNamespace(
-        session=SimpleNamespace(leave=lambda: said.append("leaves")),
+        session=SimpleNamespace(detach_from_round=lambda: said.append("leaves")),
         ranks=SimpleNamespace(rendezvous=rendezvous),
         score=lambda: None,
         _metrics=SimpleNamespace(settle=lambda wait: None),

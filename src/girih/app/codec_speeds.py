@@ -23,12 +23,12 @@ _ROUNDS = 30
 def measure_codecs(ranks: TrainerGroup) -> Mapping[str, CodecSpeed]:
     """The speeds of all codecs of activations and gradients, by name; the mean over trainers, who measure at once, as they train."""
     ahead.make_ready(ahead.packing_tensors())
-    found = {}
+    speeds = {}
     for name, codec in {**ACTIVATIONS, **GRADIENTS}.items():
         speed = measure_codec(codec)
         sums = ranks.sum([speed.pack_s_per_byte, speed.unpack_s_per_byte])
-        found[name] = CodecSpeed(*(each / ranks.size for each in sums))
-    return found
+        speeds[name] = CodecSpeed(*(each / ranks.size for each in sums))
+    return speeds
 
 
 def measure_codec(codec: Codec, rounds: int = _ROUNDS) -> CodecSpeed:

@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from girih.app.run_config import RunConfig
 from girih.errors import ConfigError
@@ -36,7 +35,7 @@ class _KeepsConfig(Callback):
 
 def trainer_of(
     path: Path,
-    overrides: Sequence[str] | Mapping[str, Any],
+    overrides: Sequence[str] | Mapping[str, object],
     *,
     strategy: str | None,
     run: str | os.PathLike[str] | None,

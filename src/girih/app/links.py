@@ -64,8 +64,8 @@ def measure_links(
     if not ranks.first:
         return None
     return {
-        name: with_cpu(name, fit(name, found, ranks.size), cpu_s[name], ranks.size)
-        for name, found in points.items()
+        name: with_cpu(name, fit(name, measured, ranks.size), cpu_s[name], ranks.size)
+        for name, measured in points.items()
     }
 
 
@@ -122,7 +122,7 @@ def _measure(
             took[each] += _rounds_s(work, ranks, num_rounds)
             busy_s[each] += time.process_time() - before
     started = time.process_time()
-    _rounds_s(_nothing, ranks, _MOST)
+    _rounds_s(_idle_round, ranks, _MOST)
     idle_s = (time.process_time() - started) / _MOST
     cpu_s: dict[str, list[Cpu]] = {}
     for (name, size), seconds in busy_s.items():
@@ -134,8 +134,8 @@ def _measure(
     return points, cpu_s
 
 
-def _nothing() -> None:
-    """A round in which nothing is done."""
+def _idle_round() -> None:
+    """Does nothing, to time an empty round."""
 
 
 def _fast_s(rounds_s: Sequence[float]) -> float:

@@ -40,8 +40,8 @@ WINDOWS, EPOCHS = 5, 4
 
 def ways(trainers: int) -> Mapping[str, Strategy]:
     """Way to train → girih's strategy for it, with one step of each trainer under way."""
-    found = (each for kind in BY_NAME.values() for each in kind.with_trainers(trainers))  # type: ignore[attr-defined]
-    return {way_of(each): one_at_a_time(each) for each in found}
+    strategies = (each for kind in BY_NAME.values() for each in kind.with_trainers(trainers))  # type: ignore[attr-defined]
+    return {way_of(each): one_at_a_time(each) for each in strategies}
 
 
 def write_data(folder: Path, trainers: int) -> None:
@@ -60,7 +60,7 @@ def observe(
     """Trains on few examples a step, then on more; called by all trainers. What was observed, on rank 0."""
     schema = Schema([Categorical(name=f"f{number}", dim=DIM) for number in range(FEATURES)], labels="click")
     meter = _Meter(cluster, {"trainer": strategy.trainers, **roles_of(strategy)})
-    options, found = TrainOptions(log_every_steps=LOGGED), []
+    options, observations = TrainOptions(log_every_steps=LOGGED), []
     with Trainer(
         DNN(schema, hidden=HIDDEN), strategy=strategy, options=options, callbacks=[meter], cluster=cluster
     ) as trainer:
@@ -70,10 +70,10 @@ def observe(
             trainer.fit(data, epochs=EPOCHS)
             cost = trainer._run.step_cost(data, calibration)
             if cost is not None:
-                found.append(_observed(strategy, examples, cost, list(meter.windows())))
-    if len(found) < 2:
+                observations.append(_observed(strategy, examples, cost, list(meter.windows())))
+    if len(observations) < 2:
         return None
-    few, many = found
+    few, many = observations
     return few, many
 
 
@@ -114,7 +114,7 @@ class _Meter:
         self.first_step, self.window = step, window
         self.notes.clear()
 
-    def on_plan(self, plan: Mapping[str, Any]) -> None:
+    def on_plan(self, plan: Mapping[str, object]) -> None:
         """Training begins."""
 
     def on_metrics(self, record: Mapping[str, Any]) -> None:
@@ -129,10 +129,10 @@ class _Meter:
             pids = [entry.pid for entry in entries if entry is not None] or [0]
             self.notes.append((record["step"], time.perf_counter(), sum(map(_cpu_s, pids))))
 
-    def on_evaluation(self, record: Mapping[str, Any]) -> None:
+    def on_evaluation(self, record: Mapping[str, object]) -> None:
         """Nothing is evaluated."""
 
-    def on_end(self, summary: Mapping[str, Any] | None) -> None:
+    def on_end(self, summary: Mapping[str, object] | None) -> None:
         """All is noted."""
 
     def windows(self) -> Iterator[tuple[float, float]]:

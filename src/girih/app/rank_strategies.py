@@ -28,41 +28,44 @@ class StrategyEstimate:
     """
 
     strategy: Strategy
-    own: bool
+    is_configured: bool
     prediction: Prediction | None
     refused: str = ""
 
     @property
     def label(self) -> str:
         """Its name, with options that differ from their defaults."""
-        told = options_of(self.strategy)
-        return f"{self.strategy.name} ({told})" if told else self.strategy.name
+        options = options_of(self.strategy)
+        return f"{self.strategy.name} ({options})" if options else self.strategy.name
 
     @property
     def processes(self) -> int:
-        """All that it starts."""
+        """The number of processes that it starts."""
         return int(self.strategy.trainers) + sum(roles_of(self.strategy).values())
 
     @property
     def samples_per_s(self) -> float:
-        """Predicted; 0 where nothing is."""
+        """The predicted speed; 0 if there is no prediction."""
         return 0.0 if self.prediction is None else self.prediction.samples_per_s
 
 
-def offers(own: Strategy, facts_of: Callable[[Strategy], Facts]) -> tuple[StrategyEstimate, ...]:
-    """The config's own strategy, then all others with as many trainers, or two where it has one.
+def offers(configured: Strategy, facts_of: Callable[[Strategy], Facts]) -> tuple[StrategyEstimate, ...]:
+    """Estimates the configured strategy, then all others with the same number of trainers, or two if it has one.
 
     Args:
-        facts_of: facts for a strategy: of its number of trainers, with all that a speed is predicted from.
+        facts_of: a strategy → the facts for its number of trainers, with all inputs of a predicted speed.
     """
-    count = max(LEAST_TRAINERS, own.trainers)
+    count = max(LEAST_TRAINERS, configured.trainers)
     others = [each for kind in BY_NAME.values() for each in kind.with_trainers(count)]  # type: ignore[attr-defined]
-    return tuple(offer(each, facts_of, own=each is own) for each in (own, *(o for o in others if o != own)))
+    return tuple(
+        offer(each, facts_of, is_configured=each is configured)
+        for each in (configured, *(o for o in others if o != configured))
+    )
 
 
-def choose(found: Sequence[StrategyEstimate]) -> tuple[StrategyEstimate | None, str]:
-    """The offer to take, and why: of those within 5 % of the fastest, the one with the fewest processes; None where none is priced."""
-    priced = [offer for offer in found if offer.prediction is not None]
+def choose(estimates: Sequence[StrategyEstimate]) -> tuple[StrategyEstimate | None, str]:
+    """Returns the estimate to take and the reason: the fewest processes within 5 % of the fastest; None if none is priced."""
+    priced = [offer for offer in estimates if offer.prediction is not None]
     if not priced:
         return None, "no speed is predicted for any strategy"
     fastest = max(priced, key=lambda offer: offer.samples_per_s)
@@ -78,25 +81,33 @@ def choose(found: Sequence[StrategyEstimate]) -> tuple[StrategyEstimate | None, 
 
 
 def options_of(strategy: Strategy) -> str:
-    """Options that differ from their defaults, as ``[strategy]`` has them."""
-    own: Any = strategy
-    if not is_dataclass(own):
+    """Returns the options that differ from their defaults, as in ``[strategy]``."""
+    options: Any = strategy
+    if not is_dataclass(options):
         return ""
-    told = {
-        each.name: getattr(own, each.name) for each in fields(own) if getattr(own, each.name) != each.default
+    changed = {
+        each.name: getattr(options, each.name)
+        for each in fields(options)
+        if getattr(options, each.name) != each.default
     }
-    return ", ".join(f"{name} = {value!r}" for name, value in told.items())
+    return ", ".join(f"{name} = {value!r}" for name, value in changed.items())
 
 
-def offer(strategy: Strategy, facts_of: Callable[[Strategy], Facts], *, own: bool) -> StrategyEstimate:
-    """One strategy, with its predicted speed or why it has none; arguments as of :func:`offers`, ``own`` as of :class:`StrategyEstimate`."""
+def offer(
+    strategy: Strategy, facts_of: Callable[[Strategy], Facts], *, is_configured: bool
+) -> StrategyEstimate:
+    """One strategy, with its predicted speed or why it has none; arguments as of :func:`offers`, ``is_configured`` as of :class:`StrategyEstimate`."""
     try:
         facts = facts_of(strategy)
         strategy.plan(facts)
         prediction = price(strategy, facts)
     except ConfigError as error:
-        return StrategyEstimate(strategy=strategy, own=own, prediction=None, refused=str(error))
+        return StrategyEstimate(
+            strategy=strategy, is_configured=is_configured, prediction=None, refused=str(error)
+        )
     why = (
         "" if prediction else "its speed is not predicted: on GPUs, compiled, or a strategy without step_cost"
     )
-    return StrategyEstimate(strategy=strategy, own=own, prediction=prediction, refused=why)
+    return StrategyEstimate(
+        strategy=strategy, is_configured=is_configured, prediction=prediction, refused=why
+    )

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -68,8 +68,8 @@ def keys_by_section() -> dict[str, list[str]]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig:
-    """A config file, checked.
+class CheckedConfig:
+    """A config file, checked: its options, model and data.
 
     Attributes:
         mapping: as it was written, overrides applied, ``${NAME}`` not expanded: what ``run/config.toml`` repeats.
@@ -109,7 +109,7 @@ class RunConfig:
         overrides: Sequence[str] | Mapping[str, Any] = (),
         strategy: str | None = None,
         run: Path | None = None,
-    ) -> RunConfig:
+    ) -> Self:
         """Reads and checks a whole config file.
 
         Args:
@@ -262,23 +262,6 @@ class RunConfig:
         """All splits of the data."""
         return {split: self.dataset(split) for split in self.data.splits}
 
-    def rehearse(self, datasets: Mapping[str, Dataset]) -> None:
-        """Does all that a run does before its first step, and writes nothing; of several processes, what one can do alone.
-
-        Raises:
-            ConfigError, DataError: as the run raises them.
-        """
-        train, valid = datasets["train"], datasets.get("valid")
-        if self.strategy.trainers > 1 or roles_of(self.strategy):
-            self.planned()
-            NormalizationStats.of(train)
-            train.first()
-            return
-        with tempfile.TemporaryDirectory() as place:
-            settings = replace(self, store=self.store.within(Path(place)))
-            with settings.trainer() as trainer:
-                trainer.rehearse(train, valid)
-
     def most_examples(self, train: Dataset) -> int | None:
         """The number of examples that the run trains on unless it stops early; None where nobody knows."""
         limits = []
@@ -295,10 +278,10 @@ class RunConfig:
             if name not in names:
                 raise ConfigError(f"negatives: features: no feature {name!r}{nearest(name, names)}")
         paths = [options.items] if isinstance(options.items, str) else list(options.items)
-        own = self.schema.narrowed(options.features)
+        schema = self.schema.narrowed(options.features)
         return open_dataset(
             self.data,
-            own,
+            schema,
             paths=paths,
             key="negatives.items",
             base_dir=self.directory,
@@ -309,6 +292,27 @@ class RunConfig:
         """Tables, what the model reads of them, and how they are kept."""
         optimizers = self.sparse_optimizer, self.first_order_optimizer
         return sparse_spec(model or self.model(), self.schema, self.train, self.store, *optimizers)
+
+
+class RunConfig(CheckedConfig):
+    """A checked config file that is planned, priced under every strategy, and trained."""
+
+    def rehearse(self, datasets: Mapping[str, Dataset]) -> None:
+        """Does all that a run does before its first step, and writes nothing; of several processes, what one can do alone.
+
+        Raises:
+            ConfigError, DataError: as the run raises them.
+        """
+        train, valid = datasets["train"], datasets.get("valid")
+        if self.strategy.trainers > 1 or roles_of(self.strategy):
+            self.planned()
+            NormalizationStats.of(train)
+            train.first()
+            return
+        with tempfile.TemporaryDirectory() as place:
+            settings = replace(self, store=self.store.within(Path(place)))
+            with settings.trainer() as trainer:
+                trainer.rehearse(train, valid)
 
     def planned(self, calibration: Calibration | None = None) -> Plan:
         """The plan of this configuration; see :meth:`planned_net`."""
@@ -380,7 +384,7 @@ class RunConfig:
         self, calibration: Calibration, placed: PlacedNet | None = None, cost: DenseCost | None = None
     ) -> StrategyEstimate:
         """The first of :meth:`offers`: this configuration as it is; ``cost`` as of :meth:`planned_net`."""
-        return offer(self.strategy, self._facts_by(calibration, placed, cost), own=True)
+        return offer(self.strategy, self._facts_by(calibration, placed, cost), is_configured=True)
 
     def _facts_by(
         self, calibration: Calibration, placed: PlacedNet | None, cost: DenseCost | None = None
@@ -396,8 +400,10 @@ class RunConfig:
             if count not in known:
                 facts = replace(facts_of(sparse, dense, count, self.schedule), free_bytes=host_bytes())
                 with threads_of(count, calibration.machines):
-                    own = cost if count == self.strategy.trainers else None
-                    known[count] = measured(facts, calibration, data, sparse, dense, TrainerGroup(), own)
+                    local_cost = cost if count == self.strategy.trainers else None
+                    known[count] = measured(
+                        facts, calibration, data, sparse, dense, TrainerGroup(), local_cost
+                    )
             facts = replace(known[count], links=calibration.links)
             if strategy is self.strategy and placed is not None:
                 net = placed.facts

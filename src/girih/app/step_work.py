@@ -53,9 +53,9 @@ def measure_rows(
 ) -> tuple[Rate, dict[str, Rate]]:
     """The rate of lookups, and that of updates by name of optimizer; lookups' is the median over optimizers."""
     ahead.make_ready(ahead.training([[each] for each in optimizers], []))
-    found = {each.name: [_rows_s(each, *point, rounds) for point in POINTS] for each in optimizers}
-    lookups = np.median([[lookup for lookup, _ in points] for points in found.values()], axis=0)
-    updates = {name: fit_rate([update for _, update in points]) for name, points in found.items()}
+    measured = {each.name: [_rows_s(each, *point, rounds) for point in POINTS] for each in optimizers}
+    lookups = np.median([[lookup for lookup, _ in points] for points in measured.values()], axis=0)
+    updates = {name: fit_rate([update for _, update in points]) for name, points in measured.items()}
     return fit_rate(lookups.tolist()), updates
 
 
@@ -70,7 +70,7 @@ def fit_rate(seconds: list[float]) -> Rate:
 
 def measure_products(rounds: int = _ROUNDS) -> tuple[tuple[int, float], ...]:
     """W → multiplications and additions per second of a layer of W inputs and outputs, forward and backward, on one core."""
-    threads, found = torch.get_num_threads(), []
+    threads, points = torch.get_num_threads(), []
     torch.set_num_threads(1)
     try:
         for width in WIDTHS:
@@ -79,10 +79,10 @@ def measure_products(rounds: int = _ROUNDS) -> tuple[tuple[int, float], ...]:
             def work(layer: torch.nn.Linear = layer, inputs: torch.Tensor = inputs) -> None:
                 layer(inputs).sum().backward()
 
-            found.append((width, 3 * 2 * EXAMPLES * width * width / _fast_s(work, rounds)))
+            points.append((width, 3 * 2 * EXAMPLES * width * width / _fast_s(work, rounds)))
     finally:
         torch.set_num_threads(threads)
-    return tuple(found)
+    return tuple(points)
 
 
 def measure_reading(rounds: int = 4) -> tuple[float, float]:

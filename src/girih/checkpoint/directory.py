@@ -66,11 +66,11 @@ def final_of(address: Storage | str | os.PathLike[str]) -> tuple[Storage, bool]:
     newest = find(address)
     manifest = Manifest.read(newest)
     if newest == Storage.at(address):
-        return newest, manifest.final or manifest.by_hand
+        return newest, manifest.final or manifest.manual
     for _, place in reversed(complete(newest.parent)):
         if (manifest if place == newest else Manifest.read(place)).final:
             return place, True
-    if manifest.by_hand:
+    if manifest.manual:
         return newest, True
     best = manifest.run.best_step
     return (newest if best is None else find(newest.parent, step=best)), False

@@ -55,7 +55,7 @@ class LoadedCheckpoint:
         state = dense.state()
         before = save.split(state)
         try:
-            with refusing(f"{self.place}/{DENSE}", _FIX, what="does not fit this model"):
+            with refusing(f"{self.place}/{DENSE}", _FIX, fault="does not fit this model"):
                 save.check_dtypes(self.dense.get("model", {}), state.get("model", {}))
                 dense.restore(self.dense)
             if sparse is not None:
@@ -101,7 +101,7 @@ def load_model(loaded: LoadedCheckpoint, model: nn.Module) -> None:
     Raises:
         CheckpointError: they are another model's.
     """
-    with refusing(f"{loaded.place}/{DENSE}", _FIX, what="does not fit this model"):
+    with refusing(f"{loaded.place}/{DENSE}", _FIX, fault="does not fit this model"):
         save.check_dtypes(loaded.dense["model"], model.state_dict())
         model.load_state_dict(loaded.dense["model"])
 

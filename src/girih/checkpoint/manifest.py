@@ -70,7 +70,7 @@ class Manifest:
         return RunState.from_dict(self.state["run"])
 
     @property
-    def by_hand(self) -> bool:
+    def manual(self) -> bool:
         """Whether ``Trainer.save`` wrote it: no run goes on where it lies, and its weights are those that are wanted."""
         return bool(self.state.get("by_hand", False))
 

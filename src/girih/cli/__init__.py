@@ -107,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Runs one command and exits with its status: 130 where a signal ends it. The process is girih's own."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
-    process_settings.load_late()
+    process_settings.defer_dynamo()
     try:
         status = run(arguments, own_process=True)
     except KeyboardInterrupt:

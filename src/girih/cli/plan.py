@@ -77,7 +77,7 @@ def plan(
         spread = {} if machines is None else {"machines": machines}
         marked: dict[str, Any] = {"communication_from": source | spread}
         found = settings.offers(calibration, net)
-        (own,) = (offer for offer in found if offer.own)
+        (own,) = (offer for offer in found if offer.is_configured)
         if own.prediction is not None:
             marked |= {"speed": {**own.prediction.to_dict(), "from": str(calibrated)}}
         decided = replace(decided, predicted={**decided.predicted, **marked})

@@ -20,7 +20,7 @@ def offers_table(found: Sequence[StrategyEstimate], calibrated: str) -> None:
         table.add_column(column, justify="right")
     table.add_column("bounded by, or refused because", overflow="fold")
     for offer in sorted(found, key=lambda each: -each.samples_per_s):
-        label = f"{offer.label} ← this config" if offer.own else offer.label
+        label = f"{offer.label} ← this config" if offer.is_configured else offer.label
         prediction = offer.prediction
         if prediction is None:
             table.add_row(label, str(offer.processes), "–", "–", "–", offer.refused)

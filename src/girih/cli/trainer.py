@@ -168,7 +168,7 @@ def _train(
             metrics, stopped = _fit(settings, datasets, trainer, final)
         if stopped:
             trainer.end(None)
-            if run is not None and not trainer.begins_anew:
+            if run is not None and not trainer.restarts_all:
                 again = f"girih train {run.config} --run {run.path} --resume"
                 progress.message(f"stopped at step {trainer.state.step}; go on with: {again}")
             return 130

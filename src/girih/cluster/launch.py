@@ -290,7 +290,7 @@ class _LaunchedRun:
         scaled = replace(
             self._what, counts={**self._what.counts, **counts}, again=[*self._what.again, *words]
         )
-        if stage == ScaleStage.ANEW:
+        if stage == ScaleStage.RESTART:
             self.following = replace(scaled, command=scaled.again)
             return
         if scaled.counts != self._what.counts:

@@ -14,33 +14,33 @@ from girih.config.sections import build, hints_of, instead_of
 from girih.errors import ConfigError
 
 
-def integer(name: str, value: Any, low: int = 1, high: float = math.inf, *, or_none: bool = False) -> None:
+def integer(name: str, value: object, low: int = 1, high: float = math.inf, *, or_none: bool = False) -> None:
     """Refuses anything but integers from ``low`` to ``high``, both included."""
     if not (or_none and value is None):
         build(Annotated[int, Bounds(low, high)], value, name)
 
 
-def positive(name: str, value: Any) -> None:
+def positive(name: str, value: object) -> None:
     """Refuses anything but None and numbers above 0."""
     build(Positive | None, value, name)
 
 
-def fraction(name: str, value: Any) -> None:
+def fraction(name: str, value: object) -> None:
     """Refuses anything but numbers in [0, 1)."""
     build(Fraction, value, name)
 
 
-def text(name: str, value: Any) -> None:
+def text(name: str, value: object) -> None:
     """Refuses anything but strings."""
     build(str, value, name)
 
 
-def flag(name: str, value: Any) -> None:
+def flag(name: str, value: object) -> None:
     """Refuses anything but booleans."""
     build(bool, value, name)
 
 
-def choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+def choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     """Refuses anything but some words."""
     build(Literal[choices], value, name)
 
@@ -79,17 +79,19 @@ class Options:
         return ""
 
 
-def _refuse_unknown(cls: type, given: tuple[Any, ...], options: Mapping[str, Any], known: list[str]) -> None:
+def _refuse_unknown(
+    cls: type, positional: tuple[object, ...], options: Mapping[str, object], known: list[str]
+) -> None:
     for option in options:
         if option not in known:
             raise ConfigError(f"{cls.__name__}: unknown option {option!r}{instead_of(cls, option, known)}")
-    if given:
-        value = repr(given[0]) if isinstance(given[0], str | int | float) else "..."
+    if positional:
+        value = repr(positional[0]) if isinstance(positional[0], str | int | float) else "..."
         mend = f"write {cls.__name__}({known[0]}={value})" if known else "it has none"
         raise ConfigError(f"{cls.__name__}({value}): options have names here; {mend}")
 
 
-def _refuse_missing(cls: type, options: Mapping[str, Any], signature: inspect.Signature) -> None:
+def _refuse_missing(cls: type, options: Mapping[str, object], signature: inspect.Signature) -> None:
     for name, parameter in list(signature.parameters.items())[1:]:
         required = parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty
         if required and name not in options:

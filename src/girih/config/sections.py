@@ -66,7 +66,7 @@ def read_toml(path: str | os.PathLike[str], *, expanded: bool = True) -> dict[st
     return typing.cast(dict[str, Any], expand(mapping, str(file))) if expanded else mapping
 
 
-def parse_toml(text: str) -> dict[str, Any]:
+def parse_toml(text: str) -> dict[str, object]:
     """The tree of a TOML text.
 
     Raises:
@@ -85,7 +85,7 @@ def write_toml(path: Path, mapping: Mapping[str, Any]) -> None:
 
 
 def with_overrides(
-    path: Path, overrides: Sequence[str] | Mapping[str, Any], strategy: str | None, run: Path | None = None
+    path: Path, overrides: Sequence[str] | Mapping[str, object], strategy: str | None, run: Path | None = None
 ) -> dict[str, Any]:
     """Read a config file and apply a strategy's name, then overrides.
 
@@ -127,19 +127,19 @@ def with_overrides(
     return written
 
 
-def classes_in(mapping: Mapping[str, Any], where: str) -> dict[str, str]:
+def classes_in(mapping: Mapping[str, object], where: str) -> dict[str, str]:
     """The classes of the user's own that a config names, by section."""
     names = {kind: expand(_section(mapping, kind).get("name"), where) for kind in KINDS}
     return {kind: name for kind, name in names.items() if isinstance(name, str) and ":" in name}
 
 
-def _section(mapping: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _section(mapping: Mapping[str, object], name: str) -> dict[str, object]:
     """A section; a string stands for its name."""
     section = mapping.get(name)
     return section if isinstance(section, dict) else {"name": section}
 
 
-def dropped_options(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+def dropped_options(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
     """The options of ``[model]`` that :func:`with_overrides` dropped, because another model is named."""
     old, new = (mapping.get("model") for mapping in (before, after))
     if (
@@ -160,7 +160,7 @@ def _same_model(old: object, new: object) -> bool:
     return class_name(old) == class_name(new)
 
 
-def _check_nesting(mapping: Mapping[str, Any], where: str) -> None:
+def _check_nesting(mapping: Mapping[str, object], where: str) -> None:
     level: list[Any] = [mapping]
     for _ in range(_MOST_NESTED):
         inner = (item for each in level for item in (each.values() if isinstance(each, dict) else each))
@@ -175,7 +175,7 @@ def _nested(where: str) -> ConfigError:
     )
 
 
-def expand(value: Any, where: str) -> Any:
+def expand(value: object, where: str) -> Any:
     """A copy with ``${NAME}`` in its strings, at any depth, taken from the environment.
 
     Raises:
@@ -190,13 +190,13 @@ def expand(value: Any, where: str) -> Any:
     return value
 
 
-def variables_in(value: Any) -> dict[str, str]:
+def variables_in(value: object) -> dict[str, str]:
     """The variables of the environment that :func:`expand` would take, by name; those that are not set are left out."""
     if isinstance(value, dict | list):
         items = value.values() if isinstance(value, dict) else value
         return {name: text for item in items for name, text in variables_in(item).items()}
-    found = re.findall(r"\$\{([^}]*)\}", value) if isinstance(value, str) else []
-    return {name: os.environ[name] for name in found if name in os.environ}
+    names = re.findall(r"\$\{([^}]*)\}", value) if isinstance(value, str) else []
+    return {name: os.environ[name] for name in names if name in os.environ}
 
 
 def _environment(name: str, where: str) -> str:
@@ -205,7 +205,7 @@ def _environment(name: str, where: str) -> str:
     return os.environ[name]
 
 
-def apply_override(mapping: dict[str, Any], assignment: str) -> None:
+def apply_override(mapping: dict[str, object], assignment: str) -> None:
     """Applies ``section.key=value`` in place; the value is read as TOML, else taken as a string.
 
     ``section={...}`` replaces a section whole; ``features.user.dim=8`` finds a table of ``[[features]]`` or ``[[tables]]`` by its name.
@@ -213,7 +213,7 @@ def apply_override(mapping: dict[str, Any], assignment: str) -> None:
     _assign(mapping, *_parsed(assignment))
 
 
-def _parsed(assignment: str) -> tuple[str, Any, str]:
+def _parsed(assignment: str) -> tuple[str, object, str]:
     """The key, the value and the words for errors of ``section.key=value``."""
     path, equals, text = assignment.partition("=")
     try:
@@ -230,7 +230,7 @@ def _parsed(assignment: str) -> tuple[str, Any, str]:
     return path.strip() if equals else "", value, f"--set {assignment!r}"
 
 
-def _assign(mapping: dict[str, Any], path: str, value: Any, where: str) -> None:
+def _assign(mapping: dict[str, object], path: str, value: object, where: str) -> None:
     keys = [key.strip() for key in path.split(".")]
     if not all(keys) or (len(keys) == 1 and not isinstance(value, dict | list)):
         raise ConfigError(f"{where}: expected section.key=value, as in train.epochs=2")
@@ -250,7 +250,7 @@ def _assign(mapping: dict[str, Any], path: str, value: Any, where: str) -> None:
     target[keys[-1]] = value
 
 
-def _named(tables: list[Any], name: str, where: str) -> Any:
+def _named(tables: list[object], name: str, where: str) -> Any:
     """The table of a list that has a name, as ``[[features]]`` have."""
     names = [str(each["name"]) for each in tables if isinstance(each, dict) and "name" in each]
     if name not in names:
@@ -296,7 +296,7 @@ def build(cls: Any, value: Any, where: str) -> Any:
 
 
 def check_call(
-    function: Callable[..., Any], options: Mapping[str, Any], where: str, *, skip: int = 1
+    function: Callable[..., object], options: Mapping[str, object], where: str, *, skip: int = 1
 ) -> dict[str, Any]:
     """Checks keyword options against a callable's signature; the first ``skip`` parameters are not options.
 
@@ -340,7 +340,7 @@ def plain(value: Any) -> Any:
 
 
 @functools.cache
-def hints_of(cls: type[Any]) -> dict[str, Any]:
+def hints_of(cls: type[object]) -> dict[str, object]:
     """The type hints of a class, with their annotations, which take as long to evaluate as a class to build."""
     return typing.get_type_hints(cls, include_extras=True)
 
@@ -349,17 +349,17 @@ def hints_of(cls: type[Any]) -> dict[str, Any]:
 def _fields_of(cls: type[Any]) -> dict[str, bool]:
     """The fields that a class takes, and whether each must be given."""
     missing = dataclasses.MISSING
-    given = (f for f in dataclasses.fields(cls) if f.init)
-    return {f.name: f.default is missing and f.default_factory is missing for f in given}
+    init_fields = (f for f in dataclasses.fields(cls) if f.init)
+    return {f.name: f.default is missing and f.default_factory is missing for f in init_fields}
 
 
 def instead_of(cls: type, key: str, known: Iterable[str]) -> str:
     """The end of an error for a key that a class does not have: its own word for it, else the nearest."""
-    told = getattr(cls, "instead_of", {}).get(key)
-    return f"; {told}" if told else nearest(key, known)
+    hint = getattr(cls, "instead_of", {}).get(key)
+    return f"; {hint}" if hint else nearest(key, known)
 
 
-def _build_dataclass(cls: type, value: Any, where: str) -> Any:
+def _build_dataclass(cls: type, value: object, where: str) -> object:
     tag = _tag_key(cls)
     if isinstance(value, str) and tag == "name":
         value = {"name": value}
@@ -383,7 +383,7 @@ def _build_dataclass(cls: type, value: Any, where: str) -> Any:
         raise ConfigError(f"{where}: {error}") from None
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     text = repr(value)
     return text if len(text) <= _MOST_SHOWN else text[: _MOST_SHOWN - 3] + "..."
 
@@ -395,7 +395,7 @@ def _not_a_table(value: Any, where: str, tag: str, by_name: Mapping[str, Any]) -
     return f"{where} = {kind_of(value)}: expected one of girih's own: {ours}"
 
 
-def _build_union(members: tuple[Any, ...], value: Any, where: str) -> Any:
+def _build_union(members: tuple[object, ...], value: object, where: str) -> object:
     if value is None and type(None) in members:
         return None
     classes: list[Any] = [member for member in members if dataclasses.is_dataclass(member)]
@@ -429,7 +429,7 @@ def _build_union(members: tuple[Any, ...], value: Any, where: str) -> Any:
     raise failures[0]
 
 
-def _build_tuple(arguments: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
+def _build_tuple(arguments: tuple[object, ...], value: object, where: str) -> tuple[object, ...]:
     if not isinstance(value, list | tuple):
         raise ConfigError(f"{where} = {_shown(value)}: expected a list")
     if len(arguments) == 2 and arguments[1] is Ellipsis:
@@ -466,7 +466,7 @@ def _build_scalar(cls: Any, value: Any, where: str) -> Any:
 
 
 @functools.cache
-def _tag_key(cls: Any) -> str | None:
+def _tag_key(cls: object) -> str | None:
     """``kind`` or ``name``, where the class carries it as a class variable; else None."""
     hints = getattr(cls, "__annotations__", {})
     for key in ("kind", "name"):

@@ -107,14 +107,16 @@ def load_class(
         module = _from_file((directory or Path()) / Path(source).expanduser(), where)
     else:
         module = _from_package(source, where, directory)
-    found = getattr(module, class_name, None)
-    if found is None:
+    loaded = getattr(module, class_name, None)
+    if loaded is None:
         classes = {key: value for key, value in vars(module).items() if accepts(value)}
-        own = [key for key, value in classes.items() if value.__module__ == module.__name__]
-        raise ConfigError(f"{where}: {source} has no class {class_name!r}{nearest(class_name, own)}")
-    if not accepts(found):
+        local_classes = [key for key, value in classes.items() if value.__module__ == module.__name__]
+        raise ConfigError(
+            f"{where}: {source} has no class {class_name!r}{nearest(class_name, local_classes)}"
+        )
+    if not accepts(loaded):
         raise ConfigError(f"{where}: {class_name} is not {expected}")
-    return found  # type: ignore[no-any-return]
+    return loaded  # type: ignore[no-any-return]
 
 
 def blame(error: Exception, file: str | None = None) -> str:
@@ -123,8 +125,8 @@ def blame(error: Exception, file: str | None = None) -> str:
     if isinstance(error, SyntaxError):
         return f"{type(error).__name__}: {text}"
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if frame.filename == file]
-    frame = next(reversed(own or frames), None)
+    local_frames = [frame for frame in frames if frame.filename == file]
+    frame = next(reversed(local_frames or frames), None)
     place = f" at {frame.filename}:{frame.lineno}" if frame else ""
     return f"{type(error).__name__}: {text}{place}" if text else f"{type(error).__name__}{place}"
 
@@ -249,8 +251,8 @@ def check_class(kind: str, name: str, config: Path, run: Path) -> None:
 def _hash(key: bytes, kind: str, name: str, directory: Path) -> str:
     files = [str(file) for file in files_of(name, directory)]
     module, _, class_name = name.rpartition(":")
-    what: list[Any] = [kind, "" if module.endswith(".py") else module, files, class_name]
-    return hmac.digest(key, json.dumps(what).encode(), "sha256").hex()
+    contents: list[Any] = [kind, "" if module.endswith(".py") else module, files, class_name]
+    return hmac.digest(key, json.dumps(contents).encode(), "sha256").hex()
 
 
 def _key() -> bytes:

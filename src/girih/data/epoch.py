@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +18,10 @@ from girih.data.batch import Batch
 from girih.data.decode.batches import DecodedRows, cut, good_rows, joined
 from girih.data.decode.decoder import decode
 from girih.data.position import Cursor, Position, permutation
+from girih.data.read_plan import ReadPlan
+from girih.data.unit import Source
 from girih.errors import DataError
 from girih.kernels.buffers import Buffers
-
-if TYPE_CHECKING:
-    from girih.data.dataset import Dataset
 
 _LEAST_BYTES = 1 << 20  # windows are held in memory: what is small beside them is not to be kept too
 
@@ -36,6 +35,27 @@ class SkippedRows:
     first: str | None = None
 
 
+class EpochData(Protocol):
+    """The description of the data that an epoch reads; see :class:`girih.data.Dataset`."""
+
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def shuffle(self) -> bool: ...
+    @property
+    def shuffle_rows(self) -> int: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def on_bad_row(self) -> str: ...
+    @property
+    def source(self) -> Source: ...
+    @property
+    def plan(self) -> ReadPlan: ...
+    @property
+    def skipped(self) -> SkippedRows: ...
+
+
 class _Window(NamedTuple):
     """Rows that were permuted together, and the batches that end among them.
 
@@ -47,7 +67,7 @@ class _Window(NamedTuple):
     batches: deque[tuple[Batch, int]]
 
 
-def read_epoch(data: Dataset, start: Position) -> Iterator[tuple[Batch, Position]]:
+def read_epoch(data: EpochData, start: Position) -> Iterator[tuple[Batch, Position]]:
     """Yields the batches of an epoch from a position on, each with the position of the next one.
 
     Raises:
@@ -58,7 +78,7 @@ def read_epoch(data: Dataset, start: Position) -> Iterator[tuple[Batch, Position
     if window is None and start.cursor == Cursor() and not data.source.stopped():
         first, where = data.skipped.first, "files" if data.source.bounds is None else "topic"
         if first is None and data.plan.where is not None:
-            raise DataError(f"{data.addresses[0]}: no row meets {data.plan.where.text}")
+            raise DataError(f"{data.source.files[0].address}: no row meets {data.plan.where.text}")
         raise DataError(
             f"no rows in the {where}" if first is None else f"every row is bad; the first: {first}"
         )
@@ -87,7 +107,7 @@ def read_epoch(data: Dataset, start: Position) -> Iterator[tuple[Batch, Position
 class _Windows:
     """The windows of an epoch, one after the other."""
 
-    def __init__(self, data: Dataset, start: Position) -> None:
+    def __init__(self, data: EpochData, start: Position) -> None:
         self._data = data
         self._least_rows = data.shuffle_rows if data.shuffle else 1
         self._num_skipped = start.skipped

@@ -9,7 +9,7 @@ Shapes: B examples of this rank, C channels, R ranks; an input may have more dim
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,19 @@ from torch.overrides import TorchFunctionMode
 from girih.comm.group import TrainerGroup
 from girih.models.layers.mlp import lacks_variance
 from girih.telemetry.stats import Stats
+
+
+class _BatchNorm(NamedTuple):
+    """The arguments of a call of ``torch.nn.functional.batch_norm``."""
+
+    input: Tensor
+    running_mean: Tensor | None
+    running_var: Tensor | None
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+    training: bool = False
+    momentum: float = 0.1
+    eps: float = 1e-5
 
 
 class GlobalBatchNorm(TorchFunctionMode):
@@ -48,67 +61,58 @@ class GlobalBatchNorm(TorchFunctionMode):
         if func is lacks_variance:
             return False  # whether the step's examples do is known in batch_norm alone
         if func is F.batch_norm:
-            return self._batch_norm(*args, **(kwargs or {}))
+            return self._batch_norm(_BatchNorm(*args, **(kwargs or {})))
         return func(*args, **(kwargs or {}))
 
-    def _batch_norm(
-        self,
-        input: Tensor,
-        running_mean: Tensor | None,
-        running_var: Tensor | None,
-        weight: Tensor | None = None,
-        bias: Tensor | None = None,
-        training: bool = False,
-        momentum: float = 0.1,
-        eps: float = 1e-5,
-    ) -> Tensor:
+    def _batch_norm(self, call: _BatchNorm) -> Tensor:
         """``torch.nn.functional.batch_norm``: [B, C, ...] to [B, C, ...]."""
-        if training:
+        input, running_mean, running_var = call.input, call.running_mean, call.running_var
+        if call.training:
             mean, variance, count = self._moments(input.detach())
             if count > 1:
                 if running_mean is not None and running_var is not None:
-                    running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+                    running_mean.lerp_(mean.to(running_mean.dtype), call.momentum)
                     unbiased = variance * (count / (count - 1))
-                    running_var.lerp_(unbiased.to(running_var.dtype), momentum)
+                    running_var.lerp_(unbiased.to(running_var.dtype), call.momentum)
                 if torch.is_grad_enabled() and not input.requires_grad:
                     input = input.detach().requires_grad_()  # all ranks take part in what is summed backward
-                scale = (variance + eps).rsqrt()
+                scale = (variance + call.eps).rsqrt()
                 way = self._sum, count, self._counted
-                output: Tensor = _Normalized.apply(input, weight, bias, mean, scale, way)  # type: ignore[no-untyped-call]
+                output: Tensor = _Normalized.apply(input, call.weight, call.bias, mean, scale, way)  # type: ignore[no-untyped-call]
                 return output
             if running_mean is None or running_var is None:
                 raise ValueError(
                     "batch norm without running moments: expected two examples in a step, got one"
                 )
-        return F.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
+        return F.batch_norm(*call._replace(training=False))
 
     def _moments(self, input: Tensor) -> tuple[Tensor, Tensor, float]:
         """Mean and variance (biased) of all ranks' examples, [C] each, and their number per channel.
 
-        Each rank tells its number, mean and squared deviations from that mean; they are put together by Chan, Golub and
+        Each rank sends its number, mean and squared deviations from that mean. They are combined by Chan, Golub and
         LeVeque, "Algorithms for computing the sample variance" (1983), eq. 1.5. A difference of means of squares
         would lose what a mean far from 0 leaves of float32.
         """
         values, channels = _at_least_float32(input), input.shape[1]
-        own = values.new_zeros(1 + 2 * channels)
+        local = values.new_zeros(1 + 2 * channels)
         if self._counted and len(values):
-            own_mean = values.mean(_others(values))
-            own[0] = values.numel() // channels
-            own[1 : 1 + channels] = own_mean
-            own[1 + channels :] = (values - _shaped(own_mean, values)).square_().sum(_others(values))
-        told = self._ranks.all_gather(own)
-        self._stats.sent("dense", (self._ranks.size - 1) * own.nbytes)
-        counts, means, squares = told.split([1, channels, channels], dim=1)  # type: ignore[no-untyped-call]
+            local_mean = values.mean(_others(values))
+            local[0] = values.numel() // channels
+            local[1 : 1 + channels] = local_mean
+            local[1 + channels :] = (values - _shaped(local_mean, values)).square_().sum(_others(values))
+        gathered = self._ranks.all_gather(local)
+        self._stats.sent("dense", (self._ranks.size - 1) * local.nbytes)
+        counts, means, squares = gathered.split([1, channels, channels], dim=1)  # type: ignore[no-untyped-call]
         count = counts.sum()
         mean = (counts * means).sum(0) / count
         square = squares.sum(0) + (counts * (means - mean).square()).sum(0)
         return mean, square / count, count.item()
 
-    def _sum(self, own: Tensor) -> Tensor:
+    def _sum(self, local: Tensor) -> Tensor:
         """The sum over all ranks."""
-        total = own.clone()
+        total = local.clone()
         self._ranks.all_reduce(total)
-        self._stats.sent("dense", 2 * (self._ranks.size - 1) * own.nbytes // self._ranks.size)
+        self._stats.sent("dense", 2 * (self._ranks.size - 1) * local.nbytes // self._ranks.size)
         return total
 
 
@@ -144,14 +148,14 @@ class _Normalized(torch.autograd.Function):
         normal, weight, scale = ctx.saved_tensors
         sum_over_ranks, count, counted = ctx.way
         gradient = gradient.to(normal.dtype)
-        own = torch.stack([(gradient * normal).sum(_others(normal)), gradient.sum(_others(normal))])
-        along, mean = (sum_over_ranks(own) / count).unbind()
+        local = torch.stack([(gradient * normal).sum(_others(normal)), gradient.sum(_others(normal))])
+        along, mean = (sum_over_ranks(local) / count).unbind()
         if counted:
             of_input = gradient - _shaped(mean, normal) - normal * _shaped(along, normal)
             of_input *= _shaped(scale if weight is None else scale * weight, normal)
         else:
             of_input = torch.zeros_like(normal)
-        of_weight, of_bias = own
+        of_weight, of_bias = local
         return (
             of_input.to(ctx.dtype),
             of_weight if ctx.needs_input_grad[1] else None,

@@ -121,12 +121,12 @@ def optimizer_factory(options: Mapping[str, Any] | str, where: str = "[dense_opt
         options = {"name": options}
     if not isinstance(options, Mapping):
         raise ConfigError(f"{where} = {options!r}: expected a table of options, as in {{ name = 'adam' }}")
-    rest = dict(options)
-    name = rest.pop("name", "adam")
+    arguments = dict(options)
+    name = arguments.pop("name", "adam")
     if name not in OPTIMIZERS:
         raise ConfigError(f"{where}: unknown name {name!r}{nearest(str(name), OPTIMIZERS)}")
     cls = OPTIMIZERS[name]
-    checked = config.check_call(cls, rest, where)
+    checked = config.check_call(cls, arguments, where)
     for key, value in checked.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{where}.{key} = {value}: expected a finite number")
@@ -145,7 +145,7 @@ def optimizer_factory(options: Mapping[str, Any] | str, where: str = "[dense_opt
 
 
 def _fused(
-    cls: Callable[..., torch.optim.Optimizer], options: Mapping[str, Any], parameters: Iterable[Parameter]
+    cls: Callable[..., torch.optim.Optimizer], options: Mapping[str, object], parameters: Iterable[Parameter]
 ) -> torch.optim.Optimizer:
     """Left to itself, torch steps through the parameters on CPUs one by one, and everywhere operator by operator."""
     parameters = list(parameters)

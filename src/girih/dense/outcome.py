@@ -1,4 +1,4 @@
-"""The outcome of a step: its loss, or why it was refused; on a GPU the host learns it a step late."""
+"""The outcome of a step: its loss, or the reason of its refusal. On a GPU the host learns it one step later."""
 
 from __future__ import annotations
 
@@ -59,26 +59,26 @@ class ReadyOutcome:
         """Returns at once."""
 
 
-class Late:
+class PendingOutcome:
     """An outcome on its way to the host; see :class:`Outcome`.
 
     Args:
-        told: float64[K], on a device.
+        numbers: float64[K], on a device.
         read: the K numbers on the host → the outcome; asked once, in the order of steps.
         together: trainers ask for it at the same step, since they go on alike: it is not known until they do.
     """
 
     def __init__(
-        self, told: Tensor, read: Callable[[Sequence[float]], ReadyOutcome], *, together: bool = False
+        self, numbers: Tensor, read: Callable[[Sequence[float]], ReadyOutcome], *, together: bool = False
     ) -> None:
         self._known: ReadyOutcome | None = None
-        self._told, self._read, self._together = told, read, together
+        self._numbers, self._read, self._together = numbers, read, together
         self._event: Any = None
-        if told.device.type == "cuda":
-            self._told = torch.empty(told.shape, dtype=told.dtype, pin_memory=True)
-            self._told.copy_(told, non_blocking=True)
+        if numbers.device.type == "cuda":
+            self._numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+            self._numbers.copy_(numbers, non_blocking=True)
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._event.record(torch.cuda.current_stream(told.device))
+            self._event.record(torch.cuda.current_stream(numbers.device))
 
     @property
     def loss(self) -> float:
@@ -109,7 +109,7 @@ class Late:
         if self._known is None:
             if self._event is not None:
                 self._event.synchronize()
-            self._known = self._read(self._told.tolist())
+            self._known = self._read(self._numbers.tolist())
             self._read = _was_read  # lets go of what it held
         return self._known
 
@@ -139,13 +139,13 @@ class ScoredSteps:
 
     def add(self, outputs: Tensor, targets: Targets) -> None:
         """Adds B examples: logits [B, T], on any device."""
-        given = {
+        columns = {
             "logits": outputs.detach().float(),
             "labels": targets.labels,
             "weights": targets.example_weights,
             "label_weights": targets.label_weights,
         }
-        tensors = {name: each for name, each in given.items() if each is not None}
+        tensors = {name: each for name, each in columns.items() if each is not None}
         if outputs.device.type == "cpu":
             self._count(tensors)
             return

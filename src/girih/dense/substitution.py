@@ -34,33 +34,35 @@ class Aggregation:
         self.ranks, self.stats = ranks, stats
         self.dtype = torch.bfloat16 if half else torch.float32
 
-    def summed(self, partial: Tensor, *, split: bool, heed: bool = False) -> Tensor:
+    def summed(self, partial: Tensor, *, split: bool, polls_stop: bool = False) -> Tensor:
         """float32[B, W], each trainer's own, to their sum: float32[B, W], or with ``split`` float32[b, W].
 
         Args:
-            heed: whether requests to stop travel along; not with ``split``, nor as bfloat16.
+            polls_stop: whether requests to stop travel along; not with ``split``, nor as bfloat16.
         """
         num_examples = len(partial)
         if split:  # the gradients of the others' examples are theirs to tell
             return _crossed(partial, self._sum_share, lambda gradient: self._gather(gradient, num_examples))
         # each has the whole gradient
-        return _crossed(partial, lambda values: self._sum_all(values, heed=heed), lambda gradient: gradient)
+        return _crossed(
+            partial, lambda values: self._sum_all(values, polls_stop=polls_stop), lambda gradient: gradient
+        )
 
-    def joined(self, own: Tensor, places: Sequence[Tensor], *, split: bool) -> Tensor:
+    def joined(self, columns: Tensor, places: Sequence[Tensor], *, split: bool) -> Tensor:
         """float32[B, w], each trainer's own columns, to all columns: float32[B, W], or with ``split`` float32[b, W].
 
         Args:
             places: where each trainer's columns stand among all W.
         """
-        rank, size, shape = self.ranks.rank, self.ranks.size, own.shape
-        counts = self.shares(len(own)) if split else [len(own)] * size
+        rank, size, shape = self.ranks.rank, self.ranks.size, columns.shape
+        counts = self.shares(len(columns)) if split else [len(columns)] * size
         of_own = [count * shape[1] for count in counts]
         of_each = [counts[rank] * len(each) for each in places]
 
-        def there(own: Tensor) -> Tensor:
-            flat = own.reshape(-1)
+        def there(columns: Tensor) -> Tensor:
+            flat = columns.reshape(-1)
             received = self._exchange(flat if split else flat.repeat(size), of_own, of_each)
-            whole = own.new_empty(counts[rank], sum(len(each) for each in places))
+            whole = columns.new_empty(counts[rank], sum(len(each) for each in places))
             for part, where in zip(received.split(of_each), places, strict=True):  # type: ignore[no-untyped-call]
                 whole.index_copy_(1, where, part.view(counts[rank], len(where)))
             return whole
@@ -71,25 +73,25 @@ class Aggregation:
             sent = torch.cat([gradient.index_select(1, each).reshape(-1) for each in places])
             return self._exchange(sent, of_each, of_own).view(shape)
 
-        return _crossed(own, there, back)
+        return _crossed(columns, there, back)
 
     def shares(self, num_examples: int) -> list[int]:
         """The number of examples that are each trainer's: see ``share_of``."""
         size = self.ranks.size
         return [(rank + 1) * num_examples // size - rank * num_examples // size for rank in range(size)]
 
-    def _sum_all(self, values: Tensor, *, heed: bool) -> Tensor:
+    def _sum_all(self, values: Tensor, *, polls_stop: bool) -> Tensor:
         """The sum over all trainers, everywhere."""
         if self.ranks.size == 1:
             return values
         if self.dtype == torch.bfloat16:  # a ring would round at every step
             return self._gather(self._sum_share(values), len(values))
-        stops = values.new_full((int(heed),), self.ranks.stop_requested)
+        stops = values.new_full((int(polls_stop),), self.ranks.stop_requested)
         joined = torch.cat([values.reshape(-1), stops])
         with self.stats.spans("aggregate"):
             self.ranks.all_reduce(joined)
         self.stats.sent("partials", 2 * (self.ranks.size - 1) * values.numel() * 4 // self.ranks.size)
-        if heed:
+        if polls_stop:
             self.ranks.heed(joined[-1].item())
         return joined[: values.numel()].view_as(values)
 
@@ -97,11 +99,11 @@ class Aggregation:
         """[B, W] to the sum over all trainers of this trainer's examples, [b, W]."""
         width, size = values.shape[1], self.ranks.size
         counts = self.shares(len(values))
-        here = counts[self.ranks.rank]
+        num_local = counts[self.ranks.rank]
         received = self._exchange(
-            values.reshape(-1), [width * count for count in counts], [width * here] * size
+            values.reshape(-1), [width * count for count in counts], [width * num_local] * size
         )
-        return received.view(size, here, width).sum(0)
+        return received.view(size, num_local, width).sum(0)
 
     def _gather(self, share: Tensor, num_examples: int) -> Tensor:
         """Each trainer's examples, [b, W], to those of all, [B, W]."""
@@ -162,15 +164,15 @@ class ShardedParameters(dict[nn.Parameter, ParameterSplit]):
         super().__init__()
         self._module, self._optimizer, self._ranks = module, optimizer, ranks
 
-    def keep(self, parameter: nn.Parameter, own: ParameterSplit) -> None:
+    def keep(self, parameter: nn.Parameter, split: ParameterSplit) -> None:
         """Notes that only a part of a parameter is here now, and cuts what its optimizer began with to size."""
-        self[parameter] = own
+        self[parameter] = split
         if self._optimizer is not None and parameter in self._optimizer.state:
             self._optimizer.state[parameter] = _changed(
-                self._optimizer.state[parameter], own, ParameterSplit.part_of
+                self._optimizer.state[parameter], split, ParameterSplit.part_of
             )
 
-    def whole(self, state: Mapping[str, Any]) -> dict[str, Any]:
+    def whole(self, state: Mapping[str, object]) -> dict[str, object]:
         """A dense half's state with every parameter, and what the optimizer keeps of it, whole.
 
         All trainers call it together.
@@ -194,16 +196,16 @@ class ShardedParameters(dict[nn.Parameter, ParameterSplit]):
             optimizer["state"] = moments
         return {**state, "model": model, "optimizer": optimizer}
 
-    def _joined(self, own: ParameterSplit, part: Tensor) -> Tensor:
-        shape = [own.size if dim == own.dim else size for dim, size in enumerate(part.shape)]
-        whole = part.new_zeros(shape).index_copy_(own.dim, own.places.to(part.device), part)
+    def _joined(self, split: ParameterSplit, part: Tensor) -> Tensor:
+        shape = [split.size if dim == split.dim else size for dim, size in enumerate(part.shape)]
+        whole = part.new_zeros(shape).index_copy_(split.dim, split.places.to(part.device), part)
         self._ranks.all_reduce(whole)  # of numbers beside zeros: exact
         return whole
 
 
-def _changed(moments: Mapping[str, Any], own: ParameterSplit, change: Change) -> dict[str, Any]:
+def _changed(moments: Mapping[str, object], split: ParameterSplit, change: Change) -> dict[str, object]:
     """State that an optimizer keeps for a parameter, all but single numbers changed as the parameter is."""
     return {
-        key: change(own, value) if isinstance(value, Tensor) and value.dim() else value
+        key: change(split, value) if isinstance(value, Tensor) and value.dim() else value
         for key, value in moments.items()
     }

@@ -52,7 +52,7 @@ def parse(text: bytes | str, *, infinite: bool = False) -> Any:
     raise ValueError(f"more than {_MOST_NESTED} levels of JSON")
 
 
-def seal(tree: Mapping[str, Any], indent: int | None = None, *, infinite: bool = False) -> bytes:
+def seal(tree: Mapping[str, object], indent: int | None = None, *, infinite: bool = False) -> bytes:
     """The content of a sealed file.
 
     Args:
@@ -81,7 +81,7 @@ def sealed_text(data: bytes) -> str:
     return (data if beginning is None else b"{" + data[beginning.end() :]).decode()
 
 
-def unseal(data: bytes, where: object, format: int, fix: str, *, infinite: bool = False) -> dict[str, Any]:
+def unseal(data: bytes, where: object, format: int, fix: str, *, infinite: bool = False) -> dict[str, object]:
     """The tree in a sealed file.
 
     Args:
@@ -110,19 +110,19 @@ def unseal(data: bytes, where: object, format: int, fix: str, *, infinite: bool 
 
 @contextlib.contextmanager
 def refusing(
-    where: object, fix: str, kind: type[UserError] = CheckpointError, what: str = "damaged"
+    where: object, fix: str, kind: type[UserError] = CheckpointError, fault: str = "damaged"
 ) -> Iterator[None]:
     """Turns each exception that the content of a file causes into one error that names the file.
 
     Args:
-        where: the file. fix: the advice in errors. kind: of the error. what: the fault in words.
+        where: the file. fix: the advice in errors. kind: of the error. fault: the fault in words.
     """
     try:
         yield
     except Exception as error:
         if isinstance(error, kind) or (isinstance(error, GirihError) and not isinstance(error, ConfigError)):
             raise
-        raise kind(f"{where}: {what}: {reason_of(error)}{'; ' if fix else ''}{fix}") from error
+        raise kind(f"{where}: {fault}: {reason_of(error)}{'; ' if fix else ''}{fix}") from error
 
 
 def reason_of(error: Exception) -> str:
@@ -175,18 +175,18 @@ def open_file(
     return os.fdopen(descriptor, "rb")
 
 
-def read_sealed(path: Path, format: int, fix: str) -> dict[str, Any]:
+def read_sealed(path: Path, format: int, fix: str) -> dict[str, object]:
     """The tree in a sealed file of this machine; see :func:`open_file` and :func:`unseal`."""
     with open_file(path, path.parent, fix) as file:
         return unseal(file.read(), path, format, fix)
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    mapping = dict(pairs)
+    if len(mapping) != len(pairs):
         twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
         raise ValueError(f"the key {twice!r} is there twice")
-    return found
+    return mapping
 
 
 def _number(text: str, *, infinite: bool) -> float:

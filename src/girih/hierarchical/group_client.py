@@ -30,7 +30,7 @@ from girih.hierarchical.wire import (
 )
 from girih.telemetry.stats import Stats
 
-Waiting = Callable[[], Any]
+Waiting = Callable[[], object]
 
 
 class GroupClient:
@@ -120,18 +120,18 @@ class GroupClient:
         self._stats.sent("dense", num_bytes(arrays))
         reply = self._call(server, GroupVerb.BACKWARD, called, arrays)
 
-        def found() -> tuple[list[Tensor | None], str | None]:
+        def result() -> tuple[list[Tensor | None], str | None]:
             name, *packed = self._answer(server, reply).arrays
             return unpack(packed), from_text(name)
 
-        return found
+        return result
 
     def norms(self, servers: Iterable[int], net: int, batch: int) -> dict[str, float]:
         """The norm of each gradient that a batch left on servers, by names in the whole model, or of parts of parameters."""
-        found: dict[str, float] = {}
+        norms: dict[str, float] = {}
         for frame in self._all(servers, GroupVerb.NORMS, (net, batch), []):
-            found |= from_text(frame.arrays[0])
-        return found
+            norms |= from_text(frame.arrays[0])
+        return norms
 
     def apply(
         self, servers: Iterable[int], net: int, batch: int, options: Sequence[Options], scale: float
@@ -156,27 +156,27 @@ class GroupClient:
         """
         for server, held in enumerate(names):
             for number, frame in enumerate(_frames([entry for entry in entries if entry[0] in held])):
-                self._put(server, GroupVerb.RESTORE, (int(number == 0),), frame)
+                self._load_entries(server, GroupVerb.RESTORE, (int(number == 0),), frame)
 
-    def rest(self) -> Iterable[tuple[int, Entry]]:
-        """The server of, and what each has beside parameters and optimizer state: see :class:`GroupVerb`."""
+    def extra_state(self) -> Iterable[tuple[int, Entry]]:
+        """Yields the state of each server besides parameters and optimizer, with the server; see :class:`GroupVerb`."""
         for server in self._every:
-            for entry in self._entries(server, GroupVerb.REST):
+            for entry in self._entries(server, GroupVerb.EXTRA_STATE):
                 yield server, entry
 
-    def put_rest(self, server: int, entries: Sequence[Entry]) -> None:
-        """The inverse of :meth:`rest` for one server."""
+    def load_extra_state(self, server: int, entries: Sequence[Entry]) -> None:
+        """The inverse of :meth:`extra_state` for one server."""
         for frame in _frames(entries):
-            self._put(server, GroupVerb.PUT_REST, (), frame)
+            self._load_entries(server, GroupVerb.LOAD_EXTRA_STATE, (), frame)
 
     def processes(self, *, spans: bool) -> dict[str, dict[str, Any]]:
         """Title of a server → its ``Stats.snapshot``; with the first group, those of dense servers too."""
-        found: dict[str, dict[str, Any]] = {}
+        snapshots: dict[str, dict[str, Any]] = {}
         frames = self._all(self._every, GroupVerb.STATS, (int(spans),), [])
         for server, frame in zip(self._every, frames, strict=True):
-            found[self._titles[server]], beside = from_text(frame.arrays[0])
-            found |= beside
-        return found
+            snapshots[self._titles[server]], of_dense_servers = from_text(frame.arrays[0])
+            snapshots |= of_dense_servers
+        return snapshots
 
     def begin(self) -> None:
         """Has the averaging of groups begin with the parameters of this one."""
@@ -199,16 +199,18 @@ class GroupClient:
         first, end = 0, 1
         while first < end:
             frame = self._answer(server, self._call(server, verb, (first, *fields), []))
-            told, *packed = frame.arrays
+            header, *packed = frame.arrays
             tensors = iter(unpack(packed))
             first, end = frame.fields
-            for name, key, is_tensor, value in from_text(told):
+            for name, key, is_tensor, value in from_text(header):
                 yield name, key, _tensor(next(tensors)) if is_tensor else value
 
-    def _put(self, server: int, verb: GroupVerb, fields: Sequence[int], entries: Sequence[Entry]) -> None:
-        told = [(n, k, isinstance(v, Tensor), None if isinstance(v, Tensor) else v) for n, k, v in entries]
+    def _load_entries(
+        self, server: int, verb: GroupVerb, fields: Sequence[int], entries: Sequence[Entry]
+    ) -> None:
+        header = [(n, k, isinstance(v, Tensor), None if isinstance(v, Tensor) else v) for n, k, v in entries]
         tensors = [value for _, _, value in entries if isinstance(value, Tensor)]
-        arrays = [as_text(told), *pack(tensors, self._clients[server].buffer)]
+        arrays = [as_text(header), *pack(tensors, self._clients[server].buffer)]
         self._stats.sent("dense", num_bytes(arrays))
         self._answer(server, self._call(server, verb, fields, arrays))
 
@@ -231,24 +233,24 @@ class GroupClient:
 
 
 def settled(waiting: Sequence[Waiting]) -> list[Any]:
-    """Returns what all of them give. If some fail, raises the first error once none is under way any more."""
-    found, failed = [], None
+    """Returns all results. If some fail, raises the first error after all have ended."""
+    results, failed = [], None
     for wait in waiting:
         try:
-            found.append(wait())
+            results.append(wait())
         except GirihError as error:
             failed = failed or error
     if failed is not None:
         raise failed
-    return found
+    return results
 
 
-def _tensor(found: Tensor | None) -> Tensor:
-    if found is None:
+def _tensor(tensor: Tensor | None) -> Tensor:
+    if tensor is None:
         raise WireError(
             "a group server answered without a tensor that was asked for; expected the same version of girih on all hosts"
         )
-    return found
+    return tensor
 
 
 def _frames(entries: Sequence[Entry]) -> Iterable[list[Entry]]:

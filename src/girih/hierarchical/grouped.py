@@ -43,7 +43,7 @@ class GroupRanks(Protocol):
     def barrier(self) -> None:
         """Returns when all are here."""
 
-    def all_reduce(self, tensor: Tensor) -> Any:
+    def all_reduce(self, tensor: Tensor) -> object:
         """Sums a tensor over all, in place."""
 
     def broadcast_tensor(self, tensor: Tensor) -> None:
@@ -161,11 +161,11 @@ class GroupedReplica:
 
     def stats(self) -> dict[str, int]:
         """Writes of other nets between a net's read of the parameters and its write, on any server of the group, at most."""
-        found = [
+        stats = [
             each["histograms"].get(DENSE_STALENESS, {})
             for each in self._group.processes(spans=False).values()
         ]
-        return {"staleness_max": max((int(value) for each in found for value in each), default=0)}
+        return {"staleness_max": max((int(value) for each in stats for value in each), default=0)}
 
     def processes(self, *, spans: bool = False) -> Mapping[str, Mapping[str, Any]]:
         """Title of each server of the group → its ``Stats.snapshot``; empty but on one trainer of the group."""
@@ -179,7 +179,7 @@ class GroupedReplica:
         self._forget_state()
         return state
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: Mapping[str, object]) -> None:
         """The inverse of :meth:`state`, on all servers of the group; all trainers go on once all are restored."""
         self.whole.restore(state)
         self._meet()  # so that nothing is added to what is put there
@@ -193,8 +193,8 @@ class GroupedReplica:
         self._ranks.barrier()
         self._begin_averaging()
 
-    def rest(self) -> dict[str, Tensor]:
-        """Gives what a run needs beside :meth:`state` to go on as if it had not ended, by one trainer of the group; others have nothing.
+    def extra_state(self) -> dict[str, Tensor]:
+        """Returns the state besides :meth:`state` that a resumed run needs; empty on all trainers but one.
 
         The state of each server's random generator, where its parts draw; and what top-k has left out, if there is one net in all.
         Of several nets no run is like another, and what is left out is as long as the activations of each.
@@ -202,27 +202,27 @@ class GroupedReplica:
         if not self._leads:
             return {}
         alone = self._ranks.size == 1 and len(self._free) == 1
-        found = {
+        state = {
             f"{server}/{name}" + ("" if key is None else f"/{key}"): value
-            for server, (name, key, value) in self._group.rest()
+            for server, (name, key, value) in self._group.extra_state()
             if key is None or alone
         }
         if alone:
             left = self._free[0].streams.left().items()
-            found |= {f"{TRAINER}/{part}/{number}": torch.from_numpy(each) for (part, number), each in left}
-        return found
+            state |= {f"{TRAINER}/{part}/{number}": torch.from_numpy(each) for (part, number), each in left}
+        return state
 
-    def put_rest(self, rest: Mapping[str, Tensor]) -> None:
-        """The inverse of :meth:`rest`, for the same parts on the same servers."""
+    def load_extra_state(self, state: Mapping[str, Tensor]) -> None:
+        """The inverse of :meth:`state`, for the same parts on the same servers."""
         of_servers: dict[int, list[Entry]] = {}
-        for path, value in rest.items():
+        for path, value in state.items():
             place, name, *key = path.split("/")
             if place == TRAINER:
                 self._free[0].streams.put(name, int(key[0]), value.numpy())
             else:
                 of_servers.setdefault(int(place), []).append((name, key[0] if key else None, value))
         for server, entries in of_servers.items():
-            self._group.put_rest(server, entries)
+            self._group.load_extra_state(server, entries)
 
     def close(self) -> None:
         """Leaves the servers."""
@@ -291,11 +291,11 @@ class GroupedReplica:
 
     def _entries(self) -> list[Entry]:
         """Returns the tensors of this trainer that :meth:`_fetch` takes."""
-        found: list[Entry] = [(name, None, value) for name, value in self.module.state_dict().items()]
+        entries: list[Entry] = [(name, None, value) for name, value in self.module.state_dict().items()]
         if self.optimizer is not None:
             for name, parameter in self.module.named_parameters():
-                found += [(name, key, value) for key, value in self.optimizer.state[parameter].items()]
-        return self._splits.cut(found)
+                entries += [(name, key, value) for key, value in self.optimizer.state[parameter].items()]
+        return self._splits.cut(entries)
 
     def _forget_state(self) -> None:
         if self.optimizer is not None:
@@ -342,8 +342,10 @@ class _PartitionedNet(Replica):
 
     def _clipping(self, most: float) -> float:
         """The factor that clips gradients, as ``torch.nn.utils.clip_grad_norm_`` does, which takes the norm of norms too."""
-        found = self.on_servers.norms()
-        norms = torch.tensor([found[name] for name in self._half.names_on_servers if name in found])
+        server_norms = self.on_servers.norms()
+        norms = torch.tensor(
+            [server_norms[name] for name in self._half.names_on_servers if name in server_norms]
+        )
         return torch.clamp(most / (torch.linalg.vector_norm(norms) + 1e-6), max=1.0).item()
 
     def abandon(self) -> None:

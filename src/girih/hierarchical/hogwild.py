@@ -50,8 +50,8 @@ class HogwildNet(Replica):
         """Takes the options of another net's optimizer, which a schedule moves."""
         if self is other or self.optimizer is None or other.optimizer is None:
             return
-        for own, theirs in zip(self.optimizer.param_groups, other.optimizer.param_groups, strict=True):
-            own.update({name: value for name, value in theirs.items() if name != "params"})
+        for group, theirs in zip(self.optimizer.param_groups, other.optimizer.param_groups, strict=True):
+            group.update({name: value for name, value in theirs.items() if name != "params"})
         # else torch warns that a schedule moves an optimizer which never made a step
         other.optimizer._opt_called = True  # type: ignore[attr-defined]
 
@@ -119,7 +119,7 @@ class Nets:
         computed.computed.discard()
         self._give_back(computed.net)
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: Mapping[str, object]) -> None:
         """See :class:`~girih.dense.halves.replica.Replica`; while no net is at work."""
         self.first.restore(state)
         for net in self._all[1:]:

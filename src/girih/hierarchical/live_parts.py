@@ -35,18 +35,18 @@ class CutParameters:
 
     def cut(self, entries: Iterable[Entry]) -> list[Entry]:
         """Entries of whole parameters as those that servers hold."""
-        found: list[Entry] = []
+        parts: list[Entry] = []
         for name, key, value in entries:
             split = self._splits.get(name)
             if split is None:
-                found.append((name, key, value))
+                parts.append((name, key, value))
                 continue
             sizes = list(split.sizes)
             values: Sequence[Any] = [value] * len(sizes)
             if isinstance(value, Tensor) and value.dim() > split.dim and value.shape[split.dim] == sum(sizes):
                 values = value.split(sizes, split.dim)  # type: ignore[no-untyped-call]
-            found += [(part, key, each) for part, each in zip(split.parts, values, strict=True)]
-        return found
+            parts += [(part, key, each) for part, each in zip(split.parts, values, strict=True)]
+        return parts
 
     def joined(self, entries: Iterable[Entry]) -> Iterable[Entry]:
         """The inverse of :meth:`cut`; what parts have each for itself is the first one's."""
@@ -86,8 +86,8 @@ class NetOnServer:
         gradients = [each.grad for each in self.named.values() if each.grad is not None]
         if not gradients or torch.isfinite(torch.nn.utils.get_total_norm(gradients)):
             return None
-        found = (n for n, p in self.named.items() if p.grad is not None and not torch.isfinite(p.grad).all())
-        return next(found, None)
+        names = (n for n, p in self.named.items() if p.grad is not None and not torch.isfinite(p.grad).all())
+        return next(names, None)
 
     def norms(self) -> dict[str, float]:
         """Name in the whole model → the norm of the gradient, float32, of each parameter that has one."""
@@ -193,11 +193,11 @@ class LiveParts:
     def entries(self, *, with_optimizer: bool) -> list[Entry]:
         """Parameters and buffers as they are evaluated, and live optimizer state; not copies."""
         evaluated = _tensors(self.evaluated, self._known_by)
-        found: list[Entry] = [(name, None, value.data) for name, value in evaluated.items()]
+        entries: list[Entry] = [(name, None, value.data) for name, value in evaluated.items()]
         if with_optimizer and self._optimizer is not None:
             for name, parameter in self.named.items():
-                found += [(name, key, value) for key, value in self._state_of(parameter).items()]
-        return found
+                entries += [(name, key, value) for key, value in self._state_of(parameter).items()]
+        return entries
 
     def check(self, entries: Sequence[Entry]) -> None:
         """Refuses what :meth:`put` could put only in part.
@@ -260,11 +260,11 @@ def _whole_names(modules: nn.ModuleList, known_by: Mapping[str, str]) -> dict[st
     Raises:
         ConfigError: two parts hold a parameter of one name, each its own.
     """
-    found: dict[str, nn.Parameter] = {}
+    parameters: dict[str, nn.Parameter] = {}
     for number, module in enumerate(modules):
         for name, parameter in module.named_parameters():
-            if found.setdefault(known_by.get(name, name), parameter) is not parameter:
+            if parameters.setdefault(known_by.get(name, name), parameter) is not parameter:
                 raise ConfigError(
                     f"part {number} has a copy of parameter {name!r} of its own; expected one, in all parts"
                 )
-    return found
+    return parameters

@@ -95,11 +95,11 @@ class OptimizerRecipe:
 def other_names(module: nn.Module) -> dict[str, str]:
     """Returns, for each parameter that a module has at several places, its other names → the first."""
     first: dict[int, str] = {}
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         if first.setdefault(id(parameter), name) != name:
-            found[name] = first[id(parameter)]
-    return found
+            names[name] = first[id(parameter)]
+    return names
 
 
 def options_of(optimizer: torch.optim.Optimizer | None) -> tuple[Options, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import torch
 from torch import fx, nn
@@ -38,12 +37,12 @@ def _draws(part: fx.GraphModule, node: fx.Node) -> bool:
     name = name.partition(".")[0]  # an operator's name has its overload's
     if name in ATTENTION:
         place = ATTENTION[name]
-        given = node.args[place] if len(node.args) > place else node.kwargs.get("dropout_p", 0.0)
-        return not isinstance(given, (int, float)) or given > 0
+        probability = node.args[place] if len(node.args) > place else node.kwargs.get("dropout_p", 0.0)
+        return not isinstance(probability, (int, float)) or probability > 0
     return any(each in name for each in FUNCTIONS) or _is_seeded(name)
 
 
-def _package(function: Callable[..., Any]) -> str:
+def _package(function: Callable[..., object]) -> str:
     """The package of a function; built-in functions without one are torch's."""
     if isinstance(function, (OpOverload, OpOverloadPacket)):
         return str(function).partition(".")[0]  # which names its namespace

@@ -105,20 +105,20 @@ class Shadow:
                 self._changed.wait_for(lambda: not self._busy)
             if self._failure is not None:
                 raise self._failure
-        beside = _flat(buffers)
-        parts = [beside[part] for part in ranges(len(beside), len(self._servers))]
-        self._stats.sent("dense", beside.nbytes)
+        flat_buffers = _flat(buffers)
+        parts = [flat_buffers[part] for part in ranges(len(flat_buffers), len(self._servers))]
+        self._stats.sent("dense", flat_buffers.nbytes)
         calls = [
             server.call(DenseVerb.MEET, self._called, (part, other))
             for (server, part), other in zip(self._parts(_flat(self._live)), parts, strict=True)
         ]
-        found = self._wait(calls)
-        return np.concatenate(found[::2]), np.concatenate(found[1::2])
+        replies = self._wait(calls)
+        return np.concatenate(replies[::2]), np.concatenate(replies[1::2])
 
     def processes(self, *, spans: bool = False) -> Mapping[str, Mapping[str, Any]]:
         """Title of each dense server → its ``Stats.snapshot``."""
-        found = answers(self._servers, DenseVerb.STATS, (int(spans),))
-        return {f"dense-server {number}": from_text(frame.arrays[0]) for number, frame in enumerate(found)}
+        replies = answers(self._servers, DenseVerb.STATS, (int(spans),))
+        return {f"dense-server {number}": from_text(frame.arrays[0]) for number, frame in enumerate(replies)}
 
     def close(self) -> None:
         """Ends the thread, and lets the servers go."""
@@ -195,7 +195,7 @@ class AveragingRanks(Protocol):
     @property
     def size(self) -> int: ...
 
-    def all_reduce(self, tensor: Tensor) -> Any:
+    def all_reduce(self, tensor: Tensor) -> object:
         """Sums a tensor over all, in place."""
 
     def broadcast_tensor(self, tensor: Tensor) -> None:

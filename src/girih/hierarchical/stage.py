@@ -37,12 +37,12 @@ class BatchOnServers:
 
     def exchange(self, stage: Stage) -> list[list[Tensor]]:
         """Runs the parts of a stage on their servers; returns the outputs of each."""
-        given = [tensor for _, inputs in stage for tensor in inputs]
+        tensors = [tensor for _, inputs in stage for tensor in inputs]
         if not torch.is_grad_enabled():
-            return self.forward(stage, tuple(given), (False,) * len(given), train=False)[1]
+            return self.forward(stage, tuple(tensors), (False,) * len(tensors), train=False)[1]
         counts: list[int] = []
         # a part of numeric inputs alone has gradients of parameters all the same
-        outputs = _StageFunction.apply(self._leaf, self, stage, counts, *given)  # type: ignore[no-untyped-call]
+        outputs = _StageFunction.apply(self._leaf, self, stage, counts, *tensors)  # type: ignore[no-untyped-call]
         bounds = pairwise(accumulate(counts, initial=0))
         return [list(outputs[begin:end]) for begin, end in bounds]
 

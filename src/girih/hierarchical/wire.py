@@ -145,21 +145,21 @@ def pack(tensors: Sequence[Tensor | None], take: Take, coders: Coders | None = N
 
 def unpack(arrays: Sequence[NDArray[Any]]) -> list[Tensor | None]:
     """The inverse of :func:`pack`: tensors over the memory of the arrays, which nobody else writes to."""
-    described, *rest = arrays
-    flat = iter(rest)
-    found: list[Tensor | None] = []
-    for number, codec, num_arrays, dims, *lengths in described.tolist():
+    description, *parts = arrays
+    flat = iter(parts)
+    tensors: list[Tensor | None] = []
+    for number, codec, num_arrays, dims, *lengths in description.tolist():
         if number == _NONE:
-            found.append(None)
+            tensors.append(None)
             continue
         dtype, shape = _DTYPES[number], tuple(lengths[:dims])
         packed = tuple(islice(flat, num_arrays))
         if codec:
-            found.append(torch.from_numpy(CODECS[codec].unpack(packed, shape)).to(dtype))
+            tensors.append(torch.from_numpy(CODECS[codec].unpack(packed, shape)).to(dtype))
             continue
         tensor = torch.from_numpy(writable(packed[0]))
-        found.append((tensor.view(dtype) if dtype in _CARRIERS else tensor).view(shape))
-    return found
+        tensors.append((tensor.view(dtype) if dtype in _CARRIERS else tensor).view(shape))
+    return tensors
 
 
 def num_bytes(arrays: Sequence[NDArray[Any]]) -> int:
@@ -186,12 +186,12 @@ def _filled(tensor: Tensor, take: Take) -> NDArray[Any]:
 
 
 MOST_ENTRIES = 100
-"""A frame of STATE, RESTORE, REST or PUT_REST has at most this number."""
+"""A frame of STATE, RESTORE, EXTRA_STATE or LOAD_EXTRA_STATE has at most this number."""
 MOST_ENTRY_BYTES = 64 << 20
 """A frame has at most this number, unless a single tensor has more."""
 
 RANDOM = "random"
-"""The name of the entry of REST that is the state of the random generator, uint8[]."""
+"""The name of the entry of EXTRA_STATE that is the state of the random generator, uint8[]."""
 
 
 class GroupVerb(IntEnum):
@@ -206,8 +206,8 @@ class GroupVerb(IntEnum):
     APPLY: (net, batch); text of the optimizer's options now, and of what gradients are multiplied by → (staleness,). DISCARD: (net, batch) → ().
     STATE: (first entry, with the optimizer's) → (next entry, entries); text, packed tensors. RESTORE: (first frame,); text, packed
         tensors → ().
-    REST: (first entry,) → (next entry, entries); text, packed tensors: the state of the random generator, where parts draw from it, and what
-        top-k has left out of the gradients that this trainer's nets got. PUT_REST: text, packed tensors → ().
+    EXTRA_STATE: (first entry,) → (next entry, entries); text, packed tensors: the state of the random generator, where parts draw from it, and what
+        top-k has left out of the gradients that this trainer's nets got. LOAD_EXTRA_STATE: text, packed tensors → ().
     STATS: (with spans) → text of a snapshot, and of those of dense servers by title, from the first server.
     BEGIN: () → (): the averaging of groups begins with these parameters. MEET: () → (), once all groups have met: what is evaluated and
         answered to STATE is the model of all groups from here on, until the next meeting. LEAVE: () → (): this trainer makes no step
@@ -224,6 +224,6 @@ class GroupVerb(IntEnum):
     BEGIN = 8
     MEET = 9
     LEAVE = 10
-    REST = 11
-    PUT_REST = 12
+    EXTRA_STATE = 11
+    LOAD_EXTRA_STATE = 12
     NORMS = 13

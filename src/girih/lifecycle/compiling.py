@@ -13,19 +13,19 @@ class Compiling:
     """Compiles what is not compiled yet.
 
     Args:
-        tell: takes a line about it, where it takes long.
+        log: takes a line about it, where it takes long.
 
     Attributes:
         seconds: that it took so far.
     """
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
+    def __init__(self, log: Callable[[str], None]) -> None:
         self.seconds = 0.0
-        self._tell = tell
+        self._log = log
 
     def __call__(self, kernels: Sequence[str]) -> None:
         """Compiles kernels by their names, as those of :mod:`girih.kernels.cpu.ahead` are."""
-        self.seconds += ahead.make_ready(kernels, self._tell)
+        self.seconds += ahead.make_ready(kernels, self._log)
 
     def for_rows(self, sparse: SparseSpec) -> None:
         """Kernels of training by the optimizers and the tiers of rows."""

@@ -64,8 +64,8 @@ def measure_dense_cost(
         )
     example_s = max(0.0, of_more - of_few) / (more.num_examples - FEW)
     pass_s = max(0.0, of_few - FEW * example_s)
-    found = (kept / more.num_examples, memory, pass_s, example_s)
-    return replace(DenseCost(*ranks.broadcast(found)), busy_threads=ranks.broadcast(busy))
+    measured = (kept / more.num_examples, memory, pass_s, example_s)
+    return replace(DenseCost(*ranks.broadcast(measured)), busy_threads=ranks.broadcast(busy))
 
 
 def count_dense_cost(
@@ -128,40 +128,40 @@ def _zeros(sparse: SparseSpec, batch: Batch) -> Embeddings:
 
 
 def _kept_bytes(module: nn.Module, dense: DenseSpec, batch: Batch, embeddings: Embeddings) -> int:
-    given, numeric = _inputs(dense, batch, embeddings)
-    leaves = [block.values for block in (*given.blocks, *given.first_order)]
-    leaves += [sequence.values for sequence in given.sequences.values()]
+    inputs, numeric = _inputs(dense, batch, embeddings)
+    leaves = [block.values for block in (*inputs.blocks, *inputs.first_order)]
+    leaves += [sequence.values for sequence in inputs.sequences.values()]
     there = {each.untyped_storage().data_ptr() for each in (*module.parameters(), *leaves, numeric)}
-    found: dict[int, tuple[int, Tensor]] = {}
+    storages: dict[int, tuple[int, Tensor]] = {}
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in there:
-            found[storage.data_ptr()] = storage.nbytes(), tensor  # which keeps the address taken
+            storages[storage.data_ptr()] = storage.nbytes(), tensor  # which keeps the address taken
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), _arithmetic(dense):
-        logits = module(numeric, given)
+        logits = module(numeric, inputs)
     del logits
-    return sum(size for size, _ in found.values())
+    return sum(size for size, _ in storages.values())
 
 
 def _seconds(
     module: nn.Module, dense: DenseSpec, batch: Batch, embeddings: Embeddings
 ) -> tuple[float, float]:
     """Seconds of a fast pass, and threads that it kept busy: by processor time, which others do not add to; first quartiles of both."""
-    given, numeric = _inputs(dense, batch, embeddings)
-    found: list[float] = []
+    inputs, numeric = _inputs(dense, batch, embeddings)
+    passes_s: list[float] = []
     busy: list[float] = []
-    while len(found) < 1 + REPEATS or (sum(found[1:]) < LIMIT_S and len(found) < 1 + MOST):
+    while len(passes_s) < 1 + REPEATS or (sum(passes_s[1:]) < LIMIT_S and len(passes_s) < 1 + MOST):
         started, before = _now(dense.device), time.process_time()
         with _arithmetic(dense):
-            logits = module(numeric, given)
+            logits = module(numeric, inputs)
         if logits.requires_grad:
             logits.sum().backward()
-        found.append(_now(dense.device) - started)
+        passes_s.append(_now(dense.device) - started)
         busy.append(time.process_time() - before)
-    seconds, busy_s = (sorted(each[1:])[(len(each) - 1) // 4] for each in (found, busy))
+    seconds, busy_s = (sorted(each[1:])[(len(each) - 1) // 4] for each in (passes_s, busy))
     return seconds, busy_s / max(seconds, 1e-9)
 
 
@@ -176,15 +176,15 @@ def _update(dense: DenseSpec) -> dict[str, float]:
         return {}
     for each in parameters:
         each.grad = torch.zeros_like(each)
-    found = []
+    seconds = []
     for _ in range(1 + REPEATS):  # the first one makes the state
         started = _now(dense.device)
         optimizer.step()
-        found.append(_now(dense.device) - started)
+        seconds.append(_now(dense.device) - started)
     state = [each for of_one in optimizer.state.values() for each in of_one.values()]
     kept = sum(each.nbytes for each in state if isinstance(each, Tensor))
     size = sum(each.nbytes for each in parameters)
-    return {"update_s": min(found[1:]), "parameter_copies": (2 * size + kept) / size}
+    return {"update_s": min(seconds[1:]), "parameter_copies": (2 * size + kept) / size}
 
 
 def _inputs(dense: DenseSpec, batch: Batch, embeddings: Embeddings) -> tuple[Embeddings, Tensor]:

@@ -41,7 +41,7 @@ class Inherited:
     fresh: list[str] = field(default_factory=list)
 
     def lines(self) -> list[str]:
-        """Sentences for people."""
+        """Returns the result in sentences."""
         rows = [f"{name} ({count:,})" for name, count in self.rows.items()]
         taken = [
             f"rows of {_listed(rows)}" if rows else "no rows",
@@ -49,19 +49,19 @@ class Inherited:
         ]
         if self.normalized:
             taken.append(f"mean and deviation of {_listed(self.normalized)}")
-        told = [f"begins with {self.place}: {'; '.join(taken)}"]
-        told += [
+        sentences = [f"begins with {self.place}: {'; '.join(taken)}"]
+        sentences += [
             f"optimizers of rows begin anew: {_listed(names)} ({why})"
             for why, names in _by_reason(self.begun)
         ]
-        told += [f"left: {_listed(names)} ({why})" for why, names in _by_reason(self.left)]
+        sentences += [f"left: {_listed(names)} ({why})" for why, names in _by_reason(self.left)]
         if self.fresh:
-            told.append(f"new: {_listed(self.fresh)}")
-        return told
+            sentences.append(f"new: {_listed(self.fresh)}")
+        return sentences
 
 
-def rows_that_fit(loaded: LoadedCheckpoint, groups: Sequence[Group], found: Inherited) -> PartReader:
-    """Notes which tables the groups take rows of; returns the parts to load, as far as they fit.
+def rows_that_fit(loaded: LoadedCheckpoint, groups: Sequence[Group], inherited: Inherited) -> PartReader:
+    """Records the tables that fit, and returns the parts to load.
 
     Raises:
         CheckpointError: a part is damaged.
@@ -80,45 +80,45 @@ def rows_that_fit(loaded: LoadedCheckpoint, groups: Sequence[Group], found: Inhe
     for tables, description in descriptions:
         for table, count in tables.items():
             if table not in ours:
-                found.left[f"table {table}"] = "this model has no such table"
+                inherited.left[f"table {table}"] = "this model has no such table"
                 continue
             fit = fits.setdefault(table, fit_of(description, ours[table]))
             if fit.why_not:
-                found.left[f"table {table}"] = fit.why_not
+                inherited.left[f"table {table}"] = fit.why_not
                 continue
-            found.rows[table] = found.rows.get(table, 0) + count
+            inherited.rows[table] = inherited.rows.get(table, 0) + count
             if fit.why_begins:
-                found.begun[table] = fit.why_begins
-    found.fresh += [f"table {table}" for table in ours if table not in fits]
+                inherited.begun[table] = fit.why_begins
+    inherited.fresh += [f"table {table}" for table in ours if table not in fits]
     for table, fit in fits.items():
-        own = [segment["name"] for segment in ours[table]["segments"]]
-        found.fresh += [
-            f"{name} of table {table}" for name in own if fit.segments and name not in fit.segments
+        segment_names = [segment["name"] for segment in ours[table]["segments"]]
+        inherited.fresh += [
+            f"{name} of table {table}" for name in segment_names if fit.segments and name not in fit.segments
         ]
     return reader
 
 
-def put_parameters(loaded: LoadedCheckpoint, dense: DenseHalf, found: Inherited) -> None:
+def put_parameters(loaded: LoadedCheckpoint, dense: DenseHalf, inherited: Inherited) -> None:
     """Replaces the dense parameters, and buffers, that the earlier model has by the same name in the same shape; its optimizer stays as it is."""
     state = dense.state()
     theirs: Mapping[str, Any] = loaded.dense["model"]
     model: dict[str, Any] = dict(state["model"])
-    for name, own in model.items():
+    for name, parameter in model.items():
         saved = theirs.get(name)
         if saved is None:
-            found.fresh.append(name)
-        elif not isinstance(saved, Tensor) or saved.shape != own.shape:
+            inherited.fresh.append(name)
+        elif not isinstance(saved, Tensor) or saved.shape != parameter.shape:
             there = list(saved.shape) if isinstance(saved, Tensor) else "something else"
-            found.left[name] = f"{there} there, {list(own.shape)} here"
+            inherited.left[name] = f"{there} there, {list(parameter.shape)} here"
         else:
-            model[name] = saved.to(own.dtype)
-            found.parameters.append(name)
+            model[name] = saved.to(parameter.dtype)
+            inherited.parameters.append(name)
     for name in theirs.keys() - model.keys():
-        found.left[name] = "this model has no such parameter"
+        inherited.left[name] = "this model has no such parameter"
     dense.restore({**state, "model": model})
 
 
-def moments_of(loaded: LoadedCheckpoint, schema: Schema, found: Inherited) -> dict[str, Any]:
+def moments_of(loaded: LoadedCheckpoint, schema: Schema, inherited: Inherited) -> dict[str, object]:
     """Moments that the earlier run has of features to be standardized, as :meth:`NormalizationStats.to_dict` has them: parameters were trained by them.
 
     They stay, whatever is measured of the new data for the features that the earlier run has not, or transforms in another way.
@@ -126,16 +126,18 @@ def moments_of(loaded: LoadedCheckpoint, schema: Schema, found: Inherited) -> di
     theirs = {feature.name: feature for feature in loaded.schema.numeric}
     saved = {} if loaded.normalization is None else loaded.normalization.to_dict()
     kept = {
-        own.name: saved[own.name]
-        for own in schema.numeric
-        if "standardize" in own.transform and own.name in saved and _alike(own, theirs.get(own.name))
+        feature.name: saved[feature.name]
+        for feature in schema.numeric
+        if "standardize" in feature.transform
+        and feature.name in saved
+        and _alike(feature, theirs.get(feature.name))
     }
-    found.normalized = sorted(kept)
+    inherited.normalized = sorted(kept)
     return kept
 
 
-def _alike(own: Numeric, other: Numeric | None) -> bool:
-    return other is not None and own.transform == other.transform
+def _alike(feature: Numeric, other: Numeric | None) -> bool:
+    return other is not None and feature.transform == other.transform
 
 
 def _by_reason(reasons: Mapping[str, str]) -> Iterable[tuple[str, list[str]]]:

@@ -10,7 +10,6 @@ from torch import nn
 
 from girih.cluster.cluster import Cluster
 from girih.cluster.options import ClusterOptions
-from girih.comm.group import TrainerGroup
 from girih.config.train import ScheduleOptions
 from girih.data import Dataset
 from girih.dense.half import DenseSpec
@@ -29,6 +28,7 @@ from girih.sparse.spec import SparseSpec
 from girih.store.accounting import row_bytes
 from girih.store.rows.record import row_layout
 from girih.strategies.strategy import Strategy, measures_for, measures_of, runs_alone, spreads_net
+from girih.training.session import RunContext
 
 
 def model_facts(module: nn.Module, optimizer: OptimizerFactory, schema: Schema) -> ModelFacts:
@@ -130,26 +130,23 @@ def _tables(sparse: SparseSpec) -> Iterator[TableFacts]:
 def decide(
     strategy: Strategy,
     facts: Facts,
-    ranks: TrainerGroup,
-    sparse: SparseSpec,
+    context: RunContext,
     *,
-    dense: DenseSpec | None = None,
     train: Dataset | None = None,
     earlier: Plan | None = None,
     pinned: Plan | None = None,
 ) -> Plan:
-    """The plan of a run, on all trainers; called by all together.
+    """Returns the plan of a run. All trainers call it together.
 
     Args:
-        dense: the model, whose cost is counted where the plan rests on it.
-        train: the training data, where it is known: rank 0 measures its first batches if the strategy wants them.
-        earlier: the plan of the run that goes on: it holds where it fits, else what was measured then is used again.
-        pinned: the plan that the user gave; where it names no hosts, trainers are where they are.
+        train: the training data, where it is known. Rank 0 measures its first batches if the strategy wants them.
+        earlier: the plan of the run that is resumed. It holds where it fits, else its measurements are used again.
+        pinned: the plan of the user; where it names no hosts, trainers are where they are.
 
     Raises:
-        ConfigError: the pinned plan is of another strategy, or of other options, processes or tables; or the strategy plans
-            without ``[schedule]``.
+        ConfigError: see :func:`_check_pinned`; or the strategy plans without ``[schedule]``.
     """
+    ranks, sparse = context.ranks, context.sparse
     hosts = ranks.hosts()
     free = ranks.broadcast(host_bytes() if ranks.first else None)
     facts = replace(facts, hosts=hosts, free_bytes=free if len(set(hosts)) <= 1 else None)
@@ -165,29 +162,18 @@ def decide(
             f"schedule: micro_batches: strategy {strategy.name!r} plans a schedule without them; set micro_batches = 1"
         )
     if pinned is not None:
-        if not pinned.fits(draft):
-            raise ConfigError(
-                f"the plan is of strategy {pinned.strategy!r} with options {dict(pinned.options)}, processes"
-                f" {dict(pinned.roles)} and schedule {dict(pinned.asked)}, the run of {draft.strategy!r} with"
-                f" {dict(draft.options)}, {dict(draft.roles)} and {dict(draft.asked)}; plan again with girih plan"
-            )
-        pinned.check_like(draft)
-        if pinned.tagging is not None and not spreads_net(strategy):
-            raise ConfigError(
-                f"plan: tagging: under strategy {strategy.name!r} all operators run on trainers; plan again with girih plan"
-            )
-        sparse.following(pinned).groups()  # which refuses what is no packing
+        _check_pinned(pinned, draft, strategy, sparse)
         return pinned if pinned.hosts or not draft.hosts else replace(pinned, hosts=draft.hosts)
     if earlier is not None and earlier.fits(draft) and _can_be_packed(sparse, earlier, draft):
-        return _here(draft, earlier)
+        return _adapt_to_hosts(draft, earlier)
     wanted = measures_for(facts.schedule) if ranks.size == 1 else measures_of(strategy, facts.schedule)
     profile = None if earlier is None else earlier.measured.get("profile")
     if profile is None and train is not None and "profile" in wanted:
-        found = asdict(measure_access(train, sparse, ranks.size)) if ranks.first else None
-        profile = ranks.broadcast(found)
+        counted = asdict(measure_access(train, sparse, ranks.size)) if ranks.first else None
+        profile = ranks.broadcast(counted)
     cost = None
-    if train is not None and dense is not None and "dense_cost" in wanted:
-        cost = count_dense_cost(train, sparse, dense, facts, max(1, hosts.count(hosts[0])))
+    if train is not None and "dense_cost" in wanted:
+        cost = count_dense_cost(train, sparse, context.dense, facts, max(1, hosts.count(hosts[0])))
     facts = replace(
         facts,
         profile=None if profile is None else AccessProfile(**profile),
@@ -196,8 +182,28 @@ def decide(
     return Plan.from_dict(ranks.broadcast(strategy.plan(facts).to_dict()))
 
 
+def _check_pinned(pinned: Plan, draft: Plan, strategy: Strategy, sparse: SparseSpec) -> None:
+    """Refuses a plan of the user that does not fit the run.
+
+    Raises:
+        ConfigError: it is of another strategy, or of other options, processes or tables.
+    """
+    if not pinned.fits(draft):
+        raise ConfigError(
+            f"the plan is of strategy {pinned.strategy!r} with options {dict(pinned.options)}, processes"
+            f" {dict(pinned.roles)} and schedule {dict(pinned.asked)}, the run of {draft.strategy!r} with"
+            f" {dict(draft.options)}, {dict(draft.roles)} and {dict(draft.asked)}; plan again with girih plan"
+        )
+    pinned.check_like(draft)
+    if pinned.tagging is not None and not spreads_net(strategy):
+        raise ConfigError(
+            f"plan: tagging: under strategy {strategy.name!r} all operators run on trainers; plan again with girih plan"
+        )
+    sparse.following(pinned).groups()  # which refuses what is no packing
+
+
 def _can_be_packed(sparse: SparseSpec, earlier: Plan, draft: Plan) -> bool:
-    """Whether the tables of now can be in the groups of an earlier plan: optimizers may have changed."""
+    """Returns whether the groups of an earlier plan can hold the current tables. Optimizers may have changed."""
     try:
         earlier.check_like(draft)
         sparse.following(earlier).groups()
@@ -206,8 +212,8 @@ def _can_be_packed(sparse: SparseSpec, earlier: Plan, draft: Plan) -> bool:
     return True
 
 
-def _here(draft: Plan, plan: Plan) -> Plan:
-    """A plan for the hosts and the device of this run, whatever it was made for."""
+def _adapt_to_hosts(draft: Plan, plan: Plan) -> Plan:
+    """Returns the plan with the hosts and the device of this run."""
     (device,) = {group["device"] for group in draft.groups} or {"cpu"}
     groups = tuple({**group, "device": device} for group in plan.groups)
     return (

@@ -57,11 +57,11 @@ def priced(
         facts: those of :func:`measured`, on the first trainer with what :func:`girih.lifecycle.run_planner.place_net` adds.
         file: where the calibration is from.
     """
-    found = None
+    predicted = None
     if ranks.first:
         prediction = price(strategy, facts)
-        found = None if prediction is None else {**prediction.to_dict(), "from": file}
-    speed = ranks.broadcast(found)
+        predicted = None if prediction is None else {**prediction.to_dict(), "from": file}
+    speed = ranks.broadcast(predicted)
     return plan if speed is None else replace(plan, predicted={**plan.predicted, "speed": speed})
 
 

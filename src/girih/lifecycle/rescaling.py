@@ -42,18 +42,18 @@ class Scaling:
 
     Attributes:
         counts: role → processes.
-        anew: whether all processes begin anew, the trainers too.
+        restarts_all: whether all processes restart, the trainers too.
         rows_move: whether rows go to other embedding servers.
     """
 
     counts: Mapping[str, int]
-    anew: bool
+    restarts_all: bool
     rows_move: bool
 
     @property
     def needs_checkpoint(self) -> bool:
         """Whether the run goes on from a checkpoint that is made now."""
-        return self.anew or self.rows_move
+        return self.restarts_all or self.rows_move
 
 
 class Rescaling:
@@ -85,7 +85,7 @@ class Rescaling:
         if request is None:
             return
         if all(plan.roles.get(role) == count for role, count in request.counts.items()):
-            self._end(self._run, request, plan, step)
+            self._note_scaled(self._run, request, plan, step)
         elif request.begun is not None:
             why = request.begun.get("failed", "a process was killed meanwhile")
             scale_requests.refuse(self._run, request, f"{why}; the run goes on as it was")
@@ -97,19 +97,19 @@ class Rescaling:
                 return
             self._ranks.request_pause()
 
-    def agreed(self, *, is_over: bool) -> Scaling | None:
-        """The scaling that all trainers have stopped for, if it is nothing else; called by all of them.
+    def agreed(self, *, is_finished: bool) -> Scaling | None:
+        """Returns the scaling that all trainers have stopped for, if any. All trainers call it.
 
         Args:
-            is_over: whether this one has done its last step.
+            is_finished: whether this trainer has done its last step.
         """
         if not (self._ranks.stopping and self._ranks.agree_on_pause()):
             return None
-        left = self._ranks.any(not is_over)
+        left = self._ranks.any(not is_finished)
         wanted = None if self._wanted is None else asdict(self._wanted[1])
-        told = self._ranks.broadcast(wanted)
+        agreed_counts = self._ranks.broadcast(wanted)
         if left:
-            return Scaling(**told)
+            return Scaling(**agreed_counts)
         self._ranks.end_pause()
         return None
 
@@ -122,9 +122,8 @@ class Rescaling:
         before = {role: plan.roles[role] for role in request.counts}
         scale_requests.begin(self._run, request, step, before, keeper)
         overrides = [f"strategy.{scales(strategy)[role]}={count}" for role, count in scaling.counts.items()]
-        stage = (
-            ScaleStage.ANEW if scaling.anew else ScaleStage.MOVING if scaling.rows_move else ScaleStage.DONE
-        )
+        stage = ScaleStage.MOVING if scaling.rows_move else ScaleStage.DONE
+        stage = ScaleStage.RESTART if scaling.restarts_all else stage
         self._processes.scale(stage, scaling.counts, overrides)
 
     def done(self, scaling: Scaling, strategy: Strategy) -> None:
@@ -149,8 +148,8 @@ class Rescaling:
         if request is not None and request.begun is None:
             scale_requests.refuse(self._run, request, "the run has done its last step, or was told to stop")
 
-    def _end(self, run: Path, request: ScaleRequest, plan: Plan, step: int) -> None:
-        """Notes that there are as many processes as a request asks for, and tells where they were not before."""
+    def _note_scaled(self, run: Path, request: ScaleRequest, plan: Plan, step: int) -> None:
+        """Records that the requested number of processes is there, and how it changed."""
         if request.begun is None:
             request = scale_requests.begin(
                 run, request, step, {role: plan.roles[role] for role in request.counts}
@@ -181,7 +180,7 @@ class Rescaling:
         changed.plan(replace(self._facts, num_trainers=trainers))
         servers = RoleName.EMBEDDING_SERVER
         moves = request.counts.get(servers, plan.roles.get(servers)) != plan.roles.get(servers)
-        return Scaling(counts=dict(request.counts), anew=not may_stay, rows_move=moves)
+        return Scaling(counts=dict(request.counts), restarts_all=not may_stay, rows_move=moves)
 
 
 def rescaled(
@@ -208,7 +207,7 @@ def rescaled(
         options={**plan.options, **options},
         roles={**plan.roles, **scaling.counts},
         feed={**plan.feed, **loaders},
-        predicted={name: told for name, told in plan.predicted.items() if name != "speed"},
+        predicted={name: value for name, value in plan.predicted.items() if name != "speed"},
     )
     session = own.rescale(changed, context, session, plan)
     if saved is not None:

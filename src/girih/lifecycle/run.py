@@ -60,8 +60,8 @@ from girih.training.summary import summarize, timelines, write_timeline
 
 
 @dataclass(kw_only=True)
-class TrainingRun:
-    """The run that a trainer trains, from the plan on. Methods are called by all trainers together.
+class OpenRun:
+    """A trainer's run from the plan on: opened, restored, reported and closed. All trainers call its methods together.
 
     Attributes:
         saving: how often checkpoints are made, and where.
@@ -73,9 +73,9 @@ class TrainingRun:
         session: None until it opens.
         resumed: whether it goes on from a checkpoint.
         saves: whether it makes checkpoints.
-        begins_anew: whether it stopped to begin anew with other numbers of processes.
-        standing: where it stands, as a checkpoint has it.
-        scoring: judges its weights as they are.
+        restarts_all: whether it stopped so that all processes restart, in other numbers.
+        trainer_state: the state that a checkpoint saves.
+        scoring: evaluates the current weights.
     """
 
     context: RunContext
@@ -91,7 +91,7 @@ class TrainingRun:
     publishing: PublishOptions | None = None
     session: Session | None = None
     resumed: bool = False
-    begins_anew: bool = False
+    restarts_all: bool = False
     _log: RunLog | None = None
     _read: LoadedCheckpoint | None = None
     """The checkpoint whose rows were loaded to be read, and not to go on with."""
@@ -103,8 +103,8 @@ class TrainingRun:
         ranks, dense, schema = self.context.ranks, self.context.dense, self.facts.schema
         self.ranks = ranks
         self.notes = Notes(ranks, schema.labels.names, bool(getattr(dense.module, "loss_over_batch", False)))
-        self.compiling = Compiling(self.notes.say)
-        self.standing = TrainerState(
+        self.compiling = Compiling(self.notes.log)
+        self.trainer_state = TrainerState(
             schema=schema,
             options=self.options,
             ranks=ranks,
@@ -134,7 +134,7 @@ class TrainingRun:
     @property
     def state(self) -> RunState:
         """Counters: how far it has come."""
-        return self.standing.state
+        return self.trainer_state.state
 
     def opened(self) -> tuple[Plan, Session]:
         """The plan and the session.
@@ -163,9 +163,9 @@ class TrainingRun:
             if hasattr(self.session.sparse, "live"):
                 self.context.stats.watch(self.session.sparse.live)
             if (note := note_on_rows(self.strategy, self.facts, sparse.store)) is not None:
-                self.notes.say(note)
+                self.notes.log(note)
             if self.context.dense.compile:
-                self.notes.say("the dense half is compiled in the first step, which takes up to some minutes")
+                self.notes.log("the dense half is compiled in the first step, which takes up to some minutes")
             warm_up()  # else the first step takes a third of a second more than others, and counts
         except ConfigError as error:
             if self.where is None:
@@ -174,12 +174,179 @@ class TrainingRun:
         self.plan = plan
         if not self.ranks.first and plan.seeds.get("dropout") == "per_rank":
             torch.manual_seed(self.options.seed + self.ranks.rank)
-        self.standing.learning_rate = LearningRate(self.session.optimizer, self.options.lr_schedule)
+        self.trainer_state.learning_rate = LearningRate(self.session.optimizer, self.options.lr_schedule)
         return self.session
 
     def ready(self, train: Dataset) -> tuple[Session, NormalizationStats]:
         """Opens the session, and measures what is standardized: all that comes before the first batch."""
-        return self.open(train), self.standing.normalizing.of(train)
+        return self.open(train), self.trainer_state.normalizing.of(train)
+
+    def restore(self, place: Storage, train: Dataset | None = None, *, resume: bool = False) -> None:
+        """Takes rows, parameters and normalization from a checkpoint, or nothing where that fails.
+
+        Args:
+            train: the data that training goes on with, for a plan that depends on it.
+            resume: go on from its step, position and random state too.
+        """
+        loaded = load(place, self.facts.schema)
+        session = self.open(train, None if loaded.plan is None else Plan.from_dict(loaded.plan, place.url))
+        if resume:
+            self.trainer_state.check(loaded)
+        self.checkpoints.forget_latest()
+        self.compiling(ahead.loading())
+        rows_stay = resume and self.context.processes.rows_stayed
+        newest = self._newest_uses(loaded) if resume and not rows_stay else None
+        loaded.put(sparse=None if rows_stay else session.sparse, dense=session.dense, newest=newest)
+        self._read = None if resume else loaded
+        self.trainer_state.normalizing.stats = loaded.normalization
+        if resume:
+            self._go_on(loaded)
+
+    def inherit(self, place: Storage, train: Dataset | None = None) -> Inherited:
+        """Begins with what fits of another run's checkpoint, see ``Trainer.init_from``."""
+        loaded, inherited = load(place, None), Inherited(place.url)
+        session = self.open(train)
+        self.compiling(ahead.loading())
+        groups = self.context.sparse.groups()
+        reader = rows_that_fit(loaded, groups, inherited)
+        newest = {name: used for name, used in self._newest_uses(loaded).items() if name in inherited.rows}
+        session.sparse.load(replace(reader, newest=newest), step=0)
+        put_parameters(loaded, session.dense, inherited)
+        self.trainer_state.normalizing.inherit(loaded, inherited, train)
+        self.trainer_state.inherited = place.url
+        return inherited
+
+    def content(self) -> Content:
+        """The content of a checkpoint made now."""
+        return self.trainer_state.content(*self.opened())
+
+    def _newest_uses(self, loaded: LoadedCheckpoint) -> Mapping[str, int]:
+        """The newest use of each table that counts seconds, on all trainers; says which lie ahead of the clock."""
+        reader = PartReader(loaded.place, loaded.shards)
+        newest: Mapping[str, int] = self.ranks.broadcast(reader.newest_uses() if self.ranks.first else None)
+        for line in notes_of_future(newest):
+            self.notes.log(line)
+        return newest
+
+    def _go_on(self, loaded: LoadedCheckpoint) -> None:
+        self.trainer_state.go_on(loaded, self.opened()[0])
+        if self.state.best_step is not None:
+            best = checkpoint.find(loaded.place.parent, step=self.state.best_step)
+            self.checkpoints.set_best(self.state.best_step, best)
+        self._load_extra_state(loaded)
+        self.resumed = True
+        self._log = None  # the next one drops the records that come after this state
+
+    def _load_extra_state(self, loaded: LoadedCheckpoint) -> None:
+        """Restores the extra state of the dense half if the net has the same placement; logs a note otherwise."""
+        plan, session = self.opened()
+        earlier = None if loaded.plan is None else Plan.from_dict(loaded.plan, loaded.place.url)
+        if session.stateful is not None and earlier is not None and plan.spreads_as(earlier):
+            session.stateful.load_extra_state(random_state.extra_state(loaded.random, self.ranks.rank))
+        elif any(random_state.extra_state(loaded.random, rank) for rank in range(len(loaded.random))):
+            self.notes.log(
+                "the random state of group servers and what top-k has left out are dropped, since the net is spread otherwise than in"
+                f" {loaded.place.name}: dropout draws other masks than it would have"
+            )
+
+    def step_cost(self, train: Dataset, calibration: Calibration) -> StepCost | None:
+        """Adds up what a step on these data should take this machine, by its parts, on rank 0; None where nothing says so."""
+        return self.planning.step_cost(self.opened()[0], self.strategy, train, calibration)
+
+    def summary(self, metrics: Metrics | None, duration_s: float) -> dict[str, Any]:
+        """The content of ``summary.json``."""
+        (plan, session), progressive = self.opened(), self.trainer_state.progressive
+        facts = {
+            "strategy": self.strategy.name,
+            "trainers": self.ranks.size,
+            "precision": self.options.precision,
+            "dense_forward": self.options.dense_forward,
+            "seed": self.options.seed,
+            "model": self.facts.model.name,
+            "dense_parameters": self.facts.model.num_parameters,
+            "duration_s": duration_s,
+            "compile_s": self.compiling.seconds + self._compiled_in_steps_s,
+            "restarts": self.context.processes.restarts,
+            "scalings": [] if self.directory is None else scale_requests.history(self.directory),
+            **({"plan": dict(plan.predicted)} if plan.predicted else {}),
+            **({} if self.trainer_state.inherited is None else {"init_from": self.trainer_state.inherited}),
+            **_predicted_speed(plan, None if self._log is None else self._log.first_steps, self.state),
+            **({} if progressive is None else {"progressive": progressive.metrics()}),
+            **({} if self.publisher is None else {"published": dict(self.publisher.counts)}),
+        }
+        return summarize(
+            self.state,
+            metrics,
+            facts,
+            ranks=self.ranks,
+            stats=self.context.stats,
+            session=session,
+            loaders={**self._ended_loaders, **self._loaders},
+        )
+
+    def open_log(self) -> RunLog:
+        """The log of records."""
+        if self._log is None:
+            path = None if self.directory is None else self.directory / "metrics.jsonl"
+            if path is not None:
+                state, mark = self.state, path.with_name(TRAINED)
+                rewind(path, state)  # what a run that begins anew, or goes on, writes again
+                state.repeated_examples = repeated_from(mark, state.examples, state.repeated_examples)
+            others = None
+            if self.directory is not None:
+                identity = ProcessId(RoleName.TRAINER, self.ranks.rank)
+                others = PeerStatus(self.directory, identity, lambda: self.ranks.unsynchronized)
+            self._log = RunLog(path, self.callbacks, self.options.log_every_steps, others)
+        return self._log
+
+    def close(self) -> None:
+        """Gives the tables' memory back, once what is being written is written."""
+        self.context.stats.unwatch()
+        with contextlib.ExitStack() as closing:  # each is closed, whatever another one raises
+            if self.session is not None:
+                closing.callback(self.session.dense.close)
+                closing.callback(self.session.sparse.close)
+            if self._log is not None:
+                closing.callback(self._log.close)
+            closing.callback(self.checkpoints.close)
+            if self.publisher is not None:
+                closing.callback(self.publisher.close)
+
+    def live(self) -> dict[str, Any]:
+        """Numbers of this trainer for :meth:`girih.telemetry.stats.Stats.watch`; examples are its share of those of each batch."""
+        state = self.state
+        return {
+            "steps": state.step,
+            "examples": state.examples / self.ranks.size,
+            "refused": state.refused,
+        }
+
+    def _note(self, log: RunLog, *, failed: bool = False) -> None:
+        """Writes the records and the timeline of the steps so far."""
+        stats, (_, session) = self.context.stats, self.opened()
+        sparse, dense = session.sparse, session.dense
+        log.flush(
+            self.state,
+            self.trainer_state.learning_rate.scale(),
+            None if failed else lambda: sparse.stats().counters,
+        )
+        if failed:
+            processes = {f"trainer {self.ranks.rank}": stats.spans.events()}
+        else:
+            others = {**sparse.stats(spans=True).processes, **dense.processes(spans=True)}
+            processes = timelines(self.ranks, stats, {**self._loaders, **others})
+        if self.directory is not None:
+            write_timeline(self.directory / "timeline.json", processes, stats.spans.totals_s)
+
+    def _version(self, step: int) -> SegmentVersion:
+        return self.trainer_state.version(step, self.context.sparse, self.opened()[1])
+
+    def _ready(self) -> tuple[Session, NormalizationStats]:
+        return self.open(), self.trainer_state.normalizing.known()
+
+
+class TrainingRun(OpenRun):
+    """A run that is trained. All trainers call its methods together."""
 
     def check(self, train: Dataset) -> None:
         """Refuses a directory that holds another run, and data in which a loaded position or negatives have no meaning."""
@@ -217,30 +384,32 @@ class TrainingRun:
                 remove_summary(self.directory)
         try:
             scaling = self._fit(train, valid, until)
-            while scaling is not None and not scaling.anew:
+            while scaling is not None and not scaling.restarts_all:
                 self._rescale(scaling)
-                scaling = self._fit(train, valid, until, goes_on=True)
-            self.begins_anew = scaling is not None
+                scaling = self._fit(train, valid, until, resuming=True)
+            self.restarts_all = scaling is not None
             stopped = self.ranks.stopping
             if scaling is None:
                 self.rescaling.refuse_late()
         finally:
             self.ranks.forget_stop()
-        if self.saves and not stopped and not self.begins_anew:
+        if self.saves and not stopped and not self.restarts_all:
             self.checkpoints.mark_final(state.best_step)
         if state.best_step is not None and not stopped:
             self.restore(self.checkpoints.best(state.best_step))
-        if self.publisher is not None and not self.begins_anew:
+        if self.publisher is not None and not self.restarts_all:
             step = state.step if state.best_step is None or stopped else state.best_step
             self.publisher.finish(partial(self._version, step), step, self.context.stats.spans)
         return stopped
 
     def _rescale(self, scaling: Scaling) -> None:
-        """Goes on with other processes beside the trainers, which have stopped for it."""
+        """Resumes with other numbers of processes. Trainers have stopped for it."""
         step = self.state.step
         if self.publisher is not None:
             self.publisher.wait()  # those who write a segment may be about to end
-        self._ended_loaders |= {f"{title}, until step {step}": told for title, told in self._loaders.items()}
+        self._ended_loaders |= {
+            f"{title}, until step {step}": snapshot for title, snapshot in self._loaders.items()
+        }
         saved = self.checkpoints.newest() if scaling.rows_move else None
         if saved is not None:
             self.compiling(ahead.loading())
@@ -256,26 +425,26 @@ class TrainingRun:
         self.ranks.end_pause()
 
     def _fit(
-        self, train: Dataset, valid: Dataset | None, until_epoch: int, *, goes_on: bool = False
+        self, train: Dataset, valid: Dataset | None, until_epoch: int, *, resuming: bool = False
     ) -> Scaling | None:
-        """Trains until so many epochs are done, or all stop; returns what they go on with, where that is why.
+        """Trains until ``until_epoch`` epochs are done, or all stop. Returns the scaling that they stopped for, if any.
 
         Args:
-            goes_on: whether this fit has trained before.
+            resuming: whether this fit has trained before.
         """
         self.checkpoints.forget_latest()
         session, normalization = self.ready(train)
-        standing = self.standing
-        if standing.progressive is not None and standing.state.step == 0:
-            standing.progressive.restore(None)  # passes that a plan was measured by count nothing
+        trainer_state = self.trainer_state
+        if trainer_state.progressive is not None and trainer_state.state.step == 0:
+            trainer_state.progressive.restore(None)  # passes that a plan was measured by count nothing
         self._loaders = {}
-        if not goes_on:
+        if not resuming:
             self.context.stats.spans = Spans()
         compiled_s = self.context.stats.spans.totals_s.get(COMPILE, 0.0)
         log = self.open_log()
         feed = session.feed.train(train, normalization)
         try:
-            self._begin(log, session)
+            self._write_plan(log, session)
         except BaseException:
             feed.close()
             raise
@@ -284,9 +453,9 @@ class TrainingRun:
         loop = Loop(
             session=session,
             feed=feed,
-            learning_rate=standing.learning_rate,
+            learning_rate=trainer_state.learning_rate,
             options=self.options,
-            state=standing.state,
+            state=trainer_state.state,
             log=log,
             save=self._begin_save,
             settle_saves=self._settle_saves,
@@ -297,7 +466,7 @@ class TrainingRun:
             ranks=self.ranks,
             notes=self.notes,
             spans=self.context.stats.spans,
-            progressive=standing.progressive,
+            progressive=trainer_state.progressive,
             staleness=self.context.stats.histograms[STALENESS],
             look=self._look,
             publisher=self.publisher,
@@ -306,7 +475,7 @@ class TrainingRun:
         try:
             with self.context.stats.busy.working():
                 loop.run(until_epoch)
-            session.leave()
+            session.detach_from_round()
             session.sparse.sync()  # what is sent again may need this trainer's loader
             self.ranks.finish()  # others may need the loaders still
             self._loaders = feed.stats()
@@ -327,7 +496,7 @@ class TrainingRun:
         self.ranks.barrier()  # one that is behind still reads
         session.feed.end_training()
         self._note(log)
-        scaling = self.rescaling.agreed(is_over=loop.is_over(until_epoch))
+        scaling = self.rescaling.agreed(is_finished=loop.is_finished(until_epoch))
         best_is_lost = self.checkpoints.fall_back(self.state)
         if best_is_lost or (self.saves and (scaling is None or scaling.needs_checkpoint)):
             self.checkpoints.settle_last(self._begin_save)
@@ -336,14 +505,14 @@ class TrainingRun:
         return scaling
 
     def _look(self) -> None:
-        """Between two steps: looks whether there are to be other processes."""
+        """Checks between two steps whether the numbers of processes must change."""
         plan, state = self.opened()[0], self.state
         if self.autoscaler is not None:
             self.autoscaler.look(plan.roles, state.examples, state.train_s)
         self.rescaling.poll(self.strategy, plan, state.step)
 
-    def _begin(self, log: RunLog, session: Session) -> None:
-        """Writes and tells what holds from here on."""
+    def _write_plan(self, log: RunLog, session: Session) -> None:
+        """Writes the plan and reports it to callbacks."""
         log.begin(self.state, session.sparse.stats().counters)
         log.trained(self.state)  # else the next crash would count again what this start has counted
         plan = self.opened()[0].to_dict()
@@ -351,164 +520,6 @@ class TrainingRun:
             write_whole(self.directory / "plan.json", json.dumps(plan, indent=1) + "\n")
         for callback in self.callbacks:
             callback.on_plan(plan)
-
-    def restore(self, place: Storage, train: Dataset | None = None, *, resume: bool = False) -> None:
-        """Takes rows, parameters and normalization from a checkpoint, or nothing where that fails.
-
-        Args:
-            train: the data that training goes on with, for a plan that depends on it.
-            resume: go on from its step, position and random state too.
-        """
-        loaded = load(place, self.facts.schema)
-        session = self.open(train, None if loaded.plan is None else Plan.from_dict(loaded.plan, place.url))
-        if resume:
-            self.standing.check(loaded)
-        self.checkpoints.forget_latest()
-        self.compiling(ahead.loading())
-        rows_stay = resume and self.context.processes.rows_stayed
-        newest = self._newest_uses(loaded) if resume and not rows_stay else None
-        loaded.put(sparse=None if rows_stay else session.sparse, dense=session.dense, newest=newest)
-        self._read = None if resume else loaded
-        self.standing.normalizing.stats = loaded.normalization
-        if resume:
-            self._go_on(loaded)
-
-    def inherit(self, place: Storage, train: Dataset | None = None) -> Inherited:
-        """Begins with what fits of another run's checkpoint, see ``Trainer.init_from``."""
-        loaded, found = load(place, None), Inherited(place.url)
-        session = self.open(train)
-        self.compiling(ahead.loading())
-        groups = self.context.sparse.groups()
-        reader = rows_that_fit(loaded, groups, found)
-        newest = {name: used for name, used in self._newest_uses(loaded).items() if name in found.rows}
-        session.sparse.load(replace(reader, newest=newest), step=0)
-        put_parameters(loaded, session.dense, found)
-        self.standing.normalizing.inherit(loaded, found, train)
-        self.standing.inherited = place.url
-        return found
-
-    def content(self) -> Content:
-        """The content of a checkpoint made now."""
-        return self.standing.content(*self.opened())
-
-    def _newest_uses(self, loaded: LoadedCheckpoint) -> Mapping[str, int]:
-        """The newest use of each table that counts seconds, on all trainers; says which lie ahead of the clock."""
-        reader = PartReader(loaded.place, loaded.shards)
-        newest: Mapping[str, int] = self.ranks.broadcast(reader.newest_uses() if self.ranks.first else None)
-        for line in notes_of_future(newest):
-            self.notes.say(line)
-        return newest
-
-    def _go_on(self, loaded: LoadedCheckpoint) -> None:
-        self.standing.go_on(loaded, self.opened()[0])
-        if self.state.best_step is not None:
-            best = checkpoint.find(loaded.place.parent, step=self.state.best_step)
-            self.checkpoints.set_best(self.state.best_step, best)
-        self._put_rest(loaded)
-        self.resumed = True
-        self._log = None  # the next one drops the records that come after this state
-
-    def _put_rest(self, loaded: LoadedCheckpoint) -> None:
-        """Has the dense half go on where it was, if the net is spread as it was; says so where it is not."""
-        plan, session = self.opened()
-        earlier = None if loaded.plan is None else Plan.from_dict(loaded.plan, loaded.place.url)
-        if session.beside is not None and earlier is not None and plan.spreads_as(earlier):
-            session.beside.put_rest(random_state.beside(loaded.random, self.ranks.rank))
-        elif any(random_state.beside(loaded.random, rank) for rank in range(len(loaded.random))):
-            self.notes.say(
-                "the random state of group servers and what top-k has left out are dropped, since the net is spread otherwise than in"
-                f" {loaded.place.name}: dropout draws other masks than it would have"
-            )
-
-    def step_cost(self, train: Dataset, calibration: Calibration) -> StepCost | None:
-        """Adds up what a step on these data should take this machine, by its parts, on rank 0; None where nothing says so."""
-        return self.planning.step_cost(self.opened()[0], self.strategy, train, calibration)
-
-    def summary(self, metrics: Metrics | None, duration_s: float) -> dict[str, Any]:
-        """The content of ``summary.json``."""
-        (plan, session), progressive = self.opened(), self.standing.progressive
-        facts = {
-            "strategy": self.strategy.name,
-            "trainers": self.ranks.size,
-            "precision": self.options.precision,
-            "dense_forward": self.options.dense_forward,
-            "seed": self.options.seed,
-            "model": self.facts.model.name,
-            "dense_parameters": self.facts.model.num_parameters,
-            "duration_s": duration_s,
-            "compile_s": self.compiling.seconds + self._compiled_in_steps_s,
-            "restarts": self.context.processes.restarts,
-            "scalings": [] if self.directory is None else scale_requests.history(self.directory),
-            **({"plan": dict(plan.predicted)} if plan.predicted else {}),
-            **({} if self.standing.inherited is None else {"init_from": self.standing.inherited}),
-            **_predicted_speed(plan, None if self._log is None else self._log.first_steps, self.state),
-            **({} if progressive is None else {"progressive": progressive.metrics()}),
-            **({} if self.publisher is None else {"published": dict(self.publisher.counts)}),
-        }
-        return summarize(
-            self.state,
-            metrics,
-            facts,
-            ranks=self.ranks,
-            own=self.context.stats,
-            sparse=session.sparse.stats(),
-            dense=session.dense,
-            loaders={**self._ended_loaders, **self._loaders},
-        )
-
-    def open_log(self) -> RunLog:
-        """The log of records."""
-        if self._log is None:
-            path = None if self.directory is None else self.directory / "metrics.jsonl"
-            if path is not None:
-                state, mark = self.state, path.with_name(TRAINED)
-                rewind(path, state)  # what a run that begins anew, or goes on, writes again
-                state.repeated_examples = repeated_from(mark, state.examples, state.repeated_examples)
-            others = None
-            if self.directory is not None:
-                own = ProcessId(RoleName.TRAINER, self.ranks.rank)
-                others = PeerStatus(self.directory, own, lambda: self.ranks.apart)
-            self._log = RunLog(path, self.callbacks, self.options.log_every_steps, others)
-        return self._log
-
-    def close(self) -> None:
-        """Gives the tables' memory back, once what is being written is written."""
-        self.context.stats.unwatch()
-        with contextlib.ExitStack() as closing:  # each is closed, whatever another one raises
-            if self.session is not None:
-                closing.callback(self.session.dense.close)
-                closing.callback(self.session.sparse.close)
-            if self._log is not None:
-                closing.callback(self._log.close)
-            closing.callback(self.checkpoints.close)
-            if self.publisher is not None:
-                closing.callback(self.publisher.close)
-
-    def live(self) -> dict[str, Any]:
-        """Numbers of this trainer for :meth:`girih.telemetry.stats.Stats.watch`; examples are its share of those of each batch."""
-        state = self.state
-        return {
-            "steps": state.step,
-            "examples": state.examples / self.ranks.size,
-            "refused": state.refused,
-        }
-
-    def _note(self, log: RunLog, *, failed: bool = False) -> None:
-        """Writes what was not yet written of the steps so far."""
-        own, (_, session) = self.context.stats, self.opened()
-        sparse, dense = session.sparse, session.dense
-        log.flush(
-            self.state,
-            self.standing.learning_rate.scale(),
-            None if failed else lambda: sparse.stats().counters,
-        )
-        if failed:
-            processes = {f"trainer {self.ranks.rank}": own.spans.events()}
-        else:
-            others = {**sparse.stats(spans=True).processes, **dense.processes(spans=True)}
-            processes = timelines(self.ranks, own, {**self._loaders, **others})
-        if self.directory is not None:
-            write_timeline(self.directory / "timeline.json", processes, own.spans.totals_s)
 
     def _begin_save(self) -> None:
         if self.publisher is not None:
@@ -526,12 +537,6 @@ class TrainingRun:
             step = self.state.step
             self.publisher.publish(partial(self._version, step), step, spans, rows_free=rows_free)
 
-    def _version(self, step: int) -> SegmentVersion:
-        return self.standing.version(step, self.context.sparse, self.opened()[1])
-
-    def _ready(self) -> tuple[Session, NormalizationStats]:
-        return self.open(), self.standing.normalizing.known()
-
 
 def refuse_unpublished(store: StoreOptions) -> None:
     """Refuses to publish rows in GPU memory, where nobody notes what changes.
@@ -545,10 +550,10 @@ def refuse_unpublished(store: StoreOptions) -> None:
         )
 
 
-def _predicted_speed(plan: Plan, first: FirstSteps | None, state: RunState) -> dict[str, Any]:
+def _predicted_speed(plan: Plan, first: FirstSteps | None, state: RunState) -> dict[str, object]:
     """``predicted_samples_per_s``, and what it is from: a calibration, or the first steps; None, and why, where these say nothing."""
     speed = plan.predicted.get("speed")
     if speed is not None:
         return {"predicted_samples_per_s": speed["samples_per_s"], "predicted_from": speed["from"]}
-    found, told = (None, None) if first is None else first.predicted(state)
-    return {"predicted_samples_per_s": found, "predicted_from": told}
+    predicted, reason = (None, None) if first is None else first.predicted(state)
+    return {"predicted_samples_per_s": predicted, "predicted_from": reason}

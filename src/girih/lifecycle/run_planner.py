@@ -106,9 +106,7 @@ class RunPlanner:
             ConfigError: see :func:`girih.lifecycle.planning.decide`.
         """
         sparse, dense, ranks = self.context.sparse, self.context.dense, self.context.ranks
-        plan = decide(
-            strategy, self.facts, ranks, sparse, dense=dense, train=train, earlier=earlier, pinned=self.pinned
-        )
+        plan = decide(strategy, self.facts, self.context, train=train, earlier=earlier, pinned=self.pinned)
         facts = self.facts if train is None else replace(self.facts, batch_size=train.batch_size)
         calibrated = self.calibrated if train is not None and facts.device == "cpu" else None
         unmeasured = facts
@@ -153,7 +151,7 @@ class RunPlanner:
                     raise
                 if self.pinned is not None:
                     raise ConfigError(f"the plan does not fit, plan again with girih plan: {error}") from None
-                self.notes.say(
+                self.notes.log(
                     f"operators are tagged anew: the tagging of the run so far does not fit ({error})"
                 )
                 placed = place_net(replace(plan, tagging=None), strategy, facts, *halves)

@@ -62,20 +62,20 @@ class Normalizing:
         """
         if self.stats is not None:
             return self.stats
-        found = None
+        local_moments = None
         if self._ranks.first:
             with contextlib.suppress(KeyboardInterrupt):
                 measured = NormalizationStats.of(train, stop_requested=lambda: self._ranks.stop_requested)
-                found = measured.to_dict()
-        told = self._ranks.broadcast(found)
-        if told is None:
+                local_moments = measured.to_dict()
+        reported = self._ranks.broadcast(local_moments)
+        if reported is None:
             raise KeyboardInterrupt
-        self.stats = NormalizationStats.from_dict({**told, **self._kept}, self._schema)
+        self.stats = NormalizationStats.from_dict({**reported, **self._kept}, self._schema)
         return self.stats
 
-    def inherit(self, loaded: LoadedCheckpoint, found: Inherited, train: Dataset | None) -> None:
+    def inherit(self, loaded: LoadedCheckpoint, inherited: Inherited, train: Dataset | None) -> None:
         """Keeps what another run's checkpoint has of these features; measures the rest where there are data."""
-        self._kept = moments_of(loaded, self._schema, found)
+        self._kept = moments_of(loaded, self._schema, inherited)
         if set(self._kept) == set(NormalizationStats.empty(self._schema).features):
             self.stats = NormalizationStats.from_dict(self._kept, self._schema)
         elif train is not None:
@@ -123,7 +123,9 @@ class TrainerState:
             dense=session.dense,
             plan=plan.to_dict(),
             random=random_state.gather(
-                self.ranks, self.dense.device, None if session.beside is None else session.beside.rest()
+                self.ranks,
+                self.dense.device,
+                None if session.stateful is None else session.stateful.extra_state(),
             ),
         )
 
@@ -156,7 +158,7 @@ class TrainerState:
         with believed(loaded.place):
             of_each = [RunState.from_dict(each) for each in loaded.state.get("trainers", ())]
         same_step = all(each.step == loaded.run.step for each in of_each)
-        known = len(of_each) == self.ranks.size and (same_step or self.ranks.apart)
+        known = len(of_each) == self.ranks.size and (same_step or self.ranks.unsynchronized)
         self.state = of_each[self.ranks.rank] if known else loaded.run
         self.inherited = loaded.state.get("inherited")
         if self.progressive is not None:
@@ -174,7 +176,7 @@ class TrainerState:
                 device=self.dense.device,
             )
 
-    def _normalization(self) -> dict[str, Any] | None:
+    def _normalization(self) -> dict[str, object] | None:
         stats = self.normalizing.stats
         return None if stats is None else stats.to_dict()
 

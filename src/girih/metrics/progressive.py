@@ -11,7 +11,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,7 +112,7 @@ class ProgressiveScores:
 
 def progressive_metrics(
     counts: Floats, label_names: Sequence[str], losses: Sequence[LabelLoss] = ()
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, dict[str, object]]:
     """Label → metrics of the whole run, and with ``_last_hour`` of its last hour; None where undefined.
 
     Args:
@@ -128,7 +127,7 @@ def progressive_metrics(
     return found
 
 
-def _errors(counts: Floats) -> dict[str, Any]:
+def _errors(counts: Floats) -> dict[str, object]:
     squares, weight, num_examples = counts[-_SUMS:].tolist()
     return {
         "mae": float(counts[0]) / weight if weight > 0 else None,
@@ -137,7 +136,7 @@ def _errors(counts: Floats) -> dict[str, Any]:
     }
 
 
-def _metrics(counts: Floats) -> dict[str, Any]:
+def _metrics(counts: Floats) -> dict[str, object]:
     positives, negatives = counts[:NUM_BINS], counts[NUM_BINS:-_SUMS]
     loss, weight, num_examples = counts[-_SUMS:].tolist()
     pairs = float(positives.sum() * negatives.sum())

@@ -88,7 +88,7 @@ class LabelMetrics:
         value: float | None = getattr(self, name) if name in DIRECTIONS else self.ranking.get(name)
         return value
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Plain values, for JSON."""
         return asdict(self) | {"calibration_curve": [asdict(one) for one in self.calibration_curve]}
 
@@ -131,7 +131,7 @@ class Metrics:
         more.update(self.first.ranking)
         return line | {name: value for name, value in more.items() if value is not None}
 
-    def as_dict(self) -> dict[str, dict[str, Any]]:
+    def as_dict(self) -> dict[str, dict[str, object]]:
         """Label to plain values: ``by_label`` of ``summary.json``."""
         return {name: metrics.as_dict() for name, metrics in self.by_label.items()}
 

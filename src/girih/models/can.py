@@ -97,12 +97,12 @@ def _checked(schema: Schema, co_action: Mapping[str, tuple[str, ...]]) -> dict[s
         raise ConfigError(f"co_action = {co_action!r}: expected a table of item = [features]")
     sparse = [feature.name for feature in schema.sparse]
     items = [feature.name for feature in schema.sparse if isinstance(feature, Categorical)]
-    found = {}
+    checked = {}
     for item, feeds in co_action.items():
         if item not in items:
             raise ConfigError(f"co_action: {item!r} is not a categorical feature{nearest(item, items)}")
         kind = "categorical or sequence feature"
-        found[item] = checks.some_of(f"co_action.{item}", feeds, sparse, kind)
-        if item in found[item]:
+        checked[item] = checks.some_of(f"co_action.{item}", feeds, sparse, kind)
+        if item in checked[item]:
             raise ConfigError(f"co_action.{item}: {item!r} is fed to itself; expected other features")
-    return {item: found[item] for item in items if item in found}
+    return {item: checked[item] for item in items if item in checked}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -57,7 +55,7 @@ class DIEN(Model):
         self.deep = MLP(width, hidden, self.num_labels, dropout=dropout, batch_norm=batch_norm)
         self._left_for_loss: Tensor | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """All but what a forward pass has left for a loss that never came, which no copy can have."""
         return self.__dict__ | {"_left_for_loss": None}
 

@@ -199,12 +199,12 @@ class Embeddings:
         """A feature of which a NaN or an infinity is read."""
         packed = [(block.features, read(block.values)) for block in (*self.blocks, *self.first_order)]
         packed += [((name,), read(sequence.values)) for name, sequence in self.sequences.items()]
-        given = [(features, found) for features, found in packed if found is not None]
-        sums = [found.sum() for _, found in given]
+        checked = [(features, nonfinite) for features, nonfinite in packed if nonfinite is not None]
+        sums = [nonfinite.sum() for _, nonfinite in checked]
         if not sums or torch.isfinite(torch.stack(sums)).all():  # one pass, or nearly always
             return None
-        for features, found in given:
-            bad = ~torch.isfinite(found.view(len(found), len(features), -1)).all(dim=2).all(dim=0)
+        for features, nonfinite in checked:
+            bad = ~torch.isfinite(nonfinite.view(len(nonfinite), len(features), -1)).all(dim=2).all(dim=0)
             if bad.any():
                 return features[int(bad.nonzero()[0])]
         return None

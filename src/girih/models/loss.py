@@ -86,8 +86,8 @@ Loss = Callable[[Tensor, Targets], Tensor]
 
 def loss_of(module: nn.Module) -> Loss:
     """The model's own loss, or that of each label."""
-    own = getattr(module, "loss", None)
-    return own if callable(own) else label_losses
+    loss = getattr(module, "loss", None)
+    return loss if callable(loss) else label_losses
 
 
 def label_losses(outputs: Tensor, batch: Targets) -> Tensor:
@@ -136,10 +136,10 @@ def bce_with_logits(logits: Tensor, labels: Tensor, weights: Tensor | None = Non
 
 def probabilities(logits: NDArray[np.float32], losses: Sequence[LabelLoss]) -> NDArray[np.float32]:
     """Predictions, float32[B, T]: the sigmoid of a logit, and the output itself for labels with mse or huber."""
-    found = torch.sigmoid(torch.from_numpy(logits).double()).float().numpy()
+    values = torch.sigmoid(torch.from_numpy(logits).double()).float().numpy()
     plain = [label for label, loss in enumerate(losses) if loss != "bce"]
-    found[:, plain] = logits[:, plain]
-    return found
+    values[:, plain] = logits[:, plain]
+    return values
 
 
 def weighted_mean(values: Tensor, weights: Tensor | None = None) -> Tensor:

@@ -37,7 +37,7 @@ def needs_of(module: object, schema: Schema) -> dict[str, frozenset[str]]:
     return check_needs(declared, schema, owner)
 
 
-def check_needs(declared: Any, schema: Schema, owner: str) -> dict[str, frozenset[str]]:
+def check_needs(declared: object, schema: Schema, owner: str) -> dict[str, frozenset[str]]:
     """Checked needs in the schema's order; see :func:`needs_of`.
 
     Args:
@@ -64,7 +64,7 @@ def check_needs(declared: Any, schema: Schema, owner: str) -> dict[str, frozense
     return {name: frozenset(declared[name]) for name in by_name if declared.get(name)}
 
 
-def check_same_needs(module: object, declared: Any, schema: Schema) -> None:
+def check_same_needs(module: object, declared: object, schema: Schema) -> None:
     """Refuses a file's needs if they are not those of the model that the file describes.
 
     Raises:
@@ -75,7 +75,7 @@ def check_same_needs(module: object, declared: Any, schema: Schema) -> None:
         raise ConfigError(f"its needs are not those of {type(module).__name__}: {expected}")
 
 
-def _check_kinds(where: str, kinds: Any) -> None:
+def _check_kinds(where: str, kinds: object) -> None:
     if isinstance(kinds, str) or not isinstance(kinds, Collection):
         raise ConfigError(f"{where} = {kinds!r}: expected a set, as in {{'embedding', 'first_order'}}")
     for kind in kinds:

@@ -52,19 +52,19 @@ class StreamingFrequencies(nn.Module):
         """Counts the items of a step, int64[N]; returns the logarithm of each one's q, float32[N]: no gradient passes here."""
         self.steps += 1
         unique, inverse = torch.unique(ids, return_inverse=True)
-        found = ids.new_zeros(len(unique), dtype=torch.float32)
+        totals = ids.new_zeros(len(unique), dtype=torch.float32)
         for row, factor in enumerate(_FACTORS):
             slots = (unique * factor) >> (64 - SLOT_BITS) & ((1 << SLOT_BITS) - 1)
-            own, of_item = torch.unique(slots[inverse], return_inverse=True)
-            counts = torch.bincount(of_item, minlength=len(own))
-            newest = (self.steps - self.last[row, own]).float() / counts
-            times = self.sightings[row, own] + counts.int()
+            positions, of_item = torch.unique(slots[inverse], return_inverse=True)
+            counts = torch.bincount(of_item, minlength=len(positions))
+            newest = (self.steps - self.last[row, positions]).float() / counts
+            times = self.sightings[row, positions] + counts.int()
             weight = torch.maximum(counts / times, 1 - (1 - self.rate) ** counts)
-            self.interval[row, own] = torch.lerp(self.interval[row, own], newest, weight)
-            self.sightings[row, own] = times
-            self.last[row, own] = self.steps.int()
-            found = torch.maximum(found, self.interval[row, slots])
-        return -found.log()[inverse]
+            self.interval[row, positions] = torch.lerp(self.interval[row, positions], newest, weight)
+            self.sightings[row, positions] = times
+            self.last[row, positions] = self.steps.int()
+            totals = torch.maximum(totals, self.interval[row, slots])
+        return -totals.log()[inverse]
 
 
 def positives(batch: Targets) -> Tensor:
@@ -84,13 +84,13 @@ def softmax(scores: Tensor, ids: Tensor, batch: Targets, log_q: Tensor | None) -
         scores: float32[B, N], s: of each user of this trainer with each item of the step.
         ids: int64[N], of the items. log_q: float32[N]; None corrects nothing.
     """
-    own = batch.first + torch.arange(len(scores), device=scores.device)
+    positions = batch.first + torch.arange(len(scores), device=scores.device)
     if log_q is not None:
         scores = scores - log_q
-    same = ids[own][:, None] == ids[None, :]
-    same[torch.arange(len(own), device=own.device), own] = False
+    same = ids[positions][:, None] == ids[None, :]
+    same[torch.arange(len(positions), device=positions.device), positions] = False
     scores = scores.masked_fill(same, -torch.inf)
-    losses = scores.logsumexp(dim=1) - scores.gather(1, own[:, None])[:, 0]
+    losses = scores.logsumexp(dim=1) - scores.gather(1, positions[:, None])[:, 0]
     return _part(losses, batch)
 
 
@@ -99,9 +99,9 @@ def pairwise(scores: Tensor, ids: Tensor, batch: Targets) -> Tensor:
 
     The arguments are those of :func:`softmax`.
     """
-    own = batch.first + torch.arange(len(scores), device=scores.device)
-    others = ids[own][:, None] != ids[None, :]
-    margins = scores.gather(1, own[:, None]) - scores
+    positions = batch.first + torch.arange(len(scores), device=scores.device)
+    others = ids[positions][:, None] != ids[None, :]
+    margins = scores.gather(1, positions[:, None]) - scores
     losses = (F.softplus(-margins) * others).sum(dim=1) / others.sum(dim=1).clamp(min=1)
     return _part(losses, batch)
 

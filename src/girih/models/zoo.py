@@ -83,8 +83,8 @@ def create(
         ConfigError: an unknown name or option, one of the wrong type or out of range, or a user's
             module that cannot be loaded or built.
     """
-    own = isinstance(name, str) and ":" in name
-    if own:
+    is_user_model = isinstance(name, str) and ":" in name
+    if is_user_model:
         expected = "a class derived from torch.nn.Module"
         cls: type[nn.Module] = load_class(name, where, directory, accepts=_is_model, expected=expected)
     elif isinstance(name, str) and name in BY_NAME:
@@ -100,13 +100,13 @@ def create(
     checked = check_call(cls, options or {}, f"{where} {name}", skip=len(first))
     try:
         model = cls(*first, **checked)
-        if own:
+        if is_user_model:
             vars(model)[_OPTIONS] = dict(options or {})
         return model
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
     except Exception as error:
-        if own:
+        if is_user_model:
             reason = f"could not be built: {blame(error, inspect.getsourcefile(cls))}"
         elif isinstance(error, MemoryError) or "allocate" in str(error) or "Overflow" in str(error):
             reason = "of these options is larger than memory; lower its widths"
@@ -162,21 +162,21 @@ class _Bounded(TorchFunctionMode):
         return (torch.empty if function is torch.randn else function)(*args, **kwargs or {})
 
 
-def description_of(model: nn.Module) -> dict[str, Any] | None:
+def description_of(model: nn.Module) -> dict[str, object] | None:
     """``{"name", "options"}`` by which :func:`create` makes the same model on its schema; None for a class of the user's own."""
     name = next((name for name, cls in BY_NAME.items() if cls is type(model)), None)
     if name is None or not isinstance(model, Model):
         return None
     arguments, options = model.made_with
-    given = inspect.signature(type(model).__init__).bind(model, *arguments, **options).arguments
-    del given["self"], given["schema"]
+    bound = inspect.signature(type(model).__init__).bind(model, *arguments, **options).arguments
+    del bound["self"], bound["schema"]
     try:
-        return {"name": name, "options": json.loads(json.dumps(plain(given)))}
+        return {"name": name, "options": json.loads(json.dumps(plain(bound)))}
     except (TypeError, ValueError):
         return None
 
 
-def options_of(model: nn.Module) -> dict[str, Any] | None:
+def options_of(model: nn.Module) -> dict[str, object] | None:
     """The options by which :func:`create` made a model of a user's class, as data; None if it did not."""
     try:
         options: dict[str, Any] | None = json.loads(json.dumps(vars(model).get(_OPTIONS)))

@@ -10,6 +10,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
+from typing import TypedDict, Unpack
 
 from girih.planner.calibration import (
     ALL_GATHER,
@@ -96,13 +97,13 @@ def fit(name: str, points: Sequence[Point], num_workers: int) -> Link:
 
     # a formula is α·a + b / C
     terms = [(formula(size, 1.0, math.inf), formula(size, 0.0, 1.0), seconds) for size, seconds in points]
-    found = [(0.0, b / seconds) for _, b, seconds in terms]
+    bounds = [(0.0, b / seconds) for _, b, seconds in terms]
     for (a1, b1, t1), (a2, b2, t2) in combinations(terms, 2):
         determinant, of_latency, of_bytes = a1 * b2 - a2 * b1, t1 * b2 - t2 * b1, a1 * t2 - a2 * t1
         if determinant and of_latency / determinant >= 0 and of_bytes / determinant > 0:
-            found.append((of_latency / determinant, determinant / of_bytes))
+            bounds.append((of_latency / determinant, determinant / of_bytes))
     latency_s, bytes_per_s = min(
-        found, key=lambda each: sum(abs(math.log(formula(size, *each) / s)) for size, s in points)
+        bounds, key=lambda each: sum(abs(math.log(formula(size, *each) / s)) for size, s in points)
     )
     return Link(latency_s, bytes_per_s, tuple(points))
 
@@ -170,24 +171,29 @@ def remote_step(
     }
 
 
+class SubstitutionSizes(TypedDict):
+    """Sizes of a step of ``substitution``; see :func:`girih.planner.traffic.substitution`."""
+
+    summed: int
+    shared_parameters: int
+    split: bool
+    partial_bytes: int
+
+
 def substitution_step(
     batch_size: int,
     num_trainers: int,
     links: Links,
     *,
-    summed: int,
     concatenated: Sequence[int],
-    shared_parameters: int,
-    split: bool,
-    partial_bytes: int,
+    **sizes: Unpack[SubstitutionSizes],
 ) -> Mapping[str, float]:
     """Seconds of a step of ``substitution``, by kind: T_DES where partial results are float32 and "replicated".
 
     Args:
         concatenated: columns of each operator whose vectors are needed whole.
-
-    Others are those of :func:`girih.planner.traffic.substitution`.
     """
+    summed, split, partial_bytes = sizes["summed"], sizes["split"], sizes["partial_bytes"]
     column_bytes = batch_size * partial_bytes
     vectors = [column_bytes * columns for columns in concatenated]
     sums = [column_bytes * summed] if summed else []
@@ -197,10 +203,10 @@ def substitution_step(
     else:  # there and back; or each its part, and then the whole, which is rounded twice only
         halves = [links[REDUCE_SCATTER], links[ALL_GATHER]]
         partials = sum(half_ring_s(size, num_trainers, link) for size in sums for link in halves)
-    if split:  # own columns, of each trainer's examples, and their gradients back
-        own = [size / num_trainers for size in vectors]
-        partials += 2 * sum(half_ring_s(size, num_trainers, links[ALL_TO_ALL]) for size in own)
-        dense_bytes = shared_parameters * FLOAT_BYTES + _VOTE_BYTES
+    if split:  # each trainer's columns, of its examples, and their gradients back
+        shares = [size / num_trainers for size in vectors]
+        partials += 2 * sum(half_ring_s(size, num_trainers, links[ALL_TO_ALL]) for size in shares)
+        dense_bytes = sizes["shared_parameters"] * FLOAT_BYTES + _VOTE_BYTES
         return {"partials": partials, "dense": ring_s(dense_bytes, num_trainers, links[ALL_REDUCE])}
     partials += sum(half_ring_s(size, num_trainers, links[ALL_GATHER]) for size in vectors)
     votes = not (as_ring and sums)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from girih.errors import ConfigError
 from girih.planner import traffic
@@ -36,11 +35,11 @@ class Arrangement:
     capacity: float | None
     why: str
 
-    def schedule(self) -> dict[str, Any]:
+    def schedule(self) -> dict[str, object]:
         """For ``Plan.schedule``."""
         return {"interleaving": [list(names) for names in self.interleaving], "excluded": list(self.excluded)}
 
-    def predicted(self) -> dict[str, Any]:
+    def predicted(self) -> dict[str, object]:
         """For ``Plan.predicted``."""
         volumes = {group.name: round(group.volume) for group in self.groups}
         if not self.why:

@@ -66,7 +66,7 @@ def account(facts: Facts, copies: Copies) -> Account:
     size = float(FLOAT_BYTES * facts.model.num_parameters)
     averaged = copies.groups > 1
     state = 1.0 if facts.dense_cost is None else facts.dense_cost.parameter_copies
-    found: dict[str, dict[str, float]] = {
+    sizes: dict[str, dict[str, float]] = {
         EMBEDDING: {
             table.name: float(table.max_rows * table.row_bytes)
             for table in facts.tables
@@ -76,14 +76,14 @@ def account(facts: Facts, copies: Copies) -> Account:
     if copies.servers_per_group:
         nets = copies.trainers_per_group * copies.nets
         gathered = copies.groups * (max(2.0, state) - 2)
-        found[TRAINER] = {PARAMETERS: size * (copies.trainers + gathered)}
-        found[GROUP] = {PARAMETERS: size * copies.groups * held_copies(state, nets, averaged=averaged)}
+        sizes[TRAINER] = {PARAMETERS: size * (copies.trainers + gathered)}
+        sizes[GROUP] = {PARAMETERS: size * copies.groups * held_copies(state, nets, averaged=averaged)}
     else:
         held = held_copies(state, copies.nets, averaged=averaged)
-        found[TRAINER] = {PARAMETERS: size * copies.trainers * held}
+        sizes[TRAINER] = {PARAMETERS: size * copies.trainers * held}
     if averaged:
-        found[DENSE] = {PARAMETERS: size * (KEPT[copies.averaging] + ROUND[copies.averaging] * copies.groups)}
-    return found
+        sizes[DENSE] = {PARAMETERS: size * (KEPT[copies.averaging] + ROUND[copies.averaging] * copies.groups)}
+    return sizes
 
 
 def check(facts: Facts, copies: Copies, strategy: str) -> None:
@@ -92,12 +92,12 @@ def check(facts: Facts, copies: Copies, strategy: str) -> None:
     Raises:
         ConfigError: names the table, or the operator of the dense half, that takes most, where, and what would fit.
     """
-    free, found = facts.free_bytes, account(facts, copies)
-    total = _total(found)
+    free, required = facts.free_bytes, account(facts, copies)
+    total = _total(required)
     if free is None or total <= free:
         return
     size, role, item = max(
-        (size, role, item) for role, items in found.items() for item, size in items.items()
+        (size, role, item) for role, items in required.items() for item, size in items.items()
     )
     left = max(0.0, free - (total - size))
     if role == EMBEDDING:
@@ -138,8 +138,8 @@ def _largest(facts: Facts) -> str:
     return f" (operator {largest.name!r}, {largest.kind}, has most of them: {_gigabytes(largest.parameter_bytes)})"
 
 
-def _total(found: Account) -> float:
-    return sum(size for items in found.values() for size in items.values())
+def _total(account: Account) -> float:
+    return sum(size for items in account.values() for size in items.values())
 
 
 def _gigabytes(size: float) -> str:

@@ -84,11 +84,11 @@ def packed(facts: Facts, *, split: bool = False, at_least: int = 1) -> tuple[Pac
     Args:
         at_least: groups beside the excluded ones that are wanted: the largest are split on, as far as there are tables.
     """
-    volumes, apart = volumes_of(facts), excluded_tables(facts)
+    volumes, separate = volumes_of(facts), excluded_tables(facts)
     layouts: list[tuple[GroupFacts, bool, list[str]]] = []
     for group in facts.groups:
         for excluded in (False, True):
-            tables = [table for table in group.tables if (table in apart) == excluded]
+            tables = [table for table in group.tables if (table in separate) == excluded]
             if tables:
                 layouts.append((group, excluded, tables))
     total = [sum(volumes[table] for table in tables) for _, _, tables in layouts]
@@ -98,17 +98,17 @@ def packed(facts: Facts, *, split: bool = False, at_least: int = 1) -> tuple[Pac
         parts = _split_counts({number: total[number] for number in included}, most, split, at_least)
     else:
         parts = {number: len(tables) for number, (_, _, tables) in enumerate(layouts)}
-    found: list[PackedGroup] = []
+    groups: list[PackedGroup] = []
     used: Counter[str] = Counter()
     for number, (group, excluded, tables) in enumerate(layouts):
         for part in _evenly(tables, volumes, parts.get(number, 1)):
             name = f"{group.name}.{used[group.name]}" if used[group.name] else group.name
             used[group.name] += 1
             volume = sum(volumes[table] for table in part)
-            found.append(
+            groups.append(
                 PackedGroup(name=name, tables=tuple(part), dim=group.dim, volume=volume, excluded=excluded)
             )
-    return tuple(found)
+    return tuple(groups)
 
 
 def spread(volumes: Sequence[float], num_sets: int) -> list[list[int]]:

@@ -62,10 +62,10 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        told = {**asdict(self), "groups": [dict(group) for group in self.groups]}
+        values = {**asdict(self), "groups": [dict(group) for group in self.groups]}
         if self.tagging is not None:
-            told["tagging"]["cut"] = list(self.tagging.cut)
-        return told
+            values["tagging"]["cut"] = list(self.tagging.cut)
+        return values
 
     @classmethod
     def from_dict(cls, mapping: Any, where: str = "plan") -> Plan:
@@ -103,10 +103,10 @@ class Plan:
                 feature's owner is no trainer, or hosts are not those of all trainers.
         """
         for section in ("placement", "schedule", "feed", "wire", "seeds"):
-            found, expected = (sorted(getattr(plan, section)) for plan in (self, other))
-            if found != expected:
+            actual, expected = (sorted(getattr(plan, section)) for plan in (self, other))
+            if actual != expected:
                 raise ConfigError(
-                    f"plan: {section} has {found}, expected {expected}; plan again with girih plan"
+                    f"plan: {section} has {actual}, expected {expected}; plan again with girih plan"
                 )
             for name, value in getattr(self, section).items():
                 expected_value = getattr(other, section)[name]
@@ -125,9 +125,9 @@ class Plan:
         unknown = sorted(set(self.hosts) - {"trainer", *(f"trainer {rank}" for rank in range(trainers))})
         hosts = self.hosts_of("trainer")
         if unknown or (any(hosts) and not all(hosts)):
-            told = f"{unknown[0]!r}" if unknown else f"none for trainer {hosts.index('')}"
+            reason = f"{unknown[0]!r}" if unknown else f"none for trainer {hosts.index('')}"
             raise ConfigError(
-                f"plan: hosts: {told}; expected a host for each of {trainers} trainers, as 'trainer 0', or for none"
+                f"plan: hosts: {reason}; expected a host for each of {trainers} trainers, as 'trainer 0', or for none"
             )
 
     def fits(self, other: Plan) -> bool:
@@ -187,7 +187,7 @@ def _is_like(value: Any, expected: Any) -> bool:
     return type(value) is type(expected) or (isinstance(value, list) and isinstance(expected, tuple))
 
 
-def read_json(path: Path, hint: str) -> Any:
+def read_json(path: Path, hint: str) -> object:
     """Plain values from a file of JSON.
 
     Args:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import TypedDict, Unpack
 
 KEY_BYTES, COUNT_BYTES, FLOAT_BYTES, EXAMPLE_BYTES = 8, 4, 4, 2
 FLOPS_PER_WEIGHT = 6
@@ -82,37 +83,48 @@ def synchronous(
     )
 
 
+class ShareCounts(TypedDict):
+    """Counts of one trainer's share of a step.
+
+    Attributes:
+        ids, keys: of the share, and the unique ones. numbers: of all their rows. vectors: pooled ones. outputs: their numbers.
+        parameters: numbers of the whole dense half.
+    """
+
+    ids: float
+    keys: float
+    numbers: float
+    vectors: float
+    outputs: float
+    parameters: int
+
+
 def remote(
     num_trainers: int,
     *,
-    ids: float,
-    keys: float,
-    numbers: float,
-    vectors: float,
-    outputs: float,
-    parameters: int,
     in_step: bool,
     compress_ids: bool = False,
     half_of: Collection[str] = (),
+    **counts: Unpack[ShareCounts],
 ) -> Traffic:
     """Tables in embedding servers: ids to a worker, keys to the servers, rows and bags back, gradients there again.
 
     Bytes that all processes send for one trainer's share of a step.
 
     Args:
-        ids: ids of the share; keys: unique ones; numbers: of all their rows; vectors: pooled ones of the share;
-            outputs: their numbers.
         in_step: dense gradients are summed over the trainers; else they go to a dense server, and parameters back.
         compress_ids: each unique id goes once to the worker, with the examples that it is in.
         half_of: "embeddings", "gradients": what goes between worker and trainer as float16, each vector with its scale.
     """
-    rows, half = numbers * FLOAT_BYTES, outputs * FLOAT_BYTES / 2 + vectors * FLOAT_BYTES
-    told = keys * KEY_BYTES + ids * EXAMPLE_BYTES if compress_ids else ids * KEY_BYTES
-    dense = ring_bytes(parameters * FLOAT_BYTES, num_trainers) if in_step else 2.0 * parameters * FLOAT_BYTES
+    ids, keys, parameter_bytes = counts["ids"], counts["keys"], counts["parameters"] * FLOAT_BYTES
+    rows, whole = counts["numbers"] * FLOAT_BYTES, counts["outputs"] * FLOAT_BYTES
+    half = whole / 2 + counts["vectors"] * FLOAT_BYTES
+    sent_ids = keys * KEY_BYTES + ids * EXAMPLE_BYTES if compress_ids else ids * KEY_BYTES
+    dense = ring_bytes(parameter_bytes, num_trainers) if in_step else 2.0 * parameter_bytes
     return Traffic(
-        ids=told + keys * (KEY_BYTES + COUNT_BYTES),
-        embeddings=rows + (half if "embeddings" in half_of else outputs * FLOAT_BYTES),
-        gradients=rows + (half if "gradients" in half_of else outputs * FLOAT_BYTES),
+        ids=sent_ids + keys * (KEY_BYTES + COUNT_BYTES),
+        embeddings=rows + (half if "embeddings" in half_of else whole),
+        gradients=rows + (half if "gradients" in half_of else whole),
         dense=dense if num_trainers > 1 else 0.0,
     )
 

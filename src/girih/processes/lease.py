@@ -37,7 +37,7 @@ class Lease:
     segments: str
 
     @classmethod
-    def own(cls) -> Lease:
+    def of_this_run(cls) -> Lease:
         """The lease of the run that this process trains."""
         pid = os.getppid() if CONTROL in os.environ else os.getpid()
         return cls(socket.gethostname(), _boot(), pid, start_of(pid), owned_by(pid))

@@ -44,9 +44,9 @@ def hold(prefix: str, who: str) -> int | None:
 
     What no process holds any more is removed first, of whatever run.
     """
-    found = [match for name in _names() if (match := _HELD.fullmatch(name))]
-    held = {match[1] for match in found if _is_locked(match[0])}
-    for match in found:
+    matches = [match for name in _names() if (match := _HELD.fullmatch(name))]
+    held = {match[1] for match in matches if _is_locked(match[0])}
+    for match in matches:
         if match[1] not in held:
             remove_segments(match[1])
     if not (prefix and os.path.isdir(SHARED_MEMORY)):
@@ -80,9 +80,9 @@ def owner_prefix(pid: int, start: str) -> str:
     return f"girih-{pid}.{start}.{_namespace()}-" if start else ""
 
 
-def temporary_directory(what: str) -> tempfile.TemporaryDirectory[str]:
-    """A directory for as long as this process needs it, whose name says what for, and who owns it."""
-    return tempfile.TemporaryDirectory(prefix=f"{owned_by(os.getpid()) or 'girih-'}{what}-")
+def temporary_directory(purpose: str) -> tempfile.TemporaryDirectory[str]:
+    """Returns a temporary directory. Its name says its purpose and its owner."""
+    return tempfile.TemporaryDirectory(prefix=f"{owned_by(os.getpid()) or 'girih-'}{purpose}-")
 
 
 def remove_segments(prefix: str) -> None:

@@ -62,10 +62,10 @@ def repeated_from(path: Path, examples: int, repeated: int) -> int:
     """
     try:
         with open_file(path) as file:
-            then, told = _FORM.unpack(file.read(_FORM.size + 1))
+            then, saved = _FORM.unpack(file.read(_FORM.size + 1))
     except (UserError, struct.error):
         return repeated
-    return max(repeated, int(told)) + max(0, int(then) - examples)
+    return max(repeated, int(saved)) + max(0, int(then) - examples)
 
 
 LOCK = ".lock"
@@ -131,7 +131,7 @@ class RunDirectory:
             self._lock = _locked(path)
             try:
                 self._remove_left()
-                Lease.own().write(self._lock)
+                Lease.of_this_run().write(self._lock)
             except BaseException:
                 self._lock.close()
                 raise
@@ -145,7 +145,7 @@ class RunDirectory:
             told = f"{path}: cannot be written ({error.strerror}); choose another --run"
             raise disk_full(error, path) or RunDirectoryError(told) from None
 
-    def write_summary(self, summary: dict[str, Any]) -> None:
+    def write_summary(self, summary: dict[str, object]) -> None:
         """Replaces ``summary.json`` whole."""
         write_whole(self.path / "summary.json", json.dumps(summary, indent=2, allow_nan=False) + "\n")
 
@@ -228,7 +228,7 @@ def _locked(path: Path) -> IO[str]:
     lease = Lease.read(lock)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if lease is None or not lease.lives or lease == Lease.own():
+        if lease is None or not lease.lives or lease == Lease.of_this_run():
             return lock
     except OSError:
         pass

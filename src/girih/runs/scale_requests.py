@@ -109,7 +109,7 @@ def fail(run: Path, request: ScaleRequest, why: str) -> None:
 def end(run: Path, request: ScaleRequest) -> dict[str, Any]:
     """Notes that a scaling is done, from when training may go on; returns what :func:`outcome` will."""
     begun, now = request.begun or {}, time.time()
-    return _told(
+    return _record_outcome(
         run,
         request,
         step=begun["step"],
@@ -123,7 +123,7 @@ def end(run: Path, request: ScaleRequest) -> dict[str, Any]:
 
 def refuse(run: Path, request: ScaleRequest, why: str) -> None:
     """Notes that nothing was, or will be, scaled."""
-    _told(run, request, refused=why)
+    _record_outcome(run, request, refused=why)
 
 
 def withdraw(run: Path) -> None:
@@ -140,31 +140,31 @@ def withdraw_stale(run: Path) -> None:
     withdraw(run)
 
 
-def outcome(run: Path, request: ScaleRequest) -> dict[str, Any] | None:
+def outcome(run: Path, request: ScaleRequest) -> dict[str, object] | None:
     """The outcome of a request; None while there is none. ``refused`` says why nothing was scaled, else ``step``, ``roles`` (role →
     processes before and after), ``paused_s``, ``seconds`` since it was asked for, ``at_s``, since 1970, and ``why``."""
     return next((line for line in reversed(_lines(run)) if line["name"] == request.name), None)
 
 
-def history(run: Path) -> list[dict[str, Any]]:
+def history(run: Path) -> list[dict[str, object]]:
     """All scalings of a run, the earliest first, by :func:`outcome`, those left out that were refused."""
     done = [line for line in _lines(run) if "refused" not in line]
     return [{key: value for key, value in line.items() if key != "name"} for line in done]
 
 
-def _told(run: Path, request: ScaleRequest, **facts: Any) -> dict[str, Any]:
+def _record_outcome(run: Path, request: ScaleRequest, **facts: Any) -> dict[str, object]:
     append_line(run / OUTCOMES, json.dumps({"name": request.name, **facts}))
     withdraw(run)
     return facts
 
 
-def _lines(run: Path) -> list[dict[str, Any]]:
-    found = []
+def _lines(run: Path) -> list[dict[str, object]]:
+    lines = []
     with contextlib.suppress(MissingFileError), open_file(run / OUTCOMES, kind=RunDirectoryError) as file:
         for line in file:
             with contextlib.suppress(ValueError):  # one that was cut off
-                found.append(parse(line))
-    return [each for each in found if isinstance(each, dict) and "name" in each]
+                lines.append(parse(line))
+    return [each for each in lines if isinstance(each, dict) and "name" in each]
 
 
 class ScaleStage(StrEnum):
@@ -174,5 +174,5 @@ class ScaleStage(StrEnum):
     """Rows lie in the last checkpoint alone: trainers that come back find none in embedding servers."""
     DONE = "done"
     """All processes are there, with their rows."""
-    ANEW = "anew"
-    """Trainers end, with a checkpoint; all processes begin anew."""
+    RESTART = "anew"
+    """Trainers end with a checkpoint, and all processes restart."""

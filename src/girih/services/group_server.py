@@ -84,7 +84,7 @@ class GroupServer:
         wire: how training steps write tensors.
         address: where to listen; see :func:`girih.comm.service.listen`.
         averaging: None where there is one group.
-        seed: of dropout here, from the start of the process on, unless PUT_REST brings the state of an earlier one.
+        seed: of dropout here, from the start of the process on, unless LOAD_EXTRA_STATE brings the state of an earlier one.
         patience_s: see ``PATIENCE_S``.
     """
 
@@ -106,7 +106,7 @@ class GroupServer:
 
     def run(self, ready: Callable[[str], None], stop: threading.Event) -> None:
         """Serves until ``stop`` is set."""
-        process_settings.load_late()
+        process_settings.defer_dynamo()
         if self.wire.packs:
             ahead.make_ready(ahead.packing_tensors())  # on a machine that no trainer is on
         torch.manual_seed(self.seed)
@@ -136,7 +136,7 @@ class _GroupServerWork:
             GroupVerb.FORWARD: self._forward, GroupVerb.BACKWARD: self._backward, GroupVerb.APPLY: self._apply,
             GroupVerb.DISCARD: self._discard, GroupVerb.STATE: self._state, GroupVerb.RESTORE: self._restore, GroupVerb.STATS: self._tell,
             GroupVerb.BEGIN: self._begin, GroupVerb.MEET: self._meet, GroupVerb.LEAVE: self._leave,
-            GroupVerb.REST: self._rest, GroupVerb.PUT_REST: self._put_rest, GroupVerb.NORMS: self._norms,
+            GroupVerb.EXTRA_STATE: self._rest, GroupVerb.LOAD_EXTRA_STATE: self._put_rest, GroupVerb.NORMS: self._norms,
         }  # fmt: skip
         self._index = role.index
         self._names = [part.name for part in role.parts]
@@ -378,7 +378,7 @@ class _GroupServerWork:
 
 
 def _entries_of(arrays: Sequence[NDArray[Any]]) -> list[Entry]:
-    """The entries of a frame of RESTORE or PUT_REST."""
+    """The entries of a frame of RESTORE or LOAD_EXTRA_STATE."""
     told, *packed = arrays
     tensors = iter(unpack(packed))
     return [

@@ -153,7 +153,7 @@ def check_version(version: VersionFacts, where: str) -> tuple[Group, ...]:
     Raises:
         CheckpointError: schema, needs, recipe or normalization cannot be used.
     """
-    with refusing(where, "publish again", what="its schema, needs, recipe or normalization cannot be used"):
+    with refusing(where, "publish again", fault="its schema, needs, recipe or normalization cannot be used"):
         schema = Schema.from_dict(version.schema, "schema")
         if schema.fingerprint() != version.fingerprint:
             raise ValueError(f"fingerprint {version.fingerprint} of a schema that has {schema.fingerprint()}")

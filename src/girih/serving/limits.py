@@ -6,12 +6,9 @@ import asyncio
 import ctypes
 import resource
 import time
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from girih.serving.options import ServeOptions
-
-if TYPE_CHECKING:
-    from girih.serving.direct import ClientConnection
 
 DRAIN_S = 5
 """Seconds that requests under way have when a server ends."""
@@ -23,16 +20,27 @@ _SPARE_FILES = 512
 _READ_BYTES = 1 << 18
 
 
+class LimitedConnection(Protocol):
+    """A connection with limits; see :class:`girih.serving.direct.ClientConnection`."""
+
+    held: int
+    begun: float
+    deadline: float
+
+    def refuse(self, reason: str, text: str) -> None: ...
+    def expire(self) -> None: ...
+
+
 class Clients:
     """The connections of one process, their limits, and the buffer into which all of them read."""
 
     def __init__(self, options: ServeOptions) -> None:
         self._options = options
-        self._open: set[ClientConnection] = set()
+        self._open: set[LimitedConnection] = set()
         self.buffer = memoryview(bytearray(_READ_BYTES))
         self._held, self._has_burst, self._next_sweep = 0, False, 0.0
 
-    def add(self, client: ClientConnection) -> bool:
+    def add(self, client: LimitedConnection) -> bool:
         """Adds a connection, unless there are too many."""
         if not self._next_sweep:
             self._sweep()
@@ -41,13 +49,13 @@ class Clients:
         self._open.add(client)
         return True
 
-    def remove(self, client: ClientConnection) -> None:
+    def remove(self, client: LimitedConnection) -> None:
         """Removes a closed connection."""
         self._open.discard(client)
         self._has_burst = True
         self.hold(client, 0)
 
-    def hold(self, client: ClientConnection, num_bytes: int) -> None:
+    def hold(self, client: LimitedConnection, num_bytes: int) -> None:
         """Records the bytes that a connection holds.
 
         If all together hold too many, the connection with the most bytes times seconds is refused.

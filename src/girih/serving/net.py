@@ -14,7 +14,7 @@ from torch import Tensor
 from girih.data import Batch
 from girih.dense.half import DenseSpec
 from girih.dense.halves.replica import Replica
-from girih.hierarchical.graph.straight import Straight, straight
+from girih.hierarchical.graph.straight import FlatForward, flatten_module
 from girih.models.embeddings import Embeddings
 from girih.schema import Schema, Sequence
 
@@ -29,26 +29,26 @@ class ServedNet(Replica):
         by: of a module like this one; None has the module called as it is.
     """
 
-    def __init__(self, spec: DenseSpec, by: Straight | None = None) -> None:
+    def __init__(self, spec: DenseSpec, by: FlatForward | None = None) -> None:
         super().__init__(spec)
-        self.straight = by
+        self.flat_forward = by
         self._set_mode(False)
 
     def outputs(self, batch: Batch, embeddings: Embeddings) -> Tensor:
         """See :meth:`Replica.outputs`."""
-        if self.straight is None:
+        if self.flat_forward is None:
             return super().outputs(batch, embeddings)
         with torch.inference_mode():
-            return self.straight(self.module, torch.from_numpy(batch.numeric), embeddings)
+            return self.flat_forward(self.module, torch.from_numpy(batch.numeric), embeddings)
 
-    def straighten(self, spec: DenseSpec, schema: Schema, read: Callable[[Batch], Embeddings]) -> None:
+    def flatten(self, spec: DenseSpec, schema: Schema, read: Callable[[Batch], Embeddings]) -> None:
         """Finds straight-line code for the module.
 
         Args:
             spec: that of this half. read: reads the rows of a batch.
         """
         batch = example_batch(schema)
-        self.straight = straight(spec, torch.from_numpy(batch.numeric), read(batch))
+        self.flat_forward = flatten_module(spec, torch.from_numpy(batch.numeric), read(batch))
 
 
 def example_batch(schema: Schema) -> Batch:

@@ -80,7 +80,7 @@ class Served:
         self._sparse = MappedSparse(groups, stacks)
         self.spec, self.dense = spec, dense or ServedNet(spec)
         if dense is None:
-            self.dense.straighten(spec, schema, lambda batch: self._sparse.peek(batch).wait())
+            self.dense.flatten(spec, schema, lambda batch: self._sparse.peek(batch).wait())
 
     def predict(self, batch: Batch) -> NDArray[np.float32]:
         """Predictions, float32[B, T], as ``girih predict`` gives them.
@@ -113,7 +113,7 @@ class Served:
         spec, dense = self.spec, self.dense
         if parameters is not None:
             spec = replace(spec, module=filled(copy.deepcopy(spec.module), parameters, version))
-            dense = ServedNet(spec, dense.straight)
+            dense = ServedNet(spec, dense.flat_forward)
         kept = self.normalization if normalization is None else normalization
         return Served(self.groups, stacks, spec, kept, self.schema, version, dense)
 
@@ -201,7 +201,7 @@ def filled(module: nn.Module, parameters: Mapping[str, Tensor], where: Any) -> n
     Raises:
         CheckpointError: they are another model's.
     """
-    with refusing(where, AGAIN, what="parameters of another model"):
+    with refusing(where, AGAIN, fault="parameters of another model"):
         check_dtypes(parameters, module.state_dict())
         module.load_state_dict(dict(parameters))
     return module

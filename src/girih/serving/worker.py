@@ -15,7 +15,7 @@ def main() -> int:
     """Answers until it is told to end; returns the status of the process."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
-    process_settings.load_late()
+    process_settings.defer_dynamo()
     try:
         worker(int(sys.argv[1]), sys.stdin)
     except KeyboardInterrupt:

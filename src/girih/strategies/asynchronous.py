@@ -51,12 +51,12 @@ class Asynchronous(PipelinedStrategy):
 
     def build(self, plan: Plan, context: RunContext) -> Session:
         """The way to the embedding workers, and this trainer's copy of the dense half."""
-        from girih.dense.halves.deferred import LateParameterServerReplica
+        from girih.dense.halves.deferred import DeferredParameterServerReplica
         from girih.dense.halves.parameter_server import ParameterServerReplica
 
-        context.ranks.step_apart()
+        context.ranks.set_unsynchronized()
         processes, late = context.processes, learns_late(context)
-        dense = (LateParameterServerReplica if late else ParameterServerReplica)(
+        dense = (DeferredParameterServerReplica if late else ParameterServerReplica)(
             context.dense,
             context.ranks,
             staleness=plan.schedule["staleness"],

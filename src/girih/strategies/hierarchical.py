@@ -234,7 +234,7 @@ class Hierarchical(RemoteStrategy):
         from girih.hierarchical.hogwild import HogwildReplica
         from girih.training.concurrent import Concurrent
 
-        context.ranks.step_apart()
+        context.ranks.set_unsynchronized()
         processes, nets = context.processes, plan.schedule["nets"]
         addresses = self._start_dense_servers(plan, context)
         dense: GroupedReplica | HogwildReplica
@@ -250,7 +250,9 @@ class Hierarchical(RemoteStrategy):
             )
         session = self.session(plan, context, dense, Concurrent(nets))
         return replace(
-            session, leave=dense.leave, beside=dense if isinstance(dense, GroupedReplica) else None
+            session,
+            detach_from_round=dense.leave,
+            stateful=dense if isinstance(dense, GroupedReplica) else None,
         )
 
     def _schedule(self) -> dict[str, Any]:

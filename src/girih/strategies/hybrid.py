@@ -40,8 +40,8 @@ class Hybrid(PipelinedStrategy):
     def build(self, plan: Plan, context: RunContext) -> Session:
         """The way to the embedding workers, and this trainer's copy of the dense half."""
         from girih.dense.halves.allreduced import AllReducedReplica
-        from girih.dense.halves.deferred import LateAllReducedReplica
+        from girih.dense.halves.deferred import DeferredAllReducedReplica
 
         late = learns_late(context)
-        dense = (LateAllReducedReplica if late else AllReducedReplica)(context.dense, context.ranks)
+        dense = (DeferredAllReducedReplica if late else AllReducedReplica)(context.dense, context.ranks)
         return self.pipelined(plan, context, dense, late=late)

@@ -61,7 +61,7 @@ class Local(StrategyOptions):
 
     def build(self, plan: Plan, context: RunContext) -> Session:
         """All tables and the only copy of the dense half, here."""
-        from girih.dense.halves.deferred import LateReplica
+        from girih.dense.halves.deferred import DeferredReplica
         from girih.dense.halves.replica import Replica
         from girih.sparse.halves.local import LocalSparse
         from girih.training.feeds import ExampleFeed
@@ -72,6 +72,6 @@ class Local(StrategyOptions):
         sparse = LocalSparse(context.sparse, devices=devices, **ahead_of(plan))
         # under "skip", the number of the next update depends on what came of this one
         late = context.dense.on_nonfinite == "stop" and sparse.is_on_gpu_of(context.dense.device)
-        dense = LateReplica(context.dense) if late else Replica(context.dense)
-        feed, schedule = ExampleFeed(context.ranks), in_step(**steps_of(plan), late=late)
+        dense = DeferredReplica(context.dense) if late else Replica(context.dense)
+        feed, schedule = ExampleFeed(context.ranks), in_step(**steps_of(plan), deferred=late)
         return Session(sparse=sparse, dense=dense, schedule=schedule, feed=feed, optimizer=dense.optimizer)

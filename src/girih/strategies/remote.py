@@ -367,7 +367,7 @@ class PipelinedStrategy(RemoteStrategy):
         from girih.training.schedules import Pipelined
 
         # ids never come here: the workers prepare them
-        schedule = Pipelined(plan.schedule["staleness"], plan.schedule.get("micro_batches", 1), late=late)
+        schedule = Pipelined(plan.schedule["staleness"], plan.schedule.get("micro_batches", 1), deferred=late)
         return self.session(plan, context, dense, schedule, staged=late)
 
     def _schedule(self) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 | sparse half                          | schedule | dense half             |
 | ``CollectiveSparse``, fed by rows    | in step  | ``AllReducedReplica`` |
-| ``GpuCollectiveSparse``, the same    | the same | the same, or ``LateAllReducedReplica`` |
+| ``GpuCollectiveSparse``, the same    | the same | the same, or ``DeferredAllReducedReplica`` |
 
 Equal to ``local`` on the same batches, to the order of sums; near it where rows travel as float16.
 """
@@ -96,7 +96,7 @@ class Synchronous(StrategyOptions):
     def build(self, plan: Plan, context: RunContext) -> Session:
         """This trainer's part of all tables, and its copy of the dense half."""
         from girih.dense.halves.allreduced import AllReducedReplica
-        from girih.dense.halves.deferred import LateAllReducedReplica
+        from girih.dense.halves.deferred import DeferredAllReducedReplica
         from girih.training.feeds import ExampleFeed
         from girih.training.schedules import in_step
         from girih.training.session import Session
@@ -104,8 +104,8 @@ class Synchronous(StrategyOptions):
         sparse, on_gpu = _sparse_half(plan, context)
         # under "skip", the number of the next update depends on what came of this one
         late = on_gpu and context.dense.on_nonfinite == "stop"
-        dense = (LateAllReducedReplica if late else AllReducedReplica)(context.dense, context.ranks)
-        options = {**steps_of(plan), "late": late}
+        dense = (DeferredAllReducedReplica if late else AllReducedReplica)(context.dense, context.ranks)
+        options = {**steps_of(plan), "deferred": late}
         if options.get("prefetch") and is_on_gpu(plan):
             options["prefetch"] = (
                 2  # the next batch's keys travel with this one's rows, so that their number is known by then

@@ -18,49 +18,51 @@ SILENT_S = 5.0
 
 
 class PeerStatus:
-    """All processes of a run but this one.
+    """The status of all other processes of a run.
 
     Args:
-        own: this one.
-        apart: whether trainers go at their own pace.
+        this_process: this one.
+        unsynchronized: returns whether trainers step independently.
     """
 
-    def __init__(self, run: Path, own: ProcessId, apart: Callable[[], bool]) -> None:
-        self._run, self._own, self._apart = run, own, apart
+    def __init__(self, run: Path, this_process: ProcessId, unsynchronized: Callable[[], bool]) -> None:
+        self._run, self._this_process, self._unsynchronized = run, this_process, unsynchronized
         self._read_s, self._shown = 0.0, list[ProcessStatus]()
         self._counted: dict[str, Counter[int]] = {}
 
     def resident_bytes(self) -> int:
-        """Their memory."""
+        """Returns the memory of the other processes."""
         return sum(shown.now["rss_bytes"] for shown in self._known())
 
     def staleness(self) -> Counter[int]:
-        """Batches of the other trainers by their staleness, since this was asked last."""
-        found: Counter[int] = Counter()
+        """Counts the batches of other trainers by staleness, since the last call."""
+        new_batches: Counter[int] = Counter()
         for shown in self._known():
             counts = shown.now["stats"]["histograms"].get(STALENESS)
             if counts is not None:
                 key = f"{shown.title}, life {shown.incarnation}"
                 now = Counter({int(value): times for value, times in counts.items()})
-                found += now - self._counted.get(key, Counter())
+                new_batches += now - self._counted.get(key, Counter())
                 self._counted[key] = now
-        return found
+        return new_batches
 
-    def samples_per_s(self, own: float | None) -> float | None:
-        """The rate of all trainers, of which ``own`` is right where all do each step together.
+    def samples_per_s(self, local_rate: float | None) -> float | None:
+        """Returns the rate of all trainers.
 
-        Where they go at their own pace, it is what all would do at this trainer's.
+        If trainers step together, it is ``local_rate``. Else unknown rates count as this trainer's.
         """
-        if own is None or not self._apart():
-            return own
-        rates = [shown.per_second("examples") for shown in self._known() if shown.role == self._own.role]
+        if local_rate is None or not self._unsynchronized():
+            return local_rate
+        rates = [
+            shown.per_second("examples") for shown in self._known() if shown.role == self._this_process.role
+        ]
         known = [rate for rate in rates if rate is not None]
-        return own / (1 + len(rates)) * (1 + len(rates) - len(known)) + sum(known)
+        return local_rate / (1 + len(rates)) * (1 + len(rates) - len(known)) + sum(known)
 
     def _known(self) -> list[ProcessStatus]:
         now = time.time()
         if now - self._read_s > EVERY_S:
-            itself = (self._own.role, self._own.index)
+            itself = (self._this_process.role, self._this_process.index)
             self._shown = [
                 shown
                 for shown in read_all(self._run)
@@ -77,27 +79,27 @@ SPARE_CORES: Final = 0.5
 
 
 def busy_of(shown: Iterable[ProcessStatus], counts: Mapping[str, int]) -> dict[str, float]:
-    """Role → the busy share of its busiest process, which the others of a run wait for; empty where a process does not show its own.
+    """Returns role → the busy share of its busiest process; empty if a process has not reported.
 
     Args:
-        counts: role → processes that there are.
+        counts: role → number of processes.
     """
     shares, now = dict[str, list[float]](), time.time()
     for each in shown:
         if each.busy is None or now - each.now["at_s"] > SILENT_S:
             return {}
         shares.setdefault(each.role, []).append(each.busy)
-    if {role: len(found) for role, found in shares.items()} != dict(counts):
+    if {role: len(busy_shares) for role, busy_shares in shares.items()} != dict(counts):
         return {}  # one has not shown itself yet, or has not gone
-    return {role: max(found) for role, found in shares.items()}
+    return {role: max(busy_shares) for role, busy_shares in shares.items()}
 
 
 def cores_used(shown: Iterable[ProcessStatus]) -> float:
-    """Cores of this host that processes use."""
-    here = socket.gethostname()
-    return sum(each.cpu_cores or 0.0 for each in shown if each.host == here)
+    """Returns the number of cores that processes use on this host."""
+    this_host = socket.gethostname()
+    return sum(each.cpu_cores or 0.0 for each in shown if each.host == this_host)
 
 
 def is_full(used: float) -> bool:
-    """Whether this host, with so many cores in use, has none to spare."""
+    """Returns whether a host with this number of used cores is full."""
     return used > num_cores() - SPARE_CORES

@@ -122,9 +122,9 @@ def samples(reading: Mapping[str, Any]) -> Iterator[Sample]:
     yield "process_cpu_seconds_total", None, reading["cpu_s"]
     yield "girih_busy_seconds_total", None, stats["busy_s"]
     for names, values in ((_LIVE, live), (_STORE, live.get("store", {})), (_COUNTERS, counters)):
-        for own, name in names.items():
-            if own in values:
-                yield name, None, values[own]
+        for key, name in names.items():
+            if key in values:
+                yield name, None, values[key]
     for table, rows in live.get("rows", {}).items():
         yield "girih_rows", table, rows
     for queue, depth in live.get("queues", {}).items():
@@ -137,9 +137,9 @@ def samples(reading: Mapping[str, Any]) -> Iterator[Sample]:
             yield "girih_tier_reads_total", counter.removesuffix("_reads"), value
         elif counter in _SSD_BYTES:
             yield "girih_ssd_bytes_total", _SSD_BYTES[counter], value
-    for own, counts in stats["histograms"].items():
-        if own in _HISTOGRAMS:
-            yield _HISTOGRAMS[own], None, _of_integers(counts)
+    for key, counts in stats["histograms"].items():
+        if key in _HISTOGRAMS:
+            yield _HISTOGRAMS[key], None, _of_integers(counts)
     for phase, durations in stats["phases"].items():
         label = None if phase in _PHASES else phase
         yield _PHASES.get(phase, "girih_phase_seconds"), label, _of_durations(durations)
@@ -188,8 +188,8 @@ class Endpoint:
                 break
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
-                    told = f"metrics: {host}:{port}: {error.strerror}; set metrics.bind to an address of this host"
-                    raise ConfigError(told) from None
+                    message = f"metrics: {host}:{port}: {error.strerror}; set metrics.bind to an address of this host"
+                    raise ConfigError(message) from None
         else:
             raise ConfigError(f"metrics: port = {first}: no port is free from there on; set another, or 0")
         self.address = f"{host}:{self._server.server_port}"
@@ -200,8 +200,8 @@ class Endpoint:
         reading = {"cpu_s": cpu_s(), "rss_bytes": resident_bytes(), "stats": self._stats.reading()}
         for sample in (("process_start_time_seconds", None, BEGUN_S), *samples(reading)):
             by_name[sample[0]].append(sample)
-        for name, found in by_name.items():
-            yield self._family(name, found)
+        for name, family_samples in by_name.items():
+            yield self._family(name, family_samples)
 
     def close(self) -> None:
         """Serves no more."""
@@ -209,7 +209,7 @@ class Endpoint:
         self._server.server_close()
         self._thread.join()
 
-    def _family(self, name: str, found: list[Sample]) -> Family:
+    def _family(self, name: str, family_samples: list[Sample]) -> Family:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
         metric = BY_NAME[name]
@@ -217,8 +217,8 @@ class Endpoint:
         histogram = HistogramMetricFamily(name, metric.about, labels=names)
         kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
         number = kind(name, metric.about, labels=names)
-        for _, own, value in found:
-            labels = [*self._labels.values(), *([] if own is None else [own])]
+        for _, label_value, value in family_samples:
+            labels = [*self._labels.values(), *([] if label_value is None else [label_value])]
             if isinstance(value, Histogram):
                 bounds = [*map(str, map(float, value.bounds)), "+Inf"]
                 buckets = list(zip(bounds, map(float, accumulate(value.counts)), strict=True))

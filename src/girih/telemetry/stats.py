@@ -75,7 +75,7 @@ class Stats:
         with self._reading:
             self._sources.clear()
 
-    def reading(self) -> dict[str, Any]:
+    def reading(self) -> dict[str, object]:
         """The numbers as they are now, as plain values for JSON; from any thread, while others count.
 
         Returns:
@@ -107,7 +107,7 @@ class Stats:
         """Bytes sent by this process, by kind."""
         return wire_bytes(self.counters)
 
-    def snapshot(self, *, spans: bool = True) -> dict[str, Any]:
+    def snapshot(self, *, spans: bool = True) -> dict[str, object]:
         """Everything, as plain values for JSON; ``spans`` may be many."""
         return {
             "counters": dict(self.counters),
@@ -182,8 +182,8 @@ class Spans:
         """(name, start in seconds of ``time.perf_counter``, which processes of a machine share, seconds)."""
         return list(self._events)
 
-    def each(self, name: str, items: Iterator[T]) -> Iterator[T]:
-        """Passes items through, timing how long each took to come."""
+    def timed(self, name: str, items: Iterator[T]) -> Iterator[T]:
+        """Yields the items and times how long each takes to arrive."""
         while True:
             with self(name):
                 try:

@@ -72,8 +72,8 @@ class StatusTarget:
     @classmethod
     def from_hello(cls, hello: Mapping[str, Any]) -> StatusTarget:
         """The place that a launcher says first, if it says one."""
-        told = json.loads(hello.get("place") or "{}")
-        run, metrics = told.get("run"), told.get("metrics", {})
+        place = json.loads(hello.get("place") or "{}")
+        run, metrics = place.get("run"), place.get("metrics", {})
         return cls(None if run is None else Path(run), MetricsOptions(**metrics))
 
 
@@ -136,7 +136,7 @@ class ProcessStatus:
 
 def read_all(run: Path) -> list[ProcessStatus]:
     """All processes that show themselves in a run directory, in the order of their names; a file that is damaged is left out."""
-    found = []
+    statuses = []
     for file in sorted((run / LIVE).glob("*.json")):
         # it went meanwhile, or is of another version
         with contextlib.suppress(UserError), open_file(file) as opened, refusing(file, ""):
@@ -147,8 +147,8 @@ def read_all(run: Path) -> list[ProcessStatus]:
                 )
                 for each in ("counters", "histograms", "live"):
                     build(Mapping[str, Any], reading["stats"][each], each)
-            found.append(shown)
-    return sorted(found, key=lambda each: (each.role, each.index))
+            statuses.append(shown)
+    return sorted(statuses, key=lambda each: (each.role, each.index))
 
 
 BEGUN_S = time.time()

@@ -35,7 +35,7 @@ class BackgroundTasks:
         """Whether there is something that was not told yet."""
         return bool(self._waiting)
 
-    def submit(self, compute: Callable[[], Any], tell: Callable[[Any], None]) -> None:
+    def submit(self, compute: Callable[[], object], tell: Callable[[object], None]) -> None:
         """Computes in the thread; ``tell`` gets the result in :meth:`settle`, by the caller's thread."""
         while len(self._waiting) >= MOST_WAITING:
             self._tell_next()
@@ -147,15 +147,15 @@ class RunCheckpoints:
         """
         if state.best_step is None:
             return False
-        told: tuple[bool, int | None, float | None] | None = None
+        best: tuple[bool, int | None, float | None] | None = None
         is_there = self._best is not None and self._best[0] == state.best_step
         if self._ranks.first and not is_there and not self._writing.is_pending:
             kept = RunState() if self._best is None else Manifest.read(self._best[1]).run
-            told = state.step == state.best_step, kept.best_step, kept.best_value
-        told = self._ranks.broadcast(told)
-        if told is None:
+            best = state.step == state.best_step, kept.best_step, kept.best_value
+        best = self._ranks.broadcast(best)
+        if best is None:
             return False
-        is_now, best_step, best_value = told
+        is_now, best_step, best_value = best
         if not is_now:
             if self._ranks.first:
                 instead = "the next ones" if best_step is None else f"those of step {best_step}"

@@ -61,7 +61,7 @@ class Concurrent:
             with working.working(1 / self.nets):
                 return training.train(item, pulled)
 
-        with _pool(self.nets) as pool:
+        with _thread_pool(self.nets) as pool:
             while True:
                 if under_way and under_way[0].done():
                     step = under_way.popleft().result()
@@ -146,7 +146,7 @@ class _Training:
 
 
 @contextmanager
-def _pool(nets: int) -> Iterator[ThreadPoolExecutor]:
+def _thread_pool(nets: int) -> Iterator[ThreadPoolExecutor]:
     """Threads for the nets, which share the threads that torch computes with: if each net took all cores, they would wait for each other.
 
     torch counts them for each thread, and for those that begin later: what held before holds again at the end.

@@ -194,7 +194,7 @@ class ProgressiveValidation:
 
     def record(self) -> Mapping[str, Any]:
         """The first label's metrics: over all trainers in step, who call it together; where they are not, this one's own."""
-        counts = self._counted() if self._ranks.apart else self._added()
+        counts = self._counted() if self._ranks.unsynchronized else self._added()
         return self._metrics(counts)[self._labels.names[0]]
 
     def state(self) -> Tensor:
@@ -206,7 +206,7 @@ class ProgressiveValidation:
         self._steps.settle()  # what is under way belongs to what is dropped
         self._steps.scores.restore(state.numpy() if state is not None and self._ranks.first else None)
 
-    def _metrics(self, counts: Tensor) -> dict[str, dict[str, Any]]:
+    def _metrics(self, counts: Tensor) -> dict[str, dict[str, object]]:
         return progressive_metrics(counts.numpy(), self._labels.names, self._labels.losses)
 
     def _counted(self) -> Tensor:

@@ -109,7 +109,7 @@ class ExampleFeed:
 
     def train(self, data: Dataset, normalization: NormalizationStats) -> TrainingFeed:
         """Reads in a thread of this process."""
-        data, prepare = self._own(agreed(data, self.ranks), normalization)
+        data, prepare = self._local_data(agreed(data, self.ranks), normalization)
         return TrainingFeed(data, prepare, stopped=lambda: self.ranks.size == 1 and self.ranks.stop_requested)
 
     def end_training(self) -> None:
@@ -119,7 +119,7 @@ class ExampleFeed:
         self, data: Dataset, normalization: NormalizationStats, *, whole: bool = False
     ) -> Iterator[Batch]:
         """This trainer's part of every batch, read in a thread."""
-        data, prepare = self._own(data, normalization, whole=whole)
+        data, prepare = self._local_data(data, normalization, whole=whole)
         with read_ahead((prepare(batch) for batch, _ in data.batches(0)), data.read_ahead) as batches:
             yield from batches
 
@@ -131,10 +131,10 @@ class ExampleFeed:
         """Every trainer scores its share."""
         return True
 
-    def _own(
+    def _local_data(
         self, data: Dataset, normalization: NormalizationStats, *, whole: bool = False
     ) -> tuple[Dataset, Callable[[Batch], Batch]]:
-        """The data to read here, and what makes of a batch what this trainer has of it."""
+        """Returns the data to read, and the function from a batch to this trainer's part."""
         if whole or self.ranks.size == 1:
             return data, normalization.apply
         return data, lambda batch: normalization.apply(share_of(batch, self.ranks.rank, self.ranks.size))
@@ -158,7 +158,7 @@ class FeatureFeed(ExampleFeed):
         """One scores everything: the first, or the one that has ``gauc_by``."""
         return self.ranks.first if gauc_by is None else gauc_by in self.features
 
-    def _own(
+    def _local_data(
         self, data: Dataset, normalization: NormalizationStats, *, whole: bool = False
     ) -> tuple[Dataset, Callable[[Batch], Batch]]:
         """The columns, of all examples in any case."""
@@ -173,8 +173,8 @@ class FeatureFeed(ExampleFeed):
                 f"data.on_bad_row = {data.on_bad_row!r}: with strategy 'substitution' each trainer sees its own columns"
                 " and cannot know what others skip; set it to 'error', or use 'synchronous'"
             )
-        own = [feature.name for feature in data.schema.features if feature.name in self.features]
-        return data.select(own, labels=True)
+        names = [feature.name for feature in data.schema.features if feature.name in self.features]
+        return data.select(names, labels=True)
 
 
 @dataclass
@@ -275,9 +275,9 @@ class LoaderDataset(TrainingFeed):
             raise
         finally:
             with contextlib.suppress(GirihError):  # where it is gone, that has been told already
-                self._end(number, taken)
+                self._end_share(number, taken)
 
-    def _end(self, number: int, taken: int) -> None:
+    def _end_share(self, number: int, taken: int) -> None:
         """Tells the loader that no more is wanted; one that came back too, since workers keep what the life before sent."""
         until_s = time.monotonic() + END_S
         while (left_s := until_s - time.monotonic()) > 0:

@@ -31,7 +31,7 @@ class LearningRate:
         ConfigError: an unknown scheduler or option, or a value that torch refuses.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer | None, options: Mapping[str, Any] | None) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer | None, options: Mapping[str, object] | None) -> None:
         if optimizer is None:
             optimizer = torch.optim.SGD([Parameter(torch.zeros(1))], lr=1.0)
         self._optimizer = optimizer
@@ -66,7 +66,7 @@ class LearningRate:
         except ConfigError as error:
             raise ConfigError(f"{WHERE}: {error}") from None
         except Exception as error:
-            raise ConfigError(f"{WHERE}: torch refuses these options: {_told(error)}") from None
+            raise ConfigError(f"{WHERE}: torch refuses these options: {_reason(error)}") from None
 
     def _try_out(self, cls: type[Any], options: Mapping[str, Any]) -> None:
         """Takes one step with a stand-in: torch looks at some values only then, which may be hours later."""
@@ -108,7 +108,7 @@ class LearningRate:
             _check_rate(float(group["lr"]))
         except (ArithmeticError, ValueError) as error:
             group["lr"] = before
-            raise ConfigError(f"{WHERE}: {self._name}: {_told(error)}") from None
+            raise ConfigError(f"{WHERE}: {self._name}: {_reason(error)}") from None
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint."""
@@ -120,7 +120,7 @@ class LearningRate:
             "scheduler": scheduler,
         }
 
-    def check(self, state: Mapping[str, Any]) -> None:
+    def check(self, state: Mapping[str, object]) -> None:
         """Refuses what :meth:`restore` cannot go on from.
 
         Raises:
@@ -159,6 +159,6 @@ def _check_rate(rate: float) -> None:
         raise ConfigError(f"the learning rate becomes {rate:g}; expected a number from 0 to {most:.3g}")
 
 
-def _told(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     text = str(error).strip().split("\n")[0]
     return text if isinstance(error, TypeError | ValueError) else f"{type(error).__name__}: {text}"

@@ -77,10 +77,10 @@ class FirstSteps:
             )
         start_s = self._before[1] - self._began_s
         if start_s > MOST_OF_RUN * own_s:
-            told = (
+            prediction = (
                 f"nothing: its first {NEW_STEPS} steps{since} took {start_s:.1f} of {own_s:.1f} s of training"
             )
-            return None, told
+            return None, prediction
         steps = "step" if self.steps == 1 else f"{self.steps} steps"
         return (self._until[0] - self._before[0]) / seconds, f"its first {steps}{since}"
 
@@ -209,7 +209,7 @@ class RunLog:
         for callback in self._callbacks:
             callback.on_evaluation(record)
 
-    def progressive(self, metrics: Mapping[str, Any], state: RunState) -> None:
+    def progressive(self, metrics: Mapping[str, object], state: RunState) -> None:
         """Writes the metrics of training steps so far, each scored before its update."""
         record = {"step": state.step, "examples": state.examples, "epoch": state.epoch, "split": PROGRESSIVE}
         record |= metrics
@@ -222,7 +222,7 @@ class RunLog:
         if self._mark is not None:
             self._mark.write(state.examples, state.repeated_examples)
 
-    def end(self, summary: dict[str, Any] | None) -> None:
+    def end(self, summary: dict[str, object] | None) -> None:
         """Calls ``on_end`` of each callback."""
         for callback in self._callbacks:
             callback.on_end(summary)
@@ -253,7 +253,9 @@ def rewind(path: Path, state: RunState) -> None:
                 step = build(int, record.get("step", 0), "step")
             except ValueError:
                 continue
-            own = record.get("split", PROGRESSIVE) == PROGRESSIVE  # written with the step
-            if step < state.step or (step == state.step and (own or state.evaluated_step == state.step)):
+            is_progress = record.get("split", PROGRESSIVE) == PROGRESSIVE  # written with the step
+            if step < state.step or (
+                step == state.step and (is_progress or state.evaluated_step == state.step)
+            ):
                 kept.append(line.decode().rstrip("\n") + "\n")
     write_whole(path, "".join(kept))

@@ -91,8 +91,8 @@ class Loop:
             if self._epoch_is_read():
                 self._end_epoch()
 
-    def is_over(self, until_epoch: int) -> bool:
-        """Whether so many epochs are done, or the options end training before, and nothing is left that follows the last step."""
+    def is_finished(self, until_epoch: int) -> bool:
+        """True after the last epoch or ``max_steps``, when the final evaluation has run."""
         is_done = self.state.epoch >= until_epoch or self._is_past()
         return is_done and not self._is_behind(until_epoch)
 
@@ -139,7 +139,7 @@ class Loop:
 
     def _steps(self, batches: Iterator[tuple[Batch, Position]]) -> Generator[Step[Position], None, None]:
         schedule = self.session.schedule(
-            self.spans.each("read", self._up_to_last_step(batches)),
+            self.spans.timed("read", self._up_to_last_step(batches)),
             self.session.sparse,
             self.session.dense,
             num_updates=self.state.num_updates,
@@ -203,8 +203,8 @@ class Loop:
 
     def _counters_after(self, step: Step[Position]) -> Mapping[str, int]:
         """Those of the sparse half after a step, where it told them; else as they are now."""
-        told = step.outcome.counters
-        return self.session.sparse.stats().counters if told is None else told
+        counters = step.outcome.counters
+        return self.session.sparse.stats().counters if counters is None else counters
 
     def _wait_for(self, step: Step[Position]) -> None:
         """Waits for what came of a step: it is time spent on training, of this step and of those launched after it."""
@@ -247,7 +247,7 @@ class Loop:
     def _publish(self, publisher: Publisher) -> None:
         """Publishes, when it is time or an evaluation comes, in which nothing else would be published."""
         self._settle(wait=True)
-        self.session.leave()
+        self.session.detach_from_round()
         if self.ranks.rendezvous():
             self.publish()
         else:
@@ -257,7 +257,7 @@ class Loop:
         """Scores of the validation data; None where there is none, or where a stop was requested meanwhile."""
         if self.score is None:
             return None
-        self.session.leave()
+        self.session.detach_from_round()
         if not self.ranks.rendezvous():
             return None
         with self.spans("evaluate"):
@@ -277,10 +277,10 @@ class Loop:
                 self._metrics.submit(partial(scores.result, self.label_names, self.options.rank_at), tell)
             return
         with self.spans("evaluate"):
-            own = (
+            local_metrics = (
                 scores.result(self.label_names, self.options.rank_at).as_dict() if self.ranks.first else None
             )
-            metrics = Metrics.from_dict(self.ranks.broadcast(own))
+            metrics = Metrics.from_dict(self.ranks.broadcast(local_metrics))
         tell(metrics)
         self.learning_rate.after_evaluation(metrics.first)
         if self.options.early_stopping is not None:
@@ -288,7 +288,7 @@ class Loop:
 
     def _save(self) -> None:
         self._metrics.settle(wait=True)  # what a resumed run does not compute again must be on disk
-        self.session.leave()
+        self.session.detach_from_round()
         if self.ranks.rendezvous():
             self.state.saved_step = self.state.step
             self.save()

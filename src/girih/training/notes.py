@@ -37,7 +37,7 @@ class Notes:
     compared: bool = False
     _told: set[tuple[str, str]] = field(default_factory=set)
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """Tells a line, each time."""
         if self.ranks.first:
             _LOG.warning("%s", text)
@@ -54,16 +54,16 @@ class Notes:
                 low, high = _range([low, high, _counted(batch.labels, batch.label_weights)])
             yield batch, position
         if num_batches == 1:
-            self._tell(
+            self._log_note(
                 "train",
                 "step",
                 f"batch_size = {batch_size:,}: an epoch is one step; smaller steps learn more",
             )
         if self.compared:
             return
-        whose = "" if self.ranks.size == 1 else " of trainer 0"
+        owner = "" if self.ranks.size == 1 else " of trainer 0"
         self._constant(
-            "train", f"all {num_examples:,} training examples{whose}", low, high, "there is nothing to learn"
+            "train", f"all {num_examples:,} training examples{owner}", low, high, "there is nothing to learn"
         )
 
     def evaluation(
@@ -84,7 +84,7 @@ class Notes:
         )
         peeks, absent = (after.get(name, 0) - before.get(name, 0) for name in ("peeks", "absent"))
         if absent > MANY_ABSENT * peeks and after.get("rows", 0):
-            self._tell(
+            self._log_note(
                 data,
                 "ids",
                 f"{data}: {absent / peeks:.0%} of the ids have no row and read initial values; are they new, or written"
@@ -96,14 +96,14 @@ class Notes:
     ) -> None:
         for name, least, most in zip(self.label_names, low.ravel(), high.ravel(), strict=False):
             if np.isnan(least):
-                self._tell(data, name, f"label {name!r} counts for none of {where}: {so}")
+                self._log_note(data, name, f"label {name!r} counts for none of {where}: {so}")
             if least == most:
-                self._tell(data, name, f"label {name!r} is {least:g} in {where}: {so}")
+                self._log_note(data, name, f"label {name!r} is {least:g} in {where}: {so}")
 
-    def _tell(self, data: str, subject: str, text: str) -> None:
+    def _log_note(self, data: str, subject: str, text: str) -> None:
         if (data, subject) not in self._told:
             self._told.add((data, subject))
-            self.say(text)
+            self.log(text)
 
 
 def _counted(labels: NDArray[np.float32], weights: NDArray[np.float32] | None) -> NDArray[np.float32]:

@@ -73,8 +73,8 @@ class Publisher:
         self._base: int | None = None  # the version that the next segment can be applied to
         self._head: LogHead | None = None
         self._heads = threading.Lock()
-        self._is_over = False  # another run has taken the log over
-        self._told: dict[str, str] = {}  # what went wrong, by the thread
+        self._is_superseded = False  # another run has taken the log over
+        self._reported: dict[str, str] = {}  # what went wrong, by the thread
         self._tries, self._again_s = 0, 0.0
         self._interval, self._last = 1, (0, time.monotonic())
         self._published_step: int | None = None
@@ -106,7 +106,7 @@ class Publisher:
             plan = self._ranks.broadcast(self._plan(step, rows_free) if self._ranks.first else None)
             self.next_step, self._interval = step + plan["ahead"], plan["interval"]
             if plan["number"] is not None:
-                self._begin(version(), plan)
+                self._begin_segments(version(), plan)
         self.settle()
 
     def finish(self, version: Callable[[], SegmentVersion], step: int, spans: Spans) -> None:
@@ -118,19 +118,19 @@ class Publisher:
         with spans("publish"):
             for _ in range(_LAST_TRIES):
                 self.wait()
-                told = self._ranks.broadcast(self._last_plan(step) if self._ranks.first else None)
-                if told is None:
+                last = self._ranks.broadcast(self._last_plan(step) if self._ranks.first else None)
+                if last is None:
                     break
-                current, plan = version(), told["plan"]
+                current, plan = version(), last["plan"]
                 changed = plan["previous"] is None or self._ranks.any(
                     not current.sparse.knows_changes(plan["previous"])
                 )
-                if told["done"] and not changed:
+                if last["done"] and not changed:
                     break
-                self._begin(current, plan)
+                self._begin_segments(current, plan)
             self.wait()
         if self._ranks.first and self._published_step != step:
-            _say(f"publish: the final state, of step {step}, is not in {self._log.root}")
+            _print(f"publish: the final state, of step {step}, is not in {self._log.root}")
 
     def wait_copied(self) -> None:
         """Returns once a checkpoint may begin."""
@@ -159,32 +159,32 @@ class Publisher:
         self._writing.shutdown()
         self._copying.shutdown()
 
-    def _plan(self, step: int, rows_free: bool) -> dict[str, Any]:
+    def _plan(self, step: int, rows_free: bool) -> dict[str, object]:
         """Decides what all trainers do now, and when the next segment is due."""
         self.settle()
         rows_free = rows_free and "snapshot" not in self._writes  # which copies them too
         plan: dict[str, Any] = {"number": None, "free": rows_free, **self._next(step)}
-        if not self._is_open() or self._is_over or time.monotonic() < self._again_s:
+        if not self._is_open() or self._is_superseded or time.monotonic() < self._again_s:
             return plan
         if "segment" in self._writes or (self._base is None and not rows_free):
             self.counts["skipped"] += 1
             if self.options.seconds is not None:
                 plan["ahead"] = max(1, plan["interval"] // 8)
             return plan
-        return plan | self._called(step, rows_free)
+        return plan | self._next_segment(step, rows_free)
 
-    def _last_plan(self, step: int) -> dict[str, Any] | None:
+    def _last_plan(self, step: int) -> dict[str, object] | None:
         """Decides what all trainers do at the end: where the last segment is of this step, it may be done."""
         self.settle()
         self._again_s = 0.0
         if self._opening is not None:
             self._opening.exception()
-        if not self._is_open() or self._is_over:
+        if not self._is_open() or self._is_superseded:
             return None
-        plan = {**self._called(step, True), "free": True, **self._next(step)}
+        plan = {**self._next_segment(step, True), "free": True, **self._next(step)}
         return {"plan": plan | {"whole_too": False}, "done": self._published_step == step}
 
-    def _called(self, step: int, rows_free: bool) -> dict[str, Any]:
+    def _next_segment(self, step: int, rows_free: bool) -> dict[str, object]:
         if self._opened is None:
             return {}
         number = self._opened.number + 1
@@ -199,7 +199,7 @@ class Publisher:
             "step": step,
         }
 
-    def _begin(self, current: SegmentVersion, plan: dict[str, Any]) -> None:
+    def _begin_segments(self, current: SegmentVersion, plan: dict[str, Any]) -> None:
         previous = plan["previous"]
         if previous is not None and self._ranks.any(not current.sparse.knows_changes(previous)):
             previous = None
@@ -257,7 +257,7 @@ class Publisher:
         if there is not None and (
             there.epoch > opened.epoch or (there.epoch == opened.epoch and there.run != opened.run)
         ):
-            self._is_over = True
+            self._is_superseded = True
             raise CheckpointError(
                 f"{self._log.root}: another run publishes there by now ({there.run}); this one publishes no more"
             )
@@ -274,57 +274,13 @@ class Publisher:
         )
         self._log.write_head(self._head)
 
-    def _open(self) -> _LogHandle:
-        """Finds what was published before; in a thread."""
-        with in_words(self._log.root):
-            return self._found()
-
-    def _found(self) -> _LogHandle:
-        try:
-            there = self._log.head()
-        except CheckpointError as error:
-            _say(f"{error}; it is written anew, behind all numbers that are there")
-            there = None
-        used = [n for whole in (False, True) for n in self._log.numbers(whole=whole)]
-        newest = max(used, default=0) if there is None else there.newest.number
-        run = self._name()
-        if there is not None and there.run != run:
-            _say(
-                f"publish: {self._log.root} has another run's versions, the newest {newest}; goes on behind them"
-            )
-        self._log.remove_unfinished(newest)
-        first = 1 if there is None else there.epoch + 1
-        epoch = self._claimed(first)
-        return _LogHandle(run, epoch, max([newest, *used]) + (epoch - first) * _APART)
-
-    def _claimed(self, first: int) -> int:
-        """The next epoch that no other process has, though it may not have published anything yet."""
-        name = uuid.uuid4().hex
-        for epoch in itertools.count(first):
-            if self._log.claim(epoch, name):
-                break
-            time.sleep(random.uniform(0.0, 0.2))  # else two that begin at once would go on side by side
-        return epoch
-
-    def _name(self) -> str:
-        """The name of this run to its followers: the same after a restart."""
-        path = None if self._run is None else self._run / PUBLISHED
-        if path is not None and path.is_file():
-            # a damaged one: a new name is as good, since a process begins with a snapshot
-            with contextlib.suppress(UserError), open_file(path) as file, refusing(path, ""):
-                return str(build(dict[str, str], parse(file.read()), "")["run"])
-        name = uuid.uuid4().hex
-        if path is not None:
-            write_whole(path, json.dumps({"run": name, "to": self._log.root.url}) + "\n")
-        return name
-
     def _is_open(self) -> bool:
         """Whether it is known what was published before; has a thread find out, again where that failed."""
         if self._opened is not None:
             return True
         if self._opening is None:
             if time.monotonic() >= self._again_s:
-                self._opening = self._writing.submit(self._open)
+                self._opening = self._writing.submit(_open_log, self._log, self._run)
         elif self._opening.done():
             opening, self._opening = self._opening, None
             error = opening.exception()
@@ -351,8 +307,8 @@ class Publisher:
 
     def _note_success(self, name: str) -> None:
         self._tries, self._again_s = 0, 0.0
-        if self._told.pop(name, None) is not None:
-            _say(f"publish: {self._log.root}: goes on")
+        if self._reported.pop(name, None) is not None:
+            _print(f"publish: {self._log.root}: goes on")
 
     def _note_failure(self, error: BaseException, name: str) -> None:
         """Tries again after a while, where a segment failed with all rows; says so once until it goes on."""
@@ -366,13 +322,59 @@ class Publisher:
         self._again_s = time.monotonic() + min(_MOST_WAIT_S, first * 2 ** min(self._tries - 1, 10))
         if not isinstance(error, GirihError | OSError):
             raise error
-        told = " ".join(str(error).split())
+        reason = " ".join(str(error).split())
         if self.options.on_error == "stop":
-            raise error if isinstance(error, UserError) else CheckpointError(told)
-        if self._told.setdefault(name, told) is told:
-            end = "" if self._is_over else "; training goes on, and it is tried again"
-            _say(f"publish: {told}{end}")
+            raise error if isinstance(error, UserError) else CheckpointError(reason)
+        if self._reported.setdefault(name, reason) is reason:
+            end = "" if self._is_superseded else "; training goes on, and it is tried again"
+            _print(f"publish: {reason}{end}")
 
 
-def _say(what: str) -> None:
-    print(f"girih: {what}", file=sys.stderr, flush=True)
+def _open_log(log: Log, run: Path | None) -> _LogHandle:
+    """Reads the state of the log. Runs in a thread."""
+    with in_words(log.root):
+        return _find_published(log, run)
+
+
+def _find_published(log: Log, directory: Path | None) -> _LogHandle:
+    try:
+        there = log.head()
+    except CheckpointError as error:
+        _print(f"{error}; it is written anew, behind all numbers that are there")
+        there = None
+    used = [n for whole in (False, True) for n in log.numbers(whole=whole)]
+    newest = max(used, default=0) if there is None else there.newest.number
+    run = _run_name(log, directory)
+    if there is not None and there.run != run:
+        _print(f"publish: {log.root} has another run's versions, the newest {newest}; goes on behind them")
+    log.remove_unfinished(newest)
+    first = 1 if there is None else there.epoch + 1
+    epoch = _claim_epoch(log, first)
+    return _LogHandle(run, epoch, max([newest, *used]) + (epoch - first) * _APART)
+
+
+def _claim_epoch(log: Log, first: int) -> int:
+    """Claims and returns the next free epoch. Another process may hold an epoch before it publishes."""
+    name = uuid.uuid4().hex
+    for epoch in itertools.count(first):
+        if log.claim(epoch, name):
+            break
+        time.sleep(random.uniform(0.0, 0.2))  # else two that begin at once would go on side by side
+    return epoch
+
+
+def _run_name(log: Log, directory: Path | None) -> str:
+    """Returns the name of this run for followers. It stays the same after a restart."""
+    path = None if directory is None else directory / PUBLISHED
+    if path is not None and path.is_file():
+        # a damaged one: a new name is as good, since a process begins with a snapshot
+        with contextlib.suppress(UserError), open_file(path) as file, refusing(path, ""):
+            return str(build(dict[str, str], parse(file.read()), "")["run"])
+    name = uuid.uuid4().hex
+    if path is not None:
+        write_whole(path, json.dumps({"run": name, "to": log.root.url}) + "\n")
+    return name
+
+
+def _print(message: str) -> None:
+    print(f"girih: {message}", file=sys.stderr, flush=True)

@@ -12,23 +12,23 @@ from girih.comm.group import TrainerGroup
 
 
 def gather(
-    ranks: TrainerGroup, device: torch.device, beside: Mapping[str, Tensor] | None = None
-) -> list[dict[str, Any]]:
+    ranks: TrainerGroup, device: torch.device, extra: Mapping[str, Tensor] | None = None
+) -> list[dict[str, object]]:
     """State of each trainer's generators by rank, on rank 0; this trainer's alone on the others.
 
     Args:
-        beside: this trainer's, see :class:`girih.training.session.Rest`.
+        extra: this trainer's, see :class:`girih.training.session.Stateful`.
     """
-    own = {"cpu": torch.get_rng_state().numpy()}
-    own |= {name: tensor.numpy() for name, tensor in (beside or {}).items()}
+    local = {"cpu": torch.get_rng_state().numpy()}
+    local |= {name: tensor.numpy() for name, tensor in (extra or {}).items()}
     if device.type == "cuda":
-        own["cuda"] = torch.cuda.get_rng_state(device).numpy()
-    gathered = ranks.gather_arrays(own) or [own]
+        local["cuda"] = torch.cuda.get_rng_state(device).numpy()
+    gathered = ranks.gather_arrays(local) or [local]
     return [{name: torch.from_numpy(array) for name, array in each.items()} for each in gathered]
 
 
-def beside(states: Sequence[dict[str, Any]], rank: int) -> dict[str, Tensor]:
-    """Returns what :func:`gather` was given beside by the trainer that had a rank."""
+def extra_state(states: Sequence[dict[str, Any]], rank: int) -> dict[str, Tensor]:
+    """Returns the ``extra`` that the trainer with a rank gave to :func:`gather`."""
     return {} if rank >= len(states) else {name: value for name, value in states[rank].items() if "/" in name}
 
 

@@ -91,13 +91,13 @@ class Pipelined:
     Attributes:
         micro_batches: parts in which a batch is computed, with one push and one apply for all of them (PICASSO §III-C).
         prefetch: so many more batches are read, and what depends on their ids alone is done beside the compute of those before.
-        late: what came of a step is known a step late: the halves keep a refused step from moving anything.
+        deferred: the outcome of a step is known one step later; the halves ignore a refused step.
     """
 
     staleness: int
     micro_batches: int = 1
     prefetch: int = 0
-    late: bool = False
+    deferred: bool = False
 
     def __call__(
         self,
@@ -124,9 +124,9 @@ class Pipelined:
                 if ahead:
                     batch, _, pulled = ahead[0]  # what fails stays ahead, and is let go of
                     computed = self._computed(batch, pulled, dense, spans)
-                    move = _moved_late if self.late else _moved
+                    move = _moved_deferred if self.deferred else _moved
                     step, pending = move(*ahead.popleft(), computed, num_updates + 1, lr_scale, spans)
-                    num_updates += self.late or step.refused is None
+                    num_updates += self.deferred or step.refused is None
                     under_way.append(pending)
                     yield step
                 elif under_way:
@@ -153,9 +153,9 @@ class Pipelined:
         return dense.compute(last, rows(examples), computed)
 
 
-def in_step(micro_batches: int = 1, *, prefetch: int = 0, late: bool = False) -> Pipelined:
+def in_step(micro_batches: int = 1, *, prefetch: int = 0, deferred: bool = False) -> Pipelined:
     """Pull, compute, push: each batch sees all updates before it; staleness is 0."""
-    return Pipelined(0, micro_batches, prefetch, late)
+    return Pipelined(0, micro_batches, prefetch, deferred)
 
 
 class _BatchSource(Generic[Token]):
@@ -224,7 +224,7 @@ def _moved(
     return Step(token, num_examples(batch), outcome, pulled.staleness), pending
 
 
-def _moved_late(
+def _moved_deferred(
     batch: Batch,
     token: Token,
     pulled: Any,
@@ -235,9 +235,9 @@ def _moved_late(
 ) -> tuple[Step[Token], Pending]:
     """Pushes and applies what a batch gave, or neither, as the device decides."""
     with spans("push"):
-        pushed = pulled.push_unless(computed.agree, number, lr_scale())
+        pushed = pulled.push_masked(computed.agree, number, lr_scale())
     with spans("apply"):
-        outcome = computed.apply_unless(pushed)
+        outcome = computed.apply_masked(pushed)
     return Step(token, num_examples(batch), outcome, pulled.staleness), pushed
 
 

@@ -19,14 +19,14 @@ from girih.training.feeds import Feed
 from girih.training.schedules import Schedule
 
 
-class Rest(Protocol):
-    """State beside rows, parameters and this process's random state: without it a run goes on, but otherwise."""
+class Stateful(Protocol):
+    """A half with state besides rows, parameters and random state. A run resumes without it, with other numbers."""
 
-    def rest(self) -> dict[str, Tensor]:
-        """By names with a slash; asked between two steps."""
+    def extra_state(self) -> dict[str, Tensor]:
+        """Returns the state, by names with a slash. Called between two steps."""
 
-    def put_rest(self, rest: Mapping[str, Tensor]) -> None:
-        """The inverse of :meth:`rest`, where the net is spread as it was."""
+    def load_extra_state(self, state: Mapping[str, Tensor]) -> None:
+        """Restores the state, where the net is spread as it was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +35,8 @@ class Session:
 
     Attributes:
         optimizer: the one whose learning rate a schedule moves; None where the dense half has none.
-        leave: called by a trainer before it waits for others, when it makes no step before the next ``sync``.
-        beside: None where there is nothing of that kind.
+        detach_from_round: called by a trainer that waits for others and makes no step before the next ``sync``.
+        stateful: the half that has extra state, if any.
     """
 
     sparse: SparseHalf
@@ -44,8 +44,8 @@ class Session:
     schedule: Schedule
     feed: Feed
     optimizer: torch.optim.Optimizer | None = None
-    leave: Callable[[], None] = lambda: None
-    beside: Rest | None = None
+    detach_from_round: Callable[[], None] = lambda: None
+    stateful: Stateful | None = None
 
     def sync(self) -> None:
         """Returns when what this trainer sent is applied; called by all trainers together."""

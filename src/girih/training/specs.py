@@ -37,43 +37,43 @@ def expect(name: str, value: object, kind: Any, expected: str) -> None:
 
 
 def schema_of(model: nn.Module, schema: Schema | None) -> Schema:
-    """The schema given, or the model's own; refuses two that differ, or none."""
-    own = getattr(model, "schema", None)
-    schema = schema or own
+    """Returns the schema, or that of the model. Refuses two that differ, or none."""
+    model_schema = getattr(model, "schema", None)
+    schema = schema or model_schema
     if not isinstance(schema, Schema):
         raise ConfigError(
             f"{type(model).__name__} has no schema of its own; give Trainer(model, schema=schema)"
         )
-    if isinstance(own, Schema):
-        refuse_other_schema("schema", schema, own)
+    if isinstance(model_schema, Schema):
+        refuse_other_schema("schema", schema, model_schema)
     return schema
 
 
-def refuse_other_schema(what: str, found: Schema, expected: Schema) -> None:
+def refuse_other_schema(source: str, schema: Schema, expected: Schema) -> None:
     """Refuses data whose features or labels are not the model's."""
-    if found == expected or found.fingerprint() == expected.fingerprint():
+    if schema == expected or schema.fingerprint() == expected.fingerprint():
         return
-    theirs, ours = ([*(f.name for f in s.features), *s.labels.names] for s in (found, expected))
+    theirs, ours = ([*(f.name for f in s.features), *s.labels.names] for s in (schema, expected))
     differs = f"features and labels {theirs} instead of {ours}"
     if ours == theirs:
         differs = "features of other kinds, dims, tables or transforms"
-    raise ConfigError(f"{what}: of another schema than the model: {differs}; make both with one schema")
+    raise ConfigError(f"{source}: of another schema than the model: {differs}; make both with one schema")
 
 
-def expect_data(what: str, data: Dataset, schema: Schema, *, labels: bool = True) -> None:
-    """Refuses what is no data of the model's schema, or has no labels where they are needed."""
-    given: Any = data
+def expect_data(source: str, data: Dataset, schema: Schema, *, labels: bool = True) -> None:
+    """Refuses other values than data of the model's schema, or data without labels if they are needed."""
+    value: Any = data
     reader = "read_parquet(paths, schema)"
-    if hasattr(given, "__arrow_c_stream__"):
+    if hasattr(value, "__arrow_c_stream__"):
         reader = "read_arrow(frame, schema)"
-    elif isinstance(given, Mapping):
+    elif isinstance(value, Mapping):
         reader = "read_arrow(pyarrow.table(columns), schema)"
-    elif isinstance(given, list) and given and isinstance(given[0], Mapping):
+    elif isinstance(value, list) and value and isinstance(value[0], Mapping):
         reader = "read_arrow(pyarrow.Table.from_pylist(rows), schema)"
-    expect(what, data, Dataset, f"a girih.Dataset, as girih.{reader} makes")
-    refuse_other_schema(what, data.schema, schema)
+    expect(source, data, Dataset, f"a girih.Dataset, as girih.{reader} makes")
+    refuse_other_schema(source, data.schema, schema)
     if labels and not data.with_labels:
-        raise ConfigError(f"{what}: read without labels; expected with_labels=True")
+        raise ConfigError(f"{source}: read without labels; expected with_labels=True")
 
 
 def check_watched(options: TrainOptions, schema: Schema) -> None:
@@ -199,10 +199,10 @@ def _device(name: str, rank: int = 0) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(f"device = {name!r}: expected 'auto', 'cpu' or 'cuda'")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        found = torch.cuda.device_count() or "no"
+        num_devices = torch.cuda.device_count() or "no"
         built = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
         raise ConfigError(
-            f"device = {name!r}: torch finds {found} CUDA device here; use 'cpu' or 'auto', or install a torch for"
+            f"device = {name!r}: torch finds {num_devices} CUDA device here; use 'cpu' or 'auto', or install a torch for"
             f" your GPU (torch {torch.__version__} is built {built})"
         )
     return device

@@ -12,10 +12,8 @@ from typing import Any
 
 from girih.checkpoint.state import RunState
 from girih.comm.group import TrainerGroup
-from girih.dense.half import DenseHalf
 from girih.files.whole import write_whole
 from girih.metrics import Metrics
-from girih.sparse.half import SparseStats
 from girih.telemetry.stats import (
     ASKED_KEYS,
     COMPILE,
@@ -27,6 +25,7 @@ from girih.telemetry.stats import (
     Stats,
     wire_bytes,
 )
+from girih.training.session import Session
 
 WIRE_KINDS = ("ids", "embeddings", "gradients", "partials", "dense", "activations")
 
@@ -34,39 +33,44 @@ WIRE_KINDS = ("ids", "embeddings", "gradients", "partials", "dense", "activation
 def summarize(
     state: RunState,
     metrics: Metrics | None,
-    facts: Mapping[str, Any],
+    facts: Mapping[str, object],
     *,
     ranks: TrainerGroup,
-    own: Stats,
-    sparse: SparseStats,
-    dense: DenseHalf,
-    loaders: Mapping[str, Mapping[str, Any]],
-) -> dict[str, Any]:
-    """Puts the summary together. Called by all trainers, together.
+    stats: Stats,
+    session: Session,
+    loaders: Mapping[str, Mapping[str, object]],
+) -> dict[str, object]:
+    """Returns the summary of the run. All trainers call it together.
 
     Args:
         metrics: those of the final weights, on test (else valid) data; None where there is neither.
-        facts: what else is known.
-        own: statistics of this trainer.
+        facts: further entries.
+        stats: statistics of this trainer.
         loaders: title of a loader → its ``Stats.snapshot``, of those that this trainer asks.
 
     Returns:
         Plain values. ``samples_per_s`` counts training steps only; ``auc`` and ``logloss`` are the first label's.
     """
+    sparse, dense = session.sparse.stats(), session.dense
     processes = [*loaders.values(), *sparse.processes.values(), *dense.processes().values()]
-    wire = Counter(own.wire_bytes())
+    wire = Counter(stats.wire_bytes())
     for snapshot in processes:
         wire.update(wire_bytes(snapshot["counters"]))
     stale, num_steps, lost, *sent = ranks.sum(
-        [state.staleness_sum, state.step, own.counters["lost_updates"], *(wire[kind] for kind in WIRE_KINDS)]
+        [
+            state.staleness_sum,
+            state.step,
+            stats.counters["lost_updates"],
+            *(wire[kind] for kind in WIRE_KINDS),
+        ]
     )
     since_read = histogram_of(UPDATES_SINCE_READ, processes)
     stale_writes = percentiles_of(
-        ranks, histogram_of(DENSE_STALENESS, [own.snapshot(spans=False), *processes])
+        ranks, histogram_of(DENSE_STALENESS, [stats.snapshot(spans=False), *processes])
     )
     served = [s["counters"]["served_keys"] for s in processes if "served_keys" in s["counters"]]
-    loads = loads_of_trainers(ranks, own) or ({ASKED_KEYS: served} if any(served) else {})
-    imbalance = imbalance_of(loads, own.counters[PACED_KEYS])
+    loads = loads_of_trainers(ranks, stats) or ({ASKED_KEYS: served} if any(served) else {})
+    imbalance = imbalance_of(loads, stats.counters[PACED_KEYS])
     return {
         "auc": None if metrics is None else metrics.auc,
         "logloss": None if metrics is None else metrics.logloss,
@@ -94,7 +98,7 @@ def summarize(
         "store": dict(sparse.store),
         **hit_ratio(sparse.store),
         "phases_s": {
-            name: round(seconds, 3) for name, seconds in own.spans.totals_s.items() if name != COMPILE
+            name: round(seconds, 3) for name, seconds in stats.spans.totals_s.items() if name != COMPILE
         },
         "by_label": {} if metrics is None else metrics.as_dict(),
     }
@@ -106,45 +110,45 @@ def histogram_of(name: str, processes: Iterable[Mapping[str, Any]]) -> Counter[i
     Args:
         processes: their ``Stats.snapshot``.
     """
-    found: Counter[int] = Counter()
+    histogram: Counter[int] = Counter()
     for snapshot in processes:
         for number, times in snapshot["histograms"].get(name, {}).items():
-            found[int(number)] += times
-    return found
+            histogram[int(number)] += times
+    return histogram
 
 
-def percentiles_of(ranks: TrainerGroup, own: Counter[int]) -> dict[str, int]:
-    """``median``, ``p99`` and ``max`` of what all trainers counted, by nearest rank; empty where they counted nothing.
+def percentiles_of(ranks: TrainerGroup, counts: Counter[int]) -> dict[str, int]:
+    """Returns ``median``, ``p99`` and ``max`` of the counts of all trainers, by nearest rank; empty without counts.
 
-    Called by all trainers, together.
+    All trainers call it together.
     """
-    found: Counter[int] = Counter()
-    for items in ranks.broadcast(ranks.gather(list(own.items()))):
-        found.update(dict(map(tuple, items)))
-    if not found:
+    total: Counter[int] = Counter()
+    for items in ranks.broadcast(ranks.gather(list(counts.items()))):
+        total.update(dict(map(tuple, items)))
+    if not total:
         return {}
-    numbers = sorted(found)
-    until = list(accumulate(found[number] for number in numbers))
+    numbers = sorted(total)
+    until = list(accumulate(total[number] for number in numbers))
     median, p99 = (numbers[bisect_left(until, share * until[-1])] for share in (0.5, 0.99))
     return {"median": median, "p99": p99, "max": numbers[-1]}
 
 
-def loads_of_trainers(ranks: TrainerGroup, own: Stats) -> dict[str, Sequence[float]]:
-    """Work of each trainer in training steps, by rank; empty where they count none. Called by all trainers, together.
+def loads_of_trainers(ranks: TrainerGroup, stats: Stats) -> dict[str, Sequence[float]]:
+    """Returns the work of each trainer in training steps, by rank; empty without counts. All trainers call it together.
 
     Args:
-        own: statistics of this trainer.
+        stats: statistics of this trainer.
 
     Returns:
         ``asked_keys``, ``served_rows`` and ``exchange_s``: see :mod:`girih.telemetry.stats`.
     """
     names = (ASKED_KEYS, SERVED_ROWS, EXCHANGE_NS)
     mine = [0.0] * (len(names) * ranks.size)
-    mine[ranks.rank :: ranks.size] = [own.counters[name] for name in names]
-    told = ranks.sum(mine)
-    if not any(told):
+    mine[ranks.rank :: ranks.size] = [stats.counters[name] for name in names]
+    counts = ranks.sum(mine)
+    if not any(counts):
         return {}
-    asked, served, exchange_ns = (told[i : i + ranks.size] for i in range(0, len(told), ranks.size))
+    asked, served, exchange_ns = (counts[i : i + ranks.size] for i in range(0, len(counts), ranks.size))
     return {
         ASKED_KEYS: [int(count) for count in asked],
         SERVED_ROWS: [int(count) for count in served],
@@ -170,15 +174,15 @@ def hit_ratio(counters: Mapping[str, int]) -> dict[str, dict[str, float]]:
 
 
 def imbalance_of(loads: Mapping[str, Sequence[float]], paced_keys: int) -> dict[str, float]:
-    """For each load, the most that one process has over the mean of all; and the same for keys, step by step.
+    """Returns the maximum over the mean of each load, and the same for keys step by step.
 
     Args:
         paced_keys: counter of that name.
     """
-    found = {name: max(each) * len(each) / sum(each) for name, each in loads.items() if sum(each)}
+    imbalance = {name: max(each) * len(each) / sum(each) for name, each in loads.items() if sum(each)}
     if paced_keys:
-        found["asked_keys_per_step"] = paced_keys / sum(loads[ASKED_KEYS])
-    return found
+        imbalance["asked_keys_per_step"] = paced_keys / sum(loads[ASKED_KEYS])
+    return imbalance
 
 
 Events = Sequence[tuple[str, float, float]]
@@ -195,13 +199,15 @@ BESIDE = frozenset(
 """Names of spans that overlap others of their process, themselves included, and so need separate tracks."""
 
 
-def timelines(ranks: TrainerGroup, own: Stats, processes: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def timelines(
+    ranks: TrainerGroup, stats: Stats, processes: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
     """The spans of all processes by title, on rank 0; of this trainer alone on the others. All call it, together.
 
     Args:
         processes: title of a process → its ``Stats.snapshot``, of those that this trainer asks.
     """
-    mine = {f"trainer {ranks.rank}": own.spans.events()}
+    mine = {f"trainer {ranks.rank}": stats.spans.events()}
     others = {title: snapshot["spans"] for title, snapshot in processes.items()}
     gathered = ranks.gather({**mine, **others})
     return {title: events for each in gathered or [mine] for title, events in each.items()}

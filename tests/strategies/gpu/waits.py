@@ -9,7 +9,7 @@ from itertools import pairwise
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from girih.dense.outcome import Late
+from girih.dense.outcome import PendingOutcome
 from girih.sparse.halves.sharded import ShardedHalf
 
 ATEN = torch.ops.aten
@@ -46,8 +46,8 @@ class CountWaits(TorchDispatchMode):
                 self._replace(monkeypatch, module, "to_host", self._heard)
         self._replace(monkeypatch, ShardedHalf, "_do", self._done)
         self._newest = None
-        self._replace(monkeypatch, Late, "__init__", self._made)
-        self._replace(monkeypatch, Late, "_arrived", self._asked)
+        self._replace(monkeypatch, PendingOutcome, "__init__", self._made)
+        self._replace(monkeypatch, PendingOutcome, "_arrived", self._asked)
         for name in HOST_COPIES:
             self._replace(monkeypatch, torch.Tensor, name, self._heard)
 

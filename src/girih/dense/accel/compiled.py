@@ -93,7 +93,7 @@ class CompiledModel(nn.Module):
             return list(gradients)
         return [None if gradient is None else gradient.clone() for gradient in gradients]
 
-    def _replay(self, replayed: Callable[..., Any], numeric: Tensor, embeddings: Embeddings) -> Any:
+    def _replay(self, replayed: Callable[..., object], numeric: Tensor, embeddings: Embeddings) -> object:
         for tensor in embeddings.tensors():
             if tensor.requires_grad:  # others read its gradient while the next batch is computed
                 tensor.register_hook(torch.clone)  # type: ignore[no-untyped-call]
@@ -127,7 +127,7 @@ def require_compiler(device: torch.device) -> None:
         )
 
 
-def _calling(module: nn.Module) -> Callable[..., Any]:
+def _calling(module: nn.Module) -> Callable[..., object]:
     # not the module itself: as an attribute, what torch made of it would have all parameters once more
     return lambda numeric, embeddings: module(numeric, embeddings)
 

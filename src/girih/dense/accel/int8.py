@@ -73,9 +73,9 @@ class _Int8Linear(torch.autograd.Function):
         numbers = torch.empty(min(rows, len(input)), input.shape[1])
         codes = torch.empty(numbers.shape, dtype=torch.int8)
         for start in range(0, len(input), rows):
-            given, result = input[start : start + rows], output[start : start + rows]
-            part, coded = numbers[: len(given)], codes[: len(given)]
-            torch.mul(given, 1 / step, out=part)
+            block, result = input[start : start + rows], output[start : start + rows]
+            part, coded = numbers[: len(block)], codes[: len(block)]
+            torch.mul(block, 1 / step, out=part)
             coded.copy_(part.add_(zero).round_().clamp_(-128, 127))
             torch.mul(product(coded, weight_codes), steps, out=result).add_(offset)
         return output
@@ -93,8 +93,8 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     if (
         _multiplies_integers() and a.shape[1] > 1
     ):  # of one input torch's is wrong where there are several outputs
-        found: Tensor = torch._int_mm(a, b.mT)
-        return found
+        result: Tensor = torch._int_mm(a, b.mT)
+        return result
     total = torch.zeros(len(a), len(b), dtype=torch.int32)
     for start in range(0, a.shape[1], _MOST_EXACT):
         some = slice(start, start + _MOST_EXACT)

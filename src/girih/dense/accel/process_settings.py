@@ -38,7 +38,7 @@ FEW_SPINS = 20_000
 """About 0.2 ms: longer than what lies between two of a network's layers, shorter than a look-up."""
 
 
-def sleep_soon() -> None:
+def set_omp_spin() -> None:
     """Sets how long idle threads spin, unless the environment says it or PyTorch, which reads it, is there already."""
     if "torch" not in sys.modules and SPINS not in os.environ and "OMP_WAIT_POLICY" not in os.environ:
         os.environ[SPINS] = str(FEW_SPINS)
@@ -56,7 +56,7 @@ CAPACITIES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "32
 """Read by oneDNN and by PyTorch at the first product: a step of a DLRM of nine layers fits, which at 32 makes 18 of oneDNN's anew."""
 
 
-def keep_few(schema: Schema) -> None:
+def limit_primitive_caches(schema: Schema) -> None:
     """Sets how many primitives the caches keep where features are histories, each unless the environment says it.
 
     Of other features the shapes of all steps are the same. After a first product this changes nothing.
@@ -70,8 +70,8 @@ def keep_few(schema: Schema) -> None:
 NAME = "torch._dynamo"
 
 
-def load_late() -> None:
-    """Has marks for the compiler do nothing in this process; whatever else is asked of it loads it."""
+def defer_dynamo() -> None:
+    """Defers the import of ``torch._dynamo``: its marks do nothing in this process until something else of it is used."""
     if NAME not in sys.modules:
         sys.modules[NAME] = _Unloaded(NAME)
 
@@ -80,7 +80,7 @@ class _Unloaded(ModuleType):
     utils = SimpleNamespace(get_optimize_ddp_mode=lambda: "ddp_optimizer")  # as without any setting
 
     @staticmethod
-    def disable(function: Callable[..., Any], *_: object, **__: object) -> Callable[..., Any]:
+    def disable(function: Callable[..., object], *_: object, **__: object) -> Callable[..., Any]:
         return function
 
     @staticmethod

@@ -79,8 +79,8 @@ def _refuse_shared_gpus(ranks: TrainerGroup, device: torch.device) -> None:
     Raises:
         ConfigError: on all trainers alike.
     """
-    own = str(torch.cuda.get_device_properties(device).uuid)
-    of_ranks = ranks.broadcast(ranks.gather(own))
+    local_uuid = str(torch.cuda.get_device_properties(device).uuid)
+    of_ranks = ranks.broadcast(ranks.gather(local_uuid))
     for rank, uuid in enumerate(of_ranks):
         if uuid in of_ranks[:rank]:
             raise ConfigError(
@@ -120,9 +120,9 @@ class AllReducedReplica(SynchronousReplica):
 
     def _outputs(self, batch: Batch, embeddings: Embeddings, *, train: bool) -> Tensor:
         """A trainer whose share is empty takes part with an example that counts nothing."""
-        given = batch.num_examples > 0
-        with self._normalizing(counted=given) if train else nullcontext():
-            if given:
+        has_examples = batch.num_examples > 0
+        with self._normalizing(counted=has_examples) if train else nullcontext():
+            if has_examples:
                 return super()._outputs(batch, embeddings, train=train)
             return super()._outputs(*_one_example(batch, embeddings), train=train)[:0]
 
@@ -191,8 +191,8 @@ class AllReducedReplica(SynchronousReplica):
         numeric = torch.from_numpy(batch.numeric).to(self.device)
         logits = self._logits_of(numeric, to_device(embeddings, self.device), train=False)
         self._set_mode(True)
-        found = torch.autograd.grad(logits.sum(), self.parameters, allow_unused=True)
-        return any(gradient is None for gradient in found)
+        gradients = torch.autograd.grad(logits.sum(), self.parameters, allow_unused=True)
+        return any(gradient is None for gradient in gradients)
 
     def _sum(self, bucket: Any) -> Any:
         start, buffer = time.perf_counter(), bucket.buffer()

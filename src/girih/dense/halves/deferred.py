@@ -1,4 +1,4 @@
-"""A dense half on a GPU of which the host learns loss and refusal a step late.
+"""A dense half on a GPU: the host learns the loss and the refusal of a step one step later.
 
 A step that is refused is refused on the device: a flag there keeps rows and parameters where they are, and those of the steps
 that were launched before the host learned of it. So no step waits for the GPU.
@@ -27,7 +27,7 @@ from girih.dense.half import DenseSpec
 from girih.dense.halves.allreduced import AllReducedReplica
 from girih.dense.halves.parameter_server import STEP, ParameterServer, ParameterServerReplica
 from girih.dense.halves.replica import Buffers, Gradients, Replica
-from girih.dense.outcome import Late, ReadyOutcome
+from girih.dense.outcome import PendingOutcome, ReadyOutcome
 from girih.errors import NonFiniteError
 from girih.models.embeddings import Embeddings
 
@@ -37,37 +37,37 @@ LOSS, REFUSES, STOPS = range(3)
 
 
 class Update(Protocol):
-    """The update of a step's rows, which is launched; see :class:`girih.sparse.halves.deferred.LateUpdate`.
+    """The update of a step's rows, which is launched; see :class:`girih.sparse.halves.deferred.DeferredUpdate`.
 
     Attributes:
         refused: 0-d bool, on the device: the step moves nothing.
-        told: float64[K], on the device: what the host is to hear.
+        reported: float64[K], on the device: the numbers that the host reads later.
     """
 
     @property
     def refused(self) -> Tensor: ...
 
     @property
-    def told(self) -> Tensor: ...
+    def reported(self) -> Tensor: ...
 
     @property
-    def explain(self) -> Callable[[Numbers], NonFiniteError | None]:
-        """Why the rows refuse the step, by what was told; None where they do not."""
+    def error_from(self) -> Callable[[Numbers], NonFiniteError | None]:
+        """The error of the rows that refuse the step, from the reported numbers; None if they do not refuse it."""
         ...
 
     @property
-    def count(self) -> Callable[[Numbers], Mapping[str, int] | None]:
-        """Counters after the step, by what was told, or None where the half is to be asked; called once, in the order of steps."""
+    def counters_from(self) -> Callable[[Numbers], Mapping[str, int] | None]:
+        """Counters after the step, from the reported numbers; None if the half must be asked. Called once, in the order of steps."""
         ...
 
     @property
-    def take_back(self) -> Callable[[], None]:
+    def rollback(self) -> Callable[[], None]:
         """Undoes on the host what the step changed there, once the host learns that it was refused."""
         ...
 
 
 @dataclass(eq=False)
-class LateComputed:
+class DeferredComputed:
     """Loss and gradients of one batch, or of several micro-batches, as far as they are launched.
 
     Attributes:
@@ -78,7 +78,7 @@ class LateComputed:
         ballots: float64[R, 3], those of all trainers, once they have voted.
     """
 
-    half: LateReplica
+    half: DeferredReplica
     loss: Tensor
     refused: Tensor
     gradients: Gradients
@@ -91,23 +91,23 @@ class LateComputed:
     @property
     def reason(self) -> NonFiniteError:
         """Why the step is refused here: waits for the device."""
-        loss, stopped, *largest = self._own().tolist()
+        loss, stopped, *largest = self._local_numbers().tolist()
         return self._explain(loss, stopped, largest) or NonFiniteError("this step is not refused")
 
     def agree(self, rows_refuse: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
         """The vote of all trainers on the step, launched; see :data:`girih.sparse.halves.deferred.Agree`."""
         ballot = self.half.ballot(self.loss, self.refused | rows_refuse)
-        told = self.half.gathered(torch.cat([ballot, words]))
-        self.ballots = told[:, : len(ballot)]
-        return (self.ballots[:, REFUSES] > 0).any(), told[:, len(ballot) :]
+        gathered = self.half.gathered(torch.cat([ballot, words]))
+        self.ballots = gathered[:, : len(ballot)]
+        return (self.ballots[:, REFUSES] > 0).any(), gathered[:, len(ballot) :]
 
     def apply(self) -> None:
         """One optimizer step, where no trainer refuses it."""
         none = self.loss.new_empty(0)
         refused, _ = self.agree(torch.zeros_like(self.refused), none)
-        self.apply_unless(_NoRows(refused, none))
+        self.apply_masked(_NoRows(refused, none))
 
-    def apply_unless(self, rows: Update) -> Late:
+    def apply_masked(self, rows: Update) -> PendingOutcome:
         """One optimizer step, which moves nothing where that of the rows does not.
 
         Raises:
@@ -115,29 +115,29 @@ class LateComputed:
         """
         if self.ballots is None:
             raise LookupError("a step that nobody has voted on")
-        parts = [self.ballots.reshape(-1), self._own(), rows.told]
+        parts = [self.ballots.reshape(-1), self._local_numbers(), rows.reported]
         ends = [len(parts[0]), len(parts[0]) + len(parts[1])]
         num_words = self.ballots.shape[1]
-        put_back = self.half.move_unless(rows.refused, self.gradients, self.buffers)
+        put_back = self.half.move_masked(rows.refused, self.gradients, self.buffers)
         self.gradients, self.buffers = [], []
 
         def read(numbers: Numbers) -> ReadyOutcome:
-            told, own, of_rows = numbers[: ends[0]], numbers[ends[0] : ends[1]], numbers[ends[1] :]
-            ballots = [told[first : first + num_words] for first in range(0, len(told), num_words)]
-            self.half.heed(ballots)
+            votes, local, of_rows = numbers[: ends[0]], numbers[ends[0] : ends[1]], numbers[ends[1] :]
+            ballots = [votes[first : first + num_words] for first in range(0, len(votes), num_words)]
+            self.half.on_ballots(ballots)
             refusal = None
             if any(ballot[REFUSES] for ballot in ballots):
-                loss, stopped, *largest = own
+                loss, stopped, *largest = local
                 refusal = (
                     self._explain(loss, stopped, largest, [ballot[LOSS] for ballot in ballots])
-                    or rows.explain(of_rows)
+                    or rows.error_from(of_rows)
                     or NonFiniteError("another trainer's loss or gradient is NaN or infinite")
                 )
                 put_back()
-                rows.take_back()
-            return ReadyOutcome(sum(ballot[LOSS] for ballot in ballots), refusal, rows.count(of_rows))
+                rows.rollback()
+            return ReadyOutcome(sum(ballot[LOSS] for ballot in ballots), refusal, rows.counters_from(of_rows))
 
-        return Late(torch.cat(parts), read, together=len(self.ballots) > 1)
+        return PendingOutcome(torch.cat(parts), read, together=len(self.ballots) > 1)
 
     def discard(self) -> None:
         """Drops the gradients, and puts back the buffers that the forward pass moved."""
@@ -145,7 +145,7 @@ class LateComputed:
             buffer.copy_(before)
         self.gradients, self.buffers = [], []
 
-    def _own(self) -> Tensor:
+    def _local_numbers(self) -> Tensor:
         """float64[2 + P]: the loss, whether a step before was refused, the largest values."""
         parts = (self.loss.reshape(1), self.half.stopped.reshape(1), self.largest)
         return torch.cat([part.double() for part in parts])
@@ -179,22 +179,22 @@ class _NoRows:
     """No rows beside a step."""
 
     refused: Tensor
-    told: Tensor
+    reported: Tensor
 
     @staticmethod
-    def explain(numbers: Numbers) -> None:
+    def error_from(numbers: Numbers) -> None:
         """They refuse nothing."""
 
     @staticmethod
-    def count(numbers: Numbers) -> None:
+    def counters_from(numbers: Numbers) -> None:
         """Nor do they count."""
 
     @staticmethod
-    def take_back() -> None:
+    def rollback() -> None:
         """No-op."""
 
 
-class LateReplica(Replica):
+class DeferredReplica(Replica):
     """One copy of the dense parameters, moved by decisions of the device; see the module.
 
     Attributes:
@@ -210,12 +210,12 @@ class LateReplica(Replica):
         self,
         batch: Batch,
         embeddings: Embeddings,
-        onto: LateComputed | None = None,
+        onto: DeferredComputed | None = None,
         *,
         last: bool = True,
-    ) -> LateComputed:
+    ) -> DeferredComputed:
         """Launches forward, loss and backward; see :class:`Replica`."""
-        buffers = self._begin(onto)
+        buffers = self._begin_step(onto)
         with self._phase("forward"):
             outputs = self._outputs(batch, embeddings, train=True)
             targets, share = self._targets(batch)
@@ -236,8 +236,8 @@ class LateReplica(Replica):
             refused = refused | ~torch.isfinite(largest).all()
         named = zip(self.named_parameters, gradients, strict=True)
         names = [name for (name, _), gradient in named if gradient is not None] if last else []
-        given = [embeddings] if onto is None else [*onto.embeddings, embeddings]
-        return LateComputed(self, loss, refused, gradients, buffers, names, largest, given)
+        all_embeddings = [embeddings] if onto is None else [*onto.embeddings, embeddings]
+        return DeferredComputed(self, loss, refused, gradients, buffers, names, largest, all_embeddings)
 
     def ballot(self, loss: Tensor, refused: Tensor) -> Tensor:
         """float64[3]: what this trainer says of a step; see :data:`STOPS`."""
@@ -247,10 +247,10 @@ class LateReplica(Replica):
         """float64[R, K], the words of all trainers, float64[K] each: there is one."""
         return words.unsqueeze(0)
 
-    def heed(self, ballots: Sequence[Numbers]) -> None:
-        """Takes note of what all trainers said of a step: nothing to one that is alone."""
+    def on_ballots(self, ballots: Sequence[Numbers]) -> None:
+        """Reads the ballots of all trainers; does nothing for a single trainer."""
 
-    def move_unless(self, refused: Tensor, gradients: Gradients, buffers: Buffers) -> Callable[[], None]:
+    def move_masked(self, refused: Tensor, gradients: Gradients, buffers: Buffers) -> Callable[[], None]:
         """One optimizer step, after clipping, which leaves all as it was where the flag is set.
 
         Returns:
@@ -320,16 +320,16 @@ def _keeps_state_as_torch(optimizer: torch.optim.Optimizer) -> bool:
 
 def _largest(gradients: Gradients, device: torch.device) -> Tensor:
     """float32[P]: of each gradient the largest absolute value; NaN where it has one."""
-    given = [gradient for gradient in gradients if gradient is not None]
-    if not given:
+    present = [gradient for gradient in gradients if gradient is not None]
+    if not present:
         return torch.empty(0, device=device)
-    return torch.stack(torch._foreach_norm(given, math.inf))
+    return torch.stack(torch._foreach_norm(present, math.inf))
 
 
 _SELDOM = 1 << 30
 
 
-class LateAllReducedReplica(AllReducedReplica, LateReplica):  # type: ignore[misc]
+class DeferredAllReducedReplica(AllReducedReplica, DeferredReplica):  # type: ignore[misc]
     """One copy of the dense parameters among equal ones, moved by decisions of the devices; see the module."""
 
     def _distributed(self, batch: Batch, embeddings: Embeddings) -> DistributedDataParallel:
@@ -339,15 +339,15 @@ class LateAllReducedReplica(AllReducedReplica, LateReplica):  # type: ignore[mis
         return parallel
 
     def ballot(self, loss: Tensor, refused: Tensor) -> Tensor:
-        """See :class:`LateReplica`."""
+        """See :class:`DeferredReplica`."""
         stops = torch.full_like(loss, float(self.ranks.stop_requested))
         return torch.stack([loss, refused.double(), stops])
 
     def gathered(self, words: Tensor) -> Tensor:
-        """See :class:`LateReplica`."""
+        """See :class:`DeferredReplica`."""
         return self.ranks.all_gather(words)
 
-    def heed(self, ballots: Sequence[Numbers]) -> None:
+    def on_ballots(self, ballots: Sequence[Numbers]) -> None:
         """Learns, as all trainers do at the same step, whether one of them wants to stop."""
         self.ranks.heed(sum(ballot[STOPS] for ballot in ballots))
 
@@ -371,10 +371,10 @@ class _PendingSend:
         return None if reply is None else reply.wait()
 
 
-class LateParameterServerReplica(ParameterServerReplica, LateReplica):
+class DeferredParameterServerReplica(ParameterServerReplica, DeferredReplica):
     """A copy of the dense parameters that a dense server moves; see the module, and :class:`ParameterServerReplica`."""
 
-    kind_of_server = LateReplica
+    kind_of_server = DeferredReplica
 
     def __init__(
         self, spec: DenseSpec, ranks: TrainerGroup, *, staleness: int, address: str, secret: bytes
@@ -383,15 +383,15 @@ class LateParameterServerReplica(ParameterServerReplica, LateReplica):
         self._lane = FromDevice(spec.device)
         self._departures = self._closing.enter_context(ThreadPoolExecutor(1, "girih-dense-gradients"))
 
-    def move_unless(self, refused: Tensor, gradients: Gradients, buffers: Buffers) -> Callable[[], None]:
-        """Has the server take a step, after clipping, or leaves all as it was where the flag is set; see :class:`LateReplica`."""
+    def move_masked(self, refused: Tensor, gradients: Gradients, buffers: Buffers) -> Callable[[], None]:
+        """Has the server take a step, after clipping, or leaves all as it was where the flag is set; see :class:`DeferredReplica`."""
         self.stopped.logical_or_(refused)
         for buffer, before in buffers:
             torch.where(refused, before, buffer, out=buffer)
         if self._server is not None:
             return self._moved_here(self._server, refused, gradients)
         if self._client is not None:
-            self._sent_unless(self._client, refused, gradients)
+            self._send_masked(self._client, refused, gradients)
         return self._go_on
 
     def _moved_here(
@@ -401,11 +401,11 @@ class LateParameterServerReplica(ParameterServerReplica, LateReplica):
         put_back: list[Callable[[], None]] = []
 
         def move(parts: Gradients) -> None:
-            if isinstance(half, LateReplica):
-                put_back.append(half.move_unless(refused, parts, ()))
+            if isinstance(half, DeferredReplica):
+                put_back.append(half.move_masked(refused, parts, ()))
 
         flat, version = server.step(*self._flattened(gradients), self._version, move)
-        self._take(flat, version)
+        self._set_parameters(flat, version)
 
         def go_on() -> None:
             if server.version == version:  # else the host's numbers are those of steps that others took since
@@ -414,17 +414,17 @@ class LateParameterServerReplica(ParameterServerReplica, LateReplica):
 
         return go_on
 
-    def _sent_unless(self, client: Client, refused: Tensor, gradients: Gradients) -> None:
-        gradient, given = self._flattened(gradients)
+    def _send_masked(self, client: Client, refused: Tensor, gradients: Gradients) -> None:
+        gradient, participating = self._flattened(gradients)
         coming, version = self._lane.begin([gradient, refused.float().reshape(1)]), self._version
 
         def send() -> Reply | None:
             with coming.arrived() as (flat, is_refused):
                 if flat is None or is_refused is None or is_refused[0]:
                     return None
-                own = np.array(flat)
-            self.stats_of_process.sent("dense", own.nbytes)
-            return client.call(STEP, (version,), (own, given))
+                copy = np.array(flat)
+            self.stats_of_process.sent("dense", copy.nbytes)
+            return client.call(STEP, (version,), (copy, participating))
 
         self._under_way.append(_PendingSend(self._departures.submit(send)))
         self._take_arrived(self._staleness)

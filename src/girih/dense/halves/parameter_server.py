@@ -62,14 +62,14 @@ class ParameterServer:
     def step(
         self,
         gradient: Tensor,
-        given: NDArray[np.uint8],
+        participating: NDArray[np.uint8],
         version: int,
         move: Callable[[Gradients], object] | None = None,
     ) -> tuple[Tensor, int]:
         """One optimizer step; returns the parameters after it, float32[P], and their version.
 
         Args:
-            gradient: float32[P], on the device of the parameters. given: uint8[n], whether each parameter took part in the loss.
+            gradient: float32[P], on the device of the parameters. participating: uint8[n], whether each parameter took part in the loss.
             version: of the parameters that it is the gradient of.
             move: moves the parameters; the replica's own method by default.
         """
@@ -79,18 +79,18 @@ class ParameterServer:
                     f"a gradient of version {version} of the parameters; expected 0 to {self.version}"
                 )
             self.staleness_max = max(self.staleness_max, self.version - version)
-            parts = zip(_parts_of(gradient, self.replica.parameters), given, strict=True)
+            parts = zip(_parts_of(gradient, self.replica.parameters), participating, strict=True)
             (move or self.replica.move)([part if takes_part else None for part, takes_part in parts])
             self.version += 1
             return self._flat(), self.version
 
-    def _check(self, gradient: NDArray[Any], given: NDArray[Any]) -> None:
+    def _check(self, gradient: NDArray[Any], participating: NDArray[Any]) -> None:
         """Refuses what is no gradient of these parameters."""
         numbers, num_parameters = (
             sum(each.numel() for each in self.replica.parameters),
             len(self.replica.parameters),
         )
-        came = [(each.dtype.name, *each.shape) for each in (gradient, given)]
+        came = [(each.dtype.name, *each.shape) for each in (gradient, participating)]
         if came != [("float32", numbers), ("uint8", num_parameters)]:
             raise WireError(f"{came}; expected a gradient float32[{numbers}] and uint8[{num_parameters}]")
 
@@ -107,10 +107,10 @@ class ParameterServer:
     def _answer(self, request: Request) -> None:
         try:
             if request.frame.kind == STEP:
-                gradient, given = request.frame.arrays
-                self._check(gradient, given)
+                gradient, participating = request.frame.arrays
+                self._check(gradient, participating)
                 there = self._parcels.there(gradient)
-                newest, version = self.step(there, np.array(given), request.frame.fields[0])
+                newest, version = self.step(there, np.array(participating), request.frame.fields[0])
             else:
                 newest, version = self.newest()
             flat = self._parcels.back(newest)
@@ -172,20 +172,22 @@ class ParameterServerReplica(Replica):
         """Sends the gradients; waits where more than ``staleness`` steps are under way."""
         if not self.parameters:
             return
-        gradient, given = self._flattened(gradients)
+        gradient, participating = self._flattened(gradients)
         if self._server is not None:
-            self._take(*self._server.step(gradient, given, self._version))
+            self._set_parameters(*self._server.step(gradient, participating, self._version))
         elif self._client is not None:
             flat = self._parcels.back(gradient)
             self.stats_of_process.sent("dense", flat.nbytes)
-            self._under_way.append(self._client.call(STEP, (self._version,), (flat, given)))
+            self._under_way.append(self._client.call(STEP, (self._version,), (flat, participating)))
             self._take_arrived(self._staleness)
 
     def _flattened(self, gradients: Gradients) -> tuple[Tensor, NDArray[np.uint8]]:
         """float32[P], and uint8[n], which of the parameters took part in the loss."""
-        given = np.array([gradient is not None for gradient in gradients], np.uint8)
+        participating = np.array([gradient is not None for gradient in gradients], np.uint8)
         pairs = zip(self.parameters, gradients, strict=True)
-        return torch.cat([(torch.zeros_like(p) if g is None else g).reshape(-1) for p, g in pairs]), given
+        return torch.cat(
+            [(torch.zeros_like(p) if g is None else g).reshape(-1) for p, g in pairs]
+        ), participating
 
     def sync(self) -> None:
         """Returns when the server has taken all steps of all trainers, with the newest parameters here."""
@@ -210,7 +212,7 @@ class ParameterServerReplica(Replica):
     def _refresh(self) -> None:
         """Takes the newest parameters."""
         if self._server is not None:
-            self._take(*self._server.newest())
+            self._set_parameters(*self._server.newest())
         elif self._client is not None:
             self._take_frame(self._client.call(NEWEST).wait())
 
@@ -223,9 +225,9 @@ class ParameterServerReplica(Replica):
             self._take_frame(newest)
 
     def _take_frame(self, frame: Frame) -> None:
-        self._take(self._parcels.there(frame.arrays[0]), frame.fields[0])
+        self._set_parameters(self._parcels.there(frame.arrays[0]), frame.fields[0])
 
-    def _take(self, flat: Tensor, version: int) -> None:
+    def _set_parameters(self, flat: Tensor, version: int) -> None:
         parts = _parts_of(flat, self.parameters)
         with torch.no_grad():
             for parameter, part in zip(self.parameters, parts, strict=True):

@@ -109,7 +109,7 @@ class Replica:
         last: bool = True,
     ) -> ReplicaComputed:
         """Forward, loss, backward; the embeddings collect their gradients, and parameters those of all micro-batches."""
-        buffers = self._begin(onto)
+        buffers = self._begin_step(onto)
         with self._phase("forward"):
             outputs = self._outputs(batch, embeddings, train=True)
             targets, share = self._targets(batch)
@@ -118,8 +118,8 @@ class Replica:
         with self._phase("backward"):
             self._backward(outputs, mean, share)
             # asked even where the loss is refused: the trainers may talk to each other in it
-            found = self._nonfinite_gradient(embeddings)
-            value, refusal = value * share, refusal or found
+            feature = self._nonfinite_gradient(embeddings)
+            value, refusal = value * share, refusal or feature
             if onto is not None:
                 value, refusal = onto.value + value, onto.refusal or refusal
             if last:
@@ -178,9 +178,9 @@ class Replica:
         Raises:
             ValueError: of another optimizer, or another model's (then a RuntimeError).
         """
-        found, expected = state["optimizer_name"], type(self.optimizer).__name__
-        if found != expected:
-            raise ValueError(f"its dense optimizer is {found}, the configuration's is {expected}")
+        saved_name, expected = state["optimizer_name"], type(self.optimizer).__name__
+        if saved_name != expected:
+            raise ValueError(f"its dense optimizer is {saved_name}, the configuration's is {expected}")
         self.module.load_state_dict(state["model"])
         if self.optimizer is not None and state["optimizer"]:
             now = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
@@ -194,7 +194,7 @@ class Replica:
             for group, options in zip(self.optimizer.param_groups, now, strict=True):
                 group.update(options)
 
-    def _begin(self, onto: Begun | None) -> Buffers:
+    def _begin_step(self, onto: Begun | None) -> Buffers:
         """Gives parameters the gradients of earlier micro-batches; returns the buffers as they were before the batch."""
         self._set_mode(True)
         earlier: Gradients = [None] * len(self.parameters) if onto is None else onto.gradients
@@ -375,9 +375,9 @@ def made_by(optimizer: OptimizerFactory, parameters: list[nn.Parameter]) -> torc
 
 def to_device(embeddings: Embeddings, device: torch.device) -> Embeddings:
     """The same tensors on a device."""
-    given = [block.values for block in (*embeddings.blocks, *embeddings.first_order)]
-    given += [sequence.values for sequence in embeddings.sequences.values()]
-    if device.type == "cpu" and all(values.device.type == "cpu" for values in given):
+    tensors = [block.values for block in (*embeddings.blocks, *embeddings.first_order)]
+    tensors += [sequence.values for sequence in embeddings.sequences.values()]
+    if device.type == "cpu" and all(values.device.type == "cpu" for values in tensors):
         return embeddings
     return embeddings.mapped(
         lambda bags: bags.to(device),

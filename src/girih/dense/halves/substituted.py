@@ -69,7 +69,7 @@ class SubstitutedReplica(SynchronousReplica):
         self._operators = [operator for _, operator in operators_of(self.module)]
         sums = any(operator.aggregation == "sum" for operator in self._operators)
         # requests to stop go with partial results, so that no step ends with a message of its own
-        self._heeds = spec.on_nonfinite == "stop" and sums and not (split or half or ranks.size == 1)
+        self._polls_stop = spec.on_nonfinite == "stop" and sums and not (split or half or ranks.size == 1)
         self._sharded = ShardedParameters(self.module, self.optimizer, ranks)
         self._places: dict[SubstitutableOperator, list[Tensor]] = {}
         self._narrow([placement.schema_of(rank, schema) for rank in range(ranks.size)])
@@ -81,7 +81,7 @@ class SubstitutedReplica(SynchronousReplica):
         """See :class:`Replica`; every parameter is whole. All trainers call it together."""
         return self._sharded.whole(super().state())
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: Mapping[str, object]) -> None:
         """See :class:`Replica`; each trainer takes its part."""
         super().restore(self._sharded.part(state))
 
@@ -90,8 +90,8 @@ class SubstitutedReplica(SynchronousReplica):
         for operator in self._operators:
             if operator.aggregation == "concat":
                 self._places[operator] = [operator.places(part).to(self.device) for part in schemas]
-            for name, own in operator.narrow(schemas[self.ranks.rank]).items():
-                self._sharded.keep(operator.get_parameter(name), own)
+            for name, split in operator.narrow(schemas[self.ranks.rank]).items():
+                self._sharded.keep(operator.get_parameter(name), split)
 
     def _num_outputs(self, num_examples: int, *, train: bool) -> int:
         return self._wire.shares(num_examples)[self.ranks.rank] if self.split and train else num_examples
@@ -131,12 +131,12 @@ class SubstitutedReplica(SynchronousReplica):
         if sums:
             partials = [operator.partial(numeric, embeddings).float() for operator in sums]
             joined = torch.cat(partials, dim=1) if len(partials) > 1 else partials[0]
-            total = self._wire.summed(joined, split=split, heed=self._heeds and train)
+            total = self._wire.summed(joined, split=split, polls_stop=self._polls_stop and train)
             totals |= zip(sums, total.split([o.columns for o in sums], dim=1), strict=True)  # type: ignore[no-untyped-call]
         for operator in self._operators:
             if operator.aggregation == "concat":
-                own = operator.partial(numeric, embeddings).float()
-                totals[operator] = self._wire.joined(own, self._places[operator], split=split)
+                partial = operator.partial(numeric, embeddings).float()
+                totals[operator] = self._wire.joined(partial, self._places[operator], split=split)
         return totals
 
     def _nonfinite_gradient(self, embeddings: Embeddings) -> NonFiniteError | None:
@@ -156,7 +156,7 @@ class SubstitutedReplica(SynchronousReplica):
         """
         if self.split and self.ranks.size > 1:
             return self._sum_shared(value, refusal)
-        if not self._heeds:
+        if not self._polls_stop:
             return super()._agree(value, refusal)
         if refusal is not None and math.isfinite(value):  # all have the same loss, but not the same gradients
             raise NonFiniteError(
@@ -171,16 +171,16 @@ class SubstitutedReplica(SynchronousReplica):
         """Sums gradients of what all have whole, of which each has those of its share; the vote goes with them."""
         gradients = [p.grad for p in self.shared if p.grad is not None]
         counted = 0.0 if refusal else value
-        told = torch.tensor([counted, refusal is not None, self.ranks.stop_requested], device=self.device)
-        flat = torch.cat([*(gradient.reshape(-1) for gradient in gradients), told])
+        votes = torch.tensor([counted, refusal is not None, self.ranks.stop_requested], device=self.device)
+        flat = torch.cat([*(gradient.reshape(-1) for gradient in gradients), votes])
         with self.stats_of_process.spans("allreduce"):
             self.ranks.all_reduce(flat)
-        *sums, told = flat.split([*(gradient.numel() for gradient in gradients), len(told)])  # type: ignore[no-untyped-call]
-        num_bytes = 4 * (flat.numel() - len(told))
+        *sums, votes = flat.split([*(gradient.numel() for gradient in gradients), len(votes)])  # type: ignore[no-untyped-call]
+        num_bytes = 4 * (flat.numel() - len(votes))
         self.stats_of_process.sent("dense", 2 * (self.ranks.size - 1) * num_bytes // self.ranks.size)
         for gradient, total in zip(gradients, sums, strict=True):
             gradient.copy_(total.view_as(gradient))
-        loss, num_refusing, num_stopping = told.tolist()
+        loss, num_refusing, num_stopping = votes.tolist()
         self.ranks.heed(num_stopping)
         if num_refusing:
             refusal = refusal or NonFiniteError("another trainer's loss or gradient is NaN or infinite")
@@ -190,9 +190,9 @@ class SubstitutedReplica(SynchronousReplica):
 
     def _clip(self, most: float) -> None:
         """By the norm over all trainers' parts, as ``clip_grad_norm_`` does for whole parameters."""
-        own = sum(_square(p.grad) for p in self.parameters if p in self._sharded)
-        rest = sum(_square(p.grad) for p in self.shared)
-        norm = (self.ranks.sum([own])[0] + rest) ** 0.5
+        sharded = sum(_square(p.grad) for p in self.parameters if p in self._sharded)
+        shared = sum(_square(p.grad) for p in self.shared)
+        norm = (self.ranks.sum([sharded])[0] + shared) ** 0.5
         scale = min(1.0, most / (norm + 1e-6))
         for parameter in self.parameters:
             if parameter.grad is not None:

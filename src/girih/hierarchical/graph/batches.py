@@ -39,8 +39,8 @@ def tensors_of(embeddings: Embeddings) -> Iterator[tuple[Place, Tensor]]:
 def read(embeddings: Embeddings, kind: str, key: int | str) -> Tensor:
     """One of them, by its place."""
     if kind in ("values", "offsets"):
-        found: Tensor = getattr(embeddings.sequences[str(key)], kind)
-        return found
+        tensor: Tensor = getattr(embeddings.sequences[str(key)], kind)
+        return tensor
     blocks: tuple[Block, ...] = getattr(embeddings, kind)
     return blocks[int(key)].values
 
@@ -82,8 +82,8 @@ def fit_for_gradients(embeddings: Embeddings) -> Embeddings:
 
 
 @contextmanager
-def apart(device: torch.device) -> Iterator[None]:
-    """Random numbers and warnings in here are no one else's; gradients are on."""
+def isolated(device: torch.device) -> Iterator[None]:
+    """Isolates random numbers and warnings, and turns gradients on."""
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices), torch.enable_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -82,15 +82,15 @@ def _alike(a: Call, b: Call) -> bool:
 
 def flags_of(trained: Recording, evaluated: Recording) -> frozenset[tuple[int, int]]:
     """Arguments that follow the mode: the call's number, and the argument's place."""
-    found = set()
+    flags = set()
     for number, (a, b) in enumerate(zip(trained.calls, evaluated.calls, strict=True)):
         pairs = zip(leaves((a.args, a.kwargs)), leaves((b.args, b.kwargs)), strict=True)
         for place, (x, y) in enumerate(pairs):
             if x != y:
                 if type(x) is not bool:
                     raise Opaque(a.scope, f"{word_of(a)} is given {x!r} as it trains, and else {y!r}")
-                found.add((number, place))
-    return frozenset(found)
+                flags.add((number, place))
+    return frozenset(flags)
 
 
 def word_of(call: Call) -> str:
@@ -193,17 +193,17 @@ class _Builder:
 
     def _emit(self, number: int, call: Call, calls: Sequence[Call]) -> None:
         columns = [list(leaves((each.args, each.kwargs))) for each in calls]
-        given = [ref for ref in columns[0] if isinstance(ref, (NetInput, Attribute, ConstantTensor, Result))]
-        found = []
+        refs = [ref for ref in columns[0] if isinstance(ref, (NetInput, Attribute, ConstantTensor, Result))]
+        resolved = []
         for place, values in enumerate(zip(*columns, strict=True)):
             if (number, place) in self._flags:
-                found.append(self._mode(values[0]))
+                resolved.append(self._mode(values[0]))
             elif all(value == values[0] for value in values):
                 is_ref = isinstance(values[0], (NetInput, Attribute, ConstantTensor, Result))
-                found.append(self._node(values[0]) if is_ref else values[0])
+                resolved.append(self._node(values[0]) if is_ref else values[0])
             else:
-                found.append(self._number(call, values, given))
-        arguments = iter(found)
+                resolved.append(self._number(call, values, refs))
+        arguments = iter(resolved)
         args, kwargs = mapped((call.args, call.kwargs), lambda _: next(arguments))
         node = self._graph.create_node(f"call_{call.kind}", call.target, args, kwargs)
         node.meta["operator"] = self._named(call)
@@ -240,16 +240,16 @@ class _Builder:
         self._constants[name] = tensors[0].detach()
         return self._graph.create_node("get_attr", name)
 
-    def _mode(self, value: Any) -> fx.Node:
+    def _mode(self, value: object) -> fx.Node:
         if self._training is None:
             self._training = self._graph.create_node("get_attr", "training")
         return self._training if value else self._glue(operator.not_, self._training)
 
-    def _number(self, call: Call, values: Sequence[Any], given: Sequence[Ref]) -> fx.Node:
+    def _number(self, call: Call, values: Sequence[Any], refs: Sequence[Ref]) -> fx.Node:
         """A number that differs from recording to recording, as a function of a size."""
         if all(type(value) is int for value in values):
             for plain in (True, False):
-                for ref, dim, factor, offset in self._sizes_like(values, given):
+                for ref, dim, factor, offset in self._sizes_like(values, refs):
                     if not plain or (factor, abs(offset) < 2) == (1, True):
                         node = self._size(ref, dim)
                         node = node if factor == 1 else self._glue(operator.mul, node, factor)
@@ -258,8 +258,8 @@ class _Builder:
             call.scope, f"{word_of(call)} is given {values[0]!r} or {values[1]!r}, which follows from no size"
         )
 
-    def _sizes_like(self, values: Sequence[int], given: Sequence[Ref]) -> Iterator[tuple[Ref, int, int, int]]:
-        for ref in dict.fromkeys((*given, *self._shapes)):
+    def _sizes_like(self, values: Sequence[int], refs: Sequence[Ref]) -> Iterator[tuple[Ref, int, int, int]]:
+        for ref in dict.fromkeys((*refs, *self._shapes)):
             for dim, sizes in enumerate(zip(*self._shapes.get(ref, ()), strict=False)):
                 if sizes[0] != sizes[1]:
                     factor = (values[1] - values[0]) // (sizes[1] - sizes[0])
@@ -284,12 +284,12 @@ class _Builder:
         return self._unique(f"{call.scope}.{word_of(call)}" if call.scope else word_of(call))
 
     def _unique(self, name: str) -> str:
-        found, number = name, 0
-        while found in self._names:
+        unique, number = name, 0
+        while unique in self._names:
             number += 1
-            found = f"{name}_{number}"
-        self._names.add(found)
-        return found
+            unique = f"{name}_{number}"
+        self._names.add(unique)
+        return unique
 
 
 def _beginning(graph: fx.Graph) -> tuple[fx.Node, fx.Node]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from girih.hierarchical.graph.batches import apart, read
+from girih.hierarchical.graph.batches import isolated, read
 from girih.hierarchical.graph.building import OUTPUT
 from girih.hierarchical.graph.runnable import RunnableGraph, is_importable, leaves
 from girih.models.embeddings import Embeddings
@@ -29,7 +29,7 @@ def operator_graph(net: RunnableGraph, example: tuple[Tensor, Embeddings]) -> Op
     """
     num_examples = max(1, len(example[0]))
     measured = _Measured(copy.deepcopy(net))  # running moments are the copy's
-    with apart(example[0].device), torch.no_grad():
+    with isolated(example[0].device), torch.no_grad():
         measured.run(*example)
     owners = owners_of(net)
     counted: set[int] = set()
@@ -38,15 +38,15 @@ def operator_graph(net: RunnableGraph, example: tuple[Tensor, Embeddings]) -> Op
         name = name_of(node)
         if name is None:
             continue
-        own = {id(each): each for each in parameters_at(net, node) if id(each) not in counted}
-        counted |= own.keys()
+        uncounted = {id(each): each for each in parameters_at(net, node) if id(each) not in counted}
+        counted |= uncounted.keys()
         operators.append(
             Operator(
                 name=name,
                 kind=_kind(net, node),
                 module=owners.get(node, ""),
                 flops_per_example=measured.flops.get(node.name, 0.0) * FORWARD_AND_BACKWARD / num_examples,
-                parameter_bytes=sum(each.nbytes for each in own.values()),
+                parameter_bytes=sum(each.nbytes for each in uncounted.values()),
                 output_bytes_per_example=0.0
                 if node.op == "output"
                 else measured.num_bytes[node.name] / num_examples,
@@ -125,16 +125,16 @@ def owners_of(net: RunnableGraph) -> dict[fx.Node, str]:
 
     free, used = free_nodes(net.graph), dict[fx.Node, set[str]]()
     for node in net.graph.nodes:
-        own = {names[id(each)] for each in parameters_at(net, node)}
+        owners = {names[id(each)] for each in parameters_at(net, node)}
         if node.op == "get_attr":
             value = _attribute(net, str(node.target))
-            own = {names[id(value)]} if id(value) in names else set()
-        own = own.union(*(used[each] for each in node.all_input_nodes if each in free))
-        used[node] = own
-        for name in own:
-            first, second = sorted((root(name), root(min(own))), key=lambda each: (len(each), each))
+            owners = {names[id(value)]} if id(value) in names else set()
+        owners = owners.union(*(used[each] for each in node.all_input_nodes if each in free))
+        used[node] = owners
+        for name in owners:
+            first, second = sorted((root(name), root(min(owners))), key=lambda each: (len(each), each))
             parents[second] = first
-    return {node: root(min(own)) for node, own in used.items() if own}
+    return {node: root(min(owners)) for node, owners in used.items() if owners}
 
 
 class _Measured(fx.Interpreter):
@@ -151,15 +151,15 @@ class _Measured(fx.Interpreter):
         """Runs a node."""
         with _Counter() as counter:
             result = super().run_node(n)
-        found = [each for each in leaves(result) if isinstance(each, Tensor)]
-        self.num_bytes[n.name] = sum(each.nbytes for each in found)
+        tensors = [each for each in leaves(result) if isinstance(each, Tensor)]
+        self.num_bytes[n.name] = sum(each.nbytes for each in tensors)
         self.num_rows[n.name] = sum(
-            each.numel() // max(1, each.shape[-1]) for each in found if each.dim() > 1
+            each.numel() // max(1, each.shape[-1]) for each in tensors if each.dim() > 1
         )
-        coded = {each.dtype for each in found} in ({torch.float32}, {torch.bfloat16})
-        self.number_bytes[n.name] = found[0].itemsize if coded else 0
+        coded = {each.dtype for each in tensors} in ({torch.float32}, {torch.bfloat16})
+        self.number_bytes[n.name] = tensors[0].itemsize if coded else 0
         if n.op.startswith("call") and n.target is not read:
-            self.flops[n.name] = counter.flops or sum(each.numel() for each in found)
+            self.flops[n.name] = counter.flops or sum(each.numel() for each in tensors)
         return result
 
 
@@ -203,12 +203,12 @@ def _kind(net: RunnableGraph, node: fx.Node) -> str:
     return str(getattr(node.target, "__name__", node.target)).strip("_")
 
 
-def _attribute(net: RunnableGraph, name: str) -> Any:
+def _attribute(net: RunnableGraph, name: str) -> object:
     owner, _, last = name.rpartition(".")
     return getattr(net.get_submodule(owner), last)
 
 
-def _containers(value: Any) -> Iterator[Any]:
+def _containers(value: object) -> Iterator[object]:
     """Named tuples, which another process has to know."""
     if isinstance(value, (tuple, list, dict)):
         if hasattr(value, "_fields"):

@@ -49,13 +49,13 @@ def placed(net: RunnableGraph, tagging: Tagging, graph: OperatorGraph) -> dict[f
         for name in each.operators
     }
     free = free_nodes(net.graph)
-    found: dict[fx.Node, PlacedNode] = {}
+    places: dict[fx.Node, PlacedNode] = {}
     for node in net.graph.nodes:
         if node in free:
             continue
-        before = [found[each] for each in node.all_input_nodes if each not in free]
+        before = [places[each] for each in node.all_input_nodes if each not in free]
         if node.meta.get("glue"):
-            found[node] = before[0]
+            places[node] = before[0]
             continue
         name = str(name_of(node))
         server = servers.get(name)
@@ -63,8 +63,8 @@ def placed(net: RunnableGraph, tagging: Tagging, graph: OperatorGraph) -> dict[f
             level = max([0, *(each.level + (each.server is not None) for each in before)])
         else:
             level = 2 * stage_of[name] + 1
-        found[node] = PlacedNode(server, level)
-    return found
+        places[node] = PlacedNode(server, level)
+    return places
 
 
 def components(nodes: Mapping[fx.Node, PlacedNode], net: RunnableGraph) -> list[list[fx.Node]]:
@@ -92,10 +92,10 @@ def components(nodes: Mapping[fx.Node, PlacedNode], net: RunnableGraph) -> list[
                 parents[root(node)] = root(arriving.setdefault((nodes[node], each), node))
             for parameter in _parameters_behind(each, nodes):
                 parents[root(node)] = root(readers.setdefault((nodes[node], parameter), node))
-    found: dict[fx.Node, list[fx.Node]] = {}
+    members: dict[fx.Node, list[fx.Node]] = {}
     for node in parents:
-        found.setdefault(root(node), []).append(node)
-    return list(found.values())
+        members.setdefault(root(node), []).append(node)
+    return list(members.values())
 
 
 def _parameters_behind(node: fx.Node, nodes: Mapping[fx.Node, PlacedNode]) -> set[fx.Node]:
@@ -116,15 +116,15 @@ def _servers(net: RunnableGraph, tagging: Tagging) -> dict[str, Server]:
     for name in tagging:
         if name not in nodes:
             raise ConfigError(f"tagging: {name!r} is no operator of this net{nearest(name, nodes)}")
-    found: dict[str, Server] = {}
+    servers: dict[str, Server] = {}
     for name, node in nodes.items():
         if name not in tagging and name != OUTPUT:
             raise ConfigError(
                 f"tagging: no device for operator {name!r}; expected one for each operator of the net"
             )
         device = tagging.get(name, TRAINER)
-        found[name] = _server_of(name, device)
-        if found[name] is not None and not is_movable(net, node):
+        servers[name] = _server_of(name, device)
+        if servers[name] is not None and not is_movable(net, node):
             raise ConfigError(f"tagging: {name!r} on {device!r}; it has to stay on the trainer")
     devices: dict[str, str] = {}
     for node, owner in owners_of(net).items():
@@ -134,7 +134,7 @@ def _servers(net: RunnableGraph, tagging: Tagging) -> dict[str, Server]:
                 f"tagging: operators of {owner!r} on {devices[owner]!r} and, as {name!r}, on {tagging[name]!r}; expected those"
                 " that use the same parameters on one device"
             )
-    return found
+    return servers
 
 
 def _server_of(name: str, device: str) -> Server:
@@ -301,7 +301,7 @@ class _Cut:
     """A component of a net: the values that it reads from elsewhere, and those of its own that are read elsewhere."""
 
     def __init__(self, net: RunnableGraph, where: dict[fx.Node, PlacedNode], nodes: list[fx.Node]) -> None:
-        self.net, self.own, self.where = net, nodes, where[nodes[0]]
+        self.net, self.nodes, self.where = net, nodes, where[nodes[0]]
         inside = set(nodes)
         self.inputs = list(
             dict.fromkeys(
@@ -320,7 +320,7 @@ class _Cut:
         places = [copy_.graph.placeholder(f"input_{number}") for number in range(len(self.inputs))]
         for node, place in zip(self.inputs, places, strict=True):
             copy_.arrived(node, place)
-        for node in self.own:
+        for node in self.nodes:
             copy_.copied(node)
         copy_.graph.output(tuple(copy_.leaving(node) for node in self.outputs))
         module = RunnableGraph(copy_.objects, copy_.graph)
@@ -330,14 +330,14 @@ class _Cut:
 
 def _trainer(
     net: RunnableGraph, where: dict[fx.Node, PlacedNode], stages: dict[int, list[_Cut]]
-) -> tuple[fx.Graph, dict[str, Any]]:
+) -> tuple[fx.Graph, dict[str, object]]:
     """The trainer's graph with a call for each stage, and what its nodes name but for stages."""
     copy_ = _Copy(net)
-    own = [node for node, at in where.items() if at.server is None]
-    own.sort(key=lambda node: (node.op == "output", where[node].level))
+    trainer_nodes = [node for node, at in where.items() if at.server is None]
+    trainer_nodes.sort(key=lambda node: (node.op == "output", where[node].level))
     pending = dict(stages)
     checked = False
-    for node in own:
+    for node in trainer_nodes:
         while pending and min(pending) < where[node].level:
             _exchange(copy_, len(stages) - len(pending), pending.pop(min(pending)))
         if node.op != "placeholder" and not checked:
@@ -356,8 +356,8 @@ def _exchange(copy_: _Copy, number: int, cuts: Iterable[_Cut]) -> None:
 
 
 def _embeddings(net: RunnableGraph) -> fx.Node:
-    found: fx.Node = next(each for each in net.graph.nodes if each.target == "embeddings")
-    return found
+    node: fx.Node = next(each for each in net.graph.nodes if each.target == "embeddings")
+    return node
 
 
 def _out_of_place(value: Any) -> Any:

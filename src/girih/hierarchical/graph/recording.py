@@ -148,7 +148,7 @@ class _Recorder(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self._module, self._opaque, self._embeddings = module, opaque, embeddings
-        self._found = Recording()
+        self._recording = Recording()
         self._known: dict[int, tuple[Ref, Any]] = {id(embeddings): (NetInput("embeddings"), embeddings)}
         self._shaped_by_data: set[int] = set()
         self._scopes, self._inside, self._silent = [""], "", False
@@ -175,22 +175,22 @@ class _Recorder(TorchFunctionMode):
         if _state() != self._state:
             raise Opaque(scope, "it changes whether gradients or autocast are on")
         kind, target, extra = _target(func, scope)
-        given = [each for each in leaves((args, kwargs)) if isinstance(each, Tensor)]
-        versions = [(tensor, tensor._version) for tensor in given]
+        tensors = [each for each in leaves((args, kwargs)) if isinstance(each, Tensor)]
+        versions = [(tensor, tensor._version) for tensor in tensors]
         result = func(*args, **kwargs)
         walked = target == "unbind" and func is torch.Tensor.__iter__
         if walked:
             result = tuple(result)
         if not any(isinstance(each, Tensor) for each in leaves(result)):
-            self._check_fact(scope, target if not extra else extra[0], given)
+            self._check_fact(scope, target if not extra else extra[0], tensors)
             return result
         if any(tensor._version != version for tensor, version in versions):
             raise Opaque(scope, f"{target} works in place")
         self._write(kind, target, (*args, *extra), kwargs, result)
-        self._mark(target, given, kwargs, result)
+        self._mark(target, tensors, kwargs, result)
         return iter(result) if walked else result
 
-    def enter(self, path: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+    def enter(self, path: str, module: nn.Module, args: object, kwargs: object) -> None:
         """A module begins."""
         if self._inside:
             return
@@ -202,7 +202,7 @@ class _Recorder(TorchFunctionMode):
         else:
             self._scopes.append(path)
 
-    def leave(self, path: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def leave(self, path: str, module: nn.Module, args: object, kwargs: object, output: object) -> None:
         """A module ends."""
         if self._inside and self._inside != path:
             return
@@ -219,11 +219,11 @@ class _Recorder(TorchFunctionMode):
         self._write("module", path, args, kwargs, output)
         self._silent = False
 
-    def finished(self, output: Any) -> Recording:
+    def finished(self, output: object) -> Recording:
         """The recording of a pass that returned ``output``."""
         if not isinstance(output, Tensor) or id(output) not in self._known:
             raise Opaque("", f"it returns {type(output).__name__}; expected a tensor that it computed")
-        self._found.logits = self._known[id(output)][0]
+        self._recording.logits = self._known[id(output)][0]
         for path, each in self._module.named_modules():
             for name, value in vars(each).items():
                 if (
@@ -231,25 +231,25 @@ class _Recorder(TorchFunctionMode):
                     and value is not self._before[path].get(name)
                     and id(value) in self._known
                 ):
-                    self._found.left[path, name] = self._known[id(value)][0]
-        return self._found
+                    self._recording.left[path, name] = self._known[id(value)][0]
+        return self._recording
 
     def _write(self, kind: Any, target: Any, args: Any, kwargs: Any, result: Any) -> None:
-        scope, number = self._scopes[-1], len(self._found.calls)
+        scope, number = self._scopes[-1], len(self._recording.calls)
         args, kwargs = mapped((args, kwargs), self._ref)
-        found = list(leaves(result))
-        shapes = tuple(each.shape if isinstance(each, Tensor) else torch.Size() for each in found)
-        self._found.calls.append(Call(kind, target, args, kwargs, scope, shapes, tuple(ways(result))))
-        for leaf, each in enumerate(found):
+        values = list(leaves(result))
+        shapes = tuple(each.shape if isinstance(each, Tensor) else torch.Size() for each in values)
+        self._recording.calls.append(Call(kind, target, args, kwargs, scope, shapes, tuple(ways(result))))
+        for leaf, each in enumerate(values):
             if isinstance(each, Tensor):
                 self._known[id(each)] = Result(number, leaf), each
 
-    def _ref(self, value: Any) -> Any:
+    def _ref(self, value: object) -> object:
         if id(value) in self._known and self._known[id(value)][1] is value:
             return self._known[id(value)][0]
         if isinstance(value, Tensor):
-            self._found.constants.append(value)
-            ref = ConstantTensor(len(self._found.constants) - 1)
+            self._recording.constants.append(value)
+            ref = ConstantTensor(len(self._recording.constants) - 1)
             self._known[id(value)] = ref, value
             return ref
         if isinstance(value, PLAIN):
@@ -259,27 +259,29 @@ class _Recorder(TorchFunctionMode):
     def _know(self, tensor: Tensor, ref: Ref) -> None:
         if id(tensor) not in self._known:
             self._known[id(tensor)] = ref, tensor
-            self._found.shapes[ref] = tensor.shape
+            self._recording.shapes[ref] = tensor.shape
 
-    def _check_fact(self, scope: str, name: Any, given: list[Tensor]) -> None:
-        """Python got something else than tensors."""
-        if not given:
+    def _check_fact(self, scope: str, name: object, tensors: list[Tensor]) -> None:
+        """Refuses facts about tensors that depend on data."""
+        if not tensors:
             return
         if name not in FACTS:
             raise Opaque(scope, f"it looks into data: {name}")
-        if name in SHAPES and any(id(tensor) in self._shaped_by_data for tensor in given):
+        if name in SHAPES and any(id(tensor) in self._shaped_by_data for tensor in tensors):
             raise Opaque(scope, f"it looks into data: {name} of a tensor whose shape depends on them")
 
-    def _mark(self, target: Any, given: list[Tensor], kwargs: Mapping[str, Any], result: Any) -> None:
+    def _mark(
+        self, target: object, tensors: list[Tensor], kwargs: Mapping[str, object], result: object
+    ) -> None:
         """Remembers tensors whose shape depends on data."""
         name = getattr(target, "__name__", target)
-        by_mask = name == "__getitem__" and any(each.dtype == torch.bool for each in given[1:])
+        by_mask = name == "__getitem__" and any(each.dtype == torch.bool for each in tensors[1:])
         repeated = name == "repeat_interleave" and "output_size" not in kwargs
         if (
             name in SHAPED_BY_DATA
             or by_mask
             or repeated
-            or any(id(each) in self._shaped_by_data for each in given)
+            or any(id(each) in self._shaped_by_data for each in tensors)
         ):
             self._shaped_by_data |= {id(each) for each in leaves(result)}
 

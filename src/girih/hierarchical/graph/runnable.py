@@ -16,7 +16,7 @@ from girih.config.user_code import is_found_by_others
 Key = int | str
 
 
-def leaves(value: Any) -> Iterator[Any]:
+def leaves(value: object) -> Iterator[Any]:
     """All that lies in tuples, lists, dicts and slices, in order."""
     if isinstance(value, (tuple, list)):
         for each in value:
@@ -33,8 +33,8 @@ def leaves(value: Any) -> Iterator[Any]:
 def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
     """The same structure with another value for each leaf, called in the order of :func:`leaves`."""
     if isinstance(value, tuple):
-        found = [mapped(each, function) for each in value]
-        return type(value)(*found) if hasattr(value, "_fields") else tuple(found)
+        items = [mapped(each, function) for each in value]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
     if isinstance(value, list):
         return [mapped(each, function) for each in value]
     if isinstance(value, dict):
@@ -44,7 +44,7 @@ def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
     return function(value)
 
 
-def ways(value: Any) -> Iterator[tuple[Key, ...]]:
+def ways(value: object) -> Iterator[tuple[Key, ...]]:
     """The keys that lead to each leaf, in the order of :func:`leaves`."""
     if isinstance(value, (tuple, list)):
         items: Any = enumerate(value)
@@ -60,7 +60,7 @@ def ways(value: Any) -> Iterator[tuple[Key, ...]]:
 
 CONSTANTS = "_constants"
 """The module of tensors that a model has from elsewhere: in none of its states."""
-Objects = Mapping[str, Any]
+Objects = Mapping[str, object]
 """Modules, parameters and buffers by the names that a graph calls them."""
 
 
@@ -94,13 +94,13 @@ class RunnableGraph(fx.GraphModule):
         loaded: RunnableGraph = _loaded(copy.deepcopy(self.state(), memo), nodes_of(self.graph))
         return loaded
 
-    def objects(self) -> dict[str, Any]:
+    def objects(self) -> dict[str, object]:
         """Returns the objects that the graph's nodes name."""
-        found = {}
+        named = {}
         for name in named_by(self.graph):
             owner, _, last = name.rpartition(".")
-            found[name] = getattr(self.get_submodule(owner), last)
-        return found
+            named[name] = getattr(self.get_submodule(owner), last)
+        return named
 
     def state(self) -> dict[str, Any]:
         """All but the graph."""
@@ -122,7 +122,7 @@ def named_by(graph: fx.Graph) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def nodes_of(graph: fx.Graph) -> list[tuple[Any, ...]]:
+def nodes_of(graph: fx.Graph) -> list[tuple[object, ...]]:
     """A graph as plain values."""
 
     def plain(value: Any) -> Any:
@@ -141,7 +141,7 @@ def nodes_of(graph: fx.Graph) -> list[tuple[Any, ...]]:
     ]
 
 
-def qualified(function: Callable[..., Any]) -> str:
+def qualified(function: Callable[..., object]) -> str:
     """The name by which :func:`resolved` finds a function again."""
     return _get_qualified_name(function)
 
@@ -153,14 +153,14 @@ def resolved(name: str) -> Any:
     owner, _, last = name.rpartition(".")
     while owner:
         try:
-            found: Any = importlib.import_module(owner)
+            target: Any = importlib.import_module(owner)
         except ImportError:
             owner, _, middle = owner.rpartition(".")
             last = f"{middle}.{last}"
             continue
         for each in last.split("."):
-            found = getattr(found, each, None)
-        return found
+            target = getattr(target, each, None)
+        return target
     return None
 
 
@@ -183,13 +183,13 @@ def _loaded(state: dict[str, Any], nodes: list[tuple[Any, ...]]) -> RunnableGrap
     return net
 
 
-def is_importable(found: type | Callable[..., Any]) -> bool:
-    """Whether another process finds a class or a function by its name."""
-    name = f"{found.__module__}.{found.__qualname__}" if isinstance(found, type) else qualified(found)
+def is_importable(target: type | Callable[..., object]) -> bool:
+    """Returns whether another process can import a class or a function by its name."""
+    name = f"{target.__module__}.{target.__qualname__}" if isinstance(target, type) else qualified(target)
     home = name.partition(".")[0]
-    if found is getattr:
+    if target is getattr:
         return True
     try:
-        return home != "__main__" and is_found_by_others(home) and resolved(name) is found
+        return home != "__main__" and is_found_by_others(home) and resolved(name) is target
     except (ImportError, ValueError):
         return False

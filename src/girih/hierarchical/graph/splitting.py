@@ -49,20 +49,20 @@ def split_fc(traced: TracedNet, num_servers: int, layers: Collection[str] | None
     if num_servers < 1:
         raise ConfigError(f"num_servers = {num_servers}: expected at least 1")
     graph = copy.deepcopy(traced.net.graph)
-    found = {each.name: each for each in _layers(traced.net, graph)}
+    by_name = {each.name: each for each in _layers(traced.net, graph)}
     for name in layers or ():
-        if name not in found:
-            raise ConfigError(f"layers: {name!r} is no fully connected layer{nearest(name, found)}")
+        if name not in by_name:
+            raise ConfigError(f"layers: {name!r} is no fully connected layer{nearest(name, by_name)}")
     share = sum(each.numel() for each in traced.net.parameters()) / num_servers
     wanted = [
         name
-        for name in found
-        if (found[name].weight.numel() > share / 2 if layers is None else name in layers)
+        for name in by_name
+        if (by_name[name].weight.numel() > share / 2 if layers is None else name in layers)
     ]
     if num_servers == 1 or not wanted:
         return traced
     cutter = _Cutter(graph, num_servers)
-    pending = [found[name] for name in wanted]
+    pending = [by_name[name] for name in wanted]
     while pending:
         first = pending.pop(0)
         between, second = _second(traced.net, first, pending)
@@ -229,7 +229,7 @@ def _layers(net: RunnableGraph, graph: fx.Graph) -> Iterator[_Layer]:
                 yield _Layer(node.meta["operator"], node, weight, bias, names, f"{names[0]}_part_")
 
 
-def _parameter(net: RunnableGraph, node: Any, readers: Counter[nn.Parameter]) -> nn.Parameter | None:
+def _parameter(net: RunnableGraph, node: object, readers: Counter[nn.Parameter]) -> nn.Parameter | None:
     """The parameter that a node names and one operator alone reads."""
     if not isinstance(node, fx.Node) or node.op != "get_attr":
         return None
@@ -239,13 +239,13 @@ def _parameter(net: RunnableGraph, node: Any, readers: Counter[nn.Parameter]) ->
 
 def _num_readers(net: RunnableGraph, graph: fx.Graph) -> Counter[nn.Parameter]:
     """The number of operators that read each parameter, under whatever name."""
-    found: Counter[nn.Parameter] = Counter()
+    readers: Counter[nn.Parameter] = Counter()
     for node in graph.nodes:
         if node.op == "call_module":
-            found.update(net.get_submodule(str(node.target)).parameters())
+            readers.update(net.get_submodule(str(node.target)).parameters())
         elif isinstance(value := net.objects().get(str(node.target)), nn.Parameter):
-            found[value] += len(node.users)
-    return found
+            readers[value] += len(node.users)
+    return readers
 
 
 def _second(

@@ -1,4 +1,4 @@
-"""A model in evaluation mode as one function of straight-line code: its torch functions, and nothing of the modules between them.
+"""Flattens a model in evaluation mode to one function of torch calls, without modules.
 
 For a batch of a few hundred examples, what Python does between operators takes a third as long as the operators.
 """
@@ -22,7 +22,7 @@ from girih.hierarchical.graph.tracing import trace
 from girih.models.embeddings import Embeddings
 
 _LOG = logging.getLogger(__name__)
-Straight = Callable[[nn.Module, Tensor, Embeddings], Tensor]
+FlatForward = Callable[[nn.Module, Tensor, Embeddings], Tensor]
 """The outputs of a module, given it, ``numeric`` and embeddings: of that which was traced, or of one like it with other parameters."""
 WITHOUT_LINEAR = (
     nn.BatchNorm1d, nn.Dropout, nn.GELU, nn.Identity, nn.LayerNorm, nn.LeakyReLU, nn.PReLU, nn.ReLU, nn.Sigmoid, nn.SiLU,
@@ -32,7 +32,7 @@ WITHOUT_LINEAR = (
 TRIED = (512, 3)
 
 
-def straight(spec: DenseSpec, numeric: Tensor, embeddings: Embeddings) -> Straight | None:
+def flatten_module(spec: DenseSpec, numeric: Tensor, embeddings: Embeddings) -> FlatForward | None:
     """The evaluation of a spec's module; None where it has to stay as it is, since it looks at values, or the spec wants other arithmetic.
 
     Args:
@@ -45,10 +45,10 @@ def straight(spec: DenseSpec, numeric: Tensor, embeddings: Embeddings) -> Straig
     spec.module.eval()
     try:
         traced = trace(spec.module, numeric, embeddings)
-        if traced.opaque or traced.left or not _straighten(traced.net):
+        if traced.opaque or traced.left or not _flatten_graph(traced.net):
             return None
-        found: Straight = type(traced.net).forward
-        return found if _computes_as(found, spec, batches_of(numeric, embeddings, TRIED)) else None
+        function: FlatForward = type(traced.net).forward
+        return function if _computes_as(function, spec, batches_of(numeric, embeddings, TRIED)) else None
     except (
         Exception
     ):  # of a model that takes other values than the example has; it says so of those that it is given
@@ -59,7 +59,7 @@ def straight(spec: DenseSpec, numeric: Tensor, embeddings: Embeddings) -> Straig
             module.training = training
 
 
-def _straighten(net: fx.GraphModule) -> bool:
+def _flatten_graph(net: fx.GraphModule) -> bool:
     """Has linear layers computed as :func:`arithmetic` would have them; returns whether nothing else depends on it."""
     linear = onednn.linear if onednn.pays() else F.linear
     for node in list(net.graph.nodes):
@@ -87,12 +87,12 @@ def _open(graph: fx.Graph, node: fx.Node, linear: Any, *, has_bias: bool) -> Non
     graph.erase_node(node)
 
 
-def _computes_as(found: Straight, spec: DenseSpec, batches: list[tuple[Tensor, Embeddings]]) -> bool:
-    """Whether the outputs are the module's, to the last bit."""
+def _computes_as(function: FlatForward, spec: DenseSpec, batches: list[tuple[Tensor, Embeddings]]) -> bool:
+    """Returns whether the outputs equal those of the module, to the last bit."""
     with torch.inference_mode():
         for batch in batches:
             with arithmetic(spec.device, precision=spec.precision, forward=spec.forward):
                 expected = spec.module(*batch)
-            if not torch.equal(found(spec.module, *batch), expected):
+            if not torch.equal(function(spec.module, *batch), expected):
                 return False
     return True

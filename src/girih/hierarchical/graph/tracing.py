@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from girih.hierarchical.graph.batches import SIZES, apart, batches_of
+from girih.hierarchical.graph.batches import SIZES, batches_of, isolated
 from girih.hierarchical.graph.building import LEFT, Built, SideOutput, build, whole
 from girih.hierarchical.graph.operator_costs import operator_graph
 from girih.hierarchical.graph.recording import Opaque, record
@@ -93,7 +93,7 @@ class Loss:
     def __init__(self, shell: nn.Module) -> None:
         self._shell = shell
 
-    def __call__(self, outputs: Tensor, batch: Any) -> Tensor:
+    def __call__(self, outputs: Tensor, batch: object) -> Tensor:
         """The mean loss, 0-d."""
         loss: Tensor = self._shell.loss(outputs, batch)  # type: ignore[operator]
         return loss
@@ -129,7 +129,7 @@ def trace(module: nn.Module, numeric: Tensor, embeddings: Embeddings) -> TracedN
     *batches, tried = batches_of(numeric, embeddings, (*SIZES, TRIED))
     copied, opaque = copy.deepcopy(module), dict[str, str]()
     built = None
-    with apart(numeric.device):
+    with isolated(numeric.device):
         while built is None and "" not in opaque:
             try:
                 built = _built(copied, batches, opaque)
@@ -179,7 +179,7 @@ def _try(module: nn.Module, built: Built, batch: tuple[Tensor, Embeddings]) -> N
     for training in (True, False):
         net.train(training)
         before = [buffer.clone() for buffer in module.buffers()]
-        with apart(batch[0].device):
+        with isolated(batch[0].device):
             expected = module(*batch)
         for buffer, values in zip(module.buffers(), before, strict=True):
             buffer.copy_(values)
@@ -187,11 +187,11 @@ def _try(module: nn.Module, built: Built, batch: tuple[Tensor, Embeddings]) -> N
             raise Opaque("", "its graph computes something else")
 
 
-def _objects(module: nn.Module, built: Built) -> dict[str, Any]:
+def _objects(module: nn.Module, built: Built) -> dict[str, object]:
     """Returns the objects that the nodes name, from a module."""
-    found: dict[str, Any] = dict(built.constants)
+    objects: dict[str, Any] = dict(built.constants)
     for name in named_by(built.graph):
-        if name not in found and name != LEFT:
+        if name not in objects and name != LEFT:
             owner, _, last = name.rpartition(".")
-            found[name] = getattr(module.get_submodule(owner), last)
-    return found
+            objects[name] = getattr(module.get_submodule(owner), last)
+    return objects

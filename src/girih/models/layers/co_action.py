@@ -51,12 +51,12 @@ class CoActionUnit(nn.Module):
         """float32[B, P] and K feeds to [B, K · width], one feed after the other; zeros where a feed is empty."""
         layers = self._layers(parameters)
         together = Feeds.padded_together(feeds)
-        found = [self._fed(layers, padded) for padded in together]
-        if len(found) == 1:
-            return found[0].flatten(1)
+        outputs = [self._fed(layers, padded) for padded in together]
+        if len(outputs) == 1:
+            return outputs[0].flatten(1)
         numbers = [number for padded in together for number in padded.numbers]
         by_number = torch.tensor(numbers, device=parameters.device).argsort()
-        return torch.cat(found, dim=1).index_select(1, by_number).flatten(1)
+        return torch.cat(outputs, dim=1).index_select(1, by_number).flatten(1)
 
     def _fed(self, layers: Layers, feeds: Feeds) -> Tensor:
         """[B, K, width]."""
@@ -66,16 +66,16 @@ class CoActionUnit(nn.Module):
         for _ in range(1, self.orders):
             powers.append(powers[-1] * feeds.values)
         h = torch.stack(powers, dim=1).view(micro, per_micro * num_feeds * length, dim)
-        found = []
+        outputs = []
         for weight, bias in layers[:-1]:
             h = torch.baddbmm(bias, h, weight).tanh()
-            found.append(feeds.summed(h, self.orders))
-        total = found[-1] if found else feeds.summed(h, self.orders)
+            outputs.append(feeds.summed(h, self.orders))
+        total = outputs[-1] if outputs else feeds.summed(h, self.orders)
         weight, bias = layers[-1]
         counts = feeds.counts.repeat(1, self.orders).view(micro, per_micro * num_feeds, 1)
         last = torch.baddbmm(counts * bias, total.view(micro, per_micro * num_feeds, weight.shape[1]), weight)
-        found.append(last.view(size, self.orders, num_feeds, weight.shape[2]))
-        return torch.cat([sums.transpose(1, 2) for sums in found], dim=3).flatten(2)
+        outputs.append(last.view(size, self.orders, num_feeds, weight.shape[2]))
+        return torch.cat([sums.transpose(1, 2) for sums in outputs], dim=3).flatten(2)
 
     def _layers(self, parameters: Tensor) -> Layers:
         sizes = [size for inputs, outputs in self.shapes for size in (inputs * outputs, outputs)]
@@ -119,17 +119,20 @@ class Feeds(NamedTuple):
     @classmethod
     def _padded(cls, numbers: list[int], feeds: Sequence[Jagged], lengths: Tensor, width: int) -> Feeds:
         values = torch.cat([feeds[number].values for number in numbers])
-        own = lengths[numbers] if len(numbers) < len(feeds) else lengths
-        num_feeds, size = own.shape
-        each = own.flatten()  # of all examples of the first feed, then of the next
-        begins = torch.arange(num_feeds * size, device=own.device).view(size, num_feeds).T.flatten() * width
+        feed_lengths = lengths[numbers] if len(numbers) < len(feeds) else lengths
+        num_feeds, size = feed_lengths.shape
+        each = feed_lengths.flatten()  # of all examples of the first feed, then of the next
+        begins = (
+            torch.arange(num_feeds * size, device=feed_lengths.device).view(size, num_feeds).T.flatten()
+            * width
+        )
         shifts = begins - each.cumsum(0) + each
         targets = shifts.repeat_interleave(each, output_size=len(values)) + torch.arange(
-            len(values), device=own.device
+            len(values), device=feed_lengths.device
         )
         padded = values.new_zeros(size * num_feeds * width, values.shape[1]).index_copy(0, targets, values)
-        counts = own.T.contiguous()
-        mask = torch.arange(width, device=own.device) < counts[:, :, None]
+        counts = feed_lengths.T.contiguous()
+        mask = torch.arange(width, device=feed_lengths.device) < counts[:, :, None]
         return cls(
             numbers,
             padded.view(size, num_feeds, width, values.shape[1]),

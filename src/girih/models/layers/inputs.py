@@ -22,9 +22,9 @@ def lowered(values: Tensor) -> Tensor:
 
 def places_of(widths: Mapping[str, int], schema: Schema) -> Tensor:
     """The columns of a schema's features where those of all of ``widths`` lie side by side, int64."""
-    here = {feature.name for feature in schema.features}
+    names = {feature.name for feature in schema.features}
     owners = [name for name, width in widths.items() for _ in range(width)]
-    return torch.tensor([place for place, name in enumerate(owners) if name in here], dtype=torch.int64)
+    return torch.tensor([place for place, name in enumerate(owners) if name in names], dtype=torch.int64)
 
 
 class DenseInput(nn.Module):
@@ -66,10 +66,10 @@ class DenseInput(nn.Module):
 
     def narrow(self, schema: Schema) -> Tensor:
         """From here on reads what a smaller schema has; returns the columns that stay, int64."""
-        places, here = places_of(self.widths, schema), {feature.name for feature in schema.features}
-        self.widths = {name: width for name, width in self.widths.items() if name in here}
-        self.features = tuple(name for name in self.features if name in here)
-        self._numeric = tuple(name for name in self._numeric if name in here)
+        places, names = places_of(self.widths, schema), {feature.name for feature in schema.features}
+        self.widths = {name: width for name, width in self.widths.items() if name in names}
+        self.features = tuple(name for name in self.features if name in names)
+        self._numeric = tuple(name for name in self._numeric if name in names)
         self._columns = _columns_of(self._numeric, schema)
         return places
 

@@ -45,6 +45,6 @@ def cut(history: Jagged, length: int, most: int) -> Sessions:
     width = int((last - first).max()) if len(sessions) else 1
     rows = first[:, None] + torch.arange(width, device=first.device)
     mask = rows < last[:, None]
-    found = history.values.index_select(0, torch.where(mask, rows, first[:, None]).flatten())
-    values = found.view(len(sessions), width, history.values.shape[1]) * mask[:, :, None]
+    padded = history.values.index_select(0, torch.where(mask, rows, first[:, None]).flatten())
+    values = padded.view(len(sessions), width, history.values.shape[1]) * mask[:, :, None]
     return Sessions(values, mask, ages, offsets)

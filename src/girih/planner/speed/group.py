@@ -129,14 +129,14 @@ def known_of(facts: Facts, options: Mapping[str, Any]) -> GroupDescription:
 
 
 def tagged(
-    graph: OperatorGraph, options: Mapping[str, Any], known: GroupDescription, given: Tagging | None = None
+    graph: OperatorGraph, options: Mapping[str, Any], known: GroupDescription, tagging: Tagging | None = None
 ) -> Tagged:
-    """Decides where the operators of a net run, or takes what is ``given``.
+    """Decides where the operators of a net run, or keeps ``tagging``.
 
     Raises:
-        ConfigError: the net does not fit into the memory of the group, or what is given does not fit the net.
+        ConfigError: the net does not fit into the memory of the group, or ``tagging`` does not fit the net.
     """
-    return tag(timed(graph, known), group_of(graph, options, known), how=options["tagging"], given=given)
+    return tag(timed(graph, known), group_of(graph, options, known), how=options["tagging"], tagging=tagging)
 
 
 def timed(graph: OperatorGraph, known: GroupDescription) -> OperatorGraph:
@@ -161,7 +161,7 @@ def timed(graph: OperatorGraph, known: GroupDescription) -> OperatorGraph:
 
 
 def spread(
-    graph: OperatorGraph, found: Tagged, options: Mapping[str, Any], known: GroupDescription
+    graph: OperatorGraph, tagged_net: Tagged, options: Mapping[str, Any], known: GroupDescription
 ) -> Spread:
     """Counts what a tagged net asks of a step of all groups.
 
@@ -170,21 +170,21 @@ def spread(
     trainers, groups = options["trainers_per_group"], options["groups"]
     group = group_of(graph, options, known)
     of_group = known.batch_size * trainers  # examples of one step of a group
-    devices_s = {name: load.cpu_s * of_group for name, load in found.loads.items()}
-    links_s = {name: load.network_s * of_group for name, load in found.loads.items()}
-    cores = {name: device.cores for name, device in zip(found.loads, group.devices, strict=True)}
-    first, *servers = found.loads
+    devices_s = {name: load.cpu_s * of_group for name, load in tagged_net.loads.items()}
+    links_s = {name: load.network_s * of_group for name, load in tagged_net.loads.items()}
+    cores = {name: device.cores for name, device in zip(tagged_net.loads, group.devices, strict=True)}
+    first, *servers = tagged_net.loads
     work_s = sum(devices_s[name] * cores[name] for name in servers)
     work_s += trainers * devices_s[first] * cores[first]
     exchange_s = 0.0
     if known.calibration is not None:
         link = known.calibration.links[options["transport"]]
-        stages = len({each.stage for each in components(graph, found.tagging)})
-        load = found.loads[first]  # the mean over trainers, per example of the group
+        stages = len({each.stage for each in components(graph, tagged_net.tagging)})
+        load = tagged_net.loads[first]  # the mean over trainers, per example of the group
         each_way = (load.sent_bytes + load.received_bytes) * of_group
         exchange_s = 4 * stages * link.latency_s + each_way / link.bytes_per_s
     computed = {each.name: each.seconds_per_example or 0.0 for each in timed(graph, known).operators}
-    there = sum(seconds for name, seconds in computed.items() if found.tagging[name] != TRAINER)
+    there = sum(seconds for name, seconds in computed.items() if tagged_net.tagging[name] != TRAINER)
     return Spread(
         devices_s=devices_s,
         links_s=links_s,

@@ -76,9 +76,9 @@ def reduced_s(basis: Basis, examples: float, rings_s: float) -> float:
 
     The last bucket is full when the backward pass ends: it holds the parameters of the layers next to the input, mostly the largest ones.
     """
-    own, model = basis.pass_s(examples), basis.facts.model
+    pass_s, model = basis.pass_s(examples), basis.facts.model
     last = 1.0 if model.last_bucket is None else model.last_bucket / max(1, model.num_parameters)
-    return own * (1 - BACKWARD) + max(own * BACKWARD + last * rings_s, rings_s)
+    return pass_s * (1 - BACKWARD) + max(pass_s * BACKWARD + last * rings_s, rings_s)
 
 
 def ring_messages(sent_bytes: float, trainers: int) -> float:

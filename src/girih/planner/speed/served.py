@@ -63,8 +63,8 @@ class RowService:
         profile, trainers = basis.profile, basis.trainers
         rows = FLOAT_BYTES * profile.numbers_of_share
         keys = (KEY_BYTES + COUNT_BYTES) * profile.keys_of_share
-        told, pooled, back = self.sent.ids - keys, self.sent.embeddings - rows, self.sent.gradients - rows
-        to_worker, from_worker = told + rows + back, pooled + rows + keys
+        ids, pooled, back = self.sent.ids - keys, self.sent.embeddings - rows, self.sent.gradients - rows
+        to_worker, from_worker = ids + rows + back, pooled + rows + keys
         busiest = {
             TRAINER_LINK: max(pooled, back),
             WORKER_LINK: trainers * max(to_worker, from_worker) / self.workers,
@@ -179,10 +179,10 @@ def _threads_of_net(basis: Basis, nets: int) -> int:
     return max(1, basis.facts.threads // nets)
 
 
-def _pass_s(basis: Basis, own: int) -> float:
-    """Seconds of a net's pass with ``own`` threads, while each other trainer has one net's."""
-    crowd = max(1.0, basis.trainers * own / basis.cores)
-    return basis.dense.seconds(basis.share) * basis.facts.threads / own * crowd
+def _pass_s(basis: Basis, threads: int) -> float:
+    """Seconds of a net's pass with ``threads`` threads, while each other trainer has one net's."""
+    crowd = max(1.0, basis.trainers * threads / basis.cores)
+    return basis.dense.seconds(basis.share) * basis.facts.threads / threads * crowd
 
 
 def _served(basis: Basis, service: RowService, *, passes_s: float, in_flight: float) -> StepCost:

@@ -84,7 +84,7 @@ def check_parameters(index: Index, group: HierarchicalGroup) -> None:
 
 
 def check_memory(
-    index: Index, group: HierarchicalGroup, placed: Sequence[int], found: Sequence[Load], *, searched: bool
+    index: Index, group: HierarchicalGroup, placed: Sequence[int], loads: Sequence[Load], *, searched: bool
 ) -> None:
     """Refuses a placement that runs out of memory.
 
@@ -94,8 +94,8 @@ def check_memory(
     Raises:
         ConfigError: names the device and the operator that takes most there.
     """
-    fullest = max(range(len(found)), key=lambda device: found[device].memory)
-    load, limit = found[fullest], group.devices[fullest].memory_bytes
+    fullest = max(range(len(loads)), key=lambda device: loads[device].memory)
+    load, limit = loads[fullest], group.devices[fullest].memory_bytes
     if limit is None or load.memory <= 1:
         return
     in_flight = group.nets_on(fullest) * group.batch_size
@@ -217,8 +217,8 @@ def packed(index: Index, group: HierarchicalGroup) -> InitialPlacement:
 
 def _start(name: str, index: Index, placed: Sequence[int], reason: str) -> InitialPlacement:
     bundles = [index.bundles[bundle] for bundle in index.bundle_of]
-    told = [
+    reasons = [
         (HAS_PARAMETERS if bundle.parameter_bytes else reason) if bundle.movable else NOT_MOVABLE
         for bundle in bundles
     ]
-    return InitialPlacement(name, placed, told)
+    return InitialPlacement(name, placed, reasons)

@@ -50,7 +50,7 @@ def components(graph: OperatorGraph, tagging: Tagging) -> tuple[Component, ...]:
     for number, part in enumerate(division.part):
         if part:
             members.setdefault(part, []).append(number)
-    found = [
+    ordered = [
         Component(
             server=devices[numbers[0]] - 1,
             stage=division.stages[part],
@@ -58,7 +58,7 @@ def components(graph: OperatorGraph, tagging: Tagging) -> tuple[Component, ...]:
         )
         for part, numbers in members.items()
     ]
-    return tuple(sorted(found, key=lambda component: component.stage))
+    return tuple(sorted(ordered, key=lambda component: component.stage))
 
 
 def divide(index: Index, devices: Sequence[int]) -> Division:

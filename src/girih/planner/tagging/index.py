@@ -105,11 +105,11 @@ class Index:
                 raise ConfigError(f"tagging: {name!r} on {device!r}; expected one of {', '.join(devices)}")
         placed = []
         for number, bundle in enumerate(self.bundles):
-            found = {tagging[name]: name for name in self.names(number)}
-            if len(found) > 1:
-                torn = " and ".join(f"{name!r} on {device!r}" for device, name in found.items())
+            names_by_device = {tagging[name]: name for name in self.names(number)}
+            if len(names_by_device) > 1:
+                torn = " and ".join(f"{name!r} on {device!r}" for device, name in names_by_device.items())
                 raise ConfigError(f"tagging: {torn}; expected operators of one module on one device")
-            ((device, name),) = found.items()
+            ((device, name),) = names_by_device.items()
             if device != TRAINER and not bundle.movable:
                 raise ConfigError(f"tagging: {name!r} on {device!r}; it has to stay on the trainer")
             placed.append(device_number(device))

@@ -148,12 +148,12 @@ def flow(
 
 def _sizes(index: Index, group: HierarchicalGroup) -> list[_OperatorOutput]:
     """The bytes of each operator's output, by its readers, in a message of one net's batch."""
-    found = []
+    transfers = []
     for operator, readers in zip(index.operators, index.consumers, strict=True):
         whole = Edge(producer=operator.name, consumer="", bytes_per_example=operator.output_bytes_per_example)
         sizes = {consumer: _bytes(edge, group) for consumer, edge in readers.items()}
-        found.append(_OperatorOutput(_bytes(whole, group), sizes))
-    return found
+        transfers.append(_OperatorOutput(_bytes(whole, group), sizes))
+    return transfers
 
 
 def _bytes(edge: Edge, group: HierarchicalGroup) -> Bytes:

@@ -84,21 +84,21 @@ def refine(
     return search.ledger.placed, tuple(moves)
 
 
-def bottleneck(found: Sequence[Load]) -> tuple[int, str]:
+def bottleneck(loads: Sequence[Load]) -> tuple[int, str]:
     """The device that is used most, and what of it: memory where there is too little of it, else cores or link."""
-    fullest = max(range(len(found)), key=lambda device: found[device].memory)
-    if found[fullest].memory > 1:
+    fullest = max(range(len(loads)), key=lambda device: loads[device].memory)
+    if loads[fullest].memory > 1:
         return fullest, MEMORY
-    busiest = max(range(len(found)), key=lambda device: found[device].busy_s)
-    load = found[busiest]
+    busiest = max(range(len(loads)), key=lambda device: loads[device].busy_s)
+    load = loads[busiest]
     return busiest, CPU if load.cpu_s >= load.network_s else NETWORK
 
 
-def burden(group: HierarchicalGroup, found: Sequence[Load]) -> Burden:
+def burden(group: HierarchicalGroup, loads: Sequence[Load]) -> Burden:
     """The burden of a placement: all devices count, so that two that are equally busy can be relieved one after the other."""
-    beyond = sorted((max(0.0, load.memory - 1) for load in found), reverse=True)
-    busy_s = [load.busy_s for load in found]
-    return (*beyond, *sorted((*busy_s, shared_s(group, found)), reverse=True))
+    beyond = sorted((max(0.0, load.memory - 1) for load in loads), reverse=True)
+    busy_s = [load.busy_s for load in loads]
+    return (*beyond, *sorted((*busy_s, shared_s(group, loads)), reverse=True))
 
 
 def lower(one: Burden, other: Burden) -> bool:
@@ -123,11 +123,11 @@ class _Search:
     ) -> None:
         self._index, self._group, self._effort = index, group, effort
         self.ledger = Ledger(index, group, placed)
-        self._found = exact_loads(index, group, self.ledger)
+        self._loads = exact_loads(index, group, self.ledger)
 
     def step(self, offers: Iterator[_BundleMove]) -> bool:
         """Takes the offer with the lowest burden, if it lowers the placement's; tried in the order of the burden that they have at least."""
-        current = burden(self._group, self._found)
+        current = burden(self._group, self._loads)
         for offer in sorted(each for each in offers if lower(each.least, current)):
             if next(self._effort, None) is None:
                 break
@@ -144,8 +144,8 @@ class _Search:
 
     def single_moves(self) -> Iterator[_BundleMove]:
         """Each bundle of the busiest device to each other device."""
-        busiest, resource = bottleneck(self._found)
-        most_s = math.inf if resource == MEMORY else self._found[busiest].busy_s
+        busiest, resource = bottleneck(self._loads)
+        most_s = math.inf if resource == MEMORY else self._loads[busiest].busy_s
         for bundle, device in enumerate(self.ledger.placed):
             if device == busiest:
                 for target in self._targets(bundle):
@@ -154,7 +154,7 @@ class _Search:
 
     def stretches(self) -> Iterator[_BundleMove]:
         """Each connected component of a device, from either end on, off the busiest device or onto it; of trainers' link, anywhere."""
-        busiest, resource = bottleneck(self._found)
+        busiest, resource = bottleneck(self._loads)
         if resource == MEMORY:
             return
         for bundles in self._connected():
@@ -169,7 +169,7 @@ class _Search:
 
     def swaps(self) -> Iterator[_BundleMove]:
         """Each bundle of the device with too little memory for a bundle of another one."""
-        fullest, resource = bottleneck(self._found)
+        fullest, resource = bottleneck(self._loads)
         if resource != MEMORY:
             return
         placed = self.ledger.placed
@@ -224,7 +224,7 @@ class _Search:
                 ):
                     neighbours[one].add(other)
                     neighbours[other].add(one)
-        found, seen = [], [not bundle.movable for bundle in index.bundles]
+        components, seen = [], [not bundle.movable for bundle in index.bundles]
         for bundle in range(len(index.bundles)):
             if seen[bundle]:
                 continue
@@ -235,26 +235,26 @@ class _Search:
                 for other in new:
                     seen[other] = True
                 component += new
-            found.append(sorted(component))
-        return found
+            components.append(sorted(component))
+        return components
 
     def _move(self, bundles: Sequence[int], target: int) -> None:
         for bundle in bundles:
             self.ledger.move(bundle, target)
 
     def _note(self, offer: _BundleMove, source: int, after: list[Load]) -> None:
-        before = self._found
+        before = self._loads
         self.last = (self._moved(offer.bundles, source, offer.target, before, after),)
         if offer.back:
             self.last += (self._moved(offer.back, offer.target, source, after, after),)
-        self._found = after
+        self._loads = after
 
     def _moved(
         self, bundles: Sequence[int], source: int, target: int, before: list[Load], after: list[Load]
     ) -> Move:
-        busiest, resource = bottleneck(self._found)
+        busiest, resource = bottleneck(self._loads)
         busiest_name = device_name(busiest)
-        if resource != MEMORY and shared_s(self._group, self._found) > self._found[busiest].busy_s:
+        if resource != MEMORY and shared_s(self._group, self._loads) > self._loads[busiest].busy_s:
             busiest_name, resource = SHARED_CORES, CPU
         return Move(
             operators=tuple(name for bundle in sorted(bundles) for name in self._index.names(bundle)),

@@ -64,8 +64,12 @@ class TaggingRule:
 
 
 def _reads_from_trainers(around: Surroundings) -> bool:
-    here, there = around.read_bytes(on_servers=False), around.read_bytes(on_servers=True)
-    return here > 0 and here >= there and around.operator.output_bytes_per_example <= here + there
+    from_trainers, from_servers = around.read_bytes(on_servers=False), around.read_bytes(on_servers=True)
+    return (
+        from_trainers > 0
+        and from_trainers >= from_servers
+        and around.operator.output_bytes_per_example <= from_trainers + from_servers
+    )
 
 
 def _feeds_trainers(around: Surroundings) -> bool:

@@ -71,27 +71,27 @@ def tag(
     how: How = "refined",
     rules: Sequence[TaggingRule] = RULES,
     effort: int = EFFORT,
-    given: Tagging | None = None,
+    tagging: Tagging | None = None,
 ) -> Tagged:
     """Tags each operator with the device that runs it.
 
     Args:
         how: "rules" leaves out the refinement, "none" the rules too: what can be moved is dealt to the servers in turn.
         effort: operators of all placements that refinement may look at.
-        given: a tagging that is kept: nothing is decided.
+        tagging: a tagging to keep, instead of a decision.
 
     Raises:
-        ConfigError: the net does not fit into the memory of the group; names the operator, and what would make it fit. Or what is
-            given does not fit the graph.
+        ConfigError: the net does not fit into the memory of the group; names the operator, and what would make it fit. Or
+            ``tagging`` does not fit the graph.
     """
     if how not in ("refined", "rules", "none"):
         raise ConfigError(f"tagging = {how!r}: expected one of 'refined', 'rules', 'none'")
     index = Index(graph)
     check_parameters(index, group)
     moves: tuple[Move, ...] = ()
-    if given is not None:
+    if tagging is not None:
         start = InitialPlacement(
-            "the plan", index.placed(given, len(group.devices)), ["as planned"] * len(index.operators)
+            "the plan", index.placed(tagging, len(group.devices)), ["as planned"] * len(index.operators)
         )
     elif not group.servers:
         start = InitialPlacement(
@@ -102,29 +102,29 @@ def tag(
     else:
         start = ruled(index, group, rules)
     placed = start.placed
-    searched = how == "refined" and given is None
+    searched = how == "refined" and tagging is None
     if searched and group.servers:
         start, placed, moves = _refined(
             index, group, [start, *others(index)], iter(range(effort // max(1, len(index.operators))))
         )
     reasons = start.reasons
-    found = exact_loads(index, group, Ledger(index, group, placed))
-    check_memory(index, group, placed, found, searched=searched)
-    named = {device_name(device): load for device, load in enumerate(found)}
-    speed = examples_per_s(group, found)
-    told = {operator.name: reason for operator, reason in zip(index.operators, reasons, strict=True)}
+    loads = exact_loads(index, group, Ledger(index, group, placed))
+    check_memory(index, group, placed, loads, searched=searched)
+    named = {device_name(device): load for device, load in enumerate(loads)}
+    speed = examples_per_s(group, loads)
+    explained = {operator.name: reason for operator, reason in zip(index.operators, reasons, strict=True)}
     for move in moves:
-        told |= dict.fromkeys(move.operators, _told(move))
+        explained |= dict.fromkeys(move.operators, _describe_move(move))
     return Tagged(
         how=how,
         start=start.name,
         tagging=index.tagging(placed),
-        reasons=told,
+        reasons=explained,
         moves=moves,
         loads=named,
         utilization=utilization(named, speed),
         examples_per_s=speed,
-        shared_cores=None if group.cores is None else speed * shared_s(group, found),
+        shared_cores=None if group.cores is None else speed * shared_s(group, loads),
     )
 
 
@@ -142,15 +142,15 @@ def _refined(
         lacking = sum(max(0.0, load.memory - 1) for load in loads)
         return lacking, -examples_per_s(group, loads), (start, placed, moves)
 
-    found = [reached(start) for start in starts]
-    if all(lacking for lacking, *_ in found):
-        found.append(reached(packed(index, group)))
-    first, best = found[0], min(found, key=lambda each: each[:2])
+    results = [reached(start) for start in starts]
+    if all(lacking for lacking, *_ in results):
+        results.append(reached(packed(index, group)))
+    first, best = results[0], min(results, key=lambda each: each[:2])
     ahead = best[0] < first[0] or (best[0] == first[0] and best[1] < first[1] * AHEAD)
     return (best if ahead else first)[2]
 
 
-def _told(move: Move) -> str:
+def _describe_move(move: Move) -> str:
     shared = move.bottleneck == SHARED_CORES
     busiest = f"{SHARED_CORES} were" if shared else f"{move.resource} of {move.bottleneck} was"
     return (

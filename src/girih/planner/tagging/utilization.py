@@ -60,27 +60,27 @@ def loads(graph: OperatorGraph, tagging: Tagging, group: HierarchicalGroup) -> d
     return {device_name(number): load for number, load in enumerate(exact_loads(index, group, ledger))}
 
 
-def utilization(found: Mapping[str, Load], examples_per_s: float) -> dict[str, Utilization]:
-    """Device → its utilisation, where the group does ``examples_per_s``."""
+def utilization(device_loads: Mapping[str, Load], examples_per_s: float) -> dict[str, Utilization]:
+    """Returns device → its utilization at ``examples_per_s``."""
     return {
         name: Utilization(examples_per_s * load.cpu_s, examples_per_s * load.network_s, load.memory)
-        for name, load in found.items()
+        for name, load in device_loads.items()
     }
 
 
-def shared_s(group: HierarchicalGroup, found: Sequence[Load]) -> float:
+def shared_s(group: HierarchicalGroup, device_loads: Sequence[Load]) -> float:
     """Seconds per example that the cores which devices share are busy: Σ core-seconds / cores; 0 where each has its own."""
     if group.cores is None:
         return 0.0
     of_trainer, *of_servers = (
-        load.cpu_s * device.cores for load, device in zip(found, group.devices, strict=True)
+        load.cpu_s * device.cores for load, device in zip(device_loads, group.devices, strict=True)
     )
     return (group.trainers * of_trainer + sum(of_servers)) / group.cores
 
 
-def examples_per_s(group: HierarchicalGroup, found: Sequence[Load]) -> float:
+def examples_per_s(group: HierarchicalGroup, device_loads: Sequence[Load]) -> float:
     """The most examples per second of a group: 1 / max over devices of :attr:`Load.busy_s`, and :func:`shared_s`."""
-    most = max(shared_s(group, found), *(load.busy_s for load in found))
+    most = max(shared_s(group, device_loads), *(load.busy_s for load in device_loads))
     return 1 / most if most else math.inf
 
 
@@ -103,7 +103,7 @@ def _loads(
 ) -> list[Load]:
     """Bytes and codecs by (HT §4.2); what trainers do is divided by their number."""
     forward, backward = group.wire.activations, group.wire.gradients
-    found = []
+    device_loads = []
     of_trainers = [group.trainer_cpu_s, group.trainer_sent_bytes, group.trainer_received_bytes, 0.0]
     for number, server in enumerate(group.servers, start=1):
         there, there_packed, there_returned = to_bytes[number]
@@ -123,7 +123,7 @@ def _loads(
         each_example = ledger.output_bytes[number] + there + there * backward.kept
         kept = each_example * group.nets_on(number) * group.batch_size
         memory = parameters * group.held_copies(number) + kept
-        found.append(_load(server, cpu_s, sent + averaged, received + averaged, memory))
+        device_loads.append(_load(server, cpu_s, sent + averaged, received + averaged, memory))
         of_trainers[0] += asked_s
         of_trainers[0] += there * (forward.encode_s_per_byte + backward.decode_s_per_byte)
         of_trainers[0] += back * (forward.decode_s_per_byte + backward.encode_s_per_byte)
@@ -139,7 +139,7 @@ def _loads(
     )
     each = group.trainers
     trainer = _load(group.trainer, cpu_s / each, sent / each + averaged, received / each + averaged, memory)
-    return [trainer, *found]
+    return [trainer, *device_loads]
 
 
 def _load(device: Device, cpu_s: float, sent: float, received: float, memory_bytes: float) -> Load:

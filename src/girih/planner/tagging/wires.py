@@ -43,15 +43,15 @@ class Chosen:
 
 def calibrated(names: Sequence[str], speeds: Mapping[str, CodecSpeed]) -> list[CodecCost]:
     """Codecs by name, at the speeds that were measured; others take no time."""
-    found = []
+    codecs = []
     for name in names:
         codec, speed = CODECS[name], speeds.get(name)
         if speed is not None:
             codec = replace(
                 codec, encode_s_per_byte=speed.pack_s_per_byte, decode_s_per_byte=speed.unpack_s_per_byte
             )
-        found.append(codec)
-    return found
+        codecs.append(codec)
+    return codecs
 
 
 def choose_wire(
@@ -76,17 +76,17 @@ def choose_wire(
         ((one + other, a, g) for one, a in enumerate(activations) for other, g in enumerate(gradients)),
         key=lambda pair: pair[0],
     )
-    found = []
+    candidates = []
     for _, forward, backward in pairs:
         wire = WireCost(activations=forward, gradients=backward)
         tagged = tag(graph, replace(group, wire=wire), how=how, effort=effort // len(pairs))
-        found.append((wire, tagged, _in_flight(tagged, group)))
-    plain, most = found[0][2], max(speed for *_, speed in found)
-    wire, tagged, speed = next(each for each in found if each[2] * GAIN >= most)
+        candidates.append((wire, tagged, _in_flight(tagged, group)))
+    plain, most = candidates[0][2], max(speed for *_, speed in candidates)
+    wire, tagged, speed = next(each for each in candidates if each[2] * GAIN >= most)
     named = f"{wire.activations.name} for activations, {wire.gradients.name} for gradients"
-    if len(found) == 1:
+    if len(candidates) == 1:
         why = f"{named}: as given"
-    elif tagged is found[0][1]:
+    elif tagged is candidates[0][1]:
         why = f"{named}: {plain:,.0f} examples/s predicted, at most {most:,.0f} with another codec, which does not pay"
     else:
         why = f"{named}: {speed:,.0f} examples/s predicted, {plain:,.0f} without compression"
@@ -94,7 +94,7 @@ def choose_wire(
         wire=wire,
         tagged=tagged,
         why=why,
-        examples_per_s={(w.activations.name, w.gradients.name): speed for w, _, speed in found},
+        examples_per_s={(w.activations.name, w.gradients.name): speed for w, _, speed in candidates},
     )
 
 

@@ -1,4 +1,4 @@
-"""Updates of rows of which the host learns a step late whether they were made: their step may be refused, as devices decide."""
+"""Row updates with a deferred outcome. The GPU decides whether to apply them, and the host learns the outcome one step later."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ def _nothing(numbers: Numbers) -> None:
 
 
 @dataclass(frozen=True)
-class LateUpdate:
+class DeferredUpdate:
     """An update that is launched, and that moves nothing where its step is refused.
 
     Attributes:
         refused: 0-d bool, on the device: the step is.
-        told: float64[K], on the device: what the host is to hear.
-        explain: that on the host → why the rows refuse the step; None where they do not.
-        count: that on the host → counters after the update, or None where others are to be asked; called once, in the order of steps.
-        take_back: what the host is to do once it learns that the step was refused.
+        reported: float64[K], on the device: the numbers that the host reads later.
+        error_from: the reported numbers → the error of the rows that refuse the step; None if they do not refuse it.
+        counters_from: the reported numbers → counters after the update; None if others must be asked. Called once, in the order of steps.
+        rollback: undoes the step on the host, once the host learns that it was refused.
         pending: the update's way to other processes; None where whatever is launched later sees it.
     """
 
     refused: Tensor
-    told: Tensor
-    explain: Callable[[Numbers], NonFiniteError | None] = _nothing
-    count: Callable[[Numbers], Mapping[str, int] | None] = _nothing
-    take_back: Callable[[], None] = lambda: None
+    reported: Tensor
+    error_from: Callable[[Numbers], NonFiniteError | None] = _nothing
+    counters_from: Callable[[Numbers], Mapping[str, int] | None] = _nothing
+    rollback: Callable[[], None] = lambda: None
     pending: Any = None
 
     def done(self) -> bool:
@@ -69,7 +69,7 @@ def nonfinite_gradient(feature: str) -> NonFiniteError:
 
 
 @dataclass(frozen=True)
-class LateCounts:
+class DeferredCounts:
     """Counters on their way to the host.
 
     Attributes:
@@ -80,7 +80,7 @@ class LateCounts:
     by_name: Callable[[Numbers], Mapping[str, int]]
 
 
-def apply_unless(
+def apply_masked(
     agree: Agree,
     groups: Sequence[EmbeddingGroup],
     reads: Sequence[Any],
@@ -88,7 +88,7 @@ def apply_unless(
     batch: Batch,
     step: int,
     lr_scale: float,
-) -> LateUpdate:
+) -> DeferredUpdate:
     """Moves the rows of all groups, or of none where the step is refused, as it is where a gradient is not finite.
 
     Args:
@@ -115,25 +115,25 @@ def apply_unless(
                 return nonfinite_gradient(feature_of(group.group, inverse.cpu().numpy(), int(key), batch))
         return None
 
-    return LateUpdate(refused, keys.double(), explain)
+    return DeferredUpdate(refused, keys.double(), explain)
 
 
-def with_counts(update: LateUpdate, shards: LocalShards) -> LateUpdate:
+def with_counts(update: DeferredUpdate, shards: LocalShards) -> DeferredUpdate:
     """The same update, which tells the counters of shards after it as well, where all of them are in GPU memory alone."""
     stores = [store for _, store in shards.files()]
     memories = [store.state.memory for store in stores if isinstance(store.state, GpuState)]
     if len(memories) < len(stores):
         return update
-    counts, num_own = counts_of(stores, memories), len(update.told)
+    counts, num_own = counts_of(stores, memories), len(update.reported)
     return replace(
         update,
-        told=torch.cat([update.told, counts.numbers]),
-        explain=lambda numbers: update.explain(numbers[:num_own]),
-        count=lambda numbers: counts.by_name(numbers[num_own:]),
+        reported=torch.cat([update.reported, counts.numbers]),
+        error_from=lambda numbers: update.error_from(numbers[:num_own]),
+        counters_from=lambda numbers: counts.by_name(numbers[num_own:]),
     )
 
 
-def counts_of(stores: Sequence[Store], memories: Sequence[GpuMemory]) -> LateCounts:
+def counts_of(stores: Sequence[Store], memories: Sequence[GpuMemory]) -> DeferredCounts:
     """Counters of stores in GPU memory as they are once all is done that was launched."""
     parts = [memory.counts() for memory in memories]
     ends = np.cumsum([len(part) for part in parts])
@@ -148,10 +148,10 @@ def counts_of(stores: Sequence[Store], memories: Sequence[GpuMemory]) -> LateCou
             total.update(memory.counters_of(part))
         return dict(total)
 
-    return LateCounts(torch.cat([*parts, there]).double(), by_name)
+    return DeferredCounts(torch.cat([*parts, there]).double(), by_name)
 
 
-def summed_over(counts: LateCounts, ranks: TrainerGroup) -> LateCounts:
+def summed_over(counts: DeferredCounts, ranks: TrainerGroup) -> DeferredCounts:
     """The counters of all trainers together, which have the same tables; their message is launched."""
     numbers = counts.numbers.clone()
     ranks.all_reduce(numbers)

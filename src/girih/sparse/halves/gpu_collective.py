@@ -31,7 +31,7 @@ from girih.sparse.half import SparseStats
 from girih.sparse.halves.collective import over_all_ranks
 from girih.sparse.halves.deferred import (
     Agree,
-    LateUpdate,
+    DeferredUpdate,
     Numbers,
     counts_of,
     nonfinite_gradient,
@@ -244,7 +244,7 @@ class GpuCollectiveSparse(ShardedHalf[GpuRequest, GpuExchanged]):
         gradients: Sequence[Any],
         step: int,
         lr_scale: float,
-    ) -> LateUpdate:
+    ) -> DeferredUpdate:
         """As :meth:`update`, decided on the devices, by all trainers together; see :class:`ShardedHalf`."""
         sums = self._summed(batch, reads, gradients)
         took_part = [float(any(gradient is not None for gradient in given)) for given in gradients]
@@ -280,7 +280,9 @@ class GpuCollectiveSparse(ShardedHalf[GpuRequest, GpuExchanged]):
             balance = {ASKED_KEYS: self._asked_of_all, PACED_KEYS: self._stats.counters[PACED_KEYS]}
             return {**counts.by_name(of_store.tolist()), **balance}
 
-        return LateUpdate(refused, torch.cat([part.double() for part in parts]), explain, count=count)
+        return DeferredUpdate(
+            refused, torch.cat([part.double() for part in parts]), explain, counters_from=count
+        )
 
     def stats(self, *, spans: bool = False) -> SparseStats:
         """Sums over all shards of all ranks."""

@@ -107,10 +107,10 @@ class LocalSparse(ShardedHalf[list[Any], ReadRows]):
         step: int,
         lr_scale: float,
     ) -> Any:
-        """See :class:`ShardedHalf`; returns a :class:`girih.sparse.halves.deferred.LateUpdate`."""
-        from girih.sparse.halves.deferred import apply_unless, with_counts
+        """See :class:`ShardedHalf`; returns a :class:`girih.sparse.halves.deferred.DeferredUpdate`."""
+        from girih.sparse.halves.deferred import apply_masked, with_counts
 
-        update = apply_unless(agree, self.groups, reads, gradients, batch, step, lr_scale)
+        update = apply_masked(agree, self.groups, reads, gradients, batch, step, lr_scale)
         return with_counts(update, self._shards)
 
 

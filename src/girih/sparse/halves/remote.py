@@ -32,7 +32,7 @@ from girih.errors import ConfigError, GirihError, NonFiniteError, RemoteError, n
 from girih.models.embeddings import Embeddings
 from girih.sparse.groups.leaves import Leaves
 from girih.sparse.half import SparseStats
-from girih.sparse.halves.deferred import Agree, LateUpdate, Numbers, nonfinite_gradient
+from girih.sparse.halves.deferred import Agree, DeferredUpdate, Numbers, nonfinite_gradient
 from girih.sparse.halves.staging import Received, Staging
 from girih.sparse.halves.worker_requests import RetryingRequests
 from girih.sparse.protocol import NO_TURN, NO_VERSION, BatchCodec, DoneBatches, SparseVerb
@@ -80,7 +80,7 @@ class RemotePulled:
         asked = call(gradients) if half.staging is None else half.staging.send(gradients, call)
         return half.sent(asked, self.called[1])
 
-    def push_unless(self, agree: Agree, step: int, lr_scale: float = 1.0) -> LateUpdate:
+    def push_masked(self, agree: Agree, step: int, lr_scale: float = 1.0) -> DeferredUpdate:
         """As :meth:`push`, or :meth:`discard` where the step is refused, as is known once the gradients are here.
 
         Args:
@@ -102,11 +102,11 @@ class RemotePulled:
             feature = leaves.nonfinite_feature(gradients, numbers)
             return None if feature is None else nonfinite_gradient(feature)
 
-        return LateUpdate(
+        return DeferredUpdate(
             refused,
             largest.double(),
             explain,
-            take_back=partial(setattr, half, "last_step", before),
+            rollback=partial(setattr, half, "last_step", before),
             pending=half.sent(
                 half.way_back.send([*gradients, refused.float().reshape(1)], call), self.called[1]
             ),

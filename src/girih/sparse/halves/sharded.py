@@ -87,10 +87,10 @@ class PulledHere(Generic[Found, Read]):
         self._half.move(self._batch, reads, self._arrived().gradients(), step, lr_scale)
         return Done()
 
-    def push_unless(self, agree: Any, step: int, lr_scale: float = 1.0) -> Any:
+    def push_masked(self, agree: Any, step: int, lr_scale: float = 1.0) -> Any:
         """Launches :meth:`push`, which moves nothing where the step is refused on the device; see :mod:`girih.sparse.halves.deferred`."""
         reads, _ = self._half.awaited(self._parts[-1][1])
-        return self._half.move_unless(agree, self._batch, reads, self._arrived().gradients(), step, lr_scale)
+        return self._half.move_masked(agree, self._batch, reads, self._arrived().gradients(), step, lr_scale)
 
     def discard(self, *, refused: bool = True) -> Done:
         """No-op: nothing is kept for a batch elsewhere."""
@@ -169,7 +169,7 @@ class ShardedHalf(ABC, Generic[Found, Read]):
             agree: see :data:`girih.sparse.halves.deferred.Agree`.
 
         Returns:
-            A :class:`girih.sparse.halves.deferred.LateUpdate`.
+            A :class:`girih.sparse.halves.deferred.DeferredUpdate`.
         """
         raise NotImplementedError(f"{type(self).__name__} learns at once what a step is refused for")
 
@@ -197,7 +197,7 @@ class ShardedHalf(ABC, Generic[Found, Read]):
         self.awaited(self._do(lambda: self.update(batch, reads, given, step, lr_scale)))
         self.last_step = step
 
-    def move_unless(
+    def move_masked(
         self,
         agree: Any,
         batch: Batch,
@@ -212,7 +212,7 @@ class ShardedHalf(ABC, Generic[Found, Read]):
             self._do(lambda: self.update_unless(agree, batch, reads, given, step, lr_scale))
         )
         before, self.last_step = self.last_step, step
-        return replace(update, take_back=lambda: setattr(self, "last_step", before))
+        return replace(update, rollback=lambda: setattr(self, "last_step", before))
 
     def awaited(self, future: Future[T]) -> T:
         """The result of what the thread does; a wait for it is work while it works, and none while it waits for others."""

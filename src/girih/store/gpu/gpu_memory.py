@@ -14,7 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -28,8 +28,15 @@ from girih.kernels.gpu.layout import stride_of
 from girih.store.rows.record import RowLayout
 from girih.store.spec import Longs
 
-if TYPE_CHECKING:
-    from girih.store.gpu.gpu_save import GpuSave
+
+class RecordSave(Protocol):
+    """A save that is under way; see :class:`girih.store.gpu.gpu_save.GpuSave`."""
+
+    is_copying: bool
+    num_bytes: int
+
+    def keep(self, rows: Tensor) -> None: ...
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +173,7 @@ class GpuMemory:
 
     def __init__(self, own: RowLayout, num_tables: int, options: Gpu) -> None:
         self.options = options
-        self.saving: GpuSave | None = None
+        self.saving: RecordSave | None = None
         self.rows = RecordChunks(
             own.num_words, options.chunk_bytes, options.reserve_rows, jit.device(options.device)
         )

@@ -160,7 +160,7 @@ def describe_header(header: TensorHeader, where: str) -> dict[str, Any]:
     """
     if header.metadata.get("kind") != _KIND:
         raise CheckpointError(f"{where}: not a shard of girih; expected a file of a checkpoint's tables")
-    with refusing(where, _FIX, what="damaged: its description is not that of a shard"):
+    with refusing(where, _FIX, fault="damaged: its description is not that of a shard"):
         description: dict[str, Any] = parse(header.metadata["girih"])
         if description["version"] != FORMAT_VERSION:
             raise CheckpointError(

@@ -212,7 +212,7 @@ class TensorHeader:
         self.num_bytes = self.size = 8 + len(text)
         self.metadata: dict[str, str] = {}
         self.tensors: list[StoredTensor] = []
-        with refusing(where, _FIX, what="damaged: its header cannot be read"):
+        with refusing(where, _FIX, fault="damaged: its header cannot be read"):
             content = parse(text)
             self.metadata = build(dict[str, str], content.pop("__metadata__", {}), "metadata")
             entries = {
