@@ -83,14 +83,14 @@ def find(address: Storage | str | os.PathLike[str], *, step: int | None = None) 
         MissingFileError: nothing there.
         CheckpointError: no complete checkpoint there.
     """
-    given = Storage.at(address)
-    if not given.exists():
+    storage = Storage.at(address)
+    if not storage.exists():
         raise MissingFileError(
-            f"{given}: no such run or checkpoint directory; girih train CONFIG --run DIRECTORY makes one"
+            f"{storage}: no such run or checkpoint directory; girih train CONFIG --run DIRECTORY makes one"
         )
-    if PATTERN.fullmatch(given.name) or given.exists(NAME):
-        return given
-    root = _root_in(given)
+    if PATTERN.fullmatch(storage.name) or storage.exists(NAME):
+        return storage
+    root = _root_in(storage)
     if step is not None:
         named = root / name_of(step)
         if not named.exists():
@@ -99,22 +99,22 @@ def find(address: Storage | str | os.PathLike[str], *, step: int | None = None) 
     newest = latest(root)
     if newest is None:
         raise CheckpointError(
-            f"{given}: holds no complete checkpoint; train first, or name another directory"
+            f"{storage}: holds no complete checkpoint; train first, or name another directory"
         )
     return newest
 
 
-def _root_in(given: Storage) -> Storage:
+def _root_in(address: Storage) -> Storage:
     """Storage of a run directory's checkpoints, by its configuration; others hold them themselves."""
-    run = given.local
+    run = address.local
     if run is None:
-        return given
+        return address
     try:
         directory = read_toml(run / "config.toml").get("checkpoint", {}).get("dir")
     except (ConfigError, MissingFileError, AttributeError):
         directory = None
     if directory is None and not (run / "checkpoints").is_dir():
-        return given
+        return address
     return root_of(run, directory)
 
 

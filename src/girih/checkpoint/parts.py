@@ -88,8 +88,12 @@ class PartReader:
         }
 
     @classmethod
-    def from_dict(cls, told: Mapping[str, Any]) -> PartReader:
+    def from_dict(cls, fields: Mapping[str, Any]) -> PartReader:
         """The inverse of :meth:`to_dict`."""
         return cls(
-            Storage(told["url"]), told["parts"], told["optimizer_state"], told["begins"], told["newest"]
+            Storage(fields["url"]),
+            fields["parts"],
+            fields["optimizer_state"],
+            fields["begins"],
+            fields["newest"],
         )

@@ -198,15 +198,15 @@ class Save:
                 parts = self._rows.write()
             except BaseException as error:
                 if not self._ranks.first:
-                    told = f"trainer {self._ranks.rank}: {error}"
-                    self._tell({"error": told, "full": isinstance(error, StorageFullError)})
+                    reason = f"trainer {self._ranks.rank}: {error}"
+                    self._report_to_first({"error": reason, "full": isinstance(error, StorageFullError)})
                 raise
             finally:
                 self._rows.close()
             if self._ranks.first:
                 self._complete(dict(parts))
             else:
-                self._tell({"parts": parts})
+                self._report_to_first({"parts": parts})
         return self._root / self._name
 
     def _complete(self, parts: dict[str, Mapping[str, Any]]) -> None:
@@ -233,9 +233,9 @@ class Save:
             self._root.remove(self._name, first=NAME)
             self._root.publish(self._draft, self._name)
 
-    def _tell(self, what: Mapping[str, object]) -> None:
+    def _report_to_first(self, message: Mapping[str, object]) -> None:
         """Tells rank 0 the parts that this trainer wrote, or why it could not."""
-        self._ranks.put(f"save/{self._number}/{self._ranks.rank}", json.dumps(what))
+        self._ranks.put(f"save/{self._number}/{self._ranks.rank}", json.dumps(message))
 
     def _parts_of(self, rank: int) -> Parts:
         """Waits for what another trainer wrote.

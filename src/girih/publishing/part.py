@@ -121,30 +121,30 @@ class SegmentPart:
     """
 
     def __init__(self, file: IO[bytes], where: str, facts: Mapping[str, Any]) -> None:
-        found = TensorFile(file, where)
+        file_tensors = TensorFile(file, where)
         crcs: Mapping[str, int] = facts["crc32"]
-        if found.header.size != facts["bytes"] or found.header_crc32 != crcs.get(HEADER):
+        if file_tensors.header.size != facts["bytes"] or file_tensors.header_crc32 != crcs.get(HEADER):
             raise damaged(where, "its header differs from what the manifest says")
-        for name, array in found.arrays.items():
+        for name, array in file_tensors.arrays.items():
             if zlib.crc32(array.reshape(-1).view(np.uint8).data) != crcs.get(name):
                 raise damaged(where, f"the checksum of {name!r} differs")
         with refusing(where, _FIX):
-            self._check(found, facts)
+            self._check(file_tensors, facts)
 
-    def _check(self, found: TensorFile, facts: Mapping[str, Any]) -> None:
+    def _check(self, file_tensors: TensorFile, facts: Mapping[str, Any]) -> None:
         """Compares the description, the facts and the columns."""
-        described = Described.of(found.header, _KIND, _VERSION)
+        described = Described.of(file_tensors.header, _KIND, _VERSION)
         self.tables, self.segments, self._dtype = described.tables, described.segments, described.dtype
         width = sum(dim for _, dim in self.segments)
-        declared = {tensor.name: tensor for tensor in found.header.tensors}
-        self.num_rows, num_left = (len(found.arrays.get(name, ())) for name in ("ids", "left_ids"))
+        declared = {tensor.name: tensor for tensor in file_tensors.header.tensors}
+        self.num_rows, num_left = (len(file_tensors.arrays.get(name, ())) for name in ("ids", "left_ids"))
         for expected in _tensors(self._dtype, self.num_rows, width, num_left):
             if declared.get(expected.name) != expected:
                 raise ValueError(
                     f"it has no tensor {expected.name!r} of {expected.dtype}{list(expected.shape)}"
                 )
-        self._ids, self._tables, self._rows = (found.arrays[name] for name in KeyedRows._fields)
-        self.left = found.arrays["left_ids"], found.arrays["left_tables"]
+        self._ids, self._tables, self._rows = (file_tensors.arrays[name] for name in KeyedRows._fields)
+        self.left = file_tensors.arrays["left_ids"], file_tensors.arrays["left_tables"]
         keys = np.concatenate([self._ids, self.left[0]]), np.concatenate([self._tables, self.left[1]])
         if wrong := wrong_keys(*keys, asdict(described)):
             raise ValueError(wrong)

@@ -112,12 +112,12 @@ class LogSegment:
                 parts = dict(self._rows.write())
         except BaseException as error:
             if not self._ranks.first:
-                self._tell({"error": f"trainer {self._ranks.rank}: {error}"})
+                self._report_to_first({"error": f"trainer {self._ranks.rank}: {error}"})
             raise
         finally:
             self._rows.close()
         if not self._ranks.first:
-            self._tell({"parts": parts})
+            self._report_to_first({"parts": parts})
             return None
         for rank in range(1, self._ranks.size):
             parts |= self._parts_of(rank)
@@ -149,9 +149,9 @@ class LogSegment:
             manifest_crc32=zlib.crc32(content),
         )
 
-    def _tell(self, what: Mapping[str, object]) -> None:
+    def _report_to_first(self, message: Mapping[str, object]) -> None:
         """Tells rank 0 the parts that this trainer wrote, or why it could not."""
-        self._ranks.put(f"segment/{self._note}/{self._ranks.rank}", json.dumps(what))
+        self._ranks.put(f"segment/{self._note}/{self._ranks.rank}", json.dumps(message))
 
     def _parts_of(self, rank: int) -> Parts:
         """Waits for what another trainer wrote.

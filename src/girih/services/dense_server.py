@@ -73,14 +73,14 @@ class _DenseServerWork(Service):
 
     def __init__(self, make: Callable[[], Averaging], num_replicas: int, stats: Stats) -> None:
         super().__init__({
-            DenseVerb.BEGIN: self._begin, DenseVerb.AVERAGE: self._take_part, DenseVerb.LEAVE: self._leave, DenseVerb.MEET: self._meet,
+            DenseVerb.BEGIN: self._begin_vector, DenseVerb.AVERAGE: self._take_part, DenseVerb.LEAVE: self._leave_rounds, DenseVerb.MEET: self._meet_replicas,
             DenseVerb.STATS: self._read_stats,
         }, stats)  # fmt: skip
         self._num_replicas = num_replicas
         self._vectors: defaultdict[int, _Vector] = defaultdict(lambda: _Vector(make()))
         self._stats = stats
 
-    def _begin(self, request: Request) -> None:
+    def _begin_vector(self, request: Request) -> None:
         (number,) = request.frame.fields
         _check(request, None, 1)
         model = np.array(request.frame.arrays[0])
@@ -99,7 +99,7 @@ class _DenseServerWork(Service):
         vector.waiting[replica] = request
         self._average_if_all_are_there(vector)
 
-    def _leave(self, request: Request) -> None:
+    def _leave_rounds(self, request: Request) -> None:
         replica, number = self._called(request)
         self._vectors[number].left.add(replica)
         self._average_if_all_are_there(self._vectors[number])
@@ -123,7 +123,7 @@ class _DenseServerWork(Service):
                 self._stats.sent("dense", correction.nbytes)
                 request.reply((), (correction,))
 
-    def _meet(self, request: Request) -> None:
+    def _meet_replicas(self, request: Request) -> None:
         replica, number = self._called(request)
         vector = self._begun(number)
         _check(request, vector, 2)
@@ -138,8 +138,8 @@ class _DenseServerWork(Service):
         requests = [vector.met[replica] for replica in sorted(vector.met)]
         vector.met, vector.left = {}, set()
         with _failing(requests):
-            parameters, beside = (np.stack([each.frame.arrays[n] for each in requests]) for n in range(2))
-            model, mean = vector.algorithm.model(parameters), beside.mean(axis=0)
+            parameters, buffers = (np.stack([each.frame.arrays[n] for each in requests]) for n in range(2))
+            model, mean = vector.algorithm.model(parameters), buffers.mean(axis=0)
             for each in requests:
                 self._stats.sent("dense", model.nbytes + mean.nbytes)
                 each.reply((), (model, mean))

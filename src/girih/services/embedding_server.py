@@ -62,7 +62,7 @@ class _OpenRead:
 
     keys: NDArray[np.int64]
     lengths: NDArray[np.int64]
-    found: GroupKeys | None
+    group_keys: GroupKeys | None
 
 
 _Reads = tuple[list[_OpenRead], int | None]
@@ -142,7 +142,7 @@ class _EmbeddingServerWork(Service):
     ) -> None:
         super().__init__({
             SparseVerb.LOOKUP: self._lookup, SparseVerb.UPDATE: self._take_part, SparseVerb.DROP: self._take_part,
-            SparseVerb.ANEW: self._begin_anew, SparseVerb.STATS: self._read_stats, SparseVerb.SAVE: self._begin_save, SparseVerb.LOAD: self._load,
+            SparseVerb.ANEW: self._reset, SparseVerb.STATS: self._read_stats, SparseVerb.SAVE: self._begin_save, SparseVerb.LOAD: self._load,
             SparseVerb.KNOW: self._knows_changes, SparseVerb.SEGMENT: self._begin_segment,
         }, stats)  # fmt: skip
         self._shards, self._writing, self._sending = shards, writing, sending
@@ -174,10 +174,10 @@ class _EmbeddingServerWork(Service):
         with self._stats.spans("lookup"):
             for g, reader in enumerate(self._readers):
                 lengths, keys, counts = request.frame.arrays[3 * g : 3 * g + 3]
-                found, rows = reader.read(
+                group_keys, rows = reader.read(
                     keys, counts, lengths[None, :], step, train=bool(train), take=request.buffer
                 )
-                reads.append(_OpenRead(np.array(keys), np.array(lengths), found))
+                reads.append(_OpenRead(np.array(keys), np.array(lengths), group_keys))
                 values.append(rows)
                 self._stats.counters["served_keys"] += len(keys)
         self._stats.sent("embeddings", sum(rows.nbytes for rows in values))
@@ -292,33 +292,33 @@ class _EmbeddingServerWork(Service):
         """Applies the sum of all parts, in the order of trainers."""
         sums = []
         for g, reader in enumerate(self._readers):
-            given = [(reads[g], request.frame.arrays[g]) for request, (reads, _) in parts]
-            if all(gradient.shape == TOOK_NO_PART for _, gradient in given):
+            answers = [(reads[g], request.frame.arrays[g]) for request, (reads, _) in parts]
+            if all(gradient.shape == TOOK_NO_PART for _, gradient in answers):
                 continue
-            whose = f"gradients of group {reader.stores[0].spec.name!r}"
+            label = f"gradients of group {reader.stores[0].spec.name!r}"
             gradients = [
-                as_rows(gradient, len(read.keys), reader.dim, whose)
+                as_rows(gradient, len(read.keys), reader.dim, label)
                 if gradient.shape != TOOK_NO_PART
                 else np.zeros((len(read.keys), reader.dim), np.float32)
-                for read, gradient in given
+                for read, gradient in answers
             ]
-            found = given[0][0].found if len(given) == 1 else None
-            if found is None:
-                found = reader.join(
-                    np.concatenate([read.keys for read, _ in given]),
-                    np.stack([read.lengths for read, _ in given]),
+            group_keys = answers[0][0].group_keys if len(answers) == 1 else None
+            if group_keys is None:
+                group_keys = reader.join(
+                    np.concatenate([read.keys for read, _ in answers]),
+                    np.stack([read.lengths for read, _ in answers]),
                 )
-            totals, table = reader.sum_gradients(found, gradients)
+            totals, table = reader.sum_gradients(group_keys, gradients)
             if table is not None:
                 raise NonFiniteError(f"a gradient of table {table!r} is NaN or infinite")
-            sums.append((reader, found, totals))
-        for reader, found, totals in sums:
+            sums.append((reader, group_keys, totals))
+        for reader, group_keys, totals in sums:
             *_, step, lr_scale = parts[0][0].frame.fields
-            reader.apply(found, totals, step, as_float(lr_scale), push=push)
+            reader.apply(group_keys, totals, step, as_float(lr_scale), push=push)
         if push is not None and len(sums) < len(self._readers):
             self._shards.note_push(push)
 
-    def _begin_anew(self, request: Request) -> None:
+    def _reset(self, request: Request) -> None:
         """Drops what trainers that are gone have read, and their part of steps that others never ended."""
         self._num_lost += len(self._reads) + sum(map(len, self._parts.values()))
         self._reads.clear()

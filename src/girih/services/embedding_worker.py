@@ -194,11 +194,11 @@ class _EmbeddingWorkerWork(Service):
         parts: list[list[NDArray[Any]]] = [[] for _ in self._clients]
         with self._stats.spans("scatter"):
             gradients = by_group(self._groups, self._codec.unpack_gradients(request.frame.arrays))
-            for router, asked, given in zip(self._routers, sample.asked, gradients, strict=True):
+            for router, asked, group_gradients in zip(self._routers, sample.asked, gradients, strict=True):
                 totals = np.empty(TOOK_NO_PART, np.float32)
-                if any(gradient is not None for gradient in given):
-                    _check(given, router.group, sample.batch)
-                    totals, _ = router.bags.scatter(given, asked.keys, sample.batch)
+                if any(gradient is not None for gradient in group_gradients):
+                    _check_gradients(group_gradients, router.group, sample.batch)
+                    totals, _ = router.bags.scatter(group_gradients, asked.keys, sample.batch)
                 for of_server, (first, behind) in zip(parts, pairwise(asked.bounds()), strict=True):
                     of_server.append(totals[first:behind])
         self._stats.sent("gradients", sum(part.nbytes for of_server in parts for part in of_server))
@@ -295,9 +295,9 @@ def _fields(request: Request, count: int) -> tuple[int, ...]:
     return request.frame.fields
 
 
-def _check(given: Gradients, group: Group, batch: Batch) -> None:
+def _check_gradients(gradients: Gradients, group: Group, batch: Batch) -> None:
     """Refuses gradients that are not of the outputs of a group."""
-    for gradient, output in zip(given, group.outputs, strict=True):
+    for gradient, output in zip(gradients, group.outputs, strict=True):
         if gradient is not None:
             *shape, width = output.shape_in(batch)
             as_rows(gradient, prod(shape), width, f"gradients of group {group.spec.name!r}")

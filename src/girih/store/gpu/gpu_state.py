@@ -46,11 +46,11 @@ class GpuState:
         rows: which keys have rows.
     """
 
-    def __init__(self, spec: GroupSpec, own: RowLayout, options: Gpu, clock: Clock) -> None:
-        self.spec, self.layout, self._clock = spec, own, clock
-        self.memory = GpuMemory(own, len(spec.tables), options)
-        self.kernels = RecordKernels(self.memory.rows, own)
-        self.rows = GpuRows(self.memory, own, self.kernels, clock)
+    def __init__(self, spec: GroupSpec, layout: RowLayout, options: Gpu, clock: Clock) -> None:
+        self.spec, self.layout, self._clock = spec, layout, clock
+        self.memory = GpuMemory(layout, len(spec.tables), options)
+        self.kernels = RecordKernels(self.memory.rows, layout)
+        self.rows = GpuRows(self.memory, layout, self.kernels, clock)
 
     @property
     def device(self) -> torch.device:

@@ -54,8 +54,8 @@ class GpuTieredState(ShardState):
 
     def begin_read(self, keys: Keys) -> None:
         """Has values of the next batch's keys brought in, on the current stream; waits for the keys, and for what goes home."""
-        here = brought_here(keys)
-        self.fetch(here.ids, here.tables)
+        on_host = brought_here(keys)
+        self.fetch(on_host.ids, on_host.tables)
 
     def read(self, keys: Keys, step: int) -> tuple[Ints, Tensor]:
         """Reads rows for training: int32[U], where they are; int64[U], where their columns lie until the next verb."""
@@ -107,9 +107,9 @@ class GpuTieredState(ShardState):
             for part in self.memory.stretches(len(ids), 1):
                 arrays = self.memory.arrays
                 device_slots.note_updates(arrays, ids[part], tables[part], rows[part], step, moving[part])
-            found, _ = self.slots.bring(moving)
-            self.slots.mark_changed(found)
-            there = to_device(found, self.device)
+            row_slots, _ = self.slots.bring(moving)
+            self.slots.mark_changed(row_slots)
+            there = to_device(row_slots, self.device)
             self.kernels.move(
                 _cut(keys, len(ids)), there, gradients, hyper_rows(self.spec, lr_scale, step), step, direct
             )
@@ -169,12 +169,12 @@ class GpuTieredState(ShardState):
         with memory.changing():
             before = memory.arrays.tables[:, reads]
             now = self.rows.now(step)
-            rows, found, _ = self._read_keys(keys, ids, tables, ONCE, now, step, forced=True)
+            rows, row_slots, _ = self._read_keys(keys, ids, tables, ONCE, now, step, forced=True)
             memory.arrays.tables[:, reads] = before
             for part in memory.stretches(len(ids), 1):
                 device_slots.note_versions(memory.arrays, rows[part], step)
-            self.slots.mark_changed(found)
-            there = to_device(found, self.device)
+            self.slots.mark_changed(row_slots)
+            there = to_device(row_slots, self.device)
             self.kernels.assign(keys, there, to_device(values, self.device), step)
         return rows
 
@@ -237,8 +237,8 @@ class GpuTieredState(ShardState):
         ids, tables, _ = brought_here(keys)
         with self.memory.changing():
             rows = self._find(ids, tables)
-            found, made = self.slots.bring(rows)
-            return rows, self._addresses(keys, found, made)
+            row_slots, made = self.slots.bring(rows)
+            return rows, self._addresses(keys, row_slots, made)
 
     def _read_keys(
         self,
@@ -259,16 +259,16 @@ class GpuTieredState(ShardState):
         except StorageFullError as error:
             full = error  # the keys before it are served
         self.forget(known, rows)
-        found, made = self.slots.bring(rows, known, reads=not forced)
-        addresses = self._addresses(keys, found, made)
+        row_slots, made = self.slots.bring(rows, known, reads=not forced)
+        addresses = self._addresses(keys, row_slots, made)
         if full is not None:
             raise full
-        return rows, found, addresses
+        return rows, row_slots, addresses
 
-    def _addresses(self, keys: Keys, found: Ints, made: Ints) -> Tensor:
+    def _addresses(self, keys: Keys, row_slots: Ints, made: Ints) -> Tensor:
         """Addresses of the columns of keys, int64[U], once those of rows that were made are written."""
-        there, takes = (to_device(each, self.device) for each in (found, made))
-        return self.kernels.begin(_cut(keys, len(found)), there, takes, all_there=bool((found >= 0).all()))
+        there, takes = (to_device(each, self.device) for each in (row_slots, made))
+        return self.kernels.begin(_cut(keys, len(row_slots)), there, takes, all_there=bool((row_slots >= 0).all()))
 
     def _keys(self, ids: Longs, tables: Ints, counts: Ints) -> Keys:
         check_unique(ids, tables)
@@ -281,23 +281,23 @@ class GpuTieredState(ShardState):
 
 def brought_here(keys: Keys) -> HostKeys:
     """The keys on the host; waits for them where they are not there yet."""
-    if keys.here is None:
+    if keys.on_host is None:
         num = int(keys.num)
-        here = [
+        on_host = [
             torch.empty(num, dtype=each.dtype, pin_memory=each.is_cuda)
             for each in (keys.ids, keys.tables, keys.counts)
         ]
-        for mine, theirs in zip(here, (keys.ids, keys.tables, keys.counts), strict=True):
+        for mine, theirs in zip(on_host, (keys.ids, keys.tables, keys.counts), strict=True):
             mine.copy_(theirs[:num], non_blocking=True)
         if keys.ids.is_cuda:
             torch.cuda.current_stream(keys.ids.device).synchronize()
-        keys.here = HostKeys(*(each.numpy() for each in here))
-    return keys.here
+        keys.on_host = HostKeys(*(each.numpy() for each in on_host))
+    return keys.on_host
 
 
 def _cut(keys: Keys, num: int) -> Keys:
     """The keys without the room behind them."""
-    return Keys(keys.ids[:num], keys.tables[:num], keys.counts[:num], keys.num, keys.most, keys.here)
+    return Keys(keys.ids[:num], keys.tables[:num], keys.counts[:num], keys.num, keys.most, keys.on_host)
 
 
 def _refuse_addresses(addresses: Longs | None) -> None:

@@ -96,9 +96,9 @@ def row_layout(spec: GroupSpec, shard: int, num_shards: int) -> RowLayout:
     )
 
 
-def without_values(own: RowLayout, num_words: int) -> RowLayout:
+def without_values(row_layout: RowLayout, num_words: int) -> RowLayout:
     """The same rows without segments, in ``num_words`` words: their meta, and what else is to lie there."""
-    kernel, num_tables = own.kernel, len(own.kernel.rules)
+    kernel, num_tables = row_layout.kernel, len(row_layout.kernel.rules)
     bare = kernel._replace(
         dtype=layout.FLOAT32,
         segments=kernel.segments[:0].copy(),
@@ -106,7 +106,7 @@ def without_values(own: RowLayout, num_words: int) -> RowLayout:
         initializers=np.zeros((num_tables, 0), np.int64),
         initializer_options=np.zeros((num_tables, 0, 2)),
     )
-    return replace(own, num_words=num_words, kernel=bare, first_hyper=own.first_hyper[:0].copy())
+    return replace(row_layout, num_words=num_words, kernel=bare, first_hyper=row_layout.first_hyper[:0].copy())
 
 
 def hyper_rows(spec: GroupSpec, lr_scale: float, step: int) -> NDArray[np.float64]:

@@ -38,11 +38,11 @@ class RowTable:
         clock: seconds since 1970, for tables whose rows expire after some seconds.
     """
 
-    def __init__(self, memory: ShardMemory, own: RowLayout, clock: Clock) -> None:
-        self._memory, self._kernel, self._first_hyper = memory, own.kernel, own.first_hyper
+    def __init__(self, memory: ShardMemory, row_layout: RowLayout, clock: Clock) -> None:
+        self._memory, self._kernel, self._first_hyper = memory, row_layout.kernel, row_layout.first_hyper
         self._clock = clock
-        self._rules = own.kernel.rules
-        self._any_expire = bool((own.kernel.rules[:, layout.EVICTION] == layout.EVICT_TTL).any())
+        self._rules = row_layout.kernel.rules
+        self._any_expire = bool((row_layout.kernel.rules[:, layout.EVICTION] == layout.EVICT_TTL).any())
         self._tags: Ints = np.empty(0, np.int32)
 
     @property

@@ -82,12 +82,12 @@ def value_columns(description: Mapping[str, Any]) -> list[Column]:
     return columns
 
 
-def bloom_tensors(own: RowLayout) -> list[StoredTensor]:
+def bloom_tensors(row_layout: RowLayout) -> list[StoredTensor]:
     """The filters of the tables that have one."""
-    cells = [own.cells_of(number) for number in range(len(own.description["tables"]))]
+    cells = [row_layout.cells_of(number) for number in range(len(row_layout.description["tables"]))]
     return [
         StoredTensor(f"bloom.{table['name']}", "U8", (part.stop - part.start,))
-        for table, part in zip(own.description["tables"], cells, strict=True)
+        for table, part in zip(row_layout.description["tables"], cells, strict=True)
         if part.start < part.stop
     ]
 

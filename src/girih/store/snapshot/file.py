@@ -58,9 +58,9 @@ class SnapshotFile:
     def __init__(self, file: IO[bytes], where: str, checksums: Mapping[str, int] | None = None) -> None:
         self.where = where
         self._checksums, self._is_verified = checksums, False
-        found = TensorFile(file, where)
-        header, self._arrays = found.header, found.arrays
-        if checksums is not None and checksums.get(HEADER) != found.header_crc32:
+        tensors = TensorFile(file, where)
+        header, self._arrays = tensors.header, tensors.arrays
+        if checksums is not None and checksums.get(HEADER) != tensors.header_crc32:
             raise damaged(where, "its header differs, or it is of another checkpoint")
         self.description = describe_header(header, where)
         self.num_rows = int(self.description["num_rows"])
@@ -144,12 +144,12 @@ class SnapshotFile:
             yield {c.name: self._arrays[c.name][start : start + size] for c in self._columns}
 
 
-def add_newest_uses(found: dict[str, int], file: SnapshotFile) -> None:
+def add_newest_uses(newest: dict[str, int], file: SnapshotFile) -> None:
     """Notes the second of the newest use of each table that counts seconds, as its rows count it."""
     used, numbers = file.column("last_used"), file.column("tables")
     for number, table in enumerate(file.description["tables"]):
-        if counts_seconds(table) and len(own := used[numbers == number]):
-            found[table["name"]] = max(found.get(table["name"], 0), int(own.max()))
+        if counts_seconds(table) and len(table_uses := used[numbers == number]):
+            newest[table["name"]] = max(newest.get(table["name"], 0), int(table_uses.max()))
 
 
 def describe_header(header: TensorHeader, where: str) -> dict[str, Any]:

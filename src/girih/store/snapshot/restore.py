@@ -58,7 +58,7 @@ def restore(state: ShardState, sources: Sequence[RowSource], optimizer_state: bo
     state.clear()
     num_givers = np.zeros(len(state.spec.tables), np.int64)
     for source in sources:
-        num_givers += _take(state, source, optimizer_state)
+        num_givers += _load_rows(state, source, optimizer_state)
     for source in _latest(sources).values():
         add_bloom(state, source)
     order_lists(state, num_givers > 1)
@@ -141,7 +141,7 @@ def table_numbers(state: ShardState, source: RowSource) -> Ints:
     return np.array(found, np.int32)
 
 
-def _take(state: ShardState, source: RowSource, optimizer_state: bool) -> Longs:
+def _load_rows(state: ShardState, source: RowSource, optimizer_state: bool) -> Longs:
     """Loads the rows of a source that belong to this shard, and links the lists of tables as they were.
 
     Returns:

@@ -308,41 +308,41 @@ class ArrivingSnapshot:
 
     def __init__(self, arriving: Arriving, directory: str | os.PathLike[str] | None = None) -> None:
         self._arriving, self._directory = arriving, directory
-        self._found: Snapshot | None = None
+        self._opened: Snapshot | None = None
 
     @property
     def description(self) -> dict[str, Any]:
         """See :class:`Snapshot`."""
-        return self._there().description
+        return self._snapshot().description
 
     @property
     def num_rows(self) -> int:
         """n."""
-        return self._there().num_rows
+        return self._snapshot().num_rows
 
     def tensors(self) -> list[StoredTensor]:
         """All columns and Bloom filters."""
-        return self._there().tensors()
+        return self._snapshot().tensors()
 
     def chunks(self) -> Iterator[Chunk]:
         """The columns of some rows at a time; each is overwritten when the next is asked for."""
-        return self._there().chunks()
+        return self._snapshot().chunks()
 
     def blooms(self) -> Iterator[tuple[str, NDArray[np.uint8]]]:
         """(table's name, its next Bloom cells), all cells of all tables."""
-        return self._there().blooms()
+        return self._snapshot().blooms()
 
     def bloom(self, table: str) -> NDArray[np.uint8] | None:
         """A table's Bloom cells, or None where it has none."""
-        return self._there().bloom(table)
+        return self._snapshot().bloom(table)
 
     def verify(self) -> None:
         """No-op: what lies in memory was checked when it came there."""
 
     def close(self) -> None:
         """Has verbs keep nothing any more."""
-        if self._found is not None:
-            self._found.close()
+        if self._opened is not None:
+            self._opened.close()
         self._arriving.close()
 
     def __enter__(self) -> ArrivingSnapshot:
@@ -351,10 +351,10 @@ class ArrivingSnapshot:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _there(self) -> Snapshot:
-        if self._found is None:
-            self._found = Snapshot(self._arriving.wait(), self._directory)
-        return self._found
+    def _snapshot(self) -> Snapshot:
+        if self._opened is None:
+            self._opened = Snapshot(self._arriving.wait(), self._directory)
+        return self._opened
 
 
 LiveSnapshot = Snapshot | ArrivingSnapshot

@@ -343,9 +343,9 @@ def any_nan(array: NDArray[Any], dtype: str) -> bool:
     return any((block & (sign - 1)).max() > _LARGEST_BITS[dtype] for block in blocks)
 
 
-def damaged(where: str, what: str) -> CheckpointError:
+def damaged(where: str, fault: str) -> CheckpointError:
     """The error that says so."""
-    return CheckpointError(f"{where}: damaged: {what}; {_FIX}")
+    return CheckpointError(f"{where}: damaged: {fault}; {_FIX}")
 
 
 def _bytes_of(array: NDArray[Any]) -> memoryview:
