@@ -8,7 +8,7 @@ from girih.data.batch import share_of
 from girih.dense.half import DenseSpec
 from girih.dense.halves.allreduced import AllReducedReplica
 from girih.dense.halves.deferred import LateAllReducedReplica
-from girih.sparse.halves.deferred import LateUpdate
+from girih.sparse.halves.deferred import DeferredUpdate
 
 SIZES = (6, 5, 1, 2)  # examples of each step: a share of the third is empty
 NONE = torch.empty(0, dtype=torch.float64)
@@ -24,7 +24,7 @@ def launched(half, size, number, *, rows_refuse=False):
     """A step, whose outcome is on its way."""
     computed = computed_of(half, size, number)
     refused, _ = computed.agree(torch.tensor(rows_refuse), NONE)
-    return computed.apply_unless(LateUpdate(refused, NONE))
+    return computed.apply_unless(DeferredUpdate(refused, NONE))
 
 
 def refused(half, number, *, spoil=None, rows_refuse=False):

@@ -10,7 +10,7 @@ from girih.dense.half import DenseSpec
 from girih.dense.halves.deferred import LateParameterServerReplica
 from girih.dense.halves.replica import Replica
 from girih.models.embeddings import Block, Embeddings
-from girih.sparse.halves.deferred import LateUpdate
+from girih.sparse.halves.deferred import DeferredUpdate
 from girih.telemetry.stats import Stats
 
 NONE = torch.empty(0, dtype=torch.float64)
@@ -32,7 +32,7 @@ def launched(half, number, scale=1.0):
     """A step, whose outcome is on its way."""
     one = computed(half, number, scale)
     refused, _ = one.agree(torch.tensor(False), NONE)
-    return one.apply_unless(LateUpdate(refused, NONE))
+    return one.apply_unless(DeferredUpdate(refused, NONE))
 
 
 def test_a_trainer_alone_moves_as_a_replica_and_not_at_all_where_a_step_is_refused():

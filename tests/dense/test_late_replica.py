@@ -9,7 +9,7 @@ import torch
 from girih.dense.halves.deferred import LateReplica
 from girih.dense.halves.replica import Replica
 from girih.dense.options import FUSED, Lamb, optimizer_factory
-from girih.sparse.halves.deferred import LateUpdate, nonfinite_gradient
+from girih.sparse.halves.deferred import DeferredUpdate, nonfinite_gradient
 from support.dense_suite import DenseHalfSuite, case, dense_spec
 
 OPTIMIZERS = {
@@ -42,7 +42,7 @@ def step(half, one, nonfinite=-1, spoil=False):
     key = torch.tensor([nonfinite], dtype=torch.float64)
     refused, told = computed.agree((key >= 0).any(), key)
     assert told.tolist() == [[nonfinite]]
-    return computed.apply_unless(LateUpdate(refused, key, explained))
+    return computed.apply_unless(DeferredUpdate(refused, key, explained))
 
 
 def numbers(half):

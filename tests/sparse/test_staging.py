@@ -25,13 +25,13 @@ def pushed(pulled, step):
 
 def pushed_late(pulled, step):
     """As a dense half does whose device decides, and for which the rows refuse nothing."""
-    update = pulled.push_unless(lambda refused, words: (refused, words.unsqueeze(0)), step)
-    assert update.explain(update.told.tolist()) is None
+    update = pulled.push_masked(lambda refused, words: (refused, words.unsqueeze(0)), step)
+    assert update.error_from(update.reported.tolist()) is None
     return update
 
 
 def dropped_late(pulled, step):
-    return pulled.push_unless(lambda refused, words: (~refused, words.unsqueeze(0)), step)
+    return pulled.push_masked(lambda refused, words: (~refused, words.unsqueeze(0)), step)
 
 
 def in_flight(staging, push=pushed, drop=lambda pulled, step: pulled.discard(), **packets):
@@ -88,14 +88,15 @@ def test_gradients_that_are_not_finite_move_nothing_and_are_named():
         pulled = trainer.pull(here.keep(batch))
         (block,) = give(pulled, 1).blocks
         block.values.grad[1, block.features.index("item"), 2] = float("inf")
-        update = pulled.push_unless(lambda refused, words: (refused, words.unsqueeze(0)), 7)
+        update = pulled.push_masked(lambda refused, words: (refused, words.unsqueeze(0)), 7)
         update.wait()
         assert (
-            str(update.explain(update.told.tolist())) == "the gradient of feature 'item' is NaN or infinite"
+            str(update.error_from(update.reported.tolist()))
+            == "the gradient of feature 'item' is NaN or infinite"
         )
         np.testing.assert_array_equal(here.peek(batch), before)
         assert trainer.last_step == 7
-        update.take_back()
+        update.rollback()
         assert trainer.last_step == 0
 
 
@@ -112,7 +113,7 @@ class Moment:
         assert self.come.wait(30)
 
 
-@pytest.mark.parametrize("push", [pushed, lambda pulled, step: pulled.push_unless(lambda r, w: (r, w), step)])
+@pytest.mark.parametrize("push", [pushed, lambda pulled, step: pulled.push_masked(lambda r, w: (r, w), step)])
 def test_a_push_waits_for_no_gradient_and_is_sent_in_order_once_it_has_come(monkeypatch, push):
     with site(staging=staged) as here:
         (trainer,) = here.trainers

@@ -352,7 +352,9 @@ class _GroupServerWork:
         spans = bool(request.frame.fields[0])
         snapshot = self._batches.snapshot(spans=spans)
         snapshot["parts"] = self._names
-        shadow_stats = self._shadow.processes(spans=spans) if self._shadow is not None and self._index == 0 else {}
+        shadow_stats = (
+            self._shadow.processes(spans=spans) if self._shadow is not None and self._index == 0 else {}
+        )
         request.reply((), (as_text((snapshot, shadow_stats)),))
 
     def _begin_averaging(self, request: Request) -> None:
@@ -382,5 +384,6 @@ def _entries_of(arrays: Sequence[NDArray[Any]]) -> list[Entry]:
     described, *packed = arrays
     tensors = iter(unpack(packed))
     return [
-        (name, key, next(tensors) if is_tensor else value) for name, key, is_tensor, value in from_text(described)
+        (name, key, next(tensors) if is_tensor else value)
+        for name, key, is_tensor, value in from_text(described)
     ]

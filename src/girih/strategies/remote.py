@@ -197,7 +197,7 @@ class RemoteStrategy(StrategyOptions):
             workers_return_s=RETURN_S if self._returns(WORKER, context) else CONNECTED_S,
         )
         if processes.rows_stayed:
-            sparse.begin_anew()
+            sparse.reset()
         feed = self._feed(plan, context, codec, workers)
         return Session(sparse=sparse, dense=dense, schedule=schedule, feed=feed, optimizer=dense.optimizer)
 

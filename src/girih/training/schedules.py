@@ -235,7 +235,7 @@ def _moved_late(
 ) -> tuple[Step[Token], Pending]:
     """Pushes and applies what a batch gave, or neither, as the device decides."""
     with spans("push"):
-        pushed = pulled.push_unless(computed.agree, number, lr_scale())
+        pushed = pulled.push_masked(computed.agree, number, lr_scale())
     with spans("apply"):
         outcome = computed.apply_unless(pushed)
     return Step(token, num_examples(batch), outcome, pulled.staleness), pushed

@@ -283,7 +283,7 @@ def late_or_not(ranks):
         halves.append((half, stats))
 
     def push_late(pulled, step):
-        told.append(pulled.push_unless(vote(ranks), step, 0.7))
+        told.append(pulled.push_masked(vote(ranks), step, 0.7))
 
     (plain, plain_stats), (late, stats) = halves
     seen, rows = run(plain, ranks, steps=3)
@@ -293,8 +293,8 @@ def late_or_not(ranks):
     assert rows == other_rows
     assert stats.counters[SERVED_ROWS] == 0  # the host was told of no step yet
     for update in told:
-        assert update.explain(update.told.tolist()) is None
-        counters = update.count(update.told.tolist())
+        assert update.error_from(update.reported.tolist()) is None
+        counters = update.count(update.reported.tolist())
     assert counters == plain.stats().counters == late.stats().counters
     for name in (ASKED_KEYS, SERVED_ROWS, PACED_KEYS):
         assert stats.counters[name] == plain_stats.counters[name], name
@@ -302,10 +302,10 @@ def late_or_not(ranks):
     refusals = []
 
     def push_refused(pulled, step):
-        update = pulled.push_unless(vote(ranks, refuses=step == 4 and ranks.rank == 1), step, 0.7)
+        update = pulled.push_masked(vote(ranks, refuses=step == 4 and ranks.rank == 1), step, 0.7)
         assert update.refused.item()
-        refusals.append(str(update.explain(update.told.tolist())))
-        update.take_back()
+        refusals.append(str(update.error_from(update.reported.tolist())))
+        update.rollback()
 
     for step in (4, 5):  # what the dense half of the other refuses; what rows of this one do
         step_of(late, batch_of(ranks.rank, 1), step, bad=step == 5 and ranks.rank == 0, push=push_refused)

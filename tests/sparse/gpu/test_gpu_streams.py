@@ -102,7 +102,7 @@ def trained(tiers, *, ahead):
         outputs += [part.values.detach().clone() for part in parts]
         loss = sum(weighted_squares(part.values) for part in parts)
         loss.backward()
-        pulled.push_unless(lambda refuses, words: (refuses, words.unsqueeze(0)), step, 0.3)
+        pulled.push_masked(lambda refuses, words: (refuses, words.unsqueeze(0)), step, 0.3)
         del pulled, embeddings, parts, loss
         overwrite()
     rows = by_key(*(store for _, store in half.stores()))

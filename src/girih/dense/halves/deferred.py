@@ -37,31 +37,31 @@ LOSS, REFUSES, STOPS = range(3)
 
 
 class Update(Protocol):
-    """The update of a step's rows, which is launched; see :class:`girih.sparse.halves.deferred.LateUpdate`.
+    """The update of a step's rows, which is launched; see :class:`girih.sparse.halves.deferred.DeferredUpdate`.
 
     Attributes:
         refused: 0-d bool, on the device: the step moves nothing.
-        told: float64[K], on the device: what the host is to hear.
+        reported: float64[K], on the device: what the host is to hear.
     """
 
     @property
     def refused(self) -> Tensor: ...
 
     @property
-    def told(self) -> Tensor: ...
+    def reported(self) -> Tensor: ...
 
     @property
-    def explain(self) -> Callable[[Numbers], NonFiniteError | None]:
+    def error_from(self) -> Callable[[Numbers], NonFiniteError | None]:
         """Why the rows refuse the step, by what was told; None where they do not."""
         ...
 
     @property
-    def count(self) -> Callable[[Numbers], Mapping[str, int] | None]:
+    def counters_from(self) -> Callable[[Numbers], Mapping[str, int] | None]:
         """Counters after the step, by what was told, or None where the half is to be asked; called once, in the order of steps."""
         ...
 
     @property
-    def take_back(self) -> Callable[[], None]:
+    def rollback(self) -> Callable[[], None]:
         """Undoes on the host what the step changed there, once the host learns that it was refused."""
         ...
 
@@ -115,7 +115,7 @@ class LateComputed:
         """
         if self.ballots is None:
             raise LookupError("a step that nobody has voted on")
-        parts = [self.ballots.reshape(-1), self._own(), rows.told]
+        parts = [self.ballots.reshape(-1), self._own(), rows.reported]
         ends = [len(parts[0]), len(parts[0]) + len(parts[1])]
         num_words = self.ballots.shape[1]
         put_back = self.half.move_unless(rows.refused, self.gradients, self.buffers)
@@ -130,12 +130,12 @@ class LateComputed:
                 loss, stopped, *largest = own
                 refusal = (
                     self._explain(loss, stopped, largest, [ballot[LOSS] for ballot in ballots])
-                    or rows.explain(of_rows)
+                    or rows.error_from(of_rows)
                     or NonFiniteError("another trainer's loss or gradient is NaN or infinite")
                 )
                 put_back()
-                rows.take_back()
-            return ReadyOutcome(sum(ballot[LOSS] for ballot in ballots), refusal, rows.count(of_rows))
+                rows.rollback()
+            return ReadyOutcome(sum(ballot[LOSS] for ballot in ballots), refusal, rows.counters_from(of_rows))
 
         return Late(torch.cat(parts), read, together=len(self.ballots) > 1)
 
@@ -179,18 +179,18 @@ class _NoRows:
     """No rows beside a step."""
 
     refused: Tensor
-    told: Tensor
+    reported: Tensor
 
     @staticmethod
-    def explain(numbers: Numbers) -> None:
+    def error_from(numbers: Numbers) -> None:
         """They refuse nothing."""
 
     @staticmethod
-    def count(numbers: Numbers) -> None:
+    def counters_from(numbers: Numbers) -> None:
         """Nor do they count."""
 
     @staticmethod
-    def take_back() -> None:
+    def rollback() -> None:
         """No-op."""
 
 

@@ -21,7 +21,7 @@ from girih.kernels.cpu import pool as pool_kernels
 from girih.kernels.cpu.arrays import sealed
 from girih.kernels.cpu.update import Terms
 from girih.sparse.groups.pack import Group, GroupOutput
-from girih.sparse.groups.shards import FEW_IDS, GroupKeys, ShardKeys, UniqueRows, copied, each
+from girih.sparse.groups.shards import FEW_IDS, GroupKeys, ShardKeys, UniqueRows, copied, run_parts
 
 
 @dataclass(frozen=True)
@@ -234,13 +234,13 @@ class BagPooler:
                 stitching.scratch(), begin, end,
             )  # fmt: skip
 
-        each(self._pool, num_parts, fill_part, num_ids)
+        run_parts(self._pool, num_parts, fill_part, num_ids)
 
     def targets(self, outputs: Sequence[NDArray[np.float32]]) -> NDArray[np.int64]:
         """Addresses of the tensors, as the kernel takes them; see :class:`~girih.sparse.groups.bags.Stitching`."""
         return self._stitching.targets(outputs)
 
-    def terms(self, given: Gradients, keys: GroupKeys, batch: Batch) -> DirectTerms | None:
+    def terms(self, gradients: Gradients, keys: GroupKeys, batch: Batch) -> DirectTerms | None:
         """Gradients of outputs of which those of keys are summed while rows are moved, where that pays; else None.
 
         It does where sums would leave the caches before rows are moved by them, and where one pass serves all outputs. Sums of
@@ -248,8 +248,8 @@ class BagPooler:
         """
         if not self._one_pass or copied(keys.num_keys, self.group.spec.dim):
             return None
-        taking_part = list(self._taking_part(given))
-        if len(taking_part) > 1 or any(given[number] is None for number in self._passes[0]):
+        taking_part = list(self._taking_part(gradients))
+        if len(taking_part) > 1 or any(gradients[number] is None for number in self._passes[0]):
             return None
         ((_, gradient, tail),) = taking_part
         weight = 1.0 if batch.weights is None else float(np.abs(batch.weights).max(initial=0.0))
@@ -258,7 +258,7 @@ class BagPooler:
             first, last = (number * len(gradient) // self._num_parts for number in (part, part + 1))
             return int(gradient_kernels.largest(gradient[first:last], tail[first:last]))
 
-        bits = max(each(self._pool, self._num_parts, largest, len(keys.inverse)))
+        bits = max(run_parts(self._pool, self._num_parts, largest, len(keys.inverse)))
         most = float(np.uint32(bits).view(np.float32))
         if not most * weight * keys.num_ids < LARGEST_SUM:
             return None
@@ -282,7 +282,7 @@ class BagPooler:
         )  # fmt: skip
         return Terms(starts, order, factors, tail)
 
-    def scatter(self, given: Gradients, keys: GroupKeys, batch: Batch) -> tuple[NDArray[np.float32], int]:
+    def scatter(self, gradients: Gradients, keys: GroupKeys, batch: Batch) -> tuple[NDArray[np.float32], int]:
         """Sums the gradients of each key.
 
         Returns:
@@ -290,7 +290,7 @@ class BagPooler:
         """
         firsts, offsets, weights = self._firsts(batch), sealed(batch.offsets), _weights_of(batch)
         totals = self._buffers.take(np.float32, keys.end, self.group.spec.dim)
-        taking_part = list(self._taking_part(given))
+        taking_part = list(self._taking_part(gradients))
 
         def scatter_part(number: int) -> int:
             part = self._parts[number]
@@ -314,20 +314,22 @@ class BagPooler:
                     )  # fmt: skip
             return max(gradient_kernels.first_nonfinite(first, last, totals) for first, last in ranges)
 
-        return totals, max(each(self._pool, len(self._parts), scatter_part, len(keys.inverse)))
+        return totals, max(run_parts(self._pool, len(self._parts), scatter_part, len(keys.inverse)))
 
     def _taking_part(
-        self, given: Gradients
+        self, gradients: Gradients
     ) -> Iterator[tuple[int, NDArray[np.float32], NDArray[np.float32]]]:
         """For each pass: an output, its gradient, and that of the output whose columns follow."""
         for numbers in self._passes:
-            found = [
-                (number, sealed(gradient)) for number in numbers if (gradient := given[number]) is not None
+            present = [
+                (number, sealed(gradient))
+                for number in numbers
+                if (gradient := gradients[number]) is not None
             ]
-            if len(found) == 2:
-                yield *found[0], found[1][1]
+            if len(present) == 2:
+                yield *present[0], present[1][1]
             else:
-                yield from ((number, gradient, sealed(NO_TAIL)) for number, gradient in found)
+                yield from ((number, gradient, sealed(NO_TAIL)) for number, gradient in present)
 
     def _firsts(self, batch: Batch) -> NDArray[np.int64]:
         """int64[·], by feature: its first id where each of its bags holds one, without a weight; else -1."""

@@ -72,21 +72,21 @@ class Leaves:
 
     def largest(self, gradients: Sequence[Tensor | None]) -> Tensor:
         """float32[·] on their device: the largest absolute value of each of these gradients, NaN where it has one; waits for nothing."""
-        given = [gradient for _, gradient in self._given(gradients)]
-        if not given:
+        present = [gradient for _, gradient in self._with_gradients(gradients)]
+        if not present:
             return torch.empty(0, device=torch.as_tensor(self._arrays[0]).device if self._arrays else None)
-        return torch.stack(torch._foreach_norm(given, math.inf))
+        return torch.stack(torch._foreach_norm(present, math.inf))
 
     def nonfinite_feature(self, gradients: Sequence[Tensor | None], largest: Sequence[float]) -> str | None:
         """A feature whose gradient is NaN or infinite, or None; ``largest`` are what the method of that name found."""
-        for (output, gradient), value in zip(self._given(gradients), largest, strict=True):
+        for (output, gradient), value in zip(self._with_gradients(gradients), largest, strict=True):
             if not math.isfinite(value):
                 by_feature = gradient.view(-1, 1 if output.whole else len(output.names), gradient.shape[-1])
                 bad = ~torch.isfinite(by_feature).all(dim=2).all(dim=0)
                 return output.names[int(bad.nonzero()[0])]
         return None
 
-    def _given(self, gradients: Sequence[Tensor | None]) -> list[tuple[GroupOutput, Tensor]]:
+    def _with_gradients(self, gradients: Sequence[Tensor | None]) -> list[tuple[GroupOutput, Tensor]]:
         """The outputs with gradients of any number."""
         pairs = zip(self._outputs, gradients, strict=True)
         return [(output, gradient) for output, gradient in pairs if gradient is not None and gradient.numel()]
@@ -96,14 +96,14 @@ def _summed(
     like: NDArray[np.float32] | Tensor, leaves: list[tuple[slice, Tensor]]
 ) -> NDArray[np.float32] | Tensor | None:
     """The gradients of leaves that are rows of one array."""
-    given = [(rows, leaf.grad) for rows, leaf in leaves if leaf.grad is not None]
-    if not given:
+    present = [(rows, leaf.grad) for rows, leaf in leaves if leaf.grad is not None]
+    if not present:
         return None
-    if len(given) == 1 and given[0][1].shape == like.shape:
-        whole = given[0][1].contiguous()
+    if len(present) == 1 and present[0][1].shape == like.shape:
+        whole = present[0][1].contiguous()
     else:
         whole = torch.zeros_like(torch.as_tensor(like))
-        for rows, gradient in given:
+        for rows, gradient in present:
             whole[rows] += gradient
     whole = whole.reshape(-1, whole.shape[-1])
     return whole if isinstance(like, Tensor) else whole.numpy()

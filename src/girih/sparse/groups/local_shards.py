@@ -131,7 +131,7 @@ class LocalShards:
         """Counters and rows for :meth:`girih.telemetry.stats.Stats.watch`; empty where rows are on a GPU, which to ask takes it time."""
         return {} if self._on_gpu else {"store": self.counters(), "rows": self.rows()}
 
-    def found(self) -> str:
+    def repair_summary(self) -> str:
         """A line on the state in which attached memory was found; "" where no verb was cut short."""
         repaired = [(store.spec, store.repaired) for _, store in self.files() if store.repaired is not None]
         if not repaired:
@@ -178,7 +178,7 @@ class LocalShards:
         Raises:
             CheckpointError: a part is damaged, its rows do not fit, or all of a table's would expire; no row was replaced.
         """
-        found: list[tuple[Store, list[SnapshotFile], set[str]]] = []
+        opened_files: list[tuple[Store, list[SnapshotFile], set[str]]] = []
         all_tables = {table.name for group in self.groups for table in group.spec.tables}
         for group, stores in zip(self.groups, self.stores, strict=True):
             tables = [table.name for table in group.spec.tables]
@@ -189,14 +189,14 @@ class LocalShards:
                 names = parts_for(reader.parts, tables, store.shard, store.num_shards)
                 for name in names:
                     opened[name] = opened.get(name) or reader.open(name)
-                found.append((store, [opened[name] for name in names], elsewhere))
+                opened_files.append((store, [opened[name] for name in names], elsewhere))
                 if reader.begins:
-                    for file in found[-1][1]:
+                    for file in opened_files[-1][1]:
                         file.verify()
                     continue
-                store.check(found[-1][1], optimizer_state=reader.optimizer_state, elsewhere=elsewhere)
+                store.check(opened_files[-1][1], optimizer_state=reader.optimizer_state, elsewhere=elsewhere)
         refuse_expired(reader.newest, (table for group in self.groups for table in group.spec.tables))
-        for store, files, elsewhere in found:
+        for store, files, elsewhere in opened_files:
             if reader.begins:
                 store.inherit(files)
                 continue

@@ -60,9 +60,9 @@ class LocalSparse(ShardedHalf[list[Any], ReadRows]):
         """The unique keys of each group."""
         return [group.find(batch) for group in self.groups]
 
-    def fetch(self, found: list[Any]) -> None:
+    def fetch(self, request: list[Any]) -> None:
         """See :class:`ShardedHalf`."""
-        for group, keys in zip(self.groups, found, strict=True):
+        for group, keys in zip(self.groups, request, strict=True):
             group.fetch(keys)
 
     def read(
@@ -70,7 +70,7 @@ class LocalSparse(ShardedHalf[list[Any], ReadRows]):
         batch: Batch,
         step: int,
         parts: Sequence[slice],
-        found: list[Any] | None = None,
+        request: list[Any] | None = None,
         *,
         train: bool,
     ) -> Iterator[Arrival[ReadRows]]:
@@ -78,8 +78,8 @@ class LocalSparse(ShardedHalf[list[Any], ReadRows]):
         first, *later = parts
         reads, fills = [], []
         for number, group in enumerate(self.groups):
-            keys = None if found is None else found[number]
-            read, fill = group.lookup(batch, step, train=train, found=keys)
+            keys = None if request is None else request[number]
+            read, fill = group.lookup(batch, step, train=train, keys=keys)
             fill(first)
             reads.append(read)
             fills += (
@@ -98,7 +98,7 @@ class LocalSparse(ShardedHalf[list[Any], ReadRows]):
         """See :class:`ShardedHalf`."""
         apply_all(self.groups, reads, gradients, batch, step, lr_scale)
 
-    def update_unless(
+    def update_masked(
         self,
         agree: Any,
         batch: Batch,
@@ -107,10 +107,10 @@ class LocalSparse(ShardedHalf[list[Any], ReadRows]):
         step: int,
         lr_scale: float,
     ) -> Any:
-        """See :class:`ShardedHalf`; returns a :class:`girih.sparse.halves.deferred.LateUpdate`."""
-        from girih.sparse.halves.deferred import apply_unless, with_counts
+        """See :class:`ShardedHalf`; returns a :class:`girih.sparse.halves.deferred.DeferredUpdate`."""
+        from girih.sparse.halves.deferred import apply_masked, with_counts
 
-        update = apply_unless(agree, self.groups, reads, gradients, batch, step, lr_scale)
+        update = apply_masked(agree, self.groups, reads, gradients, batch, step, lr_scale)
         return with_counts(update, self._shards)
 
 

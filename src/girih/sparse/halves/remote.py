@@ -32,7 +32,7 @@ from girih.errors import ConfigError, GirihError, NonFiniteError, RemoteError, n
 from girih.models.embeddings import Embeddings
 from girih.sparse.groups.leaves import Leaves
 from girih.sparse.half import SparseStats
-from girih.sparse.halves.deferred import Agree, LateUpdate, Numbers, nonfinite_gradient
+from girih.sparse.halves.deferred import Agree, DeferredUpdate, Numbers, nonfinite_gradient
 from girih.sparse.halves.staging import Received, Staging
 from girih.sparse.halves.worker_requests import RetryingRequests
 from girih.sparse.protocol import NO_TURN, NO_VERSION, BatchCodec, DoneBatches, SparseVerb
@@ -80,7 +80,7 @@ class RemotePulled:
         asked = call(gradients) if half.staging is None else half.staging.send(gradients, call)
         return half.sent(asked, self.called[1])
 
-    def push_unless(self, agree: Agree, step: int, lr_scale: float = 1.0) -> LateUpdate:
+    def push_masked(self, agree: Agree, step: int, lr_scale: float = 1.0) -> DeferredUpdate:
         """As :meth:`push`, or :meth:`discard` where the step is refused, as is known once the gradients are here.
 
         Args:
@@ -98,15 +98,15 @@ class RemotePulled:
             *own, is_refused = arrays
             return self._drop(turn) if is_refused[0] else self._push(turn, step, lr_scale, own)
 
-        def explain(numbers: Numbers) -> NonFiniteError | None:
+        def error_from(numbers: Numbers) -> NonFiniteError | None:
             feature = leaves.nonfinite_feature(gradients, numbers)
             return None if feature is None else nonfinite_gradient(feature)
 
-        return LateUpdate(
+        return DeferredUpdate(
             refused,
             largest.double(),
-            explain,
-            take_back=partial(setattr, half, "last_step", before),
+            error_from,
+            rollback=partial(setattr, half, "last_step", before),
             pending=half.sent(
                 half.way_back.send([*gradients, refused.float().reshape(1)], call), self.called[1]
             ),
@@ -158,15 +158,15 @@ class RemotePending:
         asked = self._asked
         if not asked.done() or asked.exception() is not None:
             return asked.done()
-        told = asked.result()
-        return not isinstance(told, Future) or told.done()
+        answered = asked.result()
+        return not isinstance(answered, Future) or answered.done()
 
     def wait(self) -> None:
         """Blocks until it is applied."""
         asked: Future[Any] = self._asked
-        told = awaited(asked)
-        if isinstance(told, Future):
-            awaited(told)
+        answered = awaited(asked)
+        if isinstance(answered, Future):
+            awaited(answered)
 
 
 class RemoteSave:
@@ -181,13 +181,13 @@ class RemoteSave:
         Raises:
             Lost: one came back since the save began, so that its rows as they were then are gone.
         """
-        return self._end(write=True)
+        return self._finish(write=True)
 
     def close(self) -> None:
         """Ends what was not written."""
-        self._end(write=False)
+        self._finish(write=False)
 
-    def _end(self, *, write: bool) -> dict[str, Any]:
+    def _finish(self, *, write: bool) -> dict[str, Any]:
         servers, self._servers = self._servers, ()
         parts: dict[str, Any] = {}
         replies = [server.call(SparseVerb.WRITE, (int(write),)) for server in servers]
@@ -210,16 +210,16 @@ class RemoteSegment:
         Raises:
             Lost: one came back since the segment began, so that its rows as they were then are gone.
         """
-        return self._end(write=True)
+        return self._finish(write=True)
 
     def wait_copied(self) -> None:
         """No-op: a server waits before it begins a checkpoint."""
 
     def close(self) -> None:
         """Ends what was not written."""
-        self._end(write=False)
+        self._finish(write=False)
 
-    def _end(self, *, write: bool) -> dict[str, Any]:
+    def _finish(self, *, write: bool) -> dict[str, Any]:
         servers, self._servers = self._servers, ()
         parts: dict[str, Any] = {}
         replies = [server.call(SparseVerb.SEND, (int(self._whole), int(write))) for server in servers]
@@ -312,14 +312,14 @@ class RemoteSparse:
             raise ConfigError("gradients on a CPU are here at once; push them")
         return self.staging
 
-    def begin_anew(self) -> None:
+    def reset(self) -> None:
         """Has servers that outlived earlier trainers drop what these began, and counts what is lost by that; all trainers call it."""
-        told = None
+        lost_and_step = None
         if self._ranks.first:
             fields = [frame.fields for frame in answers(self._servers, SparseVerb.ANEW, again=True)]
-            told = max(lost for lost, _ in fields), max(step for _, step in fields)
-            self._stats.counters["lost_updates"] += told[0]
-        self.last_step = self._ranks.broadcast(told)[1]
+            lost_and_step = max(lost for lost, _ in fields), max(step for _, step in fields)
+            self._stats.counters["lost_updates"] += lost_and_step[0]
+        self.last_step = self._ranks.broadcast(lost_and_step)[1]
 
     def prepare(self, batch: Batch) -> None:
         """No-op: the worker does it as soon as the ids come from the loader."""

@@ -84,13 +84,13 @@ class GpuReader:
     def read(self, served: GpuServed, step: int, *, train: bool) -> tuple[Any, Tensor]:
         """Reads rows: where they are, as the store has it, and float32[K, W], the row of each key of the message."""
         state: GroupState = self.state
-        num_asked, own = len(served.unique.inverse), state.kernels.segments
+        num_asked, segments = len(served.unique.inverse), state.kernels.segments
         rows, addresses = state.read(served.keys, step) if train else state.peeked(served.keys)
-        values = torch.empty((num_asked, own.num_columns), dtype=torch.float32, device=self._device)
-        columns = jit.columns_of(own.num_columns)
+        values = torch.empty((num_asked, segments.num_columns), dtype=torch.float32, device=self._device)
+        columns = jit.columns_of(segments.num_columns)
         jit.launch(
             pool.spread, num_asked, jit.rows_at_once(columns), addresses, served.unique.inverse, values, 0, num_asked, 0,
-            own.num_columns, DTYPE=own.dtype, ALIGNED=own.aligned(0, own.num_columns), COLUMNS=columns,
+            segments.num_columns, DTYPE=segments.dtype, ALIGNED=segments.aligned(0, segments.num_columns), COLUMNS=columns,
         )  # fmt: skip
         return rows, values
 

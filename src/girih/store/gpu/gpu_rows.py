@@ -37,7 +37,9 @@ class GpuRows:
         clock: seconds since 1970, for tables whose rows expire after some seconds.
     """
 
-    def __init__(self, memory: GpuMemory, row_layout: RowLayout, kernels: RecordKernels, clock: Clock) -> None:
+    def __init__(
+        self, memory: GpuMemory, row_layout: RowLayout, kernels: RecordKernels, clock: Clock
+    ) -> None:
         self._memory, self._kernels, self._clock = memory, kernels, clock
         self._rules = row_layout.kernel.rules
         device = memory.device

@@ -268,7 +268,9 @@ class GpuTieredState(ShardState):
     def _addresses(self, keys: Keys, row_slots: Ints, made: Ints) -> Tensor:
         """Addresses of the columns of keys, int64[U], once those of rows that were made are written."""
         there, takes = (to_device(each, self.device) for each in (row_slots, made))
-        return self.kernels.begin(_cut(keys, len(row_slots)), there, takes, all_there=bool((row_slots >= 0).all()))
+        return self.kernels.begin(
+            _cut(keys, len(row_slots)), there, takes, all_there=bool((row_slots >= 0).all())
+        )
 
     def _keys(self, ids: Longs, tables: Ints, counts: Ints) -> Keys:
         check_unique(ids, tables)

@@ -106,7 +106,9 @@ def without_values(row_layout: RowLayout, num_words: int) -> RowLayout:
         initializers=np.zeros((num_tables, 0), np.int64),
         initializer_options=np.zeros((num_tables, 0, 2)),
     )
-    return replace(row_layout, num_words=num_words, kernel=bare, first_hyper=row_layout.first_hyper[:0].copy())
+    return replace(
+        row_layout, num_words=num_words, kernel=bare, first_hyper=row_layout.first_hyper[:0].copy()
+    )
 
 
 def hyper_rows(spec: GroupSpec, lr_scale: float, step: int) -> NDArray[np.float64]:

@@ -296,14 +296,23 @@ class TieredValues:
         read.wait()
         self._check(stored_records, records[stored, :3])
         made = np.flatnonzero(places <= 0).astype(np.int32)
-        whole = stored_records if not len(made) else np.zeros((len(records), self._layout.num_words), np.int32)
+        whole = (
+            stored_records if not len(made) else np.zeros((len(records), self._layout.num_words), np.int32)
+        )
         if len(made):
             whole[stored] = stored_records
             ids, tables = records.view(np.int64)[made, 0], records[made, layout.TABLE]
             out, fresh = np.empty((len(made), self._num_columns), np.float32), np.ones(len(made), np.uint8)
             row_layout = self._layout
             tiers.read_slots(
-                self._shard_of(whole), row_layout.kernel, ids, tables, made, fresh, row_layout.first_hyper, out
+                self._shard_of(whole),
+                row_layout.kernel,
+                ids,
+                tables,
+                made,
+                fresh,
+                row_layout.first_hyper,
+                out,
             )
         whole[:, : layout.META_COLUMNS] = records[:, : layout.META_COLUMNS]
         return whole
@@ -404,7 +413,9 @@ class TieredValues:
 
     def _read_slots(self, ids: Longs, tables: Ints, row_slots: Ints, fresh: Bytes, out: Floats) -> None:
         row_layout = self._layout
-        tiers.read_slots(self.memory.shard, row_layout.kernel, ids, tables, row_slots, fresh, row_layout.first_hyper, out)
+        tiers.read_slots(
+            self.memory.shard, row_layout.kernel, ids, tables, row_slots, fresh, row_layout.first_hyper, out
+        )
 
     def _shard_of(self, records: Ints) -> layout.Shard:
         return shard_of_records(records.view(np.float32), self._memory.arrays.tables, self._num_columns)
