@@ -24,6 +24,7 @@ from girih.kernels.cpu import routing
 from girih.kernels.cpu.arrays import sealed
 from girih.kernels.cpu.update import Terms
 from girih.store import Push, Store
+from girih.store.state import GradientTerms
 
 T = TypeVar("T")
 NO_AMOUNTS = np.empty(0, np.int32)
@@ -335,12 +336,14 @@ class Shards:
 
         def apply_shard(s: int) -> int:
             part = keys.shards[s]
-            terms = None if terms_of is None else terms_of(part)
-            part_gradients = (
-                gradients if terms is not None else gradients[part.first : part.first + len(part.keys)]
-            )
+            if terms_of is None:
+                grads: NDArray[np.float32] | GradientTerms = gradients[
+                    part.first : part.first + len(part.keys)
+                ]
+            else:
+                grads = GradientTerms(gradients, terms_of(part))
             return self.stores[s].apply_gradients(
-                part.keys, part.tables, part.rows, part_gradients, step, lr_scale, terms, push
+                part.keys, part.tables, part.rows, grads, step, lr_scale, push
             )
 
         num_ids = keys.num_keys if terms_of is None else len(keys.inverse)

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from girih.errors import ConfigError
 from girih.kernels.cpu import layout as at
-from girih.kernels.cpu.update import Terms as HostTerms
 from girih.kernels.gpu import counting, jit, update
 from girih.kernels.gpu.gradients import FusedInputs
 from girih.kernels.gpu.layout import STAMP
@@ -32,7 +31,7 @@ from girih.store.gpu.record_kernels import Keys, RecordKernels, check_unique
 from girih.store.memory.mapping import Heap
 from girih.store.rows.record import RowLayout, hyper_rows, row_layout
 from girih.store.spec import Floats, GroupSpec, Ints, Longs
-from girih.store.state import LAST_STEP, ShardState, open_state
+from girih.store.state import LAST_STEP, GradientTerms, ShardState, open_state
 
 
 class GpuState:
@@ -129,13 +128,12 @@ class GpuState:
         ids: Longs,
         tables: Ints,
         rows: Ints | None,
-        grads: Floats,
+        grads: Floats | GradientTerms,
         step: int,
         lr_scale: float,
-        terms: HostTerms | None = None,
     ) -> int:
         """Moves rows by gradients; see :meth:`girih.store.Store.apply_gradients`."""
-        if terms is not None:
+        if isinstance(grads, GradientTerms):
             raise ConfigError("a store in GPU memory takes sums of gradients; leave terms out")
         memory, device = self.memory, self.memory.device
         order, keys = self._keys(ids, tables)

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from girih.errors import ConfigError, StorageFullError
 from girih.kernels.cpu import device_slots, layout
-from girih.kernels.cpu.update import Terms
 from girih.kernels.gpu.gradients import FusedInputs
 from girih.store.clock import Clock
 from girih.store.gpu.gpu_memory import GpuTier, to_device
@@ -26,9 +25,9 @@ from girih.store.gpu.record_kernels import HostKeys, Keys, RecordKernels, check_
 from girih.store.gpu_tiers.gpu_slots import GpuSlots
 from girih.store.memory.mapping import Heap
 from girih.store.rows.record import hyper_rows, without_values
-from girih.store.rows.row_table import ONCE, RowTable
+from girih.store.rows.row_table import ONCE, ReadTarget, RowTable
 from girih.store.spec import Floats, GroupSpec, Ints, Longs
-from girih.store.state import LAST_STEP, LoadedColumn, ShardState, open_state
+from girih.store.state import LAST_STEP, GradientTerms, LoadedColumn, ShardState, open_state
 from girih.store.tiers.tiered_state import open_tiered_state
 from girih.store.tiers.tiered_values import Tiers
 
@@ -149,13 +148,12 @@ class GpuTieredState(ShardState):
         ids: Longs,
         tables: Ints,
         rows: Ints | None,
-        grads: Floats,
+        grads: Floats | GradientTerms,
         step: int,
         lr_scale: float,
-        terms: Terms | None = None,
     ) -> int:
         """Moves rows by gradients."""
-        if terms is not None:
+        if isinstance(grads, GradientTerms):
             raise ConfigError("a store with rows in GPU memory takes sums of gradients; leave terms out")
         keys = self._keys(ids, tables, ONCE)
         hints = np.full(len(ids), layout.NO_ROW, np.int32) if rows is None else rows
@@ -253,9 +251,9 @@ class GpuTieredState(ShardState):
     ) -> tuple[Ints, Ints, Tensor]:
         """Finds or makes the rows of keys and has them in slots: where the rows are, the slots, the columns' addresses."""
         rows, known = np.full(len(ids), layout.NO_ROW, np.int32), np.zeros(len(ids), np.int32)
-        nothing, full = np.empty((len(ids), 0), np.float32), None
+        target, full = ReadTarget(np.empty((len(ids), 0), np.float32), None, rows, known), None
         try:
-            self.rows.read(ids, tables, counts, now, step, nothing, forced=forced, rows=rows, known=known)
+            self.rows.read(ids, tables, counts, now, step, target, forced=forced)
         except StorageFullError as error:
             full = error  # the keys before it are served
         self.forget(known, rows)

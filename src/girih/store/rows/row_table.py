@@ -5,6 +5,8 @@ Shapes: U unique keys, W columns of a row that training sees, T tables.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,6 +31,22 @@ def moments(rules: NDArray[np.int64], step: int, clock: Clock) -> Longs:
     if in_seconds.any():
         now[in_seconds] = int(clock()) - EPOCH_S
     return now
+
+
+class ReadTarget(NamedTuple):
+    """Memory that a read writes.
+
+    Attributes:
+        out: float32[U, W], but for rows whose addresses are asked for and lie in the shard.
+        addresses: int64[U]: see :meth:`Store.lookup`.
+        rows: int32[U], the result, as far as it goes if an error is raised; new memory if None.
+        known: int32[U]: where the rows were before any was made.
+    """
+
+    out: Floats
+    addresses: Longs | None = None
+    rows: Ints | None = None
+    known: Ints | None = None
 
 
 class RowTable:
@@ -61,22 +79,15 @@ class RowTable:
         counts: Ints,
         now: Longs,
         step: int,
-        out: Floats,
-        addresses: Longs | None = None,
+        target: ReadTarget,
         *,
         forced: bool = False,
-        rows: Ints | None = None,
-        known: Ints | None = None,
     ) -> Ints:
         """Marks rows as used, makes rows for new keys that are admitted, or for all if ``forced``.
 
         Args:
             counts: int32[U], or :data:`ONCE`.
             now: int64[T], see :meth:`now`.
-            out: float32[U, W], written, but for rows whose addresses are asked for and lie in the shard.
-            addresses: int64[U], written: see :meth:`Store.lookup`.
-            rows: int32[U], what is returned, as far as it goes where an error is raised; new memory where None.
-            known: int32[U], written: where the rows were before any was made.
 
         Returns:
             int32[U]: where the rows are, -1 for none.
@@ -85,6 +96,7 @@ class RowTable:
             StorageFullError: no memory for more rows; the keys before were served.
         """
         memory, kernel = self._memory, self._kernel
+        out, addresses, rows, known = target
         rows = np.empty(len(ids), np.int32) if rows is None else rows
         touched = np.zeros(len(now), np.int64)
         stuck = np.zeros(len(now), np.uint8)

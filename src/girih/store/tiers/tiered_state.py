@@ -17,15 +17,14 @@ import numpy as np
 
 from girih.kernels.cpu import index, layout, tiers, update
 from girih.kernels.cpu.arrays import sealed
-from girih.kernels.cpu.update import Terms
 from girih.store.clock import Clock
 from girih.store.memory.arena import ArenaShape, open_arena
 from girih.store.memory.mapping import Heap
 from girih.store.memory.shard_memory import ShardMemory
 from girih.store.rows.record import hyper_rows, row_layout, without_hyperparameters, without_values
-from girih.store.rows.row_table import ONCE, RowTable
+from girih.store.rows.row_table import ONCE, ReadTarget, RowTable
 from girih.store.spec import Floats, GroupSpec, Ints, Longs
-from girih.store.state import LAST_STEP, LoadedColumn, ShardState, write_columns
+from girih.store.state import LAST_STEP, GradientTerms, LoadedColumn, ShardState, write_columns
 from girih.store.tiers.slot_memory import shard_of_records
 from girih.store.tiers.tiered_values import TieredValues, Tiers
 
@@ -81,14 +80,14 @@ class TieredState(ShardState):
         ids: Longs,
         tables: Ints,
         rows: Ints | None,
-        grads: Floats,
+        grads: Floats | GradientTerms,
         step: int,
         lr_scale: float,
-        terms: Terms | None = None,
     ) -> int:
         """Moves rows by gradients."""
         kernel, values = self.layout.kernel, self.values
-        hyper, gradients, dropped = hyper_rows(self.spec, lr_scale, step), sealed(grads), 0
+        matrix, terms = grads if isinstance(grads, GradientTerms) else (grads, None)
+        hyper, gradients, dropped = hyper_rows(self.spec, lr_scale, step), sealed(matrix), 0
         with self.memory.changing(step):
             found_now = np.empty(len(ids), np.int32)
             if rows is None:
@@ -108,7 +107,7 @@ class TieredState(ShardState):
                     gradients[part] if terms is None else gradients, hyper, step, own,
                 )  # fmt: skip
             if num_missed:
-                values.keep_longer()
+                values.memory.keep_longer()
         return dropped
 
     def assign(self, ids: Longs, tables: Ints, values: Floats) -> Ints:
@@ -208,9 +207,9 @@ class TieredState(ShardState):
             int32[U], where the rows are; and how many were there before.
         """
         rows, known = np.full(len(ids), layout.NO_ROW, np.int32), np.zeros(len(ids), np.int32)
-        out = np.empty((len(ids), 0), np.float32)
+        target = ReadTarget(np.empty((len(ids), 0), np.float32), None, rows, known)
         try:
-            self.rows.read(ids, tables, counts, now, step, out, forced=forced, rows=rows, known=known)
+            self.rows.read(ids, tables, counts, now, step, target, forced=forced)
         finally:
             self.forget(known, rows)
         return rows, int(np.count_nonzero(known >= 0))

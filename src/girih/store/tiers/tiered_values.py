@@ -56,7 +56,6 @@ class Tiers:
 
 
 _MOST_AT_ONCE = 1 << 12  # keys that need slots together, and rows that are copied together
-_MOST_CALLS_KEPT = 1 << 8
 _RECORDS_PER_KEY = 3  # its own, that of the row which leaves for it, and one to spare
 
 
@@ -64,6 +63,23 @@ class _Fetch(NamedTuple):
     loads: Ints
     records: Ints
     read: PendingRead
+
+
+class _RowOwners:
+    """The rows that the file has records of; see :class:`girih.store.tiers.cold_file.Owners`."""
+
+    def __init__(self, memory: ShardMemory, slots: SlotMemory) -> None:
+        self._memory, self._slots = memory, slots
+
+    def alive(self, owners: Ints, places: Longs) -> Bytes:
+        """Whether the file's record at each place, int64[K], is still that of its row: uint8[K]."""
+        flags = np.empty(len(owners), np.uint8)
+        tiers.alive(self._memory.arrays, self._slots.slots, owners, places, flags)
+        return flags
+
+    def moved(self, owners: Ints, places: Longs) -> None:
+        """Remembers where the file has rows from now on."""
+        tiers.move_places(self._memory.arrays, self._slots.slots, owners, places)
 
 
 class TieredValues:
@@ -81,11 +97,11 @@ class TieredValues:
         self._num_columns = num_columns
         self.memory = SlotMemory(options.hot_rows, row_layout.num_words, num_columns, memory.arrays.tables)
         self.cold = ColdFile(options.directory, self.memory.record_bytes, direct=options.direct)
-        self.num_reads, self.num_cold = 0, 0
+        self._owners = _RowOwners(memory, self.memory)
+        self.num_reads, self.num_cold, self._ticket = 0, 0, 0
         self._fetches: list[_Fetch] = []
         self._frozen: Longs | None = None
-        self._ticket = 0
-        self._chosen_at: int | None = None
+        self._next_choice = options.warm_up_steps
         self._error: Exception | None = None
         self._is_closed = False
 
@@ -136,21 +152,12 @@ class TieredValues:
         missing = np.flatnonzero((row_slots == MISSING) & (places > 0))
         for start in range(0, len(missing), _MOST_AT_ONCE):
             part = missing[start : start + _MOST_AT_ONCE]
-            records = self._read_cold(places[part] - 1)
+            records = np.empty((len(part), self._layout.num_words), np.int32)
+            self.cold.begin_read(places[part] - 1, _bytes(records)).wait()
             self._check(records, self._memory.arrays.meta[rows[part], :3])
-            shard, numbers = self._shard_of(records), np.arange(len(part), dtype=np.int32)
+            numbers, none = np.arange(len(part), dtype=np.int32), np.zeros(len(part), np.uint8)
             values = np.empty((len(part), self._num_columns), np.float32)
-            none = np.zeros(len(part), np.uint8)
-            tiers.read_slots(
-                shard,
-                self._layout.kernel,
-                ids[part],
-                tables[part],
-                numbers,
-                none,
-                self._layout.first_hyper,
-                values,
-            )
+            self._read_slots(ids[part], tables[part], numbers, none, values, records)
             out[part] = values
 
     def copy(self, rows: Ints, out: Ints, *, reads: bool) -> None:
@@ -205,34 +212,16 @@ class TieredValues:
         count = tiers.forget(self._memory.arrays, self.memory.slots, known, rows, freed)
         self.cold.free(freed[:count])
 
-    def keep_longer(self) -> None:
-        """Slots stay for more calls: an update had to bring back what a read had brought before."""
-        self.memory.num_calls_kept = min(2 * self.memory.num_calls_kept, _MOST_CALLS_KEPT)
-
     def choose(self, step: int) -> None:
         """Chooses the hot rows where it is time (PICASSO Alg. 1, lines 23 to 26)."""
-        options = self._options
-        due = (
-            options.warm_up_steps if self._chosen_at is None else self._chosen_at + options.flush_every_steps
-        )
-        if step >= due and self._memory.num_rows:
-            self._chosen_at = step
+        if step >= self._next_choice and self._memory.num_rows:
+            self._next_choice = step + self._options.flush_every_steps
             arrays = self._memory.arrays
             self.memory.choose(arrays.meta[: arrays.state[layout.ROWS_EVER]], self._memory.num_rows)
 
     def collect(self) -> None:
         """Makes room in the file, where too much of it is of nobody."""
-        self.cold.collect(self)
-
-    def alive(self, owners: Ints, places: Longs) -> Bytes:
-        """Whether the file's record at each place, int64[K], is still that of its row: uint8[K]."""
-        flags = np.empty(len(owners), np.uint8)
-        tiers.alive(self._memory.arrays, self.memory.slots, owners, places, flags)
-        return flags
-
-    def moved(self, owners: Ints, places: Longs) -> None:
-        """Remembers where the file has rows from now on."""
-        tiers.move_places(self._memory.arrays, self.memory.slots, owners, places)
+        self.cold.collect(self._owners)
 
     def load(self, rows: Ints, records: Ints) -> None:
         """Gives rows, none of which is in a slot, their records."""
@@ -249,7 +238,7 @@ class TieredValues:
             self.cold.free(places[places > 0] - 1)
         of_rows[:] = 0
         self.memory.clear()
-        self._chosen_at = None
+        self._next_choice = self._options.warm_up_steps
 
     def freeze(self) -> None:
         """Writes what only memory has, and from now on keeps what :meth:`whole` may be asked for."""
@@ -296,24 +285,13 @@ class TieredValues:
         read.wait()
         self._check(stored_records, records[stored, :3])
         made = np.flatnonzero(places <= 0).astype(np.int32)
-        whole = (
-            stored_records if not len(made) else np.zeros((len(records), self._layout.num_words), np.int32)
-        )
+        whole = stored_records
         if len(made):
+            whole = np.zeros((len(records), self._layout.num_words), np.int32)
             whole[stored] = stored_records
             ids, tables = records.view(np.int64)[made, 0], records[made, layout.TABLE]
             out, fresh = np.empty((len(made), self._num_columns), np.float32), np.ones(len(made), np.uint8)
-            row_layout = self._layout
-            tiers.read_slots(
-                self._shard_of(whole),
-                row_layout.kernel,
-                ids,
-                tables,
-                made,
-                fresh,
-                row_layout.first_hyper,
-                out,
-            )
+            self._read_slots(ids, tables, made, fresh, out, whole)
         whole[:, : layout.META_COLUMNS] = records[:, : layout.META_COLUMNS]
         return whole
 
@@ -346,14 +324,7 @@ class TieredValues:
 
     def _take_slots(self, rows: Ints, row_slots: Ints, fresh: Bytes, most: int) -> Ints:
         """Gives slots to rows that miss one; returns those that are to be loaded."""
-        leaving = SlotEvictions(
-            rows=np.empty(most, np.int32),
-            records=np.empty((most, self._layout.num_words), np.int32),
-            freed=np.empty(most, np.int64),
-            loads=np.empty(most, np.int32),
-            ends=np.zeros(3, np.int64),
-        )
-        start = 0
+        leaving, start = _no_evictions(most, self._layout.num_words), 0
         while True:
             arrays, slots = self._memory.arrays, self.memory.slots
             start = tiers.take_slots(arrays, slots, rows, start, row_slots, fresh, leaving)
@@ -367,8 +338,7 @@ class TieredValues:
         return leaving.loads[:num_loads]
 
     def _write(self, rows: Ints, records: Ints) -> None:
-        places = self._append(rows, records)
-        tiers.set_places(self._memory.arrays, rows, places)
+        tiers.set_places(self._memory.arrays, rows, self._append(rows, records))
 
     def _append(self, rows: Ints, records: Ints) -> Longs:
         """Writes records to the file; where that fails, rows are lost, so that nothing goes on."""
@@ -380,9 +350,8 @@ class TieredValues:
 
     def _begin_fetch(self, loads: Ints) -> _Fetch:
         records = np.empty((len(loads), self._layout.num_words), np.int32)
-        return _Fetch(
-            loads, records, self.cold.begin_read(self.memory.slots.places[loads] - 1, _bytes(records))
-        )
+        places = self.memory.slots.places[loads] - 1
+        return _Fetch(loads, records, self.cold.begin_read(places, _bytes(records)))
 
     def _store_fetched(self, fetch: _Fetch) -> None:
         try:
@@ -392,33 +361,46 @@ class TieredValues:
             raise
         wrong = tiers.put_records(self.memory.slots, fetch.loads, fetch.records)
         if wrong >= 0:
-            self._error = self._torn(fetch.records[wrong : wrong + 1])
+            self._error = _wrong_key(self._options.directory, fetch.records[wrong : wrong + 1])
             raise self._error
-
-    def _read_cold(self, places: Longs) -> Ints:
-        records = np.empty((len(places), self._layout.num_words), np.int32)
-        self.cold.begin_read(places, _bytes(records)).wait()
-        return records
 
     def _check(self, records: Ints, keys: Ints) -> None:
         """Refuses records of other keys."""
         if not np.array_equal(records[:, :3], keys):
-            raise self._torn(records)
+            raise _wrong_key(self._options.directory, records)
 
-    def _torn(self, records: Ints) -> Exception:
-        return CheckpointError(
-            f"{self._options.directory}: the SSD tier gave back a row of another key ({records[0, :3].tolist()});"
-            " the disk is damaged: --resume from the last checkpoint, on another one"
-        )
+    def _read_slots(
+        self,
+        ids: Longs,
+        tables: Ints,
+        row_slots: Ints,
+        fresh: Bytes,
+        out: Floats,
+        records: Ints | None = None,
+    ) -> None:
+        """Copies the columns of rows to ``out``, from slots of memory, or from ``records``, which are numbered as slots are."""
+        shard, kernel, first_hyper = self.memory.shard, self._layout.kernel, self._layout.first_hyper
+        if records is not None:
+            shard = shard_of_records(records.view(np.float32), self._memory.arrays.tables, self._num_columns)
+        tiers.read_slots(shard, kernel, ids, tables, row_slots, fresh, first_hyper, out)
 
-    def _read_slots(self, ids: Longs, tables: Ints, row_slots: Ints, fresh: Bytes, out: Floats) -> None:
-        row_layout = self._layout
-        tiers.read_slots(
-            self.memory.shard, row_layout.kernel, ids, tables, row_slots, fresh, row_layout.first_hyper, out
-        )
 
-    def _shard_of(self, records: Ints) -> layout.Shard:
-        return shard_of_records(records.view(np.float32), self._memory.arrays.tables, self._num_columns)
+def _no_evictions(most: int, num_words: int) -> SlotEvictions:
+    """Room for ``most`` rows that leave their slots."""
+    return SlotEvictions(
+        rows=np.empty(most, np.int32),
+        records=np.empty((most, num_words), np.int32),
+        freed=np.empty(most, np.int64),
+        loads=np.empty(most, np.int32),
+        ends=np.zeros(3, np.int64),
+    )
+
+
+def _wrong_key(directory: str | os.PathLike[str], records: Ints) -> CheckpointError:
+    return CheckpointError(
+        f"{directory}: the SSD tier gave back a row of another key ({records[0, :3].tolist()});"
+        " the disk is damaged: --resume from the last checkpoint, on another one"
+    )
 
 
 def _bytes(records: Ints) -> Bytes:
