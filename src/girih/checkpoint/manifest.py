@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict
 
 from girih.checkpoint.state import RunState, Step
 from girih.checkpoint.storage import Storage
@@ -25,7 +25,21 @@ FORMAT = 2
 
 Count = Annotated[int, Bounds(0, (1 << 53) - 1)]
 Crc = Annotated[int, Bounds(0, (1 << 32) - 1)]
-Parts = Mapping[str, Mapping[str, Any]]
+
+
+class PartFacts(TypedDict, total=False):
+    """The facts of a part: its size and checksums, and with rows the shards that it covers."""
+
+    bytes: int
+    crc32: Mapping[str, int]
+    group: str
+    tables: Mapping[str, int]
+    shard: int
+    num_shards: int
+    left: int
+
+
+Parts = Mapping[str, PartFacts]
 """Name relative to the checkpoint → facts."""
 
 
@@ -205,7 +219,8 @@ def check_coverage(parts: Parts, where: str) -> None:
                 )
             held[shard] = name
     for table, held in holders.items():
-        group, num_shards = (parts[next(iter(held.values()))][what] for what in ("group", "num_shards"))
+        facts = parts[next(iter(held.values()))]
+        group, num_shards = facts["group"], facts["num_shards"]
         for shard in range(num_shards):
             if shard not in held:
                 raise CheckpointError(

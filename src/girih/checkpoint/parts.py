@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypedDict
 
-from girih.checkpoint.manifest import Parts
+from girih.checkpoint.manifest import PartFacts, Parts
 from girih.checkpoint.storage import Storage
 from girih.store import SnapshotFile
 from girih.store.snapshot.columns import counts_seconds
 from girih.store.snapshot.file import add_newest_uses, describe_header
 from girih.store.snapshot.tensorfile import TensorHeader, damaged
+
+
+class ReaderFields(TypedDict):
+    """The plain values of a :class:`PartReader`."""
+
+    url: str
+    parts: dict[str, PartFacts]
+    optimizer_state: bool
+    begins: bool
+    newest: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -77,7 +87,7 @@ class PartReader:
         length = TensorHeader.length(self.storage.read(name, 0, 8), self.parts[name]["bytes"], where)
         return TensorHeader(self.storage.read(name, 8, 8 + length), where)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> ReaderFields:
         """For another process, which may be on another machine."""
         return {
             "url": self.storage.absolute().url,
@@ -88,7 +98,7 @@ class PartReader:
         }
 
     @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> PartReader:
+    def from_dict(cls, fields: ReaderFields) -> PartReader:
         """The inverse of :meth:`to_dict`."""
         return cls(
             Storage(fields["url"]),

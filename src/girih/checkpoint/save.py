@@ -23,6 +23,7 @@ from girih.checkpoint.manifest import (
     DENSE,
     NAME,
     Manifest,
+    PartFacts,
     Parts,
     check_coverage,
     check_parts,
@@ -209,7 +210,7 @@ class Save:
                 self._report_to_first({"parts": parts})
         return self._root / self._name
 
-    def _complete(self, parts: dict[str, Mapping[str, Any]]) -> None:
+    def _complete(self, parts: dict[str, PartFacts]) -> None:
         for rank in range(1, self._ranks.size):
             theirs = self._parts_of(rank)
             for name in parts.keys() & theirs.keys():

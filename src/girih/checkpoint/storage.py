@@ -34,7 +34,7 @@ PART_BYTES = 16 << 20
 _MOST_PARTS = 10_000  # of S3, which takes no part below 5 MiB but the last
 _AT_ONCE = 4
 
-Reaching = Callable[[], AbstractContextManager[Any]]
+Reaching = Callable[[], AbstractContextManager[object]]
 
 
 class PartsUpload:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from safetensors.torch import save as serialize
 
-from girih.checkpoint.manifest import DENSE, Parts, check_coverage
+from girih.checkpoint.manifest import DENSE, PartFacts, Parts, check_coverage
 from girih.checkpoint.storage import Storage
 from girih.comm.group import TrainerGroup
 from girih.errors import CheckpointError, GirihError, RoleError, StorageFullError
@@ -133,7 +133,7 @@ class LogSegment:
         """Ends it, written or not."""
         self._rows.close()
 
-    def _complete(self, parts: dict[str, Mapping[str, Any]]) -> Pointer:
+    def _complete(self, parts: dict[str, PartFacts]) -> Pointer:
         dense = serialize(self._tensors)
         check_tensors(dense, f"{self._place}/{DENSE}", "no follower could take it: set it to a number")
         self._place.make()

@@ -395,7 +395,7 @@ class _LoaderWork(Service):
         request.reply((), (as_text(self._stats.snapshot()),))
 
 
-def _where(begin: Any) -> tuple[int, Position | None]:
+def _where(begin: object) -> tuple[int, Position | None]:
     """The epoch that a message asks for, and where in it; checked before anything is read."""
     match begin:
         case {"epoch": int(epoch), "position": position} if epoch >= 0 and not isinstance(epoch, bool):

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,7 +89,7 @@ class SparseVerb(IntEnum):
     SEND = 21
 
 
-Arrays = tuple[NDArray[Any], ...]
+Arrays: TypeAlias = tuple[NDArray[Any], ...]
 NO_ROWS = np.empty(0, np.float32)
 
 

@@ -6,14 +6,14 @@ table), ``padding``, ``index`` and the like.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from girih.kernels.cpu import layout
 from girih.store.memory.arena import PAGE_BYTES, SLOT_BYTES
 from girih.store.memory.repair import Repaired
 from girih.store.memory.shard_memory import index_bytes
 from girih.store.snapshot.columns import columns_of
+from girih.store.spec import Description
 from girih.store.state import ShardState
 
 if TYPE_CHECKING:
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 _ROW_ALIGNMENT, _NEIGHBOURS, _PLACE = 8, 8, 8
 
 
-def disk_bytes(description: Mapping[str, Any]) -> dict[str, int]:
+def disk_bytes(description: Description) -> dict[str, int]:
     """Bytes of one row in a snapshot's file, by column; ``description`` is the file's."""
     return {column.name: column.num_bytes for column in columns_of(description)}
 
 
-def row_bytes(description: Mapping[str, Any]) -> dict[str, int]:
+def row_bytes(description: Description) -> dict[str, int]:
     """Bytes of one row in memory, by column; with the index, all that a row takes.
 
     ``description`` is that of a store, a snapshot or its file.
@@ -38,12 +38,12 @@ def row_bytes(description: Mapping[str, Any]) -> dict[str, int]:
     return {**parts, "padding": -(-last // _ROW_ALIGNMENT) * _ROW_ALIGNMENT - sum(parts.values())}
 
 
-def tiered_row_bytes(description: Mapping[str, Any]) -> dict[str, int]:
+def tiered_row_bytes(description: Description) -> dict[str, int]:
     """Bytes of one row in the memory of a shard with tiers, by column, its values left out."""
     return {**row_bytes({**description, "segments": []}), "padding": 0, "place": _PLACE}
 
 
-def loaded_bytes(description: Mapping[str, Any], num_rows: int) -> dict[str, int]:
+def loaded_bytes(description: Description, num_rows: int) -> dict[str, int]:
     """Bytes of ``num_rows`` rows in a store that has just loaded them, by part, Bloom filters left out."""
     rows = {name: size * num_rows for name, size in row_bytes(description).items()}
     return {"index": index_bytes(num_rows), **rows}

@@ -15,7 +15,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +35,7 @@ from girih.store.spec import Floats, GroupSpec, Ints, Longs
 
 LAST_STEP = (1 << 31) - 1
 
-LoadedColumn = tuple[int, NDArray[Any]]
+LoadedColumn: TypeAlias = tuple[int, NDArray[Any]]
 """A column: the byte of a row at which it begins, and [K, width] of it."""
 
 

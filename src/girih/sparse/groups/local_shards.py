@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from girih.checkpoint.manifest import Parts, part_name, parts_for
+from girih.checkpoint.manifest import PartFacts, Parts, part_name, parts_for
 from girih.checkpoint.parts import PartReader
 from girih.checkpoint.storage import Storage
 from girih.publishing.shards import SegmentRows, begin_rows, know_changes
@@ -33,10 +32,10 @@ class ShardsSave:
 
     def __init__(self, writer: Storage, files: Iterable[tuple[str, Store]]) -> None:
         self._writer = writer
-        self._parts: list[tuple[str, dict[str, Any], LiveSnapshot]] = []
+        self._parts: list[tuple[str, PartFacts, LiveSnapshot]] = []
         try:
             for name, store in files:
-                covers = {
+                covers: PartFacts = {
                     "group": store.spec.name,
                     "tables": _rows_of(store),
                     "shard": store.shard,
@@ -49,7 +48,7 @@ class ShardsSave:
 
     def write(self) -> Parts:
         """Writes every shard's part; each shard is free again as soon as its own is written."""
-        parts = {}
+        parts: dict[str, PartFacts] = {}
         for name, covers, snapshot in self._parts:
             with snapshot, self._writer.create(name) as sink:
                 facts = write_rows(snapshot, sink, f"{self._writer}/{name}")
@@ -127,7 +126,7 @@ class LocalShards:
             rows.update(_rows_of(store))
         return dict(rows)
 
-    def live(self) -> dict[str, Any]:
+    def live(self) -> dict[str, dict[str, int]]:
         """Counters and rows for :meth:`girih.telemetry.stats.Stats.watch`; empty where rows are on a GPU, which to ask takes it time."""
         return {} if self._on_gpu else {"store": self.counters(), "rows": self.rows()}
 

@@ -317,7 +317,9 @@ class GpuCollectiveSparse(ShardedHalf[GpuRequest, GpuExchanged]):
             for reader, served in zip(self._readers, request.served or (), strict=True):
                 reader.begin_read(served)
 
-    def _summed(self, batch: Batch, reads: Sequence[GpuExchanged], gradients: Sequence[Any]) -> list[_Summed]:
+    def _summed(
+        self, batch: Batch, reads: Sequence[GpuExchanged], gradients: Sequence[Sequence[Tensor | None]]
+    ) -> list[_Summed]:
         """The sums over all trainers of the gradients of each group's rows here; waits for nothing on a GPU."""
         local_keys, coming = [], []
         for read, router, outputs in zip(reads, self._routers, gradients, strict=True):

@@ -239,7 +239,7 @@ class GroupMessages:
         return done
 
     def one_ahead(
-        self, send: Callable[..., Future[Tensor]], steps: Sequence[tuple[Any, ...]]
+        self, send: Callable[..., Future[Tensor]], steps: Sequence[tuple[object, ...]]
     ) -> Iterator[Tensor]:
         """Sends messages and yields what comes of each, in their order; with a thread that exchanges them, one more is under way."""
         under_way: deque[Future[Tensor]] = deque()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from girih.comm.group import TrainerGroup
 from girih.data.batch import Batch
@@ -20,6 +20,11 @@ from girih.sparse.half import SparseStats
 from girih.sparse.halves.sharded import Arrival, ShardedHalf
 from girih.sparse.spec import SparseSpec
 from girih.store import Store
+
+if TYPE_CHECKING:
+    import torch
+
+    from girih.sparse.halves.deferred import Agree, DeferredUpdate
 
 
 class LocalSparse(ShardedHalf[list[Any], ReadRows]):
@@ -51,7 +56,7 @@ class LocalSparse(ShardedHalf[list[Any], ReadRows]):
             for group, stores in zip(groups, shards.stores, strict=True)
         ]
 
-    def is_on_gpu_of(self, device: Any) -> bool:
+    def is_on_gpu_of(self, device: torch.device) -> bool:
         """Whether all rows are in the memory of the GPU that a ``torch.device`` names; where kernels are interpreted, that is the CPU."""
         own = [getattr(group, "device", None) for group in self.groups]
         return bool(own) and all(each is not None and each.type == device.type for each in own)
@@ -100,13 +105,13 @@ class LocalSparse(ShardedHalf[list[Any], ReadRows]):
 
     def update_masked(
         self,
-        agree: Any,
+        agree: Agree,
         batch: Batch,
         reads: list[ReadRows],
         gradients: Sequence[Gradients],
         step: int,
         lr_scale: float,
-    ) -> Any:
+    ) -> DeferredUpdate:
         """See :class:`ShardedHalf`; returns a :class:`girih.sparse.halves.deferred.DeferredUpdate`."""
         from girih.sparse.halves.deferred import apply_masked, with_counts
 

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from girih.checkpoint.manifest import PartFacts
 from girih.checkpoint.parts import PartReader
 from girih.checkpoint.storage import Storage
 from girih.cluster.roles import RoleName
@@ -94,9 +95,10 @@ class RemotePulled:
         turn, before = next(half.turns), half.last_step
         half.last_step = step
 
-        def call(arrays: Sequence[Any]) -> Future[Frame]:
-            *own, is_refused = arrays
-            return self._drop(turn) if is_refused[0] else self._push(turn, step, lr_scale, own)
+        def call(arrays: Sequence[NDArray[Any] | None]) -> Future[Frame]:
+            *to_push, flag = arrays
+            is_refused = flag is not None and flag[0]
+            return self._drop(turn) if is_refused else self._push(turn, step, lr_scale, to_push)
 
         def error_from(numbers: Numbers) -> NonFiniteError | None:
             feature = leaves.nonfinite_feature(gradients, numbers)
@@ -118,7 +120,9 @@ class RemotePulled:
         call = partial(self._drop, next(half.turns) if refused else NO_TURN)
         return half.sent(call() if half.staging is None else half.staging.drop(call), self.called[1])
 
-    def _push(self, turn: int, step: int, lr_scale: float, arrays: Sequence[Any]) -> Future[Frame]:
+    def _push(
+        self, turn: int, step: int, lr_scale: float, arrays: Sequence[NDArray[Any] | None]
+    ) -> Future[Frame]:
         packed = self._half.codec.pack_gradients(arrays)
         self._half.count_sent("gradients", packed)
         return self._worker.ask(SparseVerb.PUSH, (*self.called, turn, step, as_integer(lr_scale)), packed)
@@ -175,7 +179,7 @@ class RemoteSave:
     def __init__(self, servers: Sequence[Client]) -> None:
         self._servers = servers
 
-    def write(self) -> dict[str, Any]:
+    def write(self) -> dict[str, PartFacts]:
         """Has all servers write, side by side.
 
         Raises:
@@ -187,9 +191,9 @@ class RemoteSave:
         """Ends what was not written."""
         self._finish(write=False)
 
-    def _finish(self, *, write: bool) -> dict[str, Any]:
+    def _finish(self, *, write: bool) -> dict[str, PartFacts]:
         servers, self._servers = self._servers, ()
-        parts: dict[str, Any] = {}
+        parts: dict[str, PartFacts] = {}
         replies = [server.call(SparseVerb.WRITE, (int(write),)) for server in servers]
         with waiting():
             wait(replies)  # before one raises: the next save begins once none of them writes any more
@@ -204,7 +208,7 @@ class RemoteSegment:
     def __init__(self, servers: Sequence[Client], *, whole: bool) -> None:
         self._servers, self._whole = servers, whole
 
-    def write(self) -> dict[str, Any]:
+    def write(self) -> dict[str, PartFacts]:
         """Has all servers write, side by side.
 
         Raises:
@@ -219,9 +223,9 @@ class RemoteSegment:
         """Ends what was not written."""
         self._finish(write=False)
 
-    def _finish(self, *, write: bool) -> dict[str, Any]:
+    def _finish(self, *, write: bool) -> dict[str, PartFacts]:
         servers, self._servers = self._servers, ()
-        parts: dict[str, Any] = {}
+        parts: dict[str, PartFacts] = {}
         replies = [server.call(SparseVerb.SEND, (int(self._whole), int(write))) for server in servers]
         wait(replies)
         for reply in replies:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,9 @@ from girih.sparse.groups.pack import Group, by_group, sequence_bounds
 from girih.sparse.half import SparseStats
 from girih.store import Store
 from girih.telemetry.busy import Busy, awaited
+
+if TYPE_CHECKING:
+    from girih.sparse.halves.deferred import Agree, DeferredUpdate
 
 T = TypeVar("T")
 Request = TypeVar("Request")
@@ -87,7 +90,7 @@ class PulledHere(Generic[Request, Read]):
         self._half.move(self._batch, reads, self._arrived().gradients(), step, lr_scale)
         return Done()
 
-    def push_masked(self, agree: Any, step: int, lr_scale: float = 1.0) -> Any:
+    def push_masked(self, agree: Agree, step: int, lr_scale: float = 1.0) -> DeferredUpdate:
         """Launches :meth:`push`, which moves nothing where the step is refused on the device; see :mod:`girih.sparse.halves.deferred`."""
         reads, _ = self._half.awaited(self._parts[-1][1])
         return self._half.move_masked(agree, self._batch, reads, self._arrived().gradients(), step, lr_scale)
@@ -156,13 +159,13 @@ class ShardedHalf(ABC, Generic[Request, Read]):
 
     def update_masked(
         self,
-        agree: Any,
+        agree: Agree,
         batch: Batch,
         reads: list[Read],
         gradients: Sequence[Gradients],
         step: int,
         lr_scale: float,
-    ) -> Any:
+    ) -> DeferredUpdate:
         """As :meth:`update`, decided on the device; a half whose rows are all in GPU memory can do it.
 
         Args:
@@ -199,13 +202,13 @@ class ShardedHalf(ABC, Generic[Request, Read]):
 
     def move_masked(
         self,
-        agree: Any,
+        agree: Agree,
         batch: Batch,
         reads: list[Read],
         gradients: Gradients,
         step: int,
         lr_scale: float,
-    ) -> Any:
+    ) -> DeferredUpdate:
         """As :meth:`move`, decided on the device; see :meth:`update_masked`."""
         grouped = by_group(self.groups_of_tables, gradients)
         update = self.awaited(
@@ -225,7 +228,7 @@ class ShardedHalf(ABC, Generic[Request, Read]):
         """Sums over all shards."""
         return SparseStats(self._shards.counters(), self._shards.rows())
 
-    def live(self) -> dict[str, Any]:
+    def live(self) -> dict[str, dict[str, int]]:
         """See :meth:`girih.sparse.groups.local_shards.LocalShards.live`; asks no other process."""
         return self._shards.live()
 

@@ -62,7 +62,9 @@ class Staging:
         return taken_over
 
     def send(
-        self, gradients: Sequence[Tensor | None], call: Callable[[Sequence[Any]], Future[Frame]]
+        self,
+        gradients: Sequence[Tensor | None],
+        call: Callable[[Sequence[NDArray[Any] | None]], Future[Frame]],
     ) -> Future[Future[Frame]]:
         """Has gradients sent once they have come from the device, behind what was computed so far; waits for nothing.
 

@@ -212,7 +212,7 @@ class GpuState:
         shard, num_shards = (self.layout.description[name] for name in ("shard", "num_shards"))
         return open_state(self.spec, shard, num_shards, Heap(), self._clock)
 
-    def _launch(self, kernel: Any, num_items: int, *arguments: Any) -> None:
+    def _launch(self, kernel: object, num_items: int, *arguments: Any) -> None:
         memory = self.memory
         jit.launch(
             kernel,

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from girih.errors import CheckpointError
 from girih.files.sealed import open_file, refusing
@@ -56,7 +57,7 @@ class MappedFileFacts:
         return asdict(self)
 
 
-def description_of(spec: GroupSpec, num_buried: int) -> dict[str, Any]:
+def description_of(spec: GroupSpec, num_buried: int) -> dict[str, object]:
     """The description that a file has of itself, and a reader expects."""
     return {
         "version": VERSION,
@@ -168,7 +169,7 @@ class MappedFile:
         if any_nan(self.rows, "F32"):
             raise self._damaged("a row holds NaN")
 
-    def _tensor(self, tensors: TensorFile, name: str) -> Any:
+    def _tensor(self, tensors: TensorFile, name: str) -> NDArray[Any]:
         expected = {INDEX: "I64", ROWS: "F32"}[name]
         for tensor in tensors.header.tensors:
             if tensor.name == name and tensor.dtype == expected and len(tensor.shape) == 2:

@@ -320,7 +320,7 @@ def _refusal(memory: mmap.mmap, shape: ArenaShape, repair: bool) -> str:
     return ""
 
 
-def difference(actual: Any, expected: Any, path: str = "") -> str:
+def difference(actual: object, expected: object, path: str = "") -> str:
     """The first place where two plain values differ, as ``segments[0].dim is 8, expected 16``; else empty."""
     if isinstance(actual, dict) and isinstance(expected, dict):
         for key in {**expected, **actual}:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import IO, Any, Protocol
+from typing import IO, Any, Protocol, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,7 @@ from girih.store.snapshot.tensorfile import (
     any_nan,
     damaged,
 )
+from girih.store.spec import Description
 
 _CHUNK_BYTES = 8 << 20
 _LEAST_CHUNK = 1 << 10
@@ -152,7 +153,7 @@ def add_newest_uses(newest: dict[str, int], file: SnapshotFile) -> None:
             newest[table["name"]] = max(newest.get(table["name"], 0), int(table_uses.max()))
 
 
-def describe_header(header: TensorHeader, where: str) -> dict[str, Any]:
+def describe_header(header: TensorHeader, where: str) -> Description:
     """The description that a shard's file begins with; see :class:`girih.store.Snapshot`.
 
     Raises:
@@ -161,7 +162,7 @@ def describe_header(header: TensorHeader, where: str) -> dict[str, Any]:
     if header.metadata.get("kind") != _KIND:
         raise CheckpointError(f"{where}: not a shard of girih; expected a file of a checkpoint's tables")
     with refusing(where, _FIX, what="damaged: its description is not that of a shard"):
-        description: dict[str, Any] = parse(header.metadata["girih"])
+        description: Description = parse(header.metadata["girih"])
         if description["version"] != FORMAT_VERSION:
             raise CheckpointError(
                 f"{where}: format {description['version']}, expected {FORMAT_VERSION}; update girih"
@@ -171,7 +172,7 @@ def describe_header(header: TensorHeader, where: str) -> dict[str, Any]:
     return description
 
 
-def _check(description: Mapping[str, Any]) -> None:
+def _check(description: Description) -> None:
     """Refuses numbers that would lead a reader astray."""
     names = [table["name"] for table in description["tables"]]
     num_tables = len(names)
@@ -180,8 +181,9 @@ def _check(description: Mapping[str, Any]) -> None:
         or len(set(names)) < num_tables
     ):
         raise ValueError("expected names of a group and its tables")
-    for name, least in (("num_rows", 0), ("num_shards", 1), ("last_step", 0)):
-        options.integer(name, description[name], least, _MOST_ROWS)
+    options.integer("num_rows", description["num_rows"], 0, _MOST_ROWS)
+    options.integer("num_shards", description["num_shards"], 1, _MOST_ROWS)
+    options.integer("last_step", description["last_step"], 0, _MOST_ROWS)
     options.integer("shard", description["shard"], 0, description["num_shards"] - 1)
     for segment in description["segments"]:
         if not isinstance(segment["name"], str) or not isinstance(segment["optimizer"]["name"], str):
@@ -210,7 +212,7 @@ class WritableRows(Protocol):
     """
 
     @property
-    def description(self) -> dict[str, Any]: ...
+    def description(self) -> Description: ...
 
     @property
     def num_rows(self) -> int: ...
@@ -225,7 +227,15 @@ class WritableRows(Protocol):
         """(table's name, its next Bloom cells), all cells of all tables."""
 
 
-def write_rows(source: WritableRows, sink: Sink, where: str) -> dict[str, Any]:
+class FileFacts(TypedDict):
+    """The size of a file, its rows, and the checksum of each column."""
+
+    bytes: int
+    rows: int
+    crc32: dict[str, int]
+
+
+def write_rows(source: WritableRows, sink: Sink, where: str) -> FileFacts:
     """Writes a snapshot to an empty file, whose name is ``where`` in errors.
 
     Returns:

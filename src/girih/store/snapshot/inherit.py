@@ -8,7 +8,7 @@ Shapes: K rows of a chunk, W columns of a row that training sees.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +25,7 @@ from girih.store.snapshot.restore import (
     shrink_to_bounds,
     table_numbers,
 )
-from girih.store.spec import Floats, Ints, shard_of
+from girih.store.spec import Description, Floats, Ints, shard_of
 from girih.store.state import LoadedColumn, ShardState
 
 MOMENTS = ("adam",)
@@ -47,7 +47,7 @@ class Fit(NamedTuple):
     why_begins: str
 
 
-def fit_of(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> Fit:
+def fit_of(theirs: Description, ours: Description) -> Fit:
     """The part of rows of one description that rows of another one take."""
     if theirs["dtype"] != ours["dtype"]:
         return Fit((), (), f"dtype {theirs['dtype']} there, {ours['dtype']} here", "")
@@ -96,7 +96,7 @@ def _load_chunk(
     state: ShardState,
     chunk: Chunk,
     numbers: Ints,
-    theirs: Mapping[str, Any],
+    theirs: Description,
     fit: Fit,
 ) -> None:
     all_tables, own = numbers[chunk["tables"]], state.layout.description
@@ -136,7 +136,7 @@ def _initial(state: ShardState, ids: NDArray[np.int64], tables: Ints) -> Floats:
     return out
 
 
-def _names(description: Mapping[str, Any]) -> set[str]:
+def _names(description: Description) -> set[str]:
     return {segment["name"] for segment in description["segments"]}
 
 

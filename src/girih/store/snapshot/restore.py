@@ -5,8 +5,8 @@ Shapes: n rows of a source, K rows of a chunk, T tables.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from girih.kernels.cpu import layout, update
 from girih.kernels.cpu.arrays import sealed
 from girih.store.rows.record import RowLayout, block_range
 from girih.store.snapshot.columns import Chunk, counts_seconds, value_columns
-from girih.store.spec import GroupSpec, Ints, Longs, shard_of
+from girih.store.spec import Description, GroupSpec, Ints, Longs, shard_of
 from girih.store.state import ShardState
 
 ELSEWHERE = -1
@@ -32,7 +32,7 @@ class RowSource(Protocol):
     where: str
 
     @property
-    def description(self) -> dict[str, Any]:
+    def description(self) -> Description:
         """See :class:`Snapshot`."""
         ...
 
@@ -108,7 +108,7 @@ def check_sources(
         source.verify()
 
 
-def _misfit(theirs: dict[str, Any], ours: dict[str, Any], optimizer_state: bool) -> str:
+def _misfit(theirs: Description, ours: Description, optimizer_state: bool) -> str:
     """Why rows of one description do not fit another; empty where they do."""
     if theirs["dtype"] != ours["dtype"]:
         return f"dtype {theirs['dtype']}, expected {ours['dtype']}; set dtype to match"
@@ -118,8 +118,8 @@ def _misfit(theirs: dict[str, Any], ours: dict[str, Any], optimizer_state: bool)
     for their, our in zip(theirs["segments"], ours["segments"], strict=True):
         if their["dim"] != our["dim"]:
             return f"{our['name']} has dim {their['dim']}, expected {our['dim']}; set dim to match"
-    found, expected = ([(s["optimizer"]["name"], s["state"]) for s in d["segments"]] for d in (theirs, ours))
-    if optimizer_state and found != expected:
+    before, now = ([(s["optimizer"]["name"], s["state"]) for s in d["segments"]] for d in (theirs, ours))
+    if optimizer_state and before != now:
         return (
             f"optimizer is {_optimizers(theirs)}, expected {_optimizers(ours)};"
             " go on with that one, or start a new run"
@@ -127,7 +127,7 @@ def _misfit(theirs: dict[str, Any], ours: dict[str, Any], optimizer_state: bool)
     return ""
 
 
-def _optimizers(description: dict[str, Any]) -> str:
+def _optimizers(description: Description) -> str:
     return ", ".join(
         s["optimizer"]["name"] + (f" with {', '.join(name for name, _ in s['state'])}" if s["state"] else "")
         for s in description["segments"]
@@ -167,7 +167,7 @@ def _load_rows(state: ShardState, source: RowSource, optimizer_state: bool) -> L
 
 
 def _load_chunk(
-    state: ShardState, description: Mapping[str, Any], chunk: Chunk, numbers: Ints, optimizer_state: bool
+    state: ShardState, description: Description, chunk: Chunk, numbers: Ints, optimizer_state: bool
 ) -> tuple[Longs, Ints, Ints]:
     """Takes the rows of this shard; returns the place of each in the chunk, its table and its row."""
     all_tables, own = numbers[chunk["tables"]], state.layout.description
@@ -193,7 +193,7 @@ def _load_chunk(
 
 
 def last_uses(
-    state: ShardState, theirs: Mapping[str, Any], chunk: Chunk, kept: Longs, tables: Ints, *, goes_on: bool
+    state: ShardState, theirs: Description, chunk: Chunk, kept: Longs, tables: Ints, *, goes_on: bool
 ) -> Ints:
     """The last use of rows, int32[K], by the measure of the tables here; now, where tables measured age otherwise.
 

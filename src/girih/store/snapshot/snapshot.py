@@ -30,7 +30,7 @@ from girih.errors import CheckpointError, StorageFullError
 from girih.kernels.cpu import layout, saving
 from girih.store.snapshot.columns import Chunk, bloom_tensors, columns_of
 from girih.store.snapshot.tensorfile import StoredTensor
-from girih.store.spec import Ints, Longs
+from girih.store.spec import Description, Ints, Longs
 from girih.store.state import ShardState
 
 _MOST_BUFFERS = 16
@@ -145,7 +145,7 @@ class Snapshot:
         num_pages = -(-own.num_cells // (4 * num_words))
         self._num_chunks = self._row_chunks + -(-num_pages // chunk)
         self.most_records = max(64, _LOG_BYTES // (4 * (num_words + saving.LINKS)))
-        self.description = {
+        self.description: Description = {
             **own.description,
             "num_rows": self.num_rows,
             "last_step": memory.last_step,
@@ -311,7 +311,7 @@ class ArrivingSnapshot:
         self._opened: Snapshot | None = None
 
     @property
-    def description(self) -> dict[str, Any]:
+    def description(self) -> Description:
         """See :class:`Snapshot`."""
         return self._snapshot().description
 
