@@ -28,26 +28,26 @@ def complete(root: Storage) -> list[tuple[int, Storage]]:
     On this machine only complete ones have such a name; elsewhere those count that have a manifest, which is
     written last.
     """
-    found = ((m, root / name) for name in root.names() if (m := PATTERN.fullmatch(name)))
+    matches = ((m, root / name) for name in root.names() if (m := PATTERN.fullmatch(name)))
     return sorted(
-        ((int(m[1]), place) for m, place in found if root.local is not None or place.exists(NAME)),
+        ((int(m[1]), place) for m, place in matches if root.local is not None or place.exists(NAME)),
         key=lambda each: each[0],
     )
 
 
 def latest(root: Storage) -> Storage | None:
     """The newest checkpoint below ``root``, if any."""
-    found = complete(root)
-    return found[-1][1] if found else None
+    checkpoints = complete(root)
+    return checkpoints[-1][1] if checkpoints else None
 
 
 def rotate(root: Storage, keep: int, protected: int | None) -> None:
     """Removes all but the last ``keep`` checkpoints and the ``protected`` step, and what killed saves left."""
-    found = complete(root)
-    for step, place in found[:-keep]:
+    checkpoints = complete(root)
+    for step, place in checkpoints[:-keep]:
         if step != protected:
             root.remove(place.name, first=NAME)
-    valid = {place.name for _, place in found}
+    valid = {place.name for _, place in checkpoints}
     for name in root.names():
         if name.startswith((WRITING, DOOMED)) or (PATTERN.fullmatch(name) and name not in valid):
             root.remove(name, first=NAME)

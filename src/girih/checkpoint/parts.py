@@ -48,12 +48,12 @@ class PartReader:
         Raises:
             CheckpointError: damaged. MissingFileError: a part is gone.
         """
-        found: dict[str, int] = {}
+        newest: dict[str, int] = {}
         for name in self.parts:
             tables = describe_header(self.header(name), f"{self.storage}/{name}")["tables"]
             if any(map(counts_seconds, tables)):
-                add_newest_uses(found, self.open(name))
-        return found
+                add_newest_uses(newest, self.open(name))
+        return newest
 
     def open(self, name: str) -> SnapshotFile:
         """A part, its form checked; its content when it is read.
@@ -63,19 +63,19 @@ class PartReader:
         """
         facts = self.parts[name]
         with self.storage.fetch(name) as file:
-            found = SnapshotFile(file, f"{self.storage}/{name}", facts["crc32"])
-        described = found.description
+            snapshot = SnapshotFile(file, f"{self.storage}/{name}", facts["crc32"])
+        described = snapshot.description
         tables = [table["name"] for table in described["tables"]]
-        for what, theirs, expected in (
+        for fact, actual, expected in (
             ("group", described["group"], facts["group"]),
             ("shard", described["shard"], facts["shard"]),
             ("num_shards", described["num_shards"], facts["num_shards"]),
             ("tables", tables, list(facts["tables"])),
-            ("num_rows", found.num_rows, sum(facts["tables"].values())),
+            ("num_rows", snapshot.num_rows, sum(facts["tables"].values())),
         ):
-            if theirs != expected:
-                raise damaged(found.where, f"{what} is {theirs!r}, the manifest says {expected!r}")
-        return found
+            if actual != expected:
+                raise damaged(snapshot.where, f"{fact} is {actual!r}, the manifest says {expected!r}")
+        return snapshot
 
     def header(self, name: str) -> TensorHeader:
         """Reads the header, in which a part describes itself, without the rest.

@@ -93,9 +93,9 @@ def check_dtypes(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) 
     Raises:
         ValueError: another dtype than that of the expected tensor of the same name.
     """
-    for name, own in expected.items():
-        if name in tensors and tensors[name].dtype != own.dtype:
-            raise ValueError(f"{name} is {tensors[name].dtype}, expected {own.dtype}")
+    for name, tensor in expected.items():
+        if name in tensors and tensors[name].dtype != tensor.dtype:
+            raise ValueError(f"{name} is {tensors[name].dtype}, expected {tensor.dtype}")
 
 
 PATIENCE_S = 1800.0
@@ -251,10 +251,10 @@ class Save:
             if time.monotonic() > until:
                 raise GirihError(f"trainer {rank} wrote no shards for {PATIENCE_S:.0f} s; is its disk hung?")
             time.sleep(0.01)
-        told = json.loads(text)
-        if "error" in told:
-            raise (StorageFullError if told["full"] else GirihError)(told["error"])
-        return dict(told["parts"])
+        reported = json.loads(text)
+        if "error" in reported:
+            raise (StorageFullError if reported["full"] else GirihError)(reported["error"])
+        return dict(reported["parts"])
 
     @contextlib.contextmanager
     def _removing(self) -> Iterator[None]:
@@ -299,6 +299,6 @@ def _named_full(root: Storage) -> Iterator[None]:
         yield
     except OSError as error:
         if disk_full(error, root.url) is not None:
-            told = f"{root}: no space left for a checkpoint; free some, then --resume"
-            raise StorageFullError(told) from None
+            message = f"{root}: no space left for a checkpoint; free some, then --resume"
+            raise StorageFullError(message) from None
         raise

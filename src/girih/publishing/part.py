@@ -149,16 +149,16 @@ class SegmentPart:
         if wrong := wrong_keys(*keys, len(self.tables), described.shard, described.num_shards):
             raise ValueError(wrong)
         counts = np.bincount(self._tables, minlength=len(self.tables)).tolist()
-        own = {
+        actual = {
             "group": described.group,
             "shard": described.shard,
             "num_shards": described.num_shards,
             "tables": dict(zip(self.tables, counts, strict=True)),
             "left": num_left,
         }
-        for what, value in own.items():
-            if facts.get(what) != value:
-                raise ValueError(f"its {what} is {value}, the manifest says {facts.get(what)}")
+        for field, value in actual.items():
+            if facts.get(field) != value:
+                raise ValueError(f"its {field} is {value}, the manifest says {facts.get(field)}")
         if any_nan(self._rows, _TAGS[self._dtype]):
             raise ValueError("a row holds NaN")
 

@@ -85,7 +85,9 @@ class LogSegment:
         self._place = Storage(ranks.broadcast(place.url))
         self._time = time.time()
         parameters = version.parameters if ranks.first else {}
-        self._tensors = {name: each.detach().cpu().clone().contiguous() for name, each in parameters.items()}
+        self._tensors = {
+            name: parameter.detach().cpu().clone().contiguous() for name, parameter in parameters.items()
+        }
         self._fields: dict[str, Any] = {
             "number": called.number,
             "previous": called.previous,
@@ -166,10 +168,10 @@ class LogSegment:
             if time.monotonic() > until:
                 raise GirihError(f"trainer {rank} wrote no shards for {PATIENCE_S:.0f} s")
             time.sleep(0.002)
-        told = json.loads(text)
-        if "error" in told:
-            raise CheckpointError(told["error"])
-        return dict(told["parts"])
+        reported = json.loads(text)
+        if "error" in reported:
+            raise CheckpointError(reported["error"])
+        return dict(reported["parts"])
 
 
 @contextlib.contextmanager

@@ -206,15 +206,15 @@ class _EmbeddingServerWork(Service):
         """Takes one trainer's gradients of a step, or word that it drops it; applies a turn's once all are here."""
         sample, trainer, number, turn = request.frame.fields[:4]
         key = trainer, number
-        nothing: _Reads = ([], None)  # as is read for a batch that is dropped
-        reads = self._reads.get(key, nothing)
+        no_reads: _Reads = ([], None)  # as is read for a batch that is dropped
+        reads = self._reads.get(key, no_reads)
         if turn == NO_TURN or self._was_applied(trainer, turn):
             self._reads.pop(key, None)
             self._done[trainer].add(number)
             request.reply()
             return
         if request.frame.kind == SparseVerb.UPDATE:
-            if reads is nothing:
+            if reads is no_reads:
                 if self._num_senders is None:
                     raise WireError(
                         f"gradients of sample {sample}, whose rows this server has not read for its sender"

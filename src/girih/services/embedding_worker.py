@@ -184,7 +184,7 @@ class _EmbeddingWorkerWork(Service):
                 outputs += router.bags.pool(rows, asked.keys, sample.batch, take)
             packed = self._codec.pack_embeddings(outputs)
         bounds = sequence_bounds(self._groups, sample.batch)
-        self._stats.sent("embeddings", sum(each.nbytes for each in packed))
+        self._stats.sent("embeddings", sum(array.nbytes for array in packed))
         request.reply((max(frame.fields[0] for frame in frames),), (*packed, *bounds))
 
     def _push(self, request: Request) -> None:
@@ -216,11 +216,11 @@ class _EmbeddingWorkerWork(Service):
         request.reply()
 
     def _drop(self, request: Request) -> None:
-        fields, nothing = _fields(request, 4), [()] * len(self._clients)
+        fields, no_arrays = _fields(request, 4), [()] * len(self._clients)
         if not self._was_lost(fields[0]):
             self._kept(fields[0])
             del self._samples[fields[0]]
-        self._call_all(SparseVerb.DROP, fields, nothing, request, lambda _: request.reply())
+        self._call_all(SparseVerb.DROP, fields, no_arrays, request, lambda _: request.reply())
 
     def _kept(self, number: int) -> _KeptIds:
         """A sample that is here.

@@ -234,9 +234,9 @@ class _GroupServerWork:
         """The outputs of a part, packed, and which of them have gradients; what its backward pass needs is kept with the batch."""
         modules = self._live.evaluated if batch is None else batch.net.modules
         with self._stats.spans("part forward"), torch.set_grad_enabled(batch is not None):
-            for given, wanted in zip(inputs, needs, strict=True):
-                if given is not None and wanted and batch is not None:
-                    given.requires_grad_()
+            for tensor, wanted in zip(inputs, needs, strict=True):
+                if tensor is not None and wanted and batch is not None:
+                    tensor.requires_grad_()
             with self._arithmetic(), self._naming(part, inputs):
                 outputs = list(modules[part](*inputs))
             arrays = pack(outputs, request.buffer, self._wire.forward(train=batch is not None))
@@ -253,11 +253,11 @@ class _GroupServerWork:
         except GirihError:
             raise
         except Exception as error:
-            given = ", ".join(
-                "none" if each is None else f"{each.dtype}{list(each.shape)}" for each in inputs
+            shapes = ", ".join(
+                "none" if tensor is None else f"{tensor.dtype}{list(tensor.shape)}" for tensor in inputs
             )
             described = f"{type(error).__name__}: {error}"
-            raise RuntimeError(f"part {self._names[part]!r}, given {given}: {described}") from error
+            raise RuntimeError(f"part {self._names[part]!r}, given {shapes}: {described}") from error
 
     def _backward(self, request: Request) -> None:
         net, number, call = request.frame.fields
@@ -267,18 +267,20 @@ class _GroupServerWork:
             raise WireError(
                 f"call {call} of batch {number}; expected one that was computed and has no gradients yet"
             )
-        found = batch.calls.pop(call)
+        call_state = batch.calls.pop(call)
         with self._stats.spans("part backward"):
             try:
-                pairs = zip(found.outputs, gradients_of, strict=True)
-                given = [(output, gradient) for output, gradient in pairs if gradient is not None]
-                torch.autograd.backward([output for output, _ in given], [gradient for _, gradient in given])
+                pairs = zip(call_state.outputs, gradients_of, strict=True)
+                with_gradients = [(output, gradient) for output, gradient in pairs if gradient is not None]
+                torch.autograd.backward(
+                    [output for output, _ in with_gradients], [gradient for _, gradient in with_gradients]
+                )
             except Exception:
-                batch.calls[call] = found  # gradients that do not fit its outputs have moved nothing
+                batch.calls[call] = call_state  # gradients that do not fit its outputs have moved nothing
                 raise
             name = batch.net.nonfinite()
-            gradients = [each.grad if each is not None else None for each in found.inputs]
-            arrays = pack(gradients, request.buffer, batch.streams.of(self._names[found.part]))
+            gradients = [tensor.grad if tensor is not None else None for tensor in call_state.inputs]
+            arrays = pack(gradients, request.buffer, batch.streams.of(self._names[call_state.part]))
         self._stats.sent("dense", num_bytes(arrays))
         request.reply((), (as_text(name), *arrays))
 
@@ -311,7 +313,7 @@ class _GroupServerWork:
         entries: list[Entry] = [(RANDOM, None, torch.get_rng_state())] if self._drawing else []
         for net, streams in self._batches.streams_of(request.client).items():
             left = streams.left().items()
-            entries += [(part, f"{net}.{number}", torch.from_numpy(each)) for (part, number), each in left]
+            entries += [(part, f"{net}.{number}", torch.from_numpy(state)) for (part, number), state in left]
         self._send_entries(request, request.frame.fields[0], entries)
 
     def _load_extra_state(self, request: Request) -> None:

@@ -377,8 +377,8 @@ class _LoaderWork(Service):
         self._check(trainer, share)
         where = _where(from_text(request.frame.arrays[0]))
         batch = self._rereading.batch(trainer, number, share, *where, most_skipped=len(self._workers))
-        own = share_of(batch, trainer, self.role.num_trainers)
-        request.reply(self._store(own, share, number, trainer))
+        trainer_share = share_of(batch, trainer, self.role.num_trainers)
+        request.reply(self._store(trainer_share, share, number, trainer))
 
     def _check(self, trainer: int, share: int = 0) -> None:
         if trainer not in self.role.trainers or share < 0:
@@ -388,7 +388,7 @@ class _LoaderWork(Service):
             )
 
     def _live(self) -> dict[str, Any]:
-        ready = sum(each.num_ready() for each in set(self._passes.copy().values()))
+        ready = sum(open_pass.num_ready() for open_pass in set(self._passes.copy().values()))
         return {"queues": super()._live()["queues"] | {"shares": ready}, **calls_of(self._workers)}
 
     def _read_stats(self, request: Request) -> None:

@@ -136,8 +136,8 @@ class BatchCodec:
                 raise WireError(
                     f"ids of shapes {shapes}; expected ids, bounds, and weights where there are any"
                 )
-            ids, offsets, *rest = (np.array(array) for array in arrays)
-            weights = rest[0] if rest else None
+            ids, offsets, *weights_or_none = (np.array(array) for array in arrays)
+            weights = weights_or_none[0] if weights_or_none else None
         if (
             ids.dtype != np.int64
             or offsets.dtype != np.int32
@@ -151,8 +151,8 @@ class BatchCodec:
                 f"ids {ids.dtype}[{len(ids)}] with bounds {offsets.dtype}[{len(offsets)}]; expected"
                 f" {len(self.pooled)} features of {num_examples} examples"
             )
-        nothing = np.empty((num_examples, 0), np.float32)
-        return Batch(ids=ids, offsets=offsets, numeric=nothing, labels=nothing, weights=weights)
+        no_columns = np.empty((num_examples, 0), np.float32)
+        return Batch(ids=ids, offsets=offsets, numeric=no_columns, labels=no_columns, weights=weights)
 
     def pack_embeddings(self, rows: Sequence[NDArray[np.float32]]) -> Arrays:
         """Packs embeddings for :meth:`unpack_embeddings`."""

@@ -134,8 +134,8 @@ class StoreCounts:
     def peek_counters(self) -> dict[str, int]:
         """``peeks``, ``absent``: keys peeked at by this process, by groups on a GPU too, and those of them that had no row."""
         others = self.state.peek_counters()
-        own = {"peeks": self.num_peeks, "absent": self.num_absent}
-        return {name: count + others.get(name, 0) for name, count in own.items()}
+        of_process = {"peeks": self.num_peeks, "absent": self.num_absent}
+        return {name: count + others.get(name, 0) for name, count in of_process.items()}
 
     def tier_counters(self) -> dict[str, int]:
         """Counts of what tiers did; empty where there is one.

@@ -230,10 +230,12 @@ class ShardState:
         matrix, terms = grads if isinstance(grads, GradientTerms) else (grads, None)
         hyper, gradients = hyper_rows(self.spec, lr_scale, step), sealed(matrix)
         for part in memory.stretches(len(ids), 1, done):
-            own = None if terms is None else terms._replace(starts=terms.starts[part.start : part.stop + 1])
+            part_terms = (
+                None if terms is None else terms._replace(starts=terms.starts[part.start : part.stop + 1])
+            )
             dropped += update.apply_gradients(
                 memory.arrays, kernel, ids[part], tables[part], rows[part],
-                gradients[part] if terms is None else gradients, hyper, step, own, part.start,
+                gradients[part] if terms is None else gradients, hyper, step, part_terms, part.start,
             )  # fmt: skip
         return dropped
 
@@ -255,20 +257,26 @@ def open_state(
     spec: GroupSpec, shard: int, num_shards: int, arena: ArenaOptions, clock: Clock | None
 ) -> ShardState:
     """Lays out a shard and opens its memory; arguments and errors are those of :class:`Store`."""
-    own = row_layout(spec, shard, num_shards)
+    layout_of_rows = row_layout(spec, shard, num_shards)
     shape = ArenaShape(
-        description=json.dumps(without_hyperparameters(own.description), sort_keys=True),
-        num_words=own.num_words,
+        description=json.dumps(without_hyperparameters(layout_of_rows.description), sort_keys=True),
+        num_words=layout_of_rows.num_words,
         tables_bytes=8 * layout.TABLE_COLUMNS * len(spec.tables),
-        cells_bytes=own.num_cells,
+        cells_bytes=layout_of_rows.num_cells,
     )
-    memory = ShardMemory(open_arena(arena, shape), spec.dim, own.num_words)
+    memory = ShardMemory(open_arena(arena, shape), spec.dim, layout_of_rows.num_words)
     repaired = None
     if memory.arena.torn:
-        repaired = repair(memory, own.listed)
+        repaired = repair(memory, layout_of_rows.listed)
         memory.arena.mark_whole()
     if clock is None and isinstance(arena, Shared):  # whoever attaches goes on by the clock of those before
         if not memory.arena.attached:
             memory.arena.state[layout.CLOCK] = int(steady_clock() - time.monotonic())
         clock = clock_since(float(memory.arena.state[layout.CLOCK]))
-    return ShardState(spec, own, memory, RowTable(memory, own, clock or steady_clock), repaired=repaired)
+    return ShardState(
+        spec,
+        layout_of_rows,
+        memory,
+        RowTable(memory, layout_of_rows, clock or steady_clock),
+        repaired=repaired,
+    )

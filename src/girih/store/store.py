@@ -213,10 +213,10 @@ class Store(StoreCounts):
         Raises:
             ConfigError: one was taken and not closed.
         """
-        found = self.state.at_rest()
-        if isinstance(found, ShardState):
-            return Snapshot(found, directory)
-        return ArrivingSnapshot(found, directory)
+        state = self.state.at_rest()
+        if isinstance(state, ShardState):
+            return Snapshot(state, directory)
+        return ArrivingSnapshot(state, directory)
 
     def note_changes(self, since: int) -> None:
         """Keeps notes from now on of what changes, for :meth:`changes_since`; earlier ones are forgotten.

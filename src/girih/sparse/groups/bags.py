@@ -124,8 +124,8 @@ class Stitching:
 
     def targets(self, tensors: Sequence[NDArray[np.float32]]) -> NDArray[np.int64]:
         """int64[O, 2], the addresses of the tensors of each pass; 0 where it has one alone."""
-        found = [[tensors[number].ctypes.data for number in numbers] for numbers in self.served]
-        return np.array([[*addresses, 0][:2] for addresses in found], np.int64)
+        addresses = [[tensors[number].ctypes.data for number in numbers] for numbers in self.served]
+        return np.array([[*of_pass, 0][:2] for of_pass in addresses], np.int64)
 
     def scratch(self) -> NDArray[np.int64]:
         """Memory for a thread: a number for each feature of a pass."""
@@ -272,12 +272,12 @@ class BagPooler:
             _weights_of(batch),
         )
         take, num_terms = self._buffers.take, int(part.counts.sum())
-        own = firsts[output.features]
-        scaled = len(weights) > 0 or bool(((own < 0) & (output.modes != pool_kernels.SUM)).any())
+        feature_firsts = firsts[output.features]
+        scaled = len(weights) > 0 or bool(((feature_firsts < 0) & (output.modes != pool_kernels.SUM)).any())
         starts, order = take(np.int32, len(part.keys) + 1), take(np.int32, num_terms)
         factors = take(np.float32, num_terms if scaled else 0)
         gradient_kernels.order_terms(
-            keys.inverse, sealed(batch.offsets), weights, batch.num_examples, output.features, own, output.modes,
+            keys.inverse, sealed(batch.offsets), weights, batch.num_examples, output.features, feature_firsts, output.modes,
             part.first, part.counts, starts, order, factors,
         )  # fmt: skip
         return Terms(starts, order, factors, tail)

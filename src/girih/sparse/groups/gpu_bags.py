@@ -143,7 +143,7 @@ class GpuKeys:
         """All tensors of this."""
         for part in (self.unique, self.terms, self.pieces):
             if part is not None:
-                yield from (each for each in vars(part).values() if isinstance(each, Tensor))
+                yield from (value for value in vars(part).values() if isinstance(value, Tensor))
         yield from (self.offsets, self.weights)
 
     def take_over(self, device: torch.device) -> None:
@@ -163,8 +163,8 @@ class GpuKeys:
     @cached_property
     def keys(self) -> Keys:
         """The keys, as a store takes them."""
-        found = self.unique
-        return Keys(found.keys, found.tables, found.counts, found.num_keys, self.of_tables)
+        unique = self.unique
+        return Keys(unique.keys, unique.tables, unique.counts, unique.num_keys, self.of_tables)
 
 
 class RowAddresses(NamedTuple):
@@ -393,13 +393,13 @@ class GpuBags:
 
     def _bags(self, number: int, num_examples: int) -> Tensor:
         """int32[P]: where the bounds of each feature of an output begin."""
-        found = self._first_bags.get((number, num_examples))
-        if found is None:
+        first_bags = self._first_bags.get((number, num_examples))
+        if first_bags is None:
             if len(self._first_bags) >= _BATCH_SIZES * len(self.group.outputs):
                 self._first_bags.clear()
             firsts = (self.group.outputs[number].features * num_examples).astype(np.int32)
-            found = self._first_bags[number, num_examples] = to_device(firsts, self.device)
-        return found
+            first_bags = self._first_bags[number, num_examples] = to_device(firsts, self.device)
+        return first_bags
 
     def _describe_sources(
         self, segment: str, gradients: Sequence[Tensor | None], batch: Batch | GpuBatch

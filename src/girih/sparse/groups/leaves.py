@@ -39,8 +39,8 @@ class Leaves:
     ) -> None:
         self._outputs = [output for group in groups for output in group.outputs]
         self._arrays = arrays
-        rest = iter(bounds)
-        self._bounds = [next(rest) if output.whole else None for output in self._outputs]
+        remaining_bounds = iter(bounds)
+        self._bounds = [next(remaining_bounds) if output.whole else None for output in self._outputs]
         self._train = train
         self._leaves: list[list[tuple[slice, Tensor]]] = [[] for _ in arrays]
 
@@ -52,14 +52,16 @@ class Leaves:
         ):
             rows = examples or slice(None)
             if bounds is not None:
-                own = bounds if examples is None else bounds[examples.start : examples.stop + 1]
-                rows = slice(int(own[0] - bounds[0]), int(own[-1] - bounds[0]))
+                part_bounds = bounds if examples is None else bounds[examples.start : examples.stop + 1]
+                rows = slice(int(part_bounds[0] - bounds[0]), int(part_bounds[-1] - bounds[0]))
             own_rows = array[rows]
             leaf = own_rows if isinstance(own_rows, Tensor) else torch.from_numpy(own_rows)
             leaf.requires_grad_(self._train)
             leaves.append((rows, leaf))
             if bounds is not None:
-                sequences[output.names[0]] = Jagged(leaf, torch.from_numpy(own).long() - int(own[0]))
+                sequences[output.names[0]] = Jagged(
+                    leaf, torch.from_numpy(part_bounds).long() - int(part_bounds[0])
+                )
             elif output.segment.name == EMBEDDING:
                 blocks.append(Block(output.names, leaf))
             else:

@@ -219,10 +219,10 @@ class LocalShards:
         values = np.empty((len(unique), group.spec.dim), np.float32)
         shards = shard_of(unique, tables, stores[0].num_shards)
         for store in stores:
-            own = np.flatnonzero(shards == store.shard)
-            out = np.empty((len(own), group.spec.dim), np.float32)
-            store.peek(unique[own], tables[own], out)
-            values[own] = out
+            positions = np.flatnonzero(shards == store.shard)
+            out = np.empty((len(positions), group.spec.dim), np.float32)
+            store.peek(unique[positions], tables[positions], out)
+            values[positions] = out
         return values[inverse]
 
     def close(self) -> None:

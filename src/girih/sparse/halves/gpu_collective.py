@@ -148,18 +148,18 @@ class GpuCollectiveSparse(ShardedHalf[GpuRequest, GpuExchanged]):
             return GpuRequest(())
         with self._side():
             asked = [router.ask(batch, train=train) for router in self._routers]
-            counts = [torch.diff(each.ends, prepend=each.ends.new_zeros(1)) for each in asked]
-            by_rank = [each.view(self.ranks.size, -1) for each in counts]
+            counts = [torch.diff(item.ends, prepend=item.ends.new_zeros(1)) for item in asked]
+            by_rank = [item.view(self.ranks.size, -1) for item in counts]
             counts_of_ranks = to_host(torch.cat(by_rank, dim=1))  # waits for this stream alone
             with self._messages.waiting("ids", train=train):
                 route = self._exchange.tell(counts_of_ranks)
             asks, of_ranks = (
-                np.split(each, self._table_ends[:-1], axis=1) for each in (route.told, route.asked)
+                np.split(item, self._table_ends[:-1], axis=1) for item in (route.told, route.asked)
             )
             return GpuRequest(
                 [
-                    router.traffic(*each)
-                    for router, each in zip(
+                    router.traffic(*item)
+                    for router, item in zip(
                         self._routers, zip(asked, asks, of_ranks, strict=True), strict=True
                     )
                 ]

@@ -58,8 +58,10 @@ class LocalSparse(ShardedHalf[list[Any], ReadRows]):
 
     def is_on_gpu_of(self, device: torch.device) -> bool:
         """Whether all rows are in the memory of the GPU that a ``torch.device`` names; where kernels are interpreted, that is the CPU."""
-        own = [getattr(group, "device", None) for group in self.groups]
-        return bool(own) and all(each is not None and each.type == device.type for each in own)
+        devices = [getattr(group, "device", None) for group in self.groups]
+        return bool(devices) and all(
+            group_device is not None and group_device.type == device.type for group_device in devices
+        )
 
     def find(self, batch: Batch, parts: Sequence[slice], *, train: bool) -> list[Any]:
         """The unique keys of each group."""
@@ -154,10 +156,10 @@ class FeatureParallelSparse(LocalSparse):
         self._ranks = ranks
         self._all_tables = [table.name for table in spec.schema.tables]
         schema = placement.schema_of(ranks.rank, spec.schema)
-        own = spec.narrowed(placement.features_of(ranks.rank), schema)
+        narrowed = spec.narrowed(placement.features_of(ranks.rank), schema)
         # as many shards on all ranks, whatever tables each has: files are numbered by them
         super().__init__(
-            replace(own, store=spec.resolved_store()),
+            replace(narrowed, store=spec.resolved_store()),
             process=ranks.rank,
             elsewhere=set(self._all_tables) - {table.name for table in schema.tables},
             micro_batches=micro_batches,

@@ -291,12 +291,12 @@ class RemoteSparse:
         Args:
             names: their roles.
         """
-        for title, told in self.stats(spans=True).processes.items():
+        for title, snapshot in self.stats(spans=True).processes.items():
             if title.rpartition(" ")[0] in names:
-                told["counters"].pop(
+                snapshot["counters"].pop(
                     "served_keys", None
                 )  # loads are compared of processes that serve together
-                self._retired[f"{title}, until update {self.last_step}"] = told
+                self._retired[f"{title}, until update {self.last_step}"] = snapshot
         self.disconnect()
 
     def disconnect(self) -> None:
@@ -436,9 +436,9 @@ class RemoteSparse:
             answers(self._servers, SparseVerb.LOAD, (), (as_text(reader.to_dict()),), again=True)
         except GirihError as error:  # the others have to learn of it: they would go on to another meeting
             failed = error
-        told = self._ranks.broadcast(None if failed is None else f"{type(failed).__name__}: {failed}")
-        if told is not None:
-            raise failed or named(told) or RemoteError(told)
+        failure = self._ranks.broadcast(None if failed is None else f"{type(failed).__name__}: {failed}")
+        if failure is not None:
+            raise failed or named(failure) or RemoteError(failure)
         self.last_step = step
 
     def close(self) -> None:

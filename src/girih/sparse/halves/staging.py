@@ -75,8 +75,8 @@ class Staging:
 
         def depart() -> Future[Frame]:
             with coming.arrived() as arrays:
-                own = [None if array is None else array.copy() for array in arrays]
-            return call(own)
+                copies = [None if array is None else array.copy() for array in arrays]
+            return call(copies)
 
         return self._departures.submit(depart)
 

@@ -48,7 +48,7 @@ class GpuServed:
         """All tensors of this."""
         for part in (self.unique, self.terms, self.pieces):
             if part is not None:
-                yield from (each for each in vars(part).values() if isinstance(each, Tensor))
+                yield from (value for value in vars(part).values() if isinstance(value, Tensor))
         yield self.keys.counts
 
 
@@ -68,14 +68,16 @@ class GpuReader:
         """
         num_asked = len(message)
         ids = message[:, :2].clone(memory_format=torch.contiguous_format).view(torch.int64).view(-1)
-        found = unique(ids, sections.positions_of, sections.tables, num_asked)
-        uses = torch.zeros_like(found.counts).index_add_(0, found.inverse, message[:, 2])
-        keys = Keys(found.keys, found.tables, uses, found.num_keys, sections.most)
+        unique_keys = unique(ids, sections.positions_of, sections.tables, num_asked)
+        uses = torch.zeros_like(unique_keys.counts).index_add_(0, unique_keys.inverse, message[:, 2])
+        keys = Keys(unique_keys.keys, unique_keys.tables, uses, unique_keys.num_keys, sections.most)
         if not train:
-            return GpuServed(len(sections.tables), found, keys, None, None)
+            return GpuServed(len(sections.tables), unique_keys, keys, None, None)
         none = torch.zeros_like(sections.tables)
-        terms = describe_terms(found, sections.positions_of, self._zeros, none, none, None, num_asked, 1)
-        return GpuServed(len(sections.tables), found, keys, terms, Pieces(found.counts))
+        terms = describe_terms(
+            unique_keys, sections.positions_of, self._zeros, none, none, None, num_asked, 1
+        )
+        return GpuServed(len(sections.tables), unique_keys, keys, terms, Pieces(unique_keys.counts))
 
     def begin_read(self, served: GpuServed) -> None:
         """Has rows brought in from tiers below, on the current stream; waits for their keys where there are such tiers."""

@@ -206,10 +206,10 @@ class GpuMemory:
 
     def known(self) -> Longs:
         """int64[4], ``words`` as they are now: waits for the GPU."""
-        found: Longs = self.words.cpu().numpy()
-        self._ever, self._added = int(found[counting.ROWS_EVER]), int(found[counting.ADDED])
+        words: Longs = self.words.cpu().numpy()
+        self._ever, self._added = int(words[counting.ROWS_EVER]), int(words[counting.ADDED])
         self._reports.clear()
-        return found
+        return words
 
     def make_room(self, more: int) -> int:
         """Makes room for ``more`` rows to be made; returns for how many there is, fewer where memory ends."""
@@ -320,8 +320,8 @@ class GpuMemory:
             counts, np.cumsum([self.tables.numel(), len(self.words)])
         )
         tables = of_tables.reshape(-1, at.TABLE_COLUMNS)
-        found = {name: int(tables[:, column].sum()) for name, column in at.COUNTERS.items()}
-        return found | {"rows": int(words[counting.NUM_ROWS]), "peeks": int(peeks), "absent": int(absent)}
+        counters = {name: int(tables[:, column].sum()) for name, column in at.COUNTERS.items()}
+        return counters | {"rows": int(words[counting.NUM_ROWS]), "peeks": int(peeks), "absent": int(absent)}
 
     def held_bytes(self) -> dict[str, dict[str, int]]:
         """Bytes ``used`` and ``reserved`` by part."""
@@ -402,5 +402,5 @@ def to_host(tensor: Tensor) -> NDArray[Any]:
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record(torch.cuda.current_stream(tensor.device))
     event.synchronize()
-    found: NDArray[Any] = pinned.numpy()
-    return found
+    copy: NDArray[Any] = pinned.numpy()
+    return copy

@@ -137,12 +137,12 @@ class GpuState:
             raise ConfigError("a store in GPU memory takes sums of gradients; leave terms out")
         memory, device = self.memory, self.memory.device
         order, keys = self._keys(ids, tables)
-        given = to_device(grads[order], device)
+        on_device = to_device(grads[order], device)
         there = torch.full((len(ids),), at.NO_ROW, dtype=torch.int32, device=device)
         if rows is not None:
             there = to_device(rows[order], device)
         before = memory.tables[:, at.DROPPED].sum()
-        self.move(keys, there, given, there.new_full((1,), -1), step, lr_scale)
+        self.move(keys, there, on_device, there.new_full((1,), -1), step, lr_scale)
         return int(memory.tables[:, at.DROPPED].sum() - before)
 
     def assign(self, ids: Longs, tables: Ints, values: Floats) -> Ints:
@@ -150,15 +150,15 @@ class GpuState:
         memory = self.memory
         step = min(memory.last_step + 1, LAST_STEP)
         order, keys = self._keys(ids, tables)
-        given = to_device(values[order], memory.device)
+        on_device = to_device(values[order], memory.device)
         with memory.changing():
             before = memory.tables[:, [at.LOOKUPS, at.HITS, at.FULL]]
             rows, _ = self.rows.read(keys, step, forced=True)
             memory.tables[:, [at.LOOKUPS, at.HITS, at.FULL]] = before
-            self.kernels.assign(keys, rows, given, step)
-        found = np.empty(len(ids), np.int32)
-        found[order] = rows.cpu().numpy()
-        return found
+            self.kernels.assign(keys, rows, on_device, step)
+        out = np.empty(len(ids), np.int32)
+        out[order] = rows.cpu().numpy()
+        return out
 
     def fetch(self, ids: Longs, tables: Ints) -> None:
         """Begins to bring in the rows of keys; they are here already."""
@@ -230,17 +230,19 @@ class GpuState:
         check_unique(ids, tables)
         if counts is None or not len(counts):
             counts = np.ones(len(ids), np.int32)
-        given, of, times = (to_device(array[order], device) for array in (ids, tables, counts))
+        key_ids, key_tables, key_counts = (to_device(array[order], device) for array in (ids, tables, counts))
         num = torch.full((1,), len(ids), dtype=torch.int32, device=device)
-        return order, Keys(given, of, times, num, np.bincount(tables, minlength=len(self.spec.tables)))
+        return order, Keys(
+            key_ids, key_tables, key_counts, num, np.bincount(tables, minlength=len(self.spec.tables))
+        )
 
     def _brought(self, order: Longs, keys: Keys, rows: Tensor, addresses: Tensor, out: Floats) -> Ints:
         """Copies columns to ``out``, float32[U, W], and rows, as keys were given."""
         values = self.kernels.columns(keys, addresses)
         out[order] = values.cpu().numpy()
-        found = np.empty(len(order), np.int32)
-        found[order] = rows.cpu().numpy()
-        return found
+        in_order = np.empty(len(order), np.int32)
+        in_order[order] = rows.cpu().numpy()
+        return in_order
 
     def _refuse_addresses(self, addresses: Longs | None) -> None:
         if addresses is not None:

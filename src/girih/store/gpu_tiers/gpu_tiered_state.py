@@ -265,18 +265,20 @@ class GpuTieredState(ShardState):
 
     def _addresses(self, keys: Keys, row_slots: Ints, made: Ints) -> Tensor:
         """Addresses of the columns of keys, int64[U], once those of rows that were made are written."""
-        there, takes = (to_device(each, self.device) for each in (row_slots, made))
+        there, takes = (to_device(array, self.device) for array in (row_slots, made))
         return self.kernels.begin(
             _cut(keys, len(row_slots)), there, takes, all_there=bool((row_slots >= 0).all())
         )
 
     def _keys(self, ids: Longs, tables: Ints, counts: Ints) -> Keys:
         check_unique(ids, tables)
-        given, of, times = (
-            to_device(each, self.device) for each in (ids, tables, np.ones(len(ids), np.int32))
+        key_ids, key_tables, key_counts = (
+            to_device(array, self.device) for array in (ids, tables, np.ones(len(ids), np.int32))
         )
         num = torch.full((1,), len(ids), dtype=torch.int32, device=self.device)
-        return Keys(given, of, times, num, np.empty(0, np.int64), HostKeys(ids, tables, counts))
+        return Keys(
+            key_ids, key_tables, key_counts, num, np.empty(0, np.int64), HostKeys(ids, tables, counts)
+        )
 
 
 def brought_here(keys: Keys) -> HostKeys:
@@ -284,14 +286,14 @@ def brought_here(keys: Keys) -> HostKeys:
     if keys.on_host is None:
         num = int(keys.num)
         on_host = [
-            torch.empty(num, dtype=each.dtype, pin_memory=each.is_cuda)
-            for each in (keys.ids, keys.tables, keys.counts)
+            torch.empty(num, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            for tensor in (keys.ids, keys.tables, keys.counts)
         ]
         for mine, theirs in zip(on_host, (keys.ids, keys.tables, keys.counts), strict=True):
             mine.copy_(theirs[:num], non_blocking=True)
         if keys.ids.is_cuda:
             torch.cuda.current_stream(keys.ids.device).synchronize()
-        keys.on_host = HostKeys(*(each.numpy() for each in on_host))
+        keys.on_host = HostKeys(*(tensor.numpy() for tensor in on_host))
     return keys.on_host
 
 
@@ -322,9 +324,9 @@ def open_gpu_tiered_state(
     """
     if below is None:
         opened = open_state(spec, shard, num_shards, arena, clock)
-        own = opened.layout
+        host_layout = opened.layout
         # rows begin in slots: on the host only their meta is made
-        bare = RowTable(opened.memory, without_values(own, own.num_words), clock)
+        bare = RowTable(opened.memory, without_values(host_layout, host_layout.num_words), clock)
         host = replace(opened, rows=bare)
     else:
         host = open_tiered_state(spec, shard, num_shards, arena, clock, below)

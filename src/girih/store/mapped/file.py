@@ -91,7 +91,7 @@ class MappedFile:
             tensors = TensorFile(file, str(path))
         with refusing(self.path, _FIX):
             described = Described.of(tensors.header, KIND, VERSION)
-        self.description = asdict(described) | {"segments": [list(each) for each in described.segments]}
+        self.description = asdict(described) | {"segments": [list(segment) for segment in described.segments]}
         self.index, self.rows = (self._tensor(tensors, name) for name in (INDEX, ROWS))
         width = sum(dim for _, dim in self.description["segments"])
         if self.index.shape[1:] != (2,) or len(self.index) % mapped.BLOCK or not len(self.index):
@@ -132,14 +132,14 @@ class MappedFile:
     def chunks(self) -> Iterator[tuple[Longs, Ints, Floats]]:
         """All keys with rows, some at a time: ids int64[K], tables int32[K], rows float32[K, W]; in the order of slots."""
         for ids, tables, rows in self._keys():
-            own = rows != mapped.BURIED
-            yield ids[own], tables[own], self.rows[rows[own]]
+            kept = rows != mapped.BURIED
+            yield ids[kept], tables[kept], self.rows[rows[kept]]
 
     def buried(self) -> Iterator[tuple[Longs, Ints]]:
         """All keys that have no row any more, some at a time: ids int64[K], tables int32[K]."""
         for ids, tables, rows in self._keys():
-            own = rows == mapped.BURIED
-            yield ids[own], tables[own]
+            buried = rows == mapped.BURIED
+            yield ids[buried], tables[buried]
 
     def _keys(self) -> Iterator[tuple[Longs, Ints, Longs]]:
         for start in range(0, len(self.index), _SLOTS_AT_ONCE):
@@ -266,6 +266,6 @@ def described(files: Sequence[MappedFile]) -> Longs:
 
 def unknown(files: Longs, ids: Longs, tables: Ints) -> Bools:
     """Which keys, int64[K] and int32[K], none of these files knows, bool[K]."""
-    found = np.ones(len(ids), np.uint8)
-    mapped.find_unknown(files, sealed(np.ascontiguousarray(ids)), sealed(np.ascontiguousarray(tables)), found)
-    return found.view(np.bool_)
+    flags = np.ones(len(ids), np.uint8)
+    mapped.find_unknown(files, sealed(np.ascontiguousarray(ids)), sealed(np.ascontiguousarray(tables)), flags)
+    return flags.view(np.bool_)

@@ -236,12 +236,12 @@ def open_arena(options: ArenaOptions, shape: ArenaShape) -> Arena:
     except FileExistsError:
         raise ConfigError(f"{where}: exists already; attach to it, or remove it first") from None
     except FileNotFoundError:
-        found = "there is nothing to attach to; make it without attach"
-        found = found if options.attach else "no such directory; make it first"
-        raise MissingFileError(f"{where}: {found}") from None
+        fix = "there is nothing to attach to; make it without attach"
+        fix = fix if options.attach else "no such directory; make it first"
+        raise MissingFileError(f"{where}: {fix}") from None
     except OSError as error:
-        told = f"cannot be opened ({error.strerror}); give a place that can be written"
-        raise ConfigError(f"{where}: {told}") from None
+        reason = f"cannot be opened ({error.strerror}); give a place that can be written"
+        raise ConfigError(f"{where}: {reason}") from None
     try:
         mapping.lock(descriptor, where)
         if options.attach:
@@ -307,8 +307,8 @@ def _refusal(memory: mmap.mmap, shape: ArenaShape, repair: bool) -> str:
         return f"format {header[_FORMAT_AT]}, expected {_FORMAT}; restore from a checkpoint"
     if header[_FINGERPRINT_AT] != shape.fingerprint:
         text = memory[PAGE_BYTES : PAGE_BYTES + int(header[_TEXT_AT])]
-        found = difference(json.loads(text), json.loads(shape.description))
-        return f"made for another layout: {found}; restore from a checkpoint into a new arena"
+        mismatch = difference(json.loads(text), json.loads(shape.description))
+        return f"made for another layout: {mismatch}; restore from a checkpoint into a new arena"
     mend = "remove it and restore from a checkpoint"
     if header[_WRITING_AT] == REPLACING:
         return f"its writer died as all rows were replaced, so some are missing; {mend}"

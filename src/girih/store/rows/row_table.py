@@ -114,12 +114,12 @@ class RowTable:
             known[:] = rows
         for part in memory.stretches(len(ids), _RECORDS_PER_READ):
             keys = ids[part], tables[part], counts[part]
-            found = rows[part], out[part], addresses[part]
+            written = rows[part], out[part], addresses[part]
             start, need = 0, lookup.NEED_ROWS
             while need != lookup.DONE:
                 start, need = lookup.read_new(
                     memory.arrays, kernel, *keys, now, step, start, forced, touched, stuck, self._first_hyper,
-                    in_place, *found,
+                    in_place, *written,
                 )  # fmt: skip
                 if need == lookup.NEED_ROWS:
                     memory.grow_rows()

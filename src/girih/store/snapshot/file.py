@@ -70,10 +70,10 @@ class SnapshotFile:
         for expected in (column.tensor(self.num_rows) for column in self._columns):
             tensor = declared.get(expected.name)
             if tensor != expected:
-                what = "missing" if tensor is None else f"{tensor.dtype}{list(tensor.shape)}"
+                actual = "missing" if tensor is None else f"{tensor.dtype}{list(tensor.shape)}"
                 raise damaged(
                     where,
-                    f"column {expected.name!r} is {what}, expected {expected.dtype}{list(expected.shape)}",
+                    f"column {expected.name!r} is {actual}, expected {expected.dtype}{list(expected.shape)}",
                 )
         if self.description[
             "linked"

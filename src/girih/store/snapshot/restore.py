@@ -88,10 +88,10 @@ def check_sources(
             no source has; names the tables.
     """
     known = {table.name for table in state.spec.tables}
-    allowed, found = known | elsewhere, set[str]()
+    allowed, names_found = known | elsewhere, set[str]()
     for source in sources:
         names = [table["name"] for table in source.description["tables"]]
-        found.update(names)
+        names_found.update(names)
         for name in names:
             if name not in allowed:
                 raise CheckpointError(
@@ -101,9 +101,11 @@ def check_sources(
             tables = "table" if len(names) == 1 else "tables"
             raise CheckpointError(f"{source.where}: {tables} {', '.join(map(repr, names))}: {misfit}")
     for table in state.spec.tables:
-        if table.name not in found:
+        if table.name not in names_found:
             wheres = ", ".join(source.where for source in sources) or "no snapshot"
-            raise CheckpointError(f"{wheres}: table {table.name!r} is missing{nearest(table.name, found)}")
+            raise CheckpointError(
+                f"{wheres}: table {table.name!r} is missing{nearest(table.name, names_found)}"
+            )
     for source in sources:
         source.verify()
 
@@ -112,9 +114,9 @@ def _misfit(theirs: Description, ours: Description, optimizer_state: bool) -> st
     """Why rows of one description do not fit another; empty where they do."""
     if theirs["dtype"] != ours["dtype"]:
         return f"dtype {theirs['dtype']}, expected {ours['dtype']}; set dtype to match"
-    found, expected = ([s["name"] for s in d["segments"]] for d in (theirs, ours))
-    if found != expected:
-        return f"rows hold {' and '.join(found)}, expected {' and '.join(expected)}; rows cannot be used"
+    names, expected = ([s["name"] for s in d["segments"]] for d in (theirs, ours))
+    if names != expected:
+        return f"rows hold {' and '.join(names)}, expected {' and '.join(expected)}; rows cannot be used"
     for their, our in zip(theirs["segments"], ours["segments"], strict=True):
         if their["dim"] != our["dim"]:
             return f"{our['name']} has dim {their['dim']}, expected {our['dim']}; set dim to match"
@@ -137,8 +139,8 @@ def _optimizers(description: Description) -> str:
 def table_numbers(state: ShardState, source: RowSource) -> Ints:
     """This shard's number of each of the source's tables; :data:`ELSEWHERE` of those that it does not hold."""
     number = {table.name: position for position, table in enumerate(state.spec.tables)}
-    found = [number.get(table["name"], ELSEWHERE) for table in source.description["tables"]]
-    return np.array(found, np.int32)
+    numbers = [number.get(table["name"], ELSEWHERE) for table in source.description["tables"]]
+    return np.array(numbers, np.int32)
 
 
 def _load_rows(state: ShardState, source: RowSource, optimizer_state: bool) -> Longs:
@@ -170,9 +172,9 @@ def _load_chunk(
     state: ShardState, description: Description, chunk: Chunk, numbers: Ints, optimizer_state: bool
 ) -> tuple[Longs, Ints, Ints]:
     """Takes the rows of this shard; returns the place of each in the chunk, its table and its row."""
-    all_tables, own = numbers[chunk["tables"]], state.layout.description
-    shards = shard_of(np.ascontiguousarray(chunk["ids"]), all_tables, own["num_shards"])
-    kept = np.flatnonzero((shards == own["shard"]) & (all_tables != ELSEWHERE))
+    all_tables, ours = numbers[chunk["tables"]], state.layout.description
+    shards = shard_of(np.ascontiguousarray(chunk["ids"]), all_tables, ours["num_shards"])
+    kept = np.flatnonzero((shards == ours["shard"]) & (all_tables != ELSEWHERE))
     ids, tables = chunk["ids"][kept], all_tables[kept]
     rows = np.empty(len(kept), np.int32)
     if not len(kept):
@@ -245,10 +247,10 @@ def _carry_counters(state: ShardState, sources: Sequence[RowSource]) -> None:
     arrays, shard = state.memory.arrays, state.layout.description["shard"]
     arrays.state[layout.LAST_STEP] = max((s.description["last_step"] for s in sources), default=0)
     latest, num_shards = _latest(sources), state.layout.description["num_shards"]
-    own = [s for place, s in latest.items() if place[:2] == (num_shards, shard)]
-    if not own and shard:
+    of_shard = [s for place, s in latest.items() if place[:2] == (num_shards, shard)]
+    if not of_shard and shard:
         return
-    for source in own or latest.values():
+    for source in of_shard or latest.values():
         for ours, counters in zip(table_numbers(state, source), source.description["counters"], strict=True):
             if ours != ELSEWHERE:
                 for name, column in layout.COUNTERS.items():

@@ -132,25 +132,25 @@ class Snapshot:
     """
 
     def __init__(self, state: ShardState, directory: str | os.PathLike[str] | None = None) -> None:
-        memory, own = state.memory, state.layout
+        memory, row_layout = state.memory, state.layout
         words, num_words = memory.arrays.state, memory.arrays.meta.shape[1]
         self.where = "snapshot of a store"
-        self._state, self._memory, self._layout = state, memory, own
+        self._state, self._memory, self._layout = state, memory, row_layout
         self._directory = directory or tempfile.gettempdir()
         self._rows_ever = int(words[layout.ROWS_EVER])
         self.num_rows = memory.num_rows
-        self._chunk_bits = max(0, (_CHUNK_BYTES // (4 * own.num_words)).bit_length() - 1)
+        self._chunk_bits = max(0, (_CHUNK_BYTES // (4 * row_layout.num_words)).bit_length() - 1)
         chunk = 1 << self._chunk_bits
         self._row_chunks = -(-self._rows_ever // chunk)
-        num_pages = -(-own.num_cells // (4 * num_words))
+        num_pages = -(-row_layout.num_cells // (4 * num_words))
         self._num_chunks = self._row_chunks + -(-num_pages // chunk)
         self.most_records = max(64, _LOG_BYTES // (4 * (num_words + saving.LINKS)))
         self.description: Description = {
-            **own.description,
+            **row_layout.description,
             "num_rows": self.num_rows,
             "last_step": memory.last_step,
             "counters": memory.counters_of_tables(),
-            "linked": bool(own.listed.any()),
+            "linked": bool(row_layout.listed.any()),
             "oldest": memory.arrays.tables[:, layout.OLDEST].tolist(),
             "rows_ever": self._rows_ever,
         }
@@ -215,8 +215,8 @@ class Snapshot:
                 self._row_chunks + number, self._memory.arrays.cells[start : start + len(part)], part, pages
             )
             for table, name in enumerate(t["name"] for t in self.description["tables"]):
-                own = self._layout.cells_of(table)
-                low, high = max(own.start - start, 0), min(own.stop - start, len(part))
+                cells_of_table = self._layout.cells_of(table)
+                low, high = max(cells_of_table.start - start, 0), min(cells_of_table.stop - start, len(part))
                 if low < high:
                     yield name, part[low:high]
 

@@ -274,12 +274,12 @@ class Described:
         """
         if header.metadata.get("kind") != kind:
             raise ValueError(f"it is no {kind}")
-        found: Described = build(cls, parse(header.metadata["girih"]), "its description")
-        if found.version != version:
-            raise ValueError(f"format {found.version}, expected {version}; update girih")
-        if len(set(found.tables)) != len(found.tables):
-            raise ValueError(f"a table is there twice: {found.tables}")
-        return found
+        described: Described = build(cls, parse(header.metadata["girih"]), "its description")
+        if described.version != version:
+            raise ValueError(f"format {described.version}, expected {version}; update girih")
+        if len(set(described.tables)) != len(described.tables):
+            raise ValueError(f"a table is there twice: {described.tables}")
+        return described
 
 
 class TensorFile:

@@ -99,12 +99,12 @@ class TieredState(ShardState):
                 slots, num_cold = values.bring(ids[part], tables[part], found_now[part])
                 num_missed += num_cold
                 values.mark_changed(found_now[part], slots, step)
-                own = (
+                part_terms = (
                     None if terms is None else terms._replace(starts=terms.starts[part.start : part.stop + 1])
                 )
                 dropped += update.apply_gradients(
                     values.memory.shard, kernel, ids[part], tables[part], slots,
-                    gradients[part] if terms is None else gradients, hyper, step, own,
+                    gradients[part] if terms is None else gradients, hyper, step, part_terms,
                 )  # fmt: skip
             if num_missed:
                 values.memory.keep_longer()
@@ -112,7 +112,7 @@ class TieredState(ShardState):
 
     def assign(self, ids: Longs, tables: Ints, values: Floats) -> Ints:
         """Sets rows."""
-        memory, own = self.memory, self.values
+        memory, tiered = self.memory, self.values
         step = min(memory.last_step + 1, LAST_STEP)
         reads = [layout.LOOKUPS, layout.HITS, layout.FULL]
         with memory.changing():
@@ -120,11 +120,11 @@ class TieredState(ShardState):
             rows, _ = self._read_keys(ids, tables, ONCE, self.rows.now(step), step, forced=True)
             memory.arrays.tables[:, reads] = before
             kernel, hyper = self.layout.kernel, self.layout.first_hyper
-            for part in own.parts(len(ids)):
-                slots, _ = own.bring(ids[part], tables[part], rows[part])
-                own.mark_changed(rows[part], slots, step)
-                update.assign(own.memory.shard, kernel, slots, values[part], hyper, step)
-            own.collect()
+            for part in tiered.parts(len(ids)):
+                slots, _ = tiered.bring(ids[part], tables[part], rows[part])
+                tiered.mark_changed(rows[part], slots, step)
+                update.assign(tiered.memory.shard, kernel, slots, values[part], hyper, step)
+            tiered.collect()
         return rows
 
     def forget(self, known: Ints, rows: Ints) -> None:
@@ -156,14 +156,14 @@ class TieredState(ShardState):
         states: Sequence[LoadedColumn] = (),
     ) -> None:
         """Writes the values of rows, int32[K], whose meta was loaded, to the file."""
-        arrays, own = self.memory.arrays, self.layout
-        records = np.zeros((len(rows), own.num_words), np.float32)
+        arrays, row_layout = self.memory.arrays, self.layout
+        records = np.zeros((len(rows), row_layout.num_words), np.float32)
         numbers = np.arange(len(rows), dtype=np.int32)
         records.view(np.int32)[:, : layout.META_COLUMNS] = arrays.meta[rows, : layout.META_COLUMNS]
         write_columns(records, numbers, columns)
         if begins:
             shard = shard_of_records(records, arrays.tables, self.spec.dim)
-            update.begin_states(shard, own.kernel, numbers, own.first_hyper)
+            update.begin_states(shard, row_layout.kernel, numbers, row_layout.first_hyper)
         write_columns(records, numbers, states)
         self.values.load(rows, records.view(np.int32))
 
@@ -224,17 +224,17 @@ def open_tiered_state(
         ConfigError: the directory cannot be written.
         StorageFullError: no memory, or no room on the disk, to begin with.
     """
-    own = row_layout(spec, shard, num_shards)
-    bare = without_values(own, tiers.ROW_WORDS)
+    layout_of_rows = row_layout(spec, shard, num_shards)
+    bare = without_values(layout_of_rows, tiers.ROW_WORDS)
     shape = ArenaShape(
-        description=json.dumps(without_hyperparameters(own.description), sort_keys=True),
+        description=json.dumps(without_hyperparameters(layout_of_rows.description), sort_keys=True),
         num_words=bare.num_words,
         tables_bytes=8 * layout.TABLE_COLUMNS * len(spec.tables),
-        cells_bytes=own.num_cells,
+        cells_bytes=layout_of_rows.num_cells,
     )
     memory = ShardMemory(open_arena(arena, shape), 0, bare.num_words)
-    values = TieredValues(memory, own, spec.dim, options)
-    return TieredState(spec, own, memory, RowTable(memory, bare, clock), values)
+    values = TieredValues(memory, layout_of_rows, spec.dim, options)
+    return TieredState(spec, layout_of_rows, memory, RowTable(memory, bare, clock), values)
 
 
 def _tell_addresses(out: Floats, addresses: Longs | None) -> None:
