@@ -132,12 +132,10 @@ def check_schema(manifest: Manifest, schema: Schema, place: Storage) -> None:
                 f"{schema.dim_of(ours)} in the configuration; set dim = {theirs.dim_of(match)} or start a new run"
             )
     got, expected = [f.name for f in theirs.features], [f.name for f in schema.features]
-    difference = "features of other kinds, tables or transforms"
+    fault = "features of other kinds, tables or transforms"
     if got != expected:
-        difference = f"features {got} instead of {expected}"
-    raise CheckpointError(
-        f"{place}: was trained with {difference}; use its own configuration or start a new run"
-    )
+        fault = f"features {got} instead of {expected}"
+    raise CheckpointError(f"{place}: was trained with {fault}; use its own configuration or start a new run")
 
 
 def _read_dense(place: Storage, facts: PartFacts) -> dict[str, Tensor]:

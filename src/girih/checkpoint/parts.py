@@ -98,12 +98,8 @@ class PartReader:
         }
 
     @classmethod
-    def from_dict(cls, fields: ReaderFields) -> PartReader:
+    def from_dict(cls, tree: ReaderFields) -> PartReader:
         """The inverse of :meth:`to_dict`."""
         return cls(
-            Storage(fields["url"]),
-            fields["parts"],
-            fields["optimizer_state"],
-            fields["begins"],
-            fields["newest"],
+            Storage(tree["url"]), tree["parts"], tree["optimizer_state"], tree["begins"], tree["newest"]
         )

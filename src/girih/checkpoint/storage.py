@@ -186,20 +186,15 @@ class Storage:
     def names(self) -> list[str]:
         """Names of the files and directories that lie directly below."""
         with self._reaching() as (files, path), contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            paths = files.ls(path, detail=False)
-            return sorted(
-                {name for path_below in paths if (name := path_below.rstrip("/").rpartition("/")[2])}
-            )
+            listed = files.ls(path, detail=False)
+            return sorted({name for entry in listed if (name := entry.rstrip("/").rpartition("/")[2])})
         return []
 
     def sizes(self) -> dict[str, int]:
         """Bytes of every file below, by its name relative to this."""
         with self._reaching() as (files, path):
-            files_below = files.find(path, detail=True)
-            return {
-                os.path.relpath(path_below, path): int(facts["size"])
-                for path_below, facts in files_below.items()
-            }
+            facts_of = files.find(path, detail=True)
+            return {os.path.relpath(file, path): int(facts["size"]) for file, facts in facts_of.items()}
 
     def read(self, name: str, start: int | None = None, end: int | None = None) -> bytes:
         """A small file whole, or a range of bytes of a large one.

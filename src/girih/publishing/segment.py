@@ -86,7 +86,7 @@ class LogSegment:
         self._time = time.time()
         parameters = version.parameters if ranks.first else {}
         self._tensors = {
-            name: parameter.detach().cpu().clone().contiguous() for name, parameter in parameters.items()
+            name: value.detach().cpu().clone().contiguous() for name, value in parameters.items()
         }
         self._fields: dict[str, Any] = {
             "number": called.number,

@@ -112,7 +112,7 @@ class _DenseServerWork(Service):
         requests = [vector.waiting[replica] for replica in sorted(vector.waiting)]
         vector.waiting = {}
         with _failing(requests):
-            replicas = np.stack([waiting.frame.arrays[0] for waiting in requests])
+            replicas = np.stack([peer.frame.arrays[0] for peer in requests])
             if vector.algorithm.together and len(requests) < self._num_replicas:
                 corrections = np.zeros_like(replicas)
             else:
@@ -138,13 +138,11 @@ class _DenseServerWork(Service):
         requests = [vector.met[replica] for replica in sorted(vector.met)]
         vector.met, vector.left = {}, set()
         with _failing(requests):
-            parameters, buffers = (
-                np.stack([waiting.frame.arrays[n] for waiting in requests]) for n in range(2)
-            )
+            parameters, buffers = (np.stack([peer.frame.arrays[n] for peer in requests]) for n in range(2))
             model, mean = vector.algorithm.model(parameters), buffers.mean(axis=0)
-            for waiting in requests:
+            for peer in requests:
                 self._stats.sent("dense", model.nbytes + mean.nbytes)
-                waiting.reply((), (model, mean))
+                peer.reply((), (model, mean))
 
     def _called(self, request: Request) -> tuple[int, int]:
         """The replica that asks, and the number of the vector."""

@@ -271,10 +271,8 @@ class _GroupServerWork:
         with self._stats.spans("part backward"):
             try:
                 pairs = zip(call_state.outputs, gradients_of, strict=True)
-                with_gradients = [(output, gradient) for output, gradient in pairs if gradient is not None]
-                torch.autograd.backward(
-                    [output for output, _ in with_gradients], [gradient for _, gradient in with_gradients]
-                )
+                used = [(output, gradient) for output, gradient in pairs if gradient is not None]
+                torch.autograd.backward([output for output, _ in used], [gradient for _, gradient in used])
             except Exception:
                 batch.calls[call] = call_state  # gradients that do not fit its outputs have moved nothing
                 raise
@@ -354,10 +352,8 @@ class _GroupServerWork:
         spans = bool(request.frame.fields[0])
         snapshot = self._batches.snapshot(spans=spans)
         snapshot["parts"] = self._names
-        shadow_stats = (
-            self._shadow.processes(spans=spans) if self._shadow is not None and self._index == 0 else {}
-        )
-        request.reply((), (as_text((snapshot, shadow_stats)),))
+        shadow = self._shadow.processes(spans=spans) if self._shadow is not None and self._index == 0 else {}
+        request.reply((), (as_text((snapshot, shadow)),))
 
     def _begin_averaging(self, request: Request) -> None:
         if self._shadow is not None:

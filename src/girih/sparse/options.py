@@ -237,9 +237,7 @@ class StoreOptions(Options):
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            message = (
-                f"store: directory = {self.directory!r}: cannot be used ({error.strerror}); name another"
-            )
-            raise disk_full(error, directory) or ConfigError(message) from None
+            text = f"store: directory = {self.directory!r}: cannot be used ({error.strerror}); name another"
+            raise disk_full(error, directory) or ConfigError(text) from None
         name = f"{spec.name}-{shard:04d}-{os.getpid()}.arena"
         return File(path=str(directory / name), reserve_rows=self.reserve_rows)

@@ -58,12 +58,10 @@ class SparseSpec:
     def narrowed(self, features: Collection[str], schema: Schema) -> SparseSpec:
         """The tables of some features alone, in the same groups; ``schema`` is theirs."""
         needs = {name: kinds for name, kinds in self.needs.items() if name in features}
-        local_tables = {table.name for table in schema.tables}
+        kept = {table.name for table in schema.tables}
         partition = None
         if self.partition is not None:
-            parts = (
-                (name, [t for t in tables if t in local_tables]) for name, tables in self.partition.items()
-            )
+            parts = ((name, [t for t in tables if t in kept]) for name, tables in self.partition.items())
             partition = {name: tables for name, tables in parts if tables}
         return replace(self, schema=schema, needs=needs, partition=partition)
 

@@ -230,12 +230,10 @@ class ShardState:
         matrix, terms = grads if isinstance(grads, GradientTerms) else (grads, None)
         hyper, gradients = hyper_rows(self.spec, lr_scale, step), sealed(matrix)
         for part in memory.stretches(len(ids), 1, done):
-            part_terms = (
-                None if terms is None else terms._replace(starts=terms.starts[part.start : part.stop + 1])
-            )
+            cut = None if terms is None else terms._replace(starts=terms.starts[part.start : part.stop + 1])
             dropped += update.apply_gradients(
                 memory.arrays, kernel, ids[part], tables[part], rows[part],
-                gradients[part] if terms is None else gradients, hyper, step, part_terms, part.start,
+                gradients[part] if terms is None else gradients, hyper, step, cut, part.start,
             )  # fmt: skip
         return dropped
 

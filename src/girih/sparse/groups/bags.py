@@ -321,15 +321,15 @@ class BagPooler:
     ) -> Iterator[tuple[int, NDArray[np.float32], NDArray[np.float32]]]:
         """For each pass: an output, its gradient, and that of the output whose columns follow."""
         for numbers in self._passes:
-            present = [
+            pairs = [
                 (number, sealed(gradient))
                 for number in numbers
                 if (gradient := gradients[number]) is not None
             ]
-            if len(present) == 2:
-                yield *present[0], present[1][1]
+            if len(pairs) == 2:
+                yield *pairs[0], pairs[1][1]
             else:
-                yield from ((number, gradient, sealed(NO_TAIL)) for number, gradient in present)
+                yield from ((number, gradient, sealed(NO_TAIL)) for number, gradient in pairs)
 
     def _firsts(self, batch: Batch) -> NDArray[np.int64]:
         """int64[·], by feature: its first id where each of its bags holds one, without a weight; else -1."""

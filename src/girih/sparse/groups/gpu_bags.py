@@ -202,18 +202,16 @@ class GpuBags:
         self._output_modes = [to_device(output.modes.astype(np.int32), device) for output in group.outputs]
         self._factors = [to_device(pool.short_factors(output.modes), device) for output in group.outputs]
 
-    def find(
-        self, unplaced: Batch | GpuBatch, *, train: bool, ready: torch.cuda.Event | None = None
-    ) -> GpuKeys:
+    def find(self, data: Batch | GpuBatch, *, train: bool, ready: torch.cuda.Event | None = None) -> GpuKeys:
         """The unique keys of a batch, and for training the ids of each; waits for nothing.
 
         Args:
             ready: recorded once all is done.
         """
         batch = (
-            unplaced
-            if isinstance(unplaced, GpuBatch)
-            else self._shared_copy.of(unplaced, self.group.spec.name, self._copied)
+            data
+            if isinstance(data, GpuBatch)
+            else self._shared_copy.of(data, self.group.spec.name, self._copied)
         )
         take_over(batch.ready, (batch.ids, batch.offsets, batch.weights), self.device)
         size, features = batch.num_examples, self.group.features
@@ -222,18 +220,16 @@ class GpuBags:
         n = int(counts.sum())
         positions_of = to_device(places_and_positions(begins, counts), self.device)
         offsets, weights = batch.offsets, batch.weights
-        unique_keys = unique(batch.ids, positions_of, self._tables, n)
+        dedup = unique(batch.ids, positions_of, self._tables, n)
         terms = pieces = None
         if train:
             first_bags = self._features * size
-            terms = describe_terms(
-                unique_keys, positions_of, offsets, first_bags, self._modes, weights, n, size
-            )
-            pieces = Pieces(unique_keys.counts)
+            terms = describe_terms(dedup, positions_of, offsets, first_bags, self._modes, weights, n, size)
+            pieces = Pieces(dedup.counts)
         of_tables = np.zeros(len(self.group.spec.tables), np.int64)
         np.add.at(of_tables, self.group.tables, counts)
         longest = batch.longest[features]
-        return GpuKeys(unique_keys, of_tables, longest, terms, pieces, offsets, weights, ready)
+        return GpuKeys(dedup, of_tables, longest, terms, pieces, offsets, weights, ready)
 
     def _copied(self, batch: Batch) -> GpuBatch:
         """The ids of a batch, copied to the GPU without a wait."""
@@ -289,24 +285,16 @@ class GpuBags:
             short = self._are_short(output, keys)
             poolings = (self._factors if short else self._output_modes)[number]
             bags = self._bags(number, batch.num_examples)
-            arguments = (
-                values,
-                keys.unique.inverse,
-                keys.offsets,
-                gradient.contiguous(),
-                bags,
-                poolings,
-                out,
-            )
+            args = (values, keys.unique.inverse, keys.offsets, gradient.contiguous(), bags, poolings, out)
             width = (values.shape[1], output.first_column, dim)
             if short:
                 jit.launch(
-                    pool.weigh_short, num_bags, jit.rows_at_once(columns), *arguments, num_bags, num_features, *width,
+                    pool.weigh_short, num_bags, jit.rows_at_once(columns), *args, num_bags, num_features, *width,
                     COLUMNS=columns,
                 )  # fmt: skip
             else:
                 jit.launch(
-                    pool.weigh_long, num_bags, 1, *arguments, num_features, *width, COLUMNS=columns,
+                    pool.weigh_long, num_bags, 1, *args, num_features, *width, COLUMNS=columns,
                     AT_ONCE=min(128, jit.rows_at_once(columns)),
                 )  # fmt: skip
         return out
@@ -321,12 +309,9 @@ class GpuBags:
         described = np.stack([self._describe_sources(segment.name, gradients, batch) for segment in segments])
         return [
             Sources(
-                on_device,
-                pooled=bool(segment_rows[0].any()),
-                whole=bool(segment_rows[2].any()),
-                aligned=not (segment_rows % 16).any(),
+                copy, pooled=bool(rows[0].any()), whole=bool(rows[2].any()), aligned=not (rows % 16).any()
             )
-            for segment_rows, on_device in zip(described, to_device(described, self.device), strict=True)
+            for rows, copy in zip(described, to_device(described, self.device), strict=True)
         ]
 
     def _fill(

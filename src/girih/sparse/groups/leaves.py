@@ -52,16 +52,14 @@ class Leaves:
         ):
             rows = examples or slice(None)
             if bounds is not None:
-                part_bounds = bounds if examples is None else bounds[examples.start : examples.stop + 1]
-                rows = slice(int(part_bounds[0] - bounds[0]), int(part_bounds[-1] - bounds[0]))
+                cut = bounds if examples is None else bounds[examples.start : examples.stop + 1]
+                rows = slice(int(cut[0] - bounds[0]), int(cut[-1] - bounds[0]))
             own_rows = array[rows]
             leaf = own_rows if isinstance(own_rows, Tensor) else torch.from_numpy(own_rows)
             leaf.requires_grad_(self._train)
             leaves.append((rows, leaf))
             if bounds is not None:
-                sequences[output.names[0]] = Jagged(
-                    leaf, torch.from_numpy(part_bounds).long() - int(part_bounds[0])
-                )
+                sequences[output.names[0]] = Jagged(leaf, torch.from_numpy(cut).long() - int(cut[0]))
             elif output.segment.name == EMBEDDING:
                 blocks.append(Block(output.names, leaf))
             else:

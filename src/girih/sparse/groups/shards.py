@@ -215,13 +215,11 @@ class Dedup:
         num_ids, of_table = of.sizes
         self._make_room(num_ids, of_table)
         take = self._buffers.take
-        unrouted, keys = take(np.int64, num_ids), take(np.int64, num_ids)
-        unrouted_tables, unrouted_counts, places, numbers, counts = (
-            take(np.int32, num_ids) for _ in range(5)
-        )
+        raw, keys = take(np.int64, num_ids), take(np.int64, num_ids)
+        raw_tables, raw_counts, places, numbers, counts = (take(np.int32, num_ids) for _ in range(5))
         num_keys = routing.unique_and_partition(
             sealed(of.ids), sealed(of.offsets), of.num_examples, of.features, of.tables, num_shards, shards_each,
-            self._slots, self._base, self._hashes, self._positions, self._ends, unrouted, unrouted_tables, unrouted_counts,
+            self._slots, self._base, self._hashes, self._positions, self._ends, raw, raw_tables, raw_counts,
             np.empty(len(of.features), np.int64), places, numbers, behind, ends, inverse, keys, counts,
         )  # fmt: skip
         self._base += num_keys
@@ -336,11 +334,8 @@ class Shards:
 
         def apply_shard(s: int) -> int:
             part = keys.shards[s]
-            if terms_of is None:
-                grads: NDArray[np.float32] | GradientTerms = gradients[
-                    part.first : part.first + len(part.keys)
-                ]
-            else:
+            grads: NDArray[np.float32] | GradientTerms = gradients[part.first : part.first + len(part.keys)]
+            if terms_of is not None:
                 grads = GradientTerms(gradients, terms_of(part))
             return self.stores[s].apply_gradients(
                 part.keys, part.tables, part.rows, grads, step, lr_scale, push

@@ -67,7 +67,7 @@ class CollectiveSparse(ShardedHalf[list[GroupExchange], GroupExchange]):
         excluded: Sequence[str] = (),
     ) -> None:
         groups = spec.groups()
-        self._interleaving_sets = _interleaving_sets(
+        self._interleaving_sets = _numbered_sets(
             [group.spec.name for group in groups], interleaving, excluded
         )
         shards = LocalShards(groups, spec.resolved_store(), place=ranks.rank, num_places=ranks.size)
@@ -160,24 +160,20 @@ class CollectiveSparse(ShardedHalf[list[GroupExchange], GroupExchange]):
         Raises:
             NonFiniteError: a gradient of any trainer is NaN or infinite; no row was moved anywhere.
         """
-        packed: dict[int, NDArray[np.float32]] = {}
+        local: dict[int, NDArray[np.float32]] = {}
 
         def send(groups: list[int]) -> Future[Tensor]:
             for g in groups:
-                packed[g], _ = self._routers[g].bags.scatter(gradients[g], reads[g].routed.keys, batch)
+                local[g], _ = self._routers[g].bags.scatter(gradients[g], reads[g].routed.keys, batch)
             members = [reads[g] for g in groups]
             return self._messages.send(
-                "gradients",
-                members,
-                self._messages.packed_gradients(members, packed),
-                slice(None),
-                train=True,
+                "gradients", members, self._messages.packed_gradients(members, local), slice(None), train=True
             )
 
         sums, bad = {}, 0
         ways = [(groups,) for groups in self._interleaving_sets]
         for groups, came in zip(self._interleaving_sets, self._messages.one_ahead(send, ways), strict=True):
-            received = self._messages.received_gradients([reads[g] for g in groups], came.numpy(), packed)
+            received = self._messages.received_gradients([reads[g] for g in groups], came.numpy(), local)
             for g, of_ranks in zip(groups, received, strict=True):
                 sums[g], nonfinite = self._readers[g].sum_gradients(reads[g].served, of_ranks)
                 bad = max(bad, 0 if nonfinite is None else 1 + self._tables.index(nonfinite))
@@ -231,18 +227,16 @@ def over_all_ranks(local: SparseStats, ranks: TrainerGroup, stats: Stats) -> Spa
     )
 
 
-def _interleaving_sets(
+def _numbered_sets(
     names: Sequence[str], interleaving: Sequence[Sequence[str]], excluded: Sequence[str]
 ) -> list[list[int]]:
     """Numbers of the groups whose rows travel together, in the order in which they do."""
     wanted = [
-        members
-        for members in (excluded, *(interleaving or [[n for n in names if n not in excluded]]))
-        if members
+        part for part in (excluded, *(interleaving or [[n for n in names if n not in excluded]])) if part
     ]
-    if sorted(name for members in wanted for name in members) != sorted(names):
+    if sorted(name for part in wanted for name in part) != sorted(names):
         raise ConfigError(
-            f"schedule: interleaving groups {[list(members) for members in interleaving]}, excluded {list(excluded)}; expected"
+            f"schedule: interleaving groups {[list(part) for part in interleaving]}, excluded {list(excluded)}; expected"
             f" each of the groups {', '.join(names)} once; plan again with girih plan"
         )
-    return [[names.index(name) for name in members] for members in wanted]
+    return [[names.index(name) for name in part] for part in wanted]

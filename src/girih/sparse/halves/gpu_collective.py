@@ -193,12 +193,12 @@ class GpuCollectiveSparse(ShardedHalf[GpuRequest, GpuExchanged]):
             rows.append(self._messages.send_rows(traffic, values, alone, train=train))
         outputs = [router.bags.outputs(batch) for router in self._routers]
         fills = [
-            router.fill(group_outputs, traffic, came, batch, parts)
-            for router, group_outputs, traffic, came in zip(
+            router.fill(tensors, traffic, came, batch, parts)
+            for router, tensors, traffic, came in zip(
                 self._routers, outputs, request.traffic, rows, strict=True
             )
         ]
-        of_all: list[Any] = [output for group_outputs in outputs for output in group_outputs]
+        of_all: list[Any] = [output for tensors in outputs for output in tensors]
         for number, _ in enumerate(parts):
             for fill in fills:
                 next(fill)
@@ -283,7 +283,7 @@ class GpuCollectiveSparse(ShardedHalf[GpuRequest, GpuExchanged]):
             return {**counts.by_name(of_store.tolist()), **balance}
 
         return DeferredUpdate(
-            refused, torch.cat([part.double() for part in parts]), error_from, counters_from=counters_from
+            refused, torch.cat([part.double() for part in parts]), error_from, counters_from
         )
 
     def stats(self, *, spans: bool = False) -> SparseStats:

@@ -58,10 +58,8 @@ class LocalSparse(ShardedHalf[list[Any], ReadRows]):
 
     def is_on_gpu_of(self, device: torch.device) -> bool:
         """Whether all rows are in the memory of the GPU that a ``torch.device`` names; where kernels are interpreted, that is the CPU."""
-        devices = [getattr(group, "device", None) for group in self.groups]
-        return bool(devices) and all(
-            group_device is not None and group_device.type == device.type for group_device in devices
-        )
+        places = [getattr(group, "device", None) for group in self.groups]
+        return bool(places) and all(place is not None and place.type == device.type for place in places)
 
     def find(self, batch: Batch, parts: Sequence[slice], *, train: bool) -> list[Any]:
         """The unique keys of each group."""

@@ -68,16 +68,14 @@ class GpuReader:
         """
         num_asked = len(message)
         ids = message[:, :2].clone(memory_format=torch.contiguous_format).view(torch.int64).view(-1)
-        unique_keys = unique(ids, sections.positions_of, sections.tables, num_asked)
-        uses = torch.zeros_like(unique_keys.counts).index_add_(0, unique_keys.inverse, message[:, 2])
-        keys = Keys(unique_keys.keys, unique_keys.tables, uses, unique_keys.num_keys, sections.most)
+        dedup = unique(ids, sections.positions_of, sections.tables, num_asked)
+        uses = torch.zeros_like(dedup.counts).index_add_(0, dedup.inverse, message[:, 2])
+        keys = Keys(dedup.keys, dedup.tables, uses, dedup.num_keys, sections.most)
         if not train:
-            return GpuServed(len(sections.tables), unique_keys, keys, None, None)
+            return GpuServed(len(sections.tables), dedup, keys, None, None)
         none = torch.zeros_like(sections.tables)
-        terms = describe_terms(
-            unique_keys, sections.positions_of, self._zeros, none, none, None, num_asked, 1
-        )
-        return GpuServed(len(sections.tables), unique_keys, keys, terms, Pieces(unique_keys.counts))
+        terms = describe_terms(dedup, sections.positions_of, self._zeros, none, none, None, num_asked, 1)
+        return GpuServed(len(sections.tables), dedup, keys, terms, Pieces(dedup.counts))
 
     def begin_read(self, served: GpuServed) -> None:
         """Has rows brought in from tiers below, on the current stream; waits for their keys where there are such tiers."""

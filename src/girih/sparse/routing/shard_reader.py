@@ -111,10 +111,8 @@ class ShardReader(Shards):
         def add(s: int) -> int:
             first, behind = shards[s].first, shards[s].first + len(shards[s].keys)
             totals[first:behind] = 0
-            for start, asker_gradients in zip(starts, gradients, strict=False):
-                gradient_kernels.scatter_whole(
-                    sealed(asker_gradients), 0, keys.inverse, start, first, behind, totals
-                )
+            for start, part in zip(starts, gradients, strict=False):
+                gradient_kernels.scatter_whole(sealed(part), 0, keys.inverse, start, first, behind, totals)
             return gradient_kernels.first_nonfinite(first, behind, totals)
 
         bad = max(run_parts(self.pool, len(shards), add, starts[-1]))

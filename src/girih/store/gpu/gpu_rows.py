@@ -37,15 +37,13 @@ class GpuRows:
         clock: seconds since 1970, for tables whose rows expire after some seconds.
     """
 
-    def __init__(
-        self, memory: GpuMemory, row_layout: RowLayout, kernels: RecordKernels, clock: Clock
-    ) -> None:
+    def __init__(self, memory: GpuMemory, layout: RowLayout, kernels: RecordKernels, clock: Clock) -> None:
         self._memory, self._kernels, self._clock = memory, kernels, clock
-        self._rules = row_layout.kernel.rules
+        self._rules = layout.kernel.rules
         device = memory.device
         self._rules_there = to_device(self._rules, device)
-        self._bloom = to_device(row_layout.kernel.bloom, device)
-        chances = [math.log1p(-p) if p < 1 else -math.inf for p in row_layout.kernel.chance]
+        self._bloom = to_device(layout.kernel.bloom, device)
+        chances = [math.log1p(-p) if p < 1 else -math.inf for p in layout.kernel.chance]
         self._chances = torch.tensor(chances, dtype=torch.float64, device=device)
         eviction = self._rules[:, at.EVICTION]
         listed = np.isin(eviction, (at.EVICT_LRU, at.EVICT_TTL))

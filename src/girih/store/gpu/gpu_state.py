@@ -230,10 +230,10 @@ class GpuState:
         check_unique(ids, tables)
         if counts is None or not len(counts):
             counts = np.ones(len(ids), np.int32)
-        key_ids, key_tables, key_counts = (to_device(array[order], device) for array in (ids, tables, counts))
+        gpu_ids, gpu_tables, gpu_counts = (to_device(array[order], device) for array in (ids, tables, counts))
         num = torch.full((1,), len(ids), dtype=torch.int32, device=device)
         return order, Keys(
-            key_ids, key_tables, key_counts, num, np.bincount(tables, minlength=len(self.spec.tables))
+            gpu_ids, gpu_tables, gpu_counts, num, np.bincount(tables, minlength=len(self.spec.tables))
         )
 
     def _brought(self, order: Longs, keys: Keys, rows: Tensor, addresses: Tensor, out: Floats) -> Ints:

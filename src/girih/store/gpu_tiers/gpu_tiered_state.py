@@ -272,12 +272,11 @@ class GpuTieredState(ShardState):
 
     def _keys(self, ids: Longs, tables: Ints, counts: Ints) -> Keys:
         check_unique(ids, tables)
-        key_ids, key_tables, key_counts = (
-            to_device(array, self.device) for array in (ids, tables, np.ones(len(ids), np.int32))
-        )
+        ones = np.ones(len(ids), np.int32)
+        gpu_ids, gpu_tables, gpu_counts = (to_device(array, self.device) for array in (ids, tables, ones))
         num = torch.full((1,), len(ids), dtype=torch.int32, device=self.device)
         return Keys(
-            key_ids, key_tables, key_counts, num, np.empty(0, np.int64), HostKeys(ids, tables, counts)
+            gpu_ids, gpu_tables, gpu_counts, num, np.empty(0, np.int64), HostKeys(ids, tables, counts)
         )
 
 

@@ -88,10 +88,10 @@ def check_sources(
             no source has; names the tables.
     """
     known = {table.name for table in state.spec.tables}
-    allowed, names_found = known | elsewhere, set[str]()
+    allowed, seen = known | elsewhere, set[str]()
     for source in sources:
         names = [table["name"] for table in source.description["tables"]]
-        names_found.update(names)
+        seen.update(names)
         for name in names:
             if name not in allowed:
                 raise CheckpointError(
@@ -101,11 +101,9 @@ def check_sources(
             tables = "table" if len(names) == 1 else "tables"
             raise CheckpointError(f"{source.where}: {tables} {', '.join(map(repr, names))}: {misfit}")
     for table in state.spec.tables:
-        if table.name not in names_found:
+        if table.name not in seen:
             wheres = ", ".join(source.where for source in sources) or "no snapshot"
-            raise CheckpointError(
-                f"{wheres}: table {table.name!r} is missing{nearest(table.name, names_found)}"
-            )
+            raise CheckpointError(f"{wheres}: table {table.name!r} is missing{nearest(table.name, seen)}")
     for source in sources:
         source.verify()
 

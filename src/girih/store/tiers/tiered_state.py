@@ -99,12 +99,12 @@ class TieredState(ShardState):
                 slots, num_cold = values.bring(ids[part], tables[part], found_now[part])
                 num_missed += num_cold
                 values.mark_changed(found_now[part], slots, step)
-                part_terms = (
+                cut = (
                     None if terms is None else terms._replace(starts=terms.starts[part.start : part.stop + 1])
                 )
                 dropped += update.apply_gradients(
                     values.memory.shard, kernel, ids[part], tables[part], slots,
-                    gradients[part] if terms is None else gradients, hyper, step, part_terms,
+                    gradients[part] if terms is None else gradients, hyper, step, cut,
                 )  # fmt: skip
             if num_missed:
                 values.memory.keep_longer()
