@@ -223,8 +223,8 @@ def push_of(num_senders: int, trainer: int, turn: int) -> Push:
     return Push(sender * num_lanes + turn % num_lanes, turn + 1)
 
 
-def why_not_told_apart(num_senders: int, staleness: int) -> str:
-    """Why pushes that are sent again could not be told from others, and which option would change that; "" where they can."""
+def why_resent_pushes_clash(num_senders: int, staleness: int) -> str:
+    """Why resent pushes could not be recognized, and which option would change that; "" if they can."""
     most = LANES // num_senders - 1
     if most < 0:
         return (

@@ -183,7 +183,7 @@ class RemoteSave:
         """Has all servers write, side by side.
 
         Raises:
-            Lost: one came back since the save began, so that its rows as they were then are gone.
+            Lost: one came back since the save, or the segment, began: its rows as they were then are gone.
         """
         return self._finish(write=True)
 
@@ -202,26 +202,15 @@ class RemoteSave:
         return parts
 
 
-class RemoteSegment:
+class RemoteSegment(RemoteSave):
     """Servers hold rows of a segment as they were; each writes its parts when asked, beside all else that it does."""
 
     def __init__(self, servers: Sequence[Client], *, whole: bool) -> None:
-        self._servers, self._whole = servers, whole
-
-    def write(self) -> dict[str, PartFacts]:
-        """Has all servers write, side by side.
-
-        Raises:
-            Lost: one came back since the segment began, so that its rows as they were then are gone.
-        """
-        return self._finish(write=True)
+        super().__init__(servers)
+        self._whole = whole
 
     def wait_copied(self) -> None:
         """No-op: a server waits before it begins a checkpoint."""
-
-    def close(self) -> None:
-        """Ends what was not written."""
-        self._finish(write=False)
 
     def _finish(self, *, write: bool) -> dict[str, PartFacts]:
         servers, self._servers = self._servers, ()

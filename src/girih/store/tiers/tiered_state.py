@@ -59,7 +59,7 @@ class TieredState(ShardState):
             for part in values.parts(len(ids)):
                 values.read(ids[part], tables[part], rows[part], out[part])
             values.collect()
-        _tell_addresses(out, addresses)
+        _write_addresses(out, addresses)
         return rows
 
     def peek(self, ids: Longs, tables: Ints, out: Floats, addresses: Longs | None = None) -> Ints:
@@ -67,7 +67,7 @@ class TieredState(ShardState):
         with self.memory.changing():
             rows = self._find(ids, tables)
             self.values.peek(ids, tables, rows, out)
-        _tell_addresses(out, addresses)
+        _write_addresses(out, addresses)
         return rows
 
     def fetch(self, ids: Longs, tables: Ints) -> None:
@@ -237,7 +237,7 @@ def open_tiered_state(
     return TieredState(spec, layout_of_rows, memory, RowTable(memory, bare, clock), values)
 
 
-def _tell_addresses(out: Floats, addresses: Longs | None) -> None:
+def _write_addresses(out: Floats, addresses: Longs | None) -> None:
     """Rows are copied: their addresses are those in ``out``."""
     if addresses is not None:
         addresses[:] = out.ctypes.data + out.strides[0] * np.arange(len(out), dtype=np.int64)
