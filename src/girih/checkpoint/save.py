@@ -235,11 +235,11 @@ class Save:
             self._root.publish(self._draft, self._name)
 
     def _report_to_first(self, message: Mapping[str, object]) -> None:
-        """Tells rank 0 the parts that this trainer wrote, or why it could not."""
+        """Sends rank 0 the parts that this trainer wrote, or its error."""
         self._ranks.put(f"save/{self._number}/{self._ranks.rank}", json.dumps(message))
 
     def _parts_of(self, rank: int) -> Parts:
-        """Waits for what another trainer wrote.
+        """Waits for the parts that another trainer wrote.
 
         Raises:
             StorageFullError, GirihError: it could not. RoleError: a process of the run is gone.

@@ -152,11 +152,11 @@ class LogSegment:
         )
 
     def _report_to_first(self, message: Mapping[str, object]) -> None:
-        """Tells rank 0 the parts that this trainer wrote, or why it could not."""
+        """Sends rank 0 the parts that this trainer wrote, or its error."""
         self._ranks.put(f"segment/{self._note}/{self._ranks.rank}", json.dumps(message))
 
     def _parts_of(self, rank: int) -> Parts:
-        """Waits for what another trainer wrote.
+        """Waits for the parts that another trainer wrote.
 
         Raises:
             GirihError: it could not. RoleError: a process of the run is gone.

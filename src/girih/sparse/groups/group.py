@@ -85,7 +85,7 @@ class EmbeddingGroup(Protocol):
         ...
 
     def fetch(self, keys: Any) -> None:
-        """Begins to read what the next lookup will want of tiers below memory; changes no result."""
+        """Begins to read the rows of the next lookup from tiers below memory; changes no result."""
         ...
 
     def lookup(
@@ -94,7 +94,7 @@ class EmbeddingGroup(Protocol):
         """Reads the rows of a batch; ``train`` gives new keys rows and marks rows as used.
 
         Args:
-            keys: what :meth:`find` found; None finds it now.
+            keys: the result of :meth:`find`; None calls it now.
 
         Returns:
             The rows, of which no output is filled in, and what does that; all of it before another verb.

@@ -87,7 +87,7 @@ class Leaves:
         return None
 
     def _with_gradients(self, gradients: Sequence[Tensor | None]) -> list[tuple[GroupOutput, Tensor]]:
-        """The outputs with gradients of any number."""
+        """The outputs whose gradients hold any number."""
         pairs = zip(self._outputs, gradients, strict=True)
         return [(output, gradient) for output, gradient in pairs if gradient is not None and gradient.numel()]
 

@@ -131,7 +131,7 @@ class LocalShards:
         return {} if self._on_gpu else {"store": self.counters(), "rows": self.rows()}
 
     def repair_summary(self) -> str:
-        """A line on the state in which attached memory was found; "" where no verb was cut short."""
+        """A line on the repairs of attached memory; "" if no verb was cut short."""
         repaired = [(store.spec, store.repaired) for _, store in self.files() if store.repaired is not None]
         if not repaired:
             return ""

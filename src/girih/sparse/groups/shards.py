@@ -273,7 +273,7 @@ class Shards:
 
         Args:
             counts: int32[N], how often each id stands for itself; None is once.
-            keys: what :meth:`find` found, read once at most; None finds it now.
+            keys: the result of :meth:`find`, read at most once; None calls it now.
 
         Returns:
             The keys, and their rows.
@@ -312,7 +312,7 @@ class Shards:
         return GroupKeys(run_parts(self.pool, len(self.stores), find_shard, num_ids), inverse, num_ids)
 
     def fetch(self, keys: GroupKeys) -> None:
-        """Has tiers below memory begin to read the rows that the next lookup will want; changes no result."""
+        """Begins to read the rows of the next lookup from tiers below memory; changes no result."""
         for store, mine in zip(self.stores, keys.shards, strict=True):
             store.fetch(mine.keys, mine.tables)
 
@@ -372,7 +372,7 @@ def copied(num_keys: int, dim: int) -> bool:
 def run_parts(
     pool: ThreadPoolExecutor | None, num_parts: int, work: Callable[[int], T], num_ids: int
 ) -> list[T]:
-    """Does the parts side by side, the first one here; those of a small batch, or without a pool, in turn."""
+    """Runs the parts in parallel, the first one in this thread; without a pool, or for a small batch, in turn."""
     if pool is None or num_ids < FEW_IDS:
         return [work(part) for part in range(num_parts)]
     others = [pool.submit(work, part) for part in range(1, num_parts)]

@@ -214,7 +214,7 @@ class CollectiveSparse(ShardedHalf[list[GroupExchange], GroupExchange]):
 
 
 def over_all_ranks(local: SparseStats, ranks: TrainerGroup, stats: Stats) -> SparseStats:
-    """Sums of what all ranks have, and how evenly keys were spread over them.
+    """Sums over all ranks, and how evenly keys were spread over them.
 
     Args:
         stats: those of this process.

@@ -247,7 +247,7 @@ class GpuCollectiveSparse(ShardedHalf[GpuRequest, GpuExchanged]):
         step: int,
         lr_scale: float,
     ) -> DeferredUpdate:
-        """As :meth:`update`, decided on the devices, by all trainers together; see :class:`ShardedHalf`."""
+        """As :meth:`update`, but the devices of all trainers decide together; see :class:`ShardedHalf`."""
         sums = self._summed(batch, reads, gradients)
         took_part = [float(any(gradient is not None for gradient in outputs)) for outputs in gradients]
         num_asked, worst = _num_asked(reads), self._worst(reads, sums)

@@ -94,13 +94,13 @@ class GpuMessages:
     def _send_to_owners(
         self, kind: str, width: int, traffic: GpuTraffic, sent: Tensor, *, train: bool
     ) -> Coming:
-        """Sends something of each key that this rank asks for to the key's owner."""
+        """Sends numbers of each key that this rank asks for to the key's owner."""
         return self._exchange(kind, sent, width * traffic.asks, width * traffic.asked, train=train)
 
     def _send_to_askers(
         self, kind: str, width: int, traffic: GpuTraffic, sent: Tensor, *, train: bool
     ) -> Coming:
-        """Sends something of each key that this rank is asked for to who asked."""
+        """Sends numbers of each key that others ask of this rank to those who asked."""
         return self._exchange(kind, sent, width * traffic.asked, width * traffic.asks, train=train)
 
     def _exchange(self, kind: str, sent: Tensor, to_each: Counts, of_each: Counts, *, train: bool) -> Coming:

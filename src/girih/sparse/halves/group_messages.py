@@ -159,7 +159,7 @@ class GroupMessages:
     def _restore_exact(
         self, exchange: GroupExchange, coming: IncomingRows, part: int, rows: NDArray[np.float32]
     ) -> None:
-        """Rows of this rank that no other one asks for are not rounded."""
+        """Restores the exact rows of this rank that no other rank asks for."""
         rank = self._ranks.rank
         mine = _stretch(exchange.asked.sum(axis=1), rank)
         start = mine.start + int(exchange.asked[rank, :part].sum())
@@ -283,7 +283,7 @@ class GroupMessages:
 
 
 def _asked_by_others(served: GroupKeys, part: slice) -> NDArray[np.bool_]:
-    """Whether another rank asks for the same key, for each key of a part of all that are asked for."""
+    """Whether another rank asks for the same key, for each key of a part of the request."""
     by_others = np.zeros(served.end, np.bool_)
     by_others[served.inverse[: part.start]] = True
     by_others[served.inverse[part.stop :]] = True

@@ -82,7 +82,7 @@ class RemotePulled:
         return half.sent(asked, self.called[1])
 
     def push_masked(self, agree: Agree, step: int, lr_scale: float = 1.0) -> DeferredUpdate:
-        """As :meth:`push`, or :meth:`discard` where the step is refused, as is known once the gradients are here.
+        """As :meth:`push`, or as :meth:`discard` if the step is refused, once the gradients are here.
 
         Args:
             agree: see :data:`girih.sparse.halves.deferred.Agree`.
@@ -306,7 +306,7 @@ class RemoteSparse:
         return self.staging
 
     def reset(self) -> None:
-        """Has servers that outlived earlier trainers drop what these began, and counts what is lost by that; all trainers call it."""
+        """Has servers drop the updates that earlier trainers began, and counts the lost ones. All trainers call it."""
         lost_and_step = None
         if self._ranks.first:
             fields = [frame.fields for frame in answers(self._servers, SparseVerb.ANEW, again=True)]

@@ -91,7 +91,7 @@ class PulledHere(Generic[Request, Read]):
         return Done()
 
     def push_masked(self, agree: Agree, step: int, lr_scale: float = 1.0) -> DeferredUpdate:
-        """Launches :meth:`push`, which moves nothing where the step is refused on the device; see :mod:`girih.sparse.halves.deferred`."""
+        """Launches :meth:`push`, which moves nothing if the device refuses the step; see :mod:`girih.sparse.halves.deferred`."""
         reads, _ = self._half.awaited(self._parts[-1][1])
         return self._half.move_masked(agree, self._batch, reads, self._arrived().gradients(), step, lr_scale)
 
@@ -135,7 +135,7 @@ class ShardedHalf(ABC, Generic[Request, Read]):
 
     @abstractmethod
     def fetch(self, request: Request) -> None:
-        """Begins to read what the next read will want of tiers below memory; changes no result."""
+        """Begins to read the rows of the next read from tiers below memory; changes no result."""
 
     @abstractmethod
     def read(
@@ -144,7 +144,7 @@ class ShardedHalf(ABC, Generic[Request, Read]):
         """Reads a batch's rows; yields the same once for each micro-batch, when its rows are filled in.
 
         Args:
-            request: what :meth:`find` found; None finds it now.
+            request: the result of :meth:`find`; None calls it now.
         """
 
     @abstractmethod
@@ -166,7 +166,7 @@ class ShardedHalf(ABC, Generic[Request, Read]):
         step: int,
         lr_scale: float,
     ) -> DeferredUpdate:
-        """As :meth:`update`, decided on the device; a half whose rows are all in GPU memory can do it.
+        """As :meth:`update`, but the device decides whether rows move. Needs all rows in GPU memory.
 
         Args:
             agree: see :data:`girih.sparse.halves.deferred.Agree`.
@@ -195,7 +195,7 @@ class ShardedHalf(ABC, Generic[Request, Read]):
         return self._pulled(batch, [slice(0, batch.num_examples)], train=False)
 
     def move(self, batch: Batch, reads: list[Read], gradients: Gradients, step: int, lr_scale: float) -> None:
-        """Moves rows by the gradients of all outputs, after all that was asked before; see :meth:`update`."""
+        """Moves rows by the gradients of all outputs, after all earlier work; see :meth:`update`."""
         grouped = by_group(self.groups_of_tables, gradients)
         self.awaited(self._submit(lambda: self.update(batch, reads, grouped, step, lr_scale)))
         self.last_step = step
@@ -209,7 +209,7 @@ class ShardedHalf(ABC, Generic[Request, Read]):
         step: int,
         lr_scale: float,
     ) -> DeferredUpdate:
-        """As :meth:`move`, decided on the device; see :meth:`update_masked`."""
+        """As :meth:`move`, but the device decides whether rows move; see :meth:`update_masked`."""
         grouped = by_group(self.groups_of_tables, gradients)
         update = self.awaited(
             self._submit(lambda: self.update_masked(agree, batch, reads, grouped, step, lr_scale))
@@ -293,7 +293,7 @@ class ShardedHalf(ABC, Generic[Request, Read]):
         yield from self.read(batch, step, parts, request, train=train)
 
     def _submit(self, work: Callable[[], T]) -> Future[T]:
-        """Has the thread do it after all that it was asked before; without one, it is done here and now."""
+        """Has the thread do it after earlier work. Without a thread, it is done at once."""
         if self._thread is not None:
             return self._thread.submit(self._done_by_thread, work)
         done: Future[Any] = Future()

@@ -84,7 +84,7 @@ class ShardReader(Shards):
         """As :meth:`read`, for rows that are still to be spread.
 
         Args:
-            keys: what :meth:`find_keys` found; None finds it now.
+            keys: the result of :meth:`find_keys`; None calls it now.
         """
         read_keys, rows = self.lookup(request.ids, step, train=train, counts=request.counts, keys=keys)
         return _checked_keys(read_keys, request), rows

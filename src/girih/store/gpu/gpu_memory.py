@@ -228,7 +228,7 @@ class GpuMemory:
         return room
 
     def report_counts(self) -> None:
-        """Has the GPU tell, when it comes to it, what was added so far."""
+        """Has the GPU report how many rows were added so far."""
         if self.device.type == "cpu":
             self._reports.append((None, self.words.clone(), self._asked))
             return
@@ -344,7 +344,7 @@ class GpuMemory:
         self.slots = torch.zeros(jit.SPARE + 1, dtype=torch.int64, device=self.device)
 
     def _read_reports(self) -> None:
-        """Takes in what the GPU has told so far."""
+        """Reads the reports that have come from the GPU."""
         while self._reports and (self._reports[0][0] is None or self._reports[0][0].query()):  # type: ignore[no-untyped-call]
             _, counts, num_asked = self._reports.popleft()
             words, since = counts.numpy(), self._asked - num_asked
