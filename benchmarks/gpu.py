@@ -115,7 +115,7 @@ class Girih:
             kept["found"] = self.gpu._bags.find(batch, train=True)
 
         def look() -> None:
-            kept["read"], kept["fill"] = self.gpu.lookup(batch, self.step, train=True, found=kept["found"])
+            kept["read"], kept["fill"] = self.gpu.lookup(batch, self.step, train=True, keys=kept["found"])
 
         def move() -> None:
             given = self.gpu.gradients(kept["read"], [self.gradient], batch)
@@ -133,7 +133,7 @@ class Girih:
         start = time.perf_counter()
         found = self.gpu.find(batch)
         self.gpu.fetch(found)
-        read, fill = self.gpu.lookup(batch, self.step, train=True, found=found)
+        read, fill = self.gpu.lookup(batch, self.step, train=True, keys=found)
         fill(slice(0, self.examples))
         given = self.gpu.gradients(read, [self.gradient], batch)
         assert given is not None

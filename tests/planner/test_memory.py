@@ -66,9 +66,9 @@ def test_dense_servers_take_no_more_than_is_accounted(averaging):
     work = _DenseServerWork(partial(BY_ALGORITHM[averaging], replicas, None), replicas, stats)
     tracemalloc.start()
     try:
-        work._begin(asked((0,), np.zeros(numbers, np.float32)))
+        work._begin_vector(asked((0,), np.zeros(numbers, np.float32)))
         kept = tracemalloc.get_traced_memory()[0] / (4 * numbers)
-        for verb, more in ((work._take_part, ()), (work._meet, (np.zeros(0, np.float32),))):
+        for verb, more in ((work._take_part, ()), (work._meet_replicas, (np.zeros(0, np.float32),))):
             for each in range(replicas):
                 request = asked((each, 0), np.ones(numbers, np.float32), *more)
                 request.reply = lambda *given: answered.append(len(given))

@@ -11,7 +11,7 @@ from girih import models
 from girih.data import Batch
 from girih.errors import ConfigError
 from girih.kernels.cpu.dedup import MAX_NUMBER
-from girih.sparse.groups.shards import FEW_IDS, each
+from girih.sparse.groups.shards import FEW_IDS, run_parts
 from girih.sparse.halves.local import LocalSparse
 from girih.sparse.options import MOST_THREADS, StoreOptions
 from girih.sparse.spec import SparseSpec
@@ -96,7 +96,7 @@ def test_what_one_thread_finds_reaches_the_caller_when_all_are_done(monkeypatch)
         done.append(part)
 
     with pytest.raises(MemoryError, match="of the first"):
-        each(pool, 2, work, FEW_IDS)
+        run_parts(pool, 2, work, FEW_IDS)
     assert done == [1]
 
 

@@ -138,7 +138,7 @@ def test_servers_drop_what_trainers_that_are_gone_began_and_count_it():
                 give(each, 1)
             before, pushed = here.peek(batch_of([1], [5])), pulled[0].push(1)
             if life == 0:
-                here.trainers[0].begin_anew()
+                here.trainers[0].reset()
                 assert here.stats[0].counters["lost_updates"] == 2
                 assert here.trainers[0].last_step == 1
                 np.testing.assert_array_equal(here.peek(batch_of([1], [5])), before)

@@ -8,6 +8,7 @@ from girih.errors import ConfigError, StorageFullError
 from girih.kernels.cpu.jit import JIT_DISABLED
 from girih.kernels.cpu.update import Terms
 from girih.store import Heap, Store
+from girih.store.state import GradientTerms
 from girih.tables import LRU, Probability
 from support.fake_store import FakeStore
 from support.store_verbs import evict, group, keys_of, look, peek
@@ -41,8 +42,8 @@ def test_arrays_that_a_kernel_would_follow_astray_are_refused():
                     {"factors": np.ones(2, np.float32)}, {"tail": np.ones((2, 1), np.float32)}):  # fmt: skip
             grads = np.ones((3, store.spec.dim - ("tail" in bad)), np.float32)
             with pytest.raises(ConfigError, match="terms"):
-                store.apply_gradients(ids, tables, rows, grads, 1, 1.0, good._replace(**bad))
-        assert store.apply_gradients(ids, tables, rows, np.ones_like(out), 1, 1.0, good) == 0
+                store.apply_gradients(ids, tables, rows, GradientTerms(grads, good._replace(**bad)), 1)
+        assert store.apply_gradients(ids, tables, rows, GradientTerms(np.ones_like(out), good), 1) == 0
 
 
 def test_many_rows_and_rehashes(arena, small_index):

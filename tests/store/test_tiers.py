@@ -56,7 +56,7 @@ def few_slots(monkeypatch):
     """Slots for the rows of one call or so, which are soon given to others."""
     monkeypatch.setattr("girih.store.tiers.slot_memory._FIRST_STAGED", 8)
     monkeypatch.setattr("girih.store.tiers.slot_memory._CALLS_KEPT", 0)
-    monkeypatch.setattr("girih.store.tiers.tiered_values._MOST_CALLS_KEPT", 0)
+    monkeypatch.setattr("girih.store.tiers.slot_memory._MOST_CALLS_KEPT", 0)
 
 
 @pytest.fixture

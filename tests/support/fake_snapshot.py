@@ -13,6 +13,7 @@ from girih.store import GroupSpec
 from girih.store.rows.record import row_layout
 from girih.store.snapshot.columns import columns_of
 from girih.store.snapshot.tensorfile import StoredTensor
+from girih.store.spec import Description
 from support.twins import Floats
 
 
@@ -50,10 +51,10 @@ class FakeSnapshot:
         return sum(map(len, self.tables))
 
     @property
-    def description(self) -> dict[str, Any]:
+    def description(self) -> Description:
         """The parts of a snapshot's description that its columns depend on."""
-        linked = {"linked": False, "last_step": self.last_step}
-        return {**row_layout(self.spec, self.shard, self.num_shards).description, **linked}
+        layout = row_layout(self.spec, self.shard, self.num_shards)
+        return {**layout.description, "linked": False, "last_step": self.last_step}
 
     def tensors(self) -> list[StoredTensor]:
         """All columns."""

@@ -25,6 +25,8 @@ from girih.store import (
     write_rows,
 )
 from girih.store.snapshot.columns import Chunk
+from girih.store.snapshot.file import FileFacts
+from girih.store.spec import Description
 from girih.store.state import ShardState
 from girih.tables import Dtype, Normal, Zeros
 from support.fake_store import FakeStore
@@ -121,7 +123,7 @@ def evict(store: AnyStore, ids: NDArray[np.int64], tables: NDArray[np.int32]) ->
         return store.state.rows.drop(np.unique(rows))
 
 
-def write_snapshot(source: Store | LiveSnapshot, path: Path) -> dict[str, Any]:
+def write_snapshot(source: Store | LiveSnapshot, path: Path) -> FileFacts:
     """Writes a store, or a snapshot of one, to a file; returns what :func:`write_rows` does."""
     if isinstance(source, Store):
         with source.snapshot(path.parent) as snapshot:
@@ -140,7 +142,7 @@ def read_snapshot(path: Path, checksums: Mapping[str, int] | None = None) -> Sna
 class MemorySnapshot:
     """A snapshot as plain arrays, from which a store can be restored."""
 
-    description: dict[str, Any]
+    description: Description
     columns: Chunk
     cells: Mapping[str, NDArray[np.uint8]]
     where: str = "snapshot in memory"

@@ -28,26 +28,26 @@ def complete(root: Storage) -> list[tuple[int, Storage]]:
     On this machine only complete ones have such a name; elsewhere those count that have a manifest, which is
     written last.
     """
-    found = ((m, root / name) for name in root.names() if (m := PATTERN.fullmatch(name)))
+    matches = ((m, root / name) for name in root.names() if (m := PATTERN.fullmatch(name)))
     return sorted(
-        ((int(m[1]), place) for m, place in found if root.local is not None or place.exists(NAME)),
+        ((int(m[1]), place) for m, place in matches if root.local is not None or place.exists(NAME)),
         key=lambda each: each[0],
     )
 
 
 def latest(root: Storage) -> Storage | None:
     """The newest checkpoint below ``root``, if any."""
-    found = complete(root)
-    return found[-1][1] if found else None
+    checkpoints = complete(root)
+    return checkpoints[-1][1] if checkpoints else None
 
 
 def rotate(root: Storage, keep: int, protected: int | None) -> None:
     """Removes all but the last ``keep`` checkpoints and the ``protected`` step, and what killed saves left."""
-    found = complete(root)
-    for step, place in found[:-keep]:
+    checkpoints = complete(root)
+    for step, place in checkpoints[:-keep]:
         if step != protected:
             root.remove(place.name, first=NAME)
-    valid = {place.name for _, place in found}
+    valid = {place.name for _, place in checkpoints}
     for name in root.names():
         if name.startswith((WRITING, DOOMED)) or (PATTERN.fullmatch(name) and name not in valid):
             root.remove(name, first=NAME)
@@ -83,14 +83,14 @@ def find(address: Storage | str | os.PathLike[str], *, step: int | None = None) 
         MissingFileError: nothing there.
         CheckpointError: no complete checkpoint there.
     """
-    given = Storage.at(address)
-    if not given.exists():
+    storage = Storage.at(address)
+    if not storage.exists():
         raise MissingFileError(
-            f"{given}: no such run or checkpoint directory; girih train CONFIG --run DIRECTORY makes one"
+            f"{storage}: no such run or checkpoint directory; girih train CONFIG --run DIRECTORY makes one"
         )
-    if PATTERN.fullmatch(given.name) or given.exists(NAME):
-        return given
-    root = _root_in(given)
+    if PATTERN.fullmatch(storage.name) or storage.exists(NAME):
+        return storage
+    root = _root_in(storage)
     if step is not None:
         named = root / name_of(step)
         if not named.exists():
@@ -99,22 +99,22 @@ def find(address: Storage | str | os.PathLike[str], *, step: int | None = None) 
     newest = latest(root)
     if newest is None:
         raise CheckpointError(
-            f"{given}: holds no complete checkpoint; train first, or name another directory"
+            f"{storage}: holds no complete checkpoint; train first, or name another directory"
         )
     return newest
 
 
-def _root_in(given: Storage) -> Storage:
+def _root_in(address: Storage) -> Storage:
     """Storage of a run directory's checkpoints, by its configuration; others hold them themselves."""
-    run = given.local
+    run = address.local
     if run is None:
-        return given
+        return address
     try:
         directory = read_toml(run / "config.toml").get("checkpoint", {}).get("dir")
     except (ConfigError, MissingFileError, AttributeError):
         directory = None
     if directory is None and not (run / "checkpoints").is_dir():
-        return given
+        return address
     return root_of(run, directory)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from girih.checkpoint import save
-from girih.checkpoint.manifest import DENSE, NAME, Manifest, Parts
+from girih.checkpoint.manifest import DENSE, NAME, Manifest, PartFacts, Parts
 from girih.checkpoint.parts import PartReader
 from girih.checkpoint.save import SavedParameters, SavedRows
 from girih.checkpoint.state import RunState
@@ -132,13 +132,13 @@ def check_schema(manifest: Manifest, schema: Schema, place: Storage) -> None:
                 f"{schema.dim_of(ours)} in the configuration; set dim = {theirs.dim_of(match)} or start a new run"
             )
     got, expected = [f.name for f in theirs.features], [f.name for f in schema.features]
-    what = "features of other kinds, tables or transforms"
+    fault = "features of other kinds, tables or transforms"
     if got != expected:
-        what = f"features {got} instead of {expected}"
-    raise CheckpointError(f"{place}: was trained with {what}; use its own configuration or start a new run")
+        fault = f"features {got} instead of {expected}"
+    raise CheckpointError(f"{place}: was trained with {fault}; use its own configuration or start a new run")
 
 
-def _read_dense(place: Storage, facts: Mapping[str, Any]) -> dict[str, Tensor]:
+def _read_dense(place: Storage, facts: PartFacts) -> dict[str, Tensor]:
     content, where = place.read(DENSE), f"{place}/{DENSE}"
     if zlib.crc32(content) != facts["crc32"].get(""):
         raise CheckpointError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict
 
 from girih.checkpoint.state import RunState, Step
 from girih.checkpoint.storage import Storage
@@ -25,7 +25,21 @@ FORMAT = 2
 
 Count = Annotated[int, Bounds(0, (1 << 53) - 1)]
 Crc = Annotated[int, Bounds(0, (1 << 32) - 1)]
-Parts = Mapping[str, Mapping[str, Any]]
+
+
+class PartFacts(TypedDict, total=False):
+    """The facts of a part: its size and checksums, and with rows the shards that it covers."""
+
+    bytes: int
+    crc32: Mapping[str, int]
+    group: str
+    tables: Mapping[str, int]
+    shard: int
+    num_shards: int
+    left: int
+
+
+Parts = Mapping[str, PartFacts]
 """Name relative to the checkpoint → facts."""
 
 
@@ -141,9 +155,9 @@ def check_facts(parts: Parts) -> None:
         raise ValueError(f"it lists no {DENSE}")
     for name, facts in parts.items():
         check_inside(name)
-        found = build(_DenseFacts if name == DENSE else _RowFacts, facts, f"part {name!r}")
-        if name != DENSE and found.shard >= found.num_shards:
-            raise ValueError(f"part {name!r}: shard {found.shard} of {found.num_shards}")
+        checked = build(_DenseFacts if name == DENSE else _RowFacts, facts, f"part {name!r}")
+        if name != DENSE and checked.shard >= checked.num_shards:
+            raise ValueError(f"part {name!r}: shard {checked.shard} of {checked.num_shards}")
 
 
 def name_of(step: int) -> str:
@@ -160,9 +174,9 @@ def check_parts(parts: Parts, checkpoint: Storage) -> None:
     sizes = checkpoint.sizes()
     for name, facts in parts.items():
         if (actual := sizes.get(name)) != facts["bytes"]:
-            what = "missing" if actual is None else f"damaged: {actual} bytes instead of {facts['bytes']}"
+            fault = "missing" if actual is None else f"damaged: {actual} bytes instead of {facts['bytes']}"
             raise CheckpointError(
-                f"{checkpoint}/{name}: {what}; delete {checkpoint.name} to use an older checkpoint"
+                f"{checkpoint}/{name}: {fault}; delete {checkpoint.name} to use an older checkpoint"
             )
 
 
@@ -205,7 +219,8 @@ def check_coverage(parts: Parts, where: str) -> None:
                 )
             held[shard] = name
     for table, held in holders.items():
-        group, num_shards = (parts[next(iter(held.values()))][what] for what in ("group", "num_shards"))
+        facts = parts[next(iter(held.values()))]
+        group, num_shards = facts["group"], facts["num_shards"]
         for shard in range(num_shards):
             if shard not in held:
                 raise CheckpointError(
@@ -220,10 +235,10 @@ def parts_for(parts: Parts, tables: Sequence[str], shard: int, num_shards: int) 
     All shards of the tables; its own alone, where the same tables, in the same order, were in as many shards as
     now: a key's shard depends on its table's number in the group.
     """
-    found = [name for name in sorted(parts) if not parts[name].get("tables", {}).keys().isdisjoint(tables)]
+    names = [name for name in sorted(parts) if not parts[name].get("tables", {}).keys().isdisjoint(tables)]
     if all(
         parts[name]["num_shards"] == num_shards and list(parts[name]["tables"]) == list(tables)
-        for name in found
+        for name in names
     ):
-        return [name for name in found if parts[name]["shard"] == shard]
-    return found
+        return [name for name in names if parts[name]["shard"] == shard]
+    return names

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypedDict
 
-from girih.checkpoint.manifest import Parts
+from girih.checkpoint.manifest import PartFacts, Parts
 from girih.checkpoint.storage import Storage
 from girih.store import SnapshotFile
 from girih.store.snapshot.columns import counts_seconds
 from girih.store.snapshot.file import add_newest_uses, describe_header
 from girih.store.snapshot.tensorfile import TensorHeader, damaged
+
+
+class ReaderFields(TypedDict):
+    """The plain values of a :class:`PartReader`."""
+
+    url: str
+    parts: dict[str, PartFacts]
+    optimizer_state: bool
+    begins: bool
+    newest: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -38,12 +48,12 @@ class PartReader:
         Raises:
             CheckpointError: damaged. MissingFileError: a part is gone.
         """
-        found: dict[str, int] = {}
+        newest: dict[str, int] = {}
         for name in self.parts:
             tables = describe_header(self.header(name), f"{self.storage}/{name}")["tables"]
             if any(map(counts_seconds, tables)):
-                add_newest_uses(found, self.open(name))
-        return found
+                add_newest_uses(newest, self.open(name))
+        return newest
 
     def open(self, name: str) -> SnapshotFile:
         """A part, its form checked; its content when it is read.
@@ -53,19 +63,19 @@ class PartReader:
         """
         facts = self.parts[name]
         with self.storage.fetch(name) as file:
-            found = SnapshotFile(file, f"{self.storage}/{name}", facts["crc32"])
-        described = found.description
+            snapshot = SnapshotFile(file, f"{self.storage}/{name}", facts["crc32"])
+        described = snapshot.description
         tables = [table["name"] for table in described["tables"]]
-        for what, theirs, expected in (
+        for fact, actual, expected in (
             ("group", described["group"], facts["group"]),
             ("shard", described["shard"], facts["shard"]),
             ("num_shards", described["num_shards"], facts["num_shards"]),
             ("tables", tables, list(facts["tables"])),
-            ("num_rows", found.num_rows, sum(facts["tables"].values())),
+            ("num_rows", snapshot.num_rows, sum(facts["tables"].values())),
         ):
-            if theirs != expected:
-                raise damaged(found.where, f"{what} is {theirs!r}, the manifest says {expected!r}")
-        return found
+            if actual != expected:
+                raise damaged(snapshot.where, f"{fact} is {actual!r}, the manifest says {expected!r}")
+        return snapshot
 
     def header(self, name: str) -> TensorHeader:
         """Reads the header, in which a part describes itself, without the rest.
@@ -77,7 +87,7 @@ class PartReader:
         length = TensorHeader.length(self.storage.read(name, 0, 8), self.parts[name]["bytes"], where)
         return TensorHeader(self.storage.read(name, 8, 8 + length), where)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> ReaderFields:
         """For another process, which may be on another machine."""
         return {
             "url": self.storage.absolute().url,
@@ -88,8 +98,8 @@ class PartReader:
         }
 
     @classmethod
-    def from_dict(cls, told: Mapping[str, Any]) -> PartReader:
+    def from_dict(cls, tree: ReaderFields) -> PartReader:
         """The inverse of :meth:`to_dict`."""
         return cls(
-            Storage(told["url"]), told["parts"], told["optimizer_state"], told["begins"], told["newest"]
+            Storage(tree["url"]), tree["parts"], tree["optimizer_state"], tree["begins"], tree["newest"]
         )

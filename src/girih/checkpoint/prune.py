@@ -8,17 +8,17 @@ from __future__ import annotations
 import zlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from girih.checkpoint.manifest import DENSE, NAME, Manifest, rows_of
+from girih.checkpoint.manifest import DENSE, NAME, Manifest, PartFacts, rows_of
 from girih.checkpoint.parts import PartReader
 from girih.checkpoint.storage import Storage
 from girih.store import SnapshotFile, write_rows
 from girih.store.snapshot.columns import Chunk, columns_of
 from girih.store.snapshot.tensorfile import StoredTensor
+from girih.store.spec import Description
 
 Bools = NDArray[np.bool_]
 
@@ -57,7 +57,7 @@ def prune(place: Storage, root: Storage, rule: PruneRule) -> tuple[Storage, Mani
     root.remove(draft.name, first=NAME)
     draft.make()
     try:
-        parts: dict[str, Mapping[str, Any]] = {}
+        parts: dict[str, PartFacts] = {}
         for name, facts in manifest.shards.items():
             file = reader.open(name)
             file.verify()
@@ -99,7 +99,7 @@ class _Kept:
             counts += np.bincount(chunk["tables"][self._stays(chunk)], minlength=len(tables))
         self.rows = dict(zip(tables, counts.tolist(), strict=True))
         self.num_rows = int(counts.sum())
-        self.description = {**file.description, "num_rows": self.num_rows, "linked": False}
+        self.description: Description = {**file.description, "num_rows": self.num_rows, "linked": False}
         self._columns = columns_of(self.description)
 
     def tensors(self) -> list[StoredTensor]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _KEPT = ("seed", "precision", "dense_forward")
 
 
-def recipe(model: nn.Module, options: TrainOptions) -> dict[str, Any]:
+def recipe(model: nn.Module, options: TrainOptions) -> dict[str, object]:
     """``{"model": …, "train": …}`` as plain values.
 
     If the class is the user's own, ``model`` is None, and ``options`` are those that a config gave it: never its name.
@@ -24,11 +24,11 @@ def recipe(model: nn.Module, options: TrainOptions) -> dict[str, Any]:
     from girih.models.zoo import description_of, options_of  # followers read recipes, and have no torch
 
     kept = {name: getattr(options, name) for name in _KEPT}
-    made: dict[str, Any] = {"model": description_of(model), "train": kept}
+    made: dict[str, object] = {"model": description_of(model), "train": kept}
     return made if made["model"] is not None else made | {"options": options_of(model)}
 
 
-def train_options(kept: Mapping[str, Any]) -> TrainOptions:
+def train_options(kept: Mapping[str, object]) -> TrainOptions:
     """The options that predictions depend on, of the ``train`` of a recipe.
 
     Raises:

@@ -23,6 +23,7 @@ from girih.checkpoint.manifest import (
     DENSE,
     NAME,
     Manifest,
+    PartFacts,
     Parts,
     check_coverage,
     check_parts,
@@ -92,9 +93,9 @@ def check_dtypes(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) 
     Raises:
         ValueError: another dtype than that of the expected tensor of the same name.
     """
-    for name, own in expected.items():
-        if name in tensors and tensors[name].dtype != own.dtype:
-            raise ValueError(f"{name} is {tensors[name].dtype}, expected {own.dtype}")
+    for name, tensor in expected.items():
+        if name in tensors and tensors[name].dtype != tensor.dtype:
+            raise ValueError(f"{name} is {tensors[name].dtype}, expected {tensor.dtype}")
 
 
 PATIENCE_S = 1800.0
@@ -198,18 +199,18 @@ class Save:
                 parts = self._rows.write()
             except BaseException as error:
                 if not self._ranks.first:
-                    told = f"trainer {self._ranks.rank}: {error}"
-                    self._tell({"error": told, "full": isinstance(error, StorageFullError)})
+                    reason = f"trainer {self._ranks.rank}: {error}"
+                    self._report_to_first({"error": reason, "full": isinstance(error, StorageFullError)})
                 raise
             finally:
                 self._rows.close()
             if self._ranks.first:
                 self._complete(dict(parts))
             else:
-                self._tell({"parts": parts})
+                self._report_to_first({"parts": parts})
         return self._root / self._name
 
-    def _complete(self, parts: dict[str, Mapping[str, Any]]) -> None:
+    def _complete(self, parts: dict[str, PartFacts]) -> None:
         for rank in range(1, self._ranks.size):
             theirs = self._parts_of(rank)
             for name in parts.keys() & theirs.keys():
@@ -233,12 +234,12 @@ class Save:
             self._root.remove(self._name, first=NAME)
             self._root.publish(self._draft, self._name)
 
-    def _tell(self, what: Mapping[str, object]) -> None:
-        """Tells rank 0 the parts that this trainer wrote, or why it could not."""
-        self._ranks.put(f"save/{self._number}/{self._ranks.rank}", json.dumps(what))
+    def _report_to_first(self, message: Mapping[str, object]) -> None:
+        """Sends rank 0 the parts that this trainer wrote, or its error."""
+        self._ranks.put(f"save/{self._number}/{self._ranks.rank}", json.dumps(message))
 
     def _parts_of(self, rank: int) -> Parts:
-        """Waits for what another trainer wrote.
+        """Waits for the parts that another trainer wrote.
 
         Raises:
             StorageFullError, GirihError: it could not. RoleError: a process of the run is gone.
@@ -250,10 +251,10 @@ class Save:
             if time.monotonic() > until:
                 raise GirihError(f"trainer {rank} wrote no shards for {PATIENCE_S:.0f} s; is its disk hung?")
             time.sleep(0.01)
-        told = json.loads(text)
-        if "error" in told:
-            raise (StorageFullError if told["full"] else GirihError)(told["error"])
-        return dict(told["parts"])
+        reported = json.loads(text)
+        if "error" in reported:
+            raise (StorageFullError if reported["full"] else GirihError)(reported["error"])
+        return dict(reported["parts"])
 
     @contextlib.contextmanager
     def _removing(self) -> Iterator[None]:
@@ -298,6 +299,6 @@ def _named_full(root: Storage) -> Iterator[None]:
         yield
     except OSError as error:
         if disk_full(error, root.url) is not None:
-            told = f"{root}: no space left for a checkpoint; free some, then --resume"
-            raise StorageFullError(told) from None
+            message = f"{root}: no space left for a checkpoint; free some, then --resume"
+            raise StorageFullError(message) from None
         raise

@@ -6,7 +6,6 @@ import contextlib
 import json
 import zlib
 from pathlib import Path
-from typing import Any
 
 from girih.files.sealed import seal_text, sealed_text
 
@@ -30,7 +29,7 @@ def seal(directory: Path) -> None:
         index.write_bytes(seal_text(text))
 
 
-def _facts_of(file: Path, facts: dict[str, Any]) -> dict[str, Any]:
+def _facts_of(file: Path, facts: dict[str, object]) -> dict[str, object]:
     if not file.is_file():
         return facts
     content = file.read_bytes()

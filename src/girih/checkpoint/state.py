@@ -53,12 +53,12 @@ class RunState:
         """Steps that moved something."""
         return self.step - self.refused
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Plain values."""
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, mapping: Mapping[str, Any]) -> RunState:
+    def from_dict(cls, mapping: Mapping[str, object]) -> RunState:
         """The inverse of :meth:`to_dict`.
 
         Raises:

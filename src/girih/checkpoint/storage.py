@@ -34,7 +34,7 @@ PART_BYTES = 16 << 20
 _MOST_PARTS = 10_000  # of S3, which takes no part below 5 MiB but the last
 _AT_ONCE = 4
 
-Reaching = Callable[[], AbstractContextManager[Any]]
+Reaching = Callable[[], AbstractContextManager[object]]
 
 
 class PartsUpload:
@@ -186,15 +186,15 @@ class Storage:
     def names(self) -> list[str]:
         """Names of the files and directories that lie directly below."""
         with self._reaching() as (files, path), contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            found = files.ls(path, detail=False)
-            return sorted({name for each in found if (name := each.rstrip("/").rpartition("/")[2])})
+            listed = files.ls(path, detail=False)
+            return sorted({name for entry in listed if (name := entry.rstrip("/").rpartition("/")[2])})
         return []
 
     def sizes(self) -> dict[str, int]:
         """Bytes of every file below, by its name relative to this."""
         with self._reaching() as (files, path):
-            found = files.find(path, detail=True)
-            return {os.path.relpath(each, path): int(facts["size"]) for each, facts in found.items()}
+            facts_of = files.find(path, detail=True)
+            return {os.path.relpath(file, path): int(facts["size"]) for file, facts in facts_of.items()}
 
     def read(self, name: str, start: int | None = None, end: int | None = None) -> bytes:
         """A small file whole, or a range of bytes of a large one.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.table import Table
@@ -19,6 +18,7 @@ from girih.runs.directory import read_summary
 from girih.schema import Schema
 from girih.store.accounting import disk_bytes, loaded_bytes, row_bytes
 from girih.store.snapshot.file import describe_header
+from girih.store.spec import Description
 
 
 @cli.command()
@@ -31,7 +31,7 @@ def inspect(path: str) -> int:
     state = manifest.run
     summary = read_summary(Path(path)) if Path(path).is_dir() else None
     reader = PartReader(newest, manifest.shards)
-    groups: dict[str, list[dict[str, Any]]] = {}  # descriptions of their shards
+    groups: dict[str, list[Description]] = {}  # descriptions of their shards
     bloom_bytes: Counter[str] = Counter()
     for name in reader.parts:
         header = reader.header(name)
@@ -90,7 +90,7 @@ def _tables(schema: Schema, rows: Mapping[str, int]) -> Table:
     return shown
 
 
-def _bytes(name: str, shards: list[dict[str, Any]], bloom_bytes: int) -> Table:
+def _bytes(name: str, shards: list[Description], bloom_bytes: int) -> Table:
     """Bytes of a group by part: per row, in the files, and in memory once the files are loaded."""
     num_rows = sum(shard["num_rows"] for shard in shards)
     row_on_disk, row_in_memory = disk_bytes(shards[0]), row_bytes(shards[0])

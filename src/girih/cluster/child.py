@@ -62,7 +62,7 @@ def main() -> int:
 
     def ready(address: str) -> None:
         _LOG.info("listens at %s", address)
-        pipe.send({"address": address, "found": getattr(role, "found", "")})
+        pipe.send({"address": address, "found": getattr(role, "recovery_note", "")})
 
     with logging_as(who, place, on_stderr=True):
         _LOG.info("began as process %d", os.getpid())

@@ -275,6 +275,8 @@ def build(cls: Any, value: Any, where: str) -> Any:
     if dataclasses.is_dataclass(cls):
         kind = typing.cast(type, cls)
         return value if isinstance(value, kind) else _build_dataclass(kind, value, where)
+    if typing.is_typeddict(cls):  # its keys are checked where they are read
+        cls = Mapping[str, Any]
     origin, arguments = typing.get_origin(cls), typing.get_args(cls)
     if origin in (Union, types.UnionType):
         return _build_union(arguments, value, where)

@@ -60,7 +60,7 @@ class Buffers:
             memory = self._make(size)
         # views of an array over a memoryview refer to that array, not to the memory below it
         array = np.frombuffer(memory[1], dtype, count)
-        lent = _Lent(array, self._take_back)
+        lent = _Lent(array, self._reclaim)
         lent.memory = memory
         self._lent[id(lent)] = lent
         return array.reshape(shape)
@@ -68,7 +68,7 @@ class Buffers:
     # A last view may go at any moment, in the middle of these methods too: so they take no lock, and every use of
     # the lists is one operation, which the interpreter does not interrupt.
 
-    def _take_back(self, lent: _Lent) -> None:
+    def _reclaim(self, lent: _Lent) -> None:
         del self._lent[id(lent)]
         heappush(self._free[len(lent.memory[1])], lent.memory)
 

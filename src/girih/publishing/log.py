@@ -81,15 +81,15 @@ class Log:
         head = self.head()
         if head is None:
             return []
-        newest, found = head.newest.number, []
+        newest, numbers = head.newest.number, []
         segments = self._complete(self.numbers(whole=False), newest, whole=False)
         at = None
         wholes = set(self.snapshots(newest))
         for number in sorted(segments | wholes):
             if number in wholes or at == number - 1:
-                found.append(number)
+                numbers.append(number)
                 at = number
-        return found
+        return numbers
 
     def claim(self, epoch: int, name: str) -> bool:
         """Marks an epoch as that of a process; returns whether no other one has.
@@ -99,7 +99,7 @@ class Log:
         place = self.root / EPOCHS
         place.make()
         place.replace(f"{name_of(epoch)}-{name}", b"")
-        return len([each for each in place.names() if each.startswith(f"{name_of(epoch)}-")]) == 1
+        return len([claimed for claimed in place.names() if claimed.startswith(f"{name_of(epoch)}-")]) == 1
 
     def go_back_to(self, number: int) -> None:
         """Has followers go to a version and stay there, whatever is published.

@@ -17,12 +17,12 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from girih.checkpoint.manifest import PartFacts
 from girih.files.sealed import refusing
 from girih.store import LiveSnapshot, Sink, Store
 from girih.store.changes import Changes
@@ -52,13 +52,13 @@ class KeyedRows(NamedTuple):
     rows: NDArray[Any]
 
 
-def write_changes(store: Store, changes: Changes, sink: Sink, where: str) -> dict[str, Any]:
+def write_changes(store: Store, changes: Changes, sink: Sink, where: str) -> PartFacts:
     """Writes what changed to an empty file, whose name is ``where`` in errors; returns the part's facts, for a manifest."""
     rows = KeyedRows(changes.ids, changes.tables, changes.rows)
     return _write(store, iter([rows]), len(changes.ids), (changes.left_ids, changes.left_tables), sink, where)
 
 
-def write_snapshot(store: Store, snapshot: LiveSnapshot, sink: Sink, where: str) -> dict[str, Any]:
+def write_snapshot(store: Store, snapshot: LiveSnapshot, sink: Sink, where: str) -> PartFacts:
     """Writes all rows as they were at a snapshot; see :func:`write_changes`."""
     names = [segment.name for segment in store.spec.segments]
 
@@ -73,7 +73,7 @@ def write_snapshot(store: Store, snapshot: LiveSnapshot, sink: Sink, where: str)
 
 def _write(
     store: Store, chunks: Iterator[KeyedRows], num_rows: int, left: tuple[Longs, Ints], sink: Sink, where: str
-) -> dict[str, Any]:
+) -> PartFacts:
     spec = store.spec
     names = [table.name for table in spec.tables]
     described = {
@@ -120,45 +120,45 @@ class SegmentPart:
         CheckpointError: damaged, or another one than the manifest says.
     """
 
-    def __init__(self, file: IO[bytes], where: str, facts: Mapping[str, Any]) -> None:
-        found = TensorFile(file, where)
+    def __init__(self, file: IO[bytes], where: str, facts: PartFacts) -> None:
+        file_tensors = TensorFile(file, where)
         crcs: Mapping[str, int] = facts["crc32"]
-        if found.header.size != facts["bytes"] or found.header_crc32 != crcs.get(HEADER):
+        if file_tensors.header.size != facts["bytes"] or file_tensors.header_crc32 != crcs.get(HEADER):
             raise damaged(where, "its header differs from what the manifest says")
-        for name, array in found.arrays.items():
+        for name, array in file_tensors.arrays.items():
             if zlib.crc32(array.reshape(-1).view(np.uint8).data) != crcs.get(name):
                 raise damaged(where, f"the checksum of {name!r} differs")
         with refusing(where, _FIX):
-            self._check(found, facts)
+            self._check(file_tensors, facts)
 
-    def _check(self, found: TensorFile, facts: Mapping[str, Any]) -> None:
+    def _check(self, file_tensors: TensorFile, facts: PartFacts) -> None:
         """Compares the description, the facts and the columns."""
-        described = Described.of(found.header, _KIND, _VERSION)
+        described = Described.of(file_tensors.header, _KIND, _VERSION)
         self.tables, self.segments, self._dtype = described.tables, described.segments, described.dtype
         width = sum(dim for _, dim in self.segments)
-        declared = {tensor.name: tensor for tensor in found.header.tensors}
-        self.num_rows, num_left = (len(found.arrays.get(name, ())) for name in ("ids", "left_ids"))
+        declared = {tensor.name: tensor for tensor in file_tensors.header.tensors}
+        self.num_rows, num_left = (len(file_tensors.arrays.get(name, ())) for name in ("ids", "left_ids"))
         for expected in _tensors(self._dtype, self.num_rows, width, num_left):
             if declared.get(expected.name) != expected:
                 raise ValueError(
                     f"it has no tensor {expected.name!r} of {expected.dtype}{list(expected.shape)}"
                 )
-        self._ids, self._tables, self._rows = (found.arrays[name] for name in KeyedRows._fields)
-        self.left = found.arrays["left_ids"], found.arrays["left_tables"]
+        self._ids, self._tables, self._rows = (file_tensors.arrays[name] for name in KeyedRows._fields)
+        self.left = file_tensors.arrays["left_ids"], file_tensors.arrays["left_tables"]
         keys = np.concatenate([self._ids, self.left[0]]), np.concatenate([self._tables, self.left[1]])
-        if wrong := wrong_keys(*keys, asdict(described)):
+        if wrong := wrong_keys(*keys, len(self.tables), described.shard, described.num_shards):
             raise ValueError(wrong)
         counts = np.bincount(self._tables, minlength=len(self.tables)).tolist()
-        own = {
+        actual = {
             "group": described.group,
             "shard": described.shard,
             "num_shards": described.num_shards,
             "tables": dict(zip(self.tables, counts, strict=True)),
             "left": num_left,
         }
-        for what, value in own.items():
-            if facts.get(what) != value:
-                raise ValueError(f"its {what} is {value}, the manifest says {facts.get(what)}")
+        for field, value in actual.items():
+            if facts.get(field) != value:
+                raise ValueError(f"its {field} is {value}, the manifest says {facts.get(field)}")
         if any_nan(self._rows, _TAGS[self._dtype]):
             raise ValueError("a row holds NaN")
 

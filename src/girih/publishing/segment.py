@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from safetensors.torch import save as serialize
 
-from girih.checkpoint.manifest import DENSE, Parts, check_coverage
+from girih.checkpoint.manifest import DENSE, PartFacts, Parts, check_coverage
 from girih.checkpoint.storage import Storage
 from girih.comm.group import TrainerGroup
 from girih.errors import CheckpointError, GirihError, RoleError, StorageFullError
@@ -85,7 +85,9 @@ class LogSegment:
         self._place = Storage(ranks.broadcast(place.url))
         self._time = time.time()
         parameters = version.parameters if ranks.first else {}
-        self._tensors = {name: each.detach().cpu().clone().contiguous() for name, each in parameters.items()}
+        self._tensors = {
+            name: value.detach().cpu().clone().contiguous() for name, value in parameters.items()
+        }
         self._fields: dict[str, Any] = {
             "number": called.number,
             "previous": called.previous,
@@ -112,12 +114,12 @@ class LogSegment:
                 parts = dict(self._rows.write())
         except BaseException as error:
             if not self._ranks.first:
-                self._tell({"error": f"trainer {self._ranks.rank}: {error}"})
+                self._report_to_first({"error": f"trainer {self._ranks.rank}: {error}"})
             raise
         finally:
             self._rows.close()
         if not self._ranks.first:
-            self._tell({"parts": parts})
+            self._report_to_first({"parts": parts})
             return None
         for rank in range(1, self._ranks.size):
             parts |= self._parts_of(rank)
@@ -133,7 +135,7 @@ class LogSegment:
         """Ends it, written or not."""
         self._rows.close()
 
-    def _complete(self, parts: dict[str, Mapping[str, Any]]) -> Pointer:
+    def _complete(self, parts: dict[str, PartFacts]) -> Pointer:
         dense = serialize(self._tensors)
         check_tensors(dense, f"{self._place}/{DENSE}", "no follower could take it: set it to a number")
         self._place.make()
@@ -149,12 +151,12 @@ class LogSegment:
             manifest_crc32=zlib.crc32(content),
         )
 
-    def _tell(self, what: Mapping[str, object]) -> None:
-        """Tells rank 0 the parts that this trainer wrote, or why it could not."""
-        self._ranks.put(f"segment/{self._note}/{self._ranks.rank}", json.dumps(what))
+    def _report_to_first(self, message: Mapping[str, object]) -> None:
+        """Sends rank 0 the parts that this trainer wrote, or its error."""
+        self._ranks.put(f"segment/{self._note}/{self._ranks.rank}", json.dumps(message))
 
     def _parts_of(self, rank: int) -> Parts:
-        """Waits for what another trainer wrote.
+        """Waits for the parts that another trainer wrote.
 
         Raises:
             GirihError: it could not. RoleError: a process of the run is gone.
@@ -166,10 +168,10 @@ class LogSegment:
             if time.monotonic() > until:
                 raise GirihError(f"trainer {rank} wrote no shards for {PATIENCE_S:.0f} s")
             time.sleep(0.002)
-        told = json.loads(text)
-        if "error" in told:
-            raise CheckpointError(told["error"])
-        return dict(told["parts"])
+        reported = json.loads(text)
+        if "error" in reported:
+            raise CheckpointError(reported["error"])
+        return dict(reported["parts"])
 
 
 @contextlib.contextmanager

@@ -11,9 +11,9 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import IO, Any, Protocol
+from typing import IO, Protocol
 
-from girih.checkpoint.manifest import Parts
+from girih.checkpoint.manifest import PartFacts, Parts
 from girih.checkpoint.storage import Storage
 from girih.publishing.part import write_changes, write_snapshot
 from girih.store import DiskFile, LiveSnapshot, Sink, Store
@@ -108,7 +108,7 @@ class AllRows:
         try:
             if self._writer.local is not None:
                 return {name: self._part(name, store, taken) for name, store, taken in self._taken}
-            spools: list[tuple[str, IO[bytes], dict[str, Any]]] = []
+            spools: list[tuple[str, IO[bytes], PartFacts]] = []
             try:
                 for name, store, taken in self._taken:
                     spools.append((name, *self._spooled(name, store, taken)))
@@ -130,11 +130,11 @@ class AllRows:
             snapshot.close()
         self._copied.set()
 
-    def _part(self, name: str, store: Store, snapshot: LiveSnapshot) -> dict[str, Any]:
+    def _part(self, name: str, store: Store, snapshot: LiveSnapshot) -> PartFacts:
         with self._writer.create(name) as sink:
             return self._write(name, store, snapshot, sink)
 
-    def _spooled(self, name: str, store: Store, snapshot: LiveSnapshot) -> tuple[IO[bytes], dict[str, Any]]:
+    def _spooled(self, name: str, store: Store, snapshot: LiveSnapshot) -> tuple[IO[bytes], PartFacts]:
         file = tempfile.TemporaryFile(dir=self._writer.scratch)  # noqa: SIM115
         try:
             return file, self._write(name, store, snapshot, DiskFile(file))
@@ -142,11 +142,11 @@ class AllRows:
             file.close()
             raise
 
-    def _write(self, name: str, store: Store, snapshot: LiveSnapshot, sink: Sink) -> dict[str, Any]:
+    def _write(self, name: str, store: Store, snapshot: LiveSnapshot, sink: Sink) -> PartFacts:
         with snapshot:
             return write_snapshot(store, snapshot, sink, f"{self._writer}/{name}")
 
-    def _sent(self, name: str, file: IO[bytes], facts: dict[str, Any]) -> dict[str, Any]:
+    def _sent(self, name: str, file: IO[bytes], facts: PartFacts) -> PartFacts:
         with self._writer.create(name) as sink:
             sink.begin(facts["bytes"])
             file.seek(0)

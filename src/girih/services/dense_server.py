@@ -73,14 +73,14 @@ class _DenseServerWork(Service):
 
     def __init__(self, make: Callable[[], Averaging], num_replicas: int, stats: Stats) -> None:
         super().__init__({
-            DenseVerb.BEGIN: self._begin, DenseVerb.AVERAGE: self._take_part, DenseVerb.LEAVE: self._leave, DenseVerb.MEET: self._meet,
+            DenseVerb.BEGIN: self._begin_vector, DenseVerb.AVERAGE: self._take_part, DenseVerb.LEAVE: self._leave_rounds, DenseVerb.MEET: self._meet_replicas,
             DenseVerb.STATS: self._read_stats,
         }, stats)  # fmt: skip
         self._num_replicas = num_replicas
         self._vectors: defaultdict[int, _Vector] = defaultdict(lambda: _Vector(make()))
         self._stats = stats
 
-    def _begin(self, request: Request) -> None:
+    def _begin_vector(self, request: Request) -> None:
         (number,) = request.frame.fields
         _check(request, None, 1)
         model = np.array(request.frame.arrays[0])
@@ -99,7 +99,7 @@ class _DenseServerWork(Service):
         vector.waiting[replica] = request
         self._average_if_all_are_there(vector)
 
-    def _leave(self, request: Request) -> None:
+    def _leave_rounds(self, request: Request) -> None:
         replica, number = self._called(request)
         self._vectors[number].left.add(replica)
         self._average_if_all_are_there(self._vectors[number])
@@ -112,7 +112,7 @@ class _DenseServerWork(Service):
         requests = [vector.waiting[replica] for replica in sorted(vector.waiting)]
         vector.waiting = {}
         with _failing(requests):
-            replicas = np.stack([each.frame.arrays[0] for each in requests])
+            replicas = np.stack([peer.frame.arrays[0] for peer in requests])
             if vector.algorithm.together and len(requests) < self._num_replicas:
                 corrections = np.zeros_like(replicas)
             else:
@@ -123,7 +123,7 @@ class _DenseServerWork(Service):
                 self._stats.sent("dense", correction.nbytes)
                 request.reply((), (correction,))
 
-    def _meet(self, request: Request) -> None:
+    def _meet_replicas(self, request: Request) -> None:
         replica, number = self._called(request)
         vector = self._begun(number)
         _check(request, vector, 2)
@@ -138,11 +138,11 @@ class _DenseServerWork(Service):
         requests = [vector.met[replica] for replica in sorted(vector.met)]
         vector.met, vector.left = {}, set()
         with _failing(requests):
-            parameters, beside = (np.stack([each.frame.arrays[n] for each in requests]) for n in range(2))
-            model, mean = vector.algorithm.model(parameters), beside.mean(axis=0)
-            for each in requests:
+            parameters, buffers = (np.stack([peer.frame.arrays[n] for peer in requests]) for n in range(2))
+            model, mean = vector.algorithm.model(parameters), buffers.mean(axis=0)
+            for peer in requests:
                 self._stats.sent("dense", model.nbytes + mean.nbytes)
-                each.reply((), (model, mean))
+                peer.reply((), (model, mean))
 
     def _called(self, request: Request) -> tuple[int, int]:
         """The replica that asks, and the number of the vector."""
@@ -183,5 +183,5 @@ def _failing(requests: Sequence[Request]) -> Iterator[None]:
         with np.errstate(all="ignore"):
             yield
     except Exception as error:
-        for each in requests:
-            each.fail(error)
+        for request in requests:
+            request.fail(error)

@@ -62,7 +62,7 @@ class _OpenRead:
 
     keys: NDArray[np.int64]
     lengths: NDArray[np.int64]
-    found: GroupKeys | None
+    group_keys: GroupKeys | None
 
 
 _Reads = tuple[list[_OpenRead], int | None]
@@ -78,7 +78,7 @@ class EmbeddingServer:
     Attributes:
         num_senders: how many number their pushes by themselves, so that those sent again are applied once; None where nothing
             is sent again.
-        found: see :class:`girih.cluster.roles.Role`.
+        recovery_note: see :class:`girih.cluster.roles.Role`.
         num_contributors: how many trainers' gradients of a step are applied as one; 1 applies each as it comes.
         address: where to listen; see :func:`girih.comm.service.listen`.
         segment: begins the names of shared memory: shards lie there, unless ``[store]`` says otherwise. None keeps
@@ -95,7 +95,7 @@ class EmbeddingServer:
     incarnation: int = 0
     name: str = RoleName.EMBEDDING_SERVER
     num_senders: int | None = None
-    found: str = ""
+    recovery_note: str = ""
     stats: Stats = field(default_factory=Stats, repr=False, compare=False)
 
     def run(self, ready: Callable[[str], None], stop: threading.Event) -> None:
@@ -111,7 +111,7 @@ class EmbeddingServer:
             segment=segment,
             attach=self.incarnation > 0,
         )
-        self.found = shards.found()
+        self.recovery_note = shards.repair_summary()
         try:
             with (
                 ThreadPoolExecutor(1, "girih-write") as writing,
@@ -142,7 +142,7 @@ class _EmbeddingServerWork(Service):
     ) -> None:
         super().__init__({
             SparseVerb.LOOKUP: self._lookup, SparseVerb.UPDATE: self._take_part, SparseVerb.DROP: self._take_part,
-            SparseVerb.ANEW: self._begin_anew, SparseVerb.STATS: self._read_stats, SparseVerb.SAVE: self._begin_save, SparseVerb.LOAD: self._load,
+            SparseVerb.ANEW: self._reset, SparseVerb.STATS: self._read_stats, SparseVerb.SAVE: self._begin_save, SparseVerb.LOAD: self._load,
             SparseVerb.KNOW: self._knows_changes, SparseVerb.SEGMENT: self._begin_segment,
         }, stats)  # fmt: skip
         self._shards, self._writing, self._sending = shards, writing, sending
@@ -174,10 +174,10 @@ class _EmbeddingServerWork(Service):
         with self._stats.spans("lookup"):
             for g, reader in enumerate(self._readers):
                 lengths, keys, counts = request.frame.arrays[3 * g : 3 * g + 3]
-                found, rows = reader.read(
+                group_keys, rows = reader.read(
                     keys, counts, lengths[None, :], step, train=bool(train), take=request.buffer
                 )
-                reads.append(_OpenRead(np.array(keys), np.array(lengths), found))
+                reads.append(_OpenRead(np.array(keys), np.array(lengths), group_keys))
                 values.append(rows)
                 self._stats.counters["served_keys"] += len(keys)
         self._stats.sent("embeddings", sum(rows.nbytes for rows in values))
@@ -206,15 +206,15 @@ class _EmbeddingServerWork(Service):
         """Takes one trainer's gradients of a step, or word that it drops it; applies a turn's once all are here."""
         sample, trainer, number, turn = request.frame.fields[:4]
         key = trainer, number
-        nothing: _Reads = ([], None)  # as is read for a batch that is dropped
-        reads = self._reads.get(key, nothing)
+        no_reads: _Reads = ([], None)  # as is read for a batch that is dropped
+        reads = self._reads.get(key, no_reads)
         if turn == NO_TURN or self._was_applied(trainer, turn):
             self._reads.pop(key, None)
             self._done[trainer].add(number)
             request.reply()
             return
         if request.frame.kind == SparseVerb.UPDATE:
-            if reads is nothing:
+            if reads is no_reads:
                 if self._num_senders is None:
                     raise WireError(
                         f"gradients of sample {sample}, whose rows this server has not read for its sender"
@@ -292,33 +292,33 @@ class _EmbeddingServerWork(Service):
         """Applies the sum of all parts, in the order of trainers."""
         sums = []
         for g, reader in enumerate(self._readers):
-            given = [(reads[g], request.frame.arrays[g]) for request, (reads, _) in parts]
-            if all(gradient.shape == TOOK_NO_PART for _, gradient in given):
+            answers = [(reads[g], request.frame.arrays[g]) for request, (reads, _) in parts]
+            if all(gradient.shape == TOOK_NO_PART for _, gradient in answers):
                 continue
-            whose = f"gradients of group {reader.stores[0].spec.name!r}"
+            label = f"gradients of group {reader.stores[0].spec.name!r}"
             gradients = [
-                as_rows(gradient, len(read.keys), reader.dim, whose)
+                as_rows(gradient, len(read.keys), reader.dim, label)
                 if gradient.shape != TOOK_NO_PART
                 else np.zeros((len(read.keys), reader.dim), np.float32)
-                for read, gradient in given
+                for read, gradient in answers
             ]
-            found = given[0][0].found if len(given) == 1 else None
-            if found is None:
-                found = reader.join(
-                    np.concatenate([read.keys for read, _ in given]),
-                    np.stack([read.lengths for read, _ in given]),
+            group_keys = answers[0][0].group_keys if len(answers) == 1 else None
+            if group_keys is None:
+                group_keys = reader.join(
+                    np.concatenate([read.keys for read, _ in answers]),
+                    np.stack([read.lengths for read, _ in answers]),
                 )
-            totals, table = reader.sum_gradients(found, gradients)
+            totals, table = reader.sum_gradients(group_keys, gradients)
             if table is not None:
                 raise NonFiniteError(f"a gradient of table {table!r} is NaN or infinite")
-            sums.append((reader, found, totals))
-        for reader, found, totals in sums:
+            sums.append((reader, group_keys, totals))
+        for reader, group_keys, totals in sums:
             *_, step, lr_scale = parts[0][0].frame.fields
-            reader.apply(found, totals, step, as_float(lr_scale), push=push)
+            reader.apply(group_keys, totals, step, as_float(lr_scale), push=push)
         if push is not None and len(sums) < len(self._readers):
             self._shards.note_push(push)
 
-    def _begin_anew(self, request: Request) -> None:
+    def _reset(self, request: Request) -> None:
         """Drops what trainers that are gone have read, and their part of steps that others never ended."""
         self._num_lost += len(self._reads) + sum(map(len, self._parts.values()))
         self._reads.clear()

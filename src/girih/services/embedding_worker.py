@@ -184,7 +184,7 @@ class _EmbeddingWorkerWork(Service):
                 outputs += router.bags.pool(rows, asked.keys, sample.batch, take)
             packed = self._codec.pack_embeddings(outputs)
         bounds = sequence_bounds(self._groups, sample.batch)
-        self._stats.sent("embeddings", sum(each.nbytes for each in packed))
+        self._stats.sent("embeddings", sum(array.nbytes for array in packed))
         request.reply((max(frame.fields[0] for frame in frames),), (*packed, *bounds))
 
     def _push(self, request: Request) -> None:
@@ -194,11 +194,11 @@ class _EmbeddingWorkerWork(Service):
         parts: list[list[NDArray[Any]]] = [[] for _ in self._clients]
         with self._stats.spans("scatter"):
             gradients = by_group(self._groups, self._codec.unpack_gradients(request.frame.arrays))
-            for router, asked, given in zip(self._routers, sample.asked, gradients, strict=True):
+            for router, asked, group_gradients in zip(self._routers, sample.asked, gradients, strict=True):
                 totals = np.empty(TOOK_NO_PART, np.float32)
-                if any(gradient is not None for gradient in given):
-                    _check(given, router.group, sample.batch)
-                    totals, _ = router.bags.scatter(given, asked.keys, sample.batch)
+                if any(gradient is not None for gradient in group_gradients):
+                    _check_gradients(group_gradients, router.group, sample.batch)
+                    totals, _ = router.bags.scatter(group_gradients, asked.keys, sample.batch)
                 for of_server, (first, behind) in zip(parts, pairwise(asked.bounds()), strict=True):
                     of_server.append(totals[first:behind])
         self._stats.sent("gradients", sum(part.nbytes for of_server in parts for part in of_server))
@@ -216,11 +216,11 @@ class _EmbeddingWorkerWork(Service):
         request.reply()
 
     def _drop(self, request: Request) -> None:
-        fields, nothing = _fields(request, 4), [()] * len(self._clients)
+        fields, no_arrays = _fields(request, 4), [()] * len(self._clients)
         if not self._was_lost(fields[0]):
             self._kept(fields[0])
             del self._samples[fields[0]]
-        self._call_all(SparseVerb.DROP, fields, nothing, request, lambda _: request.reply())
+        self._call_all(SparseVerb.DROP, fields, no_arrays, request, lambda _: request.reply())
 
     def _kept(self, number: int) -> _KeptIds:
         """A sample that is here.
@@ -295,9 +295,9 @@ def _fields(request: Request, count: int) -> tuple[int, ...]:
     return request.frame.fields
 
 
-def _check(given: Gradients, group: Group, batch: Batch) -> None:
+def _check_gradients(gradients: Gradients, group: Group, batch: Batch) -> None:
     """Refuses gradients that are not of the outputs of a group."""
-    for gradient, output in zip(given, group.outputs, strict=True):
+    for gradient, output in zip(gradients, group.outputs, strict=True):
         if gradient is not None:
             *shape, width = output.shape_in(batch)
             as_rows(gradient, prod(shape), width, f"gradients of group {group.spec.name!r}")

@@ -134,9 +134,9 @@ class _GroupServerWork:
     def __init__(self, role: GroupServer, pool: ThreadPoolExecutor) -> None:
         self._verbs = {
             GroupVerb.FORWARD: self._forward, GroupVerb.BACKWARD: self._backward, GroupVerb.APPLY: self._apply,
-            GroupVerb.DISCARD: self._discard, GroupVerb.STATE: self._state, GroupVerb.RESTORE: self._restore, GroupVerb.STATS: self._tell,
-            GroupVerb.BEGIN: self._begin, GroupVerb.MEET: self._meet, GroupVerb.LEAVE: self._leave,
-            GroupVerb.EXTRA_STATE: self._rest, GroupVerb.LOAD_EXTRA_STATE: self._put_rest, GroupVerb.NORMS: self._norms,
+            GroupVerb.DISCARD: self._discard, GroupVerb.STATE: self._state, GroupVerb.RESTORE: self._restore, GroupVerb.STATS: self._send_stats,
+            GroupVerb.BEGIN: self._begin_averaging, GroupVerb.MEET: self._meet, GroupVerb.LEAVE: self._leave,
+            GroupVerb.EXTRA_STATE: self._send_extra_state, GroupVerb.LOAD_EXTRA_STATE: self._load_extra_state, GroupVerb.NORMS: self._norms,
         }  # fmt: skip
         self._index = role.index
         self._names = [part.name for part in role.parts]
@@ -182,9 +182,9 @@ class _GroupServerWork:
         work: Callable[[], None] = partial(self._verbs[GroupVerb(request.frame.kind)], request)
         if request.frame.kind == GroupVerb.FORWARD and self._drawing:
             work = self._in_turn(request, work)
-        self._pool.submit(self._do, request, work)
+        self._pool.submit(self._run, request, work)
 
-    def _do(self, request: Request, work: Callable[[], None]) -> None:
+    def _run(self, request: Request, work: Callable[[], None]) -> None:
         with self._stats.busy.working(self._share):
             attempt(request, work)
 
@@ -234,9 +234,9 @@ class _GroupServerWork:
         """The outputs of a part, packed, and which of them have gradients; what its backward pass needs is kept with the batch."""
         modules = self._live.evaluated if batch is None else batch.net.modules
         with self._stats.spans("part forward"), torch.set_grad_enabled(batch is not None):
-            for given, wanted in zip(inputs, needs, strict=True):
-                if given is not None and wanted and batch is not None:
-                    given.requires_grad_()
+            for tensor, wanted in zip(inputs, needs, strict=True):
+                if tensor is not None and wanted and batch is not None:
+                    tensor.requires_grad_()
             with self._arithmetic(), self._naming(part, inputs):
                 outputs = list(modules[part](*inputs))
             arrays = pack(outputs, request.buffer, self._wire.forward(train=batch is not None))
@@ -253,11 +253,11 @@ class _GroupServerWork:
         except GirihError:
             raise
         except Exception as error:
-            given = ", ".join(
-                "none" if each is None else f"{each.dtype}{list(each.shape)}" for each in inputs
+            shapes = ", ".join(
+                "none" if tensor is None else f"{tensor.dtype}{list(tensor.shape)}" for tensor in inputs
             )
-            told = f"{type(error).__name__}: {error}"
-            raise RuntimeError(f"part {self._names[part]!r}, given {given}: {told}") from error
+            described = f"{type(error).__name__}: {error}"
+            raise RuntimeError(f"part {self._names[part]!r}, given {shapes}: {described}") from error
 
     def _backward(self, request: Request) -> None:
         net, number, call = request.frame.fields
@@ -267,18 +267,18 @@ class _GroupServerWork:
             raise WireError(
                 f"call {call} of batch {number}; expected one that was computed and has no gradients yet"
             )
-        found = batch.calls.pop(call)
+        call_state = batch.calls.pop(call)
         with self._stats.spans("part backward"):
             try:
-                pairs = zip(found.outputs, gradients_of, strict=True)
-                given = [(output, gradient) for output, gradient in pairs if gradient is not None]
-                torch.autograd.backward([output for output, _ in given], [gradient for _, gradient in given])
+                pairs = zip(call_state.outputs, gradients_of, strict=True)
+                used = [(output, gradient) for output, gradient in pairs if gradient is not None]
+                torch.autograd.backward([output for output, _ in used], [gradient for _, gradient in used])
             except Exception:
-                batch.calls[call] = found  # gradients that do not fit its outputs have moved nothing
+                batch.calls[call] = call_state  # gradients that do not fit its outputs have moved nothing
                 raise
             name = batch.net.nonfinite()
-            gradients = [each.grad if each is not None else None for each in found.inputs]
-            arrays = pack(gradients, request.buffer, batch.streams.of(self._names[found.part]))
+            gradients = [tensor.grad if tensor is not None else None for tensor in call_state.inputs]
+            arrays = pack(gradients, request.buffer, batch.streams.of(self._names[call_state.part]))
         self._stats.sent("dense", num_bytes(arrays))
         request.reply((), (as_text(name), *arrays))
 
@@ -305,16 +305,16 @@ class _GroupServerWork:
 
     def _state(self, request: Request) -> None:
         first, with_optimizer = request.frame.fields
-        self._tell_entries(request, first, self._live.entries(with_optimizer=bool(with_optimizer)))
+        self._send_entries(request, first, self._live.entries(with_optimizer=bool(with_optimizer)))
 
-    def _rest(self, request: Request) -> None:
+    def _send_extra_state(self, request: Request) -> None:
         entries: list[Entry] = [(RANDOM, None, torch.get_rng_state())] if self._drawing else []
         for net, streams in self._batches.streams_of(request.client).items():
             left = streams.left().items()
-            entries += [(part, f"{net}.{number}", torch.from_numpy(each)) for (part, number), each in left]
-        self._tell_entries(request, request.frame.fields[0], entries)
+            entries += [(part, f"{net}.{number}", torch.from_numpy(state)) for (part, number), state in left]
+        self._send_entries(request, request.frame.fields[0], entries)
 
-    def _put_rest(self, request: Request) -> None:
+    def _load_extra_state(self, request: Request) -> None:
         for name, key, value in _entries_of(request.frame.arrays):
             if key is None:
                 torch.set_rng_state(value)
@@ -324,20 +324,20 @@ class _GroupServerWork:
             streams.put(name, number, value.numpy().copy())  # the frame's memory goes
         request.reply()
 
-    def _tell_entries(self, request: Request, first: int, entries: Sequence[Entry]) -> None:
+    def _send_entries(self, request: Request, first: int, entries: Sequence[Entry]) -> None:
         """Answers as many entries as a frame may have."""
-        told, tensors, size = [], list[Tensor](), 0
+        described, tensors, size = [], list[Tensor](), 0
         for name, key, value in entries[first : first + MOST_ENTRIES]:
             is_tensor = isinstance(value, Tensor)
             if is_tensor and tensors and size + value.nbytes > MOST_ENTRY_BYTES:
                 break
-            told.append((name, key, is_tensor, None if is_tensor else value))
+            described.append((name, key, is_tensor, None if is_tensor else value))
             if is_tensor:
                 tensors.append(value)
                 size += value.nbytes
         arrays = pack(tensors, request.buffer)
         self._stats.sent("dense", num_bytes(arrays))
-        request.reply((first + len(told), len(entries)), (as_text(told), *arrays))
+        request.reply((first + len(described), len(entries)), (as_text(described), *arrays))
 
     def _restore(self, request: Request) -> None:
         (is_first,), entries = request.frame.fields, _entries_of(request.frame.arrays)
@@ -348,14 +348,14 @@ class _GroupServerWork:
         self._live.put(entries)
         request.reply()
 
-    def _tell(self, request: Request) -> None:
+    def _send_stats(self, request: Request) -> None:
         spans = bool(request.frame.fields[0])
         snapshot = self._batches.snapshot(spans=spans)
         snapshot["parts"] = self._names
-        beside = self._shadow.processes(spans=spans) if self._shadow is not None and self._index == 0 else {}
-        request.reply((), (as_text((snapshot, beside)),))
+        shadow = self._shadow.processes(spans=spans) if self._shadow is not None and self._index == 0 else {}
+        request.reply((), (as_text((snapshot, shadow)),))
 
-    def _begin(self, request: Request) -> None:
+    def _begin_averaging(self, request: Request) -> None:
         if self._shadow is not None:
             self._shadow.begin()
         request.reply()
@@ -379,8 +379,9 @@ class _GroupServerWork:
 
 def _entries_of(arrays: Sequence[NDArray[Any]]) -> list[Entry]:
     """The entries of a frame of RESTORE or LOAD_EXTRA_STATE."""
-    told, *packed = arrays
+    described, *packed = arrays
     tensors = iter(unpack(packed))
     return [
-        (name, key, next(tensors) if is_tensor else value) for name, key, is_tensor, value in from_text(told)
+        (name, key, next(tensors) if is_tensor else value)
+        for name, key, is_tensor, value in from_text(described)
     ]

@@ -285,7 +285,7 @@ class _LoaderWork(Service):
 
     def __init__(self, role: Loader, workers: Sequence[Client]) -> None:
         super().__init__({
-            SparseVerb.BEGIN: self._begin, SparseVerb.GO_ON: self._go_on, SparseVerb.NEXT: self._next, SparseVerb.END: self._end,
+            SparseVerb.BEGIN: self._begin_pass, SparseVerb.GO_ON: self._resume_pass, SparseVerb.NEXT: self._send_next_share, SparseVerb.END: self._end_pass,
             SparseVerb.STORE_AGAIN: self._store_again, SparseVerb.STATS: self._read_stats,
         }, role.stats)  # fmt: skip
         self.role = role
@@ -335,16 +335,16 @@ class _LoaderWork(Service):
         self._stats.sent("ids", sum(array.nbytes for array in ids))
         return worker, kept.fields[0]
 
-    def _begin(self, request: Request) -> None:
+    def _begin_pass(self, request: Request) -> None:
         number, trainer = request.frame.fields
         self._check(trainer)
         if (number, trainer) not in self._passes:
             trainers = self.role.trainers if self.role.in_step and not self.role.incarnation else (trainer,)
             begun = _Pass(self, number, trainers, *_where(from_text(request.frame.arrays[0])))
-            self._passes |= {(number, each): begun for each in trainers}
+            self._passes |= {(number, member): begun for member in trainers}
         request.reply()
 
-    def _go_on(self, request: Request) -> None:
+    def _resume_pass(self, request: Request) -> None:
         number, trainer, share = request.frame.fields
         self._check(trainer, share)
         where = _where(from_text(request.frame.arrays[0]))
@@ -352,7 +352,7 @@ class _LoaderWork(Service):
         self._passes[number, trainer] = _Pass(self, number, (trainer,), *where, share)
         request.reply()
 
-    def _next(self, request: Request) -> None:
+    def _send_next_share(self, request: Request) -> None:
         number, trainer, share = request.frame.fields
         if (number, trainer) not in self._passes:
             error = Lost if self.role.incarnation else ValueError  # the life before may have known it
@@ -360,7 +360,7 @@ class _LoaderWork(Service):
         self._rereading.pass_by(trainer, share - FAR * self.role.data.read_ahead)
         self._passes[number, trainer].next(trainer, share, request)
 
-    def _end(self, request: Request) -> None:
+    def _end_pass(self, request: Request) -> None:
         self._leave(*request.frame.fields)
         request.reply()
 
@@ -377,8 +377,8 @@ class _LoaderWork(Service):
         self._check(trainer, share)
         where = _where(from_text(request.frame.arrays[0]))
         batch = self._rereading.batch(trainer, number, share, *where, most_skipped=len(self._workers))
-        own = share_of(batch, trainer, self.role.num_trainers)
-        request.reply(self._store(own, share, number, trainer))
+        trainer_share = share_of(batch, trainer, self.role.num_trainers)
+        request.reply(self._store(trainer_share, share, number, trainer))
 
     def _check(self, trainer: int, share: int = 0) -> None:
         if trainer not in self.role.trainers or share < 0:
@@ -388,14 +388,14 @@ class _LoaderWork(Service):
             )
 
     def _live(self) -> dict[str, Any]:
-        ready = sum(each.num_ready() for each in set(self._passes.copy().values()))
+        ready = sum(open_pass.num_ready() for open_pass in set(self._passes.copy().values()))
         return {"queues": super()._live()["queues"] | {"shares": ready}, **calls_of(self._workers)}
 
     def _read_stats(self, request: Request) -> None:
         request.reply((), (as_text(self._stats.snapshot()),))
 
 
-def _where(begin: Any) -> tuple[int, Position | None]:
+def _where(begin: object) -> tuple[int, Position | None]:
     """The epoch that a message asks for, and where in it; checked before anything is read."""
     match begin:
         case {"epoch": int(epoch), "position": position} if epoch >= 0 and not isinstance(epoch, bool):

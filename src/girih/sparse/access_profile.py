@@ -58,9 +58,9 @@ class _Counts:
         """Adds those of a batch."""
         inverse = np.empty(len(batch.ids), np.int32)
         for group, keys, ids in zip(self._groups, self._sums["keys"], self._sums["ids"], strict=True):
-            found = self._dedup.unique(ids_of(batch, group), inverse)
-            np.add.at(keys, found.tables, 1)
-            np.add.at(ids, found.tables, found.counts)
+            unique_keys = self._dedup.unique(ids_of(batch, group), inverse)
+            np.add.at(keys, unique_keys.tables, 1)
+            np.add.at(ids, unique_keys.tables, unique_keys.counts)
 
     def means(self, kind: str, num_batches: int) -> dict[str, float]:
         """Table → how many it had in a batch."""

@@ -126,14 +126,14 @@ class StoreOptions(Options):
     def _check_tiers(self) -> None:
         if self.tiers is None:
             return
-        given = f"store: tiers = {list(self.tiers)}: "
+        prefix = f"store: tiers = {list(self.tiers)}: "
         if self.tiers not in TIERS_HELD:
-            *known, last = (str(list(each)) for each in TIERS_HELD)
-            raise ConfigError(f"{given}expected {', '.join(known)} or {last}, hot to cold")
+            *known, last = (str(list(held)) for held in TIERS_HELD)
+            raise ConfigError(f"{prefix}expected {', '.join(known)} or {last}, hot to cold")
         if self.on_gpu and (self.arena is not None or (self.shards or 1) > 1):
-            raise ConfigError(f"{given}takes neither arena nor several shards; drop them, or use ['dram']")
+            raise ConfigError(f"{prefix}takes neither arena nor several shards; drop them, or use ['dram']")
         if self.is_tiered and self.hot_rows is None:
-            raise ConfigError(f"{given}hot_rows is missing: how many rows of all tables stay in memory")
+            raise ConfigError(f"{prefix}hot_rows is missing: how many rows of all tables stay in memory")
         num_numbers = len(self.hot_rows) if isinstance(self.hot_rows, tuple) else 1
         if self.is_tiered and num_numbers != len(self.tiers) - 1:
             wanted = (
@@ -141,10 +141,10 @@ class StoreOptions(Options):
                 if len(self.tiers) > 2
                 else "a number"
             )
-            raise ConfigError(f"{given}hot_rows = {plain(self.hot_rows)}: expected {wanted}")
+            raise ConfigError(f"{prefix}hot_rows = {plain(self.hot_rows)}: expected {wanted}")
         if self.is_tiered and self.arena not in (None, "heap"):
             raise ConfigError(
-                f"{given}needs arena = 'heap', not {self.arena!r}; drop arena, or use tiers = ['dram']"
+                f"{prefix}needs arena = 'heap', not {self.arena!r}; drop arena, or use tiers = ['dram']"
             )
 
     def num_shards(self, specs: Iterable[GroupSpec], threads: int | None = None) -> int:
@@ -237,7 +237,7 @@ class StoreOptions(Options):
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            told = f"store: directory = {self.directory!r}: cannot be used ({error.strerror}); name another"
-            raise disk_full(error, directory) or ConfigError(told) from None
+            text = f"store: directory = {self.directory!r}: cannot be used ({error.strerror}); name another"
+            raise disk_full(error, directory) or ConfigError(text) from None
         name = f"{spec.name}-{shard:04d}-{os.getpid()}.arena"
         return File(path=str(directory / name), reserve_rows=self.reserve_rows)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,7 +89,7 @@ class SparseVerb(IntEnum):
     SEND = 21
 
 
-Arrays = tuple[NDArray[Any], ...]
+Arrays: TypeAlias = tuple[NDArray[Any], ...]
 NO_ROWS = np.empty(0, np.float32)
 
 
@@ -136,8 +136,8 @@ class BatchCodec:
                 raise WireError(
                     f"ids of shapes {shapes}; expected ids, bounds, and weights where there are any"
                 )
-            ids, offsets, *rest = (np.array(array) for array in arrays)
-            weights = rest[0] if rest else None
+            ids, offsets, *weights_or_none = (np.array(array) for array in arrays)
+            weights = weights_or_none[0] if weights_or_none else None
         if (
             ids.dtype != np.int64
             or offsets.dtype != np.int32
@@ -151,8 +151,8 @@ class BatchCodec:
                 f"ids {ids.dtype}[{len(ids)}] with bounds {offsets.dtype}[{len(offsets)}]; expected"
                 f" {len(self.pooled)} features of {num_examples} examples"
             )
-        nothing = np.empty((num_examples, 0), np.float32)
-        return Batch(ids=ids, offsets=offsets, numeric=nothing, labels=nothing, weights=weights)
+        no_columns = np.empty((num_examples, 0), np.float32)
+        return Batch(ids=ids, offsets=offsets, numeric=no_columns, labels=no_columns, weights=weights)
 
     def pack_embeddings(self, rows: Sequence[NDArray[np.float32]]) -> Arrays:
         """Packs embeddings for :meth:`unpack_embeddings`."""
@@ -223,8 +223,8 @@ def push_of(num_senders: int, trainer: int, turn: int) -> Push:
     return Push(sender * num_lanes + turn % num_lanes, turn + 1)
 
 
-def why_not_told_apart(num_senders: int, staleness: int) -> str:
-    """Why pushes that are sent again could not be told from others, and which option would change that; "" where they can."""
+def why_resent_pushes_clash(num_senders: int, staleness: int) -> str:
+    """Why resent pushes could not be recognized, and which option would change that; "" if they can."""
     most = LANES // num_senders - 1
     if most < 0:
         return (

@@ -50,20 +50,20 @@ class SparseSpec:
 
     def following(self, plan: Plan) -> SparseSpec:
         """The same tables in the groups and on the device of a plan; one that names no group leaves them as they are."""
-        partition = {each["name"]: each["tables"] for each in plan.groups} or None
-        on_gpu = any(each["device"] == "gpu" for each in plan.groups)
+        partition = {group["name"]: group["tables"] for group in plan.groups} or None
+        on_gpu = any(group["device"] == "gpu" for group in plan.groups)
         moves = on_gpu and not self.store.on_gpu
         return replace(self, partition=partition, store=self.store.moved_to("gpu") if moves else self.store)
 
     def narrowed(self, features: Collection[str], schema: Schema) -> SparseSpec:
         """The tables of some features alone, in the same groups; ``schema`` is theirs."""
         needs = {name: kinds for name, kinds in self.needs.items() if name in features}
-        here = {table.name for table in schema.tables}
-        own = None
+        kept = {table.name for table in schema.tables}
+        partition = None
         if self.partition is not None:
-            parts = ((name, [t for t in tables if t in here]) for name, tables in self.partition.items())
-            own = {name: tables for name, tables in parts if tables}
-        return replace(self, schema=schema, needs=needs, partition=own)
+            parts = ((name, [t for t in tables if t in kept]) for name, tables in self.partition.items())
+            partition = {name: tables for name, tables in parts if tables}
+        return replace(self, schema=schema, needs=needs, partition=partition)
 
     def resolved_store(self) -> StoreOptions:
         """Store options with the number of shards decided."""

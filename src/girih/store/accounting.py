@@ -1,4 +1,4 @@
-"""The bytes that rows cost: in memory, on disk, and in memory once a file was loaded.
+"""Counts of rows and events, and the bytes that rows cost: in memory, on disk, and in memory once a file was loaded.
 
 Columns have the names that they have in a snapshot; what has none there: ``neighbours`` (in the list of the
 table), ``padding``, ``index`` and the like.
@@ -6,24 +6,28 @@ table), ``padding``, ``index`` and the like.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from girih.kernels.cpu import layout
 from girih.store.memory.arena import PAGE_BYTES, SLOT_BYTES
+from girih.store.memory.repair import Repaired
 from girih.store.memory.shard_memory import index_bytes
 from girih.store.snapshot.columns import columns_of
+from girih.store.spec import Description
 from girih.store.state import ShardState
+
+if TYPE_CHECKING:
+    from girih.store.gpu.gpu_state import GpuState
 
 _ROW_ALIGNMENT, _NEIGHBOURS, _PLACE = 8, 8, 8
 
 
-def disk_bytes(description: Mapping[str, Any]) -> dict[str, int]:
+def disk_bytes(description: Description) -> dict[str, int]:
     """Bytes of one row in a snapshot's file, by column; ``description`` is the file's."""
     return {column.name: column.num_bytes for column in columns_of(description)}
 
 
-def row_bytes(description: Mapping[str, Any]) -> dict[str, int]:
+def row_bytes(description: Description) -> dict[str, int]:
     """Bytes of one row in memory, by column; with the index, all that a row takes.
 
     ``description`` is that of a store, a snapshot or its file.
@@ -34,12 +38,12 @@ def row_bytes(description: Mapping[str, Any]) -> dict[str, int]:
     return {**parts, "padding": -(-last // _ROW_ALIGNMENT) * _ROW_ALIGNMENT - sum(parts.values())}
 
 
-def tiered_row_bytes(description: Mapping[str, Any]) -> dict[str, int]:
+def tiered_row_bytes(description: Description) -> dict[str, int]:
     """Bytes of one row in the memory of a shard with tiers, by column, its values left out."""
     return {**row_bytes({**description, "segments": []}), "padding": 0, "place": _PLACE}
 
 
-def loaded_bytes(description: Mapping[str, Any], num_rows: int) -> dict[str, int]:
+def loaded_bytes(description: Description, num_rows: int) -> dict[str, int]:
     """Bytes of ``num_rows`` rows in a store that has just loaded them, by part, Bloom filters left out."""
     rows = {name: size * num_rows for name, size in row_bytes(description).items()}
     return {"index": index_bytes(num_rows), **rows}
@@ -82,3 +86,65 @@ def held_bytes(state: ShardState) -> dict[str, dict[str, int]]:
         **tiers,
     }
     return {part: {"used": used, "reserved": reserved} for part, (used, reserved) in parts.items()}
+
+
+class StoreCounts:
+    """What a store holds, and what happened to it.
+
+    Attributes:
+        num_peeks, num_absent: keys that this process asked for by ``peek``, and those of them that had no row.
+    """
+
+    state: ShardState | GpuState
+    num_peeks: int
+    num_absent: int
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all tables."""
+        return self.state.memory.num_rows
+
+    def num_rows_of(self, table: int) -> int:
+        """Rows of one table."""
+        return self.state.memory.num_rows_of(table)
+
+    def rows_of_tables(self) -> list[int]:
+        """Rows of each table."""
+        return self.state.memory.rows_of_tables()
+
+    @property
+    def last_step(self) -> int:
+        """The largest step seen; 0 before the first."""
+        return self.state.memory.last_step
+
+    @property
+    def repaired(self) -> Repaired | None:
+        """The state in which an attached arena was found whose writer was killed amid a change; None where none was."""
+        return self.state.repaired if isinstance(self.state, ShardState) else None
+
+    def counters(self, table: int | None = None) -> dict[str, int]:
+        """Counts of what happened so far, in one table or in all.
+
+        ``lookups`` keys read for training, of which ``hits`` had a row, ``new`` got one, ``refused`` were not
+        admitted and ``full`` found their table full; rows ``evicted`` and ``expired``; gradients applied
+        (``updates``) and ``dropped``.
+        """
+        return self.state.memory.counters(table)
+
+    def peek_counters(self) -> dict[str, int]:
+        """``peeks``, ``absent``: keys peeked at by this process, by groups on a GPU too, and those of them that had no row."""
+        others = self.state.peek_counters()
+        of_process = {"peeks": self.num_peeks, "absent": self.num_absent}
+        return {name: count + others.get(name, 0) for name, count in of_process.items()}
+
+    def tier_counters(self) -> dict[str, int]:
+        """Counts of what tiers did; empty where there is one.
+
+        ``dram_reads``, ``ssd_reads`` rows that training read from each; ``ssd_bytes_read``, ``ssd_bytes_written``.
+        """
+        return self.state.tier_counters()
+
+    def memory(self) -> dict[str, dict[str, int]]:
+        """Bytes ``used`` and ``reserved`` by part; see :func:`held_bytes`."""
+        state = self.state
+        return held_bytes(state) if isinstance(state, ShardState) else state.memory.held_bytes()

@@ -81,8 +81,8 @@ def _bits(state: ShardState) -> NDArray[np.uint8]:
 def _set_bits(bits: NDArray[np.uint8]) -> Ints:
     """The numbers of the bits that are set, in order."""
     some = np.flatnonzero(bits)
-    each = np.unpackbits(bits[some], bitorder="little").reshape(-1, 8).view(np.bool_)
-    return (8 * some[:, None] + np.arange(8))[each].astype(np.int32)
+    flags = np.unpackbits(bits[some], bitorder="little").reshape(-1, 8).view(np.bool_)
+    return (8 * some[:, None] + np.arange(8))[flags].astype(np.int32)
 
 
 def _left(state: ShardState) -> tuple[Longs, Ints]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from typing import Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,6 +59,43 @@ class GroupSpec:
     def table_seed(self, table: int) -> int:
         """64 bits from the run's seed and the table's name."""
         return hash_of(f"{self.seed}/{self.tables[table].name}")
+
+
+class SegmentDescription(TypedDict):
+    """A segment in a :class:`Description`; ``state`` has the name and width of each optimizer state."""
+
+    name: str
+    dim: int
+    optimizer: dict[str, Any]
+    state: list[list[Any]]
+
+
+class TableDescription(TypedDict):
+    """A table in a :class:`Description`."""
+
+    name: str
+    admission: dict[str, Any] | None
+    eviction: dict[str, Any] | None
+
+
+class Description(TypedDict, total=False):
+    """The plain values that describe a shard; from ``num_rows`` on, those of a snapshot alone."""
+
+    version: int
+    group: str
+    dtype: str
+    dim: int
+    segments: list[SegmentDescription]
+    tables: list[TableDescription]
+    seed: int
+    shard: int
+    num_shards: int
+    num_rows: int
+    last_step: int
+    counters: list[dict[str, int]]
+    linked: bool
+    oldest: list[int]
+    rows_ever: int
 
 
 def hash_of(text: str) -> int:

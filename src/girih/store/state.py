@@ -15,7 +15,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,13 +30,24 @@ from girih.store.memory.pushes import Push
 from girih.store.memory.repair import Repaired, repair
 from girih.store.memory.shard_memory import ShardMemory
 from girih.store.rows.record import RowLayout, hyper_rows, row_layout, without_hyperparameters
-from girih.store.rows.row_table import ONCE, RowTable
+from girih.store.rows.row_table import ONCE, ReadTarget, RowTable
 from girih.store.spec import Floats, GroupSpec, Ints, Longs
 
 LAST_STEP = (1 << 31) - 1
 
-LoadedColumn = tuple[int, NDArray[Any]]
+LoadedColumn: TypeAlias = tuple[int, NDArray[Any]]
 """A column: the byte of a row at which it begins, and [K, width] of it."""
+
+
+class GradientTerms(NamedTuple):
+    """Gradients of keys that are still to be summed, from the rows of a matrix.
+
+    Attributes:
+        matrix: float32[·, W - E].
+    """
+
+    matrix: Floats
+    terms: Terms
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +81,7 @@ class ShardState:
         now = self.rows.now(step)
         with self.memory.changing(step):
             self.rows.expire(now)
-            return self.rows.read(ids, tables, counts, now, step, out, addresses)
+            return self.rows.read(ids, tables, counts, now, step, ReadTarget(out, addresses))
 
     def peek(self, ids: Longs, tables: Ints, out: Floats, addresses: Longs | None = None) -> Ints:
         """Reads rows for evaluation; see :meth:`Store.peek`."""
@@ -81,14 +92,13 @@ class ShardState:
         ids: Longs,
         tables: Ints,
         rows: Ints | None,
-        grads: Floats,
+        grads: Floats | GradientTerms,
         step: int,
         lr_scale: float,
-        terms: Terms | None = None,
     ) -> int:
         """Moves rows by gradients; see :meth:`Store.apply_gradients`."""
         with self.memory.changing(step):
-            return self._move(ids, tables, rows, grads, step, lr_scale, terms)
+            return self._move(ids, tables, rows, grads, step, lr_scale)
 
     def apply_push(
         self,
@@ -96,14 +106,13 @@ class ShardState:
         ids: Longs,
         tables: Ints,
         rows: Ints | None,
-        grads: Floats,
+        grads: Floats | GradientTerms,
         step: int,
         lr_scale: float,
-        terms: Terms | None = None,
     ) -> int:
         """As :meth:`apply_gradients`, once for each row however often it is sent."""
         with self.memory.changing(step), self.memory.pushes.taking(push, len(ids)) as done:
-            return self._move(ids, tables, rows, grads, step, lr_scale, terms, done)
+            return self._move(ids, tables, rows, grads, step, lr_scale, done)
 
     def assign(self, ids: Longs, tables: Ints, values: Floats) -> Ints:
         """Sets rows; see :meth:`Store.assign`. Returns int32[U]: where they are, -1 where a table is full."""
@@ -112,8 +121,8 @@ class ShardState:
         reads = [layout.LOOKUPS, layout.HITS, layout.FULL]
         with memory.changing():
             before = memory.arrays.tables[:, reads]
-            out = np.empty_like(values)
-            rows = self.rows.read(ids, tables, ONCE, self.rows.now(step), step, out, forced=True)
+            target = ReadTarget(np.empty_like(values))
+            rows = self.rows.read(ids, tables, ONCE, self.rows.now(step), step, target, forced=True)
             memory.arrays.tables[:, reads] = before
             kernel, hyper = self.layout.kernel, self.layout.first_hyper
             for part in memory.stretches(len(ids), 1):
@@ -209,22 +218,22 @@ class ShardState:
         ids: Longs,
         tables: Ints,
         rows: Ints | None,
-        grads: Floats,
+        grads: Floats | GradientTerms,
         step: int,
         lr_scale: float,
-        terms: Terms | None,
         done: int = 0,
     ) -> int:
         """Moves the rows of keys behind those that are ``done``."""
         memory, kernel, dropped = self.memory, self.layout.kernel, 0
         if rows is None:
             rows = self._find(ids, tables)
-        hyper, gradients = hyper_rows(self.spec, lr_scale, step), sealed(grads)
+        matrix, terms = grads if isinstance(grads, GradientTerms) else (grads, None)
+        hyper, gradients = hyper_rows(self.spec, lr_scale, step), sealed(matrix)
         for part in memory.stretches(len(ids), 1, done):
-            own = None if terms is None else terms._replace(starts=terms.starts[part.start : part.stop + 1])
+            cut = None if terms is None else terms._replace(starts=terms.starts[part.start : part.stop + 1])
             dropped += update.apply_gradients(
                 memory.arrays, kernel, ids[part], tables[part], rows[part],
-                gradients[part] if terms is None else gradients, hyper, step, own, part.start,
+                gradients[part] if terms is None else gradients, hyper, step, cut, part.start,
             )  # fmt: skip
         return dropped
 
@@ -246,20 +255,26 @@ def open_state(
     spec: GroupSpec, shard: int, num_shards: int, arena: ArenaOptions, clock: Clock | None
 ) -> ShardState:
     """Lays out a shard and opens its memory; arguments and errors are those of :class:`Store`."""
-    own = row_layout(spec, shard, num_shards)
+    layout_of_rows = row_layout(spec, shard, num_shards)
     shape = ArenaShape(
-        description=json.dumps(without_hyperparameters(own.description), sort_keys=True),
-        num_words=own.num_words,
+        description=json.dumps(without_hyperparameters(layout_of_rows.description), sort_keys=True),
+        num_words=layout_of_rows.num_words,
         tables_bytes=8 * layout.TABLE_COLUMNS * len(spec.tables),
-        cells_bytes=own.num_cells,
+        cells_bytes=layout_of_rows.num_cells,
     )
-    memory = ShardMemory(open_arena(arena, shape), spec.dim, own.num_words)
+    memory = ShardMemory(open_arena(arena, shape), spec.dim, layout_of_rows.num_words)
     repaired = None
     if memory.arena.torn:
-        repaired = repair(memory, own.listed)
+        repaired = repair(memory, layout_of_rows.listed)
         memory.arena.mark_whole()
     if clock is None and isinstance(arena, Shared):  # whoever attaches goes on by the clock of those before
         if not memory.arena.attached:
             memory.arena.state[layout.CLOCK] = int(steady_clock() - time.monotonic())
         clock = clock_since(float(memory.arena.state[layout.CLOCK]))
-    return ShardState(spec, own, memory, RowTable(memory, own, clock or steady_clock), repaired=repaired)
+    return ShardState(
+        spec,
+        layout_of_rows,
+        memory,
+        RowTable(memory, layout_of_rows, clock or steady_clock),
+        repaired=repaired,
+    )

@@ -18,20 +18,18 @@ from numpy.typing import DTypeLike, NDArray
 
 from girih.errors import ConfigError
 from girih.kernels.cpu import layout
-from girih.kernels.cpu.update import Terms
-from girih.store.accounting import held_bytes
+from girih.store.accounting import StoreCounts
 from girih.store.changes import Changes, changes_of, too_many
 from girih.store.clock import Clock, steady_clock
 from girih.store.gpu.gpu_memory import Gpu, GpuTier
 from girih.store.memory.mapping import ArenaOptions, Heap
-from girih.store.memory.pushes import Push, Pushes
-from girih.store.memory.repair import Repaired
+from girih.store.memory.pushes import Push
 from girih.store.rows.row_table import ONCE
 from girih.store.snapshot.inherit import inherit
 from girih.store.snapshot.restore import RowSource, check_sources, restore
 from girih.store.snapshot.snapshot import ArrivingSnapshot, LiveSnapshot, Snapshot
 from girih.store.spec import Floats, GroupSpec, Ints, Longs
-from girih.store.state import LAST_STEP, ShardState, open_state
+from girih.store.state import LAST_STEP, GradientTerms, ShardState, open_state
 from girih.store.tiers.tiered_state import open_tiered_state
 from girih.store.tiers.tiered_values import Tiers
 
@@ -39,7 +37,7 @@ if TYPE_CHECKING:
     from girih.store.gpu.gpu_state import GpuState
 
 
-class Store:
+class Store(StoreCounts):
     """The rows of one shard.
 
     A key that has no row reads its initial value, a pure function of the key, and its gradient is dropped. At
@@ -78,23 +76,7 @@ class Store:
         self.spec, self.shard, self.num_shards, self._dim = spec, shard, num_shards, spec.dim
         self.num_peeks, self.num_absent = 0, 0
         self.on_gpu = isinstance(arena, Gpu) or gpu_tier is not None
-        self.state: ShardState | GpuState
-        if (tiers or gpu_tier) and not isinstance(arena, Heap | None):
-            raise ConfigError(f"{arena.where}: tiers need private memory; use a heap arena, or one tier")
-        heap = arena if isinstance(arena, Heap) else Heap()
-        steady = clock or steady_clock
-        if isinstance(arena, Gpu):
-            with _torch_and_triton():
-                from girih.store.gpu.gpu_state import open_gpu_state
-            self.state = open_gpu_state(spec, shard, num_shards, arena, steady)
-        elif gpu_tier is not None:
-            with _torch_and_triton():
-                from girih.store.gpu_tiers.gpu_tiered_state import open_gpu_tiered_state
-            self.state = open_gpu_tiered_state(spec, shard, num_shards, heap, steady, gpu_tier, tiers)
-        elif tiers is not None:
-            self.state = open_tiered_state(spec, shard, num_shards, heap, steady, tiers)
-        else:
-            self.state = open_state(spec, shard, num_shards, arena or heap, clock)
+        self.state = _open_state(spec, shard, num_shards, arena, clock, tiers, gpu_tier)
 
     def lookup(
         self,
@@ -152,10 +134,9 @@ class Store:
         ids: Longs,
         tables: Ints,
         rows: Ints | None,
-        grads: Floats,
+        grads: Floats | GradientTerms,
         step: int,
         lr_scale: float = 1.0,
-        terms: Terms | None = None,
         push: Push | None = None,
     ) -> int:
         """One optimizer step on the row of each key, by its gradient; sets the row's version to ``step``.
@@ -165,10 +146,8 @@ class Store:
 
         Args:
             ids, tables: the keys, as in :meth:`lookup`.
-            grads: float32[U, W], those of equal keys summed, all finite.
+            grads: float32[U, W], those of equal keys summed, all finite; or terms to be summed, whose rows a kernel reads unchecked.
             lr_scale: multiplies every learning rate.
-            terms: sums that are still to be formed: ``grads`` are then float32[·, W - E], of which they are made. Which rows these
-                are is believed: a kernel reads them unchecked.
             push: what the push is called, which may be sent again: a row that it moved it does not move again, in a later
                 process neither.
 
@@ -179,25 +158,25 @@ class Store:
             ConfigError: a push to rows in several tiers, or on a GPU; see also :meth:`girih.store.memory.pushes.Pushes.taking`.
         """
         ids, tables = self._keys(ids, tables)
-        shape = (len(ids), self._dim) if terms is None else (len(grads), self._dim - terms.tail.shape[1])
-        grads = _checked("grads", grads, np.float32, shape)
-        if terms is not None:
-            _check_terms(terms, len(ids), len(grads))
+        if isinstance(grads, GradientTerms):
+            grads = _checked_terms(grads, len(ids), self._dim)
+        else:
+            grads = _checked("grads", grads, np.float32, (len(ids), self._dim))
         _check_step(step)
         if rows is not None:
             rows = _checked("rows", rows, np.int32, (len(ids),))
         if push is None:
-            return self.state.apply_gradients(ids, tables, rows, grads, step, lr_scale, terms)
-        return self._whole(push).apply_push(push, ids, tables, rows, grads, step, lr_scale, terms)
+            return self.state.apply_gradients(ids, tables, rows, grads, step, lr_scale)
+        return _state_of_pushes(self, push).apply_push(push, ids, tables, rows, grads, step, lr_scale)
 
     def note_push(self, push: Push) -> None:
         """Notes as applied a push that has no keys here. Raises as :meth:`apply_gradients` does."""
-        with self.state.memory.changing(), self._pushes(push).taking(push, 0):
+        with self.state.memory.changing(), _state_of_pushes(self, push).memory.pushes.taking(push, 0):
             return
 
     def has_applied(self, push: Push) -> bool:
         """Whether a push, or a later one of its lane, was applied whole."""
-        return self._pushes(push).last(push.lane) >= push.number
+        return _state_of_pushes(self, push).memory.pushes.last(push.lane) >= push.number
 
     def forget_pushes(self) -> None:
         """Forgets all pushes: whoever numbered them begins anew."""
@@ -234,10 +213,10 @@ class Store:
         Raises:
             ConfigError: one was taken and not closed.
         """
-        found = self.state.at_rest()
-        if isinstance(found, ShardState):
-            return Snapshot(found, directory)
-        return ArrivingSnapshot(found, directory)
+        state = self.state.at_rest()
+        if isinstance(state, ShardState):
+            return Snapshot(state, directory)
+        return ArrivingSnapshot(state, directory)
 
     def note_changes(self, since: int) -> None:
         """Keeps notes from now on of what changes, for :meth:`changes_since`; earlier ones are forgotten.
@@ -248,7 +227,7 @@ class Store:
         Raises:
             ConfigError: rows lie in GPU memory, where nobody notes what changes.
         """
-        state = self._noting()
+        state = _noting_state(self)
         with state.memory.lock:
             state.memory.note_changes(since)
 
@@ -259,7 +238,7 @@ class Store:
         :data:`~girih.store.memory.shard_memory.MOST_LEFT` rows left, or what changed takes more than
         :data:`girih.store.changes.MOST_BYTES`.
         """
-        state = self._noting()
+        state = _noting_state(self)
         return state.memory.noted_since == since and not too_many(state)
 
     def changes_since(self, since: int) -> Changes:
@@ -272,7 +251,7 @@ class Store:
             raise ConfigError(
                 f"group {self.spec.name!r}: changes since {since} are not known; take a snapshot"
             )
-        state = self._noting()
+        state = _noting_state(self)
         with state.memory.changing():
             return changes_of(state)
 
@@ -326,56 +305,6 @@ class Store:
         """
         check_sources(self.state, sources, optimizer_state, frozenset(elsewhere))
 
-    @property
-    def num_rows(self) -> int:
-        """Rows of all tables."""
-        return self.state.memory.num_rows
-
-    def num_rows_of(self, table: int) -> int:
-        """Rows of one table."""
-        return self.state.memory.num_rows_of(table)
-
-    def rows_of_tables(self) -> list[int]:
-        """Rows of each table."""
-        return self.state.memory.rows_of_tables()
-
-    @property
-    def last_step(self) -> int:
-        """The largest step seen; 0 before the first."""
-        return self.state.memory.last_step
-
-    @property
-    def repaired(self) -> Repaired | None:
-        """The state in which an attached arena was found whose writer was killed amid a change; None where none was."""
-        return self.state.repaired if isinstance(self.state, ShardState) else None
-
-    def counters(self, table: int | None = None) -> dict[str, int]:
-        """Counts of what happened so far, in one table or in all.
-
-        ``lookups`` keys read for training, of which ``hits`` had a row, ``new`` got one, ``refused`` were not
-        admitted and ``full`` found their table full; rows ``evicted`` and ``expired``; gradients applied
-        (``updates``) and ``dropped``.
-        """
-        return self.state.memory.counters(table)
-
-    def peek_counters(self) -> dict[str, int]:
-        """``peeks``, ``absent``: keys peeked at by this process, by groups on a GPU too, and those of them that had no row."""
-        others = self.state.peek_counters()
-        own = {"peeks": self.num_peeks, "absent": self.num_absent}
-        return {name: count + others.get(name, 0) for name, count in own.items()}
-
-    def tier_counters(self) -> dict[str, int]:
-        """Counts of what tiers did; empty where there is one.
-
-        ``dram_reads``, ``ssd_reads`` rows that training read from each; ``ssd_bytes_read``, ``ssd_bytes_written``.
-        """
-        return self.state.tier_counters()
-
-    def memory(self) -> dict[str, dict[str, int]]:
-        """Bytes ``used`` and ``reserved`` by part; see :func:`girih.store.accounting.held_bytes`."""
-        state = self.state
-        return held_bytes(state) if isinstance(state, ShardState) else state.memory.held_bytes()
-
     def close(self) -> None:
         """Lets go of the arena: shared memory and files can be attached to again; a heap store is gone."""
         self.state.close()
@@ -385,24 +314,6 @@ class Store:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-    def _noting(self) -> ShardState:
-        if not isinstance(self.state, ShardState) or self.on_gpu:
-            raise ConfigError(
-                f"group {self.spec.name!r}: rows in GPU memory note no changes, so they cannot be published; use"
-                " store.tiers = ['dram'] or ['dram', 'ssd']"
-            )
-        return self.state
-
-    def _whole(self, push: Push) -> ShardState:
-        if type(self.state) is not ShardState:
-            raise ConfigError(
-                f"push {push.number}: only rows that lie in one memory of the host know of pushes; use a shared or file arena"
-            )
-        return self.state
-
-    def _pushes(self, push: Push) -> Pushes:
-        return self._whole(push).memory.pushes
 
     def _keys(self, ids: Longs, tables: Ints) -> tuple[Longs, Ints]:
         self.state.memory.check_open()
@@ -422,6 +333,51 @@ class Store:
             raise ConfigError(
                 f"out: received {out.dtype}{list(out.shape)}; expected writable float32{list(shape)}"
             )
+
+
+def _noting_state(store: Store) -> ShardState:
+    """The state of a store that can note changes."""
+    if not isinstance(store.state, ShardState) or store.on_gpu:
+        raise ConfigError(
+            f"group {store.spec.name!r}: rows in GPU memory note no changes, so they cannot be published; use"
+            " store.tiers = ['dram'] or ['dram', 'ssd']"
+        )
+    return store.state
+
+
+def _state_of_pushes(store: Store, push: Push) -> ShardState:
+    """The state of a store that can number pushes."""
+    if type(store.state) is not ShardState:
+        raise ConfigError(
+            f"push {push.number}: only rows that lie in one memory of the host know of pushes; use a shared or file arena"
+        )
+    return store.state
+
+
+def _open_state(
+    spec: GroupSpec,
+    shard: int,
+    num_shards: int,
+    arena: ArenaOptions | Gpu | None,
+    clock: Clock | None,
+    tiers: Tiers | None,
+    gpu_tier: GpuTier | None,
+) -> ShardState | GpuState:
+    if (tiers or gpu_tier) and not isinstance(arena, Heap | None):
+        raise ConfigError(f"{arena.where}: tiers need private memory; use a heap arena, or one tier")
+    heap = arena if isinstance(arena, Heap) else Heap()
+    steady = clock or steady_clock
+    if isinstance(arena, Gpu):
+        with _torch_and_triton():
+            from girih.store.gpu.gpu_state import open_gpu_state
+        return open_gpu_state(spec, shard, num_shards, arena, steady)
+    if gpu_tier is not None:
+        with _torch_and_triton():
+            from girih.store.gpu_tiers.gpu_tiered_state import open_gpu_tiered_state
+        return open_gpu_tiered_state(spec, shard, num_shards, heap, steady, gpu_tier, tiers)
+    if tiers is not None:
+        return open_tiered_state(spec, shard, num_shards, heap, steady, tiers)
+    return open_state(spec, shard, num_shards, arena or heap, clock)
 
 
 @contextlib.contextmanager
@@ -449,8 +405,11 @@ def _addresses(addresses: Longs | None, num_keys: int) -> Longs | None:
     return None if addresses is None else _checked("addresses", addresses, np.int64, (num_keys,))
 
 
-def _check_terms(terms: Terms, num_keys: int, num_rows: int) -> None:
-    num_terms, num_tails = len(terms.order), num_rows if terms.tail.shape[1] else len(terms.tail)
+def _checked_terms(grads: GradientTerms, num_keys: int, dim: int) -> GradientTerms:
+    matrix, terms = grads
+    num_tail_columns = terms.tail.shape[1]
+    matrix = _checked("grads", matrix, np.float32, (len(matrix), dim - num_tail_columns))
+    num_terms, num_tails = len(terms.order), len(matrix) if num_tail_columns else len(terms.tail)
     _checked("terms: starts", terms.starts, np.int32, (num_keys + 1,))
     _checked("terms: order", terms.order, np.int32, (num_terms,))
     _checked("terms: factors", terms.factors, np.float32, (num_terms if len(terms.factors) else 0,))
@@ -459,6 +418,7 @@ def _check_terms(terms: Terms, num_keys: int, num_rows: int) -> None:
         raise ConfigError(
             f"terms: {int(terms.starts[-1])} in starts; expected at most {num_terms}, those of order"
         )
+    return GradientTerms(matrix, terms)
 
 
 def _check_step(step: int) -> None:

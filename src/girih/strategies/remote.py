@@ -197,7 +197,7 @@ class RemoteStrategy(StrategyOptions):
             workers_return_s=RETURN_S if self._returns(WORKER, context) else CONNECTED_S,
         )
         if processes.rows_stayed:
-            sparse.begin_anew()
+            sparse.reset()
         feed = self._feed(plan, context, codec, workers)
         return Session(sparse=sparse, dense=dense, schedule=schedule, feed=feed, optimizer=dense.optimizer)
 
@@ -349,13 +349,13 @@ class PipelinedStrategy(RemoteStrategy):
         Embedding workers come back where servers can tell a push that comes again, as they can as long as pushes that may overtake each
         other are in lanes of their own; embedding servers where their rows outlive them too; loaders always.
         """
-        from girih.sparse.protocol import why_not_told_apart
+        from girih.sparse.protocol import why_resent_pushes_clash
 
         if name not in (SERVER, WORKER):
             return RemoteStrategy.bearing(self, name, store, num_trainers)
         kept = store.why_not_kept if name == SERVER else ""
-        told_apart = why_not_told_apart(self._num_senders(num_trainers), self.staleness)
-        why = told_apart or kept or store.why_not_numbered
+        clash = why_resent_pushes_clash(self._num_senders(num_trainers), self.staleness)
+        why = clash or kept or store.why_not_numbered
         return FailurePolicy(why=why) if why else COMES_BACK
 
     def pipelined(self, plan: Plan, context: RunContext, dense: Optimized, *, late: bool = False) -> Session:

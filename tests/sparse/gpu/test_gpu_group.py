@@ -407,7 +407,7 @@ def test_the_next_batch_is_prepared_before_this_one_moves_rows():
     for group in (gpu, cpu):
         found = group.find(batches[0])
         for step, batch in enumerate(batches, start=1):
-            read, fill = group.lookup(batch, step, train=True, found=found)
+            read, fill = group.lookup(batch, step, train=True, keys=found)
             fill(slice(0, batch.num_examples))
             found = group.find(batches[step % 4])
             given = [

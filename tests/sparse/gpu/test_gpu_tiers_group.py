@@ -34,7 +34,7 @@ def train(group, batches, *, ahead):
     """Trains, each batch prepared while the one before is computed where ``ahead``; returns all outputs."""
     outputs, found = [], None
     for step, batch in enumerate(batches, start=1):
-        read, fill = group.lookup(batch, step, train=True, found=found)
+        read, fill = group.lookup(batch, step, train=True, keys=found)
         fill(slice(0, batch.num_examples))
         if ahead and step < len(batches):
             found = group.find(batches[step])

@@ -31,9 +31,9 @@ def have_faults(endpoints):
 
 
 def keep_journal(server):
-    tell, work = teller(f"server-{os.getpid()}"), server._Work
-    lookup, take_part, apply_turn, begin_anew = (
-        work._lookup, work._take_part, work._apply_turn, work._begin_anew,
+    tell, work = teller(f"server-{os.getpid()}"), server._EmbeddingServerWork
+    lookup, take_part, apply_turn, reset = (
+        work._lookup, work._take_part, work._apply_turn, work._reset,
     )  # fmt: skip
 
     def looked_up(self, request):
@@ -58,10 +58,10 @@ def keep_journal(server):
             tell("applied", updates[0].frame.fields[-2])
 
     def began_anew(self, request):
-        begin_anew(self, request)
+        reset(self, request)
         tell("anew")
 
-    work._lookup, work._take_part, work._apply_turn, work._begin_anew = (
+    work._lookup, work._take_part, work._apply_turn, work._reset = (
         looked_up, took_part, applied_turn, began_anew,
     )  # fmt: skip
 

@@ -44,7 +44,7 @@ class CountWaits(TorchDispatchMode):
         for name, module in list(sys.modules.items()):
             if name.startswith("girih.") and hasattr(module, "to_host"):
                 self._replace(monkeypatch, module, "to_host", self._heard)
-        self._replace(monkeypatch, ShardedHalf, "_do", self._done)
+        self._replace(monkeypatch, ShardedHalf, "_submit", self._done)
         self._newest = None
         self._replace(monkeypatch, PendingOutcome, "__init__", self._made)
         self._replace(monkeypatch, PendingOutcome, "_arrived", self._asked)

@@ -161,11 +161,11 @@ def publishing() -> list[str]:
     return ["device_slots.copy_values"]
 
 
-def make_ready(names: Iterable[str], tell: Callable[[str], None] = _LOG.warning) -> float:
+def make_ready(names: Iterable[str], log: Callable[[str], None] = _LOG.warning) -> float:
     """Compiles those of some kernels that this machine has not compiled before.
 
     Args:
-        tell: receives a line when that begins, one when it is done, and others in between where it takes long.
+        log: receives a line when that begins, one when it is done, and others in between where it takes long.
 
     Returns:
         Seconds that it took, 0 where nothing was missing.
@@ -173,34 +173,34 @@ def make_ready(names: Iterable[str], tell: Callable[[str], None] = _LOG.warning)
     names = list(names)
     if CACHE_WARNING and _WARNED not in os.environ:
         os.environ[_WARNED] = "1"  # processes that this one starts do not repeat it
-        tell(CACHE_WARNING)
+        log(CACHE_WARNING)
     if JIT_DISABLED or not missing_of(names):
         return 0.0
     start = time.perf_counter()
-    tell(f"compiling kernels{' (kept for later runs)' if CACHE_DIRECTORY else ''}")
+    log(f"compiling kernels{' (kept for later runs)' if CACHE_DIRECTORY else ''}")
     with _alone() as lock:
         missing = missing_of(names)
-        with _telling_progress(missing, tell):
+        with _logging_progress(missing, log):
             _compile_together(missing, lock)
     seconds = time.perf_counter() - start
-    tell(f"compiled kernels in {seconds:.1f} s")
+    log(f"compiled kernels in {seconds:.1f} s")
     return seconds
 
 
 @contextlib.contextmanager
-def _telling_progress(names: Sequence[str], tell: Callable[[str], None]) -> Iterator[None]:
+def _logging_progress(names: Sequence[str], log: Callable[[str], None]) -> Iterator[None]:
     """Tells now and then how many of some kernels are ready, whoever compiled them, where it is another number than before."""
     done = threading.Event()
 
-    def tell_until_done() -> None:
-        told = None
+    def log_until_done() -> None:
+        logged = None
         while not done.wait(TELL_EVERY_S):
             ready = len(names) - len(missing_of(names))
-            if ready != told:
-                tell(f"compiling kernels: {ready} of {len(names)}")
-                told = ready
+            if ready != logged:
+                log(f"compiling kernels: {ready} of {len(names)}")
+                logged = ready
 
-    thread = threading.Thread(target=tell_until_done, name="compiling", daemon=True)
+    thread = threading.Thread(target=log_until_done, name="compiling", daemon=True)
     thread.start()
     try:
         yield
@@ -222,14 +222,14 @@ def _type_of(hint: Any) -> Any:
     if isinstance(hint, type) and issubclass(hint, tuple):
         fields = get_type_hints(hint, include_extras=True).values()
         return types.BaseTuple.from_types([_type_of(field) for field in fields], hint)
-    said = getattr(hint, "__metadata__", ())
-    array = hint.__origin__ if said else hint
+    metadata = getattr(hint, "__metadata__", ())
+    array = hint.__origin__ if metadata else hint
     alias = getattr(get_origin(array), "__value__", None)  # from NumPy 2.5 on, NDArray is an alias of a type
     if alias is not None:
         array = alias[get_args(array)]
     (item,) = get_args(get_args(array)[1])
-    (num_dims,) = [word for word in said if word != SEALED] or [1]
-    return types.Array(numba.from_dtype(np.dtype(item)), num_dims, "C", readonly=SEALED in said)
+    (num_dims,) = [word for word in metadata if word != SEALED] or [1]
+    return types.Array(numba.from_dtype(np.dtype(item)), num_dims, "C", readonly=SEALED in metadata)
 
 
 def _mark(name: str) -> Path:

@@ -34,21 +34,21 @@ def choose(
     shard: Any,
     num_shards: Any,
     hashes: U64,
-    own: I32,
+    positions: I32,
     count: Any,
 ) -> Any:
-    """Lists in ``own``, from ``count`` on, which of ``ids[first:last]`` are this shard's; returns how many there are now.
+    """Lists in ``positions``, from ``count`` on, which of ``ids[first:last]`` are this shard's; returns how many there are now.
 
     ``hashes``, uint64[·], takes the hash of each id listed, in their order.
     """
-    part, found, places = ids[first:last], hashes[count:], own[count:]
+    part, part_hashes, places = ids[first:last], hashes[count:], positions[count:]
     for i in range(len(part)):
-        found[i] = key_hash(part[i], table)
+        part_hashes[i] = key_hash(part[i], table)
     chosen = np.int64(0)
     for i in range(len(part)):  # without a branch, which would be mispredicted every other time
-        h = found[i]
+        h = part_hashes[i]
         places[chosen] = first + i
-        found[chosen] = h
+        part_hashes[chosen] = h
         chosen += np.int64(scaled(h, num_shards) == shard)
     return count + chosen
 
@@ -60,7 +60,7 @@ def part_of(h: Any) -> Any:
 
 
 @njit_lean
-def part_by_hash(hashes: U64, own: I32, count: Any, room: Any, ends: I64) -> None:
+def part_by_hash(hashes: U64, positions: I32, count: Any, room: Any, ends: I64) -> None:
     """Sorts what :func:`choose` lists by parts; it lies ``room`` places further on, part p up to ``ends[p]``."""
     ends[:] = 0
     for n in range(count):
@@ -72,7 +72,7 @@ def part_by_hash(hashes: U64, own: I32, count: Any, room: Any, ends: I64) -> Non
     for n in range(count):
         part = part_of(hashes[n])
         place = ends[part]
-        hashes[place], own[place] = hashes[n], own[n]
+        hashes[place], positions[place] = hashes[n], positions[n]
         ends[part] = place + 1
 
 
@@ -81,7 +81,7 @@ def number_keys(
     ids: I64,
     table: Any,
     hashes: U64,
-    own: I32,
+    positions: I32,
     first: Any,
     last: Any,
     mask: Any,
@@ -95,9 +95,9 @@ def number_keys(
     key_tables: I32,
     counts: I32,
 ) -> Any:
-    """Numbers the keys of the ids ``own[first:last]``; returns how many keys there are now."""
+    """Numbers the keys of the ids ``positions[first:last]``; returns how many keys there are now."""
     for n in range(first, last):
-        i = own[n]
+        i = positions[n]
         id_ = ids[i]
         slot = low_bits(hashes[n], mask)
         while True:
@@ -132,7 +132,7 @@ def unique_keys(
     base: Any,
     hashes: U64,
     first_key: Any,
-    own: I32,
+    positions: I32,
     ends: I64,
     inverse: I32,
     keys: I64,
@@ -146,17 +146,17 @@ def unique_keys(
         table, num_ids, count, last = tables[first], np.int64(0), np.int64(0), first
         while last < len(features) and tables[last] == table:
             begin, end = offsets[features[last] * num_examples], offsets[(features[last] + 1) * num_examples]
-            count = choose(ids, begin, end, table, shard, num_shards, hashes, own, count)
+            count = choose(ids, begin, end, table, shard, num_shards, hashes, positions, count)
             num_ids += end - begin
             last += 1
         oldest = base + num_keys  # of this table's entries
         if num_ids <= MOST_TOGETHER:
             num_keys = number_keys(
-                ids, table, hashes, own, 0, count, len(scratch) - 1, scratch, base, oldest, first_key, num_keys,
+                ids, table, hashes, positions, 0, count, len(scratch) - 1, scratch, base, oldest, first_key, num_keys,
                 inverse, keys, key_tables, counts,
             )  # fmt: skip
         else:
-            part_by_hash(hashes, own, count, num_ids, ends)
+            part_by_hash(hashes, positions, count, num_ids, ends)
             begin = num_ids
             for part in range(len(ends)):
                 num_slots = np.int64(LEAST_SLOTS)
@@ -164,7 +164,7 @@ def unique_keys(
                     num_slots *= 2
                 mask = np.int64(min(num_slots, np.int64(len(scratch)))) - 1
                 num_keys = number_keys(
-                    ids, table, hashes, own, begin, ends[part], mask, scratch, base, base + num_keys, first_key,
+                    ids, table, hashes, positions, begin, ends[part], mask, scratch, base, base + num_keys, first_key,
                     num_keys, inverse, keys, key_tables, counts,
                 )  # fmt: skip
                 begin = ends[part]
@@ -197,7 +197,7 @@ def dedup(
     base: int,
     hashes: U64,
     first_key: int,
-    own: I32,
+    positions: I32,
     ends: I64,
     amounts: SealedI32,
     inverse: I32,
@@ -216,7 +216,7 @@ def dedup(
         scratch: int32[S], S a power of two above the ids of any one table that is not parted: ``base`` plus the number
             of a key. What is below ``base`` is a free slot.
         base: at least 1, above all that calls before wrote to ``scratch``: their ``base`` + U.
-        hashes, own: scratch, uint64 and int32, with room for the ids of any one table; for those of a table with
+        hashes, positions: scratch, uint64 and int32, with room for the ids of any one table; for those of a table with
             more than :data:`MOST_TOGETHER` ids twice.
         first_key: number of the first key, where shards share one numbering.
         ends: scratch, int64[:data:`NUM_PARTS`].
@@ -230,7 +230,7 @@ def dedup(
         U.
     """
     num_keys = unique_keys(
-        ids, offsets, num_examples, features, tables, shard, num_shards, scratch, base, hashes, first_key, own, ends,
+        ids, offsets, num_examples, features, tables, shard, num_shards, scratch, base, hashes, first_key, positions, ends,
         inverse, keys, key_tables, counts, key_ends,
     )  # fmt: skip
     if len(amounts) > 0:

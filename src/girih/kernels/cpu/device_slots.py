@@ -68,7 +68,7 @@ class EvictedSlots(NamedTuple):
 
 
 @kernel()
-def find(slots: DeviceSlots, rows: I32, known: I32, reads: bool, found: I32) -> Any:
+def find(slots: DeviceSlots, rows: I32, known: I32, reads: bool, row_slots: I32) -> Any:
     """Writes the slot of each row: ``MISSING`` where it has none, ``NO_SLOT`` where there is no row; marks slots used.
 
     Args:
@@ -82,15 +82,15 @@ def find(slots: DeviceSlots, rows: I32, known: I32, reads: bool, found: I32) -> 
     for i in range(rows.shape[0]):
         row = np.int64(rows[i])
         if row < 0:
-            found[i] = NO_SLOT
+            row_slots[i] = NO_SLOT
             continue
         slot = np.int64(slots.slot_of[row]) - 1
         if slot < 0:
-            found[i] = MISSING
+            row_slots[i] = MISSING
             num_missing += 1
             num_cold += known[i] >= 0
             continue
-        found[i] = slot
+        row_slots[i] = slot
         slots.calls[slot] = slots.state[CALL]
         if reads and slots.flags[slot] & FETCHED:
             slots.flags[slot] &= ~FETCHED & 0xFF
@@ -119,10 +119,10 @@ def forget(slots: DeviceSlots, known: I32, rows: I32) -> None:
 
 
 @kernel()
-def give_up(slots: DeviceSlots, found: I32) -> None:
+def give_up(slots: DeviceSlots, emptied: I32) -> None:
     """Empties slots, int32[K]."""
-    for i in range(found.shape[0]):
-        _empty(slots, np.int64(found[i]))
+    for i in range(emptied.shape[0]):
+        _empty(slots, np.int64(emptied[i]))
 
 
 @njit_lean
@@ -150,15 +150,17 @@ def _free_one(shard: Shard, slots: DeviceSlots, leaving: EvictedSlots) -> Any:
 
 
 @kernel()
-def take(shard: Shard, slots: DeviceSlots, rows: I32, start: int, found: I32, leaving: EvictedSlots) -> Any:
-    """Gives a slot, from key ``start`` on, to each row whose ``found`` is ``MISSING``; others leave for it.
+def take(
+    shard: Shard, slots: DeviceSlots, rows: I32, start: int, row_slots: I32, leaving: EvictedSlots
+) -> Any:
+    """Gives a slot, from key ``start`` on, to each row whose ``row_slots`` is ``MISSING``; others leave for it.
 
     Returns:
         The key to go on from once there are more slots, or U.
     """
     state = slots.state
     for i in range(start, rows.shape[0]):
-        if found[i] != MISSING:
+        if row_slots[i] != MISSING:
             continue
         row = np.int64(rows[i])
         if state[NUM_FREE] == 0 and not _free_one(shard, slots, leaving):
@@ -171,7 +173,7 @@ def take(shard: Shard, slots: DeviceSlots, rows: I32, start: int, found: I32, le
             slots.flags[slot] = HOT
             state[NUM_HOT] += 1
         slots.slot_of[row] = slot + 1
-        found[i] = slot
+        row_slots[i] = slot
     return rows.shape[0]
 
 

@@ -33,12 +33,12 @@ if JIT_DISABLED:
 
 else:
 
-    def _reinterpreted(given: Any, wanted: Any) -> Any:
+    def _reinterpreted(source: Any, target: Any) -> Any:
         def value(typing_context: Any, x: Any) -> Any:
             def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-                return builder.bitcast(arguments[0], context.get_value_type(wanted))
+                return builder.bitcast(arguments[0], context.get_value_type(target))
 
-            return wanted(given), generate
+            return target(source), generate
 
         return intrinsic(value)
 

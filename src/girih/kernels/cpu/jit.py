@@ -310,9 +310,9 @@ def njit_lean(function: F) -> F:
 
 def warm_up() -> None:
     """Has numba begin: the first kernel that a process calls takes longer than any other."""
-    _nothing(0)
+    _identity(0)
 
 
 @kernel()
-def _nothing(number: int) -> int:
+def _identity(number: int) -> int:
     return number

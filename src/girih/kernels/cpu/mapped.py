@@ -245,7 +245,7 @@ def read_stack(
     keys: U64,
     halves: U16,
     in_place: bool,
-    found: I32,
+    file_of_key: I32,
     out: F32x2,
     addresses: I64,
 ) -> None:
@@ -256,7 +256,7 @@ def read_stack(
         ids, tables: int64[U], int32[U].
         keys: scratch, uint64[U]. halves: scratch, uint16[W], for rows of 16 bits.
         in_place: whether rows stay where they are; else they are copied to ``out``.
-        found: int32[U], written: the file that has the row, -1 for none, -2 for a key that is buried.
+        file_of_key: int32[U], written: the file that has the row, -1 for none, -2 for a key that is buried.
         out: float32[U, W], written where a row has its initial value, or is copied.
         addresses: int64[U], written: where each key's float32[W] lie.
     """
@@ -275,19 +275,19 @@ def read_stack(
                     file = np.int64(f)
                     break
             if file < 0 or row == BURIED:
-                found[i] = -1 if file < 0 else -2
+                file_of_key[i] = -1 if file < 0 else -2
                 fill_initial(layout, key_id, table, out[i])
                 if layout.dtype != at.FLOAT32:  # as a row would keep it
                     narrow_row(layout.dtype, out[i], halves)
                     widen_row(layout.dtype, halves, out[i])
                 addresses[i] = row_address(out, i)
                 continue
-            found[i] = file
+            file_of_key[i] = file
             addresses[i] = files[file, ROWS] + 4 * dim * row
             prefetch_words(addresses[i], dim)
         if not in_place:
             for i in range(first, last):  # which are on their way by now
-                if found[i] >= 0:
+                if file_of_key[i] >= 0:
                     copy_from(row_address(out, i), addresses[i], dim)
                     addresses[i] = row_address(out, i)
 

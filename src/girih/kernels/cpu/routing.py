@@ -128,12 +128,12 @@ def unique_and_partition(
     scratch: I32,
     base: int,
     hashes: U64,
-    own: I32,
+    positions: I32,
     part_ends: I64,
-    found: I64,
-    found_tables: I32,
-    found_counts: I32,
-    found_ends: I64,
+    unrouted: I64,
+    unrouted_tables: I32,
+    unrouted_counts: I32,
+    unrouted_ends: I64,
     places: I32,
     numbers: I32,
     behind: I64,
@@ -145,10 +145,10 @@ def unique_and_partition(
     """The unique keys of some features of a batch, routed to the places that own them (Unique & Partition, PICASSO §III-B).
 
     Args:
-        ids, offsets, features, tables, scratch, base, hashes, own, part_ends: see :func:`~girih.kernels.cpu.dedup.dedup`.
+        ids, offsets, features, tables, scratch, base, hashes, positions, part_ends: see :func:`~girih.kernels.cpu.dedup.dedup`.
         num_shards: of all places together; shards_each: of one place, neighbours.
-        found, found_tables, found_counts, found_ends, places, numbers: scratch, int64 and int32, with room for every id;
-            ``found_ends`` for every feature.
+        unrouted, unrouted_tables, unrouted_counts, unrouted_ends, places, numbers: scratch, int64 and int32, with room for every id;
+            ``unrouted_ends`` for every feature.
         behind: int64[M], the first example behind each micro-batch.
         ends: int64[P · M, T], written: the number of the first routed key behind those of each place, micro-batch and table.
         inverse: int32[N], written for the features' ids: the number of each one's routed key.
@@ -158,11 +158,11 @@ def unique_and_partition(
         U.
     """
     size = unique_keys(
-        ids, offsets, num_examples, features, tables, 0, 1, scratch, base, hashes, 0, own, part_ends, inverse, found,
-        found_tables, found_counts, found_ends,
+        ids, offsets, num_examples, features, tables, 0, 1, scratch, base, hashes, 0, positions, part_ends, inverse, unrouted,
+        unrouted_tables, unrouted_counts, unrouted_ends,
     )  # fmt: skip
     num_places = len(ends) // len(behind)
-    places_of(found[:size], found_tables[:size], num_shards, shards_each, places, ends[:num_places])
+    places_of(unrouted[:size], unrouted_tables[:size], num_shards, shards_each, places, ends[:num_places])
     if len(behind) > 1:
         cut_places(
             inverse,
@@ -170,11 +170,13 @@ def unique_and_partition(
             num_examples,
             features,
             behind,
-            found_tables[:size],
+            unrouted_tables[:size],
             numbers[:size],
             places[:size],
             ends,
         )
-    route(found[:size], found_tables[:size], found_counts[:size], places, ends, numbers, keys, counts)
+    route(
+        unrouted[:size], unrouted_tables[:size], unrouted_counts[:size], places, ends, numbers, keys, counts
+    )
     renumber(inverse, offsets, num_examples, features, numbers)
     return size

@@ -87,7 +87,7 @@ def set_place(shard: Shard, row: Any, place: Any) -> None:
 
 
 @kernel()
-def find_slots(shard: Shard, slots: Slots, rows: I32, found: I32) -> Any:
+def find_slots(shard: Shard, slots: Slots, rows: I32, row_slots: I32) -> Any:
     """Writes the slot of each row: ``MISSING`` where it has none, ``NO_SLOT`` where there is no row; marks slots used.
 
     Returns:
@@ -97,15 +97,15 @@ def find_slots(shard: Shard, slots: Slots, rows: I32, found: I32) -> Any:
     for i in range(rows.shape[0]):
         row = np.int64(rows[i])
         if row < 0:
-            found[i] = NO_SLOT
+            row_slots[i] = NO_SLOT
             continue
         place = shard.keys[row, PLACE]
         if place >= 0:
-            found[i] = MISSING
+            row_slots[i] = MISSING
             num_missing += place > 0
             continue
         slot = -1 - place
-        found[i] = slot
+        row_slots[i] = slot
         slots.calls[slot] = slots.state[CALL]
         if slots.flags[slot] & FETCHED:
             slots.flags[slot] &= ~FETCHED & 0xFF
@@ -193,9 +193,9 @@ def _leave(shard: Shard, slots: Slots, slot: Any, leaving: SlotEvictions) -> Non
 
 @kernel()
 def take_slots(
-    shard: Shard, slots: Slots, rows: I32, start: int, found: I32, fresh: U8, leaving: SlotEvictions
+    shard: Shard, slots: Slots, rows: I32, start: int, row_slots: I32, fresh: U8, leaving: SlotEvictions
 ) -> Any:
-    """Gives a slot, from key ``start`` on, to each row whose ``found`` is ``MISSING``; others leave for it.
+    """Gives a slot, from key ``start`` on, to each row whose ``row_slots`` is ``MISSING``; others leave for it.
 
     Args:
         fresh: uint8[U], set where the values of a row are to be made.
@@ -204,12 +204,12 @@ def take_slots(
         The key to go on from once there are more slots, or U.
     """
     for i in range(start, rows.shape[0]):
-        if found[i] != MISSING:
+        if row_slots[i] != MISSING:
             continue
         row = np.int64(rows[i])
         place = shard.keys[row, PLACE]
         if place < 0:  # the caller sent a key twice
-            found[i] = -1 - place
+            row_slots[i] = -1 - place
             continue
         slot = _next_slot(slots)
         if slot < 0:
@@ -228,7 +228,7 @@ def take_slots(
         for word in range(_KEY_WORDS):
             slots.records[slot, word] = shard.meta[row, word]
         set_place(shard, row, -1 - slot)
-        found[i] = slot
+        row_slots[i] = slot
         if place > 0:
             leaving.loads[leaving.ends[NUM_LOADS]] = slot
             leaving.ends[NUM_LOADS] += 1
@@ -258,7 +258,7 @@ def set_places(shard: Shard, rows: I32, places: I64) -> None:
 
 @kernel()
 def read_slots(
-    records: Shard, layout: Layout, ids: I64, tables: I32, found: I32, fresh: U8, hyper: F64x2, out: F32x2
+    records: Shard, layout: Layout, ids: I64, tables: I32, row_slots: I32, fresh: U8, hyper: F64x2, out: F32x2
 ) -> None:
     """Copies the columns of rows in slots to ``out``, float32[U, W]: the initial ones where there is no slot.
 
@@ -268,9 +268,9 @@ def read_slots(
         hyper: float64[S, 8], for the optimizers' first state.
     """
     num_words = at.VALUES + out.shape[1]
-    for i in range(found.shape[0]):
-        prefetch_ahead(records, found, i, num_words)
-        slot = np.int64(found[i])
+    for i in range(row_slots.shape[0]):
+        prefetch_ahead(records, row_slots, i, num_words)
+        slot = np.int64(row_slots[i])
         if slot >= 0 and fresh[i] == 0:
             read_row(records, layout, slot, out, i)
             continue
@@ -291,7 +291,7 @@ def check_rows(shard: Shard, ids: I64, tables: I32, hints: I32, rows: I32) -> No
 
 
 @kernel()
-def mark_changed(shard: Shard, slots: Slots, rows: I32, found: I32, version: int) -> None:
+def mark_changed(shard: Shard, slots: Slots, rows: I32, row_slots: I32, version: int) -> None:
     """Before rows change in their slots: sets their version, and that the file does not have them."""
     for i in range(rows.shape[0]):
         if rows[i] >= 0:
@@ -299,21 +299,21 @@ def mark_changed(shard: Shard, slots: Slots, rows: I32, found: I32, version: int
             keep_row(shard, row)
             note_changed(shard, row)
             shard.meta[row, at.VERSION] = max(shard.meta[row, at.VERSION], np.int32(version))
-            slots.flags[found[i]] |= CHANGED
+            slots.flags[row_slots[i]] |= CHANGED
 
 
 @kernel()
-def alive(shard: Shard, slots: Slots, rows: I32, places: I64, found: U8) -> None:
+def alive(shard: Shard, slots: Slots, rows: I32, places: I64, flags: U8) -> None:
     """Writes whether the file's record at each place, int64[K], is still that of its row, int32[K]; not where it is -1."""
     for i in range(rows.shape[0]):
         row = np.int64(rows[i])
-        found[i] = 0
+        flags[i] = 0
         if row < 0:
             continue
         place = shard.keys[row, PLACE]
         if place < 0:
             place = slots.places[-1 - place]
-        found[i] = place == places[i] + 1
+        flags[i] = place == places[i] + 1
 
 
 @kernel()

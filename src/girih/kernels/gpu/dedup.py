@@ -75,8 +75,8 @@ def _claim(
             place + 1,
             sem="relaxed",
         )
-        found = seen + swapped  # one of the two is 0
-        holder = tl.where(found > 0, found - 1, place)
+        entry = seen + swapped  # one of the two is 0
+        holder = tl.where(entry > 0, entry - 1, place)
         other, at = find_slots(positions_of, holder, num_features, waiting)
         other_id = tl.load(ids + at, mask=waiting, other=0)
         other_table = tl.load(tables + other, mask=waiting, other=0)
@@ -223,7 +223,7 @@ def bag_scale(mode: tl.tensor, length: tl.tensor) -> Any:
 
 
 def describe_terms(
-    found: Unique,
+    unique_keys: Unique,
     positions_of: Tensor,
     offsets: Tensor,
     first_bags: Tensor,
@@ -241,8 +241,8 @@ def describe_terms(
     """
     place = offsets.device
     starts = torch.zeros(n + 1, dtype=torch.int32, device=place)
-    torch.cumsum(found.counts, 0, dtype=torch.int32, out=starts[1:])
-    order = torch.sort(found.numbers, stable=True).indices
+    torch.cumsum(unique_keys.counts, 0, dtype=torch.int32, out=starts[1:])
+    order = torch.sort(unique_keys.numbers, stable=True).indices
     features, examples, positions = (torch.empty(n, dtype=torch.int32, device=place) for _ in range(3))
     factors = torch.empty(n, dtype=torch.float32, device=place)
     launch(
@@ -268,7 +268,7 @@ def _find_sections(
     tl.store(sections + i, tl.where(known, place * num_tables + table, behind), mask=i < n)
 
 
-def route(found: Unique, num_places: int, num_tables: int) -> tuple[Tensor, Tensor]:
+def route(unique_keys: Unique, num_places: int, num_tables: int) -> tuple[Tensor, Tensor]:
     """Keys in the order of their owners, those of one table side by side, else as they were; waits for nothing.
 
     Args:
@@ -278,11 +278,11 @@ def route(found: Unique, num_places: int, num_tables: int) -> tuple[Tensor, Tens
         int64[n], the number of each key in that order; int64[P · T], how many keys there are up to those of each place and
         table, these included.
     """
-    n, there = len(found.keys), found.keys.device
+    n, there = len(unique_keys.keys), unique_keys.keys.device
     sections = torch.empty(n, dtype=torch.int32, device=there)
     launch(
-        _find_sections, n, block_of(256, n), found.keys, found.tables, found.num_keys, sections, n, num_places, num_tables
+        _find_sections, n, block_of(256, n), unique_keys.keys, unique_keys.tables, unique_keys.num_keys, sections, n, num_places, num_tables
     )  # fmt: skip
     ordered, order = torch.sort(sections, stable=True)
-    each = torch.arange(num_places * num_tables, dtype=torch.int32, device=there)
-    return order, torch.searchsorted(ordered, each, right=True)
+    all_sections = torch.arange(num_places * num_tables, dtype=torch.int32, device=there)
+    return order, torch.searchsorted(ordered, all_sections, right=True)

@@ -34,26 +34,26 @@ def _number(hyper: tl.tensor, place: tl.constexpr) -> Any:
 
 @triton.jit
 def updated(
-    row: tl.tensor, gradient: tl.tensor, own: tl.tensor, hyper: tl.tensor, dim: tl.tensor, column: tl.tensor, rows: tl.tensor, OPTIMIZER: tl.constexpr,
+    row: tl.tensor, gradient: tl.tensor, state_address: tl.tensor, hyper: tl.tensor, dim: tl.tensor, column: tl.tensor, rows: tl.tensor, OPTIMIZER: tl.constexpr,
     STATE_WIDTH: tl.constexpr, ALIGNED: tl.constexpr,
 ) -> Any:  # fmt: skip
     """Columns of rows after one step, float32[K, C]; their state is moved where it lies.
 
     Args:
         row, gradient: float32[K, C]; columns from ``dim`` on are 0 and stay unused.
-        own: int64[K], the address at which the state of each row begins. ALIGNED: as of :func:`girih.kernels.gpu.layout.columns_at`.
+        state_address: int64[K], the address at which the state of each row begins. ALIGNED: as of :func:`girih.kernels.gpu.layout.columns_at`.
         hyper: float64[8] of the segment: see each optimizer's ``hyper``.
         column: int32[1, C]; rows: bool[K, 1], which rows there are.
     """
     mask = rows & (column < dim)
     WIDE: tl.constexpr = ALIGNED and STATE_WIDTH > 1
-    state = columns_at(own, column, FLOAT32, WIDE)
+    state = columns_at(state_address, column, FLOAT32, WIDE)
     if OPTIMIZER == SGD:
         return _sgd(row, gradient, state, hyper, mask, STATE_WIDTH > 0)
     elif OPTIMIZER == ADAGRAD:
         return _adagrad(row, gradient, state, hyper, mask)
     elif OPTIMIZER == ROWWISE_ADAGRAD:
-        return _rowwise_adagrad(row, gradient, floats_at(own)[:, None], hyper, dim, rows, mask)
+        return _rowwise_adagrad(row, gradient, floats_at(state_address)[:, None], hyper, dim, rows, mask)
     elif OPTIMIZER == ADAM:
         return _adam(row, gradient, state, hyper, dim, mask)
     else:
@@ -92,7 +92,7 @@ def _adagrad(row: tl.tensor, gradient: tl.tensor, state: tl.tensor, hyper: tl.te
 def _rowwise_adagrad(
     row: tl.tensor,
     gradient: tl.tensor,
-    own: tl.tensor,
+    state_address: tl.tensor,
     hyper: tl.tensor,
     dim: tl.tensor,
     rows: tl.tensor,
@@ -102,9 +102,9 @@ def _rowwise_adagrad(
     g = _bounded(gradient + l2 * row)
     squares = tl.sum(tl.where(mask, g * g, 0.0), axis=1)[:, None]
     width = tl.zeros_like(squares) + dim
-    total = tl.load(own, mask=rows, other=0.0) + tl.div_rn(squares, width)
+    total = tl.load(state_address, mask=rows, other=0.0) + tl.div_rn(squares, width)
     tl.debug_barrier()  # several threads may have read a row's one word
-    tl.store(own, total, mask=rows)
+    tl.store(state_address, total, mask=rows)
     root = tl.sqrt_rn(total) + eps
     moves = root > 0
     rate = tl.where(moves, tl.div_rn(tl.zeros_like(root) + lr, tl.where(moves, root, 1.0)), 0.0)
@@ -151,12 +151,12 @@ def _ftrl(
 
 @triton.jit
 def begin_state(
-    row: tl.tensor, own: tl.tensor, hyper: tl.tensor, dim: tl.tensor, column: tl.tensor, rows: tl.tensor, OPTIMIZER: tl.constexpr,
+    row: tl.tensor, state_address: tl.tensor, hyper: tl.tensor, dim: tl.tensor, column: tl.tensor, rows: tl.tensor, OPTIMIZER: tl.constexpr,
     STATE_WIDTH: tl.constexpr,
 ) -> None:  # fmt: skip
     """Writes the state of new rows whose columns are ``row``, float32[K, C]; arguments as those of :func:`updated`."""
     start = tl.zeros_like(row) + _number(hyper, _FIRST_STATE)
-    state = own + column
+    state = state_address + column
     if OPTIMIZER == ROWWISE_ADAGRAD:
         tl.store(state, start, mask=rows & (column < 1))
     elif STATE_WIDTH > 0:

@@ -148,11 +148,11 @@ def _move(
 
 @kernel
 def assign_rows(
-    chunks: tl.tensor, rows: tl.tensor, num_keys: tl.tensor, given: tl.tensor, num_columns: tl.tensor, hyper: tl.tensor, step: tl.tensor,
+    chunks: tl.tensor, rows: tl.tensor, num_keys: tl.tensor, source: tl.tensor, num_columns: tl.tensor, hyper: tl.tensor, step: tl.tensor,
     first_column: tl.tensor, dim: tl.tensor, state_start: tl.tensor, OPTIMIZER: tl.constexpr, DTYPE: tl.constexpr,
     ALIGNED: tl.constexpr, CHUNK_BITS: tl.constexpr, STRIDE: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Sets one segment of rows to columns of ``given``, float32[U, W]; optimizer state stays, and is made to agree."""
+    """Sets one segment of rows to columns of ``source``, float32[U, W]; optimizer state stays, and is made to agree."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = i < tl.load(num_keys)
     row = tl.load(rows + i, mask=mask, other=NO_ROW)
@@ -161,7 +161,7 @@ def assign_rows(
     dim = whole_vectors(dim, DTYPE, ALIGNED)
     inside = mask[:, None] & (column < dim)
     place = i.to(tl.int64)[:, None] * num_columns + first_column + column
-    values = tl.load(given + place, mask=inside, other=0.0)
+    values = tl.load(source + place, mask=inside, other=0.0)
     address = record(chunks, row, mask, CHUNK_BITS, STRIDE)
     words = words_at(address)
     version = tl.load(words + VERSION, mask=mask, other=0)

@@ -21,7 +21,7 @@ from girih.kernels.cpu import pool as pool_kernels
 from girih.kernels.cpu.arrays import sealed
 from girih.kernels.cpu.update import Terms
 from girih.sparse.groups.pack import Group, GroupOutput
-from girih.sparse.groups.shards import FEW_IDS, GroupKeys, ShardKeys, UniqueRows, copied, each
+from girih.sparse.groups.shards import FEW_IDS, GroupKeys, ShardKeys, UniqueRows, copied, run_parts
 
 
 @dataclass(frozen=True)
@@ -124,8 +124,8 @@ class Stitching:
 
     def targets(self, tensors: Sequence[NDArray[np.float32]]) -> NDArray[np.int64]:
         """int64[O, 2], the addresses of the tensors of each pass; 0 where it has one alone."""
-        found = [[tensors[number].ctypes.data for number in numbers] for numbers in self.served]
-        return np.array([[*addresses, 0][:2] for addresses in found], np.int64)
+        addresses = [[tensors[number].ctypes.data for number in numbers] for numbers in self.served]
+        return np.array([[*of_pass, 0][:2] for of_pass in addresses], np.int64)
 
     def scratch(self) -> NDArray[np.int64]:
         """Memory for a thread: a number for each feature of a pass."""
@@ -234,13 +234,13 @@ class BagPooler:
                 stitching.scratch(), begin, end,
             )  # fmt: skip
 
-        each(self._pool, num_parts, fill_part, num_ids)
+        run_parts(self._pool, num_parts, fill_part, num_ids)
 
     def targets(self, outputs: Sequence[NDArray[np.float32]]) -> NDArray[np.int64]:
         """Addresses of the tensors, as the kernel takes them; see :class:`~girih.sparse.groups.bags.Stitching`."""
         return self._stitching.targets(outputs)
 
-    def terms(self, given: Gradients, keys: GroupKeys, batch: Batch) -> DirectTerms | None:
+    def terms(self, gradients: Gradients, keys: GroupKeys, batch: Batch) -> DirectTerms | None:
         """Gradients of outputs of which those of keys are summed while rows are moved, where that pays; else None.
 
         It does where sums would leave the caches before rows are moved by them, and where one pass serves all outputs. Sums of
@@ -248,8 +248,8 @@ class BagPooler:
         """
         if not self._one_pass or copied(keys.num_keys, self.group.spec.dim):
             return None
-        taking_part = list(self._taking_part(given))
-        if len(taking_part) > 1 or any(given[number] is None for number in self._passes[0]):
+        taking_part = list(self._taking_part(gradients))
+        if len(taking_part) > 1 or any(gradients[number] is None for number in self._passes[0]):
             return None
         ((_, gradient, tail),) = taking_part
         weight = 1.0 if batch.weights is None else float(np.abs(batch.weights).max(initial=0.0))
@@ -258,7 +258,7 @@ class BagPooler:
             first, last = (number * len(gradient) // self._num_parts for number in (part, part + 1))
             return int(gradient_kernels.largest(gradient[first:last], tail[first:last]))
 
-        bits = max(each(self._pool, self._num_parts, largest, len(keys.inverse)))
+        bits = max(run_parts(self._pool, self._num_parts, largest, len(keys.inverse)))
         most = float(np.uint32(bits).view(np.float32))
         if not most * weight * keys.num_ids < LARGEST_SUM:
             return None
@@ -272,17 +272,17 @@ class BagPooler:
             _weights_of(batch),
         )
         take, num_terms = self._buffers.take, int(part.counts.sum())
-        own = firsts[output.features]
-        scaled = len(weights) > 0 or bool(((own < 0) & (output.modes != pool_kernels.SUM)).any())
+        feature_firsts = firsts[output.features]
+        scaled = len(weights) > 0 or bool(((feature_firsts < 0) & (output.modes != pool_kernels.SUM)).any())
         starts, order = take(np.int32, len(part.keys) + 1), take(np.int32, num_terms)
         factors = take(np.float32, num_terms if scaled else 0)
         gradient_kernels.order_terms(
-            keys.inverse, sealed(batch.offsets), weights, batch.num_examples, output.features, own, output.modes,
+            keys.inverse, sealed(batch.offsets), weights, batch.num_examples, output.features, feature_firsts, output.modes,
             part.first, part.counts, starts, order, factors,
         )  # fmt: skip
         return Terms(starts, order, factors, tail)
 
-    def scatter(self, given: Gradients, keys: GroupKeys, batch: Batch) -> tuple[NDArray[np.float32], int]:
+    def scatter(self, gradients: Gradients, keys: GroupKeys, batch: Batch) -> tuple[NDArray[np.float32], int]:
         """Sums the gradients of each key.
 
         Returns:
@@ -290,7 +290,7 @@ class BagPooler:
         """
         firsts, offsets, weights = self._firsts(batch), sealed(batch.offsets), _weights_of(batch)
         totals = self._buffers.take(np.float32, keys.end, self.group.spec.dim)
-        taking_part = list(self._taking_part(given))
+        taking_part = list(self._taking_part(gradients))
 
         def scatter_part(number: int) -> int:
             part = self._parts[number]
@@ -314,20 +314,22 @@ class BagPooler:
                     )  # fmt: skip
             return max(gradient_kernels.first_nonfinite(first, last, totals) for first, last in ranges)
 
-        return totals, max(each(self._pool, len(self._parts), scatter_part, len(keys.inverse)))
+        return totals, max(run_parts(self._pool, len(self._parts), scatter_part, len(keys.inverse)))
 
     def _taking_part(
-        self, given: Gradients
+        self, gradients: Gradients
     ) -> Iterator[tuple[int, NDArray[np.float32], NDArray[np.float32]]]:
         """For each pass: an output, its gradient, and that of the output whose columns follow."""
         for numbers in self._passes:
-            found = [
-                (number, sealed(gradient)) for number in numbers if (gradient := given[number]) is not None
+            pairs = [
+                (number, sealed(gradient))
+                for number in numbers
+                if (gradient := gradients[number]) is not None
             ]
-            if len(found) == 2:
-                yield *found[0], found[1][1]
+            if len(pairs) == 2:
+                yield *pairs[0], pairs[1][1]
             else:
-                yield from ((number, gradient, sealed(NO_TAIL)) for number, gradient in found)
+                yield from ((number, gradient, sealed(NO_TAIL)) for number, gradient in pairs)
 
     def _firsts(self, batch: Batch) -> NDArray[np.int64]:
         """int64[·], by feature: its first id where each of its bags holds one, without a weight; else -1."""

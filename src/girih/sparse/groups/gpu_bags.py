@@ -143,7 +143,7 @@ class GpuKeys:
         """All tensors of this."""
         for part in (self.unique, self.terms, self.pieces):
             if part is not None:
-                yield from (each for each in vars(part).values() if isinstance(each, Tensor))
+                yield from (value for value in vars(part).values() if isinstance(value, Tensor))
         yield from (self.offsets, self.weights)
 
     def take_over(self, device: torch.device) -> None:
@@ -163,8 +163,8 @@ class GpuKeys:
     @cached_property
     def keys(self) -> Keys:
         """The keys, as a store takes them."""
-        found = self.unique
-        return Keys(found.keys, found.tables, found.counts, found.num_keys, self.of_tables)
+        unique = self.unique
+        return Keys(unique.keys, unique.tables, unique.counts, unique.num_keys, self.of_tables)
 
 
 class RowAddresses(NamedTuple):
@@ -202,16 +202,16 @@ class GpuBags:
         self._output_modes = [to_device(output.modes.astype(np.int32), device) for output in group.outputs]
         self._factors = [to_device(pool.short_factors(output.modes), device) for output in group.outputs]
 
-    def find(self, given: Batch | GpuBatch, *, train: bool, ready: torch.cuda.Event | None = None) -> GpuKeys:
+    def find(self, data: Batch | GpuBatch, *, train: bool, ready: torch.cuda.Event | None = None) -> GpuKeys:
         """The unique keys of a batch, and for training the ids of each; waits for nothing.
 
         Args:
             ready: recorded once all is done.
         """
         batch = (
-            given
-            if isinstance(given, GpuBatch)
-            else self._shared_copy.of(given, self.group.spec.name, self._copied)
+            data
+            if isinstance(data, GpuBatch)
+            else self._shared_copy.of(data, self.group.spec.name, self._copied)
         )
         take_over(batch.ready, (batch.ids, batch.offsets, batch.weights), self.device)
         size, features = batch.num_examples, self.group.features
@@ -220,16 +220,16 @@ class GpuBags:
         n = int(counts.sum())
         positions_of = to_device(places_and_positions(begins, counts), self.device)
         offsets, weights = batch.offsets, batch.weights
-        found = unique(batch.ids, positions_of, self._tables, n)
+        dedup = unique(batch.ids, positions_of, self._tables, n)
         terms = pieces = None
         if train:
             first_bags = self._features * size
-            terms = describe_terms(found, positions_of, offsets, first_bags, self._modes, weights, n, size)
-            pieces = Pieces(found.counts)
+            terms = describe_terms(dedup, positions_of, offsets, first_bags, self._modes, weights, n, size)
+            pieces = Pieces(dedup.counts)
         of_tables = np.zeros(len(self.group.spec.tables), np.int64)
         np.add.at(of_tables, self.group.tables, counts)
         longest = batch.longest[features]
-        return GpuKeys(found, of_tables, longest, terms, pieces, offsets, weights, ready)
+        return GpuKeys(dedup, of_tables, longest, terms, pieces, offsets, weights, ready)
 
     def _copied(self, batch: Batch) -> GpuBatch:
         """The ids of a batch, copied to the GPU without a wait."""
@@ -268,16 +268,16 @@ class GpuBags:
             self._fill(number, outputs[number], keys, rows, batch, examples)
 
     def weight_gradients(
-        self, keys: GpuKeys, values: Tensor, given: Sequence[Tensor | None], batch: Batch | GpuBatch
+        self, keys: GpuKeys, values: Tensor, gradients: Sequence[Tensor | None], batch: Batch | GpuBatch
     ) -> Tensor:
         """The gradients of the weights of ids, float32[N]; 0 for those in no bag that has a gradient.
 
         Args:
             values: float32[·, W], the columns of keys when bags were filled in.
-            given: the gradient of each output, float32[·, D], or None.
+            gradients: the gradient of each output, float32[·, D], or None.
         """
         out = torch.zeros(len(keys.unique.inverse), dtype=torch.float32, device=self.device)
-        for number, (output, gradient) in enumerate(zip(self.group.outputs, given, strict=True)):
+        for number, (output, gradient) in enumerate(zip(self.group.outputs, gradients, strict=True)):
             if output.whole or gradient is None:
                 continue
             dim, num_features = output.segment.dim, len(output.features)
@@ -285,31 +285,33 @@ class GpuBags:
             short = self._are_short(output, keys)
             poolings = (self._factors if short else self._output_modes)[number]
             bags = self._bags(number, batch.num_examples)
-            own = (values, keys.unique.inverse, keys.offsets, gradient.contiguous(), bags, poolings, out)
+            args = (values, keys.unique.inverse, keys.offsets, gradient.contiguous(), bags, poolings, out)
             width = (values.shape[1], output.first_column, dim)
             if short:
                 jit.launch(
-                    pool.weigh_short, num_bags, jit.rows_at_once(columns), *own, num_bags, num_features, *width,
+                    pool.weigh_short, num_bags, jit.rows_at_once(columns), *args, num_bags, num_features, *width,
                     COLUMNS=columns,
                 )  # fmt: skip
             else:
                 jit.launch(
-                    pool.weigh_long, num_bags, 1, *own, num_features, *width, COLUMNS=columns,
+                    pool.weigh_long, num_bags, 1, *args, num_features, *width, COLUMNS=columns,
                     AT_ONCE=min(128, jit.rows_at_once(columns)),
                 )  # fmt: skip
         return out
 
-    def sources(self, given: Sequence[Tensor | None], batch: Batch | GpuBatch) -> list[Sources]:
+    def sources(self, gradients: Sequence[Tensor | None], batch: Batch | GpuBatch) -> list[Sources]:
         """The addresses of the gradients of all outputs, by segment and feature.
 
         Args:
-            given: float32[·, D] of each output, contiguous, or None; they must last until they are read.
+            gradients: float32[·, D] of each output, contiguous, or None; they must last until they are read.
         """
         segments = self.group.spec.segments
-        described = np.stack([self._described(segment.name, given, batch) for segment in segments])
+        described = np.stack([self._describe_sources(segment.name, gradients, batch) for segment in segments])
         return [
-            Sources(there, pooled=bool(own[0].any()), whole=bool(own[2].any()), aligned=not (own % 16).any())
-            for own, there in zip(described, to_device(described, self.device), strict=True)
+            Sources(
+                copy, pooled=bool(rows[0].any()), whole=bool(rows[2].any()), aligned=not (rows % 16).any()
+            )
+            for rows, copy in zip(described, to_device(described, self.device), strict=True)
         ]
 
     def _fill(
@@ -349,7 +351,7 @@ class GpuBags:
         weights = keys.weights if keys.weights is not None else out  # unread where there are none
         shared["WEIGHTED"] = keys.weights is not None
         short = self._are_short(output, keys)
-        given = (
+        arguments = (
             rows.addresses,
             keys.unique.inverse,
             keys.offsets,
@@ -361,12 +363,12 @@ class GpuBags:
         )
         if short:
             jit.launch(
-                pool.pool_short, num_bags, jit.rows_at_once(columns), *given, num_bags, num_features,
+                pool.pool_short, num_bags, jit.rows_at_once(columns), *arguments, num_bags, num_features,
                 first_byte, dim, **shared,
             )  # fmt: skip
         else:
             jit.launch(
-                pool.pool_long, num_bags, 1, *given, num_features, first_byte, dim,
+                pool.pool_long, num_bags, 1, *arguments, num_features, first_byte, dim,
                 AT_ONCE=min(128, jit.rows_at_once(columns)), **shared,
             )  # fmt: skip
 
@@ -376,20 +378,20 @@ class GpuBags:
 
     def _bags(self, number: int, num_examples: int) -> Tensor:
         """int32[P]: where the bounds of each feature of an output begin."""
-        found = self._first_bags.get((number, num_examples))
-        if found is None:
+        first_bags = self._first_bags.get((number, num_examples))
+        if first_bags is None:
             if len(self._first_bags) >= _BATCH_SIZES * len(self.group.outputs):
                 self._first_bags.clear()
             firsts = (self.group.outputs[number].features * num_examples).astype(np.int32)
-            found = self._first_bags[number, num_examples] = to_device(firsts, self.device)
-        return found
+            first_bags = self._first_bags[number, num_examples] = to_device(firsts, self.device)
+        return first_bags
 
-    def _described(
-        self, segment: str, given: Sequence[Tensor | None], batch: Batch | GpuBatch
+    def _describe_sources(
+        self, segment: str, gradients: Sequence[Tensor | None], batch: Batch | GpuBatch
     ) -> NDArray[np.int64]:
         """int64[4, F]: see :class:`girih.kernels.gpu.gradients.Sources`."""
         described = np.zeros((4, len(self.group.features)), np.int64)
-        for output, gradient in zip(self.group.outputs, given, strict=True):
+        for output, gradient in zip(self.group.outputs, gradients, strict=True):
             if output.segment.name != segment or gradient is None:
                 continue
             row, start = 4 * output.segment.dim, gradient.data_ptr()

@@ -92,16 +92,16 @@ class GpuGroup:
         with self._side() as ready:
             return self._bags.find(batch, train=True, ready=ready)
 
-    def fetch(self, found: GpuKeys) -> None:
+    def fetch(self, keys: GpuKeys) -> None:
         """Brings in rows from tiers below, beside whatever the GPU does; waits for their keys."""
         with self._side():
-            self._state.begin_read(found.keys)
+            self._state.begin_read(keys.keys)
 
     def lookup(
-        self, batch: Batch | GpuBatch, step: int, *, train: bool, found: GpuKeys | None = None
+        self, batch: Batch | GpuBatch, step: int, *, train: bool, keys: GpuKeys | None = None
     ) -> tuple[GpuRead, Fill]:
         """See :class:`~girih.sparse.groups.group.EmbeddingGroup`."""
-        keys = self._bags.find(batch, train=train) if found is None else found
+        keys = self._bags.find(batch, train=train) if keys is None else keys
         keys.take_over(self._bags.device)
         read, addresses = self._looked_up(keys, batch, step, train=train)
 
@@ -118,25 +118,25 @@ class GpuGroup:
         return read, self._state.kernels.columns(keys.keys, addresses)
 
     def weight_gradients(
-        self, read: GpuRead, values: Tensor, given: Sequence[Tensor | None], batch: Batch | GpuBatch
+        self, read: GpuRead, values: Tensor, gradients: Sequence[Tensor | None], batch: Batch | GpuBatch
     ) -> Tensor:
         """The gradients of the weights of ids, float32[N], by those of outputs; done without a wait."""
-        return self._bags.weight_gradients(read.keys, values, given, batch)
+        return self._bags.weight_gradients(read.keys, values, gradients, batch)
 
     def gradients(
-        self, read: GpuRead, given: Sequence[Tensor | None], batch: Batch | GpuBatch
+        self, read: GpuRead, gradients: Sequence[Tensor | None], batch: Batch | GpuBatch
     ) -> GpuGradients | None:
         """See :class:`~girih.sparse.groups.group.EmbeddingGroup`; done without a wait."""
-        if all(gradient is None for gradient in given):
+        if all(gradient is None for gradient in gradients):
             return None
         terms, pieces = read.keys.of_training()
-        there = [None if gradient is None else gradient.contiguous() for gradient in given]
-        lent = [gradient for gradient in there if gradient is not None]
-        given_sums = read.keys.keys, terms, pieces, self._bags.sources(there, batch)
+        contiguous = [None if gradient is None else gradient.contiguous() for gradient in gradients]
+        lent = [gradient for gradient in contiguous if gradient is not None]
+        sum_inputs = read.keys.keys, terms, pieces, self._bags.sources(contiguous, batch)
         kernels, numbers = self._state.kernels, sum(gradient.numel() for gradient in lent)
         if read.keys.weights is None and _FEW * numbers <= len(read.keys.keys) * kernels.segments.num_columns:
-            return GpuGradients(*kernels.direct_sums(*given_sums, lent))
-        return GpuGradients(*kernels.sums(*given_sums))
+            return GpuGradients(*kernels.direct_sums(*sum_inputs, lent))
+        return GpuGradients(*kernels.sums(*sum_inputs))
 
     def apply(self, read: GpuRead, gradients: GpuGradients, step: int, lr_scale: float) -> None:
         """See :class:`~girih.sparse.groups.group.EmbeddingGroup`."""

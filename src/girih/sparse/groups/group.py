@@ -84,28 +84,28 @@ class EmbeddingGroup(Protocol):
         """The unique keys of a batch, which depend on its ids alone, as the group's other verbs take them."""
         ...
 
-    def fetch(self, found: Any) -> None:
-        """Begins to read what the next lookup will want of tiers below memory; changes no result."""
+    def fetch(self, keys: Any) -> None:
+        """Begins to read the rows of the next lookup from tiers below memory; changes no result."""
         ...
 
     def lookup(
-        self, batch: Batch, step: int, *, train: bool, found: Any | None = None
+        self, batch: Batch, step: int, *, train: bool, keys: Any | None = None
     ) -> tuple[ReadRows, Fill]:
         """Reads the rows of a batch; ``train`` gives new keys rows and marks rows as used.
 
         Args:
-            found: what :meth:`find` found; None finds it now.
+            keys: the result of :meth:`find`; None calls it now.
 
         Returns:
             The rows, of which no output is filled in, and what does that; all of it before another verb.
         """
         ...
 
-    def gradients(self, read: Any, given: Sequence[Any], batch: Batch) -> SummedGradients | None:
+    def gradients(self, read: Any, gradients: Sequence[Any], batch: Batch) -> SummedGradients | None:
         """The gradient of each unique key; None where no output took part in the loss.
 
         Args:
-            given: the gradient of each output, float32[·, D] on this group's device, or None.
+            gradients: the gradient of each output, float32[·, D] on this group's device, or None.
         """
         ...
 
@@ -135,15 +135,15 @@ class CpuGroup:
         """See :class:`EmbeddingGroup`."""
         return self._keys.find(ids_of(batch, self.group))
 
-    def fetch(self, found: GroupKeys) -> None:
+    def fetch(self, keys: GroupKeys) -> None:
         """See :class:`EmbeddingGroup`."""
-        self._keys.fetch(found)
+        self._keys.fetch(keys)
 
     def lookup(
-        self, batch: Batch, step: int, *, train: bool, found: GroupKeys | None = None
+        self, batch: Batch, step: int, *, train: bool, keys: GroupKeys | None = None
     ) -> tuple[GroupRead, Fill]:
         """See :class:`EmbeddingGroup`."""
-        keys, rows = self._keys.lookup(ids_of(batch, self.group), step, train=train, found=found)
+        keys, rows = self._keys.lookup(ids_of(batch, self.group), step, train=train, keys=keys)
         pooling = self._bags.pooling(rows, keys, batch)
         return GroupRead(pooling.outputs, keys), pooling.fill
 
@@ -154,15 +154,15 @@ class CpuGroup:
         return read
 
     def gradients(
-        self, read: GroupRead, given: Sequence[NDArray[np.float32] | None], batch: Batch
+        self, read: GroupRead, gradients: Sequence[NDArray[np.float32] | None], batch: Batch
     ) -> GroupGradients | None:
         """See :class:`EmbeddingGroup`."""
-        if all(gradient is None for gradient in given):
+        if all(gradient is None for gradient in gradients):
             return None
-        direct = self._bags.terms(given, read.keys, batch)
+        direct = self._bags.terms(gradients, read.keys, batch)
         if direct is not None:
             return GroupGradients(direct.gradient, -1, direct.terms_of)
-        return GroupGradients(*self._bags.scatter(given, read.keys, batch))
+        return GroupGradients(*self._bags.scatter(gradients, read.keys, batch))
 
     def apply(self, read: GroupRead, gradients: GroupGradients, step: int, lr_scale: float) -> None:
         """See :class:`EmbeddingGroup`."""
@@ -182,7 +182,7 @@ def ids_of(batch: Batch, group: Group) -> Ids:
 def apply_all(
     groups: Sequence[EmbeddingGroup],
     reads: Sequence[ReadRows],
-    given: Sequence[Sequence[Any]],
+    gradients: Sequence[Sequence[Any]],
     batch: Batch,
     step: int,
     lr_scale: float,
@@ -197,16 +197,16 @@ def apply_all(
         NonFiniteError: a gradient is NaN or infinite; no row was moved.
     """
     updates = []
-    for group, read, own in zip(groups, reads, given, strict=True):
-        found = group.gradients(read, own, batch)
-        if found is None:
+    for group, read, group_gradients in zip(groups, reads, gradients, strict=True):
+        summed = group.gradients(read, group_gradients, batch)
+        if summed is None:
             continue
-        if found.nonfinite_key >= 0:
-            name = feature_of(group.group, group.inverse(read), found.nonfinite_key, batch)
+        if summed.nonfinite_key >= 0:
+            name = feature_of(group.group, group.inverse(read), summed.nonfinite_key, batch)
             raise NonFiniteError(f"the gradient of {describe(name)} is NaN or infinite")
-        updates.append((group, read, found))
-    for group, read, found in updates:
-        group.apply(read, found, step, lr_scale)
+        updates.append((group, read, summed))
+    for group, read, summed in updates:
+        group.apply(read, summed, step, lr_scale)
 
 
 def feature_of(group: Group, inverse: NDArray[np.int32], key: int, batch: Sized) -> str:

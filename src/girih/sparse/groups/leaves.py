@@ -39,8 +39,8 @@ class Leaves:
     ) -> None:
         self._outputs = [output for group in groups for output in group.outputs]
         self._arrays = arrays
-        rest = iter(bounds)
-        self._bounds = [next(rest) if output.whole else None for output in self._outputs]
+        remaining_bounds = iter(bounds)
+        self._bounds = [next(remaining_bounds) if output.whole else None for output in self._outputs]
         self._train = train
         self._leaves: list[list[tuple[slice, Tensor]]] = [[] for _ in arrays]
 
@@ -52,14 +52,14 @@ class Leaves:
         ):
             rows = examples or slice(None)
             if bounds is not None:
-                own = bounds if examples is None else bounds[examples.start : examples.stop + 1]
-                rows = slice(int(own[0] - bounds[0]), int(own[-1] - bounds[0]))
+                cut = bounds if examples is None else bounds[examples.start : examples.stop + 1]
+                rows = slice(int(cut[0] - bounds[0]), int(cut[-1] - bounds[0]))
             own_rows = array[rows]
             leaf = own_rows if isinstance(own_rows, Tensor) else torch.from_numpy(own_rows)
             leaf.requires_grad_(self._train)
             leaves.append((rows, leaf))
             if bounds is not None:
-                sequences[output.names[0]] = Jagged(leaf, torch.from_numpy(own).long() - int(own[0]))
+                sequences[output.names[0]] = Jagged(leaf, torch.from_numpy(cut).long() - int(cut[0]))
             elif output.segment.name == EMBEDDING:
                 blocks.append(Block(output.names, leaf))
             else:
@@ -72,22 +72,22 @@ class Leaves:
 
     def largest(self, gradients: Sequence[Tensor | None]) -> Tensor:
         """float32[·] on their device: the largest absolute value of each of these gradients, NaN where it has one; waits for nothing."""
-        given = [gradient for _, gradient in self._given(gradients)]
-        if not given:
+        present = [gradient for _, gradient in self._with_gradients(gradients)]
+        if not present:
             return torch.empty(0, device=torch.as_tensor(self._arrays[0]).device if self._arrays else None)
-        return torch.stack(torch._foreach_norm(given, math.inf))
+        return torch.stack(torch._foreach_norm(present, math.inf))
 
     def nonfinite_feature(self, gradients: Sequence[Tensor | None], largest: Sequence[float]) -> str | None:
         """A feature whose gradient is NaN or infinite, or None; ``largest`` are what the method of that name found."""
-        for (output, gradient), value in zip(self._given(gradients), largest, strict=True):
+        for (output, gradient), value in zip(self._with_gradients(gradients), largest, strict=True):
             if not math.isfinite(value):
                 by_feature = gradient.view(-1, 1 if output.whole else len(output.names), gradient.shape[-1])
                 bad = ~torch.isfinite(by_feature).all(dim=2).all(dim=0)
                 return output.names[int(bad.nonzero()[0])]
         return None
 
-    def _given(self, gradients: Sequence[Tensor | None]) -> list[tuple[GroupOutput, Tensor]]:
-        """The outputs with gradients of any number."""
+    def _with_gradients(self, gradients: Sequence[Tensor | None]) -> list[tuple[GroupOutput, Tensor]]:
+        """The outputs whose gradients hold any number."""
         pairs = zip(self._outputs, gradients, strict=True)
         return [(output, gradient) for output, gradient in pairs if gradient is not None and gradient.numel()]
 
@@ -96,14 +96,14 @@ def _summed(
     like: NDArray[np.float32] | Tensor, leaves: list[tuple[slice, Tensor]]
 ) -> NDArray[np.float32] | Tensor | None:
     """The gradients of leaves that are rows of one array."""
-    given = [(rows, leaf.grad) for rows, leaf in leaves if leaf.grad is not None]
-    if not given:
+    present = [(rows, leaf.grad) for rows, leaf in leaves if leaf.grad is not None]
+    if not present:
         return None
-    if len(given) == 1 and given[0][1].shape == like.shape:
-        whole = given[0][1].contiguous()
+    if len(present) == 1 and present[0][1].shape == like.shape:
+        whole = present[0][1].contiguous()
     else:
         whole = torch.zeros_like(torch.as_tensor(like))
-        for rows, gradient in given:
+        for rows, gradient in present:
             whole[rows] += gradient
     whole = whole.reshape(-1, whole.shape[-1])
     return whole if isinstance(like, Tensor) else whole.numpy()

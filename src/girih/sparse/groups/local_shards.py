@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from girih.checkpoint.manifest import Parts, part_name, parts_for
+from girih.checkpoint.manifest import PartFacts, Parts, part_name, parts_for
 from girih.checkpoint.parts import PartReader
 from girih.checkpoint.storage import Storage
 from girih.publishing.shards import SegmentRows, begin_rows, know_changes
@@ -33,10 +32,10 @@ class ShardsSave:
 
     def __init__(self, writer: Storage, files: Iterable[tuple[str, Store]]) -> None:
         self._writer = writer
-        self._parts: list[tuple[str, dict[str, Any], LiveSnapshot]] = []
+        self._parts: list[tuple[str, PartFacts, LiveSnapshot]] = []
         try:
             for name, store in files:
-                covers = {
+                covers: PartFacts = {
                     "group": store.spec.name,
                     "tables": _rows_of(store),
                     "shard": store.shard,
@@ -49,7 +48,7 @@ class ShardsSave:
 
     def write(self) -> Parts:
         """Writes every shard's part; each shard is free again as soon as its own is written."""
-        parts = {}
+        parts: dict[str, PartFacts] = {}
         for name, covers, snapshot in self._parts:
             with snapshot, self._writer.create(name) as sink:
                 facts = write_rows(snapshot, sink, f"{self._writer}/{name}")
@@ -127,12 +126,12 @@ class LocalShards:
             rows.update(_rows_of(store))
         return dict(rows)
 
-    def live(self) -> dict[str, Any]:
+    def live(self) -> dict[str, dict[str, int]]:
         """Counters and rows for :meth:`girih.telemetry.stats.Stats.watch`; empty where rows are on a GPU, which to ask takes it time."""
         return {} if self._on_gpu else {"store": self.counters(), "rows": self.rows()}
 
-    def found(self) -> str:
-        """A line on the state in which attached memory was found; "" where no verb was cut short."""
+    def repair_summary(self) -> str:
+        """A line on the repairs of attached memory; "" if no verb was cut short."""
         repaired = [(store.spec, store.repaired) for _, store in self.files() if store.repaired is not None]
         if not repaired:
             return ""
@@ -178,7 +177,7 @@ class LocalShards:
         Raises:
             CheckpointError: a part is damaged, its rows do not fit, or all of a table's would expire; no row was replaced.
         """
-        found: list[tuple[Store, list[SnapshotFile], set[str]]] = []
+        opened_files: list[tuple[Store, list[SnapshotFile], set[str]]] = []
         all_tables = {table.name for group in self.groups for table in group.spec.tables}
         for group, stores in zip(self.groups, self.stores, strict=True):
             tables = [table.name for table in group.spec.tables]
@@ -189,14 +188,14 @@ class LocalShards:
                 names = parts_for(reader.parts, tables, store.shard, store.num_shards)
                 for name in names:
                     opened[name] = opened.get(name) or reader.open(name)
-                found.append((store, [opened[name] for name in names], elsewhere))
+                opened_files.append((store, [opened[name] for name in names], elsewhere))
                 if reader.begins:
-                    for file in found[-1][1]:
+                    for file in opened_files[-1][1]:
                         file.verify()
                     continue
-                store.check(found[-1][1], optimizer_state=reader.optimizer_state, elsewhere=elsewhere)
+                store.check(opened_files[-1][1], optimizer_state=reader.optimizer_state, elsewhere=elsewhere)
         refuse_expired(reader.newest, (table for group in self.groups for table in group.spec.tables))
-        for store, files, elsewhere in found:
+        for store, files, elsewhere in opened_files:
             if reader.begins:
                 store.inherit(files)
                 continue
@@ -220,10 +219,10 @@ class LocalShards:
         values = np.empty((len(unique), group.spec.dim), np.float32)
         shards = shard_of(unique, tables, stores[0].num_shards)
         for store in stores:
-            own = np.flatnonzero(shards == store.shard)
-            out = np.empty((len(own), group.spec.dim), np.float32)
-            store.peek(unique[own], tables[own], out)
-            values[own] = out
+            positions = np.flatnonzero(shards == store.shard)
+            out = np.empty((len(positions), group.spec.dim), np.float32)
+            store.peek(unique[positions], tables[positions], out)
+            values[positions] = out
         return values[inverse]
 
     def close(self) -> None:

@@ -144,8 +144,8 @@ def pack(
         if wanted & {EMBEDDING, SEQUENCE}:
             segments.append(Segment(EMBEDDING, table.dim or 0, table.optimizer or optimizer))
         if FIRST_ORDER in wanted:
-            own = table.optimizer or first_order_optimizer or optimizer
-            segments.append(Segment(FIRST_ORDER, 1, own))
+            table_optimizer = table.optimizer or first_order_optimizer or optimizer
+            segments.append(Segment(FIRST_ORDER, 1, table_optimizer))
         if segments:
             layouts[table.name] = tuple(segments), table.dtype
     if partition is None:
@@ -175,13 +175,13 @@ def _by_layout(layouts: Mapping[str, _Layout]) -> dict[str, list[str]]:
     packed: defaultdict[_Layout, list[str]] = defaultdict(list)
     for table, layout in layouts.items():
         packed[layout].append(table)
-    found, names = {}, Counter[str]()
+    members, names = {}, Counter[str]()
     for (segments, dtype), tables in packed.items():
         name = "_".join(f"{s.name}-{s.dim}-{s.optimizer.name}" for s in segments)
         name += "" if dtype == "float32" else f"_{dtype}"
         names[name] += 1
-        found[name if names[name] == 1 else f"{name}-{names[name]}"] = tables
-    return found
+        members[name if names[name] == 1 else f"{name}-{names[name]}"] = tables
+    return members
 
 
 def _check_partition(partition: Mapping[str, Seq[str]], layouts: Mapping[str, _Layout]) -> None:

@@ -24,6 +24,7 @@ from girih.kernels.cpu import routing
 from girih.kernels.cpu.arrays import sealed
 from girih.kernels.cpu.update import Terms
 from girih.store import Push, Store
+from girih.store.state import GradientTerms
 
 T = TypeVar("T")
 NO_AMOUNTS = np.empty(0, np.int32)
@@ -91,18 +92,18 @@ class UniqueRows:
 
     @classmethod
     def received(
-        cls, arrays: Sequence[NDArray[Any]], sizes: Sequence[int], width: int, whose: str = "rows"
+        cls, arrays: Sequence[NDArray[Any]], sizes: Sequence[int], width: int, label: str = "rows"
     ) -> UniqueRows:
         """Rows that came over a wire, float32[size, W] from each sender, one after the other.
 
         Raises:
             WireError: an array is something else.
         """
-        checked = [as_rows(array, size, width, whose) for array, size in zip(arrays, sizes, strict=True)]
+        checked = [as_rows(array, size, width, label) for array, size in zip(arrays, sizes, strict=True)]
         return cls(np.concatenate([addresses_in(array) for array in checked]), checked)
 
 
-def as_rows(array: NDArray[Any], size: int, width: int, whose: str) -> NDArray[np.float32]:
+def as_rows(array: NDArray[Any], size: int, width: int, label: str) -> NDArray[np.float32]:
     """An array that came over a wire, as kernels take it, which follow addresses and check nothing.
 
     Raises:
@@ -111,7 +112,7 @@ def as_rows(array: NDArray[Any], size: int, width: int, whose: str) -> NDArray[n
     whole = bool(array.flags.c_contiguous)
     if array.dtype != np.float32 or array.shape != (size, width) or not whole:
         raise WireError(
-            f"{whose}: {array.dtype}{list(array.shape)}{'' if whole else ' in pieces'}; expected float32[{size}, {width}]"
+            f"{label}: {array.dtype}{list(array.shape)}{'' if whole else ' in pieces'}; expected float32[{size}, {width}]"
             " in one piece; do all processes train the same model?"
         )
     return array
@@ -120,11 +121,11 @@ def as_rows(array: NDArray[Any], size: int, width: int, whose: str) -> NDArray[n
 def addresses_in(array: NDArray[np.float32], out: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
     """The address of each row of a C-contiguous array, int64[·]; written to ``out`` where it is given."""
     size, width = array.shape
-    found: NDArray[np.int64] = np.multiply(
+    addresses: NDArray[np.int64] = np.multiply(
         _numbers(size.bit_length())[:size], array.itemsize * width, out=out
     )
-    found += array.ctypes.data
-    return found
+    addresses += array.ctypes.data
+    return addresses
 
 
 @lru_cache(maxsize=32)
@@ -163,7 +164,7 @@ class Dedup:
         self._buffers = buffers
         self._slots: NDArray[np.int32] = np.zeros(kernels.LEAST_SLOTS, np.int32)
         self._hashes: NDArray[np.uint64] = np.empty(0, np.uint64)
-        self._own: NDArray[np.int32] = np.empty(0, np.int32)
+        self._positions: NDArray[np.int32] = np.empty(0, np.int32)
         self._ends = np.empty(kernels.NUM_PARTS, np.int64)
         self._base = 1
 
@@ -189,7 +190,7 @@ class Dedup:
         ends = np.empty(len(of.features), np.int64)
         num_keys = kernels.dedup(
             sealed(of.ids), sealed(of.offsets), of.num_examples, of.features, of.tables, shard, num_shards,
-            self._slots, self._base, self._hashes, first, self._own, self._ends,
+            self._slots, self._base, self._hashes, first, self._positions, self._ends,
             sealed(NO_AMOUNTS if amounts is None else amounts), inverse, keys, tables, counts, ends,
         )  # fmt: skip
         self._base += num_keys
@@ -214,11 +215,11 @@ class Dedup:
         num_ids, of_table = of.sizes
         self._make_room(num_ids, of_table)
         take = self._buffers.take
-        found, keys = take(np.int64, num_ids), take(np.int64, num_ids)
-        found_tables, found_counts, places, numbers, counts = (take(np.int32, num_ids) for _ in range(5))
+        raw, keys = take(np.int64, num_ids), take(np.int64, num_ids)
+        raw_tables, raw_counts, places, numbers, counts = (take(np.int32, num_ids) for _ in range(5))
         num_keys = routing.unique_and_partition(
             sealed(of.ids), sealed(of.offsets), of.num_examples, of.features, of.tables, num_shards, shards_each,
-            self._slots, self._base, self._hashes, self._own, self._ends, found, found_tables, found_counts,
+            self._slots, self._base, self._hashes, self._positions, self._ends, raw, raw_tables, raw_counts,
             np.empty(len(of.features), np.int64), places, numbers, behind, ends, inverse, keys, counts,
         )  # fmt: skip
         self._base += num_keys
@@ -228,7 +229,7 @@ class Dedup:
         parted = ids_of_table > kernels.MOST_TOGETHER
         if len(self._hashes) < ids_of_table * (1 + parted):
             self._hashes = np.empty(ids_of_table * (1 + parted), np.uint64)
-            self._own = np.empty(ids_of_table * (1 + parted), np.int32)
+            self._positions = np.empty(ids_of_table * (1 + parted), np.int32)
         num_slots = kernels.SLOTS_PER_ID * ids_of_table  # all of a table's ids may be of one part
         if len(self._slots) < num_slots:
             self._slots = np.zeros(1 << (num_slots - 1).bit_length(), np.int32)
@@ -264,7 +265,7 @@ class Shards:
         *,
         train: bool,
         counts: NDArray[np.int32] | None = None,
-        found: GroupKeys | None = None,
+        keys: GroupKeys | None = None,
     ) -> tuple[GroupKeys, UniqueRows]:
         """Reads the rows of the keys that belong here; ``train`` gives new keys rows and marks rows as used.
 
@@ -272,7 +273,7 @@ class Shards:
 
         Args:
             counts: int32[N], how often each id stands for itself; None is once.
-            found: what :meth:`find` found, read once at most; None finds it now.
+            keys: the result of :meth:`find`, read at most once; None calls it now.
 
         Returns:
             The keys, and their rows.
@@ -281,43 +282,43 @@ class Shards:
             ConfigError: so many ids in so many shards that 32 bits do not number their keys.
         """
         num_ids = of.sizes[0]
-        inverse = self._inverse(of, marked=counts is not None) if found is None else found.inverse
+        inverse = self._inverse(of, marked=counts is not None) if keys is None else keys.inverse
         values = self._buffers.take(np.float32, len(self.stores) * num_ids, self.dim)
         addresses = self._buffers.take(np.int64, len(self.stores) * num_ids)
 
         def read_shard(s: int) -> ShardKeys:
             store = self.stores[s]
-            mine = self._unique(of, inverse, s, counts) if found is None else found.shards[s]
-            own = slice(mine.first, mine.first + len(mine.keys))
-            out = values[own]
-            where: NDArray[np.int64] | None = addresses[own]
+            mine = self._unique(of, inverse, s, counts) if keys is None else keys.shards[s]
+            part = slice(mine.first, mine.first + len(mine.keys))
+            out = values[part]
+            row_addresses: NDArray[np.int64] | None = addresses[part]
             if copied(len(self.stores) * len(mine.keys), self.dim):
-                where = None
-                addresses_in(out, addresses[own])
+                row_addresses = None
+                addresses_in(out, addresses[part])
             if train:
-                mine.rows = store.lookup(mine.keys, mine.tables, mine.counts, step, out, where)
+                mine.rows = store.lookup(mine.keys, mine.tables, mine.counts, step, out, row_addresses)
             else:
-                mine.rows = store.peek(mine.keys, mine.tables, out, where)
+                mine.rows = store.peek(mine.keys, mine.tables, out, row_addresses)
             return mine
 
-        keys = GroupKeys(each(self.pool, len(self.stores), read_shard, num_ids), inverse, num_ids)
-        return keys, UniqueRows(addresses, (values,))
+        read_keys = GroupKeys(run_parts(self.pool, len(self.stores), read_shard, num_ids), inverse, num_ids)
+        return read_keys, UniqueRows(addresses, (values,))
 
     def find(self, of: Ids, *, counts: NDArray[np.int32] | None = None) -> GroupKeys:
         """The unique keys that belong here; no row is read, and none is known. Args, and errors, as of :meth:`lookup`."""
         inverse = self._inverse(of, marked=counts is not None)
         find_shard = partial(self._unique, of, inverse, counts=counts)
         num_ids = of.sizes[0]
-        return GroupKeys(each(self.pool, len(self.stores), find_shard, num_ids), inverse, num_ids)
+        return GroupKeys(run_parts(self.pool, len(self.stores), find_shard, num_ids), inverse, num_ids)
 
-    def fetch(self, found: GroupKeys) -> None:
-        """Has tiers below memory begin to read the rows that the next lookup will want; changes no result."""
-        for store, mine in zip(self.stores, found.shards, strict=True):
+    def fetch(self, keys: GroupKeys) -> None:
+        """Begins to read the rows of the next lookup from tiers below memory; changes no result."""
+        for store, mine in zip(self.stores, keys.shards, strict=True):
             store.fetch(mine.keys, mine.tables)
 
     def apply(
         self,
-        found: GroupKeys,
+        keys: GroupKeys,
         gradients: NDArray[np.float32],
         step: int,
         lr_scale: float,
@@ -332,15 +333,16 @@ class Shards:
         """
 
         def apply_shard(s: int) -> int:
-            part = found.shards[s]
-            terms = None if terms_of is None else terms_of(part)
-            own = gradients if terms is not None else gradients[part.first : part.first + len(part.keys)]
+            part = keys.shards[s]
+            grads: NDArray[np.float32] | GradientTerms = gradients[part.first : part.first + len(part.keys)]
+            if terms_of is not None:
+                grads = GradientTerms(gradients, terms_of(part))
             return self.stores[s].apply_gradients(
-                part.keys, part.tables, part.rows, own, step, lr_scale, terms, push
+                part.keys, part.tables, part.rows, grads, step, lr_scale, push
             )
 
-        num_ids = found.num_keys if terms_of is None else len(found.inverse)
-        return sum(each(self.pool, len(found.shards), apply_shard, num_ids))
+        num_ids = keys.num_keys if terms_of is None else len(keys.inverse)
+        return sum(run_parts(self.pool, len(keys.shards), apply_shard, num_ids))
 
     def _inverse(self, of: Ids, *, marked: bool = False) -> NDArray[np.int32]:
         """Memory for the number of each id's key; ``marked`` fills it with -1."""
@@ -367,8 +369,10 @@ def copied(num_keys: int, dim: int) -> bool:
     return 4 * num_keys * dim * min(1, dim / WIDE) <= COPIED_BYTES
 
 
-def each(pool: ThreadPoolExecutor | None, num_parts: int, work: Callable[[int], T], num_ids: int) -> list[T]:
-    """Does the parts side by side, the first one here; those of a small batch, or without a pool, in turn."""
+def run_parts(
+    pool: ThreadPoolExecutor | None, num_parts: int, work: Callable[[int], T], num_ids: int
+) -> list[T]:
+    """Runs the parts in parallel, the first one in this thread; without a pool, or for a small batch, in turn."""
     if pool is None or num_ids < FEW_IDS:
         return [work(part) for part in range(num_parts)]
     others = [pool.submit(work, part) for part in range(1, num_parts)]

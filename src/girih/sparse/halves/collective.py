@@ -67,14 +67,16 @@ class CollectiveSparse(ShardedHalf[list[GroupExchange], GroupExchange]):
         excluded: Sequence[str] = (),
     ) -> None:
         groups = spec.groups()
-        self._convoys = _in_convoys([group.spec.name for group in groups], interleaving, excluded)
+        self._interleaving_sets = _numbered_sets(
+            [group.spec.name for group in groups], interleaving, excluded
+        )
         shards = LocalShards(groups, spec.resolved_store(), place=ranks.rank, num_places=ranks.size)
         super().__init__(groups, shards, micro_batches=micro_batches, ahead=ahead)
         self.ranks = ranks
-        several = micro_batches > 1 or len(self._convoys) > 1
+        several = micro_batches > 1 or len(self._interleaving_sets) > 1
         # gloo is not for two threads: what is exchanged beside a backward pass has connections of its own
-        apart = ranks.size > 1 and (several or ahead)
-        self._part = ranks.split(range(ranks.size)) if apart else None
+        threaded = ranks.size > 1 and (several or ahead)
+        self._part = ranks.split(range(ranks.size)) if threaded else None
         between = self._part or ranks
         grouped = 1 < len(set(hosts)) < len(hosts)
         self.exchange: Exchange = BetweenHosts(between, hosts) if grouped else DirectExchange(between)
@@ -90,7 +92,7 @@ class CollectiveSparse(ShardedHalf[list[GroupExchange], GroupExchange]):
             num_tables=[len(group.spec.tables) for group in groups],
             rows=RowCodec(float16_embeddings),
             gradients=RowCodec(float16_gradients),
-            apart=several and ranks.size > 1,
+            threaded=several and ranks.size > 1,
         )
 
     def find(self, batch: Batch, parts: Sequence[slice], *, train: bool) -> list[GroupExchange]:
@@ -99,51 +101,51 @@ class CollectiveSparse(ShardedHalf[list[GroupExchange], GroupExchange]):
             return []
         asked = [router.ask(batch, parts) for router in self._routers]
         route, received = self._messages.send_keys(asked, len(parts), train=train)
-        found = []
-        for group, (reader, own, requests) in enumerate(zip(self._readers, asked, received, strict=True)):
+        exchanges = []
+        for group, (reader, routed, requests) in enumerate(zip(self._readers, asked, received, strict=True)):
             lengths, keys, counts = zip(*requests, strict=True)
-            of_ranks = np.concatenate([each.reshape(len(parts), -1) for each in lengths])
+            of_ranks = np.concatenate([of_rank.reshape(len(parts), -1) for of_rank in lengths])
             request = MergedRequest.of(np.concatenate(keys), np.concatenate(counts), of_ranks)
             columns = slice(group * len(parts), (group + 1) * len(parts))
-            found.append(GroupExchange(group, own, request, reader.find_keys(request), route, columns))
-        return found
+            exchanges.append(GroupExchange(group, routed, request, reader.find_keys(request), route, columns))
+        return exchanges
 
-    def fetch(self, found: list[GroupExchange]) -> None:
+    def fetch(self, request: list[GroupExchange]) -> None:
         """See :class:`ShardedHalf`."""
-        for each in found:
-            self._readers[each.group].fetch(each.served)
+        for exchange in request:
+            self._readers[exchange.group].fetch(exchange.served)
 
     def read(
         self,
         batch: Batch,
         step: int,
         parts: Sequence[slice],
-        found: list[GroupExchange] | None = None,
+        request: list[GroupExchange] | None = None,
         *,
         train: bool,
     ) -> Iterator[Arrival[GroupExchange]]:
         """Gets rows from their owners; see :class:`ShardedHalf`."""
-        traffic = self.find(batch, parts, train=train) if found is None else found
-        if not traffic:
+        exchanges = self.find(batch, parts, train=train) if request is None else request
+        if not exchanges:
             yield from (([], []) for _ in parts)
         coming: dict[int, IncomingRows] = {}
 
-        def send(part: int, convoy: list[int]) -> Future[Tensor]:
+        def send(part: int, groups: list[int]) -> Future[Tensor]:
             if part == 0:
-                coming.update((g, self._look_up(traffic[g], batch, step, train=train)) for g in convoy)
-            sent = self._messages.packed_rows([traffic[g] for g in convoy], coming, part)
+                coming.update((g, self._look_up(exchanges[g], batch, step, train=train)) for g in groups)
+            sent = self._messages.packed_rows([exchanges[g] for g in groups], coming, part)
             return self._messages.send(
-                "embeddings", [traffic[g] for g in convoy], sent, slice(part, part + 1), train=train
+                "embeddings", [exchanges[g] for g in groups], sent, slice(part, part + 1), train=train
             )
 
-        steps = list(product(range(len(parts)), self._convoys))
-        for (part, convoy), came in zip(steps, self._messages.one_ahead(send, steps), strict=True):
-            self._messages.take_rows([traffic[g] for g in convoy], coming, part, came.numpy())
-            for g in convoy:
+        steps = list(product(range(len(parts)), self._interleaving_sets))
+        for (part, groups), came in zip(steps, self._messages.one_ahead(send, steps), strict=True):
+            self._messages.take_rows([exchanges[g] for g in groups], coming, part, came.numpy())
+            for g in groups:
                 coming[g].pooling.fill(parts[part])
-            if convoy is self._convoys[-1]:
-                outputs = [output for g in range(len(traffic)) for output in coming[g].pooling.outputs]
-                yield traffic, outputs
+            if groups is self._interleaving_sets[-1]:
+                outputs = [output for g in range(len(exchanges)) for output in coming[g].pooling.outputs]
+                yield exchanges, outputs
 
     def update(
         self,
@@ -158,37 +160,37 @@ class CollectiveSparse(ShardedHalf[list[GroupExchange], GroupExchange]):
         Raises:
             NonFiniteError: a gradient of any trainer is NaN or infinite; no row was moved anywhere.
         """
-        own: dict[int, NDArray[np.float32]] = {}
+        local: dict[int, NDArray[np.float32]] = {}
 
-        def send(convoy: list[int]) -> Future[Tensor]:
-            for g in convoy:
-                own[g], _ = self._routers[g].bags.scatter(gradients[g], reads[g].own.keys, batch)
-            members = [reads[g] for g in convoy]
+        def send(groups: list[int]) -> Future[Tensor]:
+            for g in groups:
+                local[g], _ = self._routers[g].bags.scatter(gradients[g], reads[g].routed.keys, batch)
+            members = [reads[g] for g in groups]
             return self._messages.send(
-                "gradients", members, self._messages.packed_gradients(members, own), slice(None), train=True
+                "gradients", members, self._messages.packed_gradients(members, local), slice(None), train=True
             )
 
         sums, bad = {}, 0
-        ways = [(convoy,) for convoy in self._convoys]
-        for convoy, came in zip(self._convoys, self._messages.one_ahead(send, ways), strict=True):
-            received = self._messages.received_gradients([reads[g] for g in convoy], came.numpy(), own)
-            for g, of_ranks in zip(convoy, received, strict=True):
+        ways = [(groups,) for groups in self._interleaving_sets]
+        for groups, came in zip(self._interleaving_sets, self._messages.one_ahead(send, ways), strict=True):
+            received = self._messages.received_gradients([reads[g] for g in groups], came.numpy(), local)
+            for g, of_ranks in zip(groups, received, strict=True):
                 sums[g], nonfinite = self._readers[g].sum_gradients(reads[g].served, of_ranks)
                 bad = max(bad, 0 if nonfinite is None else 1 + self._tables.index(nonfinite))
-        took_part = [float(any(gradient is not None for gradient in given)) for given in gradients]
+        took_part = [float(any(gradient is not None for gradient in outputs)) for outputs in gradients]
         num_asked = int(reads[0].route.asked.sum()) if reads else 0
         with self._messages.waiting("vote", train=True):
             *all_took_part, worst, most = self.ranks.largest([*took_part, float(bad), float(num_asked)])
         self._stats.counters[ASKED_KEYS] += num_asked
         self._stats.counters[SERVED_ROWS] += sum(
-            len(shard.keys) for each in reads for shard in each.served.shards
+            len(shard.keys) for exchange in reads for shard in exchange.served.shards
         )
         self._stats.counters[PACED_KEYS] += self.ranks.size * int(most)
         if worst:
             raise NonFiniteError(f"a gradient of table {self._tables[int(worst) - 1]!r} is NaN or infinite")
-        for each, apply in zip(reads, all_took_part, strict=True):
+        for exchange, apply in zip(reads, all_took_part, strict=True):
             if apply:
-                self._readers[each.group].apply(each.served, sums[each.group], step, lr_scale)
+                self._readers[exchange.group].apply(exchange.served, sums[exchange.group], step, lr_scale)
 
     def stats(self, *, spans: bool = False) -> SparseStats:
         """Sums over all shards of all ranks."""
@@ -201,40 +203,40 @@ class CollectiveSparse(ShardedHalf[list[GroupExchange], GroupExchange]):
         if self._part is not None:
             self._part.close()
 
-    def _look_up(self, each: GroupExchange, batch: Batch, step: int, *, train: bool) -> IncomingRows:
+    def _look_up(self, exchange: GroupExchange, batch: Batch, step: int, *, train: bool) -> IncomingRows:
         """Reads the rows that this rank is asked for."""
-        reader = self._readers[each.group]
-        _, served = reader.look_up(each.requests, step, train=train, found=each.served)
+        reader = self._readers[exchange.group]
+        _, served = reader.look_up(exchange.requests, step, train=train, keys=exchange.served)
         memory: list[NDArray[np.float32]] = []
-        own = UniqueRows(np.empty(each.own.keys.end, np.int64), memory)
-        pooling = self._routers[each.group].bags.pooling(own, each.own.keys, batch)
-        return IncomingRows(served, own, memory, pooling)
+        asked_rows = UniqueRows(np.empty(exchange.routed.keys.end, np.int64), memory)
+        pooling = self._routers[exchange.group].bags.pooling(asked_rows, exchange.routed.keys, batch)
+        return IncomingRows(served, asked_rows, memory, pooling)
 
 
-def over_all_ranks(here: SparseStats, ranks: TrainerGroup, stats: Stats) -> SparseStats:
-    """Sums of what all ranks have, and how evenly keys were spread over them.
+def over_all_ranks(local: SparseStats, ranks: TrainerGroup, stats: Stats) -> SparseStats:
+    """Sums over all ranks, and how evenly keys were spread over them.
 
     Args:
         stats: those of this process.
     """
     balance = ranks.sum_by_name({ASKED_KEYS: stats.counters[ASKED_KEYS]})
     return SparseStats(
-        ranks.sum_by_name(here.store),
-        ranks.sum_by_name(here.rows),
+        ranks.sum_by_name(local.store),
+        ranks.sum_by_name(local.rows),
         balance={**balance, PACED_KEYS: stats.counters[PACED_KEYS]},
     )
 
 
-def _in_convoys(
+def _numbered_sets(
     names: Sequence[str], interleaving: Sequence[Sequence[str]], excluded: Sequence[str]
 ) -> list[list[int]]:
     """Numbers of the groups whose rows travel together, in the order in which they do."""
     wanted = [
-        each for each in (excluded, *(interleaving or [[n for n in names if n not in excluded]])) if each
+        part for part in (excluded, *(interleaving or [[n for n in names if n not in excluded]])) if part
     ]
-    if sorted(name for each in wanted for name in each) != sorted(names):
+    if sorted(name for part in wanted for name in part) != sorted(names):
         raise ConfigError(
-            f"schedule: interleaving groups {[list(each) for each in interleaving]}, excluded {list(excluded)}; expected"
+            f"schedule: interleaving groups {[list(part) for part in interleaving]}, excluded {list(excluded)}; expected"
             f" each of the groups {', '.join(names)} once; plan again with girih plan"
         )
-    return [[names.index(name) for name in each] for each in wanted]
+    return [[names.index(name) for name in part] for part in wanted]

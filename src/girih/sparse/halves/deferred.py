@@ -1,4 +1,4 @@
-"""Row updates with a deferred outcome. The GPU decides whether to apply them, and the host learns the outcome one step later."""
+"""Row updates with a deferred outcome: the GPU decides whether to apply them, and the host learns it one step later."""
 
 from __future__ import annotations
 
@@ -22,34 +22,35 @@ from girih.store.gpu.gpu_state import GpuState
 
 Numbers = Sequence[float]
 Agree = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Joins what all halves of all R trainers say of a step, on the device; called once.
+"""Joins the votes of all halves of all R trainers on a step, on the device; called once per step.
 
-Takes a 0-d bool, whether these rows refuse it, and float64[S], what else all are to be told. Returns a 0-d bool, whether anything
-refuses it, and float64[R, S], what all told.
+Takes a 0-d bool, whether these rows refuse the step, and float64[S], other numbers for all trainers. Returns a 0-d bool, whether
+anybody refuses the step, and float64[R, S], the numbers of all trainers.
 """
 
 
-def _nothing(numbers: Numbers) -> None:
+def _no_result(numbers: Numbers) -> None:
     return None
 
 
 @dataclass(frozen=True)
 class DeferredUpdate:
-    """An update that is launched, and that moves nothing where its step is refused.
+    """A launched update, which moves nothing if its step is refused.
 
     Attributes:
-        refused: 0-d bool, on the device: the step is.
+        refused: 0-d bool, on the device: the step is refused.
         reported: float64[K], on the device: the numbers that the host reads later.
-        error_from: the reported numbers → the error of the rows that refuse the step; None if they do not refuse it.
-        counters_from: the reported numbers → counters after the update; None if others must be asked. Called once, in the order of steps.
-        rollback: undoes the step on the host, once the host learns that it was refused.
-        pending: the update's way to other processes; None where whatever is launched later sees it.
+        error_from: the numbers on the host → why the rows refuse the step; None if they do not.
+        counters_from: the numbers on the host → counters after the update; None if the half must be asked. Called once per step, in
+            order.
+        rollback: undoes on the host what the step changed there, once the host learns that it was refused.
+        pending: the update on its way to other processes; None if everything launched later sees it.
     """
 
     refused: Tensor
     reported: Tensor
-    error_from: Callable[[Numbers], NonFiniteError | None] = _nothing
-    counters_from: Callable[[Numbers], Mapping[str, int] | None] = _nothing
+    error_from: Callable[[Numbers], NonFiniteError | None] = _no_result
+    counters_from: Callable[[Numbers], Mapping[str, int] | None] = _no_result
     rollback: Callable[[], None] = lambda: None
     pending: Any = None
 
@@ -64,7 +65,7 @@ class DeferredUpdate:
 
 
 def nonfinite_gradient(feature: str) -> NonFiniteError:
-    """The refusal that names a feature."""
+    """The error that names a feature."""
     return NonFiniteError(f"the gradient of feature {feature!r} is NaN or infinite")
 
 
@@ -84,60 +85,60 @@ def apply_masked(
     agree: Agree,
     groups: Sequence[EmbeddingGroup],
     reads: Sequence[Any],
-    given: Sequence[Sequence[Any]],
+    gradients: Sequence[Sequence[Any]],
     batch: Batch,
     step: int,
     lr_scale: float,
 ) -> DeferredUpdate:
-    """Moves the rows of all groups, or of none where the step is refused, as it is where a gradient is not finite.
+    """Moves the rows of all groups, or of none if the step is refused. A gradient that is not finite refuses it.
 
     Args:
         groups: in GPU memory; other arguments are those of :func:`girih.sparse.groups.group.apply_all`.
     """
     updates = []
-    for group, read, own in zip(groups, reads, given, strict=True):
-        found: Any = group.gradients(read, own, batch)
-        if found is not None:
-            updates.append((group, read, found))
-    there: Any = groups[0]
-    none = torch.empty(0, dtype=torch.int32, device=there.device)
-    keys = torch.cat([none, *(found.refused for _, _, found in updates)])
+    for group, read, group_gradients in zip(groups, reads, gradients, strict=True):
+        summed: Any = group.gradients(read, group_gradients, batch)
+        if summed is not None:
+            updates.append((group, read, summed))
+    first_group: Any = groups[0]
+    none = torch.empty(0, dtype=torch.int32, device=first_group.device)
+    keys = torch.cat([none, *(summed.refused for _, _, summed in updates)])
     refused, _ = agree((keys >= 0).any(), none.double())
     # as the kernels have it: a key's number where the step is refused, else -1
     flag = refused.to(torch.int32).reshape(1) - 1
-    for group, read, found in updates:
-        group.apply(read, replace(found, refused=flag), step, lr_scale)
+    for group, read, summed in updates:
+        group.apply(read, replace(summed, refused=flag), step, lr_scale)
     inverses = [(group, read.keys.unique.inverse) for group, read, _ in updates]
 
-    def explain(numbers: Numbers) -> NonFiniteError | None:
+    def error_from(numbers: Numbers) -> NonFiniteError | None:
         for (group, inverse), key in zip(inverses, numbers, strict=True):
             if key >= 0:
                 return nonfinite_gradient(feature_of(group.group, inverse.cpu().numpy(), int(key), batch))
         return None
 
-    return DeferredUpdate(refused, keys.double(), explain)
+    return DeferredUpdate(refused, keys.double(), error_from)
 
 
 def with_counts(update: DeferredUpdate, shards: LocalShards) -> DeferredUpdate:
-    """The same update, which tells the counters of shards after it as well, where all of them are in GPU memory alone."""
+    """The same update, which also reports the counters of the shards if all of them are in GPU memory alone."""
     stores = [store for _, store in shards.files()]
     memories = [store.state.memory for store in stores if isinstance(store.state, GpuState)]
     if len(memories) < len(stores):
         return update
-    counts, num_own = counts_of(stores, memories), len(update.reported)
+    counts, num_words = counts_of(stores, memories), len(update.reported)
     return replace(
         update,
         reported=torch.cat([update.reported, counts.numbers]),
-        error_from=lambda numbers: update.error_from(numbers[:num_own]),
-        counters_from=lambda numbers: counts.by_name(numbers[num_own:]),
+        error_from=lambda numbers: update.error_from(numbers[:num_words]),
+        counters_from=lambda numbers: counts.by_name(numbers[num_words:]),
     )
 
 
 def counts_of(stores: Sequence[Store], memories: Sequence[GpuMemory]) -> DeferredCounts:
-    """Counters of stores in GPU memory as they are once all is done that was launched."""
+    """Counters of stores in GPU memory, after all launched work."""
     parts = [memory.counts() for memory in memories]
     ends = np.cumsum([len(part) for part in parts])
-    # what stores themselves are asked for the host counts
+    # the host counts requests to the stores themselves
     of_host = [sum(store.num_peeks for store in stores), sum(store.num_absent for store in stores)]
     there = to_device(np.array(of_host, np.int64), memories[0].device)
 

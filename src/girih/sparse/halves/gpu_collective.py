@@ -65,8 +65,8 @@ class GpuRequest:
 
     def tensors(self) -> Iterator[Tensor | None]:
         """All tensors of this."""
-        for each in self.traffic:
-            yield from each.tensors()
+        for group_traffic in self.traffic:
+            yield from group_traffic.tensors()
         for served in self.served or ():
             yield from served.tensors()
 
@@ -132,7 +132,7 @@ class GpuCollectiveSparse(ShardedHalf[GpuRequest, GpuExchanged]):
         self._table_ends = np.cumsum([len(group.spec.tables) for group in groups])
         # tiers below have the host wait in every step
         self._memories = [each.state.memory for each in self._readers if isinstance(each.state, GpuState)]
-        self._is_late = bool(groups) and len(self._memories) == len(groups)
+        self._is_deferred = bool(groups) and len(self._memories) == len(groups)
         self._asked_of_all = 0  # as far as the host knows what came of steps
         if groups:
             self._device = self._readers[0].state.device
@@ -140,7 +140,7 @@ class GpuCollectiveSparse(ShardedHalf[GpuRequest, GpuExchanged]):
 
     def is_on_gpu_of(self, device: torch.device) -> bool:
         """Whether there are rows, all in the memory of a device's kind; where kernels are interpreted, that is the CPU."""
-        return self._is_late and self._device.type == device.type
+        return self._is_deferred and self._device.type == device.type
 
     def find(self, batch: Batch, parts: Sequence[slice], *, train: bool) -> GpuRequest:
         """Finds the keys of a batch, and tells all ranks how many are whose; waits for the GPU to have found them."""
@@ -148,64 +148,66 @@ class GpuCollectiveSparse(ShardedHalf[GpuRequest, GpuExchanged]):
             return GpuRequest(())
         with self._side():
             asked = [router.ask(batch, train=train) for router in self._routers]
-            counts = [torch.diff(each.ends, prepend=each.ends.new_zeros(1)) for each in asked]
-            by_rank = [each.view(self.ranks.size, -1) for each in counts]
-            told = to_host(torch.cat(by_rank, dim=1))  # waits for this stream alone
+            counts = [torch.diff(item.ends, prepend=item.ends.new_zeros(1)) for item in asked]
+            by_rank = [item.view(self.ranks.size, -1) for item in counts]
+            counts_of_ranks = to_host(torch.cat(by_rank, dim=1))  # waits for this stream alone
             with self._messages.waiting("ids", train=train):
-                route = self._exchange.tell(told)
+                route = self._exchange.tell(counts_of_ranks)
             asks, of_ranks = (
-                np.split(each, self._table_ends[:-1], axis=1) for each in (route.told, route.asked)
+                np.split(item, self._table_ends[:-1], axis=1) for item in (route.told, route.asked)
             )
             return GpuRequest(
                 [
-                    router.traffic(*each)
-                    for router, each in zip(
+                    router.traffic(*item)
+                    for router, item in zip(
                         self._routers, zip(asked, asks, of_ranks, strict=True), strict=True
                     )
                 ]
             )
 
-    def fetch(self, found: GpuRequest) -> None:
+    def fetch(self, request: GpuRequest) -> None:
         """Has the keys sent with the rows of the next batch that is read."""
-        self._unsent.append(found)
+        self._unsent.append(request)
 
     def read(
         self,
         batch: Batch,
         step: int,
         parts: Sequence[slice],
-        found: GpuRequest | None = None,
+        request: GpuRequest | None = None,
         *,
         train: bool,
     ) -> Iterator[Arrival[GpuExchanged]]:
         """Gets rows from their owners; see :class:`ShardedHalf`."""
-        request = self.find(batch, parts, train=train) if found is None else found
+        request = self.find(batch, parts, train=train) if request is None else request
         if request.brought is not None and request.brought.done():
             request.brought.result()  # which raises what went wrong there
         all_served = self._served(request, train=train)
         if request.traffic:
             take_over(request.ready, request.tensors(), self._device)
         reads, rows = [], []
-        for each, reader, served in zip(request.traffic, self._readers, all_served, strict=True):
+        for traffic, reader, served in zip(request.traffic, self._readers, all_served, strict=True):
             places, values = reader.read(served, step, train=train)
-            reads.append(GpuExchanged(each, served, places))
+            reads.append(GpuExchanged(traffic, served, places))
             alone = partial(reader.asked_once, served)
-            rows.append(self._messages.send_rows(each, values, alone, train=train))
+            rows.append(self._messages.send_rows(traffic, values, alone, train=train))
         outputs = [router.bags.outputs(batch) for router in self._routers]
         fills = [
-            router.fill(own, each, came, batch, parts)
-            for router, own, each, came in zip(self._routers, outputs, request.traffic, rows, strict=True)
+            router.fill(tensors, traffic, came, batch, parts)
+            for router, tensors, traffic, came in zip(
+                self._routers, outputs, request.traffic, rows, strict=True
+            )
         ]
-        of_all: list[Any] = [output for own in outputs for output in own]
+        of_all: list[Any] = [output for tensors in outputs for output in tensors]
         for number, _ in enumerate(parts):
             for fill in fills:
                 next(fill)
             while self._unsent and number == 0:  # before the trainer goes on, and sends messages itself
                 request = self._unsent.popleft()
                 self._served(request, train=True)
-                if self._readers and not self._is_late:
+                if self._readers and not self._is_deferred:
                     # behind this batch's rows, for which the trainer waits
-                    request.brought = self._do(partial(self._begin_read, request))
+                    request.brought = self._submit(partial(self._begin_read, request))
             yield reads, of_all
 
     def update(
@@ -223,7 +225,7 @@ class GpuCollectiveSparse(ShardedHalf[GpuRequest, GpuExchanged]):
         """
         sums = self._summed(batch, reads, gradients)
         num_asked = _num_asked(reads)
-        took_part = [float(any(gradient is not None for gradient in given)) for given in gradients]
+        took_part = [float(any(gradient is not None for gradient in outputs)) for outputs in gradients]
         bad = num_served = 0
         if reads:
             bad, num_served = to_host(torch.stack([self._worst(reads, sums), _num_served(reads)])).tolist()
@@ -231,12 +233,12 @@ class GpuCollectiveSparse(ShardedHalf[GpuRequest, GpuExchanged]):
             *all_took_part, worst, most = self.ranks.largest([*took_part, float(bad), float(num_asked)])
         self._count(num_asked, num_served, most)
         if worst:
-            raise self._named(worst)
+            raise self._table_error(worst)
         for read, reader, summed, apply in zip(reads, self._readers, sums, all_took_part, strict=True):
             if apply:
                 reader.apply(read.served, read.rows, summed.totals, summed.refused, step, lr_scale)
 
-    def update_unless(
+    def update_masked(
         self,
         agree: Agree,
         batch: Batch,
@@ -245,34 +247,34 @@ class GpuCollectiveSparse(ShardedHalf[GpuRequest, GpuExchanged]):
         step: int,
         lr_scale: float,
     ) -> DeferredUpdate:
-        """As :meth:`update`, decided on the devices, by all trainers together; see :class:`ShardedHalf`."""
+        """As :meth:`update`, but the devices of all trainers decide together; see :class:`ShardedHalf`."""
         sums = self._summed(batch, reads, gradients)
-        took_part = [float(any(gradient is not None for gradient in given)) for given in gradients]
+        took_part = [float(any(gradient is not None for gradient in outputs)) for outputs in gradients]
         num_asked, worst = _num_asked(reads), self._worst(reads, sums)
-        own_keys = torch.cat([summed.own_key for summed in sums])
+        local_keys = torch.cat([summed.local_key for summed in sums])
         words = to_device(np.array([num_asked, *took_part]), self._device)
-        refused, told = agree(
-            (worst > 0) | (own_keys >= 0).any(), torch.cat([worst.reshape(1).double(), words])
+        refused, words_of_all = agree(
+            (worst > 0) | (local_keys >= 0).any(), torch.cat([worst.reshape(1).double(), words])
         )
         # as the kernels have it: a key's number where nothing is to move, else -1; aligned, as they are compiled for
-        moves = ~refused & (told[:, 2:] > 0).any(dim=0)
+        moves = ~refused & (words_of_all[:, 2:] > 0).any(dim=0)
         flags = (-moves.to(torch.int32)).unsqueeze(1).repeat(1, 4)
         for read, reader, summed, flag in zip(reads, self._readers, sums, flags, strict=True):
             reader.apply(read.served, read.rows, summed.totals, flag[:1], step, lr_scale)
         stores = [store for _, store in self._shards.files()]
         counts = summed_over(counts_of(stores, self._memories), self.ranks)
-        parts = [own_keys, told[:, :2].reshape(-1), _num_served(reads).reshape(1), counts.numbers]
+        parts = [local_keys, words_of_all[:, :2].reshape(-1), _num_served(reads).reshape(1), counts.numbers]
         ends = np.cumsum([part.numel() for part in parts])[:-1]
 
-        def explain(numbers: Numbers) -> NonFiniteError | None:
-            own, of_all, *_ = np.split(np.array(numbers), ends)
-            for router, read, key in zip(self._routers, reads, own, strict=True):
+        def error_from(numbers: Numbers) -> NonFiniteError | None:
+            local_keys, of_all, *_ = np.split(np.array(numbers), ends)
+            for router, read, key in zip(self._routers, reads, local_keys, strict=True):
                 if key >= 0:
                     return nonfinite_gradient(router.feature_of(read.traffic, int(key), batch))
             worst_of_all = of_all[::2].max()
-            return self._named(worst_of_all) if worst_of_all else None
+            return self._table_error(worst_of_all) if worst_of_all else None
 
-        def count(numbers: Numbers) -> Mapping[str, int]:
+        def counters_from(numbers: Numbers) -> Mapping[str, int]:
             _, of_all, num_served, of_store = np.split(np.array(numbers), ends)
             asked = of_all[1::2]
             self._count(num_asked, int(num_served[0]), asked.max())
@@ -281,14 +283,14 @@ class GpuCollectiveSparse(ShardedHalf[GpuRequest, GpuExchanged]):
             return {**counts.by_name(of_store.tolist()), **balance}
 
         return DeferredUpdate(
-            refused, torch.cat([part.double() for part in parts]), explain, counters_from=count
+            refused, torch.cat([part.double() for part in parts]), error_from, counters_from
         )
 
     def stats(self, *, spans: bool = False) -> SparseStats:
         """Sums over all shards of all ranks."""
-        found = over_all_ranks(super().stats(), self.ranks, self._stats)
-        self._asked_of_all = found.balance[ASKED_KEYS]
-        return found
+        totals = over_all_ranks(super().stats(), self.ranks, self._stats)
+        self._asked_of_all = totals.balance[ASKED_KEYS]
+        return totals
 
     def close(self) -> None:
         """See :class:`ShardedHalf`; leaves the others."""
@@ -302,10 +304,10 @@ class GpuCollectiveSparse(ShardedHalf[GpuRequest, GpuExchanged]):
             if not request.traffic:
                 return ()
             with self._side() as request.ready:
-                coming = [self._messages.send_keys(each, train=train) for each in request.traffic]
+                coming = [self._messages.send_keys(traffic, train=train) for traffic in request.traffic]
                 request.served = [
-                    reader.find(came(), each.sections, train=train)
-                    for reader, each, came in zip(self._readers, request.traffic, coming, strict=True)
+                    reader.find(came(), traffic.sections, train=train)
+                    for reader, traffic, came in zip(self._readers, request.traffic, coming, strict=True)
                 ]
         return request.served
 
@@ -315,28 +317,30 @@ class GpuCollectiveSparse(ShardedHalf[GpuRequest, GpuExchanged]):
             for reader, served in zip(self._readers, request.served or (), strict=True):
                 reader.begin_read(served)
 
-    def _summed(self, batch: Batch, reads: Sequence[GpuExchanged], gradients: Sequence[Any]) -> list[_Summed]:
+    def _summed(
+        self, batch: Batch, reads: Sequence[GpuExchanged], gradients: Sequence[Sequence[Tensor | None]]
+    ) -> list[_Summed]:
         """The sums over all trainers of the gradients of each group's rows here; waits for nothing on a GPU."""
-        own_keys, coming = [], []
-        for read, router, given in zip(reads, self._routers, gradients, strict=True):
-            own, own_key = router.gradients(read.traffic, given, batch)
-            own_keys.append(own_key)
-            coming.append(self._messages.send_gradients(read.traffic, own))
+        local_keys, coming = [], []
+        for read, router, outputs in zip(reads, self._routers, gradients, strict=True):
+            sent, local_key = router.gradients(read.traffic, outputs, batch)
+            local_keys.append(local_key)
+            coming.append(self._messages.send_gradients(read.traffic, sent))
         return [
-            _Summed(*reader.sum_gradients(read.served, came()), own_key)
-            for read, reader, came, own_key in zip(reads, self._readers, coming, own_keys, strict=True)
+            _Summed(*reader.sum_gradients(read.served, came()), local_key)
+            for read, reader, came, local_key in zip(reads, self._readers, coming, local_keys, strict=True)
         ]
 
     def _worst(self, reads: Sequence[GpuExchanged], sums: Sequence[_Summed]) -> Tensor:
         """int64[], on the device: 1 + the number of a table with a sum that is not finite, or 0."""
         starts = self._table_ends - [len(read.traffic.sections.most) for read in reads]
-        found = []
+        worst = []
         for start, reader, read, summed in zip(starts.tolist(), self._readers, reads, sums, strict=True):
             bad = reader.bad_table(read.served, summed.refused)
-            found.append(torch.where(bad > 0, bad + start, bad))
-        return torch.cat(found).max()
+            worst.append(torch.where(bad > 0, bad + start, bad))
+        return torch.cat(worst).max()
 
-    def _named(self, worst: float) -> NonFiniteError:
+    def _table_error(self, worst: float) -> NonFiniteError:
         return NonFiniteError(f"a gradient of table {self._tables[int(worst) - 1]!r} is NaN or infinite")
 
     def _count(self, num_asked: int, num_served: int, most_asked: float) -> None:
@@ -353,12 +357,12 @@ class _Summed:
     Attributes:
         totals: float32[K, W], of which the first are those of unique keys.
         refused: int32[1]: a key whose own is not finite, or -1.
-        own_key: int32[1]: a key of this rank's batch whose gradient is not finite, or -1.
+        local_key: int32[1]: a key of this rank's batch whose gradient is not finite, or -1.
     """
 
     totals: Tensor
     refused: Tensor
-    own_key: Tensor
+    local_key: Tensor
 
 
 def _num_asked(reads: Sequence[GpuExchanged]) -> int:

@@ -38,13 +38,13 @@ class GpuMessages:
         self._ranks, self._stats = ranks, stats
         self._rows, self._gradients = rows, gradients
 
-    def send_keys(self, each: GpuTraffic, *, train: bool) -> Coming:
+    def send_keys(self, traffic: GpuTraffic, *, train: bool) -> Coming:
         """Keys of this rank's batch go to their owners, and those of rows here come: int32[K, KEY_WORDS]."""
-        came = self._there("ids", KEY_WORDS, each, each.message, train=train)
-        return lambda: came().view(int(each.asked.sum()), KEY_WORDS)
+        came = self._send_to_owners("ids", KEY_WORDS, traffic, traffic.message, train=train)
+        return lambda: came().view(int(traffic.asked.sum()), KEY_WORDS)
 
     def send_rows(
-        self, each: GpuTraffic, values: Tensor, alone: Callable[[slice], Tensor], *, train: bool
+        self, traffic: GpuTraffic, values: Tensor, alone: Callable[[slice], Tensor], *, train: bool
     ) -> Coming:
         """Rows that this rank serves, float32[K, W], go to who asked, and those that it asked for come: float32[U, W].
 
@@ -52,27 +52,27 @@ class GpuMessages:
             alone: bool[·] of a slice of the K keys: whether no other rank asks for the same.
         """
         codec, dim = self._rows, values.shape[1]
-        came = self._back("embeddings", codec.width(dim), each, codec.pack(values), train=train)
+        came = self._send_to_askers("embeddings", codec.width(dim), traffic, codec.pack(values), train=train)
 
         def rows() -> Tensor:
-            found = codec.unpack(came().view(int(each.asks.sum()), codec.width(dim)))
+            unpacked = codec.unpack(came().view(int(traffic.asks.sum()), codec.width(dim)))
             if codec.float16:  # what this rank alone asks for does not travel, and is not rounded
-                mine, theirs = self._own(each.asks), self._own(each.asked)
-                found[mine] = torch.where(alone(theirs).unsqueeze(1), values[theirs], found[mine])
-            return found
+                mine, theirs = self._rank_slice(traffic.asks), self._rank_slice(traffic.asked)
+                unpacked[mine] = torch.where(alone(theirs).unsqueeze(1), values[theirs], unpacked[mine])
+            return unpacked
 
         return rows
 
-    def send_gradients(self, each: GpuTraffic, own: Tensor) -> Coming:
+    def send_gradients(self, traffic: GpuTraffic, values: Tensor) -> Coming:
         """Gradients of rows that this rank asked for go to their owners, and those of rows here come: float32[K, W]."""
-        codec, dim = self._gradients, own.shape[1]
-        came = self._there("gradients", codec.width(dim), each, codec.pack(own), train=True)
+        codec, dim = self._gradients, values.shape[1]
+        came = self._send_to_owners("gradients", codec.width(dim), traffic, codec.pack(values), train=True)
 
         def gradients() -> Tensor:
-            found = codec.unpack(came().view(int(each.asked.sum()), codec.width(dim)))
+            unpacked = codec.unpack(came().view(int(traffic.asked.sum()), codec.width(dim)))
             if codec.float16:  # what does not travel is not rounded
-                found[self._own(each.asked)] = own[self._own(each.asks)]
-            return found
+                unpacked[self._rank_slice(traffic.asked)] = values[self._rank_slice(traffic.asks)]
+            return unpacked
 
         return gradients
 
@@ -86,20 +86,24 @@ class GpuMessages:
         if train:
             self._stats.counters[EXCHANGE_NS] += round(1e9 * seconds)
 
-    def _own(self, counts: Counts) -> slice:
+    def _rank_slice(self, counts: Counts) -> slice:
         """This rank's part of what lies by rank."""
         behind = counts.sum(axis=1).cumsum()[self._ranks.rank]
         return slice(int(behind - counts[self._ranks.rank].sum()), int(behind))
 
-    def _there(self, kind: str, width: int, each: GpuTraffic, sent: Tensor, *, train: bool) -> Coming:
-        """Sends something of each key that this rank asks for to the key's owner."""
-        return self._begin(kind, sent, width * each.asks, width * each.asked, train=train)
+    def _send_to_owners(
+        self, kind: str, width: int, traffic: GpuTraffic, sent: Tensor, *, train: bool
+    ) -> Coming:
+        """Sends numbers of each key that this rank asks for to the key's owner."""
+        return self._exchange(kind, sent, width * traffic.asks, width * traffic.asked, train=train)
 
-    def _back(self, kind: str, width: int, each: GpuTraffic, sent: Tensor, *, train: bool) -> Coming:
-        """Sends something of each key that this rank is asked for to who asked."""
-        return self._begin(kind, sent, width * each.asked, width * each.asks, train=train)
+    def _send_to_askers(
+        self, kind: str, width: int, traffic: GpuTraffic, sent: Tensor, *, train: bool
+    ) -> Coming:
+        """Sends numbers of each key that others ask of this rank to those who asked."""
+        return self._exchange(kind, sent, width * traffic.asked, width * traffic.asks, train=train)
 
-    def _begin(self, kind: str, sent: Tensor, to_each: Counts, of_each: Counts, *, train: bool) -> Coming:
+    def _exchange(self, kind: str, sent: Tensor, to_each: Counts, of_each: Counts, *, train: bool) -> Coming:
         sizes, others = to_each.sum(axis=1), np.arange(self._ranks.size) != self._ranks.rank
         self._stats.sent(kind, sent.element_size() * int(sizes[others].sum()))
         with self.waiting(kind, train=train):

@@ -44,7 +44,7 @@ class GroupExchange:
     """
 
     group: int
-    own: RoutedKeys
+    routed: RoutedKeys
     requests: MergedRequest
     served: GroupKeys
     route: Route
@@ -67,11 +67,11 @@ class IncomingRows:
 
     Attributes:
         served: rows of the keys that this rank is asked for.
-        own: addresses of those that it asks for, as far as they have come, and the memory that they lie in.
+        asked_rows: addresses of those that it asks for, as far as they have come, and the memory that they lie in.
     """
 
     served: UniqueRows
-    own: UniqueRows
+    asked_rows: UniqueRows
     memory: list[NDArray[np.float32]]
     pooling: Pooling
 
@@ -82,7 +82,7 @@ class GroupMessages:
     Args:
         dims: the columns of each group's rows. num_tables: of each group.
         rows, gradients: how they travel.
-        apart: whether a thread of its own exchanges rows and gradients, so that one message is under way while others are made.
+        threaded: whether a thread of its own exchanges rows and gradients, so that one message is under way while others are made.
     """
 
     def __init__(
@@ -95,12 +95,12 @@ class GroupMessages:
         num_tables: Sequence[int],
         rows: RowCodec,
         gradients: RowCodec,
-        apart: bool,
+        threaded: bool,
     ) -> None:
         self._ranks, self._exchange, self._stats = ranks, exchange, stats
         self._dims, self._num_tables = dims, num_tables
         self._rows, self._gradients = rows, gradients
-        self._wire = ThreadPoolExecutor(1, "girih-exchange") if apart else None
+        self._wire = ThreadPoolExecutor(1, "girih-exchange") if threaded else None
         self._buffers = Buffers()
 
     def close(self) -> None:
@@ -109,33 +109,33 @@ class GroupMessages:
             self._wire.shutdown()
 
     def packed_rows(
-        self, convoy: Sequence[GroupExchange], coming: Mapping[int, IncomingRows], part: int
+        self, exchanges: Sequence[GroupExchange], coming: Mapping[int, IncomingRows], part: int
     ) -> Tensor:
         """Rows of some groups that others first need in a micro-batch: those for rank 0 first, group by group."""
         codec = self._rows
-        widths = [codec.width(self._dims[each.group]) for each in convoy]
-        counts = [each.asked[:, part] for each in convoy]
+        widths = [codec.width(self._dims[exchange.group]) for exchange in exchanges]
+        counts = [exchange.asked[:, part] for exchange in exchanges]
         flat = self._buffers.take(
             codec.dtype, sum(w * int(n.sum()) for w, n in zip(widths, counts, strict=True))
         )
         at = 0
         for rank in range(self._ranks.size):
-            for each, width, count in zip(convoy, widths, counts, strict=True):
+            for exchange, width, count in zip(exchanges, widths, counts, strict=True):
                 size = int(count[rank])
                 out = flat[at : at + size * width].reshape(size, width)
-                start = int(each.asked[:rank].sum() + each.asked[rank, :part].sum())
+                start = int(exchange.asked[:rank].sum() + exchange.asked[rank, :part].sum())
                 if codec.float16:
-                    rows = np.empty((size, self._dims[each.group]), np.float32)
-                    spread(coming[each.group].served, each.served, start, rows)
+                    rows = np.empty((size, self._dims[exchange.group]), np.float32)
+                    spread(coming[exchange.group].served, exchange.served, start, rows)
                     out[:] = codec.pack(rows)
                 else:
-                    spread(coming[each.group].served, each.served, start, out)
+                    spread(coming[exchange.group].served, exchange.served, start, out)
                 at += size * width
         return torch.from_numpy(flat)
 
     def take_rows(
         self,
-        convoy: Sequence[GroupExchange],
+        exchanges: Sequence[GroupExchange],
         coming: Mapping[int, IncomingRows],
         part: int,
         came: NDArray[Any],
@@ -143,39 +143,39 @@ class GroupMessages:
         """Notes where the rows lie that came; what :meth:`packed_rows` of all ranks packed for this one."""
         at, codec = 0, self._rows
         for rank in range(self._ranks.size):
-            for each in convoy:
-                dim, size = self._dims[each.group], int(each.asks[rank, part])
+            for exchange in exchanges:
+                dim, size = self._dims[exchange.group], int(exchange.asks[rank, part])
                 width = codec.width(dim)
                 packed = came[at : at + size * width].reshape(size, width)
                 rows = as_rows(codec.unpack(packed), size, dim, f"rows from trainer {rank}")
                 if codec.float16 and rank == self._ranks.rank:
-                    self._restore_own(each, coming[each.group], part, rows)
-                to = coming[each.group]
-                first = int(each.asks[:rank].sum() + each.asks[rank, :part].sum())
-                to.own.addresses[first : first + size] = addresses_in(rows)
+                    self._restore_exact(exchange, coming[exchange.group], part, rows)
+                to = coming[exchange.group]
+                first = int(exchange.asks[:rank].sum() + exchange.asks[rank, :part].sum())
+                to.asked_rows.addresses[first : first + size] = addresses_in(rows)
                 to.memory.append(rows)
                 at += size * width
 
-    def _restore_own(
-        self, each: GroupExchange, coming: IncomingRows, part: int, rows: NDArray[np.float32]
+    def _restore_exact(
+        self, exchange: GroupExchange, coming: IncomingRows, part: int, rows: NDArray[np.float32]
     ) -> None:
-        """Rows of this rank that no other one asks for are not rounded."""
+        """Restores the exact rows of this rank that no other rank asks for."""
         rank = self._ranks.rank
-        mine = _stretch(each.asked.sum(axis=1), rank)
-        start = mine.start + int(each.asked[rank, :part].sum())
+        mine = _stretch(exchange.asked.sum(axis=1), rank)
+        start = mine.start + int(exchange.asked[rank, :part].sum())
         exact = np.empty_like(rows)
-        spread(coming.served, each.served, start, exact)
-        alone = ~_asked_by_others(each.served, mine)[start - mine.start : start - mine.start + len(rows)]
+        spread(coming.served, exchange.served, start, exact)
+        alone = ~_asked_by_others(exchange.served, mine)[start - mine.start : start - mine.start + len(rows)]
         rows[alone] = exact[alone]
 
     def packed_gradients(
-        self, convoy: Sequence[GroupExchange], own: Mapping[int, NDArray[np.float32]]
+        self, exchanges: Sequence[GroupExchange], gradients: Mapping[int, NDArray[np.float32]]
     ) -> Tensor:
         """Gradients of some groups: those for rank 0 first, group by group."""
-        packed = [self._gradients.pack(own[each.group]) for each in convoy]
+        packed = [self._gradients.pack(gradients[exchange.group]) for exchange in exchanges]
         if len(packed) == 1:
             return torch.from_numpy(packed[0].reshape(-1))
-        counts = [each.asks.sum(axis=1) for each in convoy]
+        counts = [exchange.asks.sum(axis=1) for exchange in exchanges]
         return torch.from_numpy(
             np.concatenate(
                 [
@@ -187,56 +187,59 @@ class GroupMessages:
         )
 
     def received_gradients(
-        self, convoy: Sequence[GroupExchange], came: NDArray[Any], own: Mapping[int, NDArray[np.float32]]
+        self,
+        exchanges: Sequence[GroupExchange],
+        came: NDArray[Any],
+        gradients: Mapping[int, NDArray[np.float32]],
     ) -> list[list[NDArray[np.float32]]]:
         """For each of some groups, what each rank has: what :meth:`packed_gradients` of all ranks packed for this one."""
         at, codec = 0, self._gradients
-        found: list[list[NDArray[np.float32]]] = [[] for _ in convoy]
+        received: list[list[NDArray[np.float32]]] = [[] for _ in exchanges]
         for rank in range(self._ranks.size):
-            for each, of_ranks in zip(convoy, found, strict=True):
-                width, size = codec.width(self._dims[each.group]), int(each.asked[rank].sum())
+            for exchange, of_ranks in zip(exchanges, received, strict=True):
+                width, size = codec.width(self._dims[exchange.group]), int(exchange.asked[rank].sum())
                 if codec.float16 and rank == self._ranks.rank:  # what does not travel is not rounded
-                    of_ranks.append(own[each.group][_stretch(each.asks.sum(axis=1), rank)])
+                    of_ranks.append(gradients[exchange.group][_stretch(exchange.asks.sum(axis=1), rank)])
                 else:
                     of_ranks.append(codec.unpack(came[at : at + size * width].reshape(size, width)))
                 at += size * width
-        return found
+        return received
 
     def send(
-        self, kind: str, convoy: Sequence[GroupExchange], sent: Tensor, parts: slice, *, train: bool
+        self, kind: str, exchanges: Sequence[GroupExchange], sent: Tensor, parts: slice, *, train: bool
     ) -> Future[Tensor]:
         """One message to each rank: rows of some groups back to who asked for them, or gradients there to their owners.
 
         Args:
             parts: the micro-batches whose keys they are.
         """
-        route, rank = convoy[0].route, self._ranks.rank
+        route, rank = exchanges[0].route, self._ranks.rank
         if kind == "embeddings":
             codec, move, counts = self._rows, route.back, route.asked
         else:
             codec, move, counts = self._gradients, route.there, route.told
-        widths = [codec.width(self._dims[each.group]) for each in convoy]
+        widths = [codec.width(self._dims[exchange.group]) for exchange in exchanges]
 
         def sizes(counts: Counts) -> Counts:
-            of_groups = [counts[..., each.columns][..., parts].sum(axis=-1) for each in convoy]
+            of_groups = [counts[..., exchange.columns][..., parts].sum(axis=-1) for exchange in exchanges]
             total: Counts = sum(np.multiply(w, n) for w, n in zip(widths, of_groups, strict=True))
             return total
 
         to_each = sizes(counts)
         self._stats.sent(kind, sent.element_size() * int(to_each.sum() - to_each[rank]))
 
-        def exchange() -> Tensor:
+        def transfer() -> Tensor:
             with self.waiting(kind, train=train):
                 return move(sent, sizes)
 
         if self._wire is not None:
-            return self._wire.submit(exchange)
+            return self._wire.submit(transfer)
         done: Future[Tensor] = Future()
-        done.set_result(exchange())
+        done.set_result(transfer())
         return done
 
     def one_ahead(
-        self, send: Callable[..., Future[Tensor]], steps: Sequence[tuple[Any, ...]]
+        self, send: Callable[..., Future[Tensor]], steps: Sequence[tuple[object, ...]]
     ) -> Iterator[Tensor]:
         """Sends messages and yields what comes of each, in their order; with a thread that exchanges them, one more is under way."""
         under_way: deque[Future[Tensor]] = deque()
@@ -261,7 +264,7 @@ class GroupMessages:
             return numbers
 
         with self.waiting("ids", train=train):
-            route = self._exchange.tell(np.concatenate([each.sizes() for each in asked], axis=1))
+            route = self._exchange.tell(np.concatenate([requested.sizes() for requested in asked], axis=1))
             flat = route.there(torch.from_numpy(np.concatenate(parts)), sizes).numpy()
         self._stats.sent("ids", 8 * sum(len(part) for r, part in enumerate(parts) if r != self._ranks.rank))
         ends = np.cumsum(sizes(route.asked))
@@ -279,17 +282,17 @@ class GroupMessages:
             self._stats.counters[EXCHANGE_NS] += round(1e9 * seconds)
 
 
-def _asked_by_others(served: GroupKeys, own: slice) -> NDArray[np.bool_]:
-    """Whether another rank asks for the same key, for each key of a part of all that are asked for."""
+def _asked_by_others(served: GroupKeys, part: slice) -> NDArray[np.bool_]:
+    """Whether another rank asks for the same key, for each key of a part of the request."""
     by_others = np.zeros(served.end, np.bool_)
-    by_others[served.inverse[: own.start]] = True
-    by_others[served.inverse[own.stop :]] = True
-    return by_others[served.inverse[own]]
+    by_others[served.inverse[: part.start]] = True
+    by_others[served.inverse[part.stop :]] = True
+    return by_others[served.inverse[part]]
 
 
 def _packed(asked: list[RoutedKeys], rank: int) -> NDArray[np.int64]:
     """The packed request to one rank: the lengths of all groups, then the keys and counts of each."""
-    requests = [each.of_place(rank) for each in asked]
+    requests = [routed.of_place(rank) for routed in asked]
     parts = [lengths for lengths, _, _ in requests]
     for _, keys, counts in requests:
         parts += [keys, np.append(counts, np.zeros(len(counts) % 2, np.int32)).view(np.int64)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from girih.comm.group import TrainerGroup
 from girih.data.batch import Batch
@@ -20,6 +20,11 @@ from girih.sparse.half import SparseStats
 from girih.sparse.halves.sharded import Arrival, ShardedHalf
 from girih.sparse.spec import SparseSpec
 from girih.store import Store
+
+if TYPE_CHECKING:
+    import torch
+
+    from girih.sparse.halves.deferred import Agree, DeferredUpdate
 
 
 class LocalSparse(ShardedHalf[list[Any], ReadRows]):
@@ -51,18 +56,18 @@ class LocalSparse(ShardedHalf[list[Any], ReadRows]):
             for group, stores in zip(groups, shards.stores, strict=True)
         ]
 
-    def is_on_gpu_of(self, device: Any) -> bool:
+    def is_on_gpu_of(self, device: torch.device) -> bool:
         """Whether all rows are in the memory of the GPU that a ``torch.device`` names; where kernels are interpreted, that is the CPU."""
-        own = [getattr(group, "device", None) for group in self.groups]
-        return bool(own) and all(each is not None and each.type == device.type for each in own)
+        places = [getattr(group, "device", None) for group in self.groups]
+        return bool(places) and all(place is not None and place.type == device.type for place in places)
 
     def find(self, batch: Batch, parts: Sequence[slice], *, train: bool) -> list[Any]:
         """The unique keys of each group."""
         return [group.find(batch) for group in self.groups]
 
-    def fetch(self, found: list[Any]) -> None:
+    def fetch(self, request: list[Any]) -> None:
         """See :class:`ShardedHalf`."""
-        for group, keys in zip(self.groups, found, strict=True):
+        for group, keys in zip(self.groups, request, strict=True):
             group.fetch(keys)
 
     def read(
@@ -70,7 +75,7 @@ class LocalSparse(ShardedHalf[list[Any], ReadRows]):
         batch: Batch,
         step: int,
         parts: Sequence[slice],
-        found: list[Any] | None = None,
+        request: list[Any] | None = None,
         *,
         train: bool,
     ) -> Iterator[Arrival[ReadRows]]:
@@ -78,8 +83,8 @@ class LocalSparse(ShardedHalf[list[Any], ReadRows]):
         first, *later = parts
         reads, fills = [], []
         for number, group in enumerate(self.groups):
-            keys = None if found is None else found[number]
-            read, fill = group.lookup(batch, step, train=train, found=keys)
+            keys = None if request is None else request[number]
+            read, fill = group.lookup(batch, step, train=train, keys=keys)
             fill(first)
             reads.append(read)
             fills += (
@@ -98,15 +103,15 @@ class LocalSparse(ShardedHalf[list[Any], ReadRows]):
         """See :class:`ShardedHalf`."""
         apply_all(self.groups, reads, gradients, batch, step, lr_scale)
 
-    def update_unless(
+    def update_masked(
         self,
-        agree: Any,
+        agree: Agree,
         batch: Batch,
         reads: list[ReadRows],
         gradients: Sequence[Gradients],
         step: int,
         lr_scale: float,
-    ) -> Any:
+    ) -> DeferredUpdate:
         """See :class:`ShardedHalf`; returns a :class:`girih.sparse.halves.deferred.DeferredUpdate`."""
         from girih.sparse.halves.deferred import apply_masked, with_counts
 
@@ -149,10 +154,10 @@ class FeatureParallelSparse(LocalSparse):
         self._ranks = ranks
         self._all_tables = [table.name for table in spec.schema.tables]
         schema = placement.schema_of(ranks.rank, spec.schema)
-        own = spec.narrowed(placement.features_of(ranks.rank), schema)
+        narrowed = spec.narrowed(placement.features_of(ranks.rank), schema)
         # as many shards on all ranks, whatever tables each has: files are numbered by them
         super().__init__(
-            replace(own, store=spec.resolved_store()),
+            replace(narrowed, store=spec.resolved_store()),
             process=ranks.rank,
             elsewhere=set(self._all_tables) - {table.name for table in schema.tables},
             micro_batches=micro_batches,

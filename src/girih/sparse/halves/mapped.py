@@ -51,7 +51,7 @@ class _MappedGroup:
         """The tensors of all outputs."""
         if self._places is None or batch.weights is not None or not batch.has_single_ids:
             return self._by_keys.read(batch, 0, train=False).outputs
-        outputs = [self._buffers.take(np.float32, *each.shape_in(batch)) for each in self._group.outputs]
+        outputs = [self._buffers.take(np.float32, *output.shape_in(batch)) for output in self._group.outputs]
         tail = outputs[1] if len(outputs) > 1 else None
         self._stack.copy_each(
             batch.ids, self._group.features, self._group.tables, self._places, outputs[0], tail
@@ -65,7 +65,7 @@ def _places_in_one_pass(group: Group) -> NDArray[np.int64] | None:
     if first.whole or first.first_column or len(passes(group.outputs)) > 1:
         return None
     places = first.features.tolist()
-    return np.array([places.index(each) for each in features]) if set(places) == set(features) else None
+    return np.array([places.index(feature) for feature in features]) if set(places) == set(features) else None
 
 
 class PeekedHere:

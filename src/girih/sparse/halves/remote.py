@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from girih.checkpoint.manifest import PartFacts
 from girih.checkpoint.parts import PartReader
 from girih.checkpoint.storage import Storage
 from girih.cluster.roles import RoleName
@@ -81,7 +82,7 @@ class RemotePulled:
         return half.sent(asked, self.called[1])
 
     def push_masked(self, agree: Agree, step: int, lr_scale: float = 1.0) -> DeferredUpdate:
-        """As :meth:`push`, or :meth:`discard` where the step is refused, as is known once the gradients are here.
+        """As :meth:`push`, or as :meth:`discard` if the step is refused, once the gradients are here.
 
         Args:
             agree: see :data:`girih.sparse.halves.deferred.Agree`.
@@ -94,18 +95,19 @@ class RemotePulled:
         turn, before = next(half.turns), half.last_step
         half.last_step = step
 
-        def call(arrays: Sequence[Any]) -> Future[Frame]:
-            *own, is_refused = arrays
-            return self._drop(turn) if is_refused[0] else self._push(turn, step, lr_scale, own)
+        def call(arrays: Sequence[NDArray[Any] | None]) -> Future[Frame]:
+            *to_push, flag = arrays
+            is_refused = flag is not None and flag[0]
+            return self._drop(turn) if is_refused else self._push(turn, step, lr_scale, to_push)
 
-        def explain(numbers: Numbers) -> NonFiniteError | None:
+        def error_from(numbers: Numbers) -> NonFiniteError | None:
             feature = leaves.nonfinite_feature(gradients, numbers)
             return None if feature is None else nonfinite_gradient(feature)
 
         return DeferredUpdate(
             refused,
             largest.double(),
-            explain,
+            error_from,
             rollback=partial(setattr, half, "last_step", before),
             pending=half.sent(
                 half.way_back.send([*gradients, refused.float().reshape(1)], call), self.called[1]
@@ -118,7 +120,9 @@ class RemotePulled:
         call = partial(self._drop, next(half.turns) if refused else NO_TURN)
         return half.sent(call() if half.staging is None else half.staging.drop(call), self.called[1])
 
-    def _push(self, turn: int, step: int, lr_scale: float, arrays: Sequence[Any]) -> Future[Frame]:
+    def _push(
+        self, turn: int, step: int, lr_scale: float, arrays: Sequence[NDArray[Any] | None]
+    ) -> Future[Frame]:
         packed = self._half.codec.pack_gradients(arrays)
         self._half.count_sent("gradients", packed)
         return self._worker.ask(SparseVerb.PUSH, (*self.called, turn, step, as_integer(lr_scale)), packed)
@@ -158,15 +162,15 @@ class RemotePending:
         asked = self._asked
         if not asked.done() or asked.exception() is not None:
             return asked.done()
-        told = asked.result()
-        return not isinstance(told, Future) or told.done()
+        answered = asked.result()
+        return not isinstance(answered, Future) or answered.done()
 
     def wait(self) -> None:
         """Blocks until it is applied."""
         asked: Future[Any] = self._asked
-        told = awaited(asked)
-        if isinstance(told, Future):
-            awaited(told)
+        answered = awaited(asked)
+        if isinstance(answered, Future):
+            awaited(answered)
 
 
 class RemoteSave:
@@ -175,21 +179,21 @@ class RemoteSave:
     def __init__(self, servers: Sequence[Client]) -> None:
         self._servers = servers
 
-    def write(self) -> dict[str, Any]:
+    def write(self) -> dict[str, PartFacts]:
         """Has all servers write, side by side.
 
         Raises:
-            Lost: one came back since the save began, so that its rows as they were then are gone.
+            Lost: one came back since the save, or the segment, began: its rows as they were then are gone.
         """
-        return self._end(write=True)
+        return self._finish(write=True)
 
     def close(self) -> None:
         """Ends what was not written."""
-        self._end(write=False)
+        self._finish(write=False)
 
-    def _end(self, *, write: bool) -> dict[str, Any]:
+    def _finish(self, *, write: bool) -> dict[str, PartFacts]:
         servers, self._servers = self._servers, ()
-        parts: dict[str, Any] = {}
+        parts: dict[str, PartFacts] = {}
         replies = [server.call(SparseVerb.WRITE, (int(write),)) for server in servers]
         with waiting():
             wait(replies)  # before one raises: the next save begins once none of them writes any more
@@ -198,30 +202,19 @@ class RemoteSave:
         return parts
 
 
-class RemoteSegment:
+class RemoteSegment(RemoteSave):
     """Servers hold rows of a segment as they were; each writes its parts when asked, beside all else that it does."""
 
     def __init__(self, servers: Sequence[Client], *, whole: bool) -> None:
-        self._servers, self._whole = servers, whole
-
-    def write(self) -> dict[str, Any]:
-        """Has all servers write, side by side.
-
-        Raises:
-            Lost: one came back since the segment began, so that its rows as they were then are gone.
-        """
-        return self._end(write=True)
+        super().__init__(servers)
+        self._whole = whole
 
     def wait_copied(self) -> None:
         """No-op: a server waits before it begins a checkpoint."""
 
-    def close(self) -> None:
-        """Ends what was not written."""
-        self._end(write=False)
-
-    def _end(self, *, write: bool) -> dict[str, Any]:
+    def _finish(self, *, write: bool) -> dict[str, PartFacts]:
         servers, self._servers = self._servers, ()
-        parts: dict[str, Any] = {}
+        parts: dict[str, PartFacts] = {}
         replies = [server.call(SparseVerb.SEND, (int(self._whole), int(write))) for server in servers]
         wait(replies)
         for reply in replies:
@@ -287,12 +280,12 @@ class RemoteSparse:
         Args:
             names: their roles.
         """
-        for title, told in self.stats(spans=True).processes.items():
+        for title, snapshot in self.stats(spans=True).processes.items():
             if title.rpartition(" ")[0] in names:
-                told["counters"].pop(
+                snapshot["counters"].pop(
                     "served_keys", None
                 )  # loads are compared of processes that serve together
-                self._retired[f"{title}, until update {self.last_step}"] = told
+                self._retired[f"{title}, until update {self.last_step}"] = snapshot
         self.disconnect()
 
     def disconnect(self) -> None:
@@ -312,14 +305,14 @@ class RemoteSparse:
             raise ConfigError("gradients on a CPU are here at once; push them")
         return self.staging
 
-    def begin_anew(self) -> None:
-        """Has servers that outlived earlier trainers drop what these began, and counts what is lost by that; all trainers call it."""
-        told = None
+    def reset(self) -> None:
+        """Has servers drop the updates that earlier trainers began, and counts the lost ones. All trainers call it."""
+        lost_and_step = None
         if self._ranks.first:
             fields = [frame.fields for frame in answers(self._servers, SparseVerb.ANEW, again=True)]
-            told = max(lost for lost, _ in fields), max(step for _, step in fields)
-            self._stats.counters["lost_updates"] += told[0]
-        self.last_step = self._ranks.broadcast(told)[1]
+            lost_and_step = max(lost for lost, _ in fields), max(step for _, step in fields)
+            self._stats.counters["lost_updates"] += lost_and_step[0]
+        self.last_step = self._ranks.broadcast(lost_and_step)[1]
 
     def prepare(self, batch: Batch) -> None:
         """No-op: the worker does it as soon as the ids come from the loader."""
@@ -432,9 +425,9 @@ class RemoteSparse:
             answers(self._servers, SparseVerb.LOAD, (), (as_text(reader.to_dict()),), again=True)
         except GirihError as error:  # the others have to learn of it: they would go on to another meeting
             failed = error
-        told = self._ranks.broadcast(None if failed is None else f"{type(failed).__name__}: {failed}")
-        if told is not None:
-            raise failed or named(told) or RemoteError(told)
+        failure = self._ranks.broadcast(None if failed is None else f"{type(failed).__name__}: {failed}")
+        if failure is not None:
+            raise failed or named(failure) or RemoteError(failure)
         self.last_step = step
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,8 +31,11 @@ from girih.sparse.half import SparseStats
 from girih.store import Store
 from girih.telemetry.busy import Busy, awaited
 
+if TYPE_CHECKING:
+    from girih.sparse.halves.deferred import Agree, DeferredUpdate
+
 T = TypeVar("T")
-Found = TypeVar("Found")
+Request = TypeVar("Request")
 """Facts about a batch that depend on its ids alone."""
 Read = TypeVar("Read")
 """Facts about one group's rows that a half needs to move them."""
@@ -51,7 +54,7 @@ class Done:
         """Returns at once."""
 
 
-class PulledHere(Generic[Found, Read]):
+class PulledHere(Generic[Request, Read]):
     """The embeddings of a batch, which are here or on their way, and the way back.
 
     Args:
@@ -60,7 +63,7 @@ class PulledHere(Generic[Found, Read]):
 
     def __init__(
         self,
-        half: ShardedHalf[Found, Read],
+        half: ShardedHalf[Request, Read],
         batch: Batch,
         parts: Sequence[tuple[slice, Future[Arrival[Read]]]],
         *,
@@ -87,8 +90,8 @@ class PulledHere(Generic[Found, Read]):
         self._half.move(self._batch, reads, self._arrived().gradients(), step, lr_scale)
         return Done()
 
-    def push_masked(self, agree: Any, step: int, lr_scale: float = 1.0) -> Any:
-        """Launches :meth:`push`, which moves nothing where the step is refused on the device; see :mod:`girih.sparse.halves.deferred`."""
+    def push_masked(self, agree: Agree, step: int, lr_scale: float = 1.0) -> DeferredUpdate:
+        """Launches :meth:`push`, which moves nothing if the device refuses the step; see :mod:`girih.sparse.halves.deferred`."""
         reads, _ = self._half.awaited(self._parts[-1][1])
         return self._half.move_masked(agree, self._batch, reads, self._arrived().gradients(), step, lr_scale)
 
@@ -105,7 +108,7 @@ class PulledHere(Generic[Found, Read]):
         return self._leaves
 
 
-class ShardedHalf(ABC, Generic[Found, Read]):
+class ShardedHalf(ABC, Generic[Request, Read]):
     """A sparse half with shards in this process.
 
     Args:
@@ -127,21 +130,21 @@ class ShardedHalf(ABC, Generic[Found, Read]):
         self._busy = Busy()  # of the thread
 
     @abstractmethod
-    def find(self, batch: Batch, parts: Sequence[slice], *, train: bool) -> Found:
+    def find(self, batch: Batch, parts: Sequence[slice], *, train: bool) -> Request:
         """Does what depends on a batch's ids alone; rows are to come in these micro-batches."""
 
     @abstractmethod
-    def fetch(self, found: Found) -> None:
-        """Begins to read what the next read will want of tiers below memory; changes no result."""
+    def fetch(self, request: Request) -> None:
+        """Begins to read the rows of the next read from tiers below memory; changes no result."""
 
     @abstractmethod
     def read(
-        self, batch: Batch, step: int, parts: Sequence[slice], found: Found | None = None, *, train: bool
+        self, batch: Batch, step: int, parts: Sequence[slice], request: Request | None = None, *, train: bool
     ) -> Iterator[Arrival[Read]]:
         """Reads a batch's rows; yields the same once for each micro-batch, when its rows are filled in.
 
         Args:
-            found: what :meth:`find` found; None finds it now.
+            request: the result of :meth:`find`; None calls it now.
         """
 
     @abstractmethod
@@ -154,16 +157,16 @@ class ShardedHalf(ABC, Generic[Found, Read]):
             NonFiniteError: a gradient is NaN or infinite; no row was moved.
         """
 
-    def update_unless(
+    def update_masked(
         self,
-        agree: Any,
+        agree: Agree,
         batch: Batch,
         reads: list[Read],
         gradients: Sequence[Gradients],
         step: int,
         lr_scale: float,
-    ) -> Any:
-        """As :meth:`update`, decided on the device; a half whose rows are all in GPU memory can do it.
+    ) -> DeferredUpdate:
+        """As :meth:`update`, but the device decides whether rows move. Needs all rows in GPU memory.
 
         Args:
             agree: see :data:`girih.sparse.halves.deferred.Agree`.
@@ -173,43 +176,43 @@ class ShardedHalf(ABC, Generic[Found, Read]):
         """
         raise NotImplementedError(f"{type(self).__name__} learns at once what a step is refused for")
 
-    def prepare(self, batch: Batch) -> Future[Found]:
+    def prepare(self, batch: Batch) -> Future[Request]:
         """See :class:`girih.sparse.half.SparseHalf`."""
 
-        def find() -> Found:
-            found = self.find(batch, self._parts_of(batch), train=True)
-            self.fetch(found)
-            return found
+        def find() -> Request:
+            request = self.find(batch, self._parts_of(batch), train=True)
+            self.fetch(request)
+            return request
 
-        return self._do(find)
+        return self._submit(find)
 
-    def pull(self, batch: Batch, prepared: Future[Found] | None = None) -> PulledHere[Found, Read]:
+    def pull(self, batch: Batch, prepared: Future[Request] | None = None) -> PulledHere[Request, Read]:
         """Reads a batch's rows for training."""
         return self._pulled(batch, self._parts_of(batch), prepared, train=True)
 
-    def peek(self, batch: Batch) -> PulledHere[Found, Read]:
+    def peek(self, batch: Batch) -> PulledHere[Request, Read]:
         """Reads for evaluation; keys without a row give their initial value."""
         return self._pulled(batch, [slice(0, batch.num_examples)], train=False)
 
     def move(self, batch: Batch, reads: list[Read], gradients: Gradients, step: int, lr_scale: float) -> None:
-        """Moves rows by the gradients of all outputs, after all that was asked before; see :meth:`update`."""
-        given = by_group(self.groups_of_tables, gradients)
-        self.awaited(self._do(lambda: self.update(batch, reads, given, step, lr_scale)))
+        """Moves rows by the gradients of all outputs, after all earlier work; see :meth:`update`."""
+        grouped = by_group(self.groups_of_tables, gradients)
+        self.awaited(self._submit(lambda: self.update(batch, reads, grouped, step, lr_scale)))
         self.last_step = step
 
     def move_masked(
         self,
-        agree: Any,
+        agree: Agree,
         batch: Batch,
         reads: list[Read],
         gradients: Gradients,
         step: int,
         lr_scale: float,
-    ) -> Any:
-        """As :meth:`move`, decided on the device; see :meth:`update_unless`."""
-        given = by_group(self.groups_of_tables, gradients)
+    ) -> DeferredUpdate:
+        """As :meth:`move`, but the device decides whether rows move; see :meth:`update_masked`."""
+        grouped = by_group(self.groups_of_tables, gradients)
         update = self.awaited(
-            self._do(lambda: self.update_unless(agree, batch, reads, given, step, lr_scale))
+            self._submit(lambda: self.update_masked(agree, batch, reads, grouped, step, lr_scale))
         )
         before, self.last_step = self.last_step, step
         return replace(update, rollback=lambda: setattr(self, "last_step", before))
@@ -225,7 +228,7 @@ class ShardedHalf(ABC, Generic[Found, Read]):
         """Sums over all shards."""
         return SparseStats(self._shards.counters(), self._shards.rows())
 
-    def live(self) -> dict[str, Any]:
+    def live(self) -> dict[str, dict[str, int]]:
         """See :meth:`girih.sparse.groups.local_shards.LocalShards.live`; asks no other process."""
         return self._shards.live()
 
@@ -248,7 +251,7 @@ class ShardedHalf(ABC, Generic[Found, Read]):
 
     def peek_rows(self, table: str, ids: NDArray[np.int64]) -> NDArray[np.float32]:
         """See :meth:`girih.sparse.groups.local_shards.LocalShards.peek`."""
-        return self.awaited(self._do(lambda: self._shards.peek(table, ids)))
+        return self.awaited(self._submit(lambda: self._shards.peek(table, ids)))
 
     def stores(self) -> Iterator[tuple[str, Store]]:
         """Every shard here, and the place of its file in a checkpoint."""
@@ -264,8 +267,8 @@ class ShardedHalf(ABC, Generic[Found, Read]):
         return slices_of(batch, self._micro_batches)
 
     def _pulled(
-        self, batch: Batch, parts: Sequence[slice], prepared: Future[Found] | None = None, *, train: bool
-    ) -> PulledHere[Found, Read]:
+        self, batch: Batch, parts: Sequence[slice], prepared: Future[Request] | None = None, *, train: bool
+    ) -> PulledHere[Request, Read]:
         rows = self._arriving(batch, self.last_step + 1, parts, prepared, train=train)
 
         def arrive(*, last: bool) -> Arrival[Read]:
@@ -274,7 +277,7 @@ class ShardedHalf(ABC, Generic[Found, Read]):
                 rows.close()  # by who does the work, not by whoever lets go of it last
             return arrived
 
-        arrivals = [self._do(partial(arrive, last=part is parts[-1])) for part in parts]
+        arrivals = [self._submit(partial(arrive, last=part is parts[-1])) for part in parts]
         return PulledHere(self, batch, list(zip(parts, arrivals, strict=True)), train=train)
 
     def _arriving(
@@ -282,15 +285,15 @@ class ShardedHalf(ABC, Generic[Found, Read]):
         batch: Batch,
         step: int,
         parts: Sequence[slice],
-        prepared: Future[Found] | None,
+        prepared: Future[Request] | None,
         *,
         train: bool,
     ) -> Generator[Arrival[Read], None, None]:
-        found = None if prepared is None else prepared.result()  # asked earlier, so it is there
-        yield from self.read(batch, step, parts, found, train=train)
+        request = None if prepared is None else prepared.result()  # asked earlier, so it is there
+        yield from self.read(batch, step, parts, request, train=train)
 
-    def _do(self, work: Callable[[], T]) -> Future[T]:
-        """Has the thread do it after all that it was asked before; without one, it is done here and now."""
+    def _submit(self, work: Callable[[], T]) -> Future[T]:
+        """Has the thread do it after earlier work. Without a thread, it is done at once."""
         if self._thread is not None:
             return self._thread.submit(self._done_by_thread, work)
         done: Future[Any] = Future()

@@ -62,7 +62,9 @@ class Staging:
         return taken_over
 
     def send(
-        self, gradients: Sequence[Tensor | None], call: Callable[[Sequence[Any]], Future[Frame]]
+        self,
+        gradients: Sequence[Tensor | None],
+        call: Callable[[Sequence[NDArray[Any] | None]], Future[Frame]],
     ) -> Future[Future[Frame]]:
         """Has gradients sent once they have come from the device, behind what was computed so far; waits for nothing.
 
@@ -73,8 +75,8 @@ class Staging:
 
         def depart() -> Future[Frame]:
             with coming.arrived() as arrays:
-                own = [None if array is None else array.copy() for array in arrays]
-            return call(own)
+                copies = [None if array is None else array.copy() for array in arrays]
+            return call(copies)
 
         return self._departures.submit(depart)
 

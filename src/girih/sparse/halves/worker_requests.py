@@ -66,9 +66,9 @@ class RetryingRequests:
         except GirihError as error:
             answered.set_exception(error)
             return
-        reply.add_done_callback(lambda _: self._hear(answered, reply, call, ids))
+        reply.add_done_callback(lambda _: self._on_reply(answered, reply, call, ids))
 
-    def _hear(self, answered: Future[Frame], reply: Reply, call: Callable[[], Reply], ids: bool) -> None:
+    def _on_reply(self, answered: Future[Frame], reply: Reply, call: Callable[[], Reply], ids: bool) -> None:
         """Called by the client's thread."""
         try:
             answered.set_result(answer(reply))

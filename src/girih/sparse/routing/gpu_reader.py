@@ -48,7 +48,7 @@ class GpuServed:
         """All tensors of this."""
         for part in (self.unique, self.terms, self.pieces):
             if part is not None:
-                yield from (each for each in vars(part).values() if isinstance(each, Tensor))
+                yield from (value for value in vars(part).values() if isinstance(value, Tensor))
         yield self.keys.counts
 
 
@@ -68,14 +68,14 @@ class GpuReader:
         """
         num_asked = len(message)
         ids = message[:, :2].clone(memory_format=torch.contiguous_format).view(torch.int64).view(-1)
-        found = unique(ids, sections.positions_of, sections.tables, num_asked)
-        uses = torch.zeros_like(found.counts).index_add_(0, found.inverse, message[:, 2])
-        keys = Keys(found.keys, found.tables, uses, found.num_keys, sections.most)
+        dedup = unique(ids, sections.positions_of, sections.tables, num_asked)
+        uses = torch.zeros_like(dedup.counts).index_add_(0, dedup.inverse, message[:, 2])
+        keys = Keys(dedup.keys, dedup.tables, uses, dedup.num_keys, sections.most)
         if not train:
-            return GpuServed(len(sections.tables), found, keys, None, None)
+            return GpuServed(len(sections.tables), dedup, keys, None, None)
         none = torch.zeros_like(sections.tables)
-        terms = describe_terms(found, sections.positions_of, self._zeros, none, none, None, num_asked, 1)
-        return GpuServed(len(sections.tables), found, keys, terms, Pieces(found.counts))
+        terms = describe_terms(dedup, sections.positions_of, self._zeros, none, none, None, num_asked, 1)
+        return GpuServed(len(sections.tables), dedup, keys, terms, Pieces(dedup.counts))
 
     def begin_read(self, served: GpuServed) -> None:
         """Has rows brought in from tiers below, on the current stream; waits for their keys where there are such tiers."""
@@ -84,13 +84,13 @@ class GpuReader:
     def read(self, served: GpuServed, step: int, *, train: bool) -> tuple[Any, Tensor]:
         """Reads rows: where they are, as the store has it, and float32[K, W], the row of each key of the message."""
         state: GroupState = self.state
-        num_asked, own = len(served.unique.inverse), state.kernels.segments
+        num_asked, segments = len(served.unique.inverse), state.kernels.segments
         rows, addresses = state.read(served.keys, step) if train else state.peeked(served.keys)
-        values = torch.empty((num_asked, own.num_columns), dtype=torch.float32, device=self._device)
-        columns = jit.columns_of(own.num_columns)
+        values = torch.empty((num_asked, segments.num_columns), dtype=torch.float32, device=self._device)
+        columns = jit.columns_of(segments.num_columns)
         jit.launch(
             pool.spread, num_asked, jit.rows_at_once(columns), addresses, served.unique.inverse, values, 0, num_asked, 0,
-            own.num_columns, DTYPE=own.dtype, ALIGNED=own.aligned(0, own.num_columns), COLUMNS=columns,
+            segments.num_columns, DTYPE=segments.dtype, ALIGNED=segments.aligned(0, segments.num_columns), COLUMNS=columns,
         )  # fmt: skip
         return rows, values
 

@@ -111,18 +111,18 @@ class GpuRouter:
         keys = self.bags.find(batch, train=train)
         return GpuAsked(keys, *route(keys.unique, self._num_ranks, len(self.group.spec.tables)))
 
-    def traffic(self, own: GpuAsked, asks: Counts, asked: Counts) -> GpuTraffic:
+    def traffic(self, request: GpuAsked, asks: Counts, asked: Counts) -> GpuTraffic:
         """The same, once all ranks have told how many keys they ask for; see :class:`GpuTraffic`."""
-        found, order = own.keys.unique, own.order[: int(asks.sum())]
-        ids = found.keys[order].view(torch.int32).view(len(order), 2)
-        message = torch.cat([ids, found.counts[order].unsqueeze(1)], dim=1)
+        unique_keys, order = request.keys.unique, request.order[: int(asks.sum())]
+        ids = unique_keys.keys[order].view(torch.int32).view(len(order), 2)
+        message = torch.cat([ids, unique_keys.counts[order].unsqueeze(1)], dim=1)
         sections = Sections.of(asked, self.bags.device)
-        return GpuTraffic(own.keys, order, asks, asked, message, sections)
+        return GpuTraffic(request.keys, order, asks, asked, message, sections)
 
     def fill(
         self,
         outputs: Sequence[Tensor],
-        each: GpuTraffic,
+        traffic: GpuTraffic,
         coming: Callable[[], Tensor],
         batch: Batch,
         parts: Sequence[slice],
@@ -133,31 +133,31 @@ class GpuRouter:
             coming: gives the rows, float32[U, W], in the order of the keys that were sent.
         """
         rows = coming()
-        addresses = torch.zeros(len(each.keys.unique.keys), dtype=torch.int64, device=rows.device)
-        own = torch.arange(len(rows), dtype=torch.int64, device=rows.device)
-        addresses[each.order] = rows.data_ptr() + 4 * self.width * own
+        addresses = torch.zeros(len(traffic.keys.unique.keys), dtype=torch.int64, device=rows.device)
+        row_numbers = torch.arange(len(rows), dtype=torch.int64, device=rows.device)
+        addresses[traffic.order] = rows.data_ptr() + 4 * self.width * row_numbers
         there = RowAddresses(addresses, at.FLOAT32, jit.aligned(rows.data_ptr(), 4 * self.width))
         for examples in parts:
-            self.bags.fill(outputs, each.keys, there, batch, examples)
+            self.bags.fill(outputs, traffic.keys, there, batch, examples)
             yield
 
     def gradients(
-        self, each: GpuTraffic, given: Sequence[Tensor | None], batch: Batch
+        self, traffic: GpuTraffic, gradients: Sequence[Tensor | None], batch: Batch
     ) -> tuple[Tensor, Tensor]:
         """The gradient of each key that was sent, float32[U, W], zeros where no output took part in the loss.
 
         Returns:
             These, and int32[1]: the number of a key of this rank whose gradient is not finite, or -1.
         """
-        terms, pieces = each.keys.of_training()
-        there = [None if gradient is None else gradient.contiguous() for gradient in given]
-        sources = self.bags.sources(there, batch)
-        totals, nonfinite = self._state.kernels.sums(each.keys.keys, terms, pieces, sources)
-        return totals[each.order], nonfinite
+        terms, pieces = traffic.keys.of_training()
+        contiguous = [None if gradient is None else gradient.contiguous() for gradient in gradients]
+        sources = self.bags.sources(contiguous, batch)
+        totals, nonfinite = self._state.kernels.sums(traffic.keys.keys, terms, pieces, sources)
+        return totals[traffic.order], nonfinite
 
-    def feature_of(self, each: GpuTraffic, key: int, batch: Batch) -> str:
+    def feature_of(self, traffic: GpuTraffic, key: int, batch: Batch) -> str:
         """The name of a feature of the batch that has a key, given by its number: waits for the GPU."""
-        return feature_of(self.group, each.keys.unique.inverse.cpu().numpy(), key, batch)
+        return feature_of(self.group, traffic.keys.unique.inverse.cpu().numpy(), key, batch)
 
 
 _SCALE_HALVES = 2  # a float32 in the place of so many float16

@@ -19,7 +19,7 @@ from girih.kernels.buffers import Take
 from girih.kernels.cpu import gradients as gradient_kernels
 from girih.kernels.cpu import pool as pool_kernels
 from girih.kernels.cpu.arrays import sealed
-from girih.sparse.groups.shards import GroupKeys, Ids, Shards, UniqueRows, each
+from girih.sparse.groups.shards import GroupKeys, Ids, Shards, UniqueRows, run_parts
 
 
 @dataclass(frozen=True)
@@ -69,32 +69,32 @@ class ShardReader(Shards):
         Raises:
             ConfigError: lengths that are not those of the keys, or a key that belongs elsewhere.
         """
-        found, rows = self.look_up(MergedRequest.of(keys, counts, lengths), step, train=train)
+        merged_keys, rows = self.look_up(MergedRequest.of(keys, counts, lengths), step, train=train)
         values = (take or self._buffers.take)(np.float32, len(keys), self.dim)
-        spread(rows, found, 0, values)
-        return found, values
+        spread(rows, merged_keys, 0, values)
+        return merged_keys, values
 
     def find_keys(self, request: MergedRequest) -> GroupKeys:
         """The unique keys of a request, which depend on it alone. Raises as :meth:`read` does."""
-        return _all_here(self.find(request.ids, counts=request.counts), request)
+        return _checked_keys(self.find(request.ids, counts=request.counts), request)
 
     def look_up(
-        self, request: MergedRequest, step: int, *, train: bool, found: GroupKeys | None = None
+        self, request: MergedRequest, step: int, *, train: bool, keys: GroupKeys | None = None
     ) -> tuple[GroupKeys, UniqueRows]:
         """As :meth:`read`, for rows that are still to be spread.
 
         Args:
-            found: what :meth:`find_keys` found; None finds it now.
+            keys: the result of :meth:`find_keys`; None calls it now.
         """
-        keys, rows = self.lookup(request.ids, step, train=train, counts=request.counts, found=found)
-        return _all_here(keys, request), rows
+        read_keys, rows = self.lookup(request.ids, step, train=train, counts=request.counts, keys=keys)
+        return _checked_keys(read_keys, request), rows
 
     def join(self, keys: NDArray[np.int64], lengths: NDArray[np.int64]) -> GroupKeys:
         """As :meth:`read`, for gradients of rows that were read in several requests: no row is read again."""
         return self.find(_ids_of(keys, lengths))
 
     def sum_gradients(
-        self, found: GroupKeys, gradients: Sequence[NDArray[np.float32]]
+        self, keys: GroupKeys, gradients: Sequence[NDArray[np.float32]]
     ) -> tuple[NDArray[np.float32], str | None]:
         """Sums what several askers have for one key.
 
@@ -104,35 +104,35 @@ class ShardReader(Shards):
         Returns:
             What :meth:`apply` takes, and a table with a gradient that is not finite, or None.
         """
-        shards = found.shards
-        totals = self._buffers.take(np.float32, found.end, self.dim)
-        starts = [0, *accumulate(len(each) for each in gradients)]
+        shards = keys.shards
+        totals = self._buffers.take(np.float32, keys.end, self.dim)
+        starts = [0, *accumulate(len(run_parts) for run_parts in gradients)]
 
         def add(s: int) -> int:
             first, behind = shards[s].first, shards[s].first + len(shards[s].keys)
             totals[first:behind] = 0
-            for start, own in zip(starts, gradients, strict=False):
-                gradient_kernels.scatter_whole(sealed(own), 0, found.inverse, start, first, behind, totals)
+            for start, part in zip(starts, gradients, strict=False):
+                gradient_kernels.scatter_whole(sealed(part), 0, keys.inverse, start, first, behind, totals)
             return gradient_kernels.first_nonfinite(first, behind, totals)
 
-        bad = max(each(self.pool, len(shards), add, starts[-1]))
+        bad = max(run_parts(self.pool, len(shards), add, starts[-1]))
         if bad < 0:
             return totals, None
         shard = next(shard for shard in reversed(shards) if shard.first <= bad)
         return totals, self.stores[0].spec.tables[shard.tables[bad - shard.first]].name
 
 
-def spread(rows: UniqueRows, found: GroupKeys, start: int, out: NDArray[np.float32]) -> None:
+def spread(rows: UniqueRows, keys: GroupKeys, start: int, out: NDArray[np.float32]) -> None:
     """Copies the rows of the keys asked for, from a number on: float32[·, W]."""
-    pool_kernels.spread(rows.addresses, 0, found.inverse, start, out)
+    pool_kernels.spread(rows.addresses, 0, keys.inverse, start, out)
 
 
-def _all_here(found: GroupKeys, request: MergedRequest) -> GroupKeys:
-    if len(found.inverse) and found.inverse.min() < 0:
+def _checked_keys(keys: GroupKeys, request: MergedRequest) -> GroupKeys:
+    if len(keys.inverse) and keys.inverse.min() < 0:
         raise ConfigError(
-            f"key {request.ids.ids[found.inverse.argmin()]} belongs to another process; do all have one number of shards?"
+            f"key {request.ids.ids[keys.inverse.argmin()]} belongs to another process; do all have one number of shards?"
         )
-    return found
+    return keys
 
 
 def _ids_of(keys: NDArray[np.int64], lengths: NDArray[np.int64]) -> Ids:

@@ -52,21 +52,21 @@ class LeastUsed:
         looked = self._rows is None
         if looked:
             self._look(wanted, step, num_free, ever)
-        found = self._below(step, ever)
-        if len(found) < wanted and self._bound is not None and not looked:
+        rows = self._below(step, ever)
+        if len(rows) < wanted and self._bound is not None and not looked:
             self._look(wanted, step, num_free, ever)
-            found = self._below(step, ever)
-        return found[:wanted]
+            rows = self._below(step, ever)
+        return rows[:wanted]
 
     def _look(self, wanted: int, step: int, num_free: int, ever: int) -> None:
         """Fills the queue from all rows, and sets the bound: None where all rows of the table are below."""
         meta = self._memory.meta_of(None)
         rows = torch.nonzero(meta.tables == self._table).squeeze(1)
-        own = meta.taken(rows)
-        kept, uses = max(_LEAST, len(rows) // _SHARE, 4 * wanted), _uses(own)
+        row_meta = meta.taken(rows)
+        kept, uses = max(_LEAST, len(rows) // _SHARE, 4 * wanted), _uses(row_meta)
         self._bound = None
         if kept < len(rows):
-            may_leave = torch.where(own.last_used < step, uses, torch.full_like(uses, _NEVER))
+            may_leave = torch.where(row_meta.last_used < step, uses, torch.full_like(uses, _NEVER))
             self._bound = torch.topk(may_leave, kept, largest=False, sorted=False).values.max()
             rows = rows[uses <= self._bound]
         self._rows = rows.to(torch.int32)
@@ -87,8 +87,8 @@ class LeastUsed:
         leaving = torch.nonzero(below & (meta.last_used < step)).squeeze(1)
         leaving = leaving[torch.argsort(meta.stamps[leaving], stable=True)]
         leaving = leaving[torch.argsort(uses[leaving], stable=True)]
-        found: Tensor = rows[leaving]
-        return found
+        leaving_rows: Tensor = rows[leaving]
+        return leaving_rows
 
 
 def _uses(meta: counting.Meta) -> Tensor:

@@ -171,18 +171,18 @@ class GpuMemory:
         saving: what keeps records as a save needs them; None while there is no save.
     """
 
-    def __init__(self, own: RowLayout, num_tables: int, options: Gpu) -> None:
+    def __init__(self, row_layout: RowLayout, num_tables: int, options: Gpu) -> None:
         self.options = options
         self.saving: RecordSave | None = None
         self.rows = RecordChunks(
-            own.num_words, options.chunk_bytes, options.reserve_rows, jit.device(options.device)
+            row_layout.num_words, options.chunk_bytes, options.reserve_rows, jit.device(options.device)
         )
         self.device, self.chunks = self.rows.device, self.rows.chunks
         self.chunk_bits, self.stride = self.rows.chunk_bits, self.rows.stride
         self.tables = torch.zeros(num_tables, at.TABLE_COLUMNS, dtype=torch.int64, device=self.device)
-        self.cells = torch.zeros(max(1, own.num_cells), dtype=torch.int32, device=self.device)
+        self.cells = torch.zeros(max(1, row_layout.num_cells), dtype=torch.int32, device=self.device)
         # rows leave before others take theirs, so that tables have no more than this together
-        self._bounds: list[int] = own.kernel.rules[:, at.MAX_ROWS].tolist()
+        self._bounds: list[int] = row_layout.kernel.rules[:, at.MAX_ROWS].tolist()
         self._most_rows = sum(self._bounds)
         self.peeks = torch.zeros(2, dtype=torch.int64, device=self.device)
         self.lock = threading.Lock()
@@ -198,7 +198,7 @@ class GpuMemory:
         self.cells.zero_()
         self.calls, self.last_step = 0, 0
         self._ever, self._added = 0, 0  # at most so many
-        self._told: deque[tuple[torch.cuda.Event | None, Tensor, int]] = deque()
+        self._reports: deque[tuple[torch.cuda.Event | None, Tensor, int]] = deque()
         self._asked = 0  # keys that all calls together may have added
 
     @property
@@ -213,14 +213,14 @@ class GpuMemory:
 
     def known(self) -> Longs:
         """int64[4], ``words`` as they are now: waits for the GPU."""
-        found: Longs = self.words.cpu().numpy()
-        self._ever, self._added = int(found[counting.ROWS_EVER]), int(found[counting.ADDED])
-        self._told.clear()
-        return found
+        words: Longs = self.words.cpu().numpy()
+        self._ever, self._added = int(words[counting.ROWS_EVER]), int(words[counting.ADDED])
+        self._reports.clear()
+        return words
 
     def make_room(self, more: int) -> int:
         """Makes room for ``more`` rows to be made; returns for how many there is, fewer where memory ends."""
-        self._hear()
+        self._read_reports()
         room, are_few = more, self.capacity < self._most_rows
         if (are_few and self._ever + more > self.capacity) or 2 * (self._added + more) > self.num_slots:
             words = self.known()
@@ -230,18 +230,18 @@ class GpuMemory:
             if self.capacity < self._most_rows:
                 room = min(more, self.capacity - self._ever + free)
             if 2 * (self._added + more) > self.num_slots:
-                self._index_anew(int(words[counting.NUM_ROWS]) + more)
+                self._rebuild_index(int(words[counting.NUM_ROWS]) + more)
         self._ever, self._added, self._asked = self._ever + more, self._added + more, self._asked + more
         return room
 
-    def tell(self) -> None:
-        """Has the GPU tell, when it comes to it, what was added so far."""
+    def report_counts(self) -> None:
+        """Has the GPU report how many rows were added so far."""
         if self.device.type == "cpu":
-            self._told.append((None, self.words.clone(), self._asked))
+            self._reports.append((None, self.words.clone(), self._asked))
             return
         copy = torch.empty(4, dtype=torch.int64, pin_memory=True)
         copy.copy_(self.words, non_blocking=True)
-        self._told.append((reached(self.device), copy, self._asked))
+        self._reports.append((reached(self.device), copy, self._asked))
 
     def meta_of(self, rows: Tensor | None) -> counting.Meta:
         """The meta of some rows, int32[·], or of all that were ever made: waits for the GPU."""
@@ -283,7 +283,7 @@ class GpuMemory:
         self.free = free
         self.words.copy_(torch.tensor([len(free), rows_ever, num_rows, num_rows]))
         self._ever = rows_ever
-        self._index_anew(num_rows)
+        self._rebuild_index(num_rows)
 
     @contextlib.contextmanager
     def changing(self, step: int = 0) -> Iterator[None]:
@@ -327,8 +327,8 @@ class GpuMemory:
             counts, np.cumsum([self.tables.numel(), len(self.words)])
         )
         tables = of_tables.reshape(-1, at.TABLE_COLUMNS)
-        found = {name: int(tables[:, column].sum()) for name, column in at.COUNTERS.items()}
-        return found | {"rows": int(words[counting.NUM_ROWS]), "peeks": int(peeks), "absent": int(absent)}
+        counters = {name: int(tables[:, column].sum()) for name, column in at.COUNTERS.items()}
+        return counters | {"rows": int(words[counting.NUM_ROWS]), "peeks": int(peeks), "absent": int(absent)}
 
     def held_bytes(self) -> dict[str, dict[str, int]]:
         """Bytes ``used`` and ``reserved`` by part."""
@@ -350,11 +350,11 @@ class GpuMemory:
         self.rows.close()
         self.slots = torch.zeros(jit.SPARE + 1, dtype=torch.int64, device=self.device)
 
-    def _hear(self) -> None:
-        """Takes in what the GPU has told so far."""
-        while self._told and (self._told[0][0] is None or self._told[0][0].query()):  # type: ignore[no-untyped-call]
-            _, told, asked = self._told.popleft()
-            words, since = told.numpy(), self._asked - asked
+    def _read_reports(self) -> None:
+        """Reads the reports that have come from the GPU."""
+        while self._reports and (self._reports[0][0] is None or self._reports[0][0].query()):  # type: ignore[no-untyped-call]
+            _, counts, num_asked = self._reports.popleft()
+            words, since = counts.numpy(), self._asked - num_asked
             self._ever = int(words[counting.ROWS_EVER]) + since
             self._added = int(words[counting.ADDED]) + since
 
@@ -365,7 +365,7 @@ class GpuMemory:
             " tables by max_rows, or use tiers = ['dram']"
         )
 
-    def _index_anew(self, num_rows: int) -> None:
+    def _rebuild_index(self, num_rows: int) -> None:
         """Makes the index of the records, with room for ``num_rows`` at a load of a quarter to a half.
 
         Raises:
@@ -379,7 +379,7 @@ class GpuMemory:
         words = self.words.cpu()
         self.words[counting.ADDED] = words[counting.NUM_ROWS]
         self._added = int(words[counting.NUM_ROWS])
-        self._told.clear()
+        self._reports.clear()
 
 
 def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
@@ -402,12 +402,12 @@ def reached(device: torch.device) -> torch.cuda.Event | None:
 def to_host(tensor: Tensor) -> NDArray[Any]:
     """An array of the host, for which it waits: until what its stream was given so far is done."""
     if tensor.device.type == "cpu":
-        own: NDArray[Any] = tensor.numpy()
-        return own
+        array: NDArray[Any] = tensor.numpy()
+        return array
     pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     pinned.copy_(tensor, non_blocking=True)
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record(torch.cuda.current_stream(tensor.device))
     event.synchronize()
-    found: NDArray[Any] = pinned.numpy()
-    return found
+    copy: NDArray[Any] = pinned.numpy()
+    return copy

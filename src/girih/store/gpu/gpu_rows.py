@@ -37,13 +37,13 @@ class GpuRows:
         clock: seconds since 1970, for tables whose rows expire after some seconds.
     """
 
-    def __init__(self, memory: GpuMemory, own: RowLayout, kernels: RecordKernels, clock: Clock) -> None:
+    def __init__(self, memory: GpuMemory, layout: RowLayout, kernels: RecordKernels, clock: Clock) -> None:
         self._memory, self._kernels, self._clock = memory, kernels, clock
-        self._rules = own.kernel.rules
+        self._rules = layout.kernel.rules
         device = memory.device
         self._rules_there = to_device(self._rules, device)
-        self._bloom = to_device(own.kernel.bloom, device)
-        chances = [math.log1p(-p) if p < 1 else -math.inf for p in own.kernel.chance]
+        self._bloom = to_device(layout.kernel.bloom, device)
+        chances = [math.log1p(-p) if p < 1 else -math.inf for p in layout.kernel.chance]
         self._chances = torch.tensor(chances, dtype=torch.float64, device=device)
         eviction = self._rules[:, at.EVICTION]
         listed = np.isin(eviction, (at.EVICT_LRU, at.EVICT_TTL))
@@ -102,7 +102,7 @@ class GpuRows:
         )  # fmt: skip
         # unless some were turned away, every key has a row now
         addresses = self._kernels.begin(keys, rows, takes, all_there=takes is is_new)
-        memory.tell()
+        memory.report_counts()
         if short:
             raise memory.full()
         return rows, addresses

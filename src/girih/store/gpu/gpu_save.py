@@ -183,12 +183,12 @@ class GpuSave:
 
     def _take_piece(self, first: int, piece: Tensor) -> None:
         """Copies a piece to the host, but for records of which what was kept is there already."""
-        found = self._staged(piece)[:, : self._num_words]
-        own = self._host.memory.arrays.meta[first : first + len(piece)]
+        records = self._staged(piece)[:, : self._num_words]
+        meta = self._host.memory.arrays.meta[first : first + len(piece)]
         self._num_copied = first + len(piece)
         kept = np.flatnonzero(self._kept_there[first : first + len(piece)])
-        found[kept] = own[kept]
-        own[:] = found
+        records[kept] = meta[kept]
+        meta[:] = records
 
     def _take_asides(self) -> None:
         """Puts what was kept until now over what was copied, or is to be."""
@@ -196,10 +196,10 @@ class GpuSave:
             piece, num_rows, ready = self._asides.get()
             if self._stream is not None and ready is not None:
                 self._stream.wait_event(ready)
-            found = self._staged(piece[:num_rows])
+            records = self._staged(piece[:num_rows])
             self._room.put(piece)
-            saving.put_spilled(found, 0, self._host.memory.arrays.meta)
-            self._kept_there[found[:, 0]] = True
+            saving.put_spilled(records, 0, self._host.memory.arrays.meta)
+            self._kept_there[records[:, 0]] = True
 
     def _staged(self, there: Tensor) -> np.ndarray[tuple[int, int], np.dtype[np.int32]]:
         """A copy on the host of int32[K, ·]; overwritten by the next one."""
@@ -237,8 +237,8 @@ class GpuSave:
 
 def _as_bytes(cells: Tensor) -> Tensor:
     """uint8[·], a copy of cells, int32[·], as the host has them; a part at a time, since each takes memory of its own."""
-    found = torch.empty(len(cells), dtype=torch.uint8, device=cells.device)
+    out = torch.empty(len(cells), dtype=torch.uint8, device=cells.device)
     for start in range(0, len(cells), _PIECE_BYTES):
         part = slice(start, start + _PIECE_BYTES)
-        found[part] = cells[part].clamp(0, 255)
-    return found
+        out[part] = cells[part].clamp(0, 255)
+    return out

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from girih.errors import ConfigError
 from girih.kernels.cpu import layout as at
-from girih.kernels.cpu.update import Terms as HostTerms
 from girih.kernels.gpu import counting, jit, update
 from girih.kernels.gpu.gradients import FusedInputs
 from girih.kernels.gpu.layout import STAMP
@@ -32,7 +31,7 @@ from girih.store.gpu.record_kernels import Keys, RecordKernels, check_unique
 from girih.store.memory.mapping import Heap
 from girih.store.rows.record import RowLayout, hyper_rows, row_layout
 from girih.store.spec import Floats, GroupSpec, Ints, Longs
-from girih.store.state import LAST_STEP, ShardState, open_state
+from girih.store.state import LAST_STEP, GradientTerms, ShardState, open_state
 
 
 class GpuState:
@@ -46,11 +45,11 @@ class GpuState:
         rows: which keys have rows.
     """
 
-    def __init__(self, spec: GroupSpec, own: RowLayout, options: Gpu, clock: Clock) -> None:
-        self.spec, self.layout, self._clock = spec, own, clock
-        self.memory = GpuMemory(own, len(spec.tables), options)
-        self.kernels = RecordKernels(self.memory.rows, own)
-        self.rows = GpuRows(self.memory, own, self.kernels, clock)
+    def __init__(self, spec: GroupSpec, layout: RowLayout, options: Gpu, clock: Clock) -> None:
+        self.spec, self.layout, self._clock = spec, layout, clock
+        self.memory = GpuMemory(layout, len(spec.tables), options)
+        self.kernels = RecordKernels(self.memory.rows, layout)
+        self.rows = GpuRows(self.memory, layout, self.kernels, clock)
 
     @property
     def device(self) -> torch.device:
@@ -129,22 +128,21 @@ class GpuState:
         ids: Longs,
         tables: Ints,
         rows: Ints | None,
-        grads: Floats,
+        grads: Floats | GradientTerms,
         step: int,
         lr_scale: float,
-        terms: HostTerms | None = None,
     ) -> int:
         """Moves rows by gradients; see :meth:`girih.store.Store.apply_gradients`."""
-        if terms is not None:
+        if isinstance(grads, GradientTerms):
             raise ConfigError("a store in GPU memory takes sums of gradients; leave terms out")
         memory, device = self.memory, self.memory.device
         order, keys = self._keys(ids, tables)
-        given = to_device(grads[order], device)
+        on_device = to_device(grads[order], device)
         there = torch.full((len(ids),), at.NO_ROW, dtype=torch.int32, device=device)
         if rows is not None:
             there = to_device(rows[order], device)
         before = memory.tables[:, at.DROPPED].sum()
-        self.move(keys, there, given, there.new_full((1,), -1), step, lr_scale)
+        self.move(keys, there, on_device, there.new_full((1,), -1), step, lr_scale)
         return int(memory.tables[:, at.DROPPED].sum() - before)
 
     def assign(self, ids: Longs, tables: Ints, values: Floats) -> Ints:
@@ -152,15 +150,15 @@ class GpuState:
         memory = self.memory
         step = min(memory.last_step + 1, LAST_STEP)
         order, keys = self._keys(ids, tables)
-        given = to_device(values[order], memory.device)
+        on_device = to_device(values[order], memory.device)
         with memory.changing():
             before = memory.tables[:, [at.LOOKUPS, at.HITS, at.FULL]]
             rows, _ = self.rows.read(keys, step, forced=True)
             memory.tables[:, [at.LOOKUPS, at.HITS, at.FULL]] = before
-            self.kernels.assign(keys, rows, given, step)
-        found = np.empty(len(ids), np.int32)
-        found[order] = rows.cpu().numpy()
-        return found
+            self.kernels.assign(keys, rows, on_device, step)
+        out = np.empty(len(ids), np.int32)
+        out[order] = rows.cpu().numpy()
+        return out
 
     def fetch(self, ids: Longs, tables: Ints) -> None:
         """Begins to bring in the rows of keys; they are here already."""
@@ -214,7 +212,7 @@ class GpuState:
         shard, num_shards = (self.layout.description[name] for name in ("shard", "num_shards"))
         return open_state(self.spec, shard, num_shards, Heap(), self._clock)
 
-    def _launch(self, kernel: Any, num_items: int, *arguments: Any) -> None:
+    def _launch(self, kernel: object, num_items: int, *arguments: Any) -> None:
         memory = self.memory
         jit.launch(
             kernel,
@@ -232,17 +230,19 @@ class GpuState:
         check_unique(ids, tables)
         if counts is None or not len(counts):
             counts = np.ones(len(ids), np.int32)
-        given, of, times = (to_device(array[order], device) for array in (ids, tables, counts))
+        gpu_ids, gpu_tables, gpu_counts = (to_device(array[order], device) for array in (ids, tables, counts))
         num = torch.full((1,), len(ids), dtype=torch.int32, device=device)
-        return order, Keys(given, of, times, num, np.bincount(tables, minlength=len(self.spec.tables)))
+        return order, Keys(
+            gpu_ids, gpu_tables, gpu_counts, num, np.bincount(tables, minlength=len(self.spec.tables))
+        )
 
     def _brought(self, order: Longs, keys: Keys, rows: Tensor, addresses: Tensor, out: Floats) -> Ints:
         """Copies columns to ``out``, float32[U, W], and rows, as keys were given."""
         values = self.kernels.columns(keys, addresses)
         out[order] = values.cpu().numpy()
-        found = np.empty(len(order), np.int32)
-        found[order] = rows.cpu().numpy()
-        return found
+        in_order = np.empty(len(order), np.int32)
+        in_order[order] = rows.cpu().numpy()
+        return in_order
 
     def _refuse_addresses(self, addresses: Longs | None) -> None:
         if addresses is not None:

@@ -50,7 +50,7 @@ class Keys:
         ids, tables, counts: int64[n], int32[n], int32[n], with room for n.
         num: int32[1], U: how many there are.
         most: int64[T], how many there are of each table at most, on the host.
-        here: the same on the host, once somebody has asked for them.
+        on_host: the same on the host, once somebody has asked for them.
     """
 
     ids: Tensor
@@ -58,7 +58,7 @@ class Keys:
     counts: Tensor
     num: Tensor
     most: Longs
-    here: HostKeys | None = None
+    on_host: HostKeys | None = None
 
     def __len__(self) -> int:
         """n."""
@@ -90,9 +90,9 @@ class DeviceSegments:
     table_seeds: Tensor
 
     @classmethod
-    def of(cls, own: RowLayout, device: torch.device) -> DeviceSegments:
+    def of(cls, row_layout: RowLayout, device: torch.device) -> DeviceSegments:
         """Those of a layout."""
-        kernel = own.kernel
+        kernel = row_layout.kernel
         return cls(
             dtype=kernel.dtype,
             described=kernel.segments.tolist(),
@@ -169,10 +169,10 @@ class GroupState(Protocol):
 class RecordKernels:
     """Launches kernels on records; waits for nothing."""
 
-    def __init__(self, records: RecordChunks, own: RowLayout) -> None:
+    def __init__(self, records: RecordChunks, row_layout: RowLayout) -> None:
         self._records, self._device = records, records.device
-        self.segments = DeviceSegments.of(own, self._device)
-        self._first_hyper = to_device(own.first_hyper, self._device)
+        self.segments = DeviceSegments.of(row_layout, self._device)
+        self._first_hyper = to_device(row_layout.first_hyper, self._device)
 
     def begin(self, keys: Keys, rows: Tensor, takes: Tensor, *, all_there: bool = False) -> Tensor:
         """Writes the values of records that are new; returns where the columns of all keys lie until the next call, int64[n].
@@ -184,11 +184,11 @@ class RecordKernels:
             takes: int32[n], 1 where the record is new.
             all_there: no key has none, which saves memory for initial values.
         """
-        own, n = self.segments, len(keys)
+        segments, n = self.segments, len(keys)
         first_value = (
             n + n % 2
         )  # initial values begin at a multiple of 16 bytes, and so does each row of them
-        row_bytes = 16 * -(-own.num_columns * own.value_bytes // 16)
+        row_bytes = 16 * -(-segments.num_columns * segments.value_bytes // 16)
         memory = torch.empty(
             first_value + (0 if all_there else n * row_bytes // 8),
             dtype=torch.int64,
@@ -196,24 +196,24 @@ class RecordKernels:
         )
         # never 0, even without values: Triton would compile the kernel again for 0, an int32
         addresses, scratch = memory[:n], memory.data_ptr() + 8 * first_value
-        for number, (first, dim, state, width, optimizer) in enumerate(own.described):
+        for number, (first, dim, state, width, optimizer) in enumerate(segments.described):
             columns = jit.columns_of(dim)
             jit.launch(
                 lookup.write_initial, n, jit.rows_at_once(columns), self._records.chunks, keys.ids, keys.tables, keys.num,
-                rows, takes, scratch, addresses, own.seeds, own.kinds, own.options, self._first_hyper, number,
-                len(own.described), first, dim, state, row_bytes, OPTIMIZER=optimizer, STATE_WIDTH=width,
-                DTYPE=own.dtype, ALIGNED=own.aligned(first, dim), CHUNK_BITS=self._records.chunk_bits, STRIDE=self._records.stride, COLUMNS=columns,
+                rows, takes, scratch, addresses, segments.seeds, segments.kinds, segments.options, self._first_hyper, number,
+                len(segments.described), first, dim, state, row_bytes, OPTIMIZER=optimizer, STATE_WIDTH=width,
+                DTYPE=segments.dtype, ALIGNED=segments.aligned(first, dim), CHUNK_BITS=self._records.chunk_bits, STRIDE=self._records.stride, COLUMNS=columns,
             )  # fmt: skip
         return addresses
 
     def columns(self, keys: Keys, addresses: Tensor) -> Tensor:
         """Columns at addresses, int64[n], as float32[n, W]."""
-        own = self.segments
-        values = torch.empty((len(keys), own.num_columns), dtype=torch.float32, device=self._device)
-        columns = jit.columns_of(own.num_columns)
+        segments = self.segments
+        values = torch.empty((len(keys), segments.num_columns), dtype=torch.float32, device=self._device)
+        columns = jit.columns_of(segments.num_columns)
         jit.launch(
-            lookup.gather, len(keys), jit.rows_at_once(columns), addresses, keys.num, values, own.num_columns,
-            DTYPE=own.dtype, ALIGNED=own.aligned(0, own.num_columns), COLUMNS=columns,
+            lookup.gather, len(keys), jit.rows_at_once(columns), addresses, keys.num, values, segments.num_columns,
+            DTYPE=segments.dtype, ALIGNED=segments.aligned(0, segments.num_columns), COLUMNS=columns,
         )  # fmt: skip
         return values
 
@@ -243,12 +243,12 @@ class RecordKernels:
         Args:
             lent: the gradients that sources are of, float32 and contiguous; factors of terms are 1 at most.
         """
-        own, limit = self.segments.described, safe_limit(len(keys))
+        segments, limit = self.segments.described, safe_limit(len(keys))
         totals, nonfinite = self._no_sums(keys)
         largest = torch.zeros_like(nonfinite)
         find_largest(lent, largest)
         parts = []
-        for source, (first, dim, *_) in zip(sources, own, strict=True):
+        for source, (first, dim, *_) in zip(sources, segments, strict=True):
             sums = sum_pieces(source, terms, pieces, keys.num, dim)
             sum_terms(source, terms, pieces, sums, keys.num, totals, first, dim, nonfinite, largest, limit)
             parts.append(sums)
@@ -270,13 +270,13 @@ class RecordKernels:
             gradients: float32[n, W]. hyper: float64[S, 8].
             direct: what :meth:`direct_sums` returned beside the gradients.
         """
-        own, there = self.segments, to_device(hyper, self._device)
-        for number, (first, dim, state, width, optimizer) in enumerate(own.described):
+        segments, there = self.segments, to_device(hyper, self._device)
+        for number, (first, dim, state, width, optimizer) in enumerate(segments.described):
             columns = jit.columns_of(dim)
             kernel: Any = update.move_rows
             more: tuple[Any, ...] = ()
             first_state = 4 * state if width > 1 else 0
-            kinds = {"ALIGNED": own.aligned(first, dim) and jit.aligned(first_state)}
+            kinds = {"ALIGNED": segments.aligned(first, dim) and jit.aligned(first_state)}
             if direct is not None:
                 kernel, more, source = (
                     update.sum_and_move_rows,
@@ -290,8 +290,8 @@ class RecordKernels:
                 }
             jit.launch(
                 kernel, len(keys), jit.rows_at_once(columns), self._records.chunks, moving, keys.ids, keys.tables,
-                keys.num, there[number], own.table_seeds, step, gradients, own.num_columns, first, dim, state, *more,
-                OPTIMIZER=optimizer, STATE_WIDTH=width, DTYPE=own.dtype, **kinds, CHUNK_BITS=self._records.chunk_bits,
+                keys.num, there[number], segments.table_seeds, step, gradients, segments.num_columns, first, dim, state, *more,
+                OPTIMIZER=optimizer, STATE_WIDTH=width, DTYPE=segments.dtype, **kinds, CHUNK_BITS=self._records.chunk_bits,
                 STRIDE=self._records.stride, COLUMNS=columns,
             )  # fmt: skip
 
@@ -302,11 +302,11 @@ class RecordKernels:
 
     def assign(self, keys: Keys, rows: Tensor, values: Tensor, step: int) -> None:
         """Sets the records of keys, int32[n], to ``values``, float32[n, W]; optimizer state is made to agree."""
-        own = self.segments
-        for number, (first, dim, state, _, optimizer) in enumerate(own.described):
+        segments = self.segments
+        for number, (first, dim, state, _, optimizer) in enumerate(segments.described):
             columns = jit.columns_of(dim)
             jit.launch(
                 update.assign_rows, len(keys), jit.rows_at_once(columns), self._records.chunks, rows, keys.num, values,
-                own.num_columns, self._first_hyper[number], step, first, dim, state, OPTIMIZER=optimizer, DTYPE=own.dtype,
-                ALIGNED=own.aligned(first, dim), CHUNK_BITS=self._records.chunk_bits, STRIDE=self._records.stride, COLUMNS=columns,
+                segments.num_columns, self._first_hyper[number], step, first, dim, state, OPTIMIZER=optimizer, DTYPE=segments.dtype,
+                ALIGNED=segments.aligned(first, dim), CHUNK_BITS=self._records.chunk_bits, STRIDE=self._records.stride, COLUMNS=columns,
             )  # fmt: skip

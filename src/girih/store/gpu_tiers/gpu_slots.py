@@ -73,46 +73,46 @@ class GpuSlots:
         self._wait(self._fetched)
         self.table.begin_verb()
         known = rows if known is None else known
-        found = np.empty(len(rows), np.int32)
-        missing, num_cold = self.table.find(rows, known, found, reads=reads)
+        row_slots = np.empty(len(rows), np.int32)
+        missing, num_cold = self.table.find(rows, known, row_slots, reads=reads)
         if reads:
             self.num_reads += int(np.count_nonzero(known >= 0))
             self.num_cold += num_cold
         made = (known < 0) & (rows >= 0)
         if missing:
-            lost = found == MISSING
+            lost = row_slots == MISSING
             try:
-                left = self.table.take(rows, found, missing)
+                left = self.table.take(rows, row_slots, missing)
             except StorageFullError:
-                device_slots.give_up(self.table.slots, found[lost & (found >= 0)])
+                device_slots.give_up(self.table.slots, row_slots[lost & (row_slots >= 0)])
                 self._host.rows.drop(rows[made])
                 self._send_home(*self.table.left())
                 raise
-            self._exchange(*left, rows, found, np.flatnonzero(lost & ~made), reads=reads)
-        self.table.slots.flags[found[made]] |= CHANGED
+            self._exchange(*left, rows, row_slots, np.flatnonzero(lost & ~made), reads=reads)
+        self.table.slots.flags[row_slots[made]] |= CHANGED
         self._record(self._free)
-        return found, made.astype(np.int32)
+        return row_slots, made.astype(np.int32)
 
     def fetch(self, rows: Ints) -> None:
         """Brings in what the next batch will want, int32[U], and has room for those of its keys that have no row, -1."""
         self._wait(self._free)
         self.table.begin_fetch()
-        found = np.empty(len(rows), np.int32)
-        missing, _ = self.table.find(rows, rows, found, reads=False)
-        cold = np.flatnonzero(found == MISSING)
+        row_slots = np.empty(len(rows), np.int32)
+        missing, _ = self.table.find(rows, rows, row_slots, reads=False)
+        cold = np.flatnonzero(row_slots == MISSING)
         try:
-            left = self.table.take(rows, found, missing, spare=int(np.count_nonzero(rows < 0)))
+            left = self.table.take(rows, row_slots, missing, spare=int(np.count_nonzero(rows < 0)))
         except StorageFullError:  # the verb will say so, if it needs as much
-            device_slots.give_up(self.table.slots, found[cold][found[cold] >= 0])
+            device_slots.give_up(self.table.slots, row_slots[cold][row_slots[cold] >= 0])
             self._send_home(*self.table.left())
         else:
-            self._exchange(*left, rows, found, cold, reads=True)
-            self.table.slots.flags[found[cold]] |= FETCHED
+            self._exchange(*left, rows, row_slots, cold, reads=True)
+            self.table.slots.flags[row_slots[cold]] |= FETCHED
         self._record(self._fetched)
 
-    def mark_changed(self, found: Ints) -> None:
+    def mark_changed(self, row_slots: Ints) -> None:
         """Before rows change in the slots that :meth:`bring` found."""
-        self.table.slots.flags[found[found >= 0]] |= CHANGED
+        self.table.slots.flags[row_slots[row_slots >= 0]] |= CHANGED
 
     def forget(self, known: Ints, rows: Ints) -> None:
         """Rows that keys have got, where ``known`` is -1, begin anew: what slots have of their numbers is given up."""
@@ -159,23 +159,23 @@ class GpuSlots:
         self.records.close()
 
     def _exchange(
-        self, left: Ints, left_rows: Ints, rows: Ints, found: Ints, cold: NDArray[np.intp], *, reads: bool
+        self, left: Ints, left_rows: Ints, rows: Ints, row_slots: Ints, cold: NDArray[np.intp], *, reads: bool
     ) -> None:
         """Sends rows home and loads others, those of keys ``cold``, into slots that these may have left."""
-        going = self._begin_home(left) if len(left) else None
+        going = self._begin_sending_home(left) if len(left) else None
         if len(cold):
             values = self._staged(len(cold))
             self._host.copy_values(rows[cold], values.numpy(), reads=reads)
             there = values.to(self.records.device, non_blocking=True)
-            self._launch(records.put_values, to_device(found[cold], self.records.device), there)
+            self._launch(records.put_values, to_device(row_slots[cold], self.records.device), there)
         if going is not None:
-            self._end_home(left_rows, *going)
+            self._finish_sending_home(left_rows, *going)
 
     def _send_home(self, slots: Ints, rows: Ints) -> None:
         if len(slots):
-            self._end_home(rows, *self._begin_home(slots))
+            self._finish_sending_home(rows, *self._begin_sending_home(slots))
 
-    def _begin_home(self, slots: Ints) -> tuple[Tensor, torch.cuda.Event | None]:
+    def _begin_sending_home(self, slots: Ints) -> tuple[Tensor, torch.cuda.Event | None]:
         """Copies what slots hold to the host, in the order of the stream; the event says when it is there."""
         device = self.records.device
         values = torch.empty((len(slots), self._num_words), dtype=torch.int32, device=device)
@@ -188,7 +188,7 @@ class GpuSlots:
         event.record(torch.cuda.current_stream(device))
         return copy, event
 
-    def _end_home(self, rows: Ints, values: Tensor, event: torch.cuda.Event | None) -> None:
+    def _finish_sending_home(self, rows: Ints, values: Tensor, event: torch.cuda.Event | None) -> None:
         if event is not None:
             event.synchronize()
         self._host.put_values(rows, values.numpy())

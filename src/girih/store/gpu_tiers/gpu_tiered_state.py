@@ -18,7 +18,6 @@ from torch import Tensor
 
 from girih.errors import ConfigError, StorageFullError
 from girih.kernels.cpu import device_slots, layout
-from girih.kernels.cpu.update import Terms
 from girih.kernels.gpu.gradients import FusedInputs
 from girih.store.clock import Clock
 from girih.store.gpu.gpu_memory import GpuTier, to_device
@@ -26,9 +25,9 @@ from girih.store.gpu.record_kernels import HostKeys, Keys, RecordKernels, check_
 from girih.store.gpu_tiers.gpu_slots import GpuSlots
 from girih.store.memory.mapping import Heap
 from girih.store.rows.record import hyper_rows, without_values
-from girih.store.rows.row_table import ONCE, RowTable
+from girih.store.rows.row_table import ONCE, ReadTarget, RowTable
 from girih.store.spec import Floats, GroupSpec, Ints, Longs
-from girih.store.state import LAST_STEP, LoadedColumn, ShardState, open_state
+from girih.store.state import LAST_STEP, GradientTerms, LoadedColumn, ShardState, open_state
 from girih.store.tiers.tiered_state import open_tiered_state
 from girih.store.tiers.tiered_values import Tiers
 
@@ -54,8 +53,8 @@ class GpuTieredState(ShardState):
 
     def begin_read(self, keys: Keys) -> None:
         """Has values of the next batch's keys brought in, on the current stream; waits for the keys, and for what goes home."""
-        here = brought_here(keys)
-        self.fetch(here.ids, here.tables)
+        on_host = brought_here(keys)
+        self.fetch(on_host.ids, on_host.tables)
 
     def read(self, keys: Keys, step: int) -> tuple[Ints, Tensor]:
         """Reads rows for training: int32[U], where they are; int64[U], where their columns lie until the next verb."""
@@ -107,9 +106,9 @@ class GpuTieredState(ShardState):
             for part in self.memory.stretches(len(ids), 1):
                 arrays = self.memory.arrays
                 device_slots.note_updates(arrays, ids[part], tables[part], rows[part], step, moving[part])
-            found, _ = self.slots.bring(moving)
-            self.slots.mark_changed(found)
-            there = to_device(found, self.device)
+            row_slots, _ = self.slots.bring(moving)
+            self.slots.mark_changed(row_slots)
+            there = to_device(row_slots, self.device)
             self.kernels.move(
                 _cut(keys, len(ids)), there, gradients, hyper_rows(self.spec, lr_scale, step), step, direct
             )
@@ -149,13 +148,12 @@ class GpuTieredState(ShardState):
         ids: Longs,
         tables: Ints,
         rows: Ints | None,
-        grads: Floats,
+        grads: Floats | GradientTerms,
         step: int,
         lr_scale: float,
-        terms: Terms | None = None,
     ) -> int:
         """Moves rows by gradients."""
-        if terms is not None:
+        if isinstance(grads, GradientTerms):
             raise ConfigError("a store with rows in GPU memory takes sums of gradients; leave terms out")
         keys = self._keys(ids, tables, ONCE)
         hints = np.full(len(ids), layout.NO_ROW, np.int32) if rows is None else rows
@@ -169,12 +167,12 @@ class GpuTieredState(ShardState):
         with memory.changing():
             before = memory.arrays.tables[:, reads]
             now = self.rows.now(step)
-            rows, found, _ = self._read_keys(keys, ids, tables, ONCE, now, step, forced=True)
+            rows, row_slots, _ = self._read_keys(keys, ids, tables, ONCE, now, step, forced=True)
             memory.arrays.tables[:, reads] = before
             for part in memory.stretches(len(ids), 1):
                 device_slots.note_versions(memory.arrays, rows[part], step)
-            self.slots.mark_changed(found)
-            there = to_device(found, self.device)
+            self.slots.mark_changed(row_slots)
+            there = to_device(row_slots, self.device)
             self.kernels.assign(keys, there, to_device(values, self.device), step)
         return rows
 
@@ -237,8 +235,8 @@ class GpuTieredState(ShardState):
         ids, tables, _ = brought_here(keys)
         with self.memory.changing():
             rows = self._find(ids, tables)
-            found, made = self.slots.bring(rows)
-            return rows, self._addresses(keys, found, made)
+            row_slots, made = self.slots.bring(rows)
+            return rows, self._addresses(keys, row_slots, made)
 
     def _read_keys(
         self,
@@ -253,51 +251,54 @@ class GpuTieredState(ShardState):
     ) -> tuple[Ints, Ints, Tensor]:
         """Finds or makes the rows of keys and has them in slots: where the rows are, the slots, the columns' addresses."""
         rows, known = np.full(len(ids), layout.NO_ROW, np.int32), np.zeros(len(ids), np.int32)
-        nothing, full = np.empty((len(ids), 0), np.float32), None
+        target, full = ReadTarget(np.empty((len(ids), 0), np.float32), None, rows, known), None
         try:
-            self.rows.read(ids, tables, counts, now, step, nothing, forced=forced, rows=rows, known=known)
+            self.rows.read(ids, tables, counts, now, step, target, forced=forced)
         except StorageFullError as error:
             full = error  # the keys before it are served
         self.forget(known, rows)
-        found, made = self.slots.bring(rows, known, reads=not forced)
-        addresses = self._addresses(keys, found, made)
+        row_slots, made = self.slots.bring(rows, known, reads=not forced)
+        addresses = self._addresses(keys, row_slots, made)
         if full is not None:
             raise full
-        return rows, found, addresses
+        return rows, row_slots, addresses
 
-    def _addresses(self, keys: Keys, found: Ints, made: Ints) -> Tensor:
+    def _addresses(self, keys: Keys, row_slots: Ints, made: Ints) -> Tensor:
         """Addresses of the columns of keys, int64[U], once those of rows that were made are written."""
-        there, takes = (to_device(each, self.device) for each in (found, made))
-        return self.kernels.begin(_cut(keys, len(found)), there, takes, all_there=bool((found >= 0).all()))
+        there, takes = (to_device(array, self.device) for array in (row_slots, made))
+        return self.kernels.begin(
+            _cut(keys, len(row_slots)), there, takes, all_there=bool((row_slots >= 0).all())
+        )
 
     def _keys(self, ids: Longs, tables: Ints, counts: Ints) -> Keys:
         check_unique(ids, tables)
-        given, of, times = (
-            to_device(each, self.device) for each in (ids, tables, np.ones(len(ids), np.int32))
-        )
+        ones = np.ones(len(ids), np.int32)
+        gpu_ids, gpu_tables, gpu_counts = (to_device(array, self.device) for array in (ids, tables, ones))
         num = torch.full((1,), len(ids), dtype=torch.int32, device=self.device)
-        return Keys(given, of, times, num, np.empty(0, np.int64), HostKeys(ids, tables, counts))
+        return Keys(
+            gpu_ids, gpu_tables, gpu_counts, num, np.empty(0, np.int64), HostKeys(ids, tables, counts)
+        )
 
 
 def brought_here(keys: Keys) -> HostKeys:
     """The keys on the host; waits for them where they are not there yet."""
-    if keys.here is None:
+    if keys.on_host is None:
         num = int(keys.num)
-        here = [
-            torch.empty(num, dtype=each.dtype, pin_memory=each.is_cuda)
-            for each in (keys.ids, keys.tables, keys.counts)
+        on_host = [
+            torch.empty(num, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            for tensor in (keys.ids, keys.tables, keys.counts)
         ]
-        for mine, theirs in zip(here, (keys.ids, keys.tables, keys.counts), strict=True):
+        for mine, theirs in zip(on_host, (keys.ids, keys.tables, keys.counts), strict=True):
             mine.copy_(theirs[:num], non_blocking=True)
         if keys.ids.is_cuda:
             torch.cuda.current_stream(keys.ids.device).synchronize()
-        keys.here = HostKeys(*(each.numpy() for each in here))
-    return keys.here
+        keys.on_host = HostKeys(*(tensor.numpy() for tensor in on_host))
+    return keys.on_host
 
 
 def _cut(keys: Keys, num: int) -> Keys:
     """The keys without the room behind them."""
-    return Keys(keys.ids[:num], keys.tables[:num], keys.counts[:num], keys.num, keys.most, keys.here)
+    return Keys(keys.ids[:num], keys.tables[:num], keys.counts[:num], keys.num, keys.most, keys.on_host)
 
 
 def _refuse_addresses(addresses: Longs | None) -> None:
@@ -322,9 +323,9 @@ def open_gpu_tiered_state(
     """
     if below is None:
         opened = open_state(spec, shard, num_shards, arena, clock)
-        own = opened.layout
+        host_layout = opened.layout
         # rows begin in slots: on the host only their meta is made
-        bare = RowTable(opened.memory, without_values(own, own.num_words), clock)
+        bare = RowTable(opened.memory, without_values(host_layout, host_layout.num_words), clock)
         host = replace(opened, rows=bare)
     else:
         host = open_tiered_state(spec, shard, num_shards, arena, clock, below)

@@ -70,16 +70,16 @@ class SlotTable:
         self.slots.state[CALL] += 1
         self.slots.state[USED_SINCE] = self._read_call
 
-    def find(self, rows: Ints, known: Ints, found: Ints, *, reads: bool) -> tuple[int, int]:
+    def find(self, rows: Ints, known: Ints, row_slots: Ints, *, reads: bool) -> tuple[int, int]:
         """See :func:`girih.kernels.cpu.device_slots.find`."""
-        num_missing, num_cold = device_slots.find(self.slots, rows, known, reads, found)
+        num_missing, num_cold = device_slots.find(self.slots, rows, known, reads, row_slots)
         return int(num_missing), int(num_cold)
 
-    def take(self, rows: Ints, found: Ints, missing: int, spare: int = 0) -> tuple[Ints, Ints]:
+    def take(self, rows: Ints, row_slots: Ints, missing: int, spare: int = 0) -> tuple[Ints, Ints]:
         """Gives slots to rows that miss one, and has ``spare`` more free.
 
         Args:
-            found: int32[U], written where it is ``MISSING``, of which there are so many.
+            row_slots: int32[U], written where it is ``MISSING``, of which there are so many.
 
         Returns:
             The slots and rows that leave for them and that only the GPU has, both int32[K]. They are to be sent home before
@@ -101,10 +101,10 @@ class SlotTable:
                 self.add(min(floor, wanted - int(self.slots.state[NUM_FREE])))
         start = 0
         while missing:
-            start = int(device_slots.take(self._memory.arrays, self.slots, rows, start, found, leaving))
+            start = int(device_slots.take(self._memory.arrays, self.slots, rows, start, row_slots, leaving))
             if start == len(rows):
                 break
-            self.add(max(1, int(np.count_nonzero(found[start:] == MISSING)) + spare))
+            self.add(max(1, int(np.count_nonzero(row_slots[start:] == MISSING)) + spare))
         if spare and (lacking := device_slots.free_some(self._memory.arrays, self.slots, spare, leaving)):
             self.add(int(lacking))
         return self.left()

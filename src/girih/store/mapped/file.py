@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from girih.errors import CheckpointError
 from girih.files.sealed import open_file, refusing
@@ -56,7 +57,7 @@ class MappedFileFacts:
         return asdict(self)
 
 
-def description_of(spec: GroupSpec, num_buried: int) -> dict[str, Any]:
+def description_of(spec: GroupSpec, num_buried: int) -> dict[str, object]:
     """The description that a file has of itself, and a reader expects."""
     return {
         "version": VERSION,
@@ -87,11 +88,11 @@ class MappedFile:
     ) -> None:
         self.path = Path(path)
         with open_file(self.path, self.path.parent, "export the model again") as file:
-            found = TensorFile(file, str(path))
+            tensors = TensorFile(file, str(path))
         with refusing(self.path, _FIX):
-            described = Described.of(found.header, KIND, VERSION)
-        self.description = asdict(described) | {"segments": [list(each) for each in described.segments]}
-        self.index, self.rows = (self._tensor(found, name) for name in (INDEX, ROWS))
+            described = Described.of(tensors.header, KIND, VERSION)
+        self.description = asdict(described) | {"segments": [list(segment) for segment in described.segments]}
+        self.index, self.rows = (self._tensor(tensors, name) for name in (INDEX, ROWS))
         width = sum(dim for _, dim in self.description["segments"])
         if self.index.shape[1:] != (2,) or len(self.index) % mapped.BLOCK or not len(self.index):
             raise self._damaged(
@@ -102,7 +103,7 @@ class MappedFile:
         if facts is not None:
             with refusing(self.path, _FIX):
                 self._verify(
-                    found.memory, facts if isinstance(facts, MappedFileFacts) else MappedFileFacts(**facts)
+                    tensors.memory, facts if isinstance(facts, MappedFileFacts) else MappedFileFacts(**facts)
                 )
 
     @property
@@ -122,23 +123,23 @@ class MappedFile:
             CheckpointError: says what differs.
         """
         expected = description_of(spec, self.num_buried)
-        for what, theirs in expected.items():
-            if what != "group" and self.description[what] != theirs:
+        for field, value in expected.items():
+            if field != "group" and self.description[field] != value:
                 raise CheckpointError(
-                    f"{self.path}: its {what} are {self.description[what]}, the model's are {theirs}; export the model again"
+                    f"{self.path}: its {field} are {self.description[field]}, the model's are {value}; export the model again"
                 )
 
     def chunks(self) -> Iterator[tuple[Longs, Ints, Floats]]:
         """All keys with rows, some at a time: ids int64[K], tables int32[K], rows float32[K, W]; in the order of slots."""
         for ids, tables, rows in self._keys():
-            own = rows != mapped.BURIED
-            yield ids[own], tables[own], self.rows[rows[own]]
+            kept = rows != mapped.BURIED
+            yield ids[kept], tables[kept], self.rows[rows[kept]]
 
     def buried(self) -> Iterator[tuple[Longs, Ints]]:
         """All keys that have no row any more, some at a time: ids int64[K], tables int32[K]."""
         for ids, tables, rows in self._keys():
-            own = rows == mapped.BURIED
-            yield ids[own], tables[own]
+            buried = rows == mapped.BURIED
+            yield ids[buried], tables[buried]
 
     def _keys(self) -> Iterator[tuple[Longs, Ints, Longs]]:
         for start in range(0, len(self.index), _SLOTS_AT_ONCE):
@@ -150,12 +151,12 @@ class MappedFile:
     def _verify(self, memory: mmap.mmap, facts: MappedFileFacts) -> None:
         if len(memory) != facts.bytes:
             raise self._damaged(f"{len(memory):,} bytes, expected {facts.bytes:,}")
-        found = 0
+        checksum = 0
         with memoryview(memory) as data:
             for start in range(0, len(data), _PIECE):
-                found = zlib.crc32(data[start : start + _PIECE], found)
-        if found != facts.crc32:
-            raise self._damaged(f"its checksum is {found}, expected {facts.crc32}")
+                checksum = zlib.crc32(data[start : start + _PIECE], checksum)
+        if checksum != facts.crc32:
+            raise self._damaged(f"its checksum is {checksum}, expected {facts.crc32}")
         if (self.num_rows, self.num_buried) != (facts.rows, facts.buried):
             raise self._damaged(
                 f"{self.num_rows} rows and {self.num_buried} buried keys, expected {facts.rows} and {facts.buried}"
@@ -168,15 +169,15 @@ class MappedFile:
         if any_nan(self.rows, "F32"):
             raise self._damaged("a row holds NaN")
 
-    def _tensor(self, found: TensorFile, name: str) -> Any:
+    def _tensor(self, tensors: TensorFile, name: str) -> NDArray[Any]:
         expected = {INDEX: "I64", ROWS: "F32"}[name]
-        for tensor in found.header.tensors:
+        for tensor in tensors.header.tensors:
             if tensor.name == name and tensor.dtype == expected and len(tensor.shape) == 2:
-                return sealed(found.arrays[name])
-        raise self._damaged(f"no tensor {name!r} of {expected}[·, ·]; it has {sorted(found.arrays)}")
+                return sealed(tensors.arrays[name])
+        raise self._damaged(f"no tensor {name!r} of {expected}[·, ·]; it has {sorted(tensors.arrays)}")
 
-    def _damaged(self, what: str) -> CheckpointError:
-        return CheckpointError(f"{self.path}: damaged: {what}; export the model again")
+    def _damaged(self, fault: str) -> CheckpointError:
+        return CheckpointError(f"{self.path}: damaged: {fault}; export the model again")
 
 
 _TOGETHER = 512  # ids that are on their way together: their rows stay in L2
@@ -219,12 +220,12 @@ class Stack:
             int32[U]: the number of the file that has the row; -1 for a key that none knows, -2 for a buried one.
         """
         size = len(ids)
-        found = np.empty(size, np.int32)
+        file_of_key = np.empty(size, np.int32)
         mapped.read_stack(
             self._described, self._layout, ids, tables, np.empty(size, np.uint64), np.empty(self.spec.dim, np.uint16),
-            addresses is not None, found, out, np.empty(size, np.int64) if addresses is None else addresses,
+            addresses is not None, file_of_key, out, np.empty(size, np.int64) if addresses is None else addresses,
         )  # fmt: skip
-        return found
+        return file_of_key
 
     def copy_each(
         self,
@@ -265,6 +266,6 @@ def described(files: Sequence[MappedFile]) -> Longs:
 
 def unknown(files: Longs, ids: Longs, tables: Ints) -> Bools:
     """Which keys, int64[K] and int32[K], none of these files knows, bool[K]."""
-    found = np.ones(len(ids), np.uint8)
-    mapped.find_unknown(files, sealed(np.ascontiguousarray(ids)), sealed(np.ascontiguousarray(tables)), found)
-    return found.view(np.bool_)
+    flags = np.ones(len(ids), np.uint8)
+    mapped.find_unknown(files, sealed(np.ascontiguousarray(ids)), sealed(np.ascontiguousarray(tables)), flags)
+    return flags.view(np.bool_)

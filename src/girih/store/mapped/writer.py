@@ -66,13 +66,13 @@ def _squared(times: int) -> int:
 
 def _product(a: int, b: int) -> int:
     """The product of two polynomials, modulo that of the checksum."""
-    found = 0
+    product = 0
     while a:
         if a & _ONE:
-            found ^= b
+            product ^= b
         a = (a << 1) & 0xFFFF_FFFF
         b = (b >> 1) ^ _POLYNOMIAL if b & 1 else b >> 1
-    return found
+    return product
 
 
 _LOAD = 0.7  # of the index, at most

@@ -187,7 +187,7 @@ class Arena:
             os.close(self._descriptor)
             self._descriptor = None
 
-    def _begin(self, shape: ArenaShape) -> None:
+    def _initialize(self, shape: ArenaShape) -> None:
         header, text = self._header, shape.description.encode()
         if self._descriptor is not None:
             cells_start, cells_bytes = self._places["cells"]
@@ -236,12 +236,12 @@ def open_arena(options: ArenaOptions, shape: ArenaShape) -> Arena:
     except FileExistsError:
         raise ConfigError(f"{where}: exists already; attach to it, or remove it first") from None
     except FileNotFoundError:
-        found = "there is nothing to attach to; make it without attach"
-        found = found if options.attach else "no such directory; make it first"
-        raise MissingFileError(f"{where}: {found}") from None
+        fix = "there is nothing to attach to; make it without attach"
+        fix = fix if options.attach else "no such directory; make it first"
+        raise MissingFileError(f"{where}: {fix}") from None
     except OSError as error:
-        told = f"cannot be opened ({error.strerror}); give a place that can be written"
-        raise ConfigError(f"{where}: {told}") from None
+        reason = f"cannot be opened ({error.strerror}); give a place that can be written"
+        raise ConfigError(f"{where}: {reason}") from None
     try:
         mapping.lock(descriptor, where)
         if options.attach:
@@ -277,7 +277,7 @@ def _reserve(shape: ArenaShape, reserve_rows: int | None, descriptor: int | None
                 ) from None
             rows = max(_LEAST_ROWS, rows // 2)
     arena = Arena(where, shape, rows, memory, descriptor)
-    arena._begin(shape)
+    arena._initialize(shape)
     return arena
 
 
@@ -307,8 +307,8 @@ def _refusal(memory: mmap.mmap, shape: ArenaShape, repair: bool) -> str:
         return f"format {header[_FORMAT_AT]}, expected {_FORMAT}; restore from a checkpoint"
     if header[_FINGERPRINT_AT] != shape.fingerprint:
         text = memory[PAGE_BYTES : PAGE_BYTES + int(header[_TEXT_AT])]
-        found = difference(json.loads(text), json.loads(shape.description))
-        return f"made for another layout: {found}; restore from a checkpoint into a new arena"
+        mismatch = difference(json.loads(text), json.loads(shape.description))
+        return f"made for another layout: {mismatch}; restore from a checkpoint into a new arena"
     mend = "remove it and restore from a checkpoint"
     if header[_WRITING_AT] == REPLACING:
         return f"its writer died as all rows were replaced, so some are missing; {mend}"
@@ -320,18 +320,18 @@ def _refusal(memory: mmap.mmap, shape: ArenaShape, repair: bool) -> str:
     return ""
 
 
-def difference(found: Any, expected: Any, path: str = "") -> str:
+def difference(actual: object, expected: object, path: str = "") -> str:
     """The first place where two plain values differ, as ``segments[0].dim is 8, expected 16``; else empty."""
-    if isinstance(found, dict) and isinstance(expected, dict):
-        for key in {**expected, **found}:
-            text = difference(found.get(key), expected.get(key), f"{path}.{key}" if path else str(key))
+    if isinstance(actual, dict) and isinstance(expected, dict):
+        for key in {**expected, **actual}:
+            text = difference(actual.get(key), expected.get(key), f"{path}.{key}" if path else str(key))
             if text:
                 return text
         return ""
-    if isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):
-        for position, (left, right) in enumerate(zip(found, expected, strict=True)):
-            text = difference(left, right, f"{path}[{position}]")
+    if isinstance(actual, list) and isinstance(expected, list) and len(actual) == len(expected):
+        for position, (one, other) in enumerate(zip(actual, expected, strict=True)):
+            text = difference(one, other, f"{path}[{position}]")
             if text:
                 return text
         return ""
-    return "" if found == expected else f"{path} is {found!r}, expected {expected!r}"
+    return "" if actual == expected else f"{path} is {actual!r}, expected {expected!r}"

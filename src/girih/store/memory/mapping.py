@@ -14,7 +14,8 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from types import ModuleType
+from typing import ClassVar
 
 from girih.errors import ConfigError, StorageFullError
 from girih.store.memory import mapping
@@ -93,7 +94,7 @@ def unlink_shared(name: str) -> None:
     _posixshmem().shm_unlink(f"/{name}")
 
 
-def _posixshmem() -> Any:
+def _posixshmem() -> ModuleType:
     """The module below multiprocessing, whose ``SharedMemory`` would unlink what should outlive us."""
     return importlib.import_module("_posixshmem")
 

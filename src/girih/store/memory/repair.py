@@ -80,12 +80,12 @@ def _in_order(arrays: Shard, table: int, live: Ints) -> Ints:
     """All rows of a table, oldest first, as far as its list tells."""
     mine = live[arrays.meta[live, layout.TABLE] == table]
     rows_ever = int(arrays.state[layout.ROWS_EVER])
-    seen, found = np.zeros(rows_ever, np.uint8), np.empty(rows_ever, np.int32)
+    seen, ordered = np.zeros(rows_ever, np.uint8), np.empty(rows_ever, np.int32)
     oldest = int(arrays.tables[table, layout.OLDEST])
-    found = found[: recency.walk(arrays.meta, oldest, rows_ever, seen, found)]
-    found = found[arrays.meta[found, layout.TABLE] == table]
+    ordered = ordered[: recency.walk(arrays.meta, oldest, rows_ever, seen, ordered)]
+    ordered = ordered[arrays.meta[ordered, layout.TABLE] == table]
     missing = mine[seen[mine] == 0]
-    rows = np.concatenate([found, missing])
+    rows = np.concatenate([ordered, missing])
     if len(missing) > 1:
         rows = rows[np.argsort(arrays.meta[rows, layout.LAST_USED], kind="stable")]
     return rows

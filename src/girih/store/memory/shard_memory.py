@@ -233,11 +233,11 @@ class ShardMemory:
                 raise self.arena.full()
             state[layout.GROW_START] = index.after_free_slot(self.arrays.slots)
             state[layout.GROW_MOVED] = state[layout.GROW_CLAIMED] = 0
-            self._claim_slots(num_slots)
+            _claim_slots(self, num_slots)
             state[layout.GROWING] = 1
             self._see_index()
         elif state[layout.GROW_MOVED] < num_slots:
-            self._claim_slots(num_slots)
+            _claim_slots(self, num_slots)
         else:
             side = int(state[layout.INDEX_SIDE])
             _set_index(state, 1 - side, 2 * num_slots)
@@ -306,20 +306,6 @@ class ShardMemory:
             self.num_returned_slots += piece
             first += piece
 
-    def _claim_slots(self, num_slots: int) -> None:
-        """Claims memory for twice the next piece of slots that will move."""
-        state = self.arrays.state
-        start, claimed = int(state[layout.GROW_START]), int(state[layout.GROW_CLAIMED])
-        wanted = num_slots
-        if self.arena.is_claimed_ahead:
-            wanted = min(num_slots, claimed + _CLAIMED_BYTES // SLOT_BYTES // 2)
-            # The stretch begins at twice the start, goes around the end, and is rounded up by a spill.
-            first = 0 if claimed == 0 else 2 * (start + claimed)
-            last = min(2 * (start + wanted) + _SPILL_SLOTS, 2 * num_slots)
-            side = _side(1 - int(state[layout.INDEX_SIDE]))
-            self.arena.claim(side, SLOT_BYTES * min(first, last), SLOT_BYTES * last)
-        state[layout.GROW_CLAIMED] = wanted
-
     def _see_index(self) -> None:
         state = self.arrays.state
         side, num_slots = int(state[layout.INDEX_SIDE]), int(state[layout.INDEX_SLOTS])
@@ -364,6 +350,21 @@ class ShardMemory:
 def index_bytes(num_rows: int) -> int:
     """Bytes of the index of ``num_rows`` rows once it does not grow, if none ever left."""
     return SLOT_BYTES * max(_FIRST_SLOTS, index_slots(num_rows))
+
+
+def _claim_slots(memory: ShardMemory, num_slots: int) -> None:
+    """Claims memory for twice the next piece of slots that will move."""
+    state = memory.arrays.state
+    start, claimed = int(state[layout.GROW_START]), int(state[layout.GROW_CLAIMED])
+    wanted = num_slots
+    if memory.arena.is_claimed_ahead:
+        wanted = min(num_slots, claimed + _CLAIMED_BYTES // SLOT_BYTES // 2)
+        # The stretch begins at twice the start, goes around the end, and is rounded up by a spill.
+        first = 0 if claimed == 0 else 2 * (start + claimed)
+        last = min(2 * (start + wanted) + _SPILL_SLOTS, 2 * num_slots)
+        side = _side(1 - int(state[layout.INDEX_SIDE]))
+        memory.arena.claim(side, SLOT_BYTES * min(first, last), SLOT_BYTES * last)
+    state[layout.GROW_CLAIMED] = wanted
 
 
 def _side(number: int) -> str:

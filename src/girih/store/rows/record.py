@@ -6,7 +6,6 @@ Shapes: T tables, S segments, W columns of a row that training sees, V 32-bit wo
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +16,7 @@ from girih.kernels.cpu import layout
 from girih.kernels.cpu.admission import MAX_BLOCK_CELLS
 from girih.kernels.cpu.layout import Layout
 from girih.kernels.cpu.optimizers import hyper_row, number_of, state_columns
-from girih.store.spec import GroupSpec, hash_of
+from girih.store.spec import Description, GroupSpec, hash_of
 from girih.tables import LFU, LRU, TTL, Constant, Initializer, MinCount, Normal, Probability, Uniform
 
 DTYPES = {"float32": layout.FLOAT32, "bfloat16": layout.BFLOAT16, "float16": layout.FLOAT16}
@@ -42,7 +41,7 @@ class RowLayout:
     kernel: Layout
     num_cells: int
     first_hyper: NDArray[np.float64]
-    description: dict[str, Any]
+    description: Description
 
     @property
     def listed(self) -> NDArray[np.bool_]:
@@ -96,9 +95,9 @@ def row_layout(spec: GroupSpec, shard: int, num_shards: int) -> RowLayout:
     )
 
 
-def without_values(own: RowLayout, num_words: int) -> RowLayout:
+def without_values(row_layout: RowLayout, num_words: int) -> RowLayout:
     """The same rows without segments, in ``num_words`` words: their meta, and what else is to lie there."""
-    kernel, num_tables = own.kernel, len(own.kernel.rules)
+    kernel, num_tables = row_layout.kernel, len(row_layout.kernel.rules)
     bare = kernel._replace(
         dtype=layout.FLOAT32,
         segments=kernel.segments[:0].copy(),
@@ -106,7 +105,9 @@ def without_values(own: RowLayout, num_words: int) -> RowLayout:
         initializers=np.zeros((num_tables, 0), np.int64),
         initializer_options=np.zeros((num_tables, 0, 2)),
     )
-    return replace(own, num_words=num_words, kernel=bare, first_hyper=own.first_hyper[:0].copy())
+    return replace(
+        row_layout, num_words=num_words, kernel=bare, first_hyper=row_layout.first_hyper[:0].copy()
+    )
 
 
 def hyper_rows(spec: GroupSpec, lr_scale: float, step: int) -> NDArray[np.float64]:
@@ -114,7 +115,7 @@ def hyper_rows(spec: GroupSpec, lr_scale: float, step: int) -> NDArray[np.float6
     return np.stack([hyper_row(segment.optimizer, lr_scale, step) for segment in spec.segments])
 
 
-def _describe(spec: GroupSpec, shard: int, num_shards: int) -> dict[str, Any]:
+def _describe(spec: GroupSpec, shard: int, num_shards: int) -> Description:
     return {
         "version": FORMAT_VERSION,
         "group": spec.name,
@@ -139,7 +140,7 @@ def _describe(spec: GroupSpec, shard: int, num_shards: int) -> dict[str, Any]:
     }
 
 
-def without_hyperparameters(description: dict[str, Any]) -> dict[str, Any]:
+def without_hyperparameters(description: Description) -> dict[str, object]:
     """The part of a description that memory is bound to; the numbers of optimizers may change."""
     segments = [{**s, "optimizer": s["optimizer"]["name"]} for s in description["segments"]]
     return {**description, "segments": segments}

@@ -5,6 +5,8 @@ Shapes: U unique keys, W columns of a row that training sees, T tables.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -31,6 +33,22 @@ def moments(rules: NDArray[np.int64], step: int, clock: Clock) -> Longs:
     return now
 
 
+class ReadTarget(NamedTuple):
+    """Memory that a read writes.
+
+    Attributes:
+        out: float32[U, W], but for rows whose addresses are asked for and lie in the shard.
+        addresses: int64[U]: see :meth:`Store.lookup`.
+        rows: int32[U], the result, as far as it goes if an error is raised; new memory if None.
+        known: int32[U]: where the rows were before any was made.
+    """
+
+    out: Floats
+    addresses: Longs | None = None
+    rows: Ints | None = None
+    known: Ints | None = None
+
+
 class RowTable:
     """The rows of a shard's keys; arguments are checked by :class:`Store`.
 
@@ -38,11 +56,11 @@ class RowTable:
         clock: seconds since 1970, for tables whose rows expire after some seconds.
     """
 
-    def __init__(self, memory: ShardMemory, own: RowLayout, clock: Clock) -> None:
-        self._memory, self._kernel, self._first_hyper = memory, own.kernel, own.first_hyper
+    def __init__(self, memory: ShardMemory, row_layout: RowLayout, clock: Clock) -> None:
+        self._memory, self._kernel, self._first_hyper = memory, row_layout.kernel, row_layout.first_hyper
         self._clock = clock
-        self._rules = own.kernel.rules
-        self._any_expire = bool((own.kernel.rules[:, layout.EVICTION] == layout.EVICT_TTL).any())
+        self._rules = row_layout.kernel.rules
+        self._any_expire = bool((row_layout.kernel.rules[:, layout.EVICTION] == layout.EVICT_TTL).any())
         self._tags: Ints = np.empty(0, np.int32)
 
     @property
@@ -61,22 +79,15 @@ class RowTable:
         counts: Ints,
         now: Longs,
         step: int,
-        out: Floats,
-        addresses: Longs | None = None,
+        target: ReadTarget,
         *,
         forced: bool = False,
-        rows: Ints | None = None,
-        known: Ints | None = None,
     ) -> Ints:
         """Marks rows as used, makes rows for new keys that are admitted, or for all if ``forced``.
 
         Args:
             counts: int32[U], or :data:`ONCE`.
             now: int64[T], see :meth:`now`.
-            out: float32[U, W], written, but for rows whose addresses are asked for and lie in the shard.
-            addresses: int64[U], written: see :meth:`Store.lookup`.
-            rows: int32[U], what is returned, as far as it goes where an error is raised; new memory where None.
-            known: int32[U], written: where the rows were before any was made.
 
         Returns:
             int32[U]: where the rows are, -1 for none.
@@ -85,6 +96,7 @@ class RowTable:
             StorageFullError: no memory for more rows; the keys before were served.
         """
         memory, kernel = self._memory, self._kernel
+        out, addresses, rows, known = target
         rows = np.empty(len(ids), np.int32) if rows is None else rows
         touched = np.zeros(len(now), np.int64)
         stuck = np.zeros(len(now), np.uint8)
@@ -102,12 +114,12 @@ class RowTable:
             known[:] = rows
         for part in memory.stretches(len(ids), _RECORDS_PER_READ):
             keys = ids[part], tables[part], counts[part]
-            found = rows[part], out[part], addresses[part]
+            written = rows[part], out[part], addresses[part]
             start, need = 0, lookup.NEED_ROWS
             while need != lookup.DONE:
                 start, need = lookup.read_new(
                     memory.arrays, kernel, *keys, now, step, start, forced, touched, stuck, self._first_hyper,
-                    in_place, *found,
+                    in_place, *written,
                 )  # fmt: skip
                 if need == lookup.NEED_ROWS:
                     memory.grow_rows()

@@ -15,7 +15,7 @@ Shapes: n rows of the snapshot, K rows of a chunk.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from girih.kernels.cpu import layout
 from girih.store.rows.record import RowLayout
 from girih.store.snapshot.tensorfile import DTYPES, StoredTensor
-from girih.store.spec import Ints, Longs, shard_of
+from girih.store.spec import Description, Ints, Longs, TableDescription, shard_of
 
 META = {
     "tables": layout.TABLE,
@@ -35,7 +35,7 @@ META = {
 LINKS = {"rows": layout.OLDER, "newer": layout.NEWER}
 _TAGS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
-Chunk = dict[str, NDArray[Any]]
+Chunk: TypeAlias = dict[str, NDArray[Any]]
 
 
 class Column(NamedTuple):
@@ -47,7 +47,7 @@ class Column(NamedTuple):
     width: int
 
     @property
-    def dtype(self) -> np.dtype[Any]:
+    def dtype(self) -> np.dtype[np.generic]:
         """Its dtype in memory."""
         return DTYPES[self.tag]
 
@@ -61,14 +61,14 @@ class Column(NamedTuple):
         return StoredTensor(self.name, self.tag, (num_rows, self.width) if self.width else (num_rows,))
 
 
-def columns_of(description: Mapping[str, Any]) -> list[Column]:
+def columns_of(description: Description) -> list[Column]:
     """The columns that rows have, by the description of a store, a snapshot or its file."""
     links = LINKS if description.get("linked") else {}
     columns = [Column("ids", "I64", 0, 0), *(Column(name, "I32", 4 * word, 0) for name, word in META.items())]
     return columns + value_columns(description) + [Column(n, "I32", 4 * word, 0) for n, word in links.items()]
 
 
-def value_columns(description: Mapping[str, Any]) -> list[Column]:
+def value_columns(description: Description) -> list[Column]:
     """Those of segments, which lie side by side in a row, and of their optimizers' state, which follows them."""
     tag = _TAGS[description["dtype"]]
     weights, columns = 4 * layout.VALUES, []
@@ -82,17 +82,17 @@ def value_columns(description: Mapping[str, Any]) -> list[Column]:
     return columns
 
 
-def bloom_tensors(own: RowLayout) -> list[StoredTensor]:
+def bloom_tensors(row_layout: RowLayout) -> list[StoredTensor]:
     """The filters of the tables that have one."""
-    cells = [own.cells_of(number) for number in range(len(own.description["tables"]))]
+    cells = [row_layout.cells_of(number) for number in range(len(row_layout.description["tables"]))]
     return [
         StoredTensor(f"bloom.{table['name']}", "U8", (part.stop - part.start,))
-        for table, part in zip(own.description["tables"], cells, strict=True)
+        for table, part in zip(row_layout.description["tables"], cells, strict=True)
         if part.start < part.stop
     ]
 
 
-def counts_seconds(table: Mapping[str, Any]) -> bool:
+def counts_seconds(table: TableDescription) -> bool:
     """Whether a table of a description measures the age of its rows in seconds."""
     eviction = table.get("eviction")
     return isinstance(eviction, Mapping) and bool(eviction.get("seconds"))
@@ -101,7 +101,7 @@ def counts_seconds(table: Mapping[str, Any]) -> bool:
 _ODD = np.int64(0x1E3779B97F4A7C15)
 
 
-def wrong_rows(arrays: Mapping[str, NDArray[Any]], description: Mapping[str, Any], *, lists: bool) -> str:
+def wrong_rows(arrays: Mapping[str, NDArray[Any]], description: Description, *, lists: bool) -> str:
     """Says what none of a store's rows can have, by the columns and description of a file; "" where there is nothing."""
     linked = lists and description["linked"]
     limits = {"rows": 0, "newer": -1} if linked else {}
@@ -109,22 +109,19 @@ def wrong_rows(arrays: Mapping[str, NDArray[Any]], description: Mapping[str, Any
         column, above = arrays[name], description["rows_ever"]
         if column.size and (column.min() < least or column.max() >= above):
             return f"column {name!r} leads out of [{least}, {above})"
-    wrong = wrong_keys(arrays["ids"], arrays["tables"], description)
+    shard, num_shards = description["shard"], description["num_shards"]
+    wrong = wrong_keys(arrays["ids"], arrays["tables"], len(description["tables"]), shard, num_shards)
     return wrong or (_wrong_lists(arrays, description) if linked else "")
 
 
-def wrong_keys(ids: Longs, tables: Ints, shard: Mapping[str, Any]) -> str:
-    """Says what no keys of a shard can be, int64[n] and int32[n]; "" if nothing is wrong.
-
-    Args:
-        shard: its ``tables``, ``shard`` and ``num_shards``.
-    """
-    if wrong := wrong_tables(tables, len(shard["tables"])):
+def wrong_keys(ids: Longs, tables: Ints, num_tables: int, shard: int, num_shards: int) -> str:
+    """Says what no keys of a shard can be, int64[n] and int32[n]; "" if nothing is wrong."""
+    if wrong := wrong_tables(tables, num_tables):
         return wrong
     if _any_twice(ids, tables):
         return "it has a key twice"
-    if (shard_of(ids, tables, shard["num_shards"]) != shard["shard"]).any():
-        return f"it has a key of another shard than {shard['shard']}"
+    if (shard_of(ids, tables, num_shards) != shard).any():
+        return f"it has a key of another shard than {shard}"
     return ""
 
 
@@ -145,7 +142,7 @@ def _any_twice(ids: Longs, tables: Ints) -> bool:
     return bool(((ids[1:] == ids[:-1]) & (tables[1:] == tables[:-1])).any())
 
 
-def _wrong_lists(arrays: Mapping[str, NDArray[Any]], description: Mapping[str, Any]) -> str:
+def _wrong_lists(arrays: Mapping[str, NDArray[Any]], description: Description) -> str:
     """A list must stay in its table: verbs trust that it has as many rows. Tables without one may have had one."""
     rows, newer, tables = (arrays[name] for name in ("rows", "newer", "tables"))
     table_of = np.full(description["rows_ever"], -1, np.int32)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import IO, Any, Protocol
+from typing import IO, Any, Protocol, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,7 @@ from girih.store.snapshot.tensorfile import (
     any_nan,
     damaged,
 )
+from girih.store.spec import Description
 
 _CHUNK_BYTES = 8 << 20
 _LEAST_CHUNK = 1 << 10
@@ -58,9 +59,9 @@ class SnapshotFile:
     def __init__(self, file: IO[bytes], where: str, checksums: Mapping[str, int] | None = None) -> None:
         self.where = where
         self._checksums, self._is_verified = checksums, False
-        found = TensorFile(file, where)
-        header, self._arrays = found.header, found.arrays
-        if checksums is not None and checksums.get(HEADER) != found.header_crc32:
+        tensors = TensorFile(file, where)
+        header, self._arrays = tensors.header, tensors.arrays
+        if checksums is not None and checksums.get(HEADER) != tensors.header_crc32:
             raise damaged(where, "its header differs, or it is of another checkpoint")
         self.description = describe_header(header, where)
         self.num_rows = int(self.description["num_rows"])
@@ -69,10 +70,10 @@ class SnapshotFile:
         for expected in (column.tensor(self.num_rows) for column in self._columns):
             tensor = declared.get(expected.name)
             if tensor != expected:
-                what = "missing" if tensor is None else f"{tensor.dtype}{list(tensor.shape)}"
+                actual = "missing" if tensor is None else f"{tensor.dtype}{list(tensor.shape)}"
                 raise damaged(
                     where,
-                    f"column {expected.name!r} is {what}, expected {expected.dtype}{list(expected.shape)}",
+                    f"column {expected.name!r} is {actual}, expected {expected.dtype}{list(expected.shape)}",
                 )
         if self.description[
             "linked"
@@ -144,15 +145,15 @@ class SnapshotFile:
             yield {c.name: self._arrays[c.name][start : start + size] for c in self._columns}
 
 
-def add_newest_uses(found: dict[str, int], file: SnapshotFile) -> None:
+def add_newest_uses(newest: dict[str, int], file: SnapshotFile) -> None:
     """Notes the second of the newest use of each table that counts seconds, as its rows count it."""
     used, numbers = file.column("last_used"), file.column("tables")
     for number, table in enumerate(file.description["tables"]):
-        if counts_seconds(table) and len(own := used[numbers == number]):
-            found[table["name"]] = max(found.get(table["name"], 0), int(own.max()))
+        if counts_seconds(table) and len(table_uses := used[numbers == number]):
+            newest[table["name"]] = max(newest.get(table["name"], 0), int(table_uses.max()))
 
 
-def describe_header(header: TensorHeader, where: str) -> dict[str, Any]:
+def describe_header(header: TensorHeader, where: str) -> Description:
     """The description that a shard's file begins with; see :class:`girih.store.Snapshot`.
 
     Raises:
@@ -161,7 +162,7 @@ def describe_header(header: TensorHeader, where: str) -> dict[str, Any]:
     if header.metadata.get("kind") != _KIND:
         raise CheckpointError(f"{where}: not a shard of girih; expected a file of a checkpoint's tables")
     with refusing(where, _FIX, fault="damaged: its description is not that of a shard"):
-        description: dict[str, Any] = parse(header.metadata["girih"])
+        description: Description = parse(header.metadata["girih"])
         if description["version"] != FORMAT_VERSION:
             raise CheckpointError(
                 f"{where}: format {description['version']}, expected {FORMAT_VERSION}; update girih"
@@ -171,7 +172,7 @@ def describe_header(header: TensorHeader, where: str) -> dict[str, Any]:
     return description
 
 
-def _check(description: Mapping[str, Any]) -> None:
+def _check(description: Description) -> None:
     """Refuses numbers that would lead a reader astray."""
     names = [table["name"] for table in description["tables"]]
     num_tables = len(names)
@@ -180,8 +181,9 @@ def _check(description: Mapping[str, Any]) -> None:
         or len(set(names)) < num_tables
     ):
         raise ValueError("expected names of a group and its tables")
-    for name, least in (("num_rows", 0), ("num_shards", 1), ("last_step", 0)):
-        options.integer(name, description[name], least, _MOST_ROWS)
+    options.integer("num_rows", description["num_rows"], 0, _MOST_ROWS)
+    options.integer("num_shards", description["num_shards"], 1, _MOST_ROWS)
+    options.integer("last_step", description["last_step"], 0, _MOST_ROWS)
     options.integer("shard", description["shard"], 0, description["num_shards"] - 1)
     for segment in description["segments"]:
         if not isinstance(segment["name"], str) or not isinstance(segment["optimizer"]["name"], str):
@@ -210,7 +212,7 @@ class WritableRows(Protocol):
     """
 
     @property
-    def description(self) -> dict[str, Any]: ...
+    def description(self) -> Description: ...
 
     @property
     def num_rows(self) -> int: ...
@@ -225,7 +227,15 @@ class WritableRows(Protocol):
         """(table's name, its next Bloom cells), all cells of all tables."""
 
 
-def write_rows(source: WritableRows, sink: Sink, where: str) -> dict[str, Any]:
+class FileFacts(TypedDict):
+    """The size of a file, its rows, and the checksum of each column."""
+
+    bytes: int
+    rows: int
+    crc32: dict[str, int]
+
+
+def write_rows(source: WritableRows, sink: Sink, where: str) -> FileFacts:
     """Writes a snapshot to an empty file, whose name is ``where`` in errors.
 
     Returns:

@@ -8,7 +8,7 @@ Shapes: K rows of a chunk, W columns of a row that training sees.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +25,7 @@ from girih.store.snapshot.restore import (
     shrink_to_bounds,
     table_numbers,
 )
-from girih.store.spec import Floats, Ints, shard_of
+from girih.store.spec import Description, Floats, Ints, shard_of
 from girih.store.state import LoadedColumn, ShardState
 
 MOMENTS = ("adam",)
@@ -47,28 +47,28 @@ class Fit(NamedTuple):
     why_begins: str
 
 
-def fit_of(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> Fit:
+def fit_of(theirs: Description, ours: Description) -> Fit:
     """The part of rows of one description that rows of another one take."""
     if theirs["dtype"] != ours["dtype"]:
         return Fit((), (), f"dtype {theirs['dtype']} there, {ours['dtype']} here", "")
     known = {segment["name"]: segment for segment in theirs["segments"]}
     segments, states, why_not, why_begins = [], [], "", ""
-    for own in ours["segments"]:
-        found = known.get(own["name"])
-        if found is None:
-            why_not = why_not or f"no {own['name']} there"
+    for segment in ours["segments"]:
+        match = known.get(segment["name"])
+        if match is None:
+            why_not = why_not or f"no {segment['name']} there"
             continue
-        if found["dim"] != own["dim"]:
-            why_not = f"dim {found['dim']} there, {own['dim']} here"
+        if match["dim"] != segment["dim"]:
+            why_not = f"dim {match['dim']} there, {segment['dim']} here"
             continue
-        segments.append(own["name"])
-        before, now = found["optimizer"]["name"], own["optimizer"]["name"]
-        if (before, found["state"]) != (now, own["state"]):
+        segments.append(segment["name"])
+        before, now = match["optimizer"]["name"], segment["optimizer"]["name"]
+        if (before, match["state"]) != (now, segment["state"]):
             why_begins = f"{before} there, {now} here"
         elif now in MOMENTS:
             why_begins = f"{now}'s moments belong to a number of steps"
         else:
-            states.append(own["name"])
+            states.append(segment["name"])
     return Fit(tuple(segments), tuple(states), "" if segments else why_not, why_begins)
 
 
@@ -96,16 +96,16 @@ def _load_chunk(
     state: ShardState,
     chunk: Chunk,
     numbers: Ints,
-    theirs: Mapping[str, Any],
+    theirs: Description,
     fit: Fit,
 ) -> None:
-    all_tables, own = numbers[chunk["tables"]], state.layout.description
-    shards = shard_of(np.ascontiguousarray(chunk["ids"]), all_tables, own["num_shards"])
-    kept = np.flatnonzero((shards == own["shard"]) & (all_tables != ELSEWHERE))
+    all_tables, ours = numbers[chunk["tables"]], state.layout.description
+    shards = shard_of(np.ascontiguousarray(chunk["ids"]), all_tables, ours["num_shards"])
+    kept = np.flatnonzero((shards == ours["shard"]) & (all_tables != ELSEWHERE))
     if not len(kept):
         return
     ids, tables = chunk["ids"][kept], all_tables[kept]
-    initial = _initial(state, ids, tables) if set(fit.segments) != _names(own) else None
+    initial = _initial(state, ids, tables) if set(fit.segments) != _names(ours) else None
     state.memory.grow_rows(len(kept))
     state.memory.reserve_index(len(kept))
     last_used = last_uses(state, theirs, chunk, kept, tables, goes_on=False)
@@ -115,15 +115,15 @@ def _load_chunk(
     weights: list[LoadedColumn] = []
     states: list[LoadedColumn] = []
     first = 0
-    for column in value_columns(own):
+    for column in value_columns(ours):
         segment, _, part = column.name.partition(".")
         if not part:
-            here = slice(first, first + column.width)
+            columns = slice(first, first + column.width)
             first += column.width
             if segment in fit.segments:
                 weights.append((column.first_byte, chunk[column.name][kept]))
             elif initial is not None:
-                weights.append((column.first_byte, _narrowed(initial[:, here], column)))
+                weights.append((column.first_byte, _narrowed(initial[:, columns], column)))
         elif segment in fit.states:
             states.append((column.first_byte, chunk[column.name][kept]))
     state.load_values(rows, weights, begins=True, states=states)
@@ -136,7 +136,7 @@ def _initial(state: ShardState, ids: NDArray[np.int64], tables: Ints) -> Floats:
     return out
 
 
-def _names(description: Mapping[str, Any]) -> set[str]:
+def _names(description: Description) -> set[str]:
     return {segment["name"] for segment in description["segments"]}
 
 

@@ -5,8 +5,8 @@ Shapes: n rows of a source, K rows of a chunk, T tables.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from girih.kernels.cpu import layout, update
 from girih.kernels.cpu.arrays import sealed
 from girih.store.rows.record import RowLayout, block_range
 from girih.store.snapshot.columns import Chunk, counts_seconds, value_columns
-from girih.store.spec import GroupSpec, Ints, Longs, shard_of
+from girih.store.spec import Description, GroupSpec, Ints, Longs, shard_of
 from girih.store.state import ShardState
 
 ELSEWHERE = -1
@@ -32,7 +32,7 @@ class RowSource(Protocol):
     where: str
 
     @property
-    def description(self) -> dict[str, Any]:
+    def description(self) -> Description:
         """See :class:`Snapshot`."""
         ...
 
@@ -58,7 +58,7 @@ def restore(state: ShardState, sources: Sequence[RowSource], optimizer_state: bo
     state.clear()
     num_givers = np.zeros(len(state.spec.tables), np.int64)
     for source in sources:
-        num_givers += _take(state, source, optimizer_state)
+        num_givers += _load_rows(state, source, optimizer_state)
     for source in _latest(sources).values():
         add_bloom(state, source)
     order_lists(state, num_givers > 1)
@@ -88,10 +88,10 @@ def check_sources(
             no source has; names the tables.
     """
     known = {table.name for table in state.spec.tables}
-    allowed, found = known | elsewhere, set[str]()
+    allowed, seen = known | elsewhere, set[str]()
     for source in sources:
         names = [table["name"] for table in source.description["tables"]]
-        found.update(names)
+        seen.update(names)
         for name in names:
             if name not in allowed:
                 raise CheckpointError(
@@ -101,25 +101,25 @@ def check_sources(
             tables = "table" if len(names) == 1 else "tables"
             raise CheckpointError(f"{source.where}: {tables} {', '.join(map(repr, names))}: {misfit}")
     for table in state.spec.tables:
-        if table.name not in found:
+        if table.name not in seen:
             wheres = ", ".join(source.where for source in sources) or "no snapshot"
-            raise CheckpointError(f"{wheres}: table {table.name!r} is missing{nearest(table.name, found)}")
+            raise CheckpointError(f"{wheres}: table {table.name!r} is missing{nearest(table.name, seen)}")
     for source in sources:
         source.verify()
 
 
-def _misfit(theirs: dict[str, Any], ours: dict[str, Any], optimizer_state: bool) -> str:
+def _misfit(theirs: Description, ours: Description, optimizer_state: bool) -> str:
     """Why rows of one description do not fit another; empty where they do."""
     if theirs["dtype"] != ours["dtype"]:
         return f"dtype {theirs['dtype']}, expected {ours['dtype']}; set dtype to match"
-    found, expected = ([s["name"] for s in d["segments"]] for d in (theirs, ours))
-    if found != expected:
-        return f"rows hold {' and '.join(found)}, expected {' and '.join(expected)}; rows cannot be used"
+    names, expected = ([s["name"] for s in d["segments"]] for d in (theirs, ours))
+    if names != expected:
+        return f"rows hold {' and '.join(names)}, expected {' and '.join(expected)}; rows cannot be used"
     for their, our in zip(theirs["segments"], ours["segments"], strict=True):
         if their["dim"] != our["dim"]:
             return f"{our['name']} has dim {their['dim']}, expected {our['dim']}; set dim to match"
-    found, expected = ([(s["optimizer"]["name"], s["state"]) for s in d["segments"]] for d in (theirs, ours))
-    if optimizer_state and found != expected:
+    before, now = ([(s["optimizer"]["name"], s["state"]) for s in d["segments"]] for d in (theirs, ours))
+    if optimizer_state and before != now:
         return (
             f"optimizer is {_optimizers(theirs)}, expected {_optimizers(ours)};"
             " go on with that one, or start a new run"
@@ -127,7 +127,7 @@ def _misfit(theirs: dict[str, Any], ours: dict[str, Any], optimizer_state: bool)
     return ""
 
 
-def _optimizers(description: dict[str, Any]) -> str:
+def _optimizers(description: Description) -> str:
     return ", ".join(
         s["optimizer"]["name"] + (f" with {', '.join(name for name, _ in s['state'])}" if s["state"] else "")
         for s in description["segments"]
@@ -137,11 +137,11 @@ def _optimizers(description: dict[str, Any]) -> str:
 def table_numbers(state: ShardState, source: RowSource) -> Ints:
     """This shard's number of each of the source's tables; :data:`ELSEWHERE` of those that it does not hold."""
     number = {table.name: position for position, table in enumerate(state.spec.tables)}
-    found = [number.get(table["name"], ELSEWHERE) for table in source.description["tables"]]
-    return np.array(found, np.int32)
+    numbers = [number.get(table["name"], ELSEWHERE) for table in source.description["tables"]]
+    return np.array(numbers, np.int32)
 
 
-def _take(state: ShardState, source: RowSource, optimizer_state: bool) -> Longs:
+def _load_rows(state: ShardState, source: RowSource, optimizer_state: bool) -> Longs:
     """Loads the rows of a source that belong to this shard, and links the lists of tables as they were.
 
     Returns:
@@ -167,12 +167,12 @@ def _take(state: ShardState, source: RowSource, optimizer_state: bool) -> Longs:
 
 
 def _load_chunk(
-    state: ShardState, description: Mapping[str, Any], chunk: Chunk, numbers: Ints, optimizer_state: bool
+    state: ShardState, description: Description, chunk: Chunk, numbers: Ints, optimizer_state: bool
 ) -> tuple[Longs, Ints, Ints]:
     """Takes the rows of this shard; returns the place of each in the chunk, its table and its row."""
-    all_tables, own = numbers[chunk["tables"]], state.layout.description
-    shards = shard_of(np.ascontiguousarray(chunk["ids"]), all_tables, own["num_shards"])
-    kept = np.flatnonzero((shards == own["shard"]) & (all_tables != ELSEWHERE))
+    all_tables, ours = numbers[chunk["tables"]], state.layout.description
+    shards = shard_of(np.ascontiguousarray(chunk["ids"]), all_tables, ours["num_shards"])
+    kept = np.flatnonzero((shards == ours["shard"]) & (all_tables != ELSEWHERE))
     ids, tables = chunk["ids"][kept], all_tables[kept]
     rows = np.empty(len(kept), np.int32)
     if not len(kept):
@@ -193,7 +193,7 @@ def _load_chunk(
 
 
 def last_uses(
-    state: ShardState, theirs: Mapping[str, Any], chunk: Chunk, kept: Longs, tables: Ints, *, goes_on: bool
+    state: ShardState, theirs: Description, chunk: Chunk, kept: Longs, tables: Ints, *, goes_on: bool
 ) -> Ints:
     """The last use of rows, int32[K], by the measure of the tables here; now, where tables measured age otherwise.
 
@@ -245,10 +245,10 @@ def _carry_counters(state: ShardState, sources: Sequence[RowSource]) -> None:
     arrays, shard = state.memory.arrays, state.layout.description["shard"]
     arrays.state[layout.LAST_STEP] = max((s.description["last_step"] for s in sources), default=0)
     latest, num_shards = _latest(sources), state.layout.description["num_shards"]
-    own = [s for place, s in latest.items() if place[:2] == (num_shards, shard)]
-    if not own and shard:
+    of_shard = [s for place, s in latest.items() if place[:2] == (num_shards, shard)]
+    if not of_shard and shard:
         return
-    for source in own or latest.values():
+    for source in of_shard or latest.values():
         for ours, counters in zip(table_numbers(state, source), source.description["counters"], strict=True):
             if ours != ELSEWHERE:
                 for name, column in layout.COUNTERS.items():

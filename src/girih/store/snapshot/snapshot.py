@@ -30,7 +30,7 @@ from girih.errors import CheckpointError, StorageFullError
 from girih.kernels.cpu import layout, saving
 from girih.store.snapshot.columns import Chunk, bloom_tensors, columns_of
 from girih.store.snapshot.tensorfile import StoredTensor
-from girih.store.spec import Ints, Longs
+from girih.store.spec import Description, Ints, Longs
 from girih.store.state import ShardState
 
 _MOST_BUFFERS = 16
@@ -132,25 +132,25 @@ class Snapshot:
     """
 
     def __init__(self, state: ShardState, directory: str | os.PathLike[str] | None = None) -> None:
-        memory, own = state.memory, state.layout
+        memory, row_layout = state.memory, state.layout
         words, num_words = memory.arrays.state, memory.arrays.meta.shape[1]
         self.where = "snapshot of a store"
-        self._state, self._memory, self._layout = state, memory, own
+        self._state, self._memory, self._layout = state, memory, row_layout
         self._directory = directory or tempfile.gettempdir()
         self._rows_ever = int(words[layout.ROWS_EVER])
         self.num_rows = memory.num_rows
-        self._chunk_bits = max(0, (_CHUNK_BYTES // (4 * own.num_words)).bit_length() - 1)
+        self._chunk_bits = max(0, (_CHUNK_BYTES // (4 * row_layout.num_words)).bit_length() - 1)
         chunk = 1 << self._chunk_bits
         self._row_chunks = -(-self._rows_ever // chunk)
-        num_pages = -(-own.num_cells // (4 * num_words))
+        num_pages = -(-row_layout.num_cells // (4 * num_words))
         self._num_chunks = self._row_chunks + -(-num_pages // chunk)
         self.most_records = max(64, _LOG_BYTES // (4 * (num_words + saving.LINKS)))
-        self.description = {
-            **own.description,
+        self.description: Description = {
+            **row_layout.description,
             "num_rows": self.num_rows,
             "last_step": memory.last_step,
             "counters": memory.counters_of_tables(),
-            "linked": bool(own.listed.any()),
+            "linked": bool(row_layout.listed.any()),
             "oldest": memory.arrays.tables[:, layout.OLDEST].tolist(),
             "rows_ever": self._rows_ever,
         }
@@ -215,8 +215,8 @@ class Snapshot:
                 self._row_chunks + number, self._memory.arrays.cells[start : start + len(part)], part, pages
             )
             for table, name in enumerate(t["name"] for t in self.description["tables"]):
-                own = self._layout.cells_of(table)
-                low, high = max(own.start - start, 0), min(own.stop - start, len(part))
+                cells_of_table = self._layout.cells_of(table)
+                low, high = max(cells_of_table.start - start, 0), min(cells_of_table.stop - start, len(part))
                 if low < high:
                     yield name, part[low:high]
 
@@ -308,41 +308,41 @@ class ArrivingSnapshot:
 
     def __init__(self, arriving: Arriving, directory: str | os.PathLike[str] | None = None) -> None:
         self._arriving, self._directory = arriving, directory
-        self._found: Snapshot | None = None
+        self._opened: Snapshot | None = None
 
     @property
-    def description(self) -> dict[str, Any]:
+    def description(self) -> Description:
         """See :class:`Snapshot`."""
-        return self._there().description
+        return self._snapshot().description
 
     @property
     def num_rows(self) -> int:
         """n."""
-        return self._there().num_rows
+        return self._snapshot().num_rows
 
     def tensors(self) -> list[StoredTensor]:
         """All columns and Bloom filters."""
-        return self._there().tensors()
+        return self._snapshot().tensors()
 
     def chunks(self) -> Iterator[Chunk]:
         """The columns of some rows at a time; each is overwritten when the next is asked for."""
-        return self._there().chunks()
+        return self._snapshot().chunks()
 
     def blooms(self) -> Iterator[tuple[str, NDArray[np.uint8]]]:
         """(table's name, its next Bloom cells), all cells of all tables."""
-        return self._there().blooms()
+        return self._snapshot().blooms()
 
     def bloom(self, table: str) -> NDArray[np.uint8] | None:
         """A table's Bloom cells, or None where it has none."""
-        return self._there().bloom(table)
+        return self._snapshot().bloom(table)
 
     def verify(self) -> None:
         """No-op: what lies in memory was checked when it came there."""
 
     def close(self) -> None:
         """Has verbs keep nothing any more."""
-        if self._found is not None:
-            self._found.close()
+        if self._opened is not None:
+            self._opened.close()
         self._arriving.close()
 
     def __enter__(self) -> ArrivingSnapshot:
@@ -351,10 +351,10 @@ class ArrivingSnapshot:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _there(self) -> Snapshot:
-        if self._found is None:
-            self._found = Snapshot(self._arriving.wait(), self._directory)
-        return self._found
+    def _snapshot(self) -> Snapshot:
+        if self._opened is None:
+            self._opened = Snapshot(self._arriving.wait(), self._directory)
+        return self._opened
 
 
 LiveSnapshot = Snapshot | ArrivingSnapshot

@@ -274,12 +274,12 @@ class Described:
         """
         if header.metadata.get("kind") != kind:
             raise ValueError(f"it is no {kind}")
-        found: Described = build(cls, parse(header.metadata["girih"]), "its description")
-        if found.version != version:
-            raise ValueError(f"format {found.version}, expected {version}; update girih")
-        if len(set(found.tables)) != len(found.tables):
-            raise ValueError(f"a table is there twice: {found.tables}")
-        return found
+        described: Described = build(cls, parse(header.metadata["girih"]), "its description")
+        if described.version != version:
+            raise ValueError(f"format {described.version}, expected {version}; update girih")
+        if len(set(described.tables)) != len(described.tables):
+            raise ValueError(f"a table is there twice: {described.tables}")
+        return described
 
 
 class TensorFile:
@@ -343,9 +343,9 @@ def any_nan(array: NDArray[Any], dtype: str) -> bool:
     return any((block & (sign - 1)).max() > _LARGEST_BITS[dtype] for block in blocks)
 
 
-def damaged(where: str, what: str) -> CheckpointError:
+def damaged(where: str, fault: str) -> CheckpointError:
     """The error that says so."""
-    return CheckpointError(f"{where}: damaged: {what}; {_FIX}")
+    return CheckpointError(f"{where}: damaged: {fault}; {_FIX}")
 
 
 def _bytes_of(array: NDArray[Any]) -> memoryview:

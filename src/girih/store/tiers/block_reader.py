@@ -139,7 +139,7 @@ def open_ring(depth: int) -> Ring:
         if not features & _ONE_MAPPING or not features & _KNOWS_READ:
             raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
         _system_call(IO_URING_ENTER, descriptor, 0, 0, 0, 0, 0)  # forbidden alone, by some
-        (_, asked, _, _, _, _, order), (taken, given, _, _, _, results) = words[10:17], words[20:26]
+        (_, asked, _, _, _, _, order), (taken, completed, _, _, _, results) = words[10:17], words[20:26]
         size = max(order + 4 * num_requests, results + _RESULT_BYTES * num_results)
         queues = _mapped(descriptor, int(size), 0)
         requests = _mapped(descriptor, _REQUEST_BYTES * num_requests, _REQUESTS_OFFSET)
@@ -153,7 +153,7 @@ def open_ring(depth: int) -> Ring:
         queues[asked : asked + 4].view(np.int32),
         requests.view(np.int64).reshape(num_requests, -1),
         queues[taken : taken + 4].view(np.int32),
-        queues[given : given + 4].view(np.int32),
+        queues[completed : completed + 4].view(np.int32),
         queues[results:end].view(np.int64).reshape(num_results, -1),
     )
 
@@ -166,7 +166,7 @@ def _mapped(descriptor: int, size: int, offset: int) -> NDArray[np.uint8]:
 def _system_call(number: int, *arguments: int) -> int:
     call = ctypes.CDLL(None, use_errno=True).syscall
     call.restype = ctypes.c_long
-    got = int(call(ctypes.c_long(number), *(ctypes.c_long(each) for each in arguments)))
+    got = int(call(ctypes.c_long(number), *(ctypes.c_long(argument) for argument in arguments)))
     if got < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return got

@@ -10,7 +10,7 @@ Shapes: n records, R bytes of a record, N records of a segment.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -84,7 +84,7 @@ class WriteBehind:
             written.append(write.segment)
         return written
 
-    def run(self, work: Any, *arguments: Any) -> Future[None]:
+    def run(self, work: Callable[..., None], *arguments: Any) -> Future[None]:
         """Has other work done by the thread, behind the segments that are to be written."""
         return self._thread.submit(work, *arguments)
 

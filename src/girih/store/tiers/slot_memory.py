@@ -32,6 +32,7 @@ from girih.store.spec import Bytes, Floats, Ints, Longs
 
 _FIRST_STAGED = 1 << 10
 _CALLS_KEPT = 3  # a read, what is fetched for the next one, and the update
+_MOST_CALLS_KEPT = 1 << 8
 _MOST_STAGED = 1 << 15  # where fewer rows than that are hot
 _MOST_SLOTS = (1 << 31) - 2
 NEVER = 1 << 31  # a count that no row has
@@ -95,6 +96,10 @@ class SlotMemory:
         """Counts a call: what it uses stays for the next few."""
         self.state[CALL] += 1
         self.state[USED_SINCE] = self.state[CALL] - self.num_calls_kept
+
+    def keep_longer(self) -> None:
+        """Keeps slots for more calls: an update had to bring back the rows of an earlier read."""
+        self.num_calls_kept = min(2 * self.num_calls_kept, _MOST_CALLS_KEPT)
 
     def make_room(self, count: int) -> None:
         """Makes slots for a call that finds none: gives up those of earlier calls, if there are as many slots as hot rows, or adds some.

@@ -17,15 +17,14 @@ import numpy as np
 
 from girih.kernels.cpu import index, layout, tiers, update
 from girih.kernels.cpu.arrays import sealed
-from girih.kernels.cpu.update import Terms
 from girih.store.clock import Clock
 from girih.store.memory.arena import ArenaShape, open_arena
 from girih.store.memory.mapping import Heap
 from girih.store.memory.shard_memory import ShardMemory
 from girih.store.rows.record import hyper_rows, row_layout, without_hyperparameters, without_values
-from girih.store.rows.row_table import ONCE, RowTable
+from girih.store.rows.row_table import ONCE, ReadTarget, RowTable
 from girih.store.spec import Floats, GroupSpec, Ints, Longs
-from girih.store.state import LAST_STEP, LoadedColumn, ShardState, write_columns
+from girih.store.state import LAST_STEP, GradientTerms, LoadedColumn, ShardState, write_columns
 from girih.store.tiers.slot_memory import shard_of_records
 from girih.store.tiers.tiered_values import TieredValues, Tiers
 
@@ -60,7 +59,7 @@ class TieredState(ShardState):
             for part in values.parts(len(ids)):
                 values.read(ids[part], tables[part], rows[part], out[part])
             values.collect()
-        _tell_addresses(out, addresses)
+        _write_addresses(out, addresses)
         return rows
 
     def peek(self, ids: Longs, tables: Ints, out: Floats, addresses: Longs | None = None) -> Ints:
@@ -68,7 +67,7 @@ class TieredState(ShardState):
         with self.memory.changing():
             rows = self._find(ids, tables)
             self.values.peek(ids, tables, rows, out)
-        _tell_addresses(out, addresses)
+        _write_addresses(out, addresses)
         return rows
 
     def fetch(self, ids: Longs, tables: Ints) -> None:
@@ -81,14 +80,14 @@ class TieredState(ShardState):
         ids: Longs,
         tables: Ints,
         rows: Ints | None,
-        grads: Floats,
+        grads: Floats | GradientTerms,
         step: int,
         lr_scale: float,
-        terms: Terms | None = None,
     ) -> int:
         """Moves rows by gradients."""
         kernel, values = self.layout.kernel, self.values
-        hyper, gradients, dropped = hyper_rows(self.spec, lr_scale, step), sealed(grads), 0
+        matrix, terms = grads if isinstance(grads, GradientTerms) else (grads, None)
+        hyper, gradients, dropped = hyper_rows(self.spec, lr_scale, step), sealed(matrix), 0
         with self.memory.changing(step):
             found_now = np.empty(len(ids), np.int32)
             if rows is None:
@@ -100,20 +99,20 @@ class TieredState(ShardState):
                 slots, num_cold = values.bring(ids[part], tables[part], found_now[part])
                 num_missed += num_cold
                 values.mark_changed(found_now[part], slots, step)
-                own = (
+                cut = (
                     None if terms is None else terms._replace(starts=terms.starts[part.start : part.stop + 1])
                 )
                 dropped += update.apply_gradients(
                     values.memory.shard, kernel, ids[part], tables[part], slots,
-                    gradients[part] if terms is None else gradients, hyper, step, own,
+                    gradients[part] if terms is None else gradients, hyper, step, cut,
                 )  # fmt: skip
             if num_missed:
-                values.keep_longer()
+                values.memory.keep_longer()
         return dropped
 
     def assign(self, ids: Longs, tables: Ints, values: Floats) -> Ints:
         """Sets rows."""
-        memory, own = self.memory, self.values
+        memory, tiered = self.memory, self.values
         step = min(memory.last_step + 1, LAST_STEP)
         reads = [layout.LOOKUPS, layout.HITS, layout.FULL]
         with memory.changing():
@@ -121,11 +120,11 @@ class TieredState(ShardState):
             rows, _ = self._read_keys(ids, tables, ONCE, self.rows.now(step), step, forced=True)
             memory.arrays.tables[:, reads] = before
             kernel, hyper = self.layout.kernel, self.layout.first_hyper
-            for part in own.parts(len(ids)):
-                slots, _ = own.bring(ids[part], tables[part], rows[part])
-                own.mark_changed(rows[part], slots, step)
-                update.assign(own.memory.shard, kernel, slots, values[part], hyper, step)
-            own.collect()
+            for part in tiered.parts(len(ids)):
+                slots, _ = tiered.bring(ids[part], tables[part], rows[part])
+                tiered.mark_changed(rows[part], slots, step)
+                update.assign(tiered.memory.shard, kernel, slots, values[part], hyper, step)
+            tiered.collect()
         return rows
 
     def forget(self, known: Ints, rows: Ints) -> None:
@@ -157,14 +156,14 @@ class TieredState(ShardState):
         states: Sequence[LoadedColumn] = (),
     ) -> None:
         """Writes the values of rows, int32[K], whose meta was loaded, to the file."""
-        arrays, own = self.memory.arrays, self.layout
-        records = np.zeros((len(rows), own.num_words), np.float32)
+        arrays, row_layout = self.memory.arrays, self.layout
+        records = np.zeros((len(rows), row_layout.num_words), np.float32)
         numbers = np.arange(len(rows), dtype=np.int32)
         records.view(np.int32)[:, : layout.META_COLUMNS] = arrays.meta[rows, : layout.META_COLUMNS]
         write_columns(records, numbers, columns)
         if begins:
             shard = shard_of_records(records, arrays.tables, self.spec.dim)
-            update.begin_states(shard, own.kernel, numbers, own.first_hyper)
+            update.begin_states(shard, row_layout.kernel, numbers, row_layout.first_hyper)
         write_columns(records, numbers, states)
         self.values.load(rows, records.view(np.int32))
 
@@ -208,9 +207,9 @@ class TieredState(ShardState):
             int32[U], where the rows are; and how many were there before.
         """
         rows, known = np.full(len(ids), layout.NO_ROW, np.int32), np.zeros(len(ids), np.int32)
-        out = np.empty((len(ids), 0), np.float32)
+        target = ReadTarget(np.empty((len(ids), 0), np.float32), None, rows, known)
         try:
-            self.rows.read(ids, tables, counts, now, step, out, forced=forced, rows=rows, known=known)
+            self.rows.read(ids, tables, counts, now, step, target, forced=forced)
         finally:
             self.forget(known, rows)
         return rows, int(np.count_nonzero(known >= 0))
@@ -225,20 +224,20 @@ def open_tiered_state(
         ConfigError: the directory cannot be written.
         StorageFullError: no memory, or no room on the disk, to begin with.
     """
-    own = row_layout(spec, shard, num_shards)
-    bare = without_values(own, tiers.ROW_WORDS)
+    layout_of_rows = row_layout(spec, shard, num_shards)
+    bare = without_values(layout_of_rows, tiers.ROW_WORDS)
     shape = ArenaShape(
-        description=json.dumps(without_hyperparameters(own.description), sort_keys=True),
+        description=json.dumps(without_hyperparameters(layout_of_rows.description), sort_keys=True),
         num_words=bare.num_words,
         tables_bytes=8 * layout.TABLE_COLUMNS * len(spec.tables),
-        cells_bytes=own.num_cells,
+        cells_bytes=layout_of_rows.num_cells,
     )
     memory = ShardMemory(open_arena(arena, shape), 0, bare.num_words)
-    values = TieredValues(memory, own, spec.dim, options)
-    return TieredState(spec, own, memory, RowTable(memory, bare, clock), values)
+    values = TieredValues(memory, layout_of_rows, spec.dim, options)
+    return TieredState(spec, layout_of_rows, memory, RowTable(memory, bare, clock), values)
 
 
-def _tell_addresses(out: Floats, addresses: Longs | None) -> None:
+def _write_addresses(out: Floats, addresses: Longs | None) -> None:
     """Rows are copied: their addresses are those in ``out``."""
     if addresses is not None:
         addresses[:] = out.ctypes.data + out.strides[0] * np.arange(len(out), dtype=np.int64)
