@@ -112,7 +112,7 @@ def pause(ranks):
 
 def meet(ranks):
     """Out of step: rank 2 has done its last step while others come to a meeting; then rank 0 is asked to stop."""
-    ranks.step_apart()
+    ranks.set_unsynchronized()
     seen = []
     if ranks.rank == 2:
         ranks.finish()
@@ -136,7 +136,7 @@ def meet(ranks):
     ranks.barrier()
     ranks.poll_stop()
     seen = [*seen, ranks.stopping]
-    ranks.step_apart(False)
+    ranks.set_unsynchronized(False)
     return seen
 
 

@@ -429,7 +429,7 @@ def join(pipe, rank, num_trainers, address, kind):
             for scene in scenes:
                 faulthandler.dump_traceback_later(MOST_S - 20, exit=True)
                 ranks.forget_stop()
-                ranks.step_apart(False)
+                ranks.set_unsynchronized(False)
                 print("playing", scene)
                 summaries[scene["name"]] = play(directory, scene, ranks)
                 summaries[scene["name"]]["stopped"] = ranks.stopping

@@ -88,7 +88,7 @@ def fit(ranks, strategy, directory, data="same", before_step=None, epochs=1, loa
         summary = trainer.summary(None, duration_s=0.0)
         rows = trainer.predictions(train)
         predicted = np.concatenate([probabilities for _, probabilities in rows])[:, 0]
-    ranks.step_apart(False)
+    ranks.set_unsynchronized(False)
     return {"summary": summary, "seen": model.seen, "pulled": model.pulled, "losses": model.losses,
             "state": trainer.state.to_dict(), "of_all": model.of_all.item(), "predicted": predicted.tolist()}  # fmt: skip
 

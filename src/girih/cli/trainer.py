@@ -17,7 +17,7 @@ from rich.console import Console
 from girih import checkpoint, config
 from girih.app.run_config import RunConfig
 from girih.checkpoint import Storage
-from girih.cli.show import results, skipped
+from girih.cli.show import results, show_skipped
 from girih.cluster.cluster import Cluster
 from girih.cluster.launch import heeding_signals, leave_signals_to_launcher
 from girih.cluster.roles import RoleName
@@ -187,7 +187,7 @@ def _train(
         trainer.end(summary)
     results(summary, run.path)
     for name, data in datasets.items():
-        skipped(data, name)
+        show_skipped(data, name)
     return 0
 
 

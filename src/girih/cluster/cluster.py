@@ -105,7 +105,9 @@ class Cluster:
         return cluster
 
     @classmethod
-    def found(cls, trainers: int, command: Sequence[str], *, hosts: Hosts | None = None) -> Cluster:
+    def start_other_trainers(
+        cls, trainers: int, command: Sequence[str], *, hosts: Hosts | None = None
+    ) -> Cluster:
         """Starts all trainers but this process, which becomes trainer 0: for measurements from within a run.
 
         Args:
@@ -155,11 +157,11 @@ class Cluster:
         Raises:
             RoleError: one could not begin.
         """
-        found = None
+        addresses = None
         if self._first:
             starter = self._starter()  # before roles are made: they may be given the registry
-            found = starter.start(name, [pickle.dumps(role) for role in roles()], bearing)
-        return tuple(self.ranks.broadcast(found))
+            addresses = starter.start(name, [pickle.dumps(role) for role in roles()], bearing)
+        return tuple(self.ranks.broadcast(addresses))
 
     @property
     def restarts(self) -> Mapping[str, int]:
@@ -209,11 +211,11 @@ class Cluster:
         except (RuntimeError, WireError, WireTimeout) as error:
             if isinstance(error, GirihError) and not isinstance(error, WireError | WireTimeout):
                 raise
-            found = self._error
-            if found is None and self._roles is not None and self._first:
-                found = self._roles.failure()
-            if found is not None:
-                raise found from None
+            failure = self._error
+            if failure is None and self._roles is not None and self._first:
+                failure = self._roles.failure()
+            if failure is not None:
+                raise failure from None
             if "gloo" in str(error) or "NCCL" in str(error):
                 first_line = str(error).splitlines()[0]
                 raise RoleError(f"another trainer is gone, or cannot be reached: {first_line}") from error

@@ -41,7 +41,7 @@ SAID_S = 0.5
 USERS_MISTAKE = 2
 
 
-def launch(what: Launch) -> int:
+def launch(spec: Launch) -> int:
     """Runs trainers and prepares roles; returns trainer 0's status, or 130 after a signal that it does not heed.
 
     Raises:
@@ -49,7 +49,7 @@ def launch(what: Launch) -> int:
     """
     signals: list[bool] = []
     with heeding_signals(lambda: signals.append(True)):
-        run = _LaunchedRun(what)
+        run = _LaunchedRun(spec)
         while True:
             try:
                 status = run.until_trainer_0_ends(signals)
@@ -68,7 +68,7 @@ def _scaled(ended: _LaunchedRun, following: Launch) -> _LaunchedRun:
         request = scale_requests.pending(following.run)
         if request is not None:
             scale_requests.fail(following.run, request, str(error))
-        return _LaunchedRun(replace(ended.what, command=ended.what.again), ended.deaths)
+        return _LaunchedRun(replace(ended.spec, command=ended.spec.again), ended.deaths)
 
 
 @contextmanager
@@ -103,16 +103,16 @@ def leave_signals_to_launcher() -> None:
 class ThisHost:
     """This machine alone."""
 
-    def __init__(self, what: Launch) -> None:
-        self._what = what
-        self.bind, self.segments = what.options.bind, new_prefix()
+    def __init__(self, spec: Launch) -> None:
+        self._spec = spec
+        self.bind, self.segments = spec.options.bind, new_prefix()
 
     def launcher(self, hello: Mapping[str, Any]) -> LocalLauncher:
         """See :class:`Machines`."""
         return LocalLauncher(
-            trainer=module_command("girih", *self._what.command),
-            again=module_command("girih", *self._what.again),
-            num_trainers=self._what.counts[RoleName.TRAINER],
+            trainer=module_command("girih", *self._spec.command),
+            again=module_command("girih", *self._spec.again),
+            num_trainers=self._spec.counts[RoleName.TRAINER],
             hello=hello,
         )
 
@@ -120,13 +120,13 @@ class ThisHost:
         """See :class:`Machines`."""
 
 
-def machines_of(what: Launch) -> Machines:
+def machines_of(spec: Launch) -> Machines:
     """The machines that the options name."""
-    if what.options.launcher == "ray":
+    if spec.options.launcher == "ray":
         from girih.cluster.launchers.ray.launcher import Nodes
 
-        return Nodes(what)
-    return ThisHost(what)
+        return Nodes(spec)
+    return ThisHost(spec)
 
 
 class _LaunchedRun:
@@ -136,23 +136,23 @@ class _LaunchedRun:
         following: the run to launch when this one has ended, with other numbers of processes; None where there is none.
     """
 
-    def __init__(self, what: Launch, deaths: Mapping[tuple[str, int], int] | None = None) -> None:
-        self._what = what
+    def __init__(self, spec: Launch, deaths: Mapping[tuple[str, int], int] | None = None) -> None:
+        self._spec = spec
         self.following: Launch | None = None
         self._rows_move = False
-        self._machines = machines_of(what)
+        self._machines = machines_of(spec)
         self._segments, secret = self._machines.segments, secrets.token_hex(16)
         self._server = RegistryServer(
-            LocalRegistry(), secret.encode(), self._machines.bind, encrypt=what.options.encrypt
+            LocalRegistry(), secret.encode(), self._machines.bind, encrypt=spec.options.encrypt
         )
         hello = {
             "registry": self._server.address,
             "secret": secret,
             "segments": self._segments,
             "bind": self._machines.bind,
-            "place": what.place.to_text(),
+            "place": spec.place.to_text(),
         }
-        self._num_trainers = what.counts[RoleName.TRAINER]
+        self._num_trainers = spec.counts[RoleName.TRAINER]
         try:
             self._launcher = self._machines.launcher(hello)
         except BaseException:
@@ -164,7 +164,7 @@ class _LaunchedRun:
             self._server.registry,
             self._fail,
             num_trainers=self._num_trainers,
-            max_restarts=what.options.max_restarts,
+            max_restarts=spec.options.max_restarts,
             reloads=self._begins_anew,
         )
         self._supervisor.deaths.update(deaths or {})
@@ -175,9 +175,9 @@ class _LaunchedRun:
         self._begin()
 
     @property
-    def what(self) -> Launch:
+    def spec(self) -> Launch:
         """The run that was launched, with the words and counts of now."""
-        return self._what
+        return self._spec
 
     @property
     def deaths(self) -> Mapping[tuple[str, int], int]:
@@ -233,7 +233,7 @@ class _LaunchedRun:
         try:
             for index in range(1, self._num_trainers):
                 self._supervisor.start_trainer(index, self._life)
-            beside = {name: count for name, count in self._what.counts.items() if name != RoleName.TRAINER}
+            beside = {name: count for name, count in self._spec.counts.items() if name != RoleName.TRAINER}
             self._supervisor.prepare({name: n for name, n in beside.items() if name not in kept})
         except BaseException:
             self.close()
@@ -247,11 +247,11 @@ class _LaunchedRun:
         self._first.kill()
         self._first.wait()
         self._serving.join(SAID_S)  # other numbers of processes, told last, hold from here on
-        newest = self._what.newest()  # none is completed any more
-        are_there = all(map(self._supervisor.has_all, self._what.outliving))
+        newest = self._spec.newest()  # none is completed any more
+        are_there = all(map(self._supervisor.has_all, self._spec.outliving))
         are_kept = newest is not None and are_there and not self._rows_move
         self.following, self._rows_move = None, False
-        kept = self._what.outliving if are_kept else ()
+        kept = self._spec.outliving if are_kept else ()
         self._supervisor.kill_all_but(kept)
         self._serving.join(END_S)  # it may be starting roles
         self._supervisor.kill_all_but(kept)
@@ -260,7 +260,7 @@ class _LaunchedRun:
         else:
             remove_segments(self._segments)
         whence = newest or "the start, since there is no checkpoint yet"
-        number, most = self.deaths[killed.name, killed.index], self._what.options.max_restarts
+        number, most = self.deaths[killed.name, killed.index], self._spec.options.max_restarts
         count = f"restart {number} of at most {most}"
         print(
             f"girih: {error_of(killed)}; all trainers go on from {whence} ({count})",
@@ -278,7 +278,7 @@ class _LaunchedRun:
 
     def _begins_anew(self) -> bool:
         """Whether a process was killed for which all trainers may begin anew: one that raised an error would do so again."""
-        killed, most = self._killed(), self._what.options.max_restarts
+        killed, most = self._killed(), self._spec.options.max_restarts
         if not killed or self._is_stopping:
             return False
         return self.deaths.get((killed[0].name, killed[0].index), 0) < most
@@ -288,13 +288,13 @@ class _LaunchedRun:
         words = [word for override in overrides for word in ("--set", override)]
         counts = {RoleName(name): count for name, count in counts.items()}
         scaled = replace(
-            self._what, counts={**self._what.counts, **counts}, again=[*self._what.again, *words]
+            self._spec, counts={**self._spec.counts, **counts}, again=[*self._spec.again, *words]
         )
         if stage == ScaleStage.ANEW:
             self.following = replace(scaled, command=scaled.again)
             return
-        if scaled.counts != self._what.counts:
-            self._what = scaled
+        if scaled.counts != self._spec.counts:
+            self._spec = scaled
             self._launcher.again_with(words)
         self._rows_move = stage == ScaleStage.MOVING
 

@@ -66,7 +66,7 @@ class Role(Protocol):
         incarnation: how often this role and index has been restarted, set in its process; 0 for the first.
         stats: :class:`girih.telemetry.stats.Stats` of its process.
 
-    One that comes back may have an attribute ``found``, a line on the state in which it found what it goes on with.
+    A restarted role may have an attribute ``recovery_note``, a line on the state in which it found its data.
     """
 
     name: str

@@ -144,8 +144,8 @@ class Supervisor:
 
     def has_all(self, name: str) -> bool:
         """Whether there are processes of a role that listen, and none of them ended."""
-        found = [handle for handle in self.handles if handle.name == name]
-        return bool(found) and all(handle.address and handle.status() is None for handle in found)
+        matches = [handle for handle in self.handles if handle.name == name]
+        return bool(matches) and all(handle.address and handle.status() is None for handle in matches)
 
     def killed_for_all(self) -> list[Handle]:
         """Processes whose death has all trainers begin anew, that a signal ended: trainers beside the first one, and roles that bear it so."""
@@ -251,11 +251,11 @@ class Supervisor:
     def _take(self, wanted: Callable[[Handle], bool]) -> list[Handle]:
         """Processes to end, in whose place none comes any more."""
         with self._lock:
-            found = [handle for handle in self.handles if wanted(handle)]
-            self._ending.update(found)
-            for handle in found:
+            matches = [handle for handle in self.handles if wanted(handle)]
+            self._ending.update(matches)
+            for handle in matches:
                 self._begun.pop((handle.name, handle.index), None)
-        return found
+        return matches
 
     def _end(self, handles: Sequence[Handle], patience_s: float) -> None:
         for handle in handles:
@@ -305,13 +305,13 @@ class Supervisor:
             another.begin(spec)
         else:
             self._prepared[key] = another
-        self._tell_restart(handle, error_of(handle), "it is started again")
+        self._log_restart(handle, error_of(handle), "it is started again")
         handle.close()
         return True
 
-    def _tell_restart(self, handle: Handle, why: Exception, what: str) -> None:
+    def _log_restart(self, handle: Handle, why: Exception, event: str) -> None:
         count = f"restart {self.deaths[handle.name, handle.index]} of at most {self._max_restarts}"
-        print(f"girih: {why}; {what} ({count})", file=sys.stderr, flush=True)
+        print(f"girih: {why}; {event} ({count})", file=sys.stderr, flush=True)
 
     def _next_life(self, handle: Handle) -> Handle | None:
         """A new process in the place of one that was killed, which may come back; None where the run ends."""
@@ -341,7 +341,9 @@ class Supervisor:
                 return
             self._register(again)
             self._write_processes()
-        self._tell_restart(again, why, f"it came back{f'; {again.found}' if again.found else ''}")
+        self._log_restart(
+            again, why, f"it came back{f'; {again.recovery_note}' if again.recovery_note else ''}"
+        )
 
     def _register(self, handle: Handle) -> None:
         entry = Entry(handle.address, handle.incarnation, handle.pid, handle.host)

@@ -116,8 +116,8 @@ def _of_rows(rows: Seq[Any], columns: Seq[str] | None, null_values: Seq[str]) ->
     return pa.table({str(n): _array(str(n), [row.get(n) for row in rows], null_values) for n in names})
 
 
-def _unknown(given: Iterable[Any], columns: Seq[str] | None) -> DataError:
-    names, known = list(map(str, given)), list(columns or ())
+def _unknown(received: Iterable[Any], columns: Seq[str] | None) -> DataError:
+    names, known = list(map(str, received)), list(columns or ())
     return DataError(f"data: columns {names[:10]}, of which no feature reads any; expected {known[:10]}")
 
 

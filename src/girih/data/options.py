@@ -186,7 +186,9 @@ def open_dataset(
         key = key if paths is not None else f"data.{'train' if is_cut else split}"
         told = str(error)
         if isinstance(error, NothingThereError) and error.path not in map(os.fspath, listed):
-            told = f"{error.path}: {error.what}; relative paths start at {base_dir}, where the config file is"
+            told = (
+                f"{error.path}: {error.problem}; relative paths start at {base_dir}, where the config file is"
+            )
         raise MissingFileError(f"{key} = {_shown(listed)}: {told}" if key else told) from None
     dataset = replace(dataset, read_ahead=options.read_ahead)
     if not is_cut or options.split is None:

@@ -467,7 +467,7 @@ class TrainingRun:
             others = None
             if self.directory is not None:
                 own = ProcessId(RoleName.TRAINER, self.ranks.rank)
-                others = PeerStatus(self.directory, own, lambda: self.ranks.apart)
+                others = PeerStatus(self.directory, own, lambda: self.ranks.unsynchronized)
             self._log = RunLog(path, self.callbacks, self.options.log_every_steps, others)
         return self._log
 

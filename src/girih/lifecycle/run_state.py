@@ -156,7 +156,7 @@ class TrainerState:
         with believed(loaded.place):
             of_each = [RunState.from_dict(each) for each in loaded.state.get("trainers", ())]
         same_step = all(each.step == loaded.run.step for each in of_each)
-        known = len(of_each) == self.ranks.size and (same_step or self.ranks.apart)
+        known = len(of_each) == self.ranks.size and (same_step or self.ranks.unsynchronized)
         self.state = of_each[self.ranks.rank] if known else loaded.run
         self.inherited = loaded.state.get("inherited")
         if self.progressive is not None:

@@ -153,7 +153,7 @@ class GrowingModule(nn.Module):
     def read(self, reader: TableReader, bags: Bags) -> tuple[Tensor, ...]:
         """The outputs of all groups, which lead autograd to the store where the module learns, and on a GPU to weights that require it."""
         if self.learns and torch.is_grad_enabled():
-            refuse_ranks(self, self._told)
+            refuse_ranks(self, self._description)
         here = bags.to(self.tables.device)
         batch, weights = self._batch(here), None
         if (
@@ -215,13 +215,15 @@ class GrowingModule(nn.Module):
         Args:
             reads, values: as :meth:`girih.sparse.groups.gpu_group.GpuGroup.lookup_weighted` gave them.
         """
-        given = by_group([group.group for group in groups], _flat(gradients))
+        gradients_by_group = by_group([group.group for group in groups], _flat(gradients))
         with self.tables.used():
-            found = [
-                group.weight_gradients(read, own, each, batch)
-                for group, read, own, each in zip(groups, reads, values, given, strict=True)
+            weight_gradients = [
+                group.weight_gradients(read, group_values, group_gradients, batch)
+                for group, read, group_values, group_gradients in zip(
+                    groups, reads, values, gradients_by_group, strict=True
+                )
             ]
-            return found[0] if len(found) == 1 else torch.stack(found).sum(0)
+            return weight_gradients[0] if len(weight_gradients) == 1 else torch.stack(weight_gradients).sum(0)
 
     def _load_from_state_dict(
         self,
@@ -231,7 +233,7 @@ class GrowingModule(nn.Module):
         strict: bool,
         *lists: list[str],
     ) -> None:
-        where = f"{prefix.removesuffix('.')}: {self._told}" if prefix else self._told
+        where = f"{prefix.removesuffix('.')}: {self._description}" if prefix else self._description
         refuse_weights(self, where, state_dict, prefix)
         try:
             super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, *lists)
@@ -270,10 +272,10 @@ class GrowingModule(nn.Module):
 
     def _describe(self, feature: str) -> str:
         """A feature in words, for errors."""
-        return f"feature {feature!r} of {self._told}"
+        return f"feature {feature!r} of {self._description}"
 
     @property
-    def _told(self) -> str:
+    def _description(self) -> str:
         """The module in words, for errors."""
         return type(self).__name__
 

@@ -78,7 +78,7 @@ class EmbeddingServer:
     Attributes:
         num_senders: how many number their pushes by themselves, so that those sent again are applied once; None where nothing
             is sent again.
-        found: see :class:`girih.cluster.roles.Role`.
+        recovery_note: see :class:`girih.cluster.roles.Role`.
         num_contributors: how many trainers' gradients of a step are applied as one; 1 applies each as it comes.
         address: where to listen; see :func:`girih.comm.service.listen`.
         segment: begins the names of shared memory: shards lie there, unless ``[store]`` says otherwise. None keeps
@@ -95,7 +95,7 @@ class EmbeddingServer:
     incarnation: int = 0
     name: str = RoleName.EMBEDDING_SERVER
     num_senders: int | None = None
-    found: str = ""
+    recovery_note: str = ""
     stats: Stats = field(default_factory=Stats, repr=False, compare=False)
 
     def run(self, ready: Callable[[str], None], stop: threading.Event) -> None:
@@ -111,7 +111,7 @@ class EmbeddingServer:
             segment=segment,
             attach=self.incarnation > 0,
         )
-        self.found = shards.found()
+        self.recovery_note = shards.found()
         try:
             with (
                 ThreadPoolExecutor(1, "girih-write") as writing,

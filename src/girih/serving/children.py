@@ -15,7 +15,7 @@ AGAIN_S = 1.0
 def started(
     module: str,
     *words: str,
-    told: str,
+    instructions: str,
     environment: Mapping[str, str] | None = None,
     descriptors: Sequence[int] = (),
 ) -> subprocess.Popen[str]:
@@ -37,7 +37,7 @@ def started(
         start_new_session=True,  # signals of the terminal reach who looks after it
     )
     with contextlib.suppress(BrokenPipeError):  # it has ended, as whoever waits for it learns
-        process.stdin.write(told + "\n")  # type: ignore[union-attr]
+        process.stdin.write(instructions + "\n")  # type: ignore[union-attr]
         process.stdin.flush()  # type: ignore[union-attr]
     return process
 

@@ -76,7 +76,7 @@ class Follower(AbstractContextManager["Follower"]):
         ahead.make_ready([*ahead.writing_mapped(), *ahead.serving()], tell)
         self.again_s = 1.0
         self._gap: tuple[LogHead, float] | None = None  # found no way there; not to be tried before
-        self._told: dict[str, str] = {}
+        self._logged: dict[str, str] = {}
         self._merging = Merging()
         self._tensors: list[
             StoredTensor
@@ -99,7 +99,7 @@ class Follower(AbstractContextManager["Follower"]):
                 self._merge()
             self._settled("log")
         except Exception as error:  # whatever lies in the log, the version that is here stays
-            self._say_once("log", self._stays(reason_of(error)))
+            self._log_once("log", self._stays(reason_of(error)))
         after = None if self.current is None else self.current.number
         return after != before
 
@@ -114,7 +114,7 @@ class Follower(AbstractContextManager["Follower"]):
     def _follow(self) -> None:
         head = self._log.head()
         if head is None:
-            self._say_once("empty", f"{self._log.root}: nothing is published there yet; waits")
+            self._log_once("empty", f"{self._log.root}: nothing is published there yet; waits")
             return
         self._settled("empty")
         pin, current = self._log.pin(), self.current
@@ -123,7 +123,7 @@ class Follower(AbstractContextManager["Follower"]):
             self._note_newest(head)
             return
         if current is not None and pin is None and _same(head, current) and target < current.number:
-            self._say_once("repeat", f"the head went back to version {target}; stays at {current.number}")
+            self._log_once("repeat", f"the head went back to version {target}; stays at {current.number}")
             return
         self._settled("repeat")
         if self._gap is not None and self._gap[0] == head and time.monotonic() < self._gap[1]:
@@ -149,7 +149,7 @@ class Follower(AbstractContextManager["Follower"]):
             and snapshot <= self.current.number <= target
             and (pinned or _same(head, self.current))
         ):
-            self._say_once(
+            self._log_once(
                 "gap", f"{gap}; stays at {self.current.number} until there is a snapshot behind it"
             )
             return False
@@ -166,7 +166,7 @@ class Follower(AbstractContextManager["Follower"]):
             )
         self._put(base, found, head)
         if why is not None:
-            self._say_once(
+            self._log_once(
                 "gap",
                 f"version {snapshot + len(found) + 1} cannot be reached: {why}; stays at {snapshot + len(found)}",
             )
@@ -349,13 +349,13 @@ class Follower(AbstractContextManager["Follower"]):
     def _stays(self, reason: str) -> str:
         return reason if self.current is None else f"stays at version {self.current.number}: {reason}"
 
-    def _say_once(self, kind: str, what: str) -> None:
-        if self._told.get(kind) != what:
-            self._told[kind] = what
-            self._tell(what)
+    def _log_once(self, kind: str, message: str) -> None:
+        if self._logged.get(kind) != message:
+            self._logged[kind] = message
+            self._tell(message)
 
     def _settled(self, kind: str) -> None:
-        self._told.pop(kind, None)
+        self._logged.pop(kind, None)
 
 
 def _model(version: VersionFacts) -> tuple[Any, ...]:

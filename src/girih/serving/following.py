@@ -43,7 +43,7 @@ class Following(contextlib.AbstractContextManager["Following"]):
     """
 
     def __init__(self, log: Log, directory: Path, tell: Callable[[str], None]) -> None:
-        self._told = json.dumps({"log": log.root.url, "directory": str(directory)})
+        self._instructions = json.dumps({"log": log.root.url, "directory": str(directory)})
         self._tell, self._ending = tell, threading.Event()
         self._process = self._started()
         try:
@@ -87,7 +87,7 @@ class Following(contextlib.AbstractContextManager["Following"]):
                 return
 
     def _started(self) -> subprocess.Popen[str]:
-        return started("girih.serving.following", told=self._told)
+        return started("girih.serving.following", instructions=self._instructions)
 
 
 def main() -> int:

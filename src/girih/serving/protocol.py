@@ -232,16 +232,16 @@ def _place(error: Exception) -> str:
     return f": a number has more than {sys.get_int_max_str_digits():,} digits"
 
 
-def _length(given: str, size: int) -> int:
-    if not given.isascii() or not given.isdigit() or len(given) > 18 or int(given) > size:
-        raise DataError(f"{JSON_LENGTH} = {given[:40]!r}: expected at most the {size:,} bytes of the body")
-    return int(given)
+def _length(text: str, size: int) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > 18 or int(text) > size:
+        raise DataError(f"{JSON_LENGTH} = {text[:40]!r}: expected at most the {size:,} bytes of the body")
+    return int(text)
 
 
-def _parameters(given: Any, whose: str) -> Mapping[str, Any]:
-    parameters = given.get("parameters") or {}
+def _parameters(tensor: Any, owner: str) -> Mapping[str, Any]:
+    parameters = tensor.get("parameters") or {}
     if not isinstance(parameters, dict):
-        raise DataError(f"{whose}: parameters are no object")
+        raise DataError(f"{owner}: parameters are no object")
     return parameters
 
 
@@ -276,8 +276,8 @@ def _wanted(content: Mapping[str, Any], outputs: Sequence[Output]) -> list[Wante
     return list(found.values())
 
 
-def _flag(parameters: Mapping[str, Any], name: str, default: bool, whose: str) -> bool:
+def _flag(parameters: Mapping[str, Any], name: str, default: bool, owner: str) -> bool:
     value = parameters.get(name, default)
     if not isinstance(value, bool):
-        raise DataError(f"{whose}: {name} = {shown(value)}: expected true or false")
+        raise DataError(f"{owner}: {name} = {shown(value)}: expected true or false")
     return value

@@ -237,11 +237,11 @@ class RequestReader:
         return plan
 
 
-def _in_their_words(told: str, kinds: Sequence[Any]) -> str:
+def _in_their_words(message: str, kinds: Sequence[Any]) -> str:
     """Says what is wrong with the type of a column, with datatypes of the protocol, and without how files would be mended."""
     for kind in kinds:
-        told = told.replace(f" ({kind}) ", f" ({datatype_of(kind)}) ")
-    return told.partition("; cast the column")[0]
+        message = message.replace(f" ({kind}) ", f" ({datatype_of(kind)}) ")
+    return message.partition("; cast the column")[0]
 
 
 def _is_plain(feature: Any) -> bool:

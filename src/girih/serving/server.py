@@ -69,9 +69,9 @@ def bound(host: str, port: int) -> socket.socket:
     return found
 
 
-def address_of(found: socket.socket) -> str:
+def address_of(listening: socket.socket) -> str:
     """``http://HOST:PORT``."""
-    host, port = found.getsockname()[:2]
+    host, port = listening.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
@@ -209,8 +209,13 @@ class Workers(contextlib.AbstractContextManager["Workers"]):
         if not follow:  # a follower has checked what it has
             check_all(directory)  # once for all workers
         ahead.make_ready(ahead.serving(), tell)
-        told = {"directory": str(directory), "name": name, "options": asdict(options), "follow": follow}
-        self._told = json.dumps(told)
+        instructions = {
+            "directory": str(directory),
+            "name": name,
+            "options": asdict(options),
+            "follow": follow,
+        }
+        self._instructions = json.dumps(instructions)
         self._listening, self._tell = listening, tell
         self._shared = tempfile.TemporaryDirectory(prefix="girih-serve-")
         self._workers: list[_Worker] = []
@@ -280,7 +285,7 @@ class Workers(contextlib.AbstractContextManager["Workers"]):
         process = started(
             "girih.serving.worker",
             str(descriptor),
-            told=self._told,
+            instructions=self._instructions,
             environment={**os.environ, SHARED: self._shared.name},
             descriptors=(descriptor,),
         )
@@ -292,26 +297,26 @@ class Workers(contextlib.AbstractContextManager["Workers"]):
             raise ConfigError(f"serve: a worker could not begin (status {status}); see its message above")
 
 
-def worker(descriptor: int, told: IO[str]) -> None:
+def worker(descriptor: int, pipe: IO[str]) -> None:
     """A worker's work: see :mod:`girih.serving.worker`.
 
     Args:
-        descriptor: of the socket. told: the pipe that begins with what to serve; its end means that this process is to end.
+        descriptor: of the socket. pipe: the pipe that begins with what to serve; its end means that this process is to end.
     """
-    given: dict[str, Any] = json.loads(told.readline())
-    options = ServeOptions(**given["options"])
+    instructions: dict[str, Any] = json.loads(pipe.readline())
+    options = ServeOptions(**instructions["options"])
     with socket.socket(fileno=descriptor) as listening:
-        threading.Thread(target=_until_closed, args=(told,), name="girih-parent", daemon=True).start()
+        threading.Thread(target=_until_closed, args=(pipe,), name="girih-parent", daemon=True).start()
 
         def ready() -> None:
             print(READY, flush=True)
 
-        directory, follow = Path(given["directory"]), given["follow"]
-        answer(directory, given["name"], options, listening, ready, verify=False, follow=follow)
+        directory, follow = Path(instructions["directory"]), instructions["follow"]
+        answer(directory, instructions["name"], options, listening, ready, verify=False, follow=follow)
 
 
-def _until_closed(told: IO[str]) -> None:
-    told.read()
+def _until_closed(pipe: IO[str]) -> None:
+    pipe.read()
     os.kill(os.getpid(), signal.SIGTERM)
 
 

@@ -177,16 +177,16 @@ def _described(datatype: str) -> str:
     return f"numbers up to {float(np.finfo(NUMPY[datatype]).max):.3g}"
 
 
-def shape_of(name: str, given: Any) -> tuple[int, ...]:
+def shape_of(name: str, sizes: Any) -> tuple[int, ...]:
     """The shape of a tensor, as JSON says it.
 
     Raises:
         DataError: none, or of more than two dims.
     """
-    fits = isinstance(given, list) and 1 <= len(given) <= _MOST_DIMS
-    if not fits or not all(type(size) is int and size >= 0 for size in given):
-        raise DataError(f"input {name!r}: shape = {shown(given)}; expected [n], or [n, length]")
-    return tuple(given)
+    fits = isinstance(sizes, list) and 1 <= len(sizes) <= _MOST_DIMS
+    if not fits or not all(type(size) is int and size >= 0 for size in sizes):
+        raise DataError(f"input {name!r}: shape = {shown(sizes)}; expected [n], or [n, length]")
+    return tuple(sizes)
 
 
 def _known(name: str, datatype: str) -> np.dtype[Any]:

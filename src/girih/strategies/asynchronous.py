@@ -54,7 +54,7 @@ class Asynchronous(PipelinedStrategy):
         from girih.dense.halves.deferred import LateParameterServerReplica
         from girih.dense.halves.parameter_server import ParameterServerReplica
 
-        context.ranks.step_apart()
+        context.ranks.set_unsynchronized()
         processes, late = context.processes, learns_late(context)
         dense = (LateParameterServerReplica if late else ParameterServerReplica)(
             context.dense,

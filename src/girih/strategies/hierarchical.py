@@ -234,7 +234,7 @@ class Hierarchical(RemoteStrategy):
         from girih.hierarchical.hogwild import HogwildReplica
         from girih.training.concurrent import Concurrent
 
-        context.ranks.step_apart()
+        context.ranks.set_unsynchronized()
         processes, nets = context.processes, plan.schedule["nets"]
         addresses = self._start_dense_servers(plan, context)
         dense: GroupedReplica | HogwildReplica

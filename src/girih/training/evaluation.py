@@ -194,7 +194,7 @@ class ProgressiveValidation:
 
     def record(self) -> Mapping[str, Any]:
         """The first label's metrics: over all trainers in step, who call it together; where they are not, this one's own."""
-        counts = self._counted() if self._ranks.apart else self._added()
+        counts = self._counted() if self._ranks.unsynchronized else self._added()
         return self._metrics(counts)[self._labels.names[0]]
 
     def state(self) -> Tensor:

@@ -64,8 +64,8 @@ class Handle(Protocol):
         ...
 
     @property
-    def found(self) -> str:
-        """A line on the state in which a process that came back found what it goes on with; "" where all was whole."""
+    def recovery_note(self) -> str:
+        """A line on the state in which a restarted process found its data; "" if all was whole."""
         ...
 
     def begin(self, spec: bytes) -> None:

@@ -40,7 +40,7 @@ class LocalProcess:
         self.pid, self.host = process.pid, socket.gethostname()
         self.pipe = pipe
         self._process, self._errors = process, errors
-        self._address, self._error, self._found = "", "", ""
+        self._address, self._error, self._recovery_note = "", "", ""
         self._heard = threading.Event()
         self._listening = threading.Thread(target=self._listen, name="girih-role", daemon=True)
         self._listening.start()
@@ -51,9 +51,9 @@ class LocalProcess:
         return self._address
 
     @property
-    def found(self) -> str:
+    def recovery_note(self) -> str:
         """See :class:`Handle`."""
-        return self._found
+        return self._recovery_note
 
     def begin(self, spec: bytes) -> None:
         """See :class:`Handle`."""
@@ -109,7 +109,7 @@ class LocalProcess:
             while self.name != RoleName.TRAINER:
                 message = self.pipe.receive()
                 self._error = message.get("error", self._error)
-                self._found = message.get("found", self._found)
+                self._recovery_note = message.get("found", self._recovery_note)
                 self._address = message.get("address", self._address)
                 if self._address:
                     self._heard.set()

@@ -17,22 +17,22 @@ _LOOK_S: Final = 0.02  # between two looks for a note: each is a call
 class TrainerGroup(Collectives):
     """The trainers of a run. Each method but ``request_stop`` is called by all of them, in the same order.
 
-    In step, all learn of a stop in the same vote. Where they :meth:`step_apart`, a stop is a note, looked for after
+    In step, all learn of a stop in the same vote. Where they :meth:`set_unsynchronized`, a stop is a note, looked for after
     a step.
     """
 
-    _stop = _pause = _agreed_stop = _apart = False
+    _stop = _pause = _agreed_stop = _unsynchronized = False
     _num_stops = 0
     _looked_s = 0.0
 
-    def step_apart(self, apart: bool = True) -> None:
-        """From here on each trainer goes at its own pace between two saves; else all do every step together."""
-        self._apart = apart
+    def set_unsynchronized(self, unsynchronized: bool = True) -> None:
+        """Lets each trainer run at its own pace between two saves; with False, all do every step together."""
+        self._unsynchronized = unsynchronized
 
     @property
-    def apart(self) -> bool:
-        """Whether each goes at its own pace."""
-        return self._apart
+    def unsynchronized(self) -> bool:
+        """Whether each trainer runs at its own pace."""
+        return self._unsynchronized
 
     def vote(self, loss: float, *, refusing: bool = False) -> tuple[float, int]:
         """Once per step: all learn the sum of their losses, how many refuse the step, and whether one wants to stop.
@@ -83,7 +83,7 @@ class TrainerGroup(Collectives):
 
     def poll_stop(self) -> None:
         """Between two steps apart: tells the others that this one stops, or learns that one of them does."""
-        if not self._apart or self.size == 1 or self._agreed_stop:
+        if not self._unsynchronized or self.size == 1 or self._agreed_stop:
             return  # in step the next vote says it
         note, now = f"stop/{self._num_stops}", time.monotonic()
         if self.stop_requested:
@@ -95,13 +95,13 @@ class TrainerGroup(Collectives):
 
     def rendezvous(self) -> bool:
         """Before all do something together: whether all are there; none leaves to stop, or has done its last step."""
-        if not self._apart or self.size == 1:
+        if not self._unsynchronized or self.size == 1:
             return True
         return self._count_leaving(False) == 0 and not self._agreed_stop
 
     def finish(self) -> None:
         """Returns when all have done their last step."""
-        while self._apart and self.size > 1 and self._count_leaving(True) < self.size:
+        while self._unsynchronized and self.size > 1 and self._count_leaving(True) < self.size:
             pass  # others came to a meeting, which is off now
 
     def stop_together(self) -> bool:

@@ -34,7 +34,7 @@ def objects_to_rows(
     objects: Sequence[tuple[int, bytes]],
     names: Sequence[str],
     plan: ReadPlan,
-    what: str,
+    noun: str,
     known: Mapping[str, Any],
 ) -> ObjectRows:
     """One row per object. What an object lacks is missing; whole objects that do not serve are bad.
@@ -42,7 +42,7 @@ def objects_to_rows(
     Args:
         objects: the number and the text of each.
         names: the columns to read.
-        what: an object's word in errors, as ``message``.
+        noun: an object's word in errors, as ``message``.
         known: types of columns that come from elsewhere, or are all missing here.
     """
     numbers, rows, bad = [], [], []
@@ -50,7 +50,7 @@ def objects_to_rows(
         try:
             row = json.loads(text)
         except (ValueError, RecursionError) as error:
-            bad.append(BadRow(number, f"not a JSON {what}", f"not a JSON {what}: {one_line(error)}"))
+            bad.append(BadRow(number, f"not a JSON {noun}", f"not a JSON {noun}: {one_line(error)}"))
             continue
         if not isinstance(row, dict):
             bad.append(BadRow(number, "not a JSON object", f"expected a JSON object, not {shown(row)}"))
@@ -65,7 +65,7 @@ def objects_to_rows(
             if pa.types.is_null(types[name]) and name in known:
                 types[name] = known[name]  # a list that is missing has no ids, an id that is missing is one
                 made = made.set_column(place, name, made[name].cast(known[name]))
-        plan.check_types(types, f"the {what}")
+        plan.check_types(types, f"the {noun}")
         return made
 
     try:

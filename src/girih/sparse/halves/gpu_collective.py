@@ -152,9 +152,10 @@ class GpuCollectiveSparse(ShardedHalf[GpuRequest, GpuExchanged]):
             by_rank = [each.view(self.ranks.size, -1) for each in counts]
             told = to_host(torch.cat(by_rank, dim=1))  # waits for this stream alone
             with self._messages.waiting("ids", train=train):
-                route = self._exchange.tell(told)
+                route = self._exchange.send_counts(told)
             asks, of_ranks = (
-                np.split(each, self._table_ends[:-1], axis=1) for each in (route.told, route.asked)
+                np.split(each, self._table_ends[:-1], axis=1)
+                for each in (route.sent_counts, route.received_counts)
             )
             return GpuRequest(
                 [

@@ -143,7 +143,7 @@ class Agent:
     def _watch(self, process: LocalProcess, hearing: Sequence[threading.Thread]) -> None:
         """Tells where a role listens, and how it ends."""
         if process.name != RoleName.TRAINER and process.wait_for_address(None):
-            self._tell({"address": process.address, "found": process.found})
+            self._tell({"address": process.address, "found": process.recovery_note})
         status = process.wait()
         for thread in hearing:
             thread.join()

@@ -66,7 +66,7 @@ class RayProcess:
         self._actor = actor
         self._where = actor.where.remote()
         self._waiting = actor.events.options(concurrency_group=WAITING)
-        self._address, self._found, self._words = "", "", ""
+        self._address, self._recovery_note, self._words = "", "", ""
         self._status: int | None = None
         self._sent, self._calling = 0, threading.Lock()
         self._heard, self._ended = threading.Event(), threading.Event()
@@ -79,9 +79,9 @@ class RayProcess:
         return self._address
 
     @property
-    def found(self) -> str:
+    def recovery_note(self) -> str:
         """See :class:`Handle`."""
-        return self._found
+        return self._recovery_note
 
     def begin(self, spec: bytes) -> None:
         """See :class:`Handle`."""
@@ -149,7 +149,7 @@ class RayProcess:
 
     def _take(self, event: Any) -> None:
         if "address" in event:
-            self._found, self._address = event["found"], event["address"]
+            self._recovery_note, self._address = event["found"], event["address"]
             self._heard.set()
         elif "message" in event:
             self.pipe.heard.put(event["message"])
