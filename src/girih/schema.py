@@ -48,7 +48,7 @@ class _Feature(Options):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sparse(_Feature):
-    instead_of: ClassVar[Mapping[str, str]] = {"embedding_dim": "did you mean 'dim'?"}
+    misplaced_options: ClassVar[Mapping[str, str]] = {"embedding_dim": "did you mean 'dim'?"}
     dim: Dim | None = None
     table: str | None = None
     pooling: Pooling = "mean"

@@ -19,7 +19,7 @@ from girih.app.run_config import RunConfig
 from girih.checkpoint import Storage
 from girih.cli.show import results, show_skipped
 from girih.cluster.cluster import Cluster
-from girih.cluster.launch import heeding_signals, leave_signals_to_launcher
+from girih.cluster.launch import handle_signals, leave_signals_to_launcher
 from girih.cluster.roles import RoleName
 from girih.data import Dataset
 from girih.errors import ConfigError
@@ -204,12 +204,12 @@ class _ProgressLog(logging.Handler):
 
 @contextmanager
 def _showing_warnings(progress: Progress) -> Iterator[None]:
-    logger, shown = logging.getLogger("girih"), _ProgressLog(progress)
-    logger.addHandler(shown)
+    logger, progress_log = logging.getLogger("girih"), _ProgressLog(progress)
+    logger.addHandler(progress_log)
     try:
         yield
     finally:
-        logger.removeHandler(shown)
+        logger.removeHandler(progress_log)
 
 
 def _finished_because(newest: Storage, run: Path, settings: RunConfig) -> str | None:
@@ -247,5 +247,5 @@ def stopping(trainer: Trainer, cluster: Cluster) -> Iterator[None]:
     Where there is a launcher, it hears them and tells.
     """
     stop = trainer.request_stop
-    with cluster.heeding_stop(stop) as told, nullcontext() if told else heeding_signals(stop, once=True):
+    with cluster.handle_stop(stop) as told, nullcontext() if told else handle_signals(stop, once=True):
         yield

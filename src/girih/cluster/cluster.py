@@ -20,7 +20,7 @@ from girih.cluster.control import LauncherControl, Roles
 from girih.cluster.launchers.local import LocalLauncher
 from girih.cluster.options import ClusterOptions
 from girih.cluster.rendezvous import PLAIN, one_host, telling_openly, telling_privately
-from girih.cluster.roles import ENDS_RUN, LOOPBACK, FailurePolicy, Hosts, HostSpec, Role, RoleName, host_of
+from girih.cluster.roles import FAIL, LOOPBACK, FailurePolicy, Hosts, HostSpec, Role, RoleName, host_of
 from girih.cluster.supervisor import Supervisor, rows_kept_in
 from girih.comm.group import TrainerGroup
 from girih.comm.registry import Entry, LocalRegistry, Registry, RegistryServer, find, register
@@ -141,13 +141,13 @@ class Cluster:
         if counts and self._first:
             self._starter().prepare(counts)
 
-    def prepare_anew(self, counts: Mapping[str, int]) -> None:
+    def prepare_replacements(self, counts: Mapping[str, int]) -> None:
         """As :meth:`prepare`, of roles that were ended."""
         if self._roles is not None and self._first:
-            self._roles.prepare_anew(counts)
+            self._roles.prepare_replacements(counts)
 
     def start(
-        self, name: str, roles: Callable[[], Sequence[Role]], bearing: FailurePolicy = ENDS_RUN
+        self, name: str, roles: Callable[[], Sequence[Role]], failure_policy: FailurePolicy = FAIL
     ) -> tuple[str, ...]:
         """Has rank 0 start roles, or its launcher; returns where they listen, on all ranks.
 
@@ -160,7 +160,7 @@ class Cluster:
         addresses = None
         if self._first:
             starter = self._starter()  # before roles are made: they may be given the registry
-            addresses = starter.start(name, [pickle.dumps(role) for role in roles()], bearing)
+            addresses = starter.start(name, [pickle.dumps(role) for role in roles()], failure_policy)
         return tuple(self.ranks.broadcast(addresses))
 
     @property
@@ -233,14 +233,14 @@ class Cluster:
             raise
 
     @contextmanager
-    def heeding_stop(self, stop: Callable[[], None]) -> Iterator[bool]:
-        """Has the launcher, where it is told to stop, call ``stop`` from another thread, not end the run at once.
+    def handle_stop(self, on_stop: Callable[[], None]) -> Iterator[bool]:
+        """Has the launcher, where it is told to stop, call ``on_stop`` from another thread, not end the run at once.
 
         Yields:
             Whether there is a launcher, so that signals are for it.
         """
         if isinstance(self._roles, LauncherControl):
-            with self._roles.heeding_stop(stop):
+            with self._roles.handle_stop(on_stop):
                 yield True
         else:
             yield False
@@ -286,9 +286,9 @@ class Cluster:
 
     def _join_launcher(self, pipe: Pipe, rank: int, size: int) -> None:
         self._roles = control = LauncherControl(pipe, self._lose)
-        own = control.hello.get("threads") or max(1, torch.get_num_threads() // size)
-        torch.set_num_threads(own)
-        self._hosts = {each: HostSpec(host=host) for each, host in control.hello.get("hosts", {}).items()}
+        num_threads = control.hello.get("threads") or max(1, torch.get_num_threads() // size)
+        torch.set_num_threads(num_threads)
+        self._hosts = {title: HostSpec(host=host) for title, host in control.hello.get("hosts", {}).items()}
         self._first, self._bind = rank == 0, control.hello["bind"]
         self.incarnation = int(control.hello["incarnation"])
         with self.explaining():

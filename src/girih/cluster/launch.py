@@ -2,9 +2,9 @@
 
 Trainer 0 is a child like any other, except that it owns the terminal: it writes the run's files and prints every message.
 
-Where a trainer is killed, or a role without which they cannot go on, all trainers begin anew, as ``--resume`` would: they go on from the
-last checkpoint. One that comes back takes so long to load what it needs that the others lose nothing by doing so too (decision 0051). Embedding servers
-outlive trainers, with their rows, which are newer than the checkpoint by the steps since.
+If a trainer or a role that trainers need is killed, all trainers restart from the last checkpoint, as with ``--resume``.
+Restarting one trainer takes as long as restarting all (decision 0051). Embedding servers outlive trainers. Their rows are
+newer than the checkpoint by the steps since.
 
 Neither torch nor numba is imported here.
 """
@@ -42,13 +42,13 @@ USERS_MISTAKE = 2
 
 
 def launch(spec: Launch) -> int:
-    """Runs trainers and prepares roles; returns trainer 0's status, or 130 after a signal that it does not heed.
+    """Runs trainers and prepares roles; returns trainer 0's status, or 130 after a signal that it ignores.
 
     Raises:
         RoleError: trainer 0 was killed, or could not say in time that another process was.
     """
     signals: list[bool] = []
-    with heeding_signals(lambda: signals.append(True)):
+    with handle_signals(lambda: signals.append(True)):
         run = _LaunchedRun(spec)
         while True:
             try:
@@ -61,7 +61,7 @@ def launch(spec: Launch) -> int:
 
 
 def _scaled(ended: _LaunchedRun, following: Launch) -> _LaunchedRun:
-    """The run with other numbers of processes, which all begin anew; with as many as before where those cannot be had."""
+    """Restarts the run with other numbers of processes, or with the numbers before if that fails."""
     try:
         return _LaunchedRun(following, ended.deaths)
     except GirihError as error:
@@ -72,13 +72,13 @@ def _scaled(ended: _LaunchedRun, following: Launch) -> _LaunchedRun:
 
 
 @contextmanager
-def heeding_signals(heed: Callable[[], None], *, once: bool = False) -> Iterator[None]:
-    """Has SIGINT and SIGTERM call a function: each of them, or the first alone."""
+def handle_signals(on_signal: Callable[[], None], *, once: bool = False) -> Iterator[None]:
+    """Calls a function on each SIGINT and SIGTERM, or only on the first."""
 
     def handle(number: int, frame: object) -> None:
         if once:
             restore()
-        heed()
+        on_signal()
 
     def restore() -> None:
         for number, handler in previous.items():
@@ -165,7 +165,7 @@ class _LaunchedRun:
             self._fail,
             num_trainers=self._num_trainers,
             max_restarts=spec.options.max_restarts,
-            reloads=self._begins_anew,
+            may_restart_all=self._may_restart_all,
         )
         self._supervisor.deaths.update(deaths or {})
         self._error: Exception | None = None
@@ -198,8 +198,8 @@ class _LaunchedRun:
                 self._is_stopping = True
                 self._first.pipe.send({"stop": True})
             is_over = status in (0, USERS_MISTAKE, STOPPED)
-            if self._error is None and not is_over and self._begins_anew():
-                self._begin_anew()
+            if self._error is None and not is_over and self._may_restart_all():
+                self._restart_all()
                 status = None
             if self._error is not None:
                 waited_s += POLL_S
@@ -233,14 +233,14 @@ class _LaunchedRun:
         try:
             for index in range(1, self._num_trainers):
                 self._supervisor.start_trainer(index, self._life)
-            beside = {name: count for name, count in self._spec.counts.items() if name != RoleName.TRAINER}
-            self._supervisor.prepare({name: n for name, n in beside.items() if name not in kept})
+            roles = {name: count for name, count in self._spec.counts.items() if name != RoleName.TRAINER}
+            self._supervisor.prepare({name: n for name, n in roles.items() if name not in kept})
         except BaseException:
             self.close()
             raise
 
-    def _begin_anew(self) -> None:
-        """Has all trainers go on from the last checkpoint, or from the start where there is none, and tells."""
+    def _restart_all(self) -> None:
+        """Restarts all trainers from the last checkpoint, or from the start if there is none, and logs that."""
         killed = self._killed()[0]
         self._supervisor.count_before_all_end(killed)
         self._life += 1
@@ -276,21 +276,21 @@ class _LaunchedRun:
         killed = [*first, *self._supervisor.killed_for_all()]
         return sorted(killed, key=lambda handle: self.deaths.get((handle.name, handle.index), 0))
 
-    def _begins_anew(self) -> bool:
-        """Whether a process was killed for which all trainers may begin anew: one that raised an error would do so again."""
+    def _may_restart_all(self) -> bool:
+        """Whether a signal killed a process for which all trainers may restart. One that raised an error would raise it again."""
         killed, most = self._killed(), self._spec.options.max_restarts
         if not killed or self._is_stopping:
             return False
         return self.deaths.get((killed[0].name, killed[0].index), 0) < most
 
     def _scale(self, stage: str, counts: Mapping[str, int], overrides: Sequence[str]) -> None:
-        """Has trainers that come back begin with other numbers of processes, or all that follow this run."""
+        """Sets other numbers of processes for restarted trainers, or for the run after this one."""
         words = [word for override in overrides for word in ("--set", override)]
         counts = {RoleName(name): count for name, count in counts.items()}
         scaled = replace(
             self._spec, counts={**self._spec.counts, **counts}, again=[*self._spec.again, *words]
         )
-        if stage == ScaleStage.ANEW:
+        if stage == ScaleStage.RESTART:
             self.following = replace(scaled, command=scaled.again)
             return
         if scaled.counts != self._spec.counts:

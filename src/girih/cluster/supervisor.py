@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from girih.cluster.launchers.launcher import Handle, Launcher, Resources
-from girih.cluster.roles import ENDS_RUN, FailurePolicy, RestartPolicy, RoleName, title
+from girih.cluster.roles import FAIL, FailurePolicy, RestartPolicy, RoleName, title
 from girih.comm.registry import Entry, Registry, find, key_of, register
 from girih.errors import ConfigError, RoleError, named
 from girih.files.whole import write_whole
@@ -35,7 +35,7 @@ class Supervisor:
         failed: called once, by a thread, with the error; all other roles are ended by then.
         num_trainers: those whose registration ``processes.json`` lists.
         max_restarts: how often each process of a role may come back.
-        reloads: called by a thread where a process failed: whether all trainers begin anew, so that the run goes on.
+        may_restart_all: called by a thread when a process failed. Says whether all trainers restart, so that the run goes on.
 
     Attributes:
         handles: all that were started and not ended since.
@@ -50,9 +50,9 @@ class Supervisor:
         *,
         num_trainers: int = 1,
         max_restarts: int = 0,
-        reloads: Callable[[], bool] = lambda: False,
+        may_restart_all: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._reloads = reloads
+        self._may_restart_all = may_restart_all
         self._launcher, self._registry, self._failed = launcher, registry, failed
         self._num_trainers, self._max_restarts = num_trainers, max_restarts
         self.handles: list[Handle] = []
@@ -64,7 +64,7 @@ class Supervisor:
         self._ending: set[Handle] = set()
         self._kept: set[str] = set()
         self._begun: dict[tuple[str, int], bytes] = {}  # what those are that listened once
-        self._bearings: dict[str, FailurePolicy] = {}
+        self._failure_policies: dict[str, FailurePolicy] = {}
         self._closing = threading.Event()
         self._error: Exception | None = None
         self._known = threading.Event()
@@ -86,11 +86,11 @@ class Supervisor:
                 if (name, index) not in self._prepared:
                     self._prepared[name, index] = self._launch(RoleName(name), index)
 
-    def prepare_anew(self, counts: Mapping[str, int]) -> None:
-        """As :meth:`prepare`, for roles that were ended and are to begin anew."""
+    def prepare_replacements(self, counts: Mapping[str, int]) -> None:
+        """As :meth:`prepare`, for roles that were ended and will restart."""
         self.prepare(counts)
 
-    def start(self, name: str, specs: Sequence[bytes], bearing: FailurePolicy = ENDS_RUN) -> list[str]:
+    def start(self, name: str, specs: Sequence[bytes], failure_policy: FailurePolicy = FAIL) -> list[str]:
         """Starts all processes of a role side by side; returns where they listen.
 
         Args:
@@ -100,13 +100,13 @@ class Supervisor:
         Raises:
             RoleError: one could not begin.
         """
-        self._bearings[name] = bearing
-        if name in self._kept:  # trainers that begin anew find those that outlived them
+        self._failure_policies[name] = failure_policy
+        if name in self._kept:  # restarted trainers find the processes that outlived them
             self._kept.remove(name)
             kept = sorted((h for h in list(self.handles) if h.name == name), key=lambda handle: handle.index)
-            for each in kept:  # one may have been killed meanwhile
-                each.wait_for_address(START_S)
-            return [each.address for each in kept]
+            for survivor in kept:  # one may have been killed meanwhile
+                survivor.wait_for_address(START_S)
+            return [survivor.address for survivor in kept]
         keys = [(name, index) for index in range(len(specs))]
         try:
             for key, spec in zip(keys, specs, strict=True):
@@ -130,17 +130,17 @@ class Supervisor:
 
     def end(self, name: str) -> None:
         """Ends all processes of one role, which the run goes on without."""
-        self._end(self._take(lambda handle: handle.name == name), END_S)
+        self._end_processes(self._claim(lambda handle: handle.name == name), END_S)
         self._write_processes()
 
     def kill_all_but(self, kept: Collection[str]) -> None:
         """Ends all processes at once, those of some roles excepted, which :meth:`start` finds as they are."""
         self._prepared.clear()
         self._kept = set(kept)
-        ended = self._take(lambda handle: handle.name not in kept)
+        ended = self._claim(lambda handle: handle.name not in kept)
         for handle in ended:
             handle.kill()
-        self._end(ended, END_S)
+        self._end_processes(ended, END_S)
 
     def has_all(self, name: str) -> bool:
         """Whether there are processes of a role that listen, and none of them ended."""
@@ -158,7 +158,7 @@ class Supervisor:
         """
         with self._lock:
             for handle in {killed, *self.handles}:
-                comes_back = self._bearings.get(handle.name, ENDS_RUN).policy is RestartPolicy.COME_BACK
+                comes_back = self._failure_policies.get(handle.name, FAIL).policy is RestartPolicy.RESTART
                 is_new = (handle.status() or 0) < 0 and handle not in self._ending
                 if handle is killed or (comes_back and is_new):
                     self.deaths[handle.name, handle.index] += 1
@@ -167,14 +167,16 @@ class Supervisor:
     def _is_for_all(self, handle: Handle) -> bool:
         if (handle.status() or 0) >= 0 or handle in self._ending:
             return False
-        bearing = self._bearings.get(handle.name, ENDS_RUN)
+        failure_policy = self._failure_policies.get(handle.name, FAIL)
         has_begun = (handle.name, handle.index) in self._begun
-        return handle.name == RoleName.TRAINER or (bearing.policy is RestartPolicy.RELOAD and has_begun)
+        return handle.name == RoleName.TRAINER or (
+            failure_policy.policy is RestartPolicy.RELOAD_ALL and has_begun
+        )
 
     def close(self, *, patience_s: float = END_S) -> None:
         """Ends all: they are asked to (trainers end by themselves), then killed."""
         self._closing.set()
-        self._end(self._take(lambda _: True), patience_s)
+        self._end_processes(self._claim(lambda _: True), patience_s)
         self.show_in(None)
 
     def expect_end(self) -> None:
@@ -248,7 +250,7 @@ class Supervisor:
         threading.Thread(target=self._watch, args=(handle,), name="girih-watch", daemon=True).start()
         return handle
 
-    def _take(self, wanted: Callable[[Handle], bool]) -> list[Handle]:
+    def _claim(self, wanted: Callable[[Handle], bool]) -> list[Handle]:
         """Processes to end, in whose place none comes any more."""
         with self._lock:
             matches = [handle for handle in self.handles if wanted(handle)]
@@ -257,7 +259,7 @@ class Supervisor:
                 self._begun.pop((handle.name, handle.index), None)
         return matches
 
-    def _end(self, handles: Sequence[Handle], patience_s: float) -> None:
+    def _end_processes(self, handles: Sequence[Handle], patience_s: float) -> None:
         for handle in handles:
             handle.end()
         until = time.monotonic() + patience_s
@@ -276,7 +278,7 @@ class Supervisor:
         with self._lock:
             if self._closing.is_set() or handle in self._ending:
                 return
-            if self._reloads():
+            if self._may_restart_all():
                 return
             if self._start_another(handle):
                 return
@@ -319,7 +321,7 @@ class Supervisor:
         was_killed = (handle.status() or 0) < 0  # one that raised an error would do so again
         if not was_killed or spec is None or self._why_ending(handle):
             return None
-        if self._bearings[handle.name].policy is not RestartPolicy.COME_BACK:
+        if self._failure_policies[handle.name].policy is not RestartPolicy.RESTART:
             return None
         try:
             again = self._launch(handle.name, handle.index, incarnation=handle.incarnation + 1)
@@ -351,21 +353,26 @@ class Supervisor:
 
     def _why_ending(self, handle: Handle) -> str:
         """Why a process that was killed does not come back, and which option would change that; "" where none would."""
-        bearing, deaths = self._bearings.get(handle.name, ENDS_RUN), self.deaths[handle.name, handle.index]
+        failure_policy, deaths = (
+            self._failure_policies.get(handle.name, FAIL),
+            self.deaths[handle.name, handle.index],
+        )
         if (handle.name, handle.index) not in self._begun and handle.name != RoleName.TRAINER:
             return f"a process that has not begun is started again at most cluster.max_restarts = {self._max_restarts} times"
-        if bearing.policy is RestartPolicy.COME_BACK and deaths >= self._max_restarts:
+        if failure_policy.policy is RestartPolicy.RESTART and deaths >= self._max_restarts:
             times = f"{deaths} time" + "s" * (deaths != 1)
             return f"it had come back {times}, and cluster.max_restarts = {self._max_restarts}"
-        if bearing.policy is RestartPolicy.RELOAD:
+        if failure_policy.policy is RestartPolicy.RELOAD_ALL:
             return f"all trainers begin anew at most cluster.max_restarts = {self._max_restarts} times for it, and only under girih train"
-        return bearing.why
+        return failure_policy.why
 
     def _end_run(self, handle: Handle) -> None:
         self._closing.set()
         if (handle.status() or 0) >= 0:  # it may have ended because another was killed
             killed = [
-                each for each in list(self.handles) if (each.status() or 0) < 0 and each not in self._ending
+                other
+                for other in list(self.handles)
+                if (other.status() or 0) < 0 and other not in self._ending
             ]
             handle = killed[0] if killed else handle
         why = self._why_ending(handle) if (handle.status() or 0) < 0 else ""

@@ -123,7 +123,11 @@ class Rescaling:
         scale_requests.begin(self._run, request, step, before, keeper)
         overrides = [f"strategy.{scales(strategy)[role]}={count}" for role, count in scaling.counts.items()]
         stage = (
-            ScaleStage.ANEW if scaling.anew else ScaleStage.MOVING if scaling.rows_move else ScaleStage.DONE
+            ScaleStage.RESTART
+            if scaling.anew
+            else ScaleStage.MOVING
+            if scaling.rows_move
+            else ScaleStage.DONE
         )
         self._processes.scale(stage, scaling.counts, overrides)
 

@@ -174,5 +174,5 @@ class ScaleStage(StrEnum):
     """Rows lie in the last checkpoint alone: trainers that come back find none in embedding servers."""
     DONE = "done"
     """All processes are there, with their rows."""
-    ANEW = "anew"
-    """Trainers end, with a checkpoint; all processes begin anew."""
+    RESTART = "anew"
+    """Trainers end with a checkpoint, and all processes restart."""

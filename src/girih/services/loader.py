@@ -285,7 +285,7 @@ class _LoaderWork(Service):
 
     def __init__(self, role: Loader, workers: Sequence[Client]) -> None:
         super().__init__({
-            SparseVerb.BEGIN: self._begin, SparseVerb.GO_ON: self._go_on, SparseVerb.NEXT: self._next, SparseVerb.END: self._end,
+            SparseVerb.BEGIN: self._begin, SparseVerb.RESUME: self._resume, SparseVerb.NEXT: self._next, SparseVerb.END: self._end,
             SparseVerb.STORE_AGAIN: self._store_again, SparseVerb.STATS: self._read_stats,
         }, role.stats)  # fmt: skip
         self.role = role
@@ -344,7 +344,7 @@ class _LoaderWork(Service):
             self._passes |= {(number, each): begun for each in trainers}
         request.reply()
 
-    def _go_on(self, request: Request) -> None:
+    def _resume(self, request: Request) -> None:
         number, trainer, share = request.frame.fields
         self._check(trainer, share)
         where = _where(from_text(request.frame.arrays[0]))

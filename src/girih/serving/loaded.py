@@ -53,7 +53,7 @@ from girih.training import evaluation
 from girih.training.feeds import ExampleFeed
 from girih.training.schedules import in_step
 from girih.training.session import Session
-from girih.training.shown import shown
+from girih.training.shown import summary_line
 from girih.training.specs import dense_spec, expect_data, gpu_of
 
 COLUMNS = ("ids", "tables", "counts", EMBEDDING)
@@ -150,7 +150,7 @@ class LoadedModel(contextlib.AbstractContextManager["LoadedModel"]):
         self._sparse: LocalSparse | None = None
 
     def __repr__(self) -> str:
-        return shown(self, self.model, self.step, self.schema, self._opened.manifest.rows)
+        return summary_line(self, self.model, self.step, self.schema, self._opened.manifest.rows)
 
     def predict(self, data: Any) -> NDArray[np.float32]:
         """Probabilities, float32[n], or float32[n, T] with several labels.

@@ -33,7 +33,7 @@ def have_faults(endpoints):
 def keep_journal(server):
     tell, work = teller(f"server-{os.getpid()}"), server._Work
     lookup, take_part, apply_turn, begin_anew = (
-        work._lookup, work._take_part, work._apply_turn, work._begin_anew,
+        work._lookup, work._take_part, work._apply_turn, work._reset,
     )  # fmt: skip
 
     def looked_up(self, request):
@@ -61,7 +61,7 @@ def keep_journal(server):
         begin_anew(self, request)
         tell("anew")
 
-    work._lookup, work._take_part, work._apply_turn, work._begin_anew = (
+    work._lookup, work._take_part, work._apply_turn, work._reset = (
         looked_up, took_part, applied_turn, began_anew,
     )  # fmt: skip
 

@@ -41,7 +41,7 @@ class LocalProcess:
         self.pipe = pipe
         self._process, self._errors = process, errors
         self._address, self._error, self._recovery_note = "", "", ""
-        self._heard = threading.Event()
+        self._address_known = threading.Event()
         self._listening = threading.Thread(target=self._listen, name="girih-role", daemon=True)
         self._listening.start()
 
@@ -61,7 +61,7 @@ class LocalProcess:
 
     def wait_for_address(self, timeout_s: float | None) -> str:
         """See :class:`Handle`."""
-        self._heard.wait(timeout_s)
+        self._address_known.wait(timeout_s)
         return self._address
 
     def status(self) -> int | None:
@@ -112,8 +112,8 @@ class LocalProcess:
                 self._recovery_note = message.get("found", self._recovery_note)
                 self._address = message.get("address", self._address)
                 if self._address:
-                    self._heard.set()
-        self._heard.set()
+                    self._address_known.set()
+        self._address_known.set()
 
 
 class LocalLauncher:

@@ -41,10 +41,10 @@ class TrainerGroup(Collectives):
             The sum of the losses, and how many refuse.
         """
         total, num_refusing, num_stopping = self.sum([loss, float(refusing), float(self.stop_requested)])
-        self.heed(num_stopping)
+        self.note_stops(num_stopping)
         return total, int(num_refusing)
 
-    def heed(self, num_stopping: float) -> None:
+    def note_stops(self, num_stopping: float) -> None:
         """Notes how many want to stop, where all have learned it in the same step."""
         self._agreed_stop = num_stopping > 0
 

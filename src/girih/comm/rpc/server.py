@@ -217,7 +217,7 @@ class Server(Poller):
                 stranger = self._listener.accept()
                 if stranger is None:
                     return
-                self._selector.register(stranger, IN, partial(self._hear, stranger))
+                self._selector.register(stranger, IN, partial(self._admit, stranger))
                 self._strangers.add(stranger, _STRANGER_S)
                 if len(self._strangers) > _MOST_STRANGERS:
                     self._refuse(self._strangers.first_to_leave(), CROWD)
@@ -232,12 +232,12 @@ class Server(Poller):
         self._accepting = False
         self._selector.unregister(self._listener)
 
-    def _hear(self, stranger: Stranger, _: int) -> None:
+    def _admit(self, stranger: Stranger, _: int) -> None:
         """Lets in who proves that he knows the secret: to the session that he had, or a new one."""
         if stranger not in self._strangers:  # he had to leave since the system said that he speaks
             return
         try:
-            hello = stranger.hear(self._secret)
+            hello = stranger.read_hello(self._secret)
             if hello is None:
                 return
             peer = self._peers.get(hello.session) or RpcSession(secrets.randbits(63) | 1, self._stuck)
@@ -260,7 +260,7 @@ class Server(Poller):
         self._selector.unregister(stranger)
         stranger.close()
 
-    def _heard(self, session: RpcSession) -> None:
+    def _on_readable(self, session: RpcSession) -> None:
         if session not in self._ready:
             self._ready.append(session)
 
@@ -274,7 +274,7 @@ class Server(Poller):
                 return
             header, frame = unpack(parts)
             with peer.lock:
-                is_new = peer.hear(header)
+                is_new = peer.on_message(header)
         except Exception as error:  # one bad message ends one connection
             self.num_damaged += not isinstance(error, ConnectionLost)
             _LOG.debug("%s: %s", self.address, error)

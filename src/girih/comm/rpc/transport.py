@@ -164,7 +164,7 @@ class Stranger(Protocol):
     def fileno(self) -> int:
         """A file to wait for until it is readable."""
 
-    def hear(self, secret: bytes) -> Hello | None:
+    def read_hello(self, secret: bytes) -> Hello | None:
         """Reads on; once he proved that he knows the secret, what he said.
 
         Raises:

@@ -316,7 +316,7 @@ class RemoteSparse:
         """Has servers that outlived earlier trainers drop what these began, and counts what is lost by that; all trainers call it."""
         told = None
         if self._ranks.first:
-            fields = [frame.fields for frame in answers(self._servers, SparseVerb.ANEW, again=True)]
+            fields = [frame.fields for frame in answers(self._servers, SparseVerb.RESET, again=True)]
             told = max(lost for lost, _ in fields), max(step for _, step in fields)
             self._stats.counters["lost_updates"] += told[0]
         self.last_step = self._ranks.broadcast(told)[1]
@@ -407,7 +407,9 @@ class RemoteSparse:
 
     def knows_changes(self, since: int) -> bool:
         """Asks all servers; others than rank 0 know of none that do not."""
-        return all(frame.fields[0] for frame in answers(self._servers, SparseVerb.KNOW, (since,), again=True))
+        return all(
+            frame.fields[0] for frame in answers(self._servers, SparseVerb.HAS_CHANGES, (since,), again=True)
+        )
 
     def begin_segment(self, writer: Storage, number: int, since: int | None) -> RemoteSegment:
         """Has all servers take what changed, or all rows, while no trainer has anything in flight."""

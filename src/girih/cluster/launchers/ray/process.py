@@ -28,7 +28,7 @@ class RayPipe:
 
     def __init__(self, process: RayProcess) -> None:
         self._process = process
-        self.heard: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self.messages: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
 
     def send(self, message: dict[str, Any]) -> None:
         """Sends a message; silently where nobody reads any more."""
@@ -40,9 +40,9 @@ class RayPipe:
         Raises:
             EOFError: the process is gone.
         """
-        message = self.heard.get()
+        message = self.messages.get()
         if message is None:
-            self.heard.put(None)  # for whoever asks again
+            self.messages.put(None)  # for whoever asks again
             raise EOFError("the other side is gone")
         return message
 
@@ -69,7 +69,7 @@ class RayProcess:
         self._address, self._recovery_note, self._words = "", "", ""
         self._status: int | None = None
         self._sent, self._calling = 0, threading.Lock()
-        self._heard, self._ended = threading.Event(), threading.Event()
+        self._address_known, self._ended = threading.Event(), threading.Event()
         self._listening = threading.Thread(target=self._listen, name="girih-ray", daemon=True)
         self._listening.start()
 
@@ -95,7 +95,7 @@ class RayProcess:
 
     def wait_for_address(self, timeout_s: float | None) -> str:
         """See :class:`Handle`."""
-        self._heard.wait(timeout_s)
+        self._address_known.wait(timeout_s)
         return self._address
 
     def status(self) -> int | None:
@@ -144,15 +144,15 @@ class RayProcess:
         with suppress(RayError):
             ray.kill(self._actor)  # the next life of the process needs its place
         self._ended.set()
-        self._heard.set()
-        self.pipe.heard.put(None)
+        self._address_known.set()
+        self.pipe.messages.put(None)
 
     def _take(self, event: Any) -> None:
         if "address" in event:
             self._recovery_note, self._address = event["found"], event["address"]
-            self._heard.set()
+            self._address_known.set()
         elif "message" in event:
-            self.pipe.heard.put(event["message"])
+            self.pipe.messages.put(event["message"])
         elif "printed" in event:
             stream = sys.stdout if event["to"] == 1 else sys.stderr
             stream.buffer.write(event["printed"])
