@@ -111,8 +111,10 @@ def train(
         if own_process:
             gc.freeze()  # no collection has to look through all that was imported
         return trainer.train(
-            config_file, overrides, run_path, resume, strategy, plan_file, calibrated, init_from,
-            own_process=own_process,
+            trainer.TrainArguments(
+                config_file=config_file, overrides=overrides, run=run_path, resume=resume, strategy=strategy,
+                plan_file=plan_file, calibrated=calibrated, init_from=init_from, own_process=own_process,
+            )
         )  # fmt: skip
     except RoleError as error:
         raise RoleError(f"{error}{_way_on(run_path)}") from error

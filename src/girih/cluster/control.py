@@ -92,7 +92,7 @@ class LauncherControl:
 
     @contextmanager
     def handle_stop(self, on_stop: Callable[[], None]) -> Iterator[None]:
-        """Has a thread call ``on_stop`` where the launcher is told to stop, which ends the run at once otherwise."""
+        """Calls ``on_stop`` from a thread if the launcher gets a signal, instead of ending the run at once."""
         self._stop = on_stop
         self._pipe.send({"stoppable": True})
         try:

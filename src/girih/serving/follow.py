@@ -75,12 +75,10 @@ class Follower(AbstractContextManager["Follower"]):
         self._lock = _locked(directory)
         ahead.make_ready([*ahead.writing_mapped(), *ahead.serving()], tell)
         self.again_s = 1.0
-        self._gap: tuple[LogHead, float] | None = None  # found no way there; not to be tried before
+        self._gap: tuple[LogHead, float] | None = None  # no way there was found; when to try again
         self._logged: dict[str, str] = {}
         self._merging = Merging()
-        self._tensors: list[
-            StoredTensor
-        ] = []  # of the dense half of the current version, without their values
+        self._tensors: list[StoredTensor] = []  # of the current version's dense half, without values
         self._recent: deque[set[str]] = deque(maxlen=_KEPT)
         self.current = self._left_here()
         if self.current is not None:
