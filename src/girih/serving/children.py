@@ -12,7 +12,7 @@ AGAIN_S = 1.0
 """Seconds until another one is tried where none could be started."""
 
 
-def started(
+def start_process(
     module: str,
     *words: str,
     instructions: str,
@@ -42,7 +42,7 @@ def started(
     return process
 
 
-def let_go(process: subprocess.Popen[str]) -> None:
+def release_input(process: subprocess.Popen[str]) -> None:
     """Closes the pipes to a process that has ended."""
     for pipe in (process.stdin, process.stdout):
         with contextlib.suppress(OSError):
