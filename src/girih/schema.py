@@ -367,7 +367,7 @@ class Schema:
         return hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()[:16]
 
     @classmethod
-    def from_dict(cls, mapping: Mapping[str, Any], where: str = "schema") -> Schema:
+    def from_dict(cls, mapping: Mapping[str, object], where: str = "schema") -> Schema:
         """Builds a schema from the sections ``features``, ``labels``, ``tables`` and ``defaults`` of a config, and ``data.null_values``."""
         for key in ("features", "labels"):
             if key not in mapping:
@@ -413,7 +413,7 @@ def _check_time_unit(feature: Categorical | Numeric) -> None:
         )
 
 
-def _name_of(item: Any, index: int) -> str:
+def _name_of(item: object, index: int) -> str:
     return repr(item["name"]) if isinstance(item, Mapping) and "name" in item else f"number {index + 1}"
 
 

@@ -29,7 +29,7 @@ def status(run: Path, watch: bool, as_json: bool) -> int:
     """Show a run's processes: alive or not, load, bottleneck."""
     console = screen()
 
-    def show(report: dict[str, Any]) -> None:
+    def show(report: dict[str, object]) -> None:
         if as_json:
             click.echo(json.dumps(report))
         else:

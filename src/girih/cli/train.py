@@ -9,7 +9,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -129,7 +128,7 @@ def check_init(init_from: str, run: Path | None) -> None:
     checkpoint.find(init_from)
 
 
-def _place(mapping: Mapping[str, Any], where: str, directory: Path, run: Path) -> StatusTarget:
+def _place(mapping: Mapping[str, object], where: str, directory: Path, run: Path) -> StatusTarget:
     """The place where the processes of a run show themselves."""
     metrics = config.build(MetricsOptions, mapping.get("metrics", {}), f"{where}: [metrics]")
     require_client(metrics)

@@ -82,7 +82,7 @@ def main() -> int:
 
 
 def _until_left_alone(
-    pipe: Pipe, stop: threading.Event, messages: queue.SimpleQueue[dict[str, Any] | None], segments: str
+    pipe: Pipe, stop: threading.Event, messages: queue.SimpleQueue[dict[str, object] | None], segments: str
 ) -> None:
     with contextlib.suppress(EOFError):
         while True:

@@ -19,7 +19,6 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 from girih.cluster.control import serve, text_of
 from girih.cluster.launchers.launcher import Handle, Launch, Machines, Resources
@@ -107,7 +106,7 @@ class ThisHost:
         self._spec = spec
         self.bind, self.segments = spec.options.bind, new_prefix()
 
-    def launcher(self, hello: Mapping[str, Any]) -> LocalLauncher:
+    def launcher(self, hello: Mapping[str, object]) -> LocalLauncher:
         """See :class:`Machines`."""
         return LocalLauncher(
             trainer=module_command("girih", *self._spec.command),

@@ -187,7 +187,7 @@ class Dataset:
             data = replace(self, shuffle=False, negatives=None)
         return data._over(data.source.so_far()) if data.source.endless else data
 
-    def within(self, bounds: Any) -> Dataset:
+    def within(self, bounds: object) -> Dataset:
         """The same stream with the bounds of another reader, read as all its readers read it."""
         return self._over(self.source.within(bounds))
 

@@ -47,7 +47,7 @@ def as_table(data: Any, columns: Seq[str] | None = None, null_values: Seq[str] =
     raise DataError(f"data: received an object of type {type(data).__name__}; {EXPECTED}")
 
 
-def columns_as_given(schema: Schema, table: Any) -> Schema:
+def columns_as_given(schema: Schema, table: pa.Table) -> Schema:
     """The schema in terms of the table's columns: lists have no separator to be split at."""
     types = dict(zip(table.schema.names, table.schema.types, strict=True))
 
@@ -61,7 +61,7 @@ def columns_as_given(schema: Schema, table: Any) -> Schema:
     return Schema(features, schema.labels, schema.tables, null_values=schema.null_values)
 
 
-def check_sequences(schema: Schema, table: Any) -> None:
+def check_sequences(schema: Schema, table: pa.Table) -> None:
     """Refuses one value an example where a sequence is a list.
 
     Raises:
@@ -116,7 +116,7 @@ def _of_rows(rows: Seq[Any], columns: Seq[str] | None, null_values: Seq[str]) ->
     return pa.table({str(n): _array(str(n), [row.get(n) for row in rows], null_values) for n in names})
 
 
-def _unknown(received: Iterable[Any], columns: Seq[str] | None) -> DataError:
+def _unknown(received: Iterable[object], columns: Seq[str] | None) -> DataError:
     names, known = list(map(str, received)), list(columns or ())
     return DataError(f"data: columns {names[:10]}, of which no feature reads any; expected {known[:10]}")
 
@@ -144,15 +144,15 @@ def _of_series(data: Any, columns: Seq[str] | None, null_values: Seq[str]) -> An
     return _of_columns(values, columns, null_values)
 
 
-def _is_missing(value: Any) -> bool:
+def _is_missing(value: object) -> bool:
     return (isinstance(value, float) and value != value) or type(value).__name__ in ("NaTType", "NAType")
 
 
-def _is_series_of_pandas(data: Any) -> bool:
+def _is_series_of_pandas(data: object) -> bool:
     return type(data).__name__ == "Series" and type(data).__module__.partition(".")[0] == "pandas"
 
 
-def _is_scalar(value: Any) -> bool:
+def _is_scalar(value: object) -> bool:
     """Whether it is one value: columns have a length."""
     return (
         isinstance(value, str | bytes) or not hasattr(value, "__len__") or getattr(value, "shape", None) == ()

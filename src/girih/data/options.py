@@ -223,7 +223,7 @@ def _open_files(
     return replace(dataset, read_ahead=options.read_ahead)
 
 
-def _shown(paths: Sequence[Any]) -> str:
+def _shown(paths: Sequence[object]) -> str:
     """Paths as a config has them."""
     return f'"{paths[0]}"' if len(paths) == 1 else str(list(paths))
 

@@ -49,7 +49,7 @@ def read_parquet(paths: Paths, schema: Schema, **options: Unpack[ReadOptions]) -
     return make_dataset(ParquetSource(find_files(paths, suffix=".parquet")), schema, **options)
 
 
-def read_arrow(data: Any, schema: Schema, **options: Unpack[ReadOptions]) -> Dataset:
+def read_arrow(data: object, schema: Schema, **options: Unpack[ReadOptions]) -> Dataset:
     """Reads Arrow data where it is.
 
     A pyarrow table or record batch, or a list of them, a ``RecordBatchReader``, a pandas or Polars ``DataFrame``, a DuckDB
@@ -243,7 +243,7 @@ def read_kafka(
     messages: Literal["json", "arrow"] = "json",
     start: str = "earliest",
     stop_at: Literal["end"] | None = None,
-    kafka: Mapping[str, Any] | None = None,
+    kafka: Mapping[str, object] | None = None,
     **options: Unpack[ReadOptions],
 ) -> Dataset:
     """Reads the records of a Kafka topic, in the order of each partition's offsets.

@@ -96,7 +96,7 @@ class _SplitPlan(ReadPlan):
             raise DataError(f"{where}: split.by = {self.by!r}: no such column{nearest(self.by, present)}")
         super().check_names(present, where)
 
-    def check_types(self, types: dict[str, Any], where: str) -> None:
+    def check_types(self, types: dict[str, object], where: str) -> None:
         kind = types[self.by]
         if not times.is_time(kind) and columns.kind_of(kind) not in _ORDERED:
             raise DataError(

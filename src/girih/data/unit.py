@@ -62,7 +62,7 @@ class FileSource:
         """Nobody stops a file."""
         return False
 
-    def within(self, bounds: Any) -> Self:
+    def within(self, bounds: object) -> Self:
         """Itself."""
         return self
 
@@ -109,7 +109,7 @@ class Source(Protocol):
         """Tells whether reading ended because somebody asked for it."""
         ...
 
-    def within(self, bounds: Any) -> Source:
+    def within(self, bounds: object) -> Source:
         """The same stream with the bounds of another reader, read as all its readers read it."""
         ...
 

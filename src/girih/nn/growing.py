@@ -227,9 +227,9 @@ class GrowingModule(nn.Module):
 
     def _load_from_state_dict(
         self,
-        state_dict: Mapping[str, Any],
+        state_dict: Mapping[str, object],
         prefix: str,
-        local_metadata: Any,
+        local_metadata: object,
         strict: bool,
         *lists: list[str],
     ) -> None:

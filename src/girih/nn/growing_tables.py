@@ -75,7 +75,7 @@ class OneStream:
         self._last = stream
 
 
-def tensors_in(value: Any, seen: set[int]) -> Iterator[Tensor]:
+def tensors_in(value: object, seen: set[int]) -> Iterator[Tensor]:
     """The tensors in objects of this library, and in lists and dicts, each once; ``seen`` is for the call's own use."""
     if id(value) in seen:
         return

@@ -67,7 +67,7 @@ class _FeatureBags:
     where: str
 
 
-def integers(ids: Any, name: str) -> Tensor:
+def integers(ids: object, name: str) -> Tensor:
     """A tensor of integers.
 
     Raises:
@@ -88,7 +88,9 @@ def moved(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
-def flat(ids: Any, offsets: Any, weights: Any, *, device: torch.device, last_included: bool = False) -> Bags:
+def flat(
+    ids: object, offsets: object, weights: object, *, device: torch.device, last_included: bool = False
+) -> Bags:
     """Bags of one feature, in the forms that ``torch.nn.EmbeddingBag`` takes.
 
     Args:
@@ -108,7 +110,7 @@ def uniform(ids: Tensor, num_bags: int, bag_size: int) -> Bags:
     return _settled([_uniform(ids, num_bags, bag_size, None, "")])
 
 
-def packed(ids: Any, offsets: Any, weights: Any, num_features: int, *, device: torch.device) -> Bags:
+def packed(ids: object, offsets: object, weights: object, num_features: int, *, device: torch.device) -> Bags:
     """Bags of all features in one run of ids, feature by feature: [N], [F·B+1], and [N] or None.
 
     Raises:
@@ -196,7 +198,9 @@ def without(absent: int, bags: Bags) -> Bags:
     )
 
 
-def _part(ids: Any, offsets: Any, weights: Any, name: str, where: str, last_included: bool) -> _FeatureBags:
+def _part(
+    ids: object, offsets: object, weights: object, name: str, where: str, last_included: bool
+) -> _FeatureBags:
     ids = integers(ids, f"{where}{name}")
     if ids.dim() == 2:
         if offsets is not None:
@@ -218,7 +222,7 @@ def _uniform(ids: Tensor, num_bags: int, bag_size: int, weights: Tensor | None, 
     return _FeatureBags(ids, offsets, weights, extents, where)
 
 
-def _bounds(offsets: Any, num_ids: int, where: str, *, last_included: bool) -> Tensor:
+def _bounds(offsets: object, num_ids: int, where: str, *, last_included: bool) -> Tensor:
     """The begin of each bag, and the last one's end, where they were given."""
     bounds = integers(offsets, f"{where}offsets").long()
     if bounds.dim() != 1:
@@ -321,7 +325,7 @@ def _falling(bounds: Tensor, num_ids: int, where: str) -> ConfigError:
     return ConfigError(f"{where}offsets: {problem}; expected to rise from 0 to the {num_ids} ids")
 
 
-def _weights(weights: Any, ids: Tensor, where: str) -> Tensor | None:
+def _weights(weights: object, ids: Tensor, where: str) -> Tensor | None:
     if weights is None:
         return None
     if not isinstance(weights, Tensor) or weights.shape != ids.shape:

@@ -96,7 +96,7 @@ def compare(runs: Sequence[Path]) -> RunComparison:
     return RunComparison(tuple(str(run) for run in runs), records, options, metrics)
 
 
-def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def changed(before: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
     """The options that differ between two configurations, as ``data.batch_size 256 → 1024``; secrets are masked."""
     raw = [_flat(dict(each)) for each in (before, now)]
     shown = [_flat(masked(dict(each))) for each in (before, now)]
@@ -149,7 +149,7 @@ def _cut(text: str) -> str:
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     if value is None:
         return ABSENT
     if isinstance(value, bool):

@@ -200,7 +200,7 @@ def _kind(run: RunRecord) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def _name(value: Any) -> str:
+def _name(value: object) -> str:
     """The value if it is a string, its name if it is a table, else nothing."""
     name = value.get("name") if isinstance(value, Mapping) else value
     return name if isinstance(name, str) else ""
@@ -268,7 +268,7 @@ def _overlaid(comparison: RunComparison) -> Iterator[Card]:
             yield axis.title, unit, line_chart(EXAMPLES, axis, series)
 
 
-def _calibration(name: str, metrics: Mapping[str, Any]) -> Card:
+def _calibration(name: str, metrics: Mapping[str, object]) -> Card:
     curve = metrics.get("calibration_curve")
     bins = [one for one in curve if isinstance(one, Mapping)] if isinstance(curve, Sequence) else []
     x = Axis("prediction", "mean prediction", from_zero=True)
@@ -291,7 +291,7 @@ def _totals(run: RunRecord) -> Iterator[tuple[str, str]]:
             yield str(key), _plain(key, value)
 
 
-def _plain(key: Any, value: Any) -> str:
+def _plain(key: object, value: object) -> str:
     if value is None or value == {}:
         return DASH
     if isinstance(value, bool):

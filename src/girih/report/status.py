@@ -101,7 +101,7 @@ def _state_of(shown: ProcessStatus, now: float) -> str:
     return "running" if now - shown.now["at_s"] < SILENT_S else "silent"
 
 
-def _state(processes: list[dict[str, Any]], summary: Mapping[str, Any] | None) -> str:
+def _state(processes: list[dict[str, object]], summary: Mapping[str, object] | None) -> str:
     states = {process["state"] for process in processes}
     if "running" in states:
         return "running"

@@ -208,7 +208,7 @@ def net_of(
     tensors: Mapping[str, Tensor],
     example: tuple[Tensor, Embeddings],
     outputs: int,
-    where: Any,
+    where: object,
 ) -> ProgramNet:
     """The network that ``dense.json`` describes; tried on an example.
 

@@ -250,7 +250,7 @@ def _can_write_onnx(log_line: LogLine) -> bool:
     return missing is None
 
 
-def _onnx(exported: Any, inputs: program.Inputs, path: Path, log_line: LogLine) -> bool:
+def _onnx(exported: object, inputs: program.Inputs, path: Path, log_line: LogLine) -> bool:
     try:
         program.write_onnx(exported, inputs, path)
     except Exception as error:  # whatever the converter meets in a program

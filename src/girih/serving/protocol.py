@@ -245,14 +245,14 @@ def _parameters(tensor: Any, owner: str) -> Mapping[str, Any]:
     return parameters
 
 
-def _id(content: Mapping[str, Any]) -> str | None:
+def _id(content: Mapping[str, object]) -> str | None:
     found = content.get("id")
     if found is not None and not isinstance(found, str):
         raise DataError("id is no string")
     return found
 
 
-def _wanted(content: Mapping[str, Any], outputs: Sequence[Output]) -> list[Wanted]:
+def _wanted(content: Mapping[str, object], outputs: Sequence[Output]) -> list[Wanted]:
     """The outputs that a request asks for; all where it names none."""
     binary = _flag(_parameters(content, "the request"), "binary_data_output", False, "the request")
     asked = content.get("outputs")
@@ -276,7 +276,7 @@ def _wanted(content: Mapping[str, Any], outputs: Sequence[Output]) -> list[Wante
     return list(found.values())
 
 
-def _flag(parameters: Mapping[str, Any], name: str, default: bool, owner: str) -> bool:
+def _flag(parameters: Mapping[str, object], name: str, default: bool, owner: str) -> bool:
     value = parameters.get(name, default)
     if not isinstance(value, bool):
         raise DataError(f"{owner}: {name} = {format_value(value)}: expected true or false")

@@ -193,7 +193,7 @@ class RequestReader:
             ids, offsets = keep_last(ids, offsets, feature.max_length)
         return _repeated(BagColumn(ids, offsets), num_rows, size)
 
-    def _rows_of(self, feature: Any, columns: Mapping[str, RequestColumn], size: int) -> int:
+    def _rows_of(self, feature: object, columns: Mapping[str, RequestColumn], size: int) -> int:
         """1 where all examples share what a feature reads, else n."""
         return max(columns[name].num_rows for name in _sources(feature)) if size > 1 else size
 
@@ -221,7 +221,7 @@ class RequestReader:
         for number, values in zip(plan.schema.numeric, rows.numeric.T, strict=True):
             numeric[:, places[number.name]] = values
 
-    def _plan(self, names: Sequence[str], table: Any) -> ReadPlan:
+    def _plan(self, names: Sequence[str], table: pa.Table) -> ReadPlan:
         """The plan by which the decoder reads a table; made once for columns of these types."""
         key = (*names, *table.schema.types)
         plan = self._plans.get(key)
@@ -237,7 +237,7 @@ class RequestReader:
         return plan
 
 
-def _in_their_words(message: str, kinds: Sequence[Any]) -> str:
+def _in_their_words(message: str, kinds: Sequence[object]) -> str:
     """Says what is wrong with the type of a column, with datatypes of the protocol, and without how files would be mended."""
     for kind in kinds:
         message = message.replace(f" ({kind}) ", f" ({datatype_of(kind)}) ")

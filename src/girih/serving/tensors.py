@@ -75,7 +75,7 @@ def from_bytes(name: str, datatype: str, shape: tuple[int, ...], data: memoryvie
     return RequestTensor(name, datatype, shape, np.frombuffer(data, dtype))
 
 
-def from_json(name: str, datatype: str, shape: tuple[int, ...], data: Any) -> RequestTensor:
+def from_json(name: str, datatype: str, shape: tuple[int, ...], data: object) -> RequestTensor:
     """A tensor whose values are a list in JSON, nested or flat; null is a missing value.
 
     Raises:
@@ -143,7 +143,7 @@ def _fits(datatype: str, value: Any) -> bool:
     return bool(not is_finite or abs(value) <= float(np.finfo(NUMPY[datatype]).max))
 
 
-def _refused(name: str, datatype: str, data: Sequence[Any]) -> DataError:
+def _refused(name: str, datatype: str, data: Sequence[object]) -> DataError:
     """The error of data that hold a value of another type, or out of its range: the first one, as JSON writes it."""
     expected = f"expected values of {datatype}, {_described(datatype)}"
     for place, value in enumerate(data):
@@ -152,7 +152,7 @@ def _refused(name: str, datatype: str, data: Sequence[Any]) -> DataError:
     return DataError(f"input {name!r}: data of several types; {expected}")
 
 
-def format_value(value: Any) -> str:
+def format_value(value: object) -> str:
     """A value of JSON as text, for errors: only its beginning is written, however long or deep it is."""
     beginning = value[:_MOST_SHOWN] if isinstance(value, str) else value
     pieces = islice(
@@ -161,7 +161,7 @@ def format_value(value: Any) -> str:
     return "".join(pieces)[:_MOST_SHOWN]
 
 
-def datatype_of(kind: Any) -> str:
+def datatype_of(kind: pa.DataType) -> str:
     """The datatype of a type of Arrow that a request's column has, with its lists if it has any."""
     if pa.types.is_large_list(kind):
         return f"lists of {datatype_of(kind.value_type)}"

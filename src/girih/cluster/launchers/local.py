@@ -135,7 +135,7 @@ class LocalLauncher:
         trainer: Sequence[str] = (),
         again: Sequence[str] = (),
         num_trainers: int = 1,
-        hello: Mapping[str, Any] | None = None,
+        hello: Mapping[str, object] | None = None,
     ) -> None:
         self._hosts, self._trainer, self._num_trainers = hosts or {}, trainer, num_trainers
         self._again = again

@@ -63,7 +63,7 @@ class AbortableGroup:
         parts = (word.rpartition(":") for words in others for word in words)
         self._theirs = {(host, int(port)) for host, _, port in parts}
 
-    def _register(self, device: str, kind: Any, backend: Any) -> None:
+    def _register(self, device: str, kind: object, backend: object) -> None:
         self.process_group._register_backend(torch.device(device), kind, backend)
 
     def abort(self) -> None:

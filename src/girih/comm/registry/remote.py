@@ -62,7 +62,7 @@ class _RegistryWork:
             self._registry.wake()
 
 
-def _answer(verb: Callable[..., Any], request: Request, arguments: Sequence[Any]) -> None:
+def _answer(verb: Callable[..., object], request: Request, arguments: Sequence[object]) -> None:
     try:
         reply = {"is": verb(*arguments)}
     except WireTimeout as error:
@@ -130,7 +130,7 @@ class RemoteRegistry:
         return reply["is"]
 
 
-def _packed(message: Any) -> NDArray[np.uint8]:
+def _packed(message: object) -> NDArray[np.uint8]:
     return np.frombuffer(json.dumps(message).encode(), np.uint8)
 
 

@@ -145,7 +145,7 @@ class Connection(Protocol):
             ConnectionLost: there will be none.
         """
 
-    def buffer(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any] | None:
+    def buffer(self, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> NDArray[Any] | None:
         """Memory that is sent without a copy, or None where any memory does as well. From any thread."""
 
     def close(self, linger_s: float = 0.0) -> None:

@@ -53,7 +53,7 @@ class Topic:
                 raise ConfigError(f"kafka: {option!r} is set by girih; drop it")
 
     @classmethod
-    def at(cls, address: str, options: Mapping[str, Any] | None = None) -> Topic:
+    def at(cls, address: str, options: Mapping[str, object] | None = None) -> Topic:
         """Takes an address apart: ``kafka://host:port,host:port/topic``.
 
         Raises:
@@ -194,6 +194,6 @@ def _error_text(error: Any) -> str:
     return _first_line(error.args[0])
 
 
-def _first_line(error: Any) -> str:
+def _first_line(error: object) -> str:
     """The first line of the client's words."""
     return str(error.str() if hasattr(error, "str") else error).splitlines()[0]

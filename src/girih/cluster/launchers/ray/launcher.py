@@ -102,7 +102,7 @@ class RayLauncher:
         *,
         trainer: Sequence[str] = (),
         again: Sequence[str] = (),
-        hello: Mapping[str, Any],
+        hello: Mapping[str, object],
         seen: str = "",
         writers: int | None = None,
         environment: Mapping[str, str] | None = None,
@@ -207,7 +207,7 @@ class Nodes:
         self.bind, self.segments = self._cluster.host, new_prefix_of_nodes()
         self._seen = spec.run.absolute().parent / f".girih-{secrets.token_hex(8)}"
 
-    def launcher(self, hello: Mapping[str, Any]) -> RayLauncher:
+    def launcher(self, hello: Mapping[str, object]) -> RayLauncher:
         """See :class:`girih.cluster.launchers.launcher.Machines`."""
         self._seen.parent.mkdir(parents=True, exist_ok=True)
         self._seen.touch()

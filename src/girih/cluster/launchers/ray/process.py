@@ -30,7 +30,7 @@ class RayPipe:
         self._process = process
         self.messages: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
 
-    def send(self, message: dict[str, Any]) -> None:
+    def send(self, message: dict[str, object]) -> None:
         """Sends a message; silently where nobody reads any more."""
         self._process.send(message)
 
