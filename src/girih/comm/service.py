@@ -155,9 +155,9 @@ class Service:
     def _submit(self, work: Callable[[], None]) -> None:
         with self._asking:
             self._num_asked += 1
-        self._pool.submit(self._do, work)
+        self._pool.submit(self._run_work, work)
 
-    def _do(self, work: Callable[[], None]) -> None:
+    def _run_work(self, work: Callable[[], None]) -> None:
         try:
             with self._busy.working():
                 work()

@@ -98,7 +98,7 @@ class ReadPlan:
             if counts[column] > 1:
                 raise DataError(f"{where}: {counts[column]} columns are named {column!r} ({use}); rename one")
 
-    def check_types(self, types: dict[str, object], where: str) -> None:
+    def check_types(self, types: dict[str, pa.DataType], where: str) -> None:
         """Refuses columns of a type that cannot become what the schema wants of them.
 
         Raises:
@@ -107,7 +107,7 @@ class ReadPlan:
         for trouble in self._troubles(types):
             raise DataError(f"{where}: column {trouble}")
 
-    def _troubles(self, types: dict[str, object]) -> Iterator[str]:
+    def _troubles(self, types: dict[str, pa.DataType]) -> Iterator[str]:
         """Which column does not serve, and why, one after the other."""
         for feature in self.schema.features:
             kind = kind_of(types[feature.source])
@@ -169,7 +169,7 @@ class ReadPlan:
         return self.conditions[name].column if name in self.conditions else name
 
 
-def _weight_troubles(feature: Categorical, weights: object, ids: object) -> Iterator[str]:
+def _weight_troubles(feature: Categorical, weights: pa.DataType, ids: pa.DataType) -> Iterator[str]:
     """Names what is wrong with the type of a feature's weights, beside that of its ids."""
     what = f"{feature.weights!r} ({weights}), weights of feature {feature.name!r}"
     kind = kind_of(weights)

@@ -77,7 +77,7 @@ class LocalRegistry:
     def set(self, key: str, value: str) -> None:
         """See :class:`Registry`."""
         with self._changed:
-            self._keep(key, value)
+            self._store_entry(key, value)
 
     def get(self, key: str) -> str | None:
         """See :class:`Registry`."""
@@ -119,7 +119,7 @@ class LocalRegistry:
             total = int(self._values.get(key, "0")) + amount
             if type(total) is not int:
                 raise WireError(f"{amount!r:.100} is added to {key!r:.100}; expected an integer")
-            self._keep(key, str(total))
+            self._store_entry(key, str(total))
             return total
 
     def compare_set(self, key: str, expected: str, desired: str) -> str:
@@ -129,7 +129,7 @@ class LocalRegistry:
             if current is None and expected:
                 return expected
             if current in (None, expected):
-                self._keep(key, desired)
+                self._store_entry(key, desired)
                 current = desired
             return current or ""
 
@@ -152,7 +152,7 @@ class LocalRegistry:
             self._closed = True
             self._changed.notify_all()
 
-    def _keep(self, key: str, value: str) -> None:
+    def _store_entry(self, key: str, value: str) -> None:
         """Sets a key within the bounds of what is kept; ``self._changed`` is held.
 
         Raises:

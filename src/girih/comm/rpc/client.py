@@ -221,7 +221,7 @@ class Client(Poller):
             while not self._closing and (parts := connection.receive()) is not None:
                 header, frame = unpack(parts)
                 del parts  # whoever waits may drop its memory before the next one comes
-                self._take(header, frame)
+                self._handle_message(header, frame)
                 del frame
         except WireError as error:
             self.num_damaged += not isinstance(error, ConnectionLost)
@@ -231,7 +231,7 @@ class Client(Poller):
             self._detach(self._session)
             self._give_up(error)
 
-    def _take(self, header: Header, frame: Frame) -> None:
+    def _handle_message(self, header: Header, frame: Frame) -> None:
         self._pause_s = 0.0
         with self._session.lock:
             if not self._session.on_message(header):

@@ -133,11 +133,11 @@ class RayProcess:
             first = 0
             while self._status is None:
                 with self._calling:
-                    asked = self._waiting.remote(first)
-                events = ray.get(asked, timeout=ASKED_S + ANSWER_S)
+                    pending = self._waiting.remote(first)
+                events = ray.get(pending, timeout=ASKED_S + ANSWER_S)
                 first += len(events)
                 for event in events:
-                    self._take(event)
+                    self._handle_event(event)
         except (RayError, GetTimeoutError, ValueError) as error:
             self._words = f"Ray lost it: {str(error).strip().splitlines()[0]}"
             self._status = LOST
@@ -147,7 +147,7 @@ class RayProcess:
         self._address_known.set()
         self.pipe.messages.put(None)
 
-    def _take(self, event: Any) -> None:
+    def _handle_event(self, event: Any) -> None:
         if "address" in event:
             self._recovery_note, self._address = event["found"], event["address"]
             self._address_known.set()
