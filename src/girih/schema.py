@@ -341,7 +341,7 @@ class Schema:
         tables = [table for table in self.tables if table.name in used]
         return Schema(features, self.labels, tables, null_values=self.null_values)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """As plain mappings and lists, in the form of a config file's sections."""
         sections = {
             "features": config.plain(self.features),
@@ -428,7 +428,7 @@ def _boundaries(owner: str, values: Any) -> tuple[float, ...]:
     return edges
 
 
-def _refuse_others(label: str, values: Any, kind: Any) -> None:
+def _refuse_others(label: str, values: object, kind: Any) -> None:
     others = [item for item in values if not isinstance(item, kind)] if isinstance(values, Seq) else [values]
     if others:
         names = " or ".join(cls.__name__ for cls in typing.get_args(kind) or (kind,))

@@ -59,7 +59,7 @@ def play(ranks):
 
 
 @pytest.fixture(scope="module")
-def sent_counts():
+def told():
     return together(play, SIZE)
 
 

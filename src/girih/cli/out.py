@@ -6,7 +6,6 @@ import contextlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.csv as pacsv
@@ -41,7 +40,7 @@ def check_out(out: Path, content: str, endings: Sequence[str]) -> None:
         raise ConfigError(f"--out {out}: {content} are written as {written}; name it {names}")
 
 
-def write_rows(out: Path, tables: Iterable[Any], empty: Any) -> int:
+def write_rows(out: Path, tables: Iterable[pa.Table], empty: pa.Table) -> int:
     """Writes Arrow tables one after the other, in the format of the file's ending; the file is there once it is whole.
 
     Args:
@@ -73,7 +72,7 @@ def write_rows(out: Path, tables: Iterable[Any], empty: Any) -> int:
     return num_rows
 
 
-def _writer(unfinished: Path, out: Path, schema: Any) -> Any:
+def _writer(unfinished: Path, out: Path, schema: pa.Schema) -> pq.ParquetWriter | pacsv.CSVWriter:
     """The writer of the rows that become the file ``out``."""
     if out.suffix == PARQUET:
         return pq.ParquetWriter(unfinished, schema)

@@ -168,7 +168,7 @@ class Service:
         return {"queues": {"requests": max(0, self._num_asked - self._num_done)}}
 
 
-def timers(verbs: Mapping[Any, object], stats: Stats) -> dict[int, Callable[[float], None]]:
+def timers(verbs: Iterable[object], stats: Stats) -> dict[int, Callable[[float], None]]:
     """Counts the seconds of requests: a function for each verb."""
     named = {verb: verb.name.lower() for verb in verbs if isinstance(verb, IntEnum)}
     return {int(verb): partial(stats.requests.add, name) for verb, name in named.items()}

@@ -14,12 +14,12 @@ from girih.data.decode.columns import is_list, value_type
 from girih.data.formats.objects import REFUSED, array_of, table_of_stream
 from girih.data.paths import one_line
 from girih.errors import DataError, kind_of
-from girih.schema import Categorical, Numeric, Schema, Sequence
+from girih.schema import Categorical, Feature, Numeric, Schema, Sequence
 
 EXPECTED = "expected a dict of columns, a list of dicts, a pandas DataFrame, or anything with Arrow's C stream interface"
 
 
-def as_table(data: Any, columns: Seq[str] | None = None, null_values: Seq[str] = ()) -> Any:
+def as_table(data: object, columns: Seq[str] | None = None, null_values: Seq[str] = ()) -> pa.Table:
     """A ``pyarrow.Table`` of some data.
 
     Args:
@@ -51,7 +51,7 @@ def columns_as_given(schema: Schema, table: pa.Table) -> Schema:
     """The schema in terms of the table's columns: lists have no separator to be split at."""
     types = dict(zip(table.schema.names, table.schema.types, strict=True))
 
-    def of(feature: Any) -> Any:
+    def of(feature: Feature) -> Feature:
         if isinstance(feature, Numeric) or not feature.is_split or feature.source not in types:
             return feature
         no_text = is_list(types[feature.source])
@@ -86,7 +86,7 @@ def columns_of(schema: Schema) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _of_columns(data: Mapping[Any, Any], columns: Seq[str] | None, null_values: Seq[str]) -> Any:
+def _of_columns(data: Mapping[str, object], columns: Seq[str] | None, null_values: Seq[str]) -> pa.Table:
     taken = {name: value for name, value in data.items() if columns is None or name in columns}
     if data and not taken:
         raise _unknown(data, columns)

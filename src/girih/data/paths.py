@@ -172,7 +172,7 @@ class Partitions:
         """The partition columns of a file that has not a column of that name itself."""
         return [name for name in self._values[file] if name not in file_columns]
 
-    def added(self, table: Any, file: int, wanted: Sequence[str], *, as_text: bool = False) -> Any:
+    def added(self, table: pa.Table, file: int, wanted: Sequence[str], *, as_text: bool = False) -> pa.Table:
         """A file's rows with the partition columns among ``wanted`` that they lack, in the order of ``wanted``.
 
         Args:
@@ -186,7 +186,7 @@ class Partitions:
             table = table.append_column(name, pa.repeat(pa.scalar(read, kind), table.num_rows))
         return table.select(list(wanted)) if missing else table
 
-    def _type(self, name: str) -> Any:
+    def _type(self, name: str) -> pa.DataType:
         texts = [values[name] for values in self._values if values.get(name) is not None]
         return pa.int64() if texts and all(_INTEGER.fullmatch(text or "") for text in texts) else pa.string()
 

@@ -125,7 +125,7 @@ def _ended(record: RunRecord) -> dict[str, Any]:
     }
 
 
-def _parsed(record: RunRecord) -> dict[str, Any]:
+def _parsed(record: RunRecord) -> dict[str, object]:
     """The configuration, its secrets masked; empty where there is none."""
     try:
         return {} if record.config is None else parse_toml(record.config)
@@ -133,7 +133,7 @@ def _parsed(record: RunRecord) -> dict[str, Any]:
         return {}
 
 
-def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+def _flat(value: object, prefix: str = "") -> dict[str, object]:
     """Values by dotted name; features and tables go by their own names, whatever their order."""
     if isinstance(value, list) and value and all(isinstance(each, dict) and "name" in each for each in value):
         value = {str(each["name"]): {k: v for k, v in each.items() if k != "name"} or True for each in value}

@@ -184,7 +184,7 @@ def _drawing_code() -> str:
     return bundle.result()
 
 
-def _part(mapping: Mapping[str, Any] | None, key: str) -> Mapping[str, Any]:
+def _part(mapping: Mapping[str, object] | None, key: str) -> Mapping[str, object]:
     value = (mapping or {}).get(key)
     return value if isinstance(value, Mapping) else {}
 
@@ -220,7 +220,7 @@ def _measures(run: RunRecord) -> Sequence[str]:
     return OF_NUMBERS if any(is_number(each.get("mae")) for each in told) else OF_PROBABILITIES
 
 
-def _judged(run: RunRecord, newest: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _judged(run: RunRecord, newest: Mapping[str, object]) -> Iterator[tuple[str, object]]:
     """Title and value of each of these, of the final weights or else the newest."""
     titles = {axis.field: axis.title for axis, _ in CURVES}
     values = newest if run.summary is None else {**_final(run), **run.summary}
@@ -228,7 +228,7 @@ def _judged(run: RunRecord, newest: Mapping[str, Any]) -> Iterator[tuple[str, An
         yield titles[name], values.get(name)
 
 
-def _final(run: RunRecord) -> Mapping[str, Any]:
+def _final(run: RunRecord) -> Mapping[str, object]:
     """Metrics of the first label with the final weights; empty where there are none."""
     return _part(_part(run.summary, "by_label"), _first_label(run))
 

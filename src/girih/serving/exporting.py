@@ -137,7 +137,7 @@ def begin(out: Path) -> None:
         (out / name).unlink()
 
 
-def source_of(place: Storage, manifest: Manifest) -> dict[str, Any]:
+def source_of(place: Storage, manifest: Manifest) -> dict[str, object]:
     """The checkpoint's name, and a checksum by which the same one is known again."""
     parts = json.dumps(manifest.parts, sort_keys=True)
     return {"checkpoint": place.name, "crc32": zlib.crc32(parts.encode())}
@@ -276,5 +276,5 @@ def _reason(error: Exception) -> str:
     return text if len(text) <= 160 else text[:157] + "..."
 
 
-def _normalization(loaded: LoadedCheckpoint) -> dict[str, Any] | None:
+def _normalization(loaded: LoadedCheckpoint) -> dict[str, object] | None:
     return None if loaded.normalization is None else loaded.normalization.to_dict()

@@ -17,7 +17,7 @@ from collections import deque
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from girih.checkpoint.manifest import DENSE
 from girih.errors import CheckpointError, ConfigError, StorageFullError
@@ -363,7 +363,7 @@ class Follower(AbstractContextManager["Follower"]):
         self._logged.pop(kind, None)
 
 
-def _model(version: VersionFacts) -> tuple[Any, ...]:
+def _model(version: VersionFacts) -> tuple[object, ...]:
     return version.schema, version.needs, version.recipe
 
 
@@ -371,7 +371,7 @@ def _is_same_run(head: LogHead, current: Followed) -> bool:
     return (head.run, head.epoch) == (current.run, current.epoch)
 
 
-def _lock_directory(directory: Path) -> IO[Any]:
+def _lock_directory(directory: Path) -> IO[str]:
     lock = (directory / ".lock").open("w")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

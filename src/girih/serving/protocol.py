@@ -207,7 +207,7 @@ def answer(
     return Answer(b"".join([head, *tail]), {"Content-Type": _BINARY, JSON_LENGTH: str(len(head))})
 
 
-def metadata(signature: Signature, name: str, version: str) -> dict[str, Any]:
+def metadata(signature: Signature, name: str, version: str) -> dict[str, object]:
     """The answer to ``GET /v2/models/NAME``; ``datatypes`` are all that ids may have beside the one announced."""
     inputs: list[dict[str, Any]] = []
     for each in signature.inputs:

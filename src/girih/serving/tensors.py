@@ -113,7 +113,7 @@ def from_json(name: str, datatype: str, shape: tuple[int, ...], data: object) ->
     return RequestTensor(name, datatype, shape, values.to_numpy() if plain else values)
 
 
-def _infinite(values: Any, data: Sequence[Any]) -> list[Any]:
+def _infinite(values: pa.Array, data: Sequence[object]) -> list[object]:
     """The data that became infinite: some are numbers too large."""
     numbers: NDArray[Any] = values.to_numpy(zero_copy_only=False)  # null is NaN there
     return [data[place] for place in np.flatnonzero(np.isinf(numbers)).tolist()]
@@ -189,7 +189,7 @@ def shape_of(name: str, sizes: Any) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def _known(name: str, datatype: str) -> np.dtype[Any]:
+def _known(name: str, datatype: str) -> np.dtype[np.generic]:
     if not isinstance(datatype, str):
         raise DataError(f"input {name!r}: datatype = {format_value(datatype)}; expected a string, as 'INT64'")
     if datatype not in NUMPY:
@@ -207,7 +207,7 @@ def _num_values(name: str, shape: Sequence[int]) -> int:
     return count
 
 
-def _strings(name: str, count: int, data: memoryview) -> Any:
+def _strings(name: str, count: int, data: memoryview) -> pa.Array:
     """Strings, each behind its length as uint32, as an Arrow array."""
     offsets = np.zeros(count + 1, np.int64)
     text = np.empty(max(0, len(data) - 4 * count), np.uint8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,7 +71,7 @@ class Agent:
         """The number of the process, and the name of its node; 0 where it could not be started."""
         return (0 if self._process is None else self._process.pid), socket.gethostname()
 
-    def send(self, number: int, message: dict[str, Any]) -> None:
+    def send(self, number: int, message: dict[str, str]) -> None:
         """Sends message ``number`` to the process: 1 for the first one."""
         if number <= self._sent or self._process is None:
             return
@@ -166,7 +166,7 @@ class Agent:
             self._events.append(event)
             self._changed.notify_all()
 
-    def _in_thread(self, work: Any, *arguments: Any) -> threading.Thread:
+    def _in_thread(self, work: Callable[..., object], *arguments: Any) -> threading.Thread:
         thread = threading.Thread(target=work, args=arguments, name="girih-agent", daemon=True)
         thread.start()
         return thread
