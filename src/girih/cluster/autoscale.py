@@ -92,7 +92,7 @@ class Autoscaler:
         # with the rate before, where it is to be judged
         self._asked: tuple[ScaleRequest, Change, float | None] | None = None
         self._judged: tuple[Change, float] | None = None
-        self._blocked_until_s: dict[tuple[str, bool], float] = {}  # by role and direction
+        self._blocked_s: dict[tuple[str, bool], float] = {}  # by role and direction
         self._withheld: Change | None = None
 
     def look(self, counts: Mapping[str, int], examples: int, train_s: float) -> None:
@@ -136,12 +136,10 @@ class Autoscaler:
         self._windows.append(UsageWindow(change, examples, train_s))
         if len(self._windows) < LOOKS:
             return
-        rate = sum(window.examples for window in self._windows) / sum(
-            window.train_s for window in self._windows
-        )
+        rate = sum(w.examples for w in self._windows) / sum(w.train_s for w in self._windows)
         if self._judged is not None:
             self._judge(*self._judged, rate)
-        elif change is not None and {window.change for window in self._windows} == {change}:
+        elif change is not None and {w.change for w in self._windows} == {change}:
             self._ask(change, why, rate)
 
     def _judge(self, change: Change, before: float, rate: float) -> None:
@@ -179,16 +177,14 @@ class Autoscaler:
             self._judged = change, rate
 
     def _block(self, change: Change) -> None:
-        self._blocked_until_s[change.role, change.grows] = time.monotonic() + HOLD * 2 * self._every_s
+        self._blocked_s[change.role, change.grows] = time.monotonic() + HOLD * 2 * self._every_s
 
     def _allowed(self) -> Bounds:
         """The bounds, less what is held."""
         now, allowed = time.monotonic(), dict[str, tuple[int, int]]()
         for role, (fewest, most) in self._bounds.items():
             count = self._counts.get(role, fewest)
-            may_shrink, may_grow = (
-                self._blocked_until_s.get((role, grows), 0.0) <= now for grows in (False, True)
-            )
+            may_shrink, may_grow = (self._blocked_s.get((role, grows), 0.0) <= now for grows in (False, True))
             allowed[role] = (
                 fewest if may_shrink else max(fewest, count),
                 most if may_grow else min(most, count),

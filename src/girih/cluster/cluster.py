@@ -91,9 +91,7 @@ class Cluster:
         return cluster
 
     @classmethod
-    def start_other_trainers(
-        cls, trainers: int, command: Sequence[str], *, hosts: Hosts | None = None
-    ) -> Cluster:
+    def start_trainers(cls, trainers: int, command: Sequence[str], *, hosts: Hosts | None = None) -> Cluster:
         """Starts all trainers but this process, which becomes trainer 0: for measurements from within a run.
 
         Args:

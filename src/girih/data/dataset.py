@@ -259,10 +259,7 @@ def make_dataset(
     notation: Notation | None = None,
     **options: Unpack[ReadOptions],
 ) -> Dataset:
-    """Makes a dataset over a source.
-
-    Args:
-        columns: the schema in terms of the source's columns; None if they are the same.
+    """Makes a dataset over a source; ``columns`` is the schema in the source's own columns, if they differ.
 
     Raises:
         ConfigError: an option that cannot be used. DataError: files that do not serve the schema.

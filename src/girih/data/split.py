@@ -68,13 +68,11 @@ class Cuts:
         """One split of the data."""
         low = {"train": None, "valid": self.valid, "test": self.test}[name]
         high = {"train": self.valid, "valid": self.test, "test": None}[name]
-        text = (
-            f"the split {name!r} by {self.by!r}, from {self.describe_cut(low)} to {self.describe_cut(high)}"
-        )
+        text = f"the split {name!r} by {self.by!r}, from {self.text_of(low)} to {self.text_of(high)}"
         condition, where = Between(self.by, self.order, low, high), data.plan.where
         return data.meeting(Where(text, condition) if where is None else where.joined(text, condition))
 
-    def describe_cut(self, cut: float | None) -> str:
+    def text_of(self, cut: float | None) -> str:
         """A cut in words."""
         if cut is None:
             return "the end"

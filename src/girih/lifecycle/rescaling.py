@@ -122,13 +122,8 @@ class Rescaling:
         before = {role: plan.roles[role] for role in request.counts}
         scale_requests.begin(self._run, request, step, before, keeper)
         overrides = [f"strategy.{scales(strategy)[role]}={count}" for role, count in scaling.counts.items()]
-        stage = (
-            ScaleStage.RESTART
-            if scaling.anew
-            else ScaleStage.MOVING
-            if scaling.rows_move
-            else ScaleStage.DONE
-        )
+        stage = ScaleStage.MOVING if scaling.rows_move else ScaleStage.DONE
+        stage = ScaleStage.RESTART if scaling.anew else stage
         self._processes.scale(stage, scaling.counts, overrides)
 
     def done(self, scaling: Scaling, strategy: Strategy) -> None:

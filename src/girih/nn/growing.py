@@ -215,15 +215,13 @@ class GrowingModule(nn.Module):
         Args:
             reads, values: as :meth:`girih.sparse.groups.gpu_group.GpuGroup.lookup_weighted` gave them.
         """
-        gradients_by_group = by_group([group.group for group in groups], _flat(gradients))
+        pooled = by_group([group.group for group in groups], _flat(gradients))
         with self.tables.used():
-            weight_gradients = [
-                group.weight_gradients(read, group_values, group_gradients, batch)
-                for group, read, group_values, group_gradients in zip(
-                    groups, reads, values, gradients_by_group, strict=True
-                )
+            weights = [
+                group.weight_gradients(*parts, batch)
+                for group, *parts in zip(groups, reads, values, pooled, strict=True)
             ]
-            return weight_gradients[0] if len(weight_gradients) == 1 else torch.stack(weight_gradients).sum(0)
+            return weights[0] if len(weights) == 1 else torch.stack(weights).sum(0)
 
     def _load_from_state_dict(
         self,

@@ -152,9 +152,8 @@ class GrowingTables:
     @property
     def stays(self) -> bool:
         """Whether the options say where rows are kept in host memory: they do not follow their module to a GPU."""
-        return not self._options.on_gpu and (
-            self._options.tiers is not None or self._options.arena is not None
-        )
+        options = self._options
+        return not options.on_gpu and (options.tiers is not None or options.arena is not None)
 
     def read_by(self, features: Sequence[Categorical], kind: str) -> TableReader:
         """A reader of some features: EMBEDDING gives bags, SEQUENCE the vectors of all ids of each feature."""

@@ -142,7 +142,7 @@ def packed(ids: object, offsets: object, weights: object, num_features: int, *, 
 
 
 def joined(
-    ids_by_name: Mapping[str, Any],
+    inputs: Mapping[str, Any],
     weights: Any,
     names: Sequence[str],
     *,
@@ -160,17 +160,15 @@ def joined(
     if not isinstance(weights, Mapping | None):
         raise ConfigError("per_sample_weights: expected a dict of name: float32, as ids are one")
     weights = weights or {}
-    for what, names_given in (("ids", ids_by_name), ("per_sample_weights", weights)):
+    for what, names_given in (("ids", inputs), ("per_sample_weights", weights)):
         for name in names_given:
             if name not in names:
                 raise ConfigError(f"{what}: unknown feature {name!r}{nearest(name, names)}")
     parts: list[_FeatureBags] = []
     for name in names:
-        if name not in ids_by_name:
+        if name not in inputs:
             raise ConfigError(f"ids: feature {name!r} is missing; expected {', '.join(map(repr, names))}")
-        value = (
-            ids_by_name[name] if isinstance(ids_by_name[name], tuple | list) else (ids_by_name[name], None)
-        )
+        value = inputs[name] if isinstance(inputs[name], tuple | list) else (inputs[name], None)
         if len(value) != 2:
             raise ConfigError(
                 f"feature {name!r}: received {len(value)} values, expected (ids, offsets), or ids of two dimensions"

@@ -119,17 +119,17 @@ def _written(target: Path, page: str) -> Path:
     return target
 
 
-def comparison_of(comparison: RunComparison) -> str:
+def comparison_of(runs: RunComparison) -> str:
     """Renders the page of several runs as HTML."""
-    metrics, options = comparison.shown_metrics(), comparison.shown_options()
+    metrics, options = runs.shown_metrics(), runs.shown_options()
     tables = [("Metrics", "With the final weights, or the latest ones.", metrics)]
     tables += [("Options", "Those that differ.", options)] if options else []
     return (
         _templates()
         .get_template("comparison.html")
         .render(
-            names=comparison.names,
-            curves=list(_overlaid(comparison)),
+            names=runs.names,
+            curves=list(_overlaid(runs)),
             tables=tables,
             javascript=_drawing_code(),
         )
@@ -253,11 +253,11 @@ def _curves(run: RunRecord) -> Iterator[Card]:
         yield axis.title, told, line_chart(STEP, axis, {axis.title: run.training})
 
 
-def _overlaid(comparison: RunComparison) -> Iterator[Card]:
+def _overlaid(runs: RunComparison) -> Iterator[Card]:
     """Curves with a line per run, and per split where a run has several; by examples, as steps may be of any size."""
     for axis, unit in CURVES:
         series: dict[str, Records] = {}
-        for name, run in zip(comparison.names, comparison.records, strict=True):
+        for name, run in zip(runs.names, runs.records, strict=True):
             if axis.field in EVALUATED:
                 splits = {split: lines for split, lines in run.evaluations.items() if split in _SPLITS}
                 series |= {f"{name}, {split}": lines for split, lines in splits.items()}

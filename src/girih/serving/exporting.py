@@ -37,7 +37,7 @@ from girih.publishing.part import widened
 from girih.schema import Schema
 from girih.serving import dense_graph, program
 from girih.serving.opening import OpenedModel
-from girih.serving.options import LogLine
+from girih.serving.options import Notify
 from girih.serving.signature import (
     NAME,
     Dense,
@@ -57,14 +57,12 @@ PARAMETERS, PROGRAM, ONNX = "dense.safetensors", "dense.json", "dense.onnx"
 _OURS = re.compile(r"rows-\d+\.safetensors|dense\.(safetensors|json|onnx)|\..*\.unfinished")
 
 
-def export(
-    opened: OpenedModel, out: Path, name: str, log_line: LogLine, *, programs: bool = True
-) -> Signature:
+def export(opened: OpenedModel, out: Path, name: str, notify: Notify, *, programs: bool = True) -> Signature:
     """Writes a model as a directory; what stands there of an export that was cut short is replaced.
 
     Args:
         opened: the run's model. out: missing or empty. name: of the model, as clients will ask for it.
-        log_line: receives a line on what could not be made.
+        notify: receives a line on what could not be made.
         programs: whether the net is written as ONNX too.
 
     Raises:
@@ -88,9 +86,7 @@ def export(
         tables = tuple(table.name for table in group.spec.tables)
         rows.append(RowsEntry(file=file, tables=tables, num_rows=written.rows))
     made = recipe(model, opened.options)
-    dense = _write_dense(
-        model, schema, groups, out, log_line, with_onnx=programs, is_own=made["model"] is None
-    )
+    dense = _write_dense(model, schema, groups, out, notify, with_onnx=programs, is_own=made["model"] is None)
     for dense_file in (dense.parameters, dense.program, dense.onnx):
         if dense_file is not None:
             sync(out / dense_file)
@@ -187,7 +183,7 @@ def _write_dense(
     schema: Schema,
     groups: Sequence[Group],
     out: Path,
-    log_line: LogLine,
+    notify: Notify,
     *,
     with_onnx: bool,
     is_own: bool,
@@ -195,7 +191,7 @@ def _write_dense(
     """Writes the net's parameters, its operators if its class is the user's own, and the net as ONNX."""
     example = example_for(schema, groups, train=False)
     inputs = program.inputs_of(example[1])
-    with_onnx = with_onnx and _can_write_onnx(log_line)
+    with_onnx = with_onnx and _can_write_onnx(notify)
     exported, content, tensors = None, b"", dict[str, Tensor]()
     if is_own or with_onnx:
         try:
@@ -208,7 +204,7 @@ def _write_dense(
                 raise ConfigError(
                     f"{kind}: a class of yours is served as what torch.export makes of it, which failed: {reason}; see docs/serving.md"
                 ) from None
-            log_line(f"no {ONNX}: torch.export cannot follow {kind}: {reason}")
+            notify(f"no {ONNX}: torch.export cannot follow {kind}: {reason}")
     if is_own:
         _write(out / PROGRAM, content)
     tensors |= model.state_dict()
@@ -216,7 +212,7 @@ def _write_dense(
         out / PARAMETERS,
         serialize({name: each.detach().cpu().clone().contiguous() for name, each in tensors.items()}),
     )
-    has_onnx = with_onnx and exported is not None and _onnx(exported, inputs, out / ONNX, log_line)
+    has_onnx = with_onnx and exported is not None and _onnx(exported, inputs, out / ONNX, notify)
     return Dense(
         parameters=PARAMETERS,
         program=PROGRAM if is_own else None,
@@ -243,21 +239,21 @@ def _operators(
     return content, tensors
 
 
-def _can_write_onnx(log_line: LogLine) -> bool:
+def _can_write_onnx(notify: Notify) -> bool:
     missing = program.missing_for_onnx()
     if missing is not None:
-        log_line(f"no {ONNX}: {missing} is not installed; pip install 'girih[onnx]'")
+        notify(f"no {ONNX}: {missing} is not installed; pip install 'girih[onnx]'")
     return missing is None
 
 
-def _onnx(exported: object, inputs: program.Inputs, path: Path, log_line: LogLine) -> bool:
+def _onnx(exported: object, inputs: program.Inputs, path: Path, notify: Notify) -> bool:
     try:
         program.write_onnx(exported, inputs, path)
     except Exception as error:  # whatever the converter meets in a program
         path.unlink(missing_ok=True)
         if isinstance(error, OSError) and (full := disk_full(error, path)) is not None:
             raise full from None
-        log_line(f"no {ONNX}: torch.onnx cannot convert it: {_reason(error)}")
+        notify(f"no {ONNX}: torch.onnx cannot convert it: {_reason(error)}")
         return False
     return True
 

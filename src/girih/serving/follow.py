@@ -29,7 +29,7 @@ from girih.publishing.manifest import LogHead, SegmentManifest, VersionFacts
 from girih.publishing.part import SegmentPart
 from girih.serving.follow_rows import Merging, concerns, most_to_merge, replaced, write_rows
 from girih.serving.followed import CURRENT, Followed, RowsFile, check_version
-from girih.serving.options import LogLine
+from girih.serving.options import Notify
 from girih.sparse.groups.pack import Group
 from girih.store.snapshot.tensorfile import StoredTensor, check_tensors
 
@@ -57,7 +57,7 @@ class Follower(AbstractContextManager["Follower"]):
 
     Args:
         directory: for this follower alone; what an earlier one left there is gone on with.
-        log_line: receives a line on every event.
+        notify: receives a line on every event.
         fingerprint: of the schema that is served; that of the first version where None. Versions of others are refused.
 
     Attributes:
@@ -68,13 +68,11 @@ class Follower(AbstractContextManager["Follower"]):
         ConfigError: another follower uses the directory.
     """
 
-    def __init__(
-        self, log: Log, directory: Path, log_line: LogLine, *, fingerprint: str | None = None
-    ) -> None:
-        self._log, self.directory, self._log_line, self._fingerprint = log, directory, log_line, fingerprint
+    def __init__(self, log: Log, directory: Path, notify: Notify, *, fingerprint: str | None = None) -> None:
+        self._log, self.directory, self._notify, self._fingerprint = log, directory, notify, fingerprint
         directory.mkdir(parents=True, exist_ok=True)
         self._lock = _lock_directory(directory)
-        ahead.make_ready([*ahead.writing_mapped(), *ahead.serving()], log_line)
+        ahead.make_ready([*ahead.writing_mapped(), *ahead.serving()], notify)
         self.again_s = 1.0
         self._gap: tuple[LogHead, float] | None = None  # no way there was found; when to try again
         self._logged: dict[str, str] = {}
@@ -85,7 +83,7 @@ class Follower(AbstractContextManager["Follower"]):
         if self.current is not None:
             self._fingerprint = self._fingerprint or self.current.fingerprint
             self._recent.append(self.current.files)
-        self._counts = itertools.count(self._next_count())
+        self._counts = itertools.count(_next_count(directory))
         self._clean()
 
     def poll(self) -> bool:
@@ -118,14 +116,10 @@ class Follower(AbstractContextManager["Follower"]):
         self._allow_logging("empty")
         pin, current = self._log.pin(), self.current
         target = head.newest.number if pin is None else pin
-        if (
-            current is not None
-            and current.number == target
-            and (pin is not None or _is_same_run(head, current))
-        ):
+        if current is not None and current.number == target and (pin is not None or _same_run(head, current)):
             self._note_newest(head)
             return
-        if current is not None and pin is None and _is_same_run(head, current) and target < current.number:
+        if current is not None and pin is None and _same_run(head, current) and target < current.number:
             self._log_once("repeat", f"the head went back to version {target}; stays at {current.number}")
             return
         self._allow_logging("repeat")
@@ -139,7 +133,7 @@ class Follower(AbstractContextManager["Follower"]):
     def _go_to(self, target: int, head: LogHead, *, pinned: bool) -> bool:
         """Goes to a version, or as near to it as there is a way; returns whether it found one."""
         current, gap = self.current, ""
-        if current is not None and current.number < target and (pinned or _is_same_run(head, current)):
+        if current is not None and current.number < target and (pinned or _same_run(head, current)):
             segments, why = self._segments(current, self._tensors, target)
             if segments:
                 self._apply(None, segments, head)
@@ -150,7 +144,7 @@ class Follower(AbstractContextManager["Follower"]):
         if (
             self.current is not None
             and snapshot <= self.current.number <= target
-            and (pinned or _is_same_run(head, self.current))
+            and (pinned or _same_run(head, self.current))
         ):
             self._log_once(
                 "gap", f"{gap}; stays at {self.current.number} until there is a snapshot behind it"
@@ -162,9 +156,9 @@ class Follower(AbstractContextManager["Follower"]):
         if snapshot < target:
             segments, why = self._segments(base.manifest, base.tensors, target)
         if gap:
-            self._log_line(f"{gap}; begins again with snapshot {snapshot}")
+            self._notify(f"{gap}; begins again with snapshot {snapshot}")
         elif current is not None and not pinned and head.run != current.run:
-            self._log_line(
+            self._notify(
                 f"another run publishes now: {head.run}, after {current.run}; begins with snapshot {snapshot}"
             )
         self._apply(base, segments, head)
@@ -228,9 +222,9 @@ class Follower(AbstractContextManager["Follower"]):
             with place.fetch(name) as file:
                 parts.append(SegmentPart(file, f"{place}/{name}", facts))
         for group in groups:
-            group_parts = [part for part in parts if concerns(part, group.spec)]
+            shards = [part for part in parts if concerns(part, group.spec)]
             missing = {table.name for table in group.spec.tables}.difference(
-                *(part.tables for part in group_parts)
+                *(part.tables for part in shards)
             )
             if missing:
                 raise CheckpointError(f"{place}: damaged: no part holds table {min(missing)!r}")
@@ -282,7 +276,7 @@ class Follower(AbstractContextManager["Follower"]):
             first, final = segments[0].manifest.number, manifest.number
             span = f"segment {final}" if first == final else f"segments {first} to {final}"
             source = f"{source} and {span}" if source else span
-        self._log_line(f"version {manifest.number}, step {manifest.step}, by {source}")
+        self._notify(f"version {manifest.number}, step {manifest.step}, by {source}")
 
     def _set_current(self, version: Followed) -> None:
         version.write(self.directory)
@@ -330,15 +324,11 @@ class Follower(AbstractContextManager["Follower"]):
             version.stacks(self.directory, verify=True)
             self._tensors = check_tensors(version.parameters(self.directory), version.dense)
         except Exception as error:
-            self._log_line(f"{reason_of(error)}; begins again")
+            self._notify(f"{reason_of(error)}; begins again")
             (self.directory / CURRENT).unlink(missing_ok=True)
             return None
-        self._log_line(f"goes on with version {version.number}, step {version.step}, which is here")
+        self._notify(f"goes on with version {version.number}, step {version.step}, which is here")
         return version
-
-    def _next_count(self) -> int:
-        names = (path.stem.rpartition("-")[2] for path in self.directory.glob("*-*.safetensors"))
-        return max((int(name) for name in names if name.isdecimal()), default=0) + 1
 
     def _clean(self) -> None:
         """Removes files of versions that nobody is about to map any more, and what a killed follower left."""
@@ -357,17 +347,22 @@ class Follower(AbstractContextManager["Follower"]):
     def _log_once(self, kind: str, message: str) -> None:
         if self._logged.get(kind) != message:
             self._logged[kind] = message
-            self._log_line(message)
+            self._notify(message)
 
     def _allow_logging(self, kind: str) -> None:
         self._logged.pop(kind, None)
+
+
+def _next_count(directory: Path) -> int:
+    names = (path.stem.rpartition("-")[2] for path in directory.glob("*-*.safetensors"))
+    return max((int(name) for name in names if name.isdecimal()), default=0) + 1
 
 
 def _model(version: VersionFacts) -> tuple[object, ...]:
     return version.schema, version.needs, version.recipe
 
 
-def _is_same_run(head: LogHead, current: Followed) -> bool:
+def _same_run(head: LogHead, current: Followed) -> bool:
     return (head.run, head.epoch) == (current.run, current.epoch)
 
 

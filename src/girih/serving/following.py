@@ -20,7 +20,7 @@ from girih.errors import GirihError, RoleError
 from girih.publishing.log import Log
 from girih.serving.children import AGAIN_S, release_input, start_process
 from girih.serving.follow import Follower
-from girih.serving.options import LogLine
+from girih.serving.options import Notify
 
 READY = "ready"
 
@@ -35,16 +35,16 @@ class Following(contextlib.AbstractContextManager["Following"]):
     """A follower as a process of its own, which is started again where it ends; entered, it has a version.
 
     Args:
-        log: the address. directory: for it alone. log_line: receives a line where it is started again; what it says itself goes to
+        log: the address. directory: for it alone. notify: receives a line where it is started again; what it says itself goes to
             standard error.
 
     Raises:
         RoleError: it cannot begin.
     """
 
-    def __init__(self, log: Log, directory: Path, log_line: LogLine) -> None:
+    def __init__(self, log: Log, directory: Path, notify: Notify) -> None:
         self._instructions = json.dumps({"log": log.root.url, "directory": str(directory)})
-        self._log_line, self._ending = log_line, threading.Event()
+        self._notify, self._ending = notify, threading.Event()
         self._process = self._start_follower()
         try:
             if self._process.stdout.readline().strip() != READY:  # type: ignore[union-attr]
@@ -74,13 +74,13 @@ class Following(contextlib.AbstractContextManager["Following"]):
                 except OSError as error:
                     if str(error) != reason:
                         reason = str(error)
-                        self._log_line(
+                        self._notify(
                             f"the follower ended with status {status}; cannot start another: {reason}; tries again"
                         )
                     continue
                 release_input(self._process)
                 self._process = process
-                self._log_line(f"the follower ended with status {status}; started another")
+                self._notify(f"the follower ended with status {status}; started another")
                 break
             if self._ending.is_set():
                 self._process.kill()  # it may have been started since
@@ -98,7 +98,7 @@ def main() -> int:
     threading.Thread(target=_end_when_closed, name="girih-parent", daemon=True).start()
     try:
         log = Log(Storage(instructions["log"]))
-        follower = Follower(log, directory, log_line)
+        follower = Follower(log, directory, notify)
         is_ready = False
         while True:
             follower.poll()
@@ -109,11 +109,11 @@ def main() -> int:
     except KeyboardInterrupt:
         return 0
     except GirihError as error:
-        log_line(" ".join(str(error).split()))
+        notify(" ".join(str(error).split()))
         return _REFUSED
 
 
-def log_line(line: str) -> None:
+def notify(line: str) -> None:
     print(f"girih: follow: {line}", file=sys.stderr, flush=True)
 
 

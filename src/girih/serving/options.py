@@ -11,7 +11,7 @@ from girih.config.options import Options
 from girih.errors import ConfigError
 
 HOST, PORT = "127.0.0.1", 8000
-LogLine = Callable[[str], None]
+Notify = Callable[[str], None]
 """Receives a line about an event."""
 
 

@@ -20,9 +20,9 @@ from girih.serving.tensors import (
     BYTES,
     INTEGERS,
     RequestTensor,
-    format_value,
     from_bytes,
     from_json,
+    preview,
     shape_of,
     to_bytes,
 )
@@ -165,7 +165,7 @@ class Parser:
                 continue
             if type(size) is not int or not 0 <= size <= len(data) - at:
                 raise DataError(
-                    f"input {name!r}: binary_data_size = {format_value(size)}; expected at most the {len(data) - at:,} bytes that are left"
+                    f"input {name!r}: binary_data_size = {preview(size)}; expected at most the {len(data) - at:,} bytes that are left"
                 )
             given[name] = from_bytes(name, datatype, shape, data[at : at + size])
             placed.append(BinaryTensor(name, datatype, shape, at, size))
@@ -279,5 +279,5 @@ def _wanted(content: Mapping[str, object], outputs: Sequence[Output]) -> list[Wa
 def _flag(parameters: Mapping[str, object], name: str, default: bool, owner: str) -> bool:
     value = parameters.get(name, default)
     if not isinstance(value, bool):
-        raise DataError(f"{owner}: {name} = {format_value(value)}: expected true or false")
+        raise DataError(f"{owner}: {name} = {preview(value)}: expected true or false")
     return value

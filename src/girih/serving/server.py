@@ -28,7 +28,7 @@ from girih.kernels.cpu import ahead
 from girih.serving.children import AGAIN_S, release_input, start_process
 from girih.serving.limits import DRAIN_S, allow_files
 from girih.serving.metrics import SHARED
-from girih.serving.options import LogLine, ServeOptions
+from girih.serving.options import Notify, ServeOptions
 from girih.serving.signature import check_all, check_name
 
 READY = "ready"
@@ -75,19 +75,13 @@ def address_of(listening: socket.socket) -> str:
 
 
 def serve(
-    directory: Path,
-    name: str,
-    options: ServeOptions,
-    ready: LogLine,
-    log_line: LogLine,
-    *,
-    follow: bool = False,
+    directory: Path, name: str, options: ServeOptions, ready: Notify, notify: Notify, *, follow: bool = False
 ) -> None:
     """Answers until a signal comes.
 
     Args:
         directory: of an exported model. name: of the model, for clients.
-        ready: receives a line once it answers. log_line: receives a line on every other event.
+        ready: receives a line once it answers. notify: receives a line on every other event.
         follow: whether the directory is that of a follower, whose newest version answers.
 
     Raises:
@@ -101,7 +95,7 @@ def serve(
         if options.workers == 1:
             answer(directory, name, options, listening, lambda: ready(about), follow=follow)
         else:
-            with Workers(directory, name, options, listening, log_line, follow=follow) as workers:
+            with Workers(directory, name, options, listening, notify, follow=follow) as workers:
                 ready(f"{about}, {options.workers} workers")
                 workers.watch()
 
@@ -207,21 +201,16 @@ class Workers(contextlib.AbstractContextManager["Workers"]):
         name: str,
         options: ServeOptions,
         listening: socket.socket,
-        log_line: LogLine,
+        notify: Notify,
         *,
         follow: bool = False,
     ) -> None:
         if not follow:  # a follower has checked what it has
             check_all(directory)  # once for all workers
-        ahead.make_ready(ahead.serving(), log_line)
-        instructions = {
-            "directory": str(directory),
-            "name": name,
-            "options": asdict(options),
-            "follow": follow,
-        }
-        self._instructions = json.dumps(instructions)
-        self._listening, self._log_line = listening, log_line
+        ahead.make_ready(ahead.serving(), notify)
+        order = {"directory": str(directory), "name": name, "options": asdict(options), "follow": follow}
+        self._instructions = json.dumps(order)
+        self._listening, self._notify = listening, notify
         self._shared = tempfile.TemporaryDirectory(prefix="girih-serve-")
         self._workers: list[_Worker] = []
         self._short_lives = 0
@@ -251,13 +240,13 @@ class Workers(contextlib.AbstractContextManager["Workers"]):
                     self._workers[number] = self._start_worker()
                 except OSError as error:
                     if not worker.again_s:
-                        self._log_line(
+                        self._notify(
                             f"worker {worker.process.pid} ended with status {status}; cannot start another: {error}; tries again"
                         )
                     worker.again_s = time.monotonic() + AGAIN_S
                     continue
                 release_input(worker.process)
-                self._log_line(f"worker {worker.process.pid} ended with status {status}; started another")
+                self._notify(f"worker {worker.process.pid} ended with status {status}; started another")
 
     def _count_end(self, worker: _Worker, status: int) -> None:
         from prometheus_client import multiprocess

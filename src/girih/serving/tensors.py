@@ -148,11 +148,11 @@ def _refused(name: str, datatype: str, data: Sequence[object]) -> DataError:
     expected = f"expected values of {datatype}, {_described(datatype)}"
     for place, value in enumerate(data):
         if not _fits(datatype, value):
-            return DataError(f"input {name!r}: value {place} is {format_value(value)}; {expected}")
+            return DataError(f"input {name!r}: value {place} is {preview(value)}; {expected}")
     return DataError(f"input {name!r}: data of several types; {expected}")
 
 
-def format_value(value: object) -> str:
+def preview(value: object) -> str:
     """A value of JSON as text, for errors: only its beginning is written, however long or deep it is."""
     beginning = value[:_MOST_SHOWN] if isinstance(value, str) else value
     pieces = islice(
@@ -185,13 +185,13 @@ def shape_of(name: str, sizes: Any) -> tuple[int, ...]:
     """
     fits = isinstance(sizes, list) and 1 <= len(sizes) <= _MOST_DIMS
     if not fits or not all(type(size) is int and size >= 0 for size in sizes):
-        raise DataError(f"input {name!r}: shape = {format_value(sizes)}; expected [n], or [n, length]")
+        raise DataError(f"input {name!r}: shape = {preview(sizes)}; expected [n], or [n, length]")
     return tuple(sizes)
 
 
 def _known(name: str, datatype: str) -> np.dtype[np.generic]:
     if not isinstance(datatype, str):
-        raise DataError(f"input {name!r}: datatype = {format_value(datatype)}; expected a string, as 'INT64'")
+        raise DataError(f"input {name!r}: datatype = {preview(datatype)}; expected a string, as 'INT64'")
     if datatype not in NUMPY:
         told = datatype[:_MOST_SHOWN]
         raise DataError(f"input {name!r}: datatype = {told!r}{nearest(told, _ARROW)}")

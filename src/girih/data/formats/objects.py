@@ -53,9 +53,7 @@ def objects_to_rows(
             bad.append(BadRow(number, f"not a JSON {noun}", f"not a JSON {noun}: {one_line(error)}"))
             continue
         if not isinstance(row, dict):
-            bad.append(
-                BadRow(number, "not a JSON object", f"expected a JSON object, not {format_value(row)}")
-            )
+            bad.append(BadRow(number, "not a JSON object", f"expected a JSON object, not {preview(row)}"))
             continue
         numbers.append(number)
         rows.append(row)
@@ -85,7 +83,7 @@ def objects_to_rows(
     return ObjectRows(made, np.array(numbers, np.int64), bad)
 
 
-def format_value(value: Any) -> str:
+def preview(value: Any) -> str:
     """A value in words, as much of it as a line has room for."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
@@ -142,4 +140,4 @@ def _as_text(value: Any) -> Any:
         return str(value)
     if value is None or isinstance(value, str):
         return value
-    raise TypeError(f"{format_value(value)}: expected an id, an integer or a string")
+    raise TypeError(f"{preview(value)}: expected an id, an integer or a string")
