@@ -127,12 +127,7 @@ def comparison_of(runs: RunComparison) -> str:
     return (
         _templates()
         .get_template("comparison.html")
-        .render(
-            names=runs.names,
-            curves=list(_overlaid(runs)),
-            tables=tables,
-            javascript=_drawing_code(),
-        )
+        .render(names=runs.names, curves=list(_overlaid(runs)), tables=tables, javascript=_drawing_code())
     )
 
 
