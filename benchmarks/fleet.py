@@ -309,7 +309,7 @@ def _run(plan: Plan) -> dict[str, Any]:
     if plan.held is not None:
         settings = dataclasses.replace(settings, plan=plans.Plan.read(Path(plan.held)))
         words += ["--plan", plan.held]
-    cluster = Cluster.found(strategy.trainers, words, hosts=plan.hosts)
+    cluster = Cluster.start_trainers(strategy.trainers, words, hosts=plan.hosts)
     try:
         ranks = cluster.ranks
         ranks.broadcast(beginning())  # there is something to train, and nothing to go on with

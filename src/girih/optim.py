@@ -19,7 +19,7 @@ from girih.config.options import Options
 class _Optimizer(Options):
     __slots__ = ()
     name: ClassVar[str]
-    instead_of: ClassVar[Mapping[str, str]] = {
+    misplaced_options: ClassVar[Mapping[str, str]] = {
         "learning_rate": "did you mean 'lr'?",
         "weight_decay": "did you mean 'l2'?",
     }

@@ -48,7 +48,7 @@ class _Feature(Options):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sparse(_Feature):
-    instead_of: ClassVar[Mapping[str, str]] = {"embedding_dim": "did you mean 'dim'?"}
+    misplaced_options: ClassVar[Mapping[str, str]] = {"embedding_dim": "did you mean 'dim'?"}
     dim: Dim | None = None
     table: str | None = None
     pooling: Pooling = "mean"
@@ -208,8 +208,8 @@ class Labels(Options):
     label_weight: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        given: Any = self.names
-        object.__setattr__(self, "names", (given,) if isinstance(given, str) else given)
+        names: Any = self.names
+        object.__setattr__(self, "names", (names,) if isinstance(names, str) else names)
         Options.__post_init__(self)
         if not self.names:
             raise ConfigError("labels: names is empty; expected at least one label")
@@ -298,8 +298,8 @@ class Schema:
         object.__setattr__(self, "tables", self._resolve(tuple(tables), defaults or Defaults()))
         object.__setattr__(self, "_table_by_name", {table.name: table for table in self.tables})
 
-    def _resolve(self, given: tuple[Table, ...], defaults: Defaults) -> tuple[Table, ...]:
-        by_name = {table.name: table for table in given}
+    def _resolve(self, declared: tuple[Table, ...], defaults: Defaults) -> tuple[Table, ...]:
+        by_name = {table.name: table for table in declared}
         used: dict[str, Table] = {}
         for feature in self.sparse:
             name = feature.table_name
@@ -341,7 +341,7 @@ class Schema:
         tables = [table for table in self.tables if table.name in used]
         return Schema(features, self.labels, tables, null_values=self.null_values)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """As plain mappings and lists, in the form of a config file's sections."""
         sections = {
             "features": config.plain(self.features),
@@ -367,7 +367,7 @@ class Schema:
         return hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()[:16]
 
     @classmethod
-    def from_dict(cls, mapping: Mapping[str, Any], where: str = "schema") -> Schema:
+    def from_dict(cls, mapping: Mapping[str, object], where: str = "schema") -> Schema:
         """Builds a schema from the sections ``features``, ``labels``, ``tables`` and ``defaults`` of a config, and ``data.null_values``."""
         for key in ("features", "labels"):
             if key not in mapping:
@@ -401,9 +401,9 @@ class Schema:
         return cls.from_dict(config.read_toml(path), str(path))
 
 
-def list_of_texts(given: Any) -> Any:
+def list_of_texts(value: Any) -> Any:
     """A list of texts as a list; one text is refused where a list is expected, and stays as it is."""
-    return list(given) if isinstance(given, Seq) and not isinstance(given, str) else given
+    return list(value) if isinstance(value, Seq) and not isinstance(value, str) else value
 
 
 def _check_time_unit(feature: Categorical | Numeric) -> None:
@@ -417,25 +417,25 @@ def _name_of(item: object, index: int) -> str:
     return repr(item["name"]) if isinstance(item, Mapping) and "name" in item else f"number {index + 1}"
 
 
-def _boundaries(owner: str, given: Any) -> tuple[float, ...]:
+def _boundaries(owner: str, values: Any) -> tuple[float, ...]:
     try:
-        edges = tuple(float(edge) for edge in given)
+        edges = tuple(float(edge) for edge in values)
     except (TypeError, ValueError):
         edges = ()
     if not edges or list(edges) != sorted(set(edges)) or not all(map(math.isfinite, edges)):
-        shown = list(given) if isinstance(given, tuple) else given
+        shown = list(values) if isinstance(values, tuple) else values
         raise ConfigError(f"{owner}bucketize = {shown!r}: expected rising, finite boundaries")
     return edges
 
 
-def _refuse_others(what: str, given: Any, kind: Any) -> None:
-    others = [item for item in given if not isinstance(item, kind)] if isinstance(given, Seq) else [given]
+def _refuse_others(label: str, values: object, kind: Any) -> None:
+    others = [item for item in values if not isinstance(item, kind)] if isinstance(values, Seq) else [values]
     if others:
         names = " or ".join(cls.__name__ for cls in typing.get_args(kind) or (kind,))
-        raise ConfigError(f"{what}: {others[0]!r} is not a {names}; expected a list of those")
+        raise ConfigError(f"{label}: {others[0]!r} is not a {names}; expected a list of those")
 
 
-def _refuse_duplicates(what: str, names: Seq[str]) -> None:
+def _refuse_duplicates(label: str, names: Seq[str]) -> None:
     for name, count in Counter(names).items():
         if count > 1:
-            raise ConfigError(f"{what} {name!r} is listed {count} times; names must differ")
+            raise ConfigError(f"{label} {name!r} is listed {count} times; names must differ")

@@ -48,7 +48,7 @@ from girih.telemetry.status_writer import StatusWriter
 from girih.training import evaluation
 from girih.training.learning_rate import LearningRate
 from girih.training.session import RunContext
-from girih.training.shown import shown
+from girih.training.shown import summary_line
 from girih.training.specs import (
     check_watched,
     dense_spec,
@@ -345,7 +345,7 @@ class Trainer(_Predictor, contextlib.AbstractContextManager["Trainer"]):
         session, rows = self._run.session, None
         if session is not None and not self._closed and isinstance(session.sparse, LocalSparse):
             rows = session.sparse.stats().rows if self._ranks.size == 1 else None
-        return shown(self, self.model, self.state.step, self.schema, rows)
+        return summary_line(self, self.model, self.state.step, self.schema, rows)
 
     def fit(
         self, train: Dataset | None = None, valid: Dataset | None = None, *, epochs: int | None = None

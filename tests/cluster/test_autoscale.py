@@ -193,9 +193,9 @@ def test_a_change_that_brought_nothing_is_taken_back_and_not_tried_again_soon(si
     for _ in range(3 * LOOKS):
         assert site.window(1.0, rate=100) is None
         site.scaler._next_s = 0.0
-    (until_s,) = site.scaler._held_s.values()
+    (until_s,) = site.scaler._blocked_s.values()
     assert until_s - time.monotonic() == pytest.approx(HOLD * 2 * 1.0, abs=5.0)
-    site.scaler._every_s, site.scaler._held_s = 0.0, {}
+    site.scaler._every_s, site.scaler._blocked_s = 0.0, {}
     assert site.until_asked(1.0)[0] == {"loader": 2}
     told = [(each["roles"], each["why"]) for each in scale_requests.history(site.run)]
     assert [roles for roles, _ in told] == [{"loader": [1, 2]}, {"loader": [2, 1]}]
@@ -241,7 +241,7 @@ def test_what_is_refused_is_told_and_not_asked_for_again(site, caplog):
     scale_requests.refuse(site.run, scale_requests.pending(site.run), "no room")
     site.goes_on()
     assert "autoscale: loader 1 → 2 is refused: no room" in caplog.text
-    site.scaler._held_s = {key: time.monotonic() + 60 for key in site.scaler._held_s}
+    site.scaler._blocked_s = {key: time.monotonic() + 60 for key in site.scaler._blocked_s}
     assert [site.window(1.0) for _ in range(2 * LOOKS)] == [None] * 2 * LOOKS
 
 

@@ -11,7 +11,8 @@ import time
 import pytest
 
 from girih.cluster import cluster, supervisor
-from girih.cluster.cluster import RENDEZVOUS, Cluster
+from girih.cluster.cluster import Cluster
+from girih.cluster.rendezvous import RENDEZVOUS
 from girih.comm.registry import LocalRegistry, find
 from girih.comm.registry.remote import RemoteRegistry
 from girih.comm.service import connect, listen

@@ -9,7 +9,7 @@ import pytest
 from girih.cluster import rendezvous
 from girih.cluster.cluster import Cluster
 from girih.cluster.options import ClusterOptions
-from girih.cluster.rendezvous import one_host, telling_openly, telling_privately
+from girih.cluster.rendezvous import one_host, share_openly, share_privately
 from girih.comm.registry import LocalRegistry
 from girih.errors import ConfigError, RoleError
 
@@ -28,8 +28,8 @@ class Store(dict):
 
 def test_a_store_that_anybody_reads_is_told_where_to_look_and_no_secret():
     store = Store()
-    with telling_privately(store, HELLO) as said:
-        with telling_privately(store, None) as heard:
+    with share_privately(store, HELLO) as said:
+        with share_privately(store, None) as heard:
             assert heard == said == HELLO
         (word,) = store.values()
         path = Path(word.decode())
@@ -40,15 +40,15 @@ def test_a_store_that_anybody_reads_is_told_where_to_look_and_no_secret():
 
 def test_a_file_of_another_user_is_not_believed(monkeypatch):
     store, user = Store(), os.geteuid()
-    with telling_privately(store, HELLO):
+    with share_privately(store, HELLO):
         monkeypatch.setattr(rendezvous.os, "geteuid", lambda: user + 1)
-        with pytest.raises(RoleError, match="another user"), telling_privately(store, None):
+        with pytest.raises(RoleError, match="another user"), share_privately(store, None):
             pass
 
 
 def test_between_hosts_the_store_tells_it_all():
     store = Store()
-    with telling_openly(store, HELLO) as said, telling_openly(store, None) as heard:
+    with share_openly(store, HELLO) as said, share_openly(store, None) as heard:
         assert said == heard == HELLO
 
 

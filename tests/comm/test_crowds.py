@@ -111,7 +111,7 @@ def test_who_is_told_of_is_limited(caplog, monkeypatch):
     monkeypatch.setattr(strangers_module, "_MOST_TOLD", 3)
     strangers = strangers_module.Strangers("tcp://here")
     for n in range(10):
-        strangers.tell(Silent(f"10.0.0.{n}"), "garbage")
+        strangers.log_refusal(Silent(f"10.0.0.{n}"), "garbage")
     assert len(caplog.messages) == 3
     assert caplog.messages[-1].endswith("garbage; further ones from anywhere are not told")
 

@@ -28,12 +28,12 @@ def sent_by(rng, sizes, dtype):
 def trips(exchange, rank, most):
     """What comes back and forth: the same requests whatever the exchange."""
     rng = np.random.default_rng((rank, most))
-    route = exchange.tell(rng.integers(0, most + 1, (SIZE, NUM_COUNTS)))
+    route = exchange.send_counts(rng.integers(0, most + 1, (SIZE, NUM_COUNTS)))
     return [
-        route.asked.tolist(),
-        route.there(sent_by(rng, requests(route.told), torch.int64), requests).tolist(),
-        route.back(sent_by(rng, rows(route.asked), torch.float32), rows).tolist(),
-        route.there(sent_by(rng, rows(route.told), torch.float16), rows).view(torch.int16).tolist(),
+        route.received_counts.tolist(),
+        route.there(sent_by(rng, requests(route.sent_counts), torch.int64), requests).tolist(),
+        route.back(sent_by(rng, rows(route.received_counts), torch.float32), rows).tolist(),
+        route.there(sent_by(rng, rows(route.sent_counts), torch.float16), rows).view(torch.int16).tolist(),
     ]
 
 
@@ -46,7 +46,7 @@ def play(ranks):
             trips(grouped, ranks.rank, most) == trips(DirectExchange(ranks), ranks.rank, most)
             for most in MOST
         ]
-        route = grouped.tell(np.ones((SIZE, NUM_COUNTS), np.int64))
+        route = grouped.send_counts(np.ones((SIZE, NUM_COUNTS), np.int64))
         before = grouped.num_messages
         route.there(torch.arange(3 * SIZE), requests)
         told.append([alike, grouped.num_messages - before])

@@ -195,7 +195,9 @@ def test_a_client_that_fails_raises_at_all_replies(address, waits, monkeypatch):
         def fail(header, frame):
             raise RuntimeError("of this test")
 
-        monkeypatch.setattr(client, "_take", fail)  # behind "receive", which the thread may be in already
+        monkeypatch.setattr(
+            client, "_handle_message", fail
+        )  # behind "receive", which the thread may be in already
         if waits:
             timer = threading.Timer(0.05, requests[1].reply)
             timer.start()

@@ -7,6 +7,7 @@ import pytest
 import girih
 from girih import config
 from girih.data import DataOptions, open_dataset
+from girih.data.options import DataPaths
 from girih.errors import ConfigError, MissingFileError
 from girih.schema import Categorical, Schema
 
@@ -31,7 +32,9 @@ def test_splits_are_relative_to_the_config_and_only_train_is_shuffled(place):
     assert (train.num_examples, train.shuffle, train.seed, train.batch_size) == (6, True, 4, 4096)
     valid = open_dataset(options, SCHEMA, split="valid", base_dir=place)
     assert (valid.num_examples, valid.shuffle) == (3, False)
-    named = open_dataset(options, SCHEMA, paths=place / "valid.parquet", with_labels=False, keep=["y"])
+    named = open_dataset(
+        options, SCHEMA, files=DataPaths(paths=place / "valid.parquet"), with_labels=False, keep=["y"]
+    )
     assert (named.num_examples, named.shuffle) == (3, False)
     with pytest.raises(ConfigError, match=r"\[data\] has no test"):
         open_dataset(options, SCHEMA, split="test", base_dir=place)

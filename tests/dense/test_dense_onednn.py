@@ -95,7 +95,7 @@ def test_values_and_gradients_are_those_of_linear(shape, inputs, outputs, bias, 
         patch.setattr(onednn, "MIN_PRODUCTS", 1)
         with LinearBy(onednn.linear):
             y, ours = results(F.linear, torch.float32)
-    assert '_OrderedLinear' in str([y.grad_fn, *(fn for fn, _ in y.grad_fn.next_functions)])
+    assert "_OrderedLinear" in str([y.grad_fn, *(fn for fn, _ in y.grad_fn.next_functions)])
     _, torchs = results(F.linear, torch.float32)
     _, exact = results(F.linear, torch.float64)
     _, sizes = results(F.linear, torch.float64, of=torch.abs)  # of the terms, which may cancel

@@ -158,7 +158,7 @@ def registry(stack, path):
             if thread.name == "girih-registry":
                 thread.join(20)
 
-    return Endpoint(remote._RegistryWork(held).hear, settle, lambda: held._values.num_changes, samples)
+    return Endpoint(remote._RegistryWork(held).on_request, settle, lambda: held._values.num_changes, samples)
 
 
 def server(stack, path, num_contributors=2):
@@ -267,7 +267,7 @@ def a_loader(stack, path):
     begin = as_text({"epoch": 0, "position": None})
     samples = [
         Frame(SparseVerb.BEGIN, (1, 0), (begin,)), Frame(SparseVerb.NEXT, (1, 0, 0)), Frame(SparseVerb.NEXT, (1, 1, 0)),
-        Frame(SparseVerb.STORE_AGAIN, (1, 0, 0), (begin,)), Frame(SparseVerb.GO_ON, (1, 0, 0), (begin,)),
+        Frame(SparseVerb.STORE_AGAIN, (1, 0, 0), (begin,)), Frame(SparseVerb.RESUME, (1, 0, 0), (begin,)),
         Frame(SparseVerb.END, (1, 0, 1)), Frame(SparseVerb.END, (1, 1, 1)), Frame(SparseVerb.STATS, (0,)),
     ]  # fmt: skip
     return Endpoint(work.handle, partial(settled, work._pool), lambda: sorted(work._passes), samples)

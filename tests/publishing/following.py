@@ -39,7 +39,7 @@ def merge_all(follower):
     follower._merge()
     while not follower._merging.is_idle:
         time.sleep(0.001)
-        follower._take_merged()
+        follower._apply_merged()
         follower._merge()
 
 

@@ -12,15 +12,15 @@ from girih import Trainer
 from girih.checkpoint import Storage, find
 from girih.comm.group import TrainerGroup
 from girih.errors import CheckpointError, MissingFileError
-from girih.publishing.log import Log, PublishOptions, shown
+from girih.publishing.log import Log, PublishOptions, describe_numbers
 from girih.publishing.manifest import Pointer, write_pin
 from girih.runs.callbacks import Callback
 from girih.training.publisher import Publisher, _open_log
 
 
 def test_numbers_are_shown_in_runs():
-    assert shown([1, 2, 3, 7, 9, 10]) == "1 to 3, 7, 9 to 10"
-    assert shown([]) == "none"
+    assert describe_numbers([1, 2, 3, 7, 9, 10]) == "1 to 3, 7, 9 to 10"
+    assert describe_numbers([]) == "none"
 
 
 def test_what_no_snapshot_that_stays_leads_from_is_removed(patient, tmp_path):

@@ -49,7 +49,7 @@ class Killed:
         self.handle = self._launcher.start(RoleName.EMBEDDING_SERVER, 0, self.life, Resources())
         self.handle.begin(pickle.dumps(self._role))
         assert self.handle.wait_for_address(60), self.handle.last_words()
-        return self.handle.found
+        return self.handle.recovery_note
 
     def kill(self):
         os.kill(self.handle.pid, signal.SIGKILL)

@@ -322,7 +322,7 @@ def test_a_loader_that_came_back_goes_on_behind_the_last_share_of_each_trainer(p
         with pytest.raises(Lost, match="pass 1 is over"):
             answer(here.ask(1, 0, 4))
         for trainer, taken in ((0, 4), (1, 1)):
-            answer(here.client.call(SparseVerb.GO_ON, (1, trainer, taken), (begins[taken],)))
+            answer(here.client.call(SparseVerb.RESUME, (1, trainer, taken), (begins[taken],)))
             parts = [answer(here.ask(1, trainer, share)) for share in range(taken, 6)]
             assert answer(here.ask(1, trainer, 6)).fields[0] == 0
             for number, part in enumerate(parts, taken):

@@ -13,7 +13,7 @@ from girih.serving.app import status_of
 from girih.serving.protocol import metadata
 from girih.serving.reading import MOST_IDS, RequestReader, TooLarge
 from girih.serving.signature import inputs_of
-from girih.serving.tensors import NUMPY, from_bytes, from_json, shape_of, shown
+from girih.serving.tensors import NUMPY, from_bytes, from_json, preview, shape_of
 
 EXAMPLES = 8192
 SCHEMA = Schema(
@@ -171,8 +171,8 @@ def test_an_error_writes_no_more_of_a_value_than_it_shows():
         (None, "null"),
         (float("inf"), "Infinity"),
     ):
-        assert shown(value).startswith(begin)
-        assert len(shown(value)) <= 40
+        assert preview(value).startswith(begin)
+        assert len(preview(value)) <= 40
     assert long.seen < 200
 
 

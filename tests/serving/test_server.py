@@ -19,7 +19,7 @@ import pytest
 
 from girih import cli
 from girih.serving.options import ServeOptions
-from girih.serving.server import Workers, bound
+from girih.serving.server import Workers, bind_socket
 from girih.serving.signature import LENGTHS
 from serving.serving_site import Site, inputs_of, tensors_of
 
@@ -676,7 +676,7 @@ def test_a_worker_is_replaced_once_the_system_starts_processes_again(place, monk
         return popen(*words, **options)
 
     with (
-        bound("127.0.0.1", 0) as listening,
+        bind_socket("127.0.0.1", 0) as listening,
         Workers(place / "clicks", "run", ServeOptions(workers=2), listening, tell) as workers,
     ):
         gone = workers._workers[0].process

@@ -53,7 +53,7 @@ class _Inbox(Wakeup):
     def take(self) -> Any:
         """The next one, or None."""
         if not self.queue:
-            self.heard()
+            self.clear()
         return self.queue.popleft() if self.queue else None
 
 
@@ -110,7 +110,7 @@ class _Stranger:
         self.left = False
         self.inbox.put(True)
 
-    def hear(self, secret: bytes) -> Hello | None:
+    def read_hello(self, secret: bytes) -> Hello | None:
         if self.left or not hmac.compare_digest(secret, self.secret):
             raise WireError("a stranger who left, or does not know the secret")
         self.inbox.take()

@@ -30,7 +30,9 @@ from girih.telemetry.stats import Spans
 pytestmark = pytest.mark.skipif(JIT_DISABLED, reason="kernels are Python then")
 ROOT = str(Path(girih.__file__).parent)
 BUFFERS = str(Path(ROOT, "kernels", "buffers.py"))  # calls there follow from the sizes of arrays
-BUSY = str(Path(ROOT, "telemetry", "busy.py"))  # whether a thread has to wait is a matter of when others are done
+BUSY = str(
+    Path(ROOT, "telemetry", "busy.py")
+)  # whether a thread has to wait is a matter of when others are done
 FEW, MANY, SIZE = 40, 400, 512
 SLACK = 100  # calls of C that may differ: far fewer than one for each further feature
 

@@ -23,7 +23,7 @@ from girih.config.train import MetricsOptions, ScheduleOptions, TrainOptions
 from girih.config.user_code import record_classes
 from girih.data import DataOptions, Dataset, NormalizationStats, open_dataset
 from girih.data.negatives import NegativesOptions
-from girih.data.options import SplitName
+from girih.data.options import DataPaths, SplitName
 from girih.data.paths import relative_to
 from girih.dense.options import OptimizerFactory, optimizer_factory
 from girih.errors import ConfigError, nearest
@@ -243,8 +243,7 @@ class CheckedConfig:
                 self.data,
                 self.schema,
                 split=split,
-                paths=list(paths) or None,
-                format=format,
+                files=DataPaths(paths=list(paths), format=format) if paths else None,
                 base_dir=None if paths else self.directory,
                 seed=self.train.seed,
                 cuts=self._cuts,
@@ -282,8 +281,7 @@ class CheckedConfig:
         return open_dataset(
             self.data,
             schema,
-            paths=paths,
-            key="negatives.items",
+            files=DataPaths(paths=paths, key="negatives.items"),
             base_dir=self.directory,
             with_labels=False,
         )

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from girih.app.run_config import RunConfig
 from girih.cli import cli
-from girih.cli.show import skipped
+from girih.cli.show import show_skipped
 from girih.cli.words import MODEL, config_options
 from girih.config.user_code import naming
 from girih.data import NULL_ID, Batch, Dataset
@@ -52,7 +52,7 @@ def check(
             f"{split}: {_described(data)}; of its first {count(batch.num_examples)} examples {_labels(batch, data)}"
         )
         notes += _constant_labels(split, batch, data)
-        skipped(data, split)
+        show_skipped(data, split)
     settings.rehearse(datasets)
     sparse = settings.sparse(model)
     growth, notes_of_features = _sampled(train, nested=isinstance(model, ESMM))

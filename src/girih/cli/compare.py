@@ -27,14 +27,14 @@ def compare(runs: tuple[Path, ...], as_csv: bool) -> int:
     return 0
 
 
-def _print(found: RunComparison) -> None:
+def _print(comparison: RunComparison) -> None:
     table = Table()
     table.add_column("", overflow="fold")
-    for name in found.names:
+    for name in comparison.names:
         table.add_column(name, justify="right", overflow="fold")
-    for key, cells in found.shown_options() or [("no option differs", [""] * len(found.names))]:
+    for key, cells in comparison.shown_options() or [("no option differs", [""] * len(comparison.names))]:
         table.add_row(key, *cells)
     table.add_section()
-    for key, cells in found.shown_metrics():
+    for key, cells in comparison.shown_metrics():
         table.add_row(key, *cells)
     screen().print(table)

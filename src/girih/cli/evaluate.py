@@ -8,7 +8,7 @@ import click
 
 from girih.app.run_config import RunConfig
 from girih.cli import cli
-from girih.cli.show import metrics_table, skipped
+from girih.cli.show import metrics_table, show_skipped
 from girih.cli.words import FORMAT, MODEL, PATH
 from girih.data.options import SplitName
 from girih.errors import ConfigError
@@ -36,7 +36,7 @@ def evaluate(run: Path, paths: tuple[str, ...], form: str | None, model_class: s
         metrics = trainer.evaluate(data)
     shown = ", ".join(paths) or split
     metrics_table(metrics.as_dict(), f"{run} on {shown}")
-    skipped(data, shown)
+    show_skipped(data, shown)
     return 0
 
 

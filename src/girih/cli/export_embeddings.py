@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 import pyarrow as pa
@@ -41,6 +40,6 @@ def export_embeddings(run: str, table: str, out: Path) -> int:
     return 0
 
 
-def _table(rows: TableRows, schema: Any) -> Any:
+def _table(rows: TableRows, schema: pa.Schema) -> pa.Table:
     vectors = pa.FixedSizeListArray.from_arrays(pa.array(rows.rows.reshape(-1)), rows.rows.shape[1])
     return pa.table([pa.array(rows.ids), vectors, pa.array(rows.counts)], schema=schema)

@@ -6,7 +6,6 @@ import contextlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.csv as pacsv
@@ -21,27 +20,27 @@ PARQUET, CSV = ".parquet", ".csv"
 _NAMES = {PARQUET: "Parquet", CSV: "CSV"}
 
 
-def check_out(out: Path, what: str, endings: Sequence[str]) -> None:
+def check_out(out: Path, content: str, endings: Sequence[str]) -> None:
     """Refuses a path to which no rows can be written.
 
     Args:
-        what: the rows to be, as in ``predictions``.
+        content: the rows to be, as in ``predictions``.
         endings: of the formats that there are for them.
 
     Raises:
         ConfigError: a directory, one that does not exist, or a name with another ending.
     """
-    names = " or ".join(f"{out.stem or what}{ending}" for ending in endings)
+    names = " or ".join(f"{out.stem or content}{ending}" for ending in endings)
     if out.is_dir():
-        raise ConfigError(f"--out {out}: is a directory; name a file, as {out / f'{what}{endings[0]}'}")
+        raise ConfigError(f"--out {out}: is a directory; name a file, as {out / f'{content}{endings[0]}'}")
     if not out.parent.is_dir():
         raise ConfigError(f"--out {out}: the directory {out.parent} does not exist; create it first")
     if out.suffix not in endings:
         written = " or ".join(_NAMES[ending] for ending in endings)
-        raise ConfigError(f"--out {out}: {what} are written as {written}; name it {names}")
+        raise ConfigError(f"--out {out}: {content} are written as {written}; name it {names}")
 
 
-def write_rows(out: Path, tables: Iterable[Any], empty: Any) -> int:
+def write_rows(out: Path, tables: Iterable[pa.Table], empty: pa.Table) -> int:
     """Writes Arrow tables one after the other, in the format of the file's ending; the file is there once it is whole.
 
     Args:
@@ -54,7 +53,7 @@ def write_rows(out: Path, tables: Iterable[Any], empty: Any) -> int:
         ConfigError: it cannot be written, or the format has nothing for a column. StorageFullError: the disk is full.
     """
     unfinished, num_rows = out.with_name(f".{out.name}.unfinished"), 0
-    with _told(out):
+    with _explain_write_errors(out):
         try:
             with contextlib.ExitStack() as closing:
                 writer = None
@@ -73,7 +72,7 @@ def write_rows(out: Path, tables: Iterable[Any], empty: Any) -> int:
     return num_rows
 
 
-def _writer(unfinished: Path, out: Path, schema: Any) -> Any:
+def _writer(unfinished: Path, out: Path, schema: pa.Schema) -> pq.ParquetWriter | pacsv.CSVWriter:
     """The writer of the rows that become the file ``out``."""
     if out.suffix == PARQUET:
         return pq.ParquetWriter(unfinished, schema)
@@ -99,12 +98,12 @@ def _told_of_columns(out: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _told(out: Path) -> Iterator[None]:
+def _explain_write_errors(out: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         if isinstance(error, GirihError):
             raise
-        told = os.strerror(error.errno) if error.errno else error
-        refused = ConfigError(f"--out {out}: cannot be written ({told}); name another file")
+        reason = os.strerror(error.errno) if error.errno else error
+        refused = ConfigError(f"--out {out}: cannot be written ({reason}); name another file")
         raise disk_full(error, f"--out {out}") or refused from None

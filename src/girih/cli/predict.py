@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from girih.cli import cli
 from girih.cli.out import CSV, PARQUET, check_out, write_rows
-from girih.cli.show import skipped
+from girih.cli.show import show_skipped
 from girih.cli.words import FORMAT, MODEL, PATH
 from girih.data import Batch
 from girih.errors import ConfigError
@@ -55,7 +55,7 @@ def predict(
         empty = pa.schema([*kept, *((name, pa.float32()) for name in names)])
         num_examples = write_rows(out, tables, empty)
     click.echo(f"{num_examples:,} predictions in {out}")
-    skipped(data, "without a prediction")
+    show_skipped(data, "without a prediction")
     return 0
 
 

@@ -13,27 +13,27 @@ from girih.planner.tagging.tag import Tagged
 from girih.report.text import short, size
 
 
-def offers_table(found: Sequence[StrategyEstimate], calibrated: str) -> None:
+def offers_table(estimates: Sequence[StrategyEstimate], calibrated: str) -> None:
     """Prints every strategy with its predicted speed, or the reason why it has none, and the one to choose; on standard error."""
     table = Table("strategy", "processes")
     for column in ("samples/s", "cores, ms a step", "path, ms a step"):
         table.add_column(column, justify="right")
     table.add_column("bounded by, or refused because", overflow="fold")
-    for offer in sorted(found, key=lambda each: -each.samples_per_s):
-        label = f"{offer.label} ← this config" if offer.is_configured else offer.label
-        prediction = offer.prediction
+    for entry in sorted(estimates, key=lambda estimate: -estimate.samples_per_s):
+        label = f"{entry.label} ← this config" if entry.is_configured else entry.label
+        prediction = entry.prediction
         if prediction is None:
-            table.add_row(label, str(offer.processes), "–", "–", "–", offer.refused)
+            table.add_row(label, str(entry.processes), "–", "–", "–", entry.refused)
         else:
             times = [
                 f"{1e3 * prediction.seconds[name]:.3g}" for name in ("cores", "one step after the other")
             ]
             speed = short(prediction.samples_per_s)
-            table.add_row(label, str(offer.processes), speed, *times, prediction.bound)
+            table.add_row(label, str(entry.processes), speed, *times, prediction.bound)
     console = _console()
     console.print(f"predicted from {calibrated}, on one machine", soft_wrap=True)
     console.print(table)
-    best, why = choose(found)
+    best, why = choose(estimates)
     name = "nothing" if best is None else best.label
     console.print(f"choose {name}: {why}", soft_wrap=True, markup=False)
 

@@ -10,7 +10,7 @@ from rich.table import Table
 from girih.cli import cli
 from girih.cli.show import screen
 from girih.errors import ConfigError, GirihError, MissingFileError
-from girih.publishing.log import Log, find_log, shown
+from girih.publishing.log import Log, describe_numbers, find_log
 from girih.report.text import count, size
 
 
@@ -54,7 +54,7 @@ def _show(log: Log) -> None:
         console.print(
             f"servers stay at version {pin}, until: girih published {log.root} --newest", soft_wrap=True
         )
-    console.print(f"versions that can be had: {shown(versions)}", soft_wrap=True)
+    console.print(f"versions that can be had: {describe_numbers(versions)}", soft_wrap=True)
     table = Table(title="the last ones", title_justify="left")
     for column in ("version", "kind", "step", "rows", "left", "bytes"):
         table.add_column(column, justify="left" if column == "kind" else "right")

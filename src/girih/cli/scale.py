@@ -41,7 +41,7 @@ def scale(run: Path, wanted: tuple[str, ...]) -> int:
             f"{run}: this run is not on; train it with --resume, with other counts by --set"
         )
     request = scale_requests.ask(run, counts)
-    click.echo(_told(_outcome(run, request)))
+    click.echo(_summary_line(_outcome(run, request)))
     return 0
 
 
@@ -97,13 +97,11 @@ def _is_told_over(run: Path) -> bool:
     return lease is None or lease.is_of_this_machine
 
 
-def _told(found: dict[str, Any]) -> str:
-    roles = [f"{name} {before} → {count}" for name, (before, count) in found["roles"].items()]
-    if all(before == count for before, count in found["roles"].values()):
-        return (
-            f"nothing to do: {', '.join(f'{name} is {count}' for name, (_, count) in found['roles'].items())}"
-        )
+def _summary_line(outcome: dict[str, Any]) -> str:
+    roles = [f"{name} {before} → {count}" for name, (before, count) in outcome["roles"].items()]
+    if all(before == count for before, count in outcome["roles"].values()):
+        return f"nothing to do: {', '.join(f'{name} is {count}' for name, (_, count) in outcome['roles'].items())}"
     return (
-        f"scaled at step {found['step']}: {', '.join(roles)}; training paused for {found['paused_s']:.1f} s,"
-        f" {found['seconds']:.1f} s after it was asked for"
+        f"scaled at step {outcome['step']}: {', '.join(roles)}; training paused for {outcome['paused_s']:.1f} s,"
+        f" {outcome['seconds']:.1f} s after it was asked for"
     )

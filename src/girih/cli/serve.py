@@ -59,7 +59,7 @@ def serve_command(
     """Answer requests for predictions by HTTP: Open Inference Protocol v2."""
     options = ServeOptions(model=None if model_class is None else reference(model_class), **numbers)
 
-    def tell(line: str) -> None:
+    def notify(line: str) -> None:
         click.echo(line, err=True)
 
     if cache is not None and not follow:
@@ -67,15 +67,15 @@ def serve_command(
     if model_class is not None and (Path(model) / NAME).is_file():
         raise ConfigError(f"--model: {model} is an export, which needs no class; leave it out")
     if follow:
-        _follow(model, cache, name or model_name(model), options, tell)
+        _follow(model, cache, name or model_name(model), options, notify)
         return 0
-    with exported(model, model_name(model), tell, options.model) as directory:
-        serve(directory, name or Signature.read(directory).name, options, _ready, tell)
+    with exported(model, model_name(model), notify, options.model) as directory:
+        serve(directory, name or Signature.read(directory).name, options, _ready, notify)
     return 0
 
 
 def _follow(
-    model: str, cache: Path | None, name: str, options: ServeOptions, tell: Callable[[str], None]
+    model: str, cache: Path | None, name: str, options: ServeOptions, notify: Callable[[str], None]
 ) -> None:
     """Answers by the newest version of what a run publishes."""
     require_packages()
@@ -83,9 +83,9 @@ def _follow(
     with contextlib.ExitStack() as closing:
         if cache is None:
             cache = Path(closing.enter_context(tempfile.TemporaryDirectory(prefix="girih-follow-")))
-        tell(f"following {log.root}")
-        closing.enter_context(Following(log, cache.absolute(), tell))
-        serve(cache, name, options, _ready, tell, follow=True)
+        notify(f"following {log.root}")
+        closing.enter_context(Following(log, cache.absolute(), notify))
+        serve(cache, name, options, _ready, notify, follow=True)
 
 
 def _ready(line: str) -> None:

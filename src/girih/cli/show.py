@@ -66,12 +66,12 @@ def results(summary: dict[str, Any], run: Path) -> None:
     console.print(f"next: girih report {run}", soft_wrap=True)
 
 
-def skipped(data: Dataset, what: str) -> None:
+def show_skipped(data: Dataset, source: str) -> None:
     """Prints the number of bad rows that the last pass over the data dropped, if any."""
     rows = data.skipped
     if rows.count:
         number = f"{count(rows.count)} bad {'row was' if rows.count == 1 else 'rows were'}"
-        click.echo(f"{what}: {number} skipped, the first: {rows.first}", err=True)
+        click.echo(f"{source}: {number} skipped, the first: {rows.first}", err=True)
 
 
 def metrics_table(metrics: dict[str, dict[str, Any]], title: str, names: Iterable[str] = TITLES) -> None:

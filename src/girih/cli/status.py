@@ -29,30 +29,30 @@ def status(run: Path, watch: bool, as_json: bool) -> int:
     """Show a run's processes: alive or not, load, bottleneck."""
     console = screen()
 
-    def show(found: dict[str, Any]) -> None:
+    def show(report: dict[str, object]) -> None:
         if as_json:
-            click.echo(json.dumps(found))
+            click.echo(json.dumps(report))
         else:
-            console.print(status_screen(found, console.width), crop=False)
+            console.print(status_screen(report, console.width), crop=False)
 
-    found = status_of(run)
-    if not watch or found["state"] not in UNDER_WAY:
-        show(found)
+    report = status_of(run)
+    if not watch or report["state"] not in UNDER_WAY:
+        show(report)
     elif as_json or not console.is_terminal:
-        for found in _until_over(run):
-            show(found)
+        for report in _until_over(run):
+            show(report)
     else:
-        with Live(status_screen(found, console.width), console=console, auto_refresh=False) as live:
-            for found in _until_over(run):
-                live.update(status_screen(found, console.width), refresh=True)
+        with Live(status_screen(report, console.width), console=console, auto_refresh=False) as live:
+            for report in _until_over(run):
+                live.update(status_screen(report, console.width), refresh=True)
     return 0
 
 
 def _until_over(run: Path) -> Iterator[dict[str, Any]]:
     """The state of a run each second, until the run is over."""
     while True:
-        found = status_of(run)
-        yield found
-        if found["state"] not in UNDER_WAY:
+        report = status_of(run)
+        yield report
+        if report["state"] not in UNDER_WAY:
             return
         time.sleep(EVERY_S)

@@ -9,7 +9,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -111,8 +110,10 @@ def train(
         if own_process:
             gc.freeze()  # no collection has to look through all that was imported
         return trainer.train(
-            config_file, overrides, run_path, resume, strategy, plan_file, calibrated, init_from,
-            own_process=own_process,
+            trainer.TrainArguments(
+                config_file=config_file, overrides=overrides, run=run_path, resume=resume, strategy=strategy,
+                plan_file=plan_file, calibrated=calibrated, init_from=init_from, own_process=own_process,
+            )
         )  # fmt: skip
     except RoleError as error:
         raise RoleError(f"{error}{_way_on(run_path)}") from error
@@ -127,7 +128,7 @@ def check_init(init_from: str, run: Path | None) -> None:
     checkpoint.find(init_from)
 
 
-def _place(mapping: Mapping[str, Any], where: str, directory: Path, run: Path) -> StatusTarget:
+def _place(mapping: Mapping[str, object], where: str, directory: Path, run: Path) -> StatusTarget:
     """The place where the processes of a run show themselves."""
     metrics = config.build(MetricsOptions, mapping.get("metrics", {}), f"{where}: [metrics]")
     require_client(metrics)

@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
@@ -17,9 +17,9 @@ from rich.console import Console
 from girih import checkpoint, config
 from girih.app.run_config import RunConfig
 from girih.checkpoint import Storage
-from girih.cli.show import results, skipped
+from girih.cli.show import results, show_skipped
 from girih.cluster.cluster import Cluster
-from girih.cluster.launch import heeding_signals, leave_signals_to_launcher
+from girih.cluster.launch import handle_signals, leave_signals_to_launcher
 from girih.cluster.roles import RoleName
 from girih.data import Dataset
 from girih.errors import ConfigError
@@ -41,37 +41,48 @@ MOST_CHANGES = 8
 """Options that a resumed run names on its line of those that differ."""
 
 
-def train(
-    config_file: Path,
-    overrides: Sequence[str],
-    run_path: Path,
-    resume: bool,
-    strategy: str | None,
-    plan_file: Path | None,
-    calibrated: Path | None = None,
-    init_from: str | None = None,
-    *,
-    own_process: bool = False,
-) -> int:
-    """Trains as rank 0, which writes and says what there is, or as another one; returns the status.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainArguments:
+    """Arguments of ``girih train``.
 
-    Args:
+    Attributes:
         own_process: whether the process was started for this alone, and so keeps a log.
     """
+
+    config_file: Path
+    overrides: Sequence[str]
+    run: Path
+    resume: bool
+    strategy: str | None
+    plan_file: Path | None
+    calibrated: Path | None
+    init_from: str | None
+    own_process: bool
+
+    def settings(self) -> RunConfig:
+        """Reads the files that the arguments name."""
+        settings = RunConfig.load(
+            self.config_file, overrides=self.overrides, strategy=self.strategy, run=self.run
+        )
+        return replace(
+            settings,
+            plan=None if self.plan_file is None else Plan.read(self.plan_file),
+            calibrated=None if self.calibrated is None else Calibrated.read(self.calibrated),
+        )
+
+
+def train(arguments: TrainArguments) -> int:
+    """Trains as rank 0, which writes the run's files and messages, or as another rank; returns the status."""
     leave_signals_to_launcher()
-    settings = RunConfig.load(config_file, overrides=overrides, strategy=strategy, run=run_path)
-    settings = replace(
-        settings,
-        plan=None if plan_file is None else Plan.read(plan_file),
-        calibrated=None if calibrated is None else Calibrated.read(calibrated),
-    )
+    settings, run_path, own_process = arguments.settings(), arguments.run, arguments.own_process
+    resume, init_from = arguments.resume, arguments.init_from
     datasets = settings.datasets()
     if int(os.environ.get("RANK", "0")) and not runs_alone(settings.strategy):
         with joined(settings.strategy, settings.cluster).running() as cluster:
-            told = cluster.ranks.broadcast(None)
-            if told is None:
+            start = cluster.ranks.broadcast(None)
+            if start is None:
                 return 0
-            newest, init = (None if at is None else Storage(at) for at in (told["newest"], told["init"]))
+            newest, init = (None if at is None else Storage(at) for at in (start["newest"], start["init"]))
             with _logging(cluster, run_path) if own_process else nullcontext():
                 return _train(settings, datasets, None, newest, cluster, init)
     with RunDirectory(run_path, resume=resume) as run:
@@ -187,7 +198,7 @@ def _train(
         trainer.end(summary)
     results(summary, run.path)
     for name, data in datasets.items():
-        skipped(data, name)
+        show_skipped(data, name)
     return 0
 
 
@@ -204,12 +215,12 @@ class _ProgressLog(logging.Handler):
 
 @contextmanager
 def _showing_warnings(progress: Progress) -> Iterator[None]:
-    logger, shown = logging.getLogger("girih"), _ProgressLog(progress)
-    logger.addHandler(shown)
+    logger, progress_log = logging.getLogger("girih"), _ProgressLog(progress)
+    logger.addHandler(progress_log)
     try:
         yield
     finally:
-        logger.removeHandler(shown)
+        logger.removeHandler(progress_log)
 
 
 def _finished_because(newest: Storage, run: Path, settings: RunConfig) -> str | None:
@@ -247,5 +258,5 @@ def stopping(trainer: Trainer, cluster: Cluster) -> Iterator[None]:
     Where there is a launcher, it hears them and tells.
     """
     stop = trainer.request_stop
-    with cluster.heeding_stop(stop) as told, nullcontext() if told else heeding_signals(stop, once=True):
+    with cluster.handle_stop(stop) as told, nullcontext() if told else handle_signals(stop, once=True):
         yield

@@ -92,7 +92,7 @@ class Autoscaler:
         # with the rate before, where it is to be judged
         self._asked: tuple[ScaleRequest, Change, float | None] | None = None
         self._judged: tuple[Change, float] | None = None
-        self._held_s: dict[tuple[str, bool], float] = {}  # role and direction → until when it stays as it is
+        self._blocked_s: dict[tuple[str, bool], float] = {}  # by role and direction
         self._withheld: Change | None = None
 
     def look(self, counts: Mapping[str, int], examples: int, train_s: float) -> None:
@@ -107,7 +107,7 @@ class Autoscaler:
             return
         if self._asked is not None:
             self._next_s = now + LOOK_S
-            self._hear(*self._asked)
+            self._check_outcome(*self._asked)
         elif counts != self._counts:  # they changed, whoever asked: what follows is to be seen first
             self._counts, self._mark, self._next_s = dict(counts), None, now + self._every_s
             self._windows.clear()
@@ -118,41 +118,41 @@ class Autoscaler:
         else:
             began_s, examples_before, train_before_s = self._mark
             self._mark, self._next_s = (now, examples, train_s), now + self._every_s / LOOKS
-            self._see(now - began_s, examples - examples_before, train_s - train_before_s)
+            self._add_window(now - began_s, examples - examples_before, train_s - train_before_s)
 
-    def _see(self, seconds: float, examples: int, train_s: float) -> None:
+    def _add_window(self, seconds: float, examples: int, train_s: float) -> None:
         """Takes note of a window, and decides once there are enough."""
         if examples <= 0 or train_s < seconds / 2:  # it evaluated, saved or stood still
             self._windows.clear()
             return
-        if (found := out_of_bounds(self._counts, self._bounds)) is not None:
-            self._ask(*found, None)
+        if (change_and_reason := out_of_bounds(self._counts, self._bounds)) is not None:
+            self._ask(*change_and_reason, None)
             return
-        shown = read_all(self._run)
-        change, why = decided(busy_of(shown, self._counts), self._counts, self._allowed())
-        if change is not None and change.grows and not self._beyond_cores and is_full(cores_used(shown)):
-            self._tell_withheld(change, why)
+        statuses = read_all(self._run)
+        change, why = decided(busy_of(statuses, self._counts), self._counts, self._allowed())
+        if change is not None and change.grows and not self._beyond_cores and is_full(cores_used(statuses)):
+            self._log_withheld(change, why)
             change = None
         self._windows.append(UsageWindow(change, examples, train_s))
         if len(self._windows) < LOOKS:
             return
-        rate = sum(each.examples for each in self._windows) / sum(each.train_s for each in self._windows)
+        rate = sum(w.examples for w in self._windows) / sum(w.train_s for w in self._windows)
         if self._judged is not None:
             self._judge(*self._judged, rate)
-        elif change is not None and {each.change for each in self._windows} == {change}:
+        elif change is not None and {w.change for w in self._windows} == {change}:
             self._ask(change, why, rate)
 
     def _judge(self, change: Change, before: float, rate: float) -> None:
         """Keeps a change, or takes it back."""
         self._judged = None
-        told = f"{before:.0f} → {rate:.0f} samples/s"
+        rates = f"{before:.0f} → {rate:.0f} samples/s"
         if rate >= before * (1 + GAIN if change.grows else 1 - LOSS):
-            _LOG.info("autoscale keeps %s: %s", change, told)
+            _LOG.info("autoscale keeps %s: %s", change, rates)
             self._windows.clear()
             return
-        self._hold(change)
-        brought = "brought nothing" if change.grows else "made training slower"
-        self._ask(change.undone, f"{change} {brought}: {told}", None)
+        self._block(change)
+        effect = "brought nothing" if change.grows else "made training slower"
+        self._ask(change.undone, f"{change} {effect}: {rates}", None)
 
     def _ask(self, change: Change, why: str, rate: float | None) -> None:
         """Asks for a change; ``rate`` is that before it, by which it is judged, or None."""
@@ -162,36 +162,36 @@ class Autoscaler:
             self._asked = scale_requests.ask(self._run, {change.role: change.after}, why), change, rate
             _LOG.warning("autoscale asks for %s: %s", change, why)
 
-    def _hear(self, request: ScaleRequest, change: Change, rate: float | None) -> None:
+    def _check_outcome(self, request: ScaleRequest, change: Change, rate: float | None) -> None:
         """Looks whether what was asked for is done."""
         with suppress(RunDirectoryError):  # a damaged one, which is withdrawn
             if scale_requests.pending(self._run) is not None:
                 return
-        found, self._asked = scale_requests.outcome(self._run, request), None
-        if found is None:
+        outcome, self._asked = scale_requests.outcome(self._run, request), None
+        if outcome is None:
             _LOG.warning("autoscale: the request for %s was withdrawn", change)
-        elif "refused" in found:
-            self._hold(change)
-            _LOG.warning("autoscale: %s is refused: %s", change, found["refused"])
+        elif "refused" in outcome:
+            self._block(change)
+            _LOG.warning("autoscale: %s is refused: %s", change, outcome["refused"])
         elif rate is not None:
             self._judged = change, rate
 
-    def _hold(self, change: Change) -> None:
-        self._held_s[change.role, change.grows] = time.monotonic() + HOLD * 2 * self._every_s
+    def _block(self, change: Change) -> None:
+        self._blocked_s[change.role, change.grows] = time.monotonic() + HOLD * 2 * self._every_s
 
     def _allowed(self) -> Bounds:
         """The bounds, less what is held."""
         now, allowed = time.monotonic(), dict[str, tuple[int, int]]()
         for role, (fewest, most) in self._bounds.items():
             count = self._counts.get(role, fewest)
-            may_shrink, may_grow = (self._held_s.get((role, grows), 0.0) <= now for grows in (False, True))
+            may_shrink, may_grow = (self._blocked_s.get((role, grows), 0.0) <= now for grows in (False, True))
             allowed[role] = (
                 fewest if may_shrink else max(fewest, count),
                 most if may_grow else min(most, count),
             )
         return allowed
 
-    def _tell_withheld(self, change: Change, why: str) -> None:
+    def _log_withheld(self, change: Change, why: str) -> None:
         if change != self._withheld:
             self._withheld = change
             told = "all cores of this host are in use; set cluster.autoscale_beyond_cores = true to have it all the same"

@@ -82,12 +82,12 @@ def main() -> int:
 
 
 def _until_left_alone(
-    pipe: Pipe, stop: threading.Event, told: queue.SimpleQueue[dict[str, Any] | None], segments: str
+    pipe: Pipe, stop: threading.Event, messages: queue.SimpleQueue[dict[str, object] | None], segments: str
 ) -> None:
     with contextlib.suppress(EOFError):
         while True:
-            told.put(pipe.receive())
-    told.put(None)
+            messages.put(pipe.receive())
+    messages.put(None)
     stop.set()
     threading.Event().wait(LAST_WORDS_S)
     _remove_if_alone(segments)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import pickle
 import secrets
@@ -19,15 +18,15 @@ import torch
 from girih.cluster.control import LauncherControl, Roles
 from girih.cluster.launchers.local import LocalLauncher
 from girih.cluster.options import ClusterOptions
-from girih.cluster.rendezvous import PLAIN, one_host, telling_openly, telling_privately
-from girih.cluster.roles import ENDS_RUN, LOOPBACK, FailurePolicy, Hosts, HostSpec, Role, RoleName, host_of
+from girih.cluster.rendezvous import count_started, one_host, torchrun_store
+from girih.cluster.roles import FAIL, LOOPBACK, FailurePolicy, Hosts, HostSpec, Role, RoleName, host_of
 from girih.cluster.supervisor import Supervisor, rows_kept_in
 from girih.comm.group import TrainerGroup
 from girih.comm.registry import Entry, LocalRegistry, Registry, RegistryServer, find, register
 from girih.comm.registry.remote import RemoteRegistry
 from girih.comm.service import abort_clients
 from girih.config.train import MetricsOptions
-from girih.errors import ConfigError, GirihError, RoleError, WireError, WireTimeout
+from girih.errors import GirihError, RoleError, WireError, WireTimeout
 from girih.processes.pipe import Pipe, module_command
 from girih.processes.segments import new_prefix, remove_segments
 from girih.telemetry.status_file import StatusTarget
@@ -35,8 +34,6 @@ from girih.telemetry.status_file import StatusTarget
 GRACE_S = 1.0
 """A trainer has so long to find out by itself that a process is gone; what it waits for is aborted then."""
 LEAVE_S = 10.0
-RENDEZVOUS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_MEETINGS = itertools.count()  # of this process's trainers: the same on all ranks of a script
 
 
 class Cluster:
@@ -66,10 +63,9 @@ class Cluster:
         self._first, self._under_torchrun = True, False
         self._run: Path | None = None
         self._place = StatusTarget()
-        self.incarnation = 0
+        self.incarnation = self._max_restarts = 0
         self._error: Exception | None = None
         self._closed = threading.Event()
-        self._max_restarts = 0
         self.options = ClusterOptions()
 
     @classmethod
@@ -84,17 +80,7 @@ class Cluster:
         """
         cluster = cls()
         pipe = Pipe.inherited()
-        is_started = pipe is not None or all(name in os.environ for name in RENDEZVOUS)
-        size = int(os.environ["WORLD_SIZE"]) if is_started else None
-        if size is None and trainers > 1:
-            raise ConfigError(
-                f"strategy: trainers = {trainers}: this is one process; start the script by"
-                f" torchrun --nproc-per-node={trainers}, or use girih train"
-            )
-        if size is not None and trainers not in (1, size):
-            raise ConfigError(
-                f"strategy: trainers = {trainers}, but {size} were started; leave it out, or make them agree"
-            )
+        size = count_started(trainers, has_launcher=pipe is not None)
         cluster.options = options = options or ClusterOptions()
         cluster._bind, cluster._max_restarts = options.bind, options.max_restarts
         cluster._encrypt = options.encrypt
@@ -105,7 +91,7 @@ class Cluster:
         return cluster
 
     @classmethod
-    def found(cls, trainers: int, command: Sequence[str], *, hosts: Hosts | None = None) -> Cluster:
+    def start_trainers(cls, trainers: int, command: Sequence[str], *, hosts: Hosts | None = None) -> Cluster:
         """Starts all trainers but this process, which becomes trainer 0: for measurements from within a run.
 
         Args:
@@ -135,17 +121,17 @@ class Cluster:
         return f"{'tls' if self._encrypt else 'tcp'}://{self.host(name, index)}:*"
 
     def prepare(self, counts: Mapping[str, int]) -> None:
-        """Has processes started that :meth:`start` will give roles."""
+        """Starts processes to which :meth:`start` will give roles."""
         if counts and self._first:
             self._starter().prepare(counts)
 
-    def prepare_anew(self, counts: Mapping[str, int]) -> None:
+    def prepare_replacements(self, counts: Mapping[str, int]) -> None:
         """As :meth:`prepare`, of roles that were ended."""
         if self._roles is not None and self._first:
-            self._roles.prepare_anew(counts)
+            self._roles.prepare_replacements(counts)
 
     def start(
-        self, name: str, roles: Callable[[], Sequence[Role]], bearing: FailurePolicy = ENDS_RUN
+        self, name: str, roles: Callable[[], Sequence[Role]], failure_policy: FailurePolicy = FAIL
     ) -> tuple[str, ...]:
         """Has rank 0 start roles, or its launcher; returns where they listen, on all ranks.
 
@@ -155,11 +141,11 @@ class Cluster:
         Raises:
             RoleError: one could not begin.
         """
-        found = None
+        addresses = None
         if self._first:
             starter = self._starter()  # before roles are made: they may be given the registry
-            found = starter.start(name, [pickle.dumps(role) for role in roles()], bearing)
-        return tuple(self.ranks.broadcast(found))
+            addresses = starter.start(name, [pickle.dumps(role) for role in roles()], failure_policy)
+        return tuple(self.ranks.broadcast(addresses))
 
     @property
     def restarts(self) -> Mapping[str, int]:
@@ -197,23 +183,23 @@ class Cluster:
             self._roles.end(name)
 
     def remove_memory(self) -> None:
-        """Removes the shared memory of roles that were ended: one that was killed meanwhile left it, under names that its successor wants."""
+        """Removes shared memory that killed roles left, since their successors use the same names."""
         if self._first:
             remove_segments(self.segment)
 
     @contextmanager
     def explaining(self) -> Iterator[None]:
-        """Says which process is gone, where all that is known is that one does not answer."""
+        """Raises errors that name the lost process if another process does not answer."""
         try:
             yield
         except (RuntimeError, WireError, WireTimeout) as error:
             if isinstance(error, GirihError) and not isinstance(error, WireError | WireTimeout):
                 raise
-            found = self._error
-            if found is None and self._roles is not None and self._first:
-                found = self._roles.failure()
-            if found is not None:
-                raise found from None
+            failure = self._error
+            if failure is None and self._roles is not None and self._first:
+                failure = self._roles.failure()
+            if failure is not None:
+                raise failure from None
             if "gloo" in str(error) or "NCCL" in str(error):
                 first_line = str(error).splitlines()[0]
                 raise RoleError(f"another trainer is gone, or cannot be reached: {first_line}") from error
@@ -231,14 +217,14 @@ class Cluster:
             raise
 
     @contextmanager
-    def heeding_stop(self, stop: Callable[[], None]) -> Iterator[bool]:
-        """Has the launcher, where it is told to stop, call ``stop`` from another thread, not end the run at once.
+    def handle_stop(self, on_stop: Callable[[], None]) -> Iterator[bool]:
+        """Calls ``on_stop`` from another thread if the launcher gets a signal, instead of ending the run at once.
 
         Yields:
             Whether there is a launcher, so that signals are for it.
         """
         if isinstance(self._roles, LauncherControl):
-            with self._roles.heeding_stop(stop):
+            with self._roles.handle_stop(on_stop):
                 yield True
         else:
             yield False
@@ -284,36 +270,20 @@ class Cluster:
 
     def _join_launcher(self, pipe: Pipe, rank: int, size: int) -> None:
         self._roles = control = LauncherControl(pipe, self._lose)
-        own = control.hello.get("threads") or max(1, torch.get_num_threads() // size)
-        torch.set_num_threads(own)
-        self._hosts = {each: HostSpec(host=host) for each, host in control.hello.get("hosts", {}).items()}
+        num_threads = control.hello.get("threads") or max(1, torch.get_num_threads() // size)
+        torch.set_num_threads(num_threads)
+        self._hosts = {title: HostSpec(host=host) for title, host in control.hello.get("hosts", {}).items()}
         self._first, self._bind = rank == 0, control.hello["bind"]
         self.incarnation = int(control.hello["incarnation"])
         with self.explaining():
             self._meet(rank, size, control.hello)
 
     def _join_torchrun(self, rank: int, size: int) -> None:
-        """Rank 0 offers a registry; torchrun's own store tells the others where."""
-        from torch._C._distributed_c10d import PrefixStore
-        from torch.distributed.rendezvous import rendezvous
-
-        if self._bind == LOOPBACK and int(os.environ.get("LOCAL_WORLD_SIZE", size)) < size:
-            raise ConfigError(
-                "trainers on several hosts listen where the others can reach them: set cluster.bind to the address of"
-                ' each host, as bind = "${HOST_IP}"'
-            )
-        is_one_host = int(os.environ.get("LOCAL_WORLD_SIZE", 0)) == size
-        if self._encrypt and not is_one_host:
-            raise ConfigError(f"cluster.encrypt = true, LOCAL_WORLD_SIZE is not {size}: {PLAIN}")
-        met, _, _ = next(rendezvous("env://"))
-        life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        store = PrefixStore(
-            f"girih/{life}/{next(_MEETINGS)}", met
-        )  # an earlier trainer of a script left its own
+        """Rank 0 serves a registry; torchrun's own store tells the others where."""
+        store, share = torchrun_store(size, self._bind, encrypt=self._encrypt)
         self._first, self._under_torchrun = rank == 0, True
-        tell = telling_privately if is_one_host else telling_openly
-        with tell(store, self._hello() if self._first else None) as hello:
-            self._meet(rank, size, hello)  # by then all have heard
+        with share(store, self._hello() if self._first else None) as hello:
+            self._meet(rank, size, hello)  # after that, all have read it
 
     def _meet(self, rank: int, size: int, hello: Mapping[str, str]) -> None:
         """Forms the group of all trainers, by what the one says that offers the registry."""

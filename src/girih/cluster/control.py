@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from girih.cluster.launchers.launcher import Messages
-from girih.cluster.roles import ENDS_RUN, FailurePolicy, RestartPolicy
+from girih.cluster.roles import FAIL, FailurePolicy, RestartPolicy
 from girih.cluster.supervisor import START_S, Supervisor
 from girih.errors import GirihError, RoleError, named
 from girih.processes.pipe import Pipe, as_text, from_text
@@ -42,21 +42,21 @@ class LauncherControl:
             self.hello = pipe.receive()
         except EOFError:
             raise RoleError(GONE) from None
-        threading.Thread(target=self._hear, name="girih-launcher", daemon=True).start()
+        threading.Thread(target=self._receive_messages, name="girih-launcher", daemon=True).start()
         pipe.unbind_life()
 
     def prepare(self, counts: Mapping[str, int]) -> None:
         """No-op: the launcher did, as far as the options say."""
         return
 
-    def prepare_anew(self, counts: Mapping[str, int]) -> None:
+    def prepare_replacements(self, counts: Mapping[str, int]) -> None:
         """See :class:`Supervisor`."""
         self._ask("prepare", dict(counts))
 
-    def start(self, name: str, specs: Sequence[bytes], bearing: FailurePolicy = ENDS_RUN) -> list[str]:
+    def start(self, name: str, specs: Sequence[bytes], failure_policy: FailurePolicy = FAIL) -> list[str]:
         """See :class:`Supervisor`."""
         texts = [as_text(spec) for spec in specs]
-        addresses: list[str] = self._ask("start", name, texts, bearing.policy.name, bearing.why)
+        addresses: list[str] = self._ask("start", name, texts, failure_policy.policy.name, failure_policy.why)
         return addresses
 
     def end(self, name: str) -> None:
@@ -91,9 +91,9 @@ class LauncherControl:
         self._ask("show_in", None if run is None else str(run.resolve()))
 
     @contextmanager
-    def heeding_stop(self, stop: Callable[[], None]) -> Iterator[None]:
-        """Has a thread call ``stop`` where the launcher is told to stop, which ends the run at once otherwise."""
-        self._stop = stop
+    def handle_stop(self, on_stop: Callable[[], None]) -> Iterator[None]:
+        """Calls ``on_stop`` from a thread if the launcher gets a signal, instead of ending the run at once."""
+        self._stop = on_stop
         self._pipe.send({"stoppable": True})
         try:
             yield
@@ -114,7 +114,7 @@ class LauncherControl:
             raise error_of(reply["error"])
         return reply["is"]
 
-    def _hear(self) -> None:
+    def _receive_messages(self) -> None:
         with suppress(EOFError):
             while True:
                 message = self._pipe.receive()
@@ -156,7 +156,7 @@ def serve(
 
     verbs: dict[str, Callable[..., Any]] = {
         "start": start, "end": supervisor.end, "failure": failure, "show_in": show_in,
-        "restarts": lambda: supervisor.restarts, "prepare": supervisor.prepare_anew, "scale": scale,
+        "restarts": lambda: supervisor.restarts, "prepare": supervisor.prepare_replacements, "scale": scale,
     }  # fmt: skip
     with suppress(EOFError):
         while True:

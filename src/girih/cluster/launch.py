@@ -2,9 +2,9 @@
 
 Trainer 0 is a child like any other, except that it owns the terminal: it writes the run's files and prints every message.
 
-Where a trainer is killed, or a role without which they cannot go on, all trainers begin anew, as ``--resume`` would: they go on from the
-last checkpoint. One that comes back takes so long to load what it needs that the others lose nothing by doing so too (decision 0051). Embedding servers
-outlive trainers, with their rows, which are newer than the checkpoint by the steps since.
+If a trainer or a role that trainers need is killed, all trainers restart from the last checkpoint, as with ``--resume``.
+Restarting one trainer takes as long as restarting all (decision 0051). Embedding servers outlive trainers. Their rows are
+newer than the checkpoint by the steps since.
 
 Neither torch nor numba is imported here.
 """
@@ -19,7 +19,6 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 from girih.cluster.control import serve, text_of
 from girih.cluster.launchers.launcher import Handle, Launch, Machines, Resources
@@ -41,15 +40,15 @@ SAID_S = 0.5
 USERS_MISTAKE = 2
 
 
-def launch(what: Launch) -> int:
-    """Runs trainers and prepares roles; returns trainer 0's status, or 130 after a signal that it does not heed.
+def launch(spec: Launch) -> int:
+    """Runs trainers and prepares roles; returns trainer 0's status, or 130 after a signal that it ignores.
 
     Raises:
         RoleError: trainer 0 was killed, or could not say in time that another process was.
     """
     signals: list[bool] = []
-    with heeding_signals(lambda: signals.append(True)):
-        run = _LaunchedRun(what)
+    with handle_signals(lambda: signals.append(True)):
+        run = _LaunchedRun(spec)
         while True:
             try:
                 status = run.until_trainer_0_ends(signals)
@@ -61,24 +60,24 @@ def launch(what: Launch) -> int:
 
 
 def _scaled(ended: _LaunchedRun, following: Launch) -> _LaunchedRun:
-    """The run with other numbers of processes, which all begin anew; with as many as before where those cannot be had."""
+    """Restarts the run with other numbers of processes, or with the numbers before if that fails."""
     try:
         return _LaunchedRun(following, ended.deaths)
     except GirihError as error:
         request = scale_requests.pending(following.run)
         if request is not None:
             scale_requests.fail(following.run, request, str(error))
-        return _LaunchedRun(replace(ended.what, command=ended.what.again), ended.deaths)
+        return _LaunchedRun(replace(ended.spec, command=ended.spec.again), ended.deaths)
 
 
 @contextmanager
-def heeding_signals(heed: Callable[[], None], *, once: bool = False) -> Iterator[None]:
-    """Has SIGINT and SIGTERM call a function: each of them, or the first alone."""
+def handle_signals(on_signal: Callable[[], None], *, once: bool = False) -> Iterator[None]:
+    """Calls a function on each SIGINT and SIGTERM, or only on the first."""
 
     def handle(number: int, frame: object) -> None:
         if once:
             restore()
-        heed()
+        on_signal()
 
     def restore() -> None:
         for number, handler in previous.items():
@@ -103,16 +102,16 @@ def leave_signals_to_launcher() -> None:
 class ThisHost:
     """This machine alone."""
 
-    def __init__(self, what: Launch) -> None:
-        self._what = what
-        self.bind, self.segments = what.options.bind, new_prefix()
+    def __init__(self, spec: Launch) -> None:
+        self._spec = spec
+        self.bind, self.segments = spec.options.bind, new_prefix()
 
-    def launcher(self, hello: Mapping[str, Any]) -> LocalLauncher:
+    def launcher(self, hello: Mapping[str, object]) -> LocalLauncher:
         """See :class:`Machines`."""
         return LocalLauncher(
-            trainer=module_command("girih", *self._what.command),
-            again=module_command("girih", *self._what.again),
-            num_trainers=self._what.counts[RoleName.TRAINER],
+            trainer=module_command("girih", *self._spec.command),
+            again=module_command("girih", *self._spec.again),
+            num_trainers=self._spec.counts[RoleName.TRAINER],
             hello=hello,
         )
 
@@ -120,13 +119,13 @@ class ThisHost:
         """See :class:`Machines`."""
 
 
-def machines_of(what: Launch) -> Machines:
+def machines_of(spec: Launch) -> Machines:
     """The machines that the options name."""
-    if what.options.launcher == "ray":
+    if spec.options.launcher == "ray":
         from girih.cluster.launchers.ray.launcher import Nodes
 
-        return Nodes(what)
-    return ThisHost(what)
+        return Nodes(spec)
+    return ThisHost(spec)
 
 
 class _LaunchedRun:
@@ -136,23 +135,23 @@ class _LaunchedRun:
         following: the run to launch when this one has ended, with other numbers of processes; None where there is none.
     """
 
-    def __init__(self, what: Launch, deaths: Mapping[tuple[str, int], int] | None = None) -> None:
-        self._what = what
+    def __init__(self, spec: Launch, deaths: Mapping[tuple[str, int], int] | None = None) -> None:
+        self._spec = spec
         self.following: Launch | None = None
         self._rows_move = False
-        self._machines = machines_of(what)
+        self._machines = machines_of(spec)
         self._segments, secret = self._machines.segments, secrets.token_hex(16)
         self._server = RegistryServer(
-            LocalRegistry(), secret.encode(), self._machines.bind, encrypt=what.options.encrypt
+            LocalRegistry(), secret.encode(), self._machines.bind, encrypt=spec.options.encrypt
         )
         hello = {
             "registry": self._server.address,
             "secret": secret,
             "segments": self._segments,
             "bind": self._machines.bind,
-            "place": what.place.to_text(),
+            "place": spec.place.to_text(),
         }
-        self._num_trainers = what.counts[RoleName.TRAINER]
+        self._num_trainers = spec.counts[RoleName.TRAINER]
         try:
             self._launcher = self._machines.launcher(hello)
         except BaseException:
@@ -164,8 +163,8 @@ class _LaunchedRun:
             self._server.registry,
             self._fail,
             num_trainers=self._num_trainers,
-            max_restarts=what.options.max_restarts,
-            reloads=self._begins_anew,
+            max_restarts=spec.options.max_restarts,
+            may_restart_all=self._may_restart_all,
         )
         self._supervisor.deaths.update(deaths or {})
         self._error: Exception | None = None
@@ -175,9 +174,9 @@ class _LaunchedRun:
         self._begin()
 
     @property
-    def what(self) -> Launch:
+    def spec(self) -> Launch:
         """The run that was launched, with the words and counts of now."""
-        return self._what
+        return self._spec
 
     @property
     def deaths(self) -> Mapping[tuple[str, int], int]:
@@ -198,8 +197,8 @@ class _LaunchedRun:
                 self._is_stopping = True
                 self._first.pipe.send({"stop": True})
             is_over = status in (0, USERS_MISTAKE, STOPPED)
-            if self._error is None and not is_over and self._begins_anew():
-                self._begin_anew()
+            if self._error is None and not is_over and self._may_restart_all():
+                self._restart_all()
                 status = None
             if self._error is not None:
                 waited_s += POLL_S
@@ -233,25 +232,25 @@ class _LaunchedRun:
         try:
             for index in range(1, self._num_trainers):
                 self._supervisor.start_trainer(index, self._life)
-            beside = {name: count for name, count in self._what.counts.items() if name != RoleName.TRAINER}
-            self._supervisor.prepare({name: n for name, n in beside.items() if name not in kept})
+            roles = {name: count for name, count in self._spec.counts.items() if name != RoleName.TRAINER}
+            self._supervisor.prepare({name: n for name, n in roles.items() if name not in kept})
         except BaseException:
             self.close()
             raise
 
-    def _begin_anew(self) -> None:
-        """Has all trainers go on from the last checkpoint, or from the start where there is none, and tells."""
+    def _restart_all(self) -> None:
+        """Restarts all trainers from the last checkpoint, or from the start if there is none, and logs that."""
         killed = self._killed()[0]
         self._supervisor.count_before_all_end(killed)
         self._life += 1
         self._first.kill()
         self._first.wait()
         self._serving.join(SAID_S)  # other numbers of processes, told last, hold from here on
-        newest = self._what.newest()  # none is completed any more
-        are_there = all(map(self._supervisor.has_all, self._what.outliving))
+        newest = self._spec.newest()  # none is completed any more
+        are_there = all(map(self._supervisor.has_all, self._spec.outliving))
         are_kept = newest is not None and are_there and not self._rows_move
         self.following, self._rows_move = None, False
-        kept = self._what.outliving if are_kept else ()
+        kept = self._spec.outliving if are_kept else ()
         self._supervisor.kill_all_but(kept)
         self._serving.join(END_S)  # it may be starting roles
         self._supervisor.kill_all_but(kept)
@@ -260,7 +259,7 @@ class _LaunchedRun:
         else:
             remove_segments(self._segments)
         whence = newest or "the start, since there is no checkpoint yet"
-        number, most = self.deaths[killed.name, killed.index], self._what.options.max_restarts
+        number, most = self.deaths[killed.name, killed.index], self._spec.options.max_restarts
         count = f"restart {number} of at most {most}"
         print(
             f"girih: {error_of(killed)}; all trainers go on from {whence} ({count})",
@@ -276,25 +275,25 @@ class _LaunchedRun:
         killed = [*first, *self._supervisor.killed_for_all()]
         return sorted(killed, key=lambda handle: self.deaths.get((handle.name, handle.index), 0))
 
-    def _begins_anew(self) -> bool:
-        """Whether a process was killed for which all trainers may begin anew: one that raised an error would do so again."""
-        killed, most = self._killed(), self._what.options.max_restarts
+    def _may_restart_all(self) -> bool:
+        """Whether a signal killed a process for which all trainers may restart. One that raised an error would raise it again."""
+        killed, most = self._killed(), self._spec.options.max_restarts
         if not killed or self._is_stopping:
             return False
         return self.deaths.get((killed[0].name, killed[0].index), 0) < most
 
     def _scale(self, stage: str, counts: Mapping[str, int], overrides: Sequence[str]) -> None:
-        """Has trainers that come back begin with other numbers of processes, or all that follow this run."""
+        """Sets other numbers of processes for restarted trainers, or for the run after this one."""
         words = [word for override in overrides for word in ("--set", override)]
         counts = {RoleName(name): count for name, count in counts.items()}
         scaled = replace(
-            self._what, counts={**self._what.counts, **counts}, again=[*self._what.again, *words]
+            self._spec, counts={**self._spec.counts, **counts}, again=[*self._spec.again, *words]
         )
         if stage == ScaleStage.RESTART:
             self.following = replace(scaled, command=scaled.again)
             return
-        if scaled.counts != self._what.counts:
-            self._what = scaled
+        if scaled.counts != self._spec.counts:
+            self._spec = scaled
             self._launcher.again_with(words)
         self._rows_move = stage == ScaleStage.MOVING
 

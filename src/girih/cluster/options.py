@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from girih.cluster.roles import RoleName
 from girih.config.bounds import Bounds, NonNegative
@@ -33,7 +33,7 @@ class RoleResources(Options):
         named = {"CPU": self.cpus, "GPU": self.gpus, "memory": float(self.memory)}
         return {name: amount for name, amount in named.items() if amount} or {"CPU": 0.001}
 
-    def of_actor(self) -> dict[str, Any]:
+    def of_actor(self) -> dict[str, float]:
         """The same, as options of an actor."""
         return {"num_cpus": self.cpus, "num_gpus": self.gpus} | (
             {"memory": self.memory} if self.memory else {}

@@ -1,12 +1,13 @@
-"""The ways in which trainers learn what rank 0 has to say before they form a group, and what is refused then."""
+"""How trainers find rank 0 before they form a group, and which groups are refused."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 from girih.cluster.roles import LOOPBACK
@@ -18,6 +19,8 @@ PLAIN = (
     " encrypt out and connect the hosts by a network that nobody else reaches, as a VPN (docs/security.md)"
 )
 _HELLO = "hello"
+RENDEZVOUS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_GROUPS = itertools.count()  # of this process's trainers: the same on all ranks of a script
 
 
 class TorchStore(Protocol):
@@ -28,17 +31,64 @@ class TorchStore(Protocol):
     def get(self, key: str, /) -> bytes: ...
 
 
+Share = Callable[[TorchStore, Mapping[str, str] | None], AbstractContextManager[Mapping[str, str]]]
+
+
+def count_started(trainers: int, *, has_launcher: bool) -> int | None:
+    """The number of trainers that a launcher or torchrun started; None in a process of its own.
+
+    Raises:
+        ConfigError: another number than ``trainers``, if that is not 1.
+    """
+    if not has_launcher and not all(name in os.environ for name in RENDEZVOUS):
+        if trainers > 1:
+            raise ConfigError(
+                f"strategy: trainers = {trainers}: this is one process; start the script by"
+                f" torchrun --nproc-per-node={trainers}, or use girih train"
+            )
+        return None
+    size = int(os.environ["WORLD_SIZE"])
+    if trainers not in (1, size):
+        raise ConfigError(
+            f"strategy: trainers = {trainers}, but {size} were started; leave it out, or make them agree"
+        )
+    return size
+
+
+def torchrun_store(size: int, bind: str, *, encrypt: bool) -> tuple[TorchStore, Share]:
+    """The store of torchrun's trainers, and how they share a secret through it.
+
+    Raises:
+        ConfigError: trainers on several hosts that cannot reach each other, or only in plain text.
+    """
+    from torch._C._distributed_c10d import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
+
+    if bind == LOOPBACK and int(os.environ.get("LOCAL_WORLD_SIZE", size)) < size:
+        raise ConfigError(
+            "trainers on several hosts listen where the others can reach them: set cluster.bind to the address of"
+            ' each host, as bind = "${HOST_IP}"'
+        )
+    is_one_host = int(os.environ.get("LOCAL_WORLD_SIZE", 0)) == size
+    if encrypt and not is_one_host:
+        raise ConfigError(f"cluster.encrypt = true, LOCAL_WORLD_SIZE is not {size}: {PLAIN}")
+    store, _, _ = next(rendezvous("env://"))
+    life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    prefix = f"girih/{life}/{next(_GROUPS)}"  # an earlier trainer of a script left its own
+    return PrefixStore(prefix, store), share_privately if is_one_host else share_openly
+
+
 @contextmanager
-def telling_openly(store: TorchStore, hello: Mapping[str, str] | None) -> Iterator[Mapping[str, str]]:
-    """Tells by a store, which whoever reaches it may read; None hears what another told."""
+def share_openly(store: TorchStore, hello: Mapping[str, str] | None) -> Iterator[Mapping[str, str]]:
+    """Sends ``hello`` through a store, which everybody who reaches it can read. With None, receives it."""
     if hello is not None:
         store.set(_HELLO, json.dumps(hello))
     yield hello or json.loads(store.get(_HELLO))
 
 
 @contextmanager
-def telling_privately(store: TorchStore, hello: Mapping[str, str] | None) -> Iterator[Mapping[str, str]]:
-    """Tells by a file that this user alone reads, and that is gone with the body; the store says which.
+def share_privately(store: TorchStore, hello: Mapping[str, str] | None) -> Iterator[Mapping[str, str]]:
+    """Sends ``hello`` through a file that only this user can read; the store has its path. The file is removed after the body.
 
     Raises:
         RoleError: the file is another user's.

@@ -34,26 +34,26 @@ class RestartPolicy(Enum):
     """Policy for a run when a process of a role is killed."""
 
     END_RUN = "ends the run"
-    COME_BACK = "comes back alone"
-    RELOAD = "has all trainers begin anew"
+    RESTART = "comes back alone"
+    RELOAD_ALL = "has all trainers begin anew"
 
 
 @dataclass(frozen=True, slots=True)
 class FailurePolicy:
-    """A strategy's word on what a run can bear: what becomes of it when a process of a role is killed.
+    """What happens to the run when a process of a role is killed.
 
     Attributes:
-        why: the reason for which it ends, and the option that would change that; "" where there is none to tell.
+        why: why the run ends, and the option that would change that; "" if there is none.
     """
 
     policy: RestartPolicy = RestartPolicy.END_RUN
     why: str = ""
 
 
-ENDS_RUN, COMES_BACK, RELOADS = (
+FAIL, RESTART, RELOAD_ALL = (
     FailurePolicy(),
-    FailurePolicy(RestartPolicy.COME_BACK),
-    FailurePolicy(RestartPolicy.RELOAD),
+    FailurePolicy(RestartPolicy.RESTART),
+    FailurePolicy(RestartPolicy.RELOAD_ALL),
 )
 
 

@@ -7,12 +7,12 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from girih.cluster.launchers.launcher import Handle, Launcher, Resources
-from girih.cluster.roles import ENDS_RUN, FailurePolicy, RestartPolicy, RoleName, title
+from girih.cluster.roles import FAIL, FailurePolicy, RestartPolicy, RoleName, title
 from girih.comm.registry import Entry, Registry, find, key_of, register
 from girih.errors import ConfigError, RoleError, named
 from girih.files.whole import write_whole
@@ -25,6 +25,89 @@ KNOWN_S = 6.0
 REASON_S = 30.0
 STOPPED = 130
 """The status of a trainer that a signal ended in good order."""
+_OF_ROLES = Resources()
+
+
+class ProcessesFile:
+    """Keeps ``processes.json`` in a run's directory.
+
+    Args:
+        registry: where processes are registered.
+        num_trainers: the trainers that the file lists.
+    """
+
+    def __init__(self, registry: Registry, num_trainers: int) -> None:
+        self._registry, self._num_trainers = registry, num_trainers
+        self._path: Path | None = None
+
+    def show_in(self, run: Path | None) -> None:
+        """Sets the run's directory. None removes the file."""
+        if self._path is not None and run is None:
+            self._path.unlink(missing_ok=True)
+        self._path = None if run is None else run / PROCESSES
+
+    def write(self, handles: Sequence[Handle]) -> None:
+        """Writes the trainers and the roles that listen."""
+        if self._path is None:
+            return
+        keys = [(RoleName.TRAINER, index) for index in range(self._num_trainers)]
+        keys += [(h.name, h.index) for h in list(handles) if h.name != RoleName.TRAINER and h.address]
+        processes = []
+        for name, index in keys:
+            entry = find(self._registry, name, index)
+            if entry is not None:
+                known = asdict(entry)
+                endpoint = known.pop("address")
+                processes.append({"role": str(name), "index": index, "endpoint": endpoint, **known})
+        write_whole(self._path, json.dumps(processes, indent=1) + "\n")
+
+
+class RestartRules:
+    """Which killed processes restart, and how often they did.
+
+    Attributes:
+        deaths: role and index → how often such a process was killed, and came back.
+        policies: by role; a role without one ends the run.
+    """
+
+    def __init__(self, max_restarts: int) -> None:
+        self.max_restarts = max_restarts
+        self.deaths: Counter[tuple[str, int]] = Counter()
+        self.policies: dict[str, FailurePolicy] = {}
+
+    @property
+    def restarts(self) -> Mapping[str, int]:
+        """Restarts by role."""
+        counts = Counter[str]()
+        for (name, _), times in list(self.deaths.items()):
+            counts[name] += times
+        return counts
+
+    def policy_of(self, name: str) -> RestartPolicy:
+        """What happens when a process of a role is killed."""
+        return self.policies.get(name, FAIL).policy
+
+    def why_ending(self, handle: Handle, *, begun: bool) -> str:
+        """Why a killed process does not restart, and which option would change that; "" if it may restart."""
+        policy, deaths = self.policy_of(handle.name), self.deaths[handle.name, handle.index]
+        if not begun and handle.name != RoleName.TRAINER:
+            return f"a process that has not begun is started again at most cluster.max_restarts = {self.max_restarts} times"
+        if policy is RestartPolicy.RESTART and deaths >= self.max_restarts:
+            times = f"{deaths} time" + "s" * (deaths != 1)
+            return f"it had come back {times}, and cluster.max_restarts = {self.max_restarts}"
+        if policy is RestartPolicy.RELOAD_ALL:
+            return f"all trainers begin anew at most cluster.max_restarts = {self.max_restarts} times for it, and only under girih train"
+        return self.policies.get(handle.name, FAIL).why
+
+    def may_restart(self, handle: Handle) -> bool:
+        """Whether a process that had begun restarts. One that raised an error would raise it again."""
+        may_restart = self.policy_of(handle.name) is RestartPolicy.RESTART
+        return may_restart and was_killed(handle) and not self.why_ending(handle, begun=True)
+
+    def log_restart(self, handle: Handle, why: Exception, event: str) -> None:
+        """Prints that a killed process restarts."""
+        count = f"restart {self.deaths[handle.name, handle.index]} of at most {self.max_restarts}"
+        print(f"girih: {why}; {event} ({count})", file=sys.stderr, flush=True)
 
 
 class Supervisor:
@@ -33,9 +116,9 @@ class Supervisor:
     Args:
         registry: where addresses are noted, and trainers have noted themselves.
         failed: called once, by a thread, with the error; all other roles are ended by then.
-        num_trainers: those whose registration ``processes.json`` lists.
+        num_trainers: the trainers that ``processes.json`` lists.
         max_restarts: how often each process of a role may come back.
-        reloads: called by a thread where a process failed: whether all trainers begin anew, so that the run goes on.
+        may_restart_all: called by a thread when a process failed. Says whether all trainers restart, so that the run goes on.
 
     Attributes:
         handles: all that were started and not ended since.
@@ -50,34 +133,27 @@ class Supervisor:
         *,
         num_trainers: int = 1,
         max_restarts: int = 0,
-        reloads: Callable[[], bool] = lambda: False,
+        may_restart_all: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._reloads = reloads
+        self._may_restart_all = may_restart_all
         self._launcher, self._registry, self._failed = launcher, registry, failed
-        self._num_trainers, self._max_restarts = num_trainers, max_restarts
+        self._rules = RestartRules(max_restarts)
+        self.deaths = self._rules.deaths
         self.handles: list[Handle] = []
-        self.deaths: Counter[tuple[str, int]] = Counter()
         self._prepared: dict[tuple[str, int], Handle] = {}
-        self._starting = dict[
-            tuple[str, int], tuple[Handle, bytes]
-        ]()  # what does not listen yet, and its role
+        self._starting: dict[tuple[str, int], tuple[Handle, bytes]] = {}  # do not listen yet; and their roles
         self._ending: set[Handle] = set()
         self._kept: set[str] = set()
         self._begun: dict[tuple[str, int], bytes] = {}  # what those are that listened once
-        self._bearings: dict[str, FailurePolicy] = {}
-        self._closing = threading.Event()
         self._error: Exception | None = None
-        self._known = threading.Event()
+        self._closing, self._known = threading.Event(), threading.Event()
         self._lock = threading.Lock()
-        self._file: Path | None = None
+        self._file = ProcessesFile(registry, num_trainers)
 
     @property
     def restarts(self) -> Mapping[str, int]:
         """Restarts by role: of processes that came back because they were killed."""
-        counts = Counter[str]()
-        for (name, _), times in list(self.deaths.items()):
-            counts[name] += times
-        return counts
+        return self._rules.restarts
 
     def prepare(self, counts: Mapping[str, int]) -> None:
         """Starts processes for roles that :meth:`start` will name: they load what they need meanwhile."""
@@ -86,11 +162,11 @@ class Supervisor:
                 if (name, index) not in self._prepared:
                     self._prepared[name, index] = self._launch(RoleName(name), index)
 
-    def prepare_anew(self, counts: Mapping[str, int]) -> None:
-        """As :meth:`prepare`, for roles that were ended and are to begin anew."""
+    def prepare_replacements(self, counts: Mapping[str, int]) -> None:
+        """As :meth:`prepare`, for roles that were ended and will restart."""
         self.prepare(counts)
 
-    def start(self, name: str, specs: Sequence[bytes], bearing: FailurePolicy = ENDS_RUN) -> list[str]:
+    def start(self, name: str, specs: Sequence[bytes], failure_policy: FailurePolicy = FAIL) -> list[str]:
         """Starts all processes of a role side by side; returns where they listen.
 
         Args:
@@ -100,13 +176,13 @@ class Supervisor:
         Raises:
             RoleError: one could not begin.
         """
-        self._bearings[name] = bearing
-        if name in self._kept:  # trainers that begin anew find those that outlived them
+        self._rules.policies[name] = failure_policy
+        if name in self._kept:  # restarted trainers find the processes that outlived them
             self._kept.remove(name)
             kept = sorted((h for h in list(self.handles) if h.name == name), key=lambda handle: handle.index)
-            for each in kept:  # one may have been killed meanwhile
-                each.wait_for_address(START_S)
-            return [each.address for each in kept]
+            for survivor in kept:  # one may have been killed meanwhile
+                survivor.wait_for_address(START_S)
+            return [survivor.address for survivor in kept]
         keys = [(name, index) for index in range(len(specs))]
         try:
             for key, spec in zip(keys, specs, strict=True):
@@ -121,7 +197,7 @@ class Supervisor:
             with self._lock:
                 for key in keys:
                     self._starting.pop(key, None)
-        self._write_processes()
+        self._file.write(self.handles)
         return [handle.address for handle in started]
 
     def start_trainer(self, index: int, incarnation: int = 0) -> Handle:
@@ -130,51 +206,50 @@ class Supervisor:
 
     def end(self, name: str) -> None:
         """Ends all processes of one role, which the run goes on without."""
-        self._end(self._take(lambda handle: handle.name == name), END_S)
-        self._write_processes()
+        self._end_processes(self._claim(lambda handle: handle.name == name), END_S)
+        self._file.write(self.handles)
 
     def kill_all_but(self, kept: Collection[str]) -> None:
         """Ends all processes at once, those of some roles excepted, which :meth:`start` finds as they are."""
         self._prepared.clear()
         self._kept = set(kept)
-        ended = self._take(lambda handle: handle.name not in kept)
+        ended = self._claim(lambda handle: handle.name not in kept)
         for handle in ended:
             handle.kill()
-        self._end(ended, END_S)
+        self._end_processes(ended, END_S)
 
     def has_all(self, name: str) -> bool:
         """Whether there are processes of a role that listen, and none of them ended."""
-        found = [handle for handle in self.handles if handle.name == name]
-        return bool(found) and all(handle.address and handle.status() is None for handle in found)
+        matches = [handle for handle in self.handles if handle.name == name]
+        return bool(matches) and all(handle.address and handle.status() is None for handle in matches)
 
     def killed_for_all(self) -> list[Handle]:
-        """Processes whose death has all trainers begin anew, that a signal ended: trainers beside the first one, and roles that bear it so."""
+        """Killed processes for which all trainers restart: other trainers than the first, and roles with that policy."""
         return [handle for handle in list(self.handles) if self._is_for_all(handle)]
 
     def count_before_all_end(self, killed: Handle) -> None:
-        """Counts the death for which all are to begin anew, and those of processes that would else have come back by themselves.
-
-        None of these ends the run, or comes back, from here on.
-        """
+        """Counts the death for which all restart, and new deaths of processes that restart alone. None of them acts any more."""
         with self._lock:
             for handle in {killed, *self.handles}:
-                comes_back = self._bearings.get(handle.name, ENDS_RUN).policy is RestartPolicy.COME_BACK
-                is_new = (handle.status() or 0) < 0 and handle not in self._ending
-                if handle is killed or (comes_back and is_new):
+                restarts = self._rules.policy_of(handle.name) is RestartPolicy.RESTART
+                is_new = was_killed(handle) and handle not in self._ending
+                if handle is killed or (restarts and is_new):
                     self.deaths[handle.name, handle.index] += 1
                     self._ending.add(handle)
 
     def _is_for_all(self, handle: Handle) -> bool:
-        if (handle.status() or 0) >= 0 or handle in self._ending:
+        if not was_killed(handle) or handle in self._ending:
             return False
-        bearing = self._bearings.get(handle.name, ENDS_RUN)
-        has_begun = (handle.name, handle.index) in self._begun
-        return handle.name == RoleName.TRAINER or (bearing.policy is RestartPolicy.RELOAD and has_begun)
+        reloads_all = self._rules.policy_of(handle.name) is RestartPolicy.RELOAD_ALL
+        return handle.name == RoleName.TRAINER or (reloads_all and self._has_begun(handle))
+
+    def _has_begun(self, handle: Handle) -> bool:
+        return (handle.name, handle.index) in self._begun
 
     def close(self, *, patience_s: float = END_S) -> None:
         """Ends all: they are asked to (trainers end by themselves), then killed."""
         self._closing.set()
-        self._end(self._take(lambda _: True), patience_s)
+        self._end_processes(self._claim(lambda _: True), patience_s)
         self.show_in(None)
 
     def expect_end(self) -> None:
@@ -190,10 +265,8 @@ class Supervisor:
 
     def show_in(self, run: Path | None) -> None:
         """Keeps ``processes.json`` in a run's directory until :meth:`close`, or until this is called with None."""
-        if self._file is not None and run is None:
-            self._file.unlink(missing_ok=True)
-        self._file = None if run is None else run / PROCESSES
-        self._write_processes()
+        self._file.show_in(run)
+        self._file.write(self.handles)
 
     def _has_failed(self) -> bool:
         return any(self._is_failure(handle, handle.status()) for handle in list(self.handles))
@@ -232,40 +305,29 @@ class Supervisor:
             if [self._starting[key][0] for key in keys] != list(started):
                 return False
             for key, handle in zip(keys, started, strict=True):
-                self._register(handle)
+                register_process(self._registry, handle)
                 self._begun[key] = self._starting[key][1]
         return True
 
     def _launch(
-        self,
-        name: RoleName,
-        index: int,
-        resources: Resources = Resources(),  # noqa: B008
-        incarnation: int = 0,
+        self, name: RoleName, index: int, resources: Resources = _OF_ROLES, incarnation: int = 0
     ) -> Handle:
         handle = self._launcher.start(name, index, incarnation, resources)
         self.handles.append(handle)
         threading.Thread(target=self._watch, args=(handle,), name="girih-watch", daemon=True).start()
         return handle
 
-    def _take(self, wanted: Callable[[Handle], bool]) -> list[Handle]:
+    def _claim(self, wanted: Callable[[Handle], bool]) -> list[Handle]:
         """Processes to end, in whose place none comes any more."""
         with self._lock:
-            found = [handle for handle in self.handles if wanted(handle)]
-            self._ending.update(found)
-            for handle in found:
+            matches = [handle for handle in self.handles if wanted(handle)]
+            self._ending.update(matches)
+            for handle in matches:
                 self._begun.pop((handle.name, handle.index), None)
-        return found
+        return matches
 
-    def _end(self, handles: Sequence[Handle], patience_s: float) -> None:
-        for handle in handles:
-            handle.end()
-        until = time.monotonic() + patience_s
-        for handle in handles:
-            if handle.wait(max(0.0, until - time.monotonic())) is None:
-                handle.kill()
-                handle.wait()
-            handle.close()
+    def _end_processes(self, handles: Sequence[Handle], patience_s: float) -> None:
+        for handle in end_in_turn(handles, patience_s):
             self.handles.remove(handle)
             self._registry.delete(key_of(handle.name, handle.index))
 
@@ -276,9 +338,7 @@ class Supervisor:
         with self._lock:
             if self._closing.is_set() or handle in self._ending:
                 return
-            if self._reloads():
-                return
-            if self._start_another(handle):
+            if self._may_restart_all() or self._start_another(handle):
                 return
             again = self._next_life(handle)
             if again is None:
@@ -287,11 +347,11 @@ class Supervisor:
         self._bring_back(again, handle)
 
     def _start_another(self, handle: Handle) -> bool:
-        """Has a new process take the place of one that was killed before it listened: it has nothing that anybody knows of."""
-        key, was_killed = (handle.name, handle.index), (handle.status() or 0) < 0
+        """Replaces a process that was killed before it listened; nobody knows anything of it yet."""
+        key = handle.name, handle.index
         is_prepared = self._prepared.get(key) is handle
         starting, spec = self._starting.get(key, (None, None))
-        may_restart = was_killed and self.deaths[key] < self._max_restarts
+        may_restart = was_killed(handle) and self.deaths[key] < self._rules.max_restarts
         if not may_restart or not (is_prepared or starting is handle):
             return False
         try:
@@ -305,21 +365,14 @@ class Supervisor:
             another.begin(spec)
         else:
             self._prepared[key] = another
-        self._tell_restart(handle, error_of(handle), "it is started again")
+        self._rules.log_restart(handle, error_of(handle), "it is started again")
         handle.close()
         return True
 
-    def _tell_restart(self, handle: Handle, why: Exception, what: str) -> None:
-        count = f"restart {self.deaths[handle.name, handle.index]} of at most {self._max_restarts}"
-        print(f"girih: {why}; {what} ({count})", file=sys.stderr, flush=True)
-
     def _next_life(self, handle: Handle) -> Handle | None:
-        """A new process in the place of one that was killed, which may come back; None where the run ends."""
+        """Starts a new process in place of a killed one that may restart; None if the run ends."""
         key, spec = (handle.name, handle.index), self._begun.get((handle.name, handle.index))
-        was_killed = (handle.status() or 0) < 0  # one that raised an error would do so again
-        if not was_killed or spec is None or self._why_ending(handle):
-            return None
-        if self._bearings[handle.name].policy is not RestartPolicy.COME_BACK:
+        if spec is None or not self._rules.may_restart(handle):
             return None
         try:
             again = self._launch(handle.name, handle.index, incarnation=handle.incarnation + 1)
@@ -331,7 +384,7 @@ class Supervisor:
         return again
 
     def _bring_back(self, again: Handle, killed: Handle) -> None:
-        """Registers a process that came back, and tells; what becomes of one that does not is another thread's."""
+        """Registers and logs a process that restarted. Another thread watches for its death."""
         why = error_of(killed)
         killed.close()
         if not again.wait_for_address(None):
@@ -339,34 +392,19 @@ class Supervisor:
         with self._lock:
             if again in self._ending or again not in self.handles or self._closing.is_set():
                 return
-            self._register(again)
-            self._write_processes()
-        self._tell_restart(again, why, f"it came back{f'; {again.found}' if again.found else ''}")
-
-    def _register(self, handle: Handle) -> None:
-        entry = Entry(handle.address, handle.incarnation, handle.pid, handle.host)
-        register(self._registry, handle.name, handle.index, entry)
-
-    def _why_ending(self, handle: Handle) -> str:
-        """Why a process that was killed does not come back, and which option would change that; "" where none would."""
-        bearing, deaths = self._bearings.get(handle.name, ENDS_RUN), self.deaths[handle.name, handle.index]
-        if (handle.name, handle.index) not in self._begun and handle.name != RoleName.TRAINER:
-            return f"a process that has not begun is started again at most cluster.max_restarts = {self._max_restarts} times"
-        if bearing.policy is RestartPolicy.COME_BACK and deaths >= self._max_restarts:
-            times = f"{deaths} time" + "s" * (deaths != 1)
-            return f"it had come back {times}, and cluster.max_restarts = {self._max_restarts}"
-        if bearing.policy is RestartPolicy.RELOAD:
-            return f"all trainers begin anew at most cluster.max_restarts = {self._max_restarts} times for it, and only under girih train"
-        return bearing.why
+            register_process(self._registry, again)
+            self._file.write(self.handles)
+        note = f"; {again.recovery_note}" if again.recovery_note else ""
+        self._rules.log_restart(again, why, f"it came back{note}")
 
     def _end_run(self, handle: Handle) -> None:
         self._closing.set()
-        if (handle.status() or 0) >= 0:  # it may have ended because another was killed
+        if not was_killed(handle):  # it may have ended because another was killed
             killed = [
-                each for each in list(self.handles) if (each.status() or 0) < 0 and each not in self._ending
+                other for other in list(self.handles) if was_killed(other) and other not in self._ending
             ]
             handle = killed[0] if killed else handle
-        why = self._why_ending(handle) if (handle.status() or 0) < 0 else ""
+        why = self._rules.why_ending(handle, begun=self._has_begun(handle)) if was_killed(handle) else ""
         self._error = error_of(handle, why)
         for other in list(self.handles):
             if other is not handle:
@@ -374,19 +412,29 @@ class Supervisor:
         self._known.set()
         self._failed(self._error)
 
-    def _write_processes(self) -> None:
-        if self._file is None:
-            return
-        keys = [(RoleName.TRAINER, index) for index in range(self._num_trainers)]
-        keys += [(h.name, h.index) for h in list(self.handles) if h.name != RoleName.TRAINER and h.address]
-        processes = []
-        for name, index in keys:
-            entry = find(self._registry, name, index)
-            if entry is not None:
-                known = asdict(entry)
-                endpoint = known.pop("address")
-                processes.append({"role": str(name), "index": index, "endpoint": endpoint, **known})
-        write_whole(self._file, json.dumps(processes, indent=1) + "\n")
+
+def was_killed(handle: Handle) -> bool:
+    """Whether a signal ended a process."""
+    return (handle.status() or 0) < 0
+
+
+def register_process(registry: Registry, handle: Handle) -> None:
+    """Registers where a process listens."""
+    entry = Entry(handle.address, handle.incarnation, handle.pid, handle.host)
+    register(registry, handle.name, handle.index, entry)
+
+
+def end_in_turn(handles: Sequence[Handle], patience_s: float) -> Iterator[Handle]:
+    """Asks processes to end, kills those that do not in time, and yields each one that ended."""
+    for handle in handles:
+        handle.end()
+    until = time.monotonic() + patience_s
+    for handle in handles:
+        if handle.wait(max(0.0, until - time.monotonic())) is None:
+            handle.kill()
+            handle.wait()
+        handle.close()
+        yield handle
 
 
 def rows_kept_in(life: int) -> str:

@@ -112,7 +112,7 @@ class Service:
         stats: of this process; they have how long requests took, how many wait, and how long the thread worked.
     """
 
-    def __init__(self, verbs: Mapping[Any, Callable[[Request], None]], stats: Stats) -> None:
+    def __init__(self, verbs: Mapping[object, Callable[[Request], None]], stats: Stats) -> None:
         self._verbs = verbs
         self._timers = timers(verbs, stats)
         self._pool = ThreadPoolExecutor(1, "girih-serve")
@@ -155,9 +155,9 @@ class Service:
     def _submit(self, work: Callable[[], None]) -> None:
         with self._asking:
             self._num_asked += 1
-        self._pool.submit(self._do, work)
+        self._pool.submit(self._run_work, work)
 
-    def _do(self, work: Callable[[], None]) -> None:
+    def _run_work(self, work: Callable[[], None]) -> None:
         try:
             with self._busy.working():
                 work()
@@ -168,7 +168,7 @@ class Service:
         return {"queues": {"requests": max(0, self._num_asked - self._num_done)}}
 
 
-def timers(verbs: Mapping[Any, Any], stats: Stats) -> dict[int, Callable[[float], None]]:
+def timers(verbs: Iterable[object], stats: Stats) -> dict[int, Callable[[float], None]]:
     """Counts the seconds of requests: a function for each verb."""
     named = {verb: verb.name.lower() for verb in verbs if isinstance(verb, IntEnum)}
     return {int(verb): partial(stats.requests.add, name) for verb, name in named.items()}
@@ -182,7 +182,7 @@ def attempt(request: Request, work: Callable[[], None]) -> None:
         request.fail(error)
 
 
-def as_text(value: Any) -> NDArray[np.uint8]:
+def as_text(value: object) -> NDArray[np.uint8]:
     """JSON as an array."""
     return np.frombuffer(json.dumps(value).encode(), np.uint8)
 

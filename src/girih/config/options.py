@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from girih.config.bounds import Bounds, Fraction, Positive
-from girih.config.sections import build, hints_of, instead_of
+from girih.config.sections import build, hint_for, hints_of
 from girih.errors import ConfigError
 
 
@@ -54,8 +54,8 @@ class Options:
     """
 
     __slots__ = ()
-    instead_of: ClassVar[Mapping[str, str]] = {}
-    """Options that others have in the place of the class's own, and what is to be said of them."""
+    misplaced_options: ClassVar[Mapping[str, str]] = {}
+    """Options of other classes, with a hint about the right place."""
 
     def __new__(cls, *given: Any, **options: Any) -> Self:
         """Refuses what ``__init__`` does not take, before Python does in its own words."""
@@ -84,7 +84,7 @@ def _refuse_unknown(
 ) -> None:
     for option in options:
         if option not in known:
-            raise ConfigError(f"{cls.__name__}: unknown option {option!r}{instead_of(cls, option, known)}")
+            raise ConfigError(f"{cls.__name__}: unknown option {option!r}{hint_for(cls, option, known)}")
     if positional:
         value = repr(positional[0]) if isinstance(positional[0], str | int | float) else "..."
         mend = f"write {cls.__name__}({known[0]}={value})" if known else "it has none"

@@ -261,7 +261,7 @@ def _named(tables: list[object], name: str, where: str) -> Any:
 def build(cls: Any, value: Any, where: str) -> Any:
     """Turns a plain value into ``cls`` by its type hints.
 
-    A class may have ``instead_of``, a mapping of keys that others have in its place to what is to be said of them.
+    A class may have ``misplaced_options``, which maps options of other classes to a hint about the right place.
 
     Args:
         cls: a dataclass, or any type hint made of them and of plain types. A union of dataclasses is
@@ -355,9 +355,9 @@ def _fields_of(cls: type[Any]) -> dict[str, bool]:
     return {f.name: f.default is missing and f.default_factory is missing for f in init_fields}
 
 
-def instead_of(cls: type, key: str, known: Iterable[str]) -> str:
+def hint_for(cls: type, key: str, known: Iterable[str]) -> str:
     """The end of an error for a key that a class does not have: its own word for it, else the nearest."""
-    hint = getattr(cls, "instead_of", {}).get(key)
+    hint = getattr(cls, "misplaced_options", {}).get(key)
     return f"; {hint}" if hint else nearest(key, known)
 
 
@@ -373,7 +373,7 @@ def _build_dataclass(cls: type, value: object, where: str) -> object:
         if key == tag:
             continue
         if key not in known:
-            hint = instead_of(cls, key, [*known, *([tag] if tag else [])])
+            hint = hint_for(cls, key, [*known, *([tag] if tag else [])])
             raise ConfigError(f"{where}: unknown key {key!r}{hint}")
         arguments[key] = build(hints[key], item, f"{where} {key}")
     for key, required in known.items():

@@ -191,17 +191,17 @@ def cut(batch: Batch, first: int, behind: int) -> Batch:
     offsets = np.zeros(lengths.size + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
 
-    def own(values: NDArray[Any]) -> NDArray[Any]:
+    def copy_selected(values: NDArray[Any]) -> NDArray[Any]:
         out = np.empty(int(offsets[-1]), values.dtype)
         take.copy_stretches(sealed(values), begins, ends, np.cumsum(ends - begins) - (ends - begins), out)
         return out
 
     return Batch(
-        ids=own(batch.ids),
+        ids=copy_selected(batch.ids),
         offsets=offsets,
         numeric=batch.numeric[first:behind],
         labels=batch.labels[first:behind],
-        weights=None if batch.weights is None else own(batch.weights),
+        weights=None if batch.weights is None else copy_selected(batch.weights),
         example_weights=None if batch.example_weights is None else batch.example_weights[first:behind],
         label_weights=None if batch.label_weights is None else batch.label_weights[first:behind],
         kept=None if batch.kept is None else batch.kept.slice(first, behind - first),

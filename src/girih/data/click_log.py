@@ -41,7 +41,7 @@ def click_log(
     num_numeric: int = 2,
     seed: int = 0,
     start: int = 0,
-) -> tuple[Any, NDArray[np.float64]]:
+) -> tuple[pa.Table, NDArray[np.float64]]:
     """Makes rows ``start`` to ``start + num_examples`` of the log.
 
     Args:
@@ -154,7 +154,7 @@ class _Draws:
         """float64[K, R], the latent vector of each id."""
         return np.stack([self.traits(f"latent{k}/{purpose}", keys) for k in range(LATENT_DIM)])
 
-    def tags(self, item: NDArray[np.int64]) -> tuple[Any, NDArray[np.float64]]:
+    def tags(self, item: NDArray[np.int64]) -> tuple[pa.Array, NDArray[np.float64]]:
         """The tags of the rows' items as a list array, and the mean of their vectors, float64[K, R]."""
         lengths = 1 + (self._hash("tags/length", item) % np.uint64(MAX_TAGS)).astype(np.int64)
         lengths[self.uniform("tags/null") < NULL_SHARE] = 0
@@ -173,7 +173,7 @@ class _Draws:
         array = pa.ListArray.from_arrays(pa.array(offsets), pa.array(tags), mask=pa.array(~filled))
         return array, sums / np.maximum(lengths, 1)
 
-    def numeric(self, purpose: str, *, lognormal: bool) -> tuple[Any, NDArray[np.float64]]:
+    def numeric(self, purpose: str, *, lognormal: bool) -> tuple[pa.Array, NDArray[np.float64]]:
         """A column with nulls, and what it contributes: float64[R], 0 where null."""
         z = self.normal(purpose)
         missing = self.uniform(f"{purpose}/null") < NULL_SHARE

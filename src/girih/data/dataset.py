@@ -187,7 +187,7 @@ class Dataset:
             data = replace(self, shuffle=False, negatives=None)
         return data._over(data.source.so_far()) if data.source.endless else data
 
-    def within(self, bounds: Any) -> Dataset:
+    def within(self, bounds: object) -> Dataset:
         """The same stream with the bounds of another reader, read as all its readers read it."""
         return self._over(self.source.within(bounds))
 
@@ -256,22 +256,19 @@ def make_dataset(
     schema: Schema,
     columns: Schema | None = None,
     *,
-    keep: Iterable[str] = (),
-    with_labels: bool = True,
-    where: str | Where | None = None,
-    null_values: Iterable[str] | None = None,
     notation: Notation | None = None,
-    **options: Unpack[OrderOptions],
+    **options: Unpack[ReadOptions],
 ) -> Dataset:
-    """A dataset over a source; ``columns`` is the schema in terms of the source's columns, where they differ.
+    """Makes a dataset over a source; ``columns`` is the schema in the source's own columns, if they differ.
 
     Raises:
         ConfigError: an option that cannot be used. DataError: files that do not serve the schema.
     """
     check_schema(schema)
     for option in options:
-        if option not in OrderOptions.__annotations__:
+        if option not in ReadOptions.__annotations__:
             raise ConfigError(f"unknown option {option!r}{nearest(option, ReadOptions.__annotations__)}")
+    keep, where, null_values = options.get("keep", ()), options.get("where"), options.get("null_values")
     kept = (keep,) if isinstance(keep, str) else tuple(keep)
     if where is not None and not isinstance(where, Where):
         checks.text("where", where)
@@ -279,10 +276,11 @@ def make_dataset(
     nulls = schema.null_values
     if null_values is not None:
         nulls = build(tuple[str, ...], list_of_texts(null_values), "null_values")
-    plan = make_read_plan(columns or schema, kept, with_labels, where, nulls)
+    plan = make_read_plan(columns or schema, kept, options.get("with_labels", True), where, nulls)
     plan = replace(plan, notation=None if notation == Notation() else notation)
     source.check(plan)
-    return Dataset(schema=schema, source=source, plan=plan, **options)
+    order: dict[str, Any] = {n: value for n, value in options.items() if n in OrderOptions.__annotations__}
+    return Dataset(schema=schema, source=source, plan=plan, **order)
 
 
 def check_schema(schema: object) -> None:

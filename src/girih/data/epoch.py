@@ -89,7 +89,7 @@ def read_epoch(data: EpochData, start: Position) -> Iterator[tuple[Batch, Positi
             if row == window.num_rows and not data.source.endless:
                 last = batch  # only the next window tells whether the epoch goes on
             elif row == window.num_rows:
-                yield batch, windows.here
+                yield batch, windows.position
             else:
                 if not data.source.endless:  # which would wait for rows to come
                     windows.fill(row / window.num_rows)
@@ -99,9 +99,9 @@ def read_epoch(data: EpochData, start: Position) -> Iterator[tuple[Batch, Positi
             return  # what is left comes again, at the position of the batch before it
         if last is not None:
             yield last, windows.end if window is None else window.start
-    rest = windows.rest()
-    if rest is not None and not data.source.stopped():
-        yield rest, windows.end
+    remainder = windows.take_remainder()
+    if remainder is not None and not data.source.stopped():
+        yield remainder, windows.end
 
 
 class _Windows:
@@ -123,7 +123,7 @@ class _Windows:
         data.skipped.count, data.skipped.by_reason, data.skipped.first = start.skipped, {}, None
 
     @property
-    def here(self) -> Position:
+    def position(self) -> Position:
         """The beginning of the window that comes next."""
         return self._next
 
@@ -160,7 +160,7 @@ class _Windows:
         order, good = self._order(num_rows, start.window)[row:], good_rows(parts)
         return _Window(start, num_rows, self._cut(parts, order if good is None else good[order], row))
 
-    def rest(self) -> Batch | None:
+    def take_remainder(self) -> Batch | None:
         """The rows after the last whole batch of the epoch."""
         return joined(self._open, self._buffers) if self._open else None
 

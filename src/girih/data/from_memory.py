@@ -14,12 +14,12 @@ from girih.data.decode.columns import is_list, value_type
 from girih.data.formats.objects import REFUSED, array_of, table_of_stream
 from girih.data.paths import one_line
 from girih.errors import DataError, kind_of
-from girih.schema import Categorical, Numeric, Schema, Sequence
+from girih.schema import Categorical, Feature, Numeric, Schema, Sequence
 
 EXPECTED = "expected a dict of columns, a list of dicts, a pandas DataFrame, or anything with Arrow's C stream interface"
 
 
-def as_table(data: Any, columns: Seq[str] | None = None, null_values: Seq[str] = ()) -> Any:
+def as_table(data: object, columns: Seq[str] | None = None, null_values: Seq[str] = ()) -> pa.Table:
     """A ``pyarrow.Table`` of some data.
 
     Args:
@@ -47,11 +47,11 @@ def as_table(data: Any, columns: Seq[str] | None = None, null_values: Seq[str] =
     raise DataError(f"data: received an object of type {type(data).__name__}; {EXPECTED}")
 
 
-def columns_as_given(schema: Schema, table: Any) -> Schema:
+def columns_as_given(schema: Schema, table: pa.Table) -> Schema:
     """The schema in terms of the table's columns: lists have no separator to be split at."""
     types = dict(zip(table.schema.names, table.schema.types, strict=True))
 
-    def of(feature: Any) -> Any:
+    def of(feature: Feature) -> Feature:
         if isinstance(feature, Numeric) or not feature.is_split or feature.source not in types:
             return feature
         no_text = is_list(types[feature.source])
@@ -61,7 +61,7 @@ def columns_as_given(schema: Schema, table: Any) -> Schema:
     return Schema(features, schema.labels, schema.tables, null_values=schema.null_values)
 
 
-def check_sequences(schema: Schema, table: Any) -> None:
+def check_sequences(schema: Schema, table: pa.Table) -> None:
     """Refuses one value an example where a sequence is a list.
 
     Raises:
@@ -86,7 +86,7 @@ def columns_of(schema: Schema) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _of_columns(data: Mapping[Any, Any], columns: Seq[str] | None, null_values: Seq[str]) -> Any:
+def _of_columns(data: Mapping[str, object], columns: Seq[str] | None, null_values: Seq[str]) -> pa.Table:
     taken = {name: value for name, value in data.items() if columns is None or name in columns}
     if data and not taken:
         raise _unknown(data, columns)
@@ -116,8 +116,8 @@ def _of_rows(rows: Seq[Any], columns: Seq[str] | None, null_values: Seq[str]) ->
     return pa.table({str(n): _array(str(n), [row.get(n) for row in rows], null_values) for n in names})
 
 
-def _unknown(given: Iterable[Any], columns: Seq[str] | None) -> DataError:
-    names, known = list(map(str, given)), list(columns or ())
+def _unknown(received: Iterable[object], columns: Seq[str] | None) -> DataError:
+    names, known = list(map(str, received)), list(columns or ())
     return DataError(f"data: columns {names[:10]}, of which no feature reads any; expected {known[:10]}")
 
 
@@ -144,15 +144,15 @@ def _of_series(data: Any, columns: Seq[str] | None, null_values: Seq[str]) -> An
     return _of_columns(values, columns, null_values)
 
 
-def _is_missing(value: Any) -> bool:
+def _is_missing(value: object) -> bool:
     return (isinstance(value, float) and value != value) or type(value).__name__ in ("NaTType", "NAType")
 
 
-def _is_series_of_pandas(data: Any) -> bool:
+def _is_series_of_pandas(data: object) -> bool:
     return type(data).__name__ == "Series" and type(data).__module__.partition(".")[0] == "pandas"
 
 
-def _is_scalar(value: Any) -> bool:
+def _is_scalar(value: object) -> bool:
     """Whether it is one value: columns have a length."""
     return (
         isinstance(value, str | bytes) or not hasattr(value, "__len__") or getattr(value, "shape", None) == ()

@@ -125,7 +125,7 @@ class NormalizationStats:
         }
 
     @classmethod
-    def from_dict(cls, mapping: Mapping[str, Any], schema: Schema) -> NormalizationStats:
+    def from_dict(cls, mapping: Mapping[str, object], schema: Schema) -> NormalizationStats:
         """The inverse of :meth:`to_dict`.
 
         Raises:

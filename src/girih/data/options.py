@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypedDict, Unpack
 
 from girih.config.bounds import Bounds, Count
 from girih.config.options import Options
@@ -113,82 +113,68 @@ class DataOptions(Options):
         return ("train", *(name for name in _OF_SPLIT if name in made or getattr(self, name) is not None))
 
 
+class SplitOptions(TypedDict, total=False):
+    """Options of reading a split; see :func:`girih.read_parquet`.
+
+    With ``shuffle = None``, only the split ``train`` is shuffled, if the options say so. Without labels, for predictions,
+    all rows are read, whether they meet ``where`` or not.
+    """
+
+    seed: int
+    shuffle: bool | None
+    keep: Iterable[str]
+    with_labels: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataPaths:
+    """Paths of data, and how errors name them.
+
+    Attributes:
+        format: None is that of the options.
+        key: the option that names the paths; "" for an argument.
+    """
+
+    paths: Paths
+    format: str | None = None
+    key: str = ""
+
+
 def open_dataset(
     options: DataOptions,
     schema: Schema,
     *,
     split: SplitName = "train",
-    paths: Paths | None = None,
-    format: str | None = None,
-    key: str = "",
+    files: DataPaths | None = None,
     base_dir: str | os.PathLike[str] | None = None,
-    seed: int = 0,
-    shuffle: bool | None = None,
-    keep: Iterable[str] = (),
-    with_labels: bool = True,
     cuts: dict[str, Cuts] | None = None,
+    **reading: Unpack[SplitOptions],
 ) -> Dataset:
     """Opens one split of the data.
 
     Args:
         split: ``train``, ``valid`` or ``test``.
-        paths: files to read in place of the split's.
-        format: of the files; None is that of the options.
-        key: of the option that says them, for errors; "" for an argument.
+        files: files to read instead of those of the split.
         base_dir: what relative paths start at: the directory of the config file; None is the current one.
-        with_labels: without labels, for predictions, all rows are read, whether they meet ``where`` or not.
-        cuts: where ``split`` cut the files, once that is known; found otherwise, and noted here.
-        shuffle: None shuffles the split ``train`` where the options say so, and nothing else.
+        cuts: where ``split`` cut the files. An empty mapping is filled.
 
     Raises:
         ConfigError: the split is not configured.
         MissingFileError, DataError: as the readers raise them.
     """
-    chosen: Any = paths if paths is not None else getattr(options, split)
-    is_cut = paths is None and options.split is not None and split in ("train", *options.split.names)
-    chosen = options.train if is_cut else chosen
-    if chosen is None:
-        raise ConfigError(f'[data] has no {split}; add {split} = "path", or a split, or name the files')
-    listed: Sequence[Any] = [chosen] if isinstance(chosen, str | os.PathLike) else list(chosen)
-    if shuffle is None:
-        shuffle = options.shuffle is not False and split == "train" and paths is None
-    if is_topic(chosen):
+    is_split = files is None
+    is_cut = is_split and options.split is not None and split in ("train", *options.split.names)
+    files = files or _paths_of(options, "train" if is_cut else split)
+    if isinstance(files.paths, str) and is_topic(files.paths):
         if options.format != "kafka":
-            raise ConfigError(f'{split} = {chosen!r}: format is {options.format!r}; set format = "kafka"')
-        return _open_topic(
-            options,
-            schema,
-            chosen,
-            ends=split != "train" or paths is not None,
-            keep=keep,
-            with_labels=with_labels,
-        )
-    form = format or options.format
-    read = getattr(readers, f"read_{'parquet' if form == 'kafka' else form}")
-    own = (*_OF_TEXT, *(_OF_CSV if form == "csv" else ())) if form in _TEXTS else ()
-    below = [relative_to(base_dir, os.fspath(path)) for path in listed]
-    try:
-        dataset: Dataset = read(
-            below,
-            schema,
-            batch_size=options.batch_size,
-            shuffle=shuffle,
-            shuffle_rows=options.shuffle_rows,
-            seed=seed,
-            on_bad_row=options.on_bad_row,
-            keep=keep,
-            with_labels=with_labels,
-            where=options.where if with_labels else None,
-            null_values=options.null_values or None,
-            **{name: getattr(options, name) for name in own},
-        )
-    except MissingFileError as error:
-        key = key if paths is not None else f"data.{'train' if is_cut else split}"
-        told = str(error)
-        if isinstance(error, NothingThereError) and error.path not in map(os.fspath, listed):
-            told = f"{error.path}: {error.what}; relative paths start at {base_dir}, where the config file is"
-        raise MissingFileError(f"{key} = {_shown(listed)}: {told}" if key else told) from None
-    dataset = replace(dataset, read_ahead=options.read_ahead)
+            raise ConfigError(
+                f'{split} = {files.paths!r}: format is {options.format!r}; set format = "kafka"'
+            )
+        ends = split != "train" or not is_split
+        return _open_topic(options, schema, files.paths, ends=ends, reading=reading)
+    if reading.get("shuffle") is None:
+        reading["shuffle"] = options.shuffle is not False and split == "train" and is_split
+    dataset = _open_files(options, schema, files, base_dir, reading)
     if not is_cut or options.split is None:
         return dataset
     cuts = {} if cuts is None else cuts
@@ -197,7 +183,47 @@ def open_dataset(
     return cuts["train"].of(dataset, split)
 
 
-def _shown(paths: Sequence[Any]) -> str:
+def _paths_of(options: DataOptions, split: SplitName) -> DataPaths:
+    paths: Paths | None = getattr(options, split)
+    if paths is None:
+        raise ConfigError(f'[data] has no {split}; add {split} = "path", or a split, or name the files')
+    return DataPaths(paths=paths, key=f"data.{split}")
+
+
+def _open_files(
+    options: DataOptions,
+    schema: Schema,
+    files: DataPaths,
+    base_dir: str | os.PathLike[str] | None,
+    reading: SplitOptions,
+) -> Dataset:
+    form = files.format or options.format
+    read = getattr(readers, f"read_{'parquet' if form == 'kafka' else form}")
+    of_format = (*_OF_TEXT, *(_OF_CSV if form == "csv" else ())) if form in _TEXTS else ()
+    paths: Sequence[Any] = [files.paths] if isinstance(files.paths, str | os.PathLike) else list(files.paths)
+    try:
+        dataset: Dataset = read(
+            [relative_to(base_dir, os.fspath(path)) for path in paths],
+            schema,
+            batch_size=options.batch_size,
+            shuffle_rows=options.shuffle_rows,
+            on_bad_row=options.on_bad_row,
+            where=options.where if reading.get("with_labels", True) else None,
+            null_values=options.null_values or None,
+            **reading,
+            **{name: getattr(options, name) for name in of_format},
+        )
+    except MissingFileError as error:
+        reason = str(error)
+        if isinstance(error, NothingThereError) and error.path not in map(os.fspath, paths):
+            reason = (
+                f"{error.path}: {error.problem}; relative paths start at {base_dir}, where the config file is"
+            )
+        raise MissingFileError(f"{files.key} = {_shown(paths)}: {reason}" if files.key else reason) from None
+    return replace(dataset, read_ahead=options.read_ahead)
+
+
+def _shown(paths: Sequence[object]) -> str:
     """Paths as a config has them."""
     return f'"{paths[0]}"' if len(paths) == 1 else str(list(paths))
 
@@ -208,9 +234,10 @@ def is_topic(paths: object) -> bool:
 
 
 def _open_topic(
-    options: DataOptions, schema: Schema, address: str, *, ends: bool, keep: Iterable[str], with_labels: bool
+    options: DataOptions, schema: Schema, address: str, *, ends: bool, reading: SplitOptions
 ) -> Dataset:
-    """A topic to train on; or to judge by, which is read from its first record to the last that is there."""
+    """Opens a topic. For evaluation it ``ends``: it is read from its first record to the last existing one."""
+    with_labels = reading.get("with_labels", True)
     dataset = readers.read_kafka(
         address,
         schema,
@@ -220,7 +247,7 @@ def _open_topic(
         kafka=options.kafka,
         batch_size=options.batch_size,
         on_bad_row=options.on_bad_row,
-        keep=keep,
+        keep=reading.get("keep", ()),
         with_labels=with_labels,
         where=options.where if with_labels else None,
         null_values=options.null_values or None,

@@ -22,10 +22,10 @@ class NothingThereError(MissingFileError):
     """A path or pattern that matches nothing.
 
     Attributes:
-        path: the one that was looked for. what: there is none of.
+        path: the path that was looked for. problem: why nothing was found there.
     """
 
-    path = what = ""
+    path = problem = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +109,14 @@ def _matches(path: str, suffix: str | None) -> list[DataFile]:
         raise DataError(f"{path}: cannot be listed: {one_line(error)}") from None
 
 
-def _nothing_there(path: str, what: str) -> NothingThereError:
+def _nothing_there(path: str, problem: str) -> NothingThereError:
     hint = (
         ""
         if os.path.isabs(os.path.expanduser(path)) or "://" in path
         else f"; relative paths start at {os.getcwd()}"
     )
-    error = NothingThereError(f"{path}: {what}{hint}")
-    error.path, error.what = path, what
+    error = NothingThereError(f"{path}: {problem}{hint}")
+    error.path, error.problem = path, problem
     return error
 
 
@@ -146,9 +146,9 @@ def _list(path: str, suffix: str | None) -> list[DataFile]:
     return below
 
 
-def _file(filesystem: Any, info: dict[str, Any], given: str, *, exact: bool = False) -> DataFile:
+def _file(filesystem: Any, info: dict[str, Any], requested: str, *, exact: bool = False) -> DataFile:
     name = str(info["name"])
-    address = given if exact else (filesystem.unstrip_protocol(name) if "://" in given else name)
+    address = requested if exact else (filesystem.unstrip_protocol(name) if "://" in requested else name)
     return DataFile(filesystem, name, address, int(info.get("size") or 0))
 
 
@@ -168,11 +168,11 @@ class Partitions:
         names = dict.fromkeys(name for values in self._values for name in values)
         self.types: dict[str, Any] = {name: self._type(name) for name in names}
 
-    def names(self, file: int, own: Sequence[str]) -> list[str]:
+    def names(self, file: int, file_columns: Sequence[str]) -> list[str]:
         """The partition columns of a file that has not a column of that name itself."""
-        return [name for name in self._values[file] if name not in own]
+        return [name for name in self._values[file] if name not in file_columns]
 
-    def added(self, table: Any, file: int, wanted: Sequence[str], *, as_text: bool = False) -> Any:
+    def added(self, table: pa.Table, file: int, wanted: Sequence[str], *, as_text: bool = False) -> pa.Table:
         """A file's rows with the partition columns among ``wanted`` that they lack, in the order of ``wanted``.
 
         Args:
@@ -186,7 +186,7 @@ class Partitions:
             table = table.append_column(name, pa.repeat(pa.scalar(read, kind), table.num_rows))
         return table.select(list(wanted)) if missing else table
 
-    def _type(self, name: str) -> Any:
+    def _type(self, name: str) -> pa.DataType:
         texts = [values[name] for values in self._values if values.get(name) is not None]
         return pa.int64() if texts and all(_INTEGER.fullmatch(text or "") for text in texts) else pa.string()
 

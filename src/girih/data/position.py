@@ -72,7 +72,7 @@ class Position:
         return mapping
 
     @classmethod
-    def from_dict(cls, mapping: Mapping[str, Any]) -> Position:
+    def from_dict(cls, mapping: Mapping[str, object]) -> Position:
         """The inverse of :meth:`to_dict`.
 
         Raises:

@@ -69,7 +69,7 @@ def read_ahead(items: Iterable[T], depth: int = 4) -> ReadAhead[T]:
     return ReadAhead(items, depth)
 
 
-def _produce(items: Iterable[Any], out: queue.Queue[Any], stop: threading.Event, busy: Busy) -> None:
+def _produce(items: Iterable[object], out: queue.Queue[object], stop: threading.Event, busy: Busy) -> None:
     iterator = None
     try:
         iterator = iter(items)
@@ -88,7 +88,7 @@ def _produce(items: Iterable[Any], out: queue.Queue[Any], stop: threading.Event,
             close()
 
 
-def _shut(out: queue.Queue[Any], stop: threading.Event, thread: threading.Thread) -> None:
+def _shut(out: queue.Queue[object], stop: threading.Event, thread: threading.Thread) -> None:
     stop.set()
     with contextlib.suppress(queue.Empty):
         while True:  # makes room, so that a producer waiting for it sees the stop

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pyarrow as pa
 
@@ -99,7 +98,7 @@ class ReadPlan:
             if counts[column] > 1:
                 raise DataError(f"{where}: {counts[column]} columns are named {column!r} ({use}); rename one")
 
-    def check_types(self, types: dict[str, Any], where: str) -> None:
+    def check_types(self, types: dict[str, pa.DataType], where: str) -> None:
         """Refuses columns of a type that cannot become what the schema wants of them.
 
         Raises:
@@ -108,7 +107,7 @@ class ReadPlan:
         for trouble in self._troubles(types):
             raise DataError(f"{where}: column {trouble}")
 
-    def _troubles(self, types: dict[str, Any]) -> Iterator[str]:
+    def _troubles(self, types: dict[str, pa.DataType]) -> Iterator[str]:
         """Which column does not serve, and why, one after the other."""
         for feature in self.schema.features:
             kind = kind_of(types[feature.source])
@@ -170,7 +169,7 @@ class ReadPlan:
         return self.conditions[name].column if name in self.conditions else name
 
 
-def _weight_troubles(feature: Categorical, weights: Any, ids: Any) -> Iterator[str]:
+def _weight_troubles(feature: Categorical, weights: pa.DataType, ids: pa.DataType) -> Iterator[str]:
     """Names what is wrong with the type of a feature's weights, beside that of its ids."""
     what = f"{feature.weights!r} ({weights}), weights of feature {feature.name!r}"
     kind = kind_of(weights)
@@ -221,7 +220,7 @@ def make_read_plan(
     return plan if with_labels else plan.without_labels(plan.keep)
 
 
-def _time_trouble(part: str, kind: Any, word: str) -> str | None:
+def _time_trouble(part: str, kind: pa.DataType, word: str) -> str | None:
     if is_time(kind):
         return "a date has no hour; use weekday" if part == "hour" and pa.types.is_date(kind) else None
     if word in ("integers", "floats", *_STRINGS):
@@ -229,7 +228,7 @@ def _time_trouble(part: str, kind: Any, word: str) -> str | None:
     return f"{part} expects timestamps, numbers since 1970 or text such as '2024-05-01 12:30:00'"
 
 
-def _of_time(feature: Any, kind: Any) -> str | None:
+def _of_time(feature: object, kind: pa.DataType) -> str | None:
     """The way for a feature of times to become one that reads them; None where they are none."""
     if pa.types.is_time(kind) or pa.types.is_duration(kind):
         return "cast the column to integers, as seconds, for kind = 'numeric'"

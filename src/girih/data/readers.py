@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, Unpack
 
 from girih.data.dataset import Dataset, ReadOptions, check_schema, make_dataset
@@ -48,7 +49,7 @@ def read_parquet(paths: Paths, schema: Schema, **options: Unpack[ReadOptions]) -
     return make_dataset(ParquetSource(find_files(paths, suffix=".parquet")), schema, **options)
 
 
-def read_arrow(data: Any, schema: Schema, **options: Unpack[ReadOptions]) -> Dataset:
+def read_arrow(data: object, schema: Schema, **options: Unpack[ReadOptions]) -> Dataset:
     """Reads Arrow data where it is.
 
     A pyarrow table or record batch, or a list of them, a ``RecordBatchReader``, a pandas or Polars ``DataFrame``, a DuckDB
@@ -70,21 +71,52 @@ def read_arrow(data: Any, schema: Schema, **options: Unpack[ReadOptions]) -> Dat
     return make_dataset(arrow_source(data), schema, **options)
 
 
-def read_csv(
-    paths: Paths,
-    schema: Schema,
-    *,
-    separator: str = ",",
-    quote: str = '"',
-    columns: Sequence[str] | None = None,
-    quoted_line_breaks: bool = False,
-    decimal: str = ".",
-    thousands: str | None = None,
-    units: Sequence[str] = (),
-    encoding: str = "utf-8",
-    block_bytes: int = BLOCK_BYTES,
-    **options: Unpack[ReadOptions],
-) -> Dataset:
+class CsvOptions(ReadOptions, total=False):
+    """Options of :func:`read_csv`, besides those of every reader."""
+
+    separator: str
+    quote: str
+    columns: Sequence[str] | None
+    quoted_line_breaks: bool
+    decimal: str
+    thousands: str | None
+    units: Sequence[str]
+    encoding: str
+    block_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CsvDialect:
+    """How a file of separated values is written: see :func:`read_csv`."""
+
+    separator: str = ","
+    quote: str = '"'
+    columns: Sequence[str] | None = None
+    quoted_line_breaks: bool = False
+    decimal: str = "."
+    thousands: str | None = None
+    units: Sequence[str] = ()
+    encoding: str = "utf-8"
+    block_bytes: int = BLOCK_BYTES
+
+    def headers(self, schema: Schema, *, with_labels: bool) -> list[tuple[str, ...]] | None:
+        """The columns that lines may have; None if a header line names them.
+
+        Raises:
+            ConfigError: columns that are not a list of different names.
+        """
+        columns = self.columns
+        if columns is None:
+            return None
+        if isinstance(columns, str) or not columns or len(set(columns)) != len(columns):
+            raise ConfigError(f"columns = {columns!r}: expected a list of different names")
+        if with_labels:
+            return [tuple(columns)]
+        unlabelled = set(schema.labels.names) - set(schema.labels.derive)
+        return [tuple(columns), tuple(name for name in columns if name not in unlabelled)]
+
+
+def read_csv(paths: Paths, schema: Schema, **options: Unpack[CsvOptions]) -> Dataset:
     """Reads text files of separated values, compressed by gzip, bzip2, xz or zstd, or not.
 
     Args:
@@ -100,23 +132,26 @@ def read_csv(
         options: those of :func:`read_parquet`; ``shuffle`` permutes files, then rows in windows.
     """
     check_schema(schema)
-    known = [*ReadOptions.__annotations__, *(read_csv.__kwdefaults__ or ())]
     for option in options:
-        if option not in known:
+        if option not in CsvOptions.__annotations__:
             meant = "separator" if option == "delimiter" else option
-            raise ConfigError(f"unknown option {option!r}{nearest(meant, known)}")
-    lists = None
-    if columns is not None:
-        if isinstance(columns, str) or not columns or len(set(columns)) != len(columns):
-            raise ConfigError(f"columns = {columns!r}: expected a list of different names")
-        lists = [tuple(columns)]
-        if not options.get("with_labels", True):
-            unlabelled = set(schema.labels.names) - set(schema.labels.derive)
-            lists.append(tuple(name for name in columns if name not in unlabelled))
-    files = find_text_files(paths, encoding)
-    source = DelimitedSource(files, separator, quote, lists, block_bytes, line_breaks=quoted_line_breaks)
-    notation = Notation(decimal=decimal, thousands=thousands, units=list_of_texts(units))
-    return make_dataset(source, schema, notation=notation, **options)
+            raise ConfigError(f"unknown option {option!r}{nearest(meant, CsvOptions.__annotations__)}")
+    reading: dict[str, Any] = {n: value for n, value in options.items() if n in ReadOptions.__annotations__}
+    written: dict[str, Any] = {n: value for n, value in options.items() if n not in reading}
+    dialect = CsvDialect(**written)
+    headers = dialect.headers(schema, with_labels=options.get("with_labels", True))
+    files = find_text_files(paths, dialect.encoding)
+    source = DelimitedSource(
+        files,
+        dialect.separator,
+        dialect.quote,
+        headers,
+        dialect.block_bytes,
+        line_breaks=dialect.quoted_line_breaks,
+    )
+    units = list_of_texts(dialect.units)
+    notation = Notation(decimal=dialect.decimal, thousands=dialect.thousands, units=units)
+    return make_dataset(source, schema, notation=notation, **reading)
 
 
 def read_criteo(
@@ -208,7 +243,7 @@ def read_kafka(
     messages: Literal["json", "arrow"] = "json",
     start: str = "earliest",
     stop_at: Literal["end"] | None = None,
-    kafka: Mapping[str, Any] | None = None,
+    kafka: Mapping[str, object] | None = None,
     **options: Unpack[ReadOptions],
 ) -> Dataset:
     """Reads the records of a Kafka topic, in the order of each partition's offsets.

@@ -68,11 +68,11 @@ class Cuts:
         """One split of the data."""
         low = {"train": None, "valid": self.valid, "test": self.test}[name]
         high = {"train": self.valid, "valid": self.test, "test": None}[name]
-        text = f"the split {name!r} by {self.by!r}, from {self.told(low)} to {self.told(high)}"
+        text = f"the split {name!r} by {self.by!r}, from {self.text_of(low)} to {self.text_of(high)}"
         condition, where = Between(self.by, self.order, low, high), data.plan.where
         return data.meeting(Where(text, condition) if where is None else where.joined(text, condition))
 
-    def told(self, cut: float | None) -> str:
+    def text_of(self, cut: float | None) -> str:
         """A cut in words."""
         if cut is None:
             return "the end"
@@ -94,7 +94,7 @@ class _SplitPlan(ReadPlan):
             raise DataError(f"{where}: split.by = {self.by!r}: no such column{nearest(self.by, present)}")
         super().check_names(present, where)
 
-    def check_types(self, types: dict[str, Any], where: str) -> None:
+    def check_types(self, types: dict[str, object], where: str) -> None:
         kind = types[self.by]
         if not times.is_time(kind) and columns.kind_of(kind) not in _ORDERED:
             raise DataError(

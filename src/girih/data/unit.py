@@ -62,7 +62,7 @@ class FileSource:
         """Nobody stops a file."""
         return False
 
-    def within(self, bounds: Any) -> Self:
+    def within(self, bounds: object) -> Self:
         """Itself."""
         return self
 
@@ -102,14 +102,14 @@ class Source(Protocol):
     def endless(self) -> bool: ...
 
     @property
-    def bounds(self) -> Any: ...
+    def bounds(self) -> object: ...
 
     @property
     def stopped(self) -> Callable[[], bool]:
         """Tells whether reading ended because somebody asked for it."""
         ...
 
-    def within(self, bounds: Any) -> Source:
+    def within(self, bounds: object) -> Source:
         """The same stream with the bounds of another reader, read as all its readers read it."""
         ...
 

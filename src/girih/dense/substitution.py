@@ -92,7 +92,7 @@ class Aggregation:
             self.ranks.all_reduce(joined)
         self.stats.sent("partials", 2 * (self.ranks.size - 1) * values.numel() * 4 // self.ranks.size)
         if polls_stop:
-            self.ranks.heed(joined[-1].item())
+            self.ranks.note_stops(joined[-1].item())
         return joined[: values.numel()].view_as(values)
 
     def _sum_share(self, values: Tensor) -> Tensor:

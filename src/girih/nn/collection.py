@@ -118,18 +118,18 @@ class EmbeddingBagCollection(GrowingModule):
     def extra_repr(self) -> str:
         """Shown by ``print``."""
         rows = self.tables.rows()
-        told = [
+        lines = [
             f"{table.name}: {rows[table.name]:,} rows, dim={table.dim}" for table in self.tables.schema.tables
         ]
         where = ", in GPU memory" if self.tables.on_gpu else ""
-        return "\n".join([f"features={list(self._names)}{where}", *told])
+        return "\n".join([f"features={list(self._names)}{where}", *lines])
 
 
 def _check(features: Sequence[Categorical]) -> None:
-    given = features if isinstance(features, Sequence) else [features]
-    others = [feature for feature in given if not isinstance(feature, Categorical)]
-    if others or given is not features:
-        kind = type((others or given)[0])
+    listed = features if isinstance(features, Sequence) else [features]
+    others = [feature for feature in listed if not isinstance(feature, Categorical)]
+    if others or listed is not features:
+        kind = type((others or listed)[0])
         raise ConfigError(
             f"features: a {kind.__module__}.{kind.__qualname__}; expected a list of girih.Categorical,"
             ' as [girih.Categorical(name="user", dim=16, pooling="sum")]'

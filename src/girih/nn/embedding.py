@@ -88,7 +88,7 @@ class EmbeddingBag(TableModule):
         Raises:
             ConfigError: shapes or types that do not go together.
         """
-        given = flat(
+        flat_bags = flat(
             input,
             offsets,
             per_sample_weights,
@@ -96,8 +96,8 @@ class EmbeddingBag(TableModule):
             last_included=self.include_last_offset,
         )
         if self.padding_idx is not None:
-            given = without(self.padding_idx, given)
-        (bags,) = self.pool(given).blocks
+            flat_bags = without(self.padding_idx, flat_bags)
+        (bags,) = self.pool(flat_bags).blocks
         return bags.values.flatten(1)
 
     @classmethod

@@ -153,7 +153,7 @@ class GrowingModule(nn.Module):
     def read(self, reader: TableReader, bags: Bags) -> tuple[Tensor, ...]:
         """The outputs of all groups, which lead autograd to the store where the module learns, and on a GPU to weights that require it."""
         if self.learns and torch.is_grad_enabled():
-            refuse_ranks(self, self._told)
+            refuse_ranks(self, self._description)
         here = bags.to(self.tables.device)
         batch, weights = self._batch(here), None
         if (
@@ -215,23 +215,23 @@ class GrowingModule(nn.Module):
         Args:
             reads, values: as :meth:`girih.sparse.groups.gpu_group.GpuGroup.lookup_weighted` gave them.
         """
-        given = by_group([group.group for group in groups], _flat(gradients))
+        pooled = by_group([group.group for group in groups], _flat(gradients))
         with self.tables.used():
-            found = [
-                group.weight_gradients(read, own, each, batch)
-                for group, read, own, each in zip(groups, reads, values, given, strict=True)
+            weights = [
+                group.weight_gradients(*parts, batch)
+                for group, *parts in zip(groups, reads, values, pooled, strict=True)
             ]
-            return found[0] if len(found) == 1 else torch.stack(found).sum(0)
+            return weights[0] if len(weights) == 1 else torch.stack(weights).sum(0)
 
     def _load_from_state_dict(
         self,
-        state_dict: Mapping[str, Any],
+        state_dict: Mapping[str, object],
         prefix: str,
-        local_metadata: Any,
+        local_metadata: object,
         strict: bool,
         *lists: list[str],
     ) -> None:
-        where = f"{prefix.removesuffix('.')}: {self._told}" if prefix else self._told
+        where = f"{prefix.removesuffix('.')}: {self._description}" if prefix else self._description
         refuse_weights(self, where, state_dict, prefix)
         try:
             super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, *lists)
@@ -270,10 +270,10 @@ class GrowingModule(nn.Module):
 
     def _describe(self, feature: str) -> str:
         """A feature in words, for errors."""
-        return f"feature {feature!r} of {self._told}"
+        return f"feature {feature!r} of {self._description}"
 
     @property
-    def _told(self) -> str:
+    def _description(self) -> str:
         """The module in words, for errors."""
         return type(self).__name__
 

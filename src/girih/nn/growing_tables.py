@@ -75,7 +75,7 @@ class OneStream:
         self._last = stream
 
 
-def tensors_in(value: Any, seen: set[int]) -> Iterator[Tensor]:
+def tensors_in(value: object, seen: set[int]) -> Iterator[Tensor]:
     """The tensors in objects of this library, and in lists and dicts, each once; ``seen`` is for the call's own use."""
     if id(value) in seen:
         return
@@ -143,7 +143,7 @@ class GrowingTables:
         self.schema = Schema(features, NO_LABEL, tables)
         self._pack = partial(pack, optimizer=optimizer, seed=seed)
         self.groups = self._pack(self.schema, of_all(self.schema, EMBEDDING))
-        self._given = options
+        self._options = options
         self._readers: weakref.WeakSet[TableReader] = weakref.WeakSet()
         self.step = 0
         self._newest: dict[str, int] = {}  # uses of rows that were loaded, until training reads them
@@ -152,7 +152,8 @@ class GrowingTables:
     @property
     def stays(self) -> bool:
         """Whether the options say where rows are kept in host memory: they do not follow their module to a GPU."""
-        return not self._given.on_gpu and (self._given.tiers is not None or self._given.arena is not None)
+        options = self._options
+        return not options.on_gpu and (options.tiers is not None or options.arena is not None)
 
     def read_by(self, features: Sequence[Categorical], kind: str) -> TableReader:
         """A reader of some features: EMBEDDING gives bags, SEQUENCE the vectors of all ids of each feature."""
@@ -254,23 +255,23 @@ class GrowingTables:
         """Empty shards in the memory of the current GPU, or of the host."""
         specs = [group.spec for group in self.groups]
         if on_gpu:
-            there = StoreOptions(tiers=("gpu",), reserve_rows=self._given.reserve_rows)
-            return LocalShards(self.groups, self._given if self._given.on_gpu else there)
-        options = replace(self._given, tiers=None) if self._given.on_gpu else self._given
+            there = StoreOptions(tiers=("gpu",), reserve_rows=self._options.reserve_rows)
+            return LocalShards(self.groups, self._options if self._options.on_gpu else there)
+        options = replace(self._options, tiers=None) if self._options.on_gpu else self._options
         optimizers = [[segment.optimizer for segment in spec.segments] for spec in specs]
         ahead.make_ready(ahead.training(optimizers, [table.eviction for table in self.schema.tables]))
         num_shards = options.num_shards(specs, torch.get_num_threads())
         return LocalShards(self.groups, replace(options, shards=num_shards))
 
-    def _copy(self, own: Sequence[Store], new: Sequence[Store]) -> None:
+    def _copy(self, sources: Sequence[Store], targets: Sequence[Store]) -> None:
         """Copies the rows of a group's shards to other shards, of any number."""
         with contextlib.ExitStack() as stack:
             taken: list[LiveSnapshot] = []
             with self.used():
-                for store in own:
+                for store in sources:
                     taken.append(store.snapshot())
                     stack.enter_context(taken[-1])
-            for store in new:
+            for store in targets:
                 store.restore(taken)
 
     def _settle(self, shards: LocalShards, *, on_gpu: bool) -> None:

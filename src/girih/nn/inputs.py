@@ -63,11 +63,11 @@ class _FeatureBags:
     ids: Tensor
     offsets: Tensor
     weights: Tensor | None
-    told: Tensor
+    extents: Tensor
     where: str
 
 
-def integers(ids: Any, name: str) -> Tensor:
+def integers(ids: object, name: str) -> Tensor:
     """A tensor of integers.
 
     Raises:
@@ -88,7 +88,9 @@ def moved(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
-def flat(ids: Any, offsets: Any, weights: Any, *, device: torch.device, last_included: bool = False) -> Bags:
+def flat(
+    ids: object, offsets: object, weights: object, *, device: torch.device, last_included: bool = False
+) -> Bags:
     """Bags of one feature, in the forms that ``torch.nn.EmbeddingBag`` takes.
 
     Args:
@@ -108,7 +110,7 @@ def uniform(ids: Tensor, num_bags: int, bag_size: int) -> Bags:
     return _settled([_uniform(ids, num_bags, bag_size, None, "")])
 
 
-def packed(ids: Any, offsets: Any, weights: Any, num_features: int, *, device: torch.device) -> Bags:
+def packed(ids: object, offsets: object, weights: object, num_features: int, *, device: torch.device) -> Bags:
     """Bags of all features in one run of ids, feature by feature: [N], [F·B+1], and [N] or None.
 
     Raises:
@@ -129,18 +131,18 @@ def packed(ids: Any, offsets: Any, weights: Any, num_features: int, *, device: t
         )
     bounds = _bounds(offsets, len(ids), "", last_included=True)
     even = (len(bounds) - 1) % num_features == 0
-    told = _told(bounds, num_features if even else 1)
-    given = _settled(_together([_FeatureBags(ids, bounds, _weights(weights, ids, ""), told, "")], device))
+    extents = _measure_extents(bounds, num_features if even else 1)
+    bags = _settled(_together([_FeatureBags(ids, bounds, _weights(weights, ids, ""), extents, "")], device))
     if not even:
         raise ConfigError(
             f"offsets: received {len(bounds)}, expected F·B+1, which is {num_features}·B+1 for these {num_features} features: one for"
             " each feature of each example, and the end"
         )
-    return given
+    return bags
 
 
 def joined(
-    given: Mapping[str, Any],
+    inputs: Mapping[str, Any],
     weights: Any,
     names: Sequence[str],
     *,
@@ -158,20 +160,20 @@ def joined(
     if not isinstance(weights, Mapping | None):
         raise ConfigError("per_sample_weights: expected a dict of name: float32, as ids are one")
     weights = weights or {}
-    for what, names_given in (("ids", given), ("per_sample_weights", weights)):
+    for what, names_given in (("ids", inputs), ("per_sample_weights", weights)):
         for name in names_given:
             if name not in names:
                 raise ConfigError(f"{what}: unknown feature {name!r}{nearest(name, names)}")
     parts: list[_FeatureBags] = []
     for name in names:
-        if name not in given:
+        if name not in inputs:
             raise ConfigError(f"ids: feature {name!r} is missing; expected {', '.join(map(repr, names))}")
-        own = given[name] if isinstance(given[name], tuple | list) else (given[name], None)
-        if len(own) != 2:
+        value = inputs[name] if isinstance(inputs[name], tuple | list) else (inputs[name], None)
+        if len(value) != 2:
             raise ConfigError(
-                f"feature {name!r}: received {len(own)} values, expected (ids, offsets), or ids of two dimensions"
+                f"feature {name!r}: received {len(value)} values, expected (ids, offsets), or ids of two dimensions"
             )
-        ids, offsets = own
+        ids, offsets = value
         part = _part(ids, offsets, weights.get(name), "ids", f"feature {name!r}: ", last_included)
         if parts and len(part.offsets) != len(parts[0].offsets):
             raise ConfigError(
@@ -182,19 +184,21 @@ def joined(
     return _settled(_together(parts, device), weighted=bool(weights))
 
 
-def without(absent: int, given: Bags) -> Bags:
+def without(absent: int, bags: Bags) -> Bags:
     """The same bags of one feature without one id. On a GPU, the host waits for how many are left."""
-    kept = given.ids != absent
+    kept = bags.ids != absent
     before = torch.zeros(len(kept) + 1, dtype=torch.int64, device=kept.device)
     torch.cumsum(kept, 0, out=before[1:])
-    ids = given.ids[kept]
-    weights = None if given.weights is None else given.weights[kept]
+    ids = bags.ids[kept]
+    weights = None if bags.weights is None else bags.weights[kept]
     return replace(
-        given, ids=ids, offsets=before[given.offsets], weights=weights, bounds=np.array([0, len(ids)])
+        bags, ids=ids, offsets=before[bags.offsets], weights=weights, bounds=np.array([0, len(ids)])
     )
 
 
-def _part(ids: Any, offsets: Any, weights: Any, name: str, where: str, last_included: bool) -> _FeatureBags:
+def _part(
+    ids: object, offsets: object, weights: object, name: str, where: str, last_included: bool
+) -> _FeatureBags:
     ids = integers(ids, f"{where}{name}")
     if ids.dim() == 2:
         if offsets is not None:
@@ -206,17 +210,17 @@ def _part(ids: Any, offsets: Any, weights: Any, name: str, where: str, last_incl
     if offsets is None:
         raise ConfigError(f"{where}offsets: missing; an input of one dimension needs them (or give it two)")
     bounds = _bounds(offsets, len(ids), where, last_included=last_included)
-    return _FeatureBags(ids, bounds, _weights(weights, ids, where), _told(bounds, 1), where)
+    return _FeatureBags(ids, bounds, _weights(weights, ids, where), _measure_extents(bounds, 1), where)
 
 
 def _uniform(ids: Tensor, num_bags: int, bag_size: int, weights: Tensor | None, where: str) -> _FeatureBags:
     most = bag_size if num_bags else 0
-    told = torch.tensor([[0], [len(ids)], [most], [most]])
+    extents = torch.tensor([[0], [len(ids)], [most], [most]])
     offsets = torch.arange(num_bags + 1, device=ids.device) * bag_size
-    return _FeatureBags(ids, offsets, weights, told, where)
+    return _FeatureBags(ids, offsets, weights, extents, where)
 
 
-def _bounds(offsets: Any, num_ids: int, where: str, *, last_included: bool) -> Tensor:
+def _bounds(offsets: object, num_ids: int, where: str, *, last_included: bool) -> Tensor:
     """The begin of each bag, and the last one's end, where they were given."""
     bounds = integers(offsets, f"{where}offsets").long()
     if bounds.dim() != 1:
@@ -228,7 +232,7 @@ def _bounds(offsets: Any, num_ids: int, where: str, *, last_included: bool) -> T
     return bounds
 
 
-def _told(bounds: Tensor, num_features: int) -> Tensor:
+def _measure_extents(bounds: Tensor, num_features: int) -> Tensor:
     """The facts of bags that :class:`_FeatureBags` tells, computed where their bounds are."""
     size = (len(bounds) - 1) // num_features
     if size == 0:
@@ -263,11 +267,11 @@ def _settled(parts: list[_FeatureBags], *, weighted: bool = False) -> Bags:
     Raises:
         ConfigError: offsets that do not rise from 0 to the number of ids.
     """
-    told = _brought([part.told for part in parts])
-    for part, own in zip(parts, told, strict=True):
+    extents = _copy_to_host([part.extents for part in parts])
+    for part, extent in zip(parts, extents, strict=True):
         n = len(part.ids)
-        rises = own[_FIRST, 0] == 0 and own[_LAST, -1] == n and own[_LEAST].min() >= 0
-        if not rises or own[_MOST].max() > n:  # which differences that overflowed are, too
+        rises = extent[_FIRST, 0] == 0 and extent[_LAST, -1] == n and extent[_LEAST].min() >= 0
+        if not rises or extent[_MOST].max() > n:  # which differences that overflowed are, too
             raise _falling(part.offsets, n, part.where)
     first, *others = parts
     ids, offsets, weights = first.ids, first.offsets, first.weights
@@ -281,45 +285,45 @@ def _settled(parts: list[_FeatureBags], *, weighted: bool = False) -> Bags:
         weights = torch.cat(
             [one if part.weights is None else part.weights for part, one in zip(parts, ones, strict=True)]
         )
-    firsts = [own[_FIRST] + end for own, end in zip(told, ends, strict=False)]
+    firsts = [extent[_FIRST] + end for extent, end in zip(extents, ends, strict=False)]
     return Bags(
         ids=ids.long(),
         offsets=offsets,
         weights=weights,
-        num_examples=(len(first.offsets) - 1) // told[0].shape[1],
+        num_examples=(len(first.offsets) - 1) // extents[0].shape[1],
         bounds=np.concatenate([*firsts, ends[-1:]]),
-        longest=np.concatenate([own[_MOST] for own in told]),
+        longest=np.concatenate([extent[_MOST] for extent in extents]),
     )
 
 
-def _brought(told: list[Tensor]) -> list[NDArray[np.int64]]:
+def _copy_to_host(tensors: list[Tensor]) -> list[NDArray[np.int64]]:
     """Small tensors of four rows on the host, by one copy for all that are elsewhere."""
-    there = [each for each in told if each.is_cuda]
+    there = [tensor for tensor in tensors if tensor.is_cuda]
     if there:
-        widths = [each.shape[1] for each in there]
+        widths = [tensor.shape[1] for tensor in there]
         copies = iter(torch.split(torch.cat(there, dim=1).cpu(), widths, dim=1))
-    return [(next(copies) if each.is_cuda else each).numpy() for each in told]
+    return [(next(copies) if tensor.is_cuda else tensor).numpy() for tensor in tensors]
 
 
 def _falling(bounds: Tensor, num_ids: int, where: str) -> ConfigError:
     """The error about bounds that do not rise from 0 to the number of ids; names the first that does not."""
-    given = bounds.tolist()
-    told = "received none"
-    if given and given[0] != 0:
-        told = f"offsets[0] = {given[0]}"
-    elif given:
-        told = f"offsets[{len(given) - 1}] = {given[-1]}, the last one"
-        for place, (before, bound) in enumerate(pairwise(given), 1):
+    values = bounds.tolist()
+    problem = "received none"
+    if values and values[0] != 0:
+        problem = f"offsets[0] = {values[0]}"
+    elif values:
+        problem = f"offsets[{len(values) - 1}] = {values[-1]}, the last one"
+        for place, (before, bound) in enumerate(pairwise(values), 1):
             if bound < before:
-                told = f"offsets[{place}] = {bound} is below offsets[{place - 1}] = {before}"
+                problem = f"offsets[{place}] = {bound} is below offsets[{place - 1}] = {before}"
                 break
             if bound > num_ids:
-                told = f"offsets[{place}] = {bound} is more than there are ids"
+                problem = f"offsets[{place}] = {bound} is more than there are ids"
                 break
-    return ConfigError(f"{where}offsets: {told}; expected to rise from 0 to the {num_ids} ids")
+    return ConfigError(f"{where}offsets: {problem}; expected to rise from 0 to the {num_ids} ids")
 
 
-def _weights(weights: Any, ids: Tensor, where: str) -> Tensor | None:
+def _weights(weights: object, ids: Tensor, where: str) -> Tensor | None:
     if weights is None:
         return None
     if not isinstance(weights, Tensor) or weights.shape != ids.shape:

@@ -87,10 +87,10 @@ class TableModule(GrowingModule):
         self.tables.assign(ROWS, ids, vectors)
 
     def _describe(self, feature: str) -> str:
-        return self._told
+        return self._description
 
     @property
-    def _told(self) -> str:
+    def _description(self) -> str:
         return f"{type(self).__name__}(dim={self.dim})"
 
     def extra_repr(self) -> str:

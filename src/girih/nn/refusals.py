@@ -159,20 +159,20 @@ def refuse_weights(module: nn.Module, where: str, state_dict: Mapping[str, Any],
 def _check(
     name: str,
     known: set[str],
-    given: Sequence[object],
+    arguments: Sequence[object],
     options: Mapping[str, object],
     answers: Mapping[str, str],
     example: str,
 ) -> None:
-    numbers = [one for one in given[:2] if isinstance(one, SupportsIndex)]
+    numbers = [argument for argument in arguments[:2] if isinstance(argument, SupportsIndex)]
     width = numbers[1] if len(numbers) == 2 else options.get("embedding_dim", options.get("dim", 16))
     example = example.format(name=name, width=width)
     if len(numbers) == 2:
-        told = answers["num_embeddings"].format(example=example)
-        raise ConfigError(f"{name}({numbers[0]}, {numbers[1]}): {told}")
+        answer = answers["num_embeddings"].format(example=example)
+        raise ConfigError(f"{name}({numbers[0]}, {numbers[1]}): {answer}")
     for option in options:
         if option in answers:
-            told = answers[option].format(name=name, example=example, option=option)
-            raise ConfigError(f"{name}: {option}: {told}")
+            answer = answers[option].format(name=name, example=example, option=option)
+            raise ConfigError(f"{name}: {option}: {answer}")
         if option not in known:
             raise ConfigError(f"{name}: unknown option {option!r}{nearest(option, known)}")

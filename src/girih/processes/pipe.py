@@ -14,6 +14,7 @@ import select
 import signal
 import sys
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 CONTROL = "GIRIH_CONTROL"
@@ -83,7 +84,7 @@ class Pipe:
         """Ends what :func:`bind_life` began: from here on a thread notices the end of the launcher, and this process ends in good order."""
         fcntl.fcntl(self._writable, fcntl.F_SETFL, fcntl.fcntl(self._writable, fcntl.F_GETFL) & ~os.O_ASYNC)
 
-    def send(self, message: dict[str, object]) -> None:
+    def send(self, message: Mapping[str, object]) -> None:
         """Sends a message; silently where nobody reads any more."""
         with self._lock, contextlib.suppress(OSError, ValueError):
             self._writable.write(json.dumps(message).encode() + b"\n")

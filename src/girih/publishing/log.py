@@ -160,7 +160,7 @@ class Log:
         versions = self.versions()
         if number not in versions:
             raise CheckpointError(
-                f"{self.root}: version {number} is not there; there are {shown(versions)}; name one of them"
+                f"{self.root}: version {number} is not there; there are {describe_numbers(versions)}; name one of them"
             )
 
 
@@ -187,7 +187,7 @@ def name_of(number: int) -> str:
     return f"{number:08d}"
 
 
-def shown(numbers: list[int]) -> str:
+def describe_numbers(numbers: list[int]) -> str:
     """Numbers in order, runs of them as ``3 to 9``."""
     runs: list[list[int]] = []
     for number in numbers:

@@ -14,7 +14,7 @@ from girih.report.text import is_number
 MAX_POINTS = 240
 MAX_DOTS = 40
 
-Spec = dict[str, Any]
+Spec = dict[str, object]
 Records = Sequence[Mapping[str, Any]]
 
 

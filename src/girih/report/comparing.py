@@ -96,7 +96,7 @@ def compare(runs: Sequence[Path]) -> RunComparison:
     return RunComparison(tuple(str(run) for run in runs), records, options, metrics)
 
 
-def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def changed(before: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
     """The options that differ between two configurations, as ``data.batch_size 256 → 1024``; secrets are masked."""
     raw = [_flat(dict(each)) for each in (before, now)]
     shown = [_flat(masked(dict(each))) for each in (before, now)]
@@ -125,7 +125,7 @@ def _ended(record: RunRecord) -> dict[str, Any]:
     }
 
 
-def _parsed(record: RunRecord) -> dict[str, Any]:
+def _parsed(record: RunRecord) -> dict[str, object]:
     """The configuration, its secrets masked; empty where there is none."""
     try:
         return {} if record.config is None else parse_toml(record.config)
@@ -133,7 +133,7 @@ def _parsed(record: RunRecord) -> dict[str, Any]:
         return {}
 
 
-def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+def _flat(value: object, prefix: str = "") -> dict[str, object]:
     """Values by dotted name; features and tables go by their own names, whatever their order."""
     if isinstance(value, list) and value and all(isinstance(each, dict) and "name" in each for each in value):
         value = {str(each["name"]): {k: v for k, v in each.items() if k != "name"} or True for each in value}
@@ -149,7 +149,7 @@ def _cut(text: str) -> str:
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     if value is None:
         return ABSENT
     if isinstance(value, bool):

@@ -119,15 +119,15 @@ def _written(target: Path, page: str) -> Path:
     return target
 
 
-def comparison_of(found: RunComparison) -> str:
+def comparison_of(runs: RunComparison) -> str:
     """Renders the page of several runs as HTML."""
-    metrics, options = found.shown_metrics(), found.shown_options()
+    metrics, options = runs.shown_metrics(), runs.shown_options()
     tables = [("Metrics", "With the final weights, or the latest ones.", metrics)]
     tables += [("Options", "Those that differ.", options)] if options else []
     return (
         _templates()
         .get_template("comparison.html")
-        .render(names=found.names, curves=list(_overlaid(found)), tables=tables, javascript=_drawing_code())
+        .render(names=runs.names, curves=list(_overlaid(runs)), tables=tables, javascript=_drawing_code())
     )
 
 
@@ -179,7 +179,7 @@ def _drawing_code() -> str:
     return bundle.result()
 
 
-def _part(mapping: Mapping[str, Any] | None, key: str) -> Mapping[str, Any]:
+def _part(mapping: Mapping[str, object] | None, key: str) -> Mapping[str, object]:
     value = (mapping or {}).get(key)
     return value if isinstance(value, Mapping) else {}
 
@@ -195,7 +195,7 @@ def _kind(run: RunRecord) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def _name(value: Any) -> str:
+def _name(value: object) -> str:
     """The value if it is a string, its name if it is a table, else nothing."""
     name = value.get("name") if isinstance(value, Mapping) else value
     return name if isinstance(name, str) else ""
@@ -215,7 +215,7 @@ def _measures(run: RunRecord) -> Sequence[str]:
     return OF_NUMBERS if any(is_number(each.get("mae")) for each in told) else OF_PROBABILITIES
 
 
-def _judged(run: RunRecord, newest: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _judged(run: RunRecord, newest: Mapping[str, object]) -> Iterator[tuple[str, object]]:
     """Title and value of each of these, of the final weights or else the newest."""
     titles = {axis.field: axis.title for axis, _ in CURVES}
     values = newest if run.summary is None else {**_final(run), **run.summary}
@@ -223,7 +223,7 @@ def _judged(run: RunRecord, newest: Mapping[str, Any]) -> Iterator[tuple[str, An
         yield titles[name], values.get(name)
 
 
-def _final(run: RunRecord) -> Mapping[str, Any]:
+def _final(run: RunRecord) -> Mapping[str, object]:
     """Metrics of the first label with the final weights; empty where there are none."""
     return _part(_part(run.summary, "by_label"), _first_label(run))
 
@@ -248,11 +248,11 @@ def _curves(run: RunRecord) -> Iterator[Card]:
         yield axis.title, told, line_chart(STEP, axis, {axis.title: run.training})
 
 
-def _overlaid(found: RunComparison) -> Iterator[Card]:
+def _overlaid(runs: RunComparison) -> Iterator[Card]:
     """Curves with a line per run, and per split where a run has several; by examples, as steps may be of any size."""
     for axis, unit in CURVES:
         series: dict[str, Records] = {}
-        for name, run in zip(found.names, found.records, strict=True):
+        for name, run in zip(runs.names, runs.records, strict=True):
             if axis.field in EVALUATED:
                 splits = {split: lines for split, lines in run.evaluations.items() if split in _SPLITS}
                 series |= {f"{name}, {split}": lines for split, lines in splits.items()}
@@ -263,7 +263,7 @@ def _overlaid(found: RunComparison) -> Iterator[Card]:
             yield axis.title, unit, line_chart(EXAMPLES, axis, series)
 
 
-def _calibration(name: str, metrics: Mapping[str, Any]) -> Card:
+def _calibration(name: str, metrics: Mapping[str, object]) -> Card:
     curve = metrics.get("calibration_curve")
     bins = [one for one in curve if isinstance(one, Mapping)] if isinstance(curve, Sequence) else []
     x = Axis("prediction", "mean prediction", from_zero=True)
@@ -286,7 +286,7 @@ def _totals(run: RunRecord) -> Iterator[tuple[str, str]]:
             yield str(key), _plain(key, value)
 
 
-def _plain(key: Any, value: Any) -> str:
+def _plain(key: object, value: object) -> str:
     if value is None or value == {}:
         return DASH
     if isinstance(value, bool):

@@ -87,9 +87,9 @@ def _edge(start: tuple[int, int], end: tuple[int, int], num_bytes: float, crosse
     )
 
 
-def _box(name: str, kind: str, told: str, x: int, y: int) -> list[str]:
+def _box(name: str, kind: str, tooltip: str, x: int, y: int) -> list[str]:
     return [
-        f'<g><title>{escape(told)}</title><rect x="{x}" y="{y}" width="{BOX}" height="{HEIGHT}" rx="4" fill="white"'
+        f'<g><title>{escape(tooltip)}</title><rect x="{x}" y="{y}" width="{BOX}" height="{HEIGHT}" rx="4" fill="white"'
         ' stroke="#555"/>',
         f'<text x="{x + BOX // 2}" y="{y + 14}" text-anchor="middle">{escape(_short(name))}</text>',
         f'<text x="{x + BOX // 2}" y="{y + 27}" text-anchor="middle" fill="#666" font-size="9.5">{escape(_short(kind))}</text></g>',

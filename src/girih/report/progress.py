@@ -52,7 +52,7 @@ class NotebookBar:
         self._handle = None
 
 
-Record = Mapping[str, Any]
+MetricsRecord = Mapping[str, Any]
 
 _BAR_WIDTH = 26  # the least that is kept for the share done and the bar; the values take the rest
 
@@ -81,10 +81,10 @@ class Progress(Callback):
         self._clock = clock
         self._started: tuple[float, float] | None = None  # clock and examples at the first record
         self._printed_at: float | None = None
-        self._unprinted: Record | None = None
+        self._unprinted: MetricsRecord | None = None
         self._bar: Bar | None = None
         self._notebook = NotebookBar(total_examples) if self._console.is_jupyter else None
-        self._progressive: Record = {}
+        self._progressive: MetricsRecord = {}
         if self._console.is_terminal:
             fill, keep = Column(ratio=1, min_width=8), Column(no_wrap=True)
             done, values = (
@@ -110,7 +110,7 @@ class Progress(Callback):
         elif self._unprinted is not None:
             self._print(self._unprinted)
 
-    def update(self, record: Record) -> None:
+    def update(self, record: MetricsRecord) -> None:
         """Shows a training record: step, examples, loss, samples_per_s, rows, hit_rate.
 
         What a record lacks is left out.
@@ -140,7 +140,7 @@ class Progress(Callback):
         """Shows a line of text that stays, above the bar."""
         self._console.print(Text(text), soft_wrap=True)
 
-    def on_plan(self, plan: Record) -> None:
+    def on_plan(self, plan: MetricsRecord) -> None:
         """Shows what was chosen: micro-batches, the owner of each feature, the bytes of a step beside those of a strategy that may send less."""
         predicted = plan["predicted"]
         if cut := predicted.get("micro_batches"):
@@ -163,11 +163,11 @@ class Progress(Callback):
                 text += ", which is less: substitution pays where an example has many ids and the first layer is narrow"
         self.message(text)
 
-    def on_metrics(self, record: Record) -> None:
+    def on_metrics(self, record: MetricsRecord) -> None:
         """See :meth:`update`."""
         self.update(record)
 
-    def on_evaluation(self, record: Record) -> None:
+    def on_evaluation(self, record: MetricsRecord) -> None:
         """Shows the metrics of one evaluation, on a line that stays."""
         if record["split"] == "progressive":
             self._progressive = record
@@ -183,11 +183,11 @@ class Progress(Callback):
             return f"{min(100 * examples / self._total, 100):3.0f} %"
         return f"{short(examples)} examples"
 
-    def _show(self, notebook: NotebookBar, record: Record, *, last: bool = False) -> None:
+    def _show(self, notebook: NotebookBar, record: MetricsRecord, *, last: bool = False) -> None:
         values = "  ".join(f"{value} {unit}" for value, unit in self._parts(record))
         notebook.show(record["examples"], self._share(record["examples"]).strip(), values, last=last)
 
-    def _print(self, record: Record) -> None:
+    def _print(self, record: MetricsRecord) -> None:
         examples = count(record["examples"])
         if self._total:
             examples += f" of {count(self._total)} ({percent(min(record['examples'] / self._total, 1.0))})"
@@ -195,7 +195,7 @@ class Progress(Callback):
         self.message("  ".join([f"step {count(record['step'])}", f"examples {examples}", *parts]))
         self._printed_at, self._unprinted = self._clock(), None
 
-    def _parts(self, record: Record) -> list[tuple[str, str]]:
+    def _parts(self, record: MetricsRecord) -> list[tuple[str, str]]:
         """Values, each with the unit that follows it."""
         measure, title = ("mae", "MAE") if "mae" in self._progressive else ("auc", "AUC")
         shown = [
@@ -209,7 +209,7 @@ class Progress(Callback):
         ]
         return [(value, unit) for value, unit in shown if value != DASH]
 
-    def _left(self, record: Record) -> str:
+    def _left(self, record: MetricsRecord) -> str:
         if not self._total or self._started is None:
             return DASH
         left = max(self._total - record["examples"], 0)

@@ -81,7 +81,7 @@ def read_run(directory: Path) -> RunRecord:
     return run
 
 
-def masked(value: Any, key: str = "") -> Any:
+def masked(value: object, key: str = "") -> object:
     """A copy of a value of a config, its secrets masked as in :attr:`RunRecord.config`."""
     if isinstance(value, dict):
         return {name: masked(item, name) for name, item in value.items()}

@@ -56,7 +56,7 @@ def status_of(run: Path) -> dict[str, Any]:
     }
 
 
-def _process(shown: ProcessStatus, now: float) -> dict[str, Any]:
+def _process(shown: ProcessStatus, now: float) -> dict[str, object]:
     """One process; what it does not say is None, and rates of one that does not run are."""
     state, rows = _state_of(shown, now), shown.live("rows")
     runs = state == "running"
@@ -101,7 +101,7 @@ def _state_of(shown: ProcessStatus, now: float) -> str:
     return "running" if now - shown.now["at_s"] < SILENT_S else "silent"
 
 
-def _state(processes: list[dict[str, Any]], summary: Mapping[str, Any] | None) -> str:
+def _state(processes: list[dict[str, object]], summary: Mapping[str, object] | None) -> str:
     states = {process["state"] for process in processes}
     if "running" in states:
         return "running"
@@ -112,7 +112,7 @@ def _state(processes: list[dict[str, Any]], summary: Mapping[str, Any] | None) -
     return "killed" if processes else "stopped"
 
 
-def _totals(processes: list[dict[str, Any]]) -> dict[str, Any]:
+def _totals(processes: list[dict[str, object]]) -> dict[str, object]:
     """Sums over processes; None where none of them says it."""
     totals: dict[str, Any] = {}
     for name in ("samples_per_s", "rows", "rss_bytes", "cpu_cores", "lost_updates", "incarnation"):
@@ -131,7 +131,7 @@ def _bottleneck(processes: list[dict[str, Any]]) -> dict[str, Any] | None:
     return {name: busiest[name] for name in ("role", "index", "busy")}
 
 
-def _last_record(file: Path) -> dict[str, Any] | None:
+def _last_record(file: Path) -> dict[str, object] | None:
     """The last training line, of those at the end of the file."""
     try:
         with open_file(file) as lines:

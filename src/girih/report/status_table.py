@@ -73,7 +73,7 @@ def _headline(status: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _table(status: Mapping[str, Any], width: int) -> Table:
+def _table(status: Mapping[str, object], width: int) -> Table:
     left_out: list[str] = []
     for name in ("", *LEAST):
         left_out.append(name)
@@ -109,7 +109,7 @@ def _total(totals: Mapping[str, Any], name: str) -> str:
     return shown[name]() if name in shown else ""
 
 
-def _staleness(process: Mapping[str, Any]) -> str:
+def _staleness(process: Mapping[str, object]) -> str:
     if process["staleness_max"] is None:
         return DASH
     return f"{process['staleness_mean']:.1f} ≤ {process['staleness_max']}"

@@ -3,50 +3,50 @@
 from __future__ import annotations
 
 import math
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 DASH = "–"
 _STEPS = ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k"))
 _BINARY_STEPS = ((2**40, " TiB"), (2**30, " GiB"), (2**20, " MiB"), (2**10, " KiB"))
 
 
-def is_number(value: Any) -> TypeGuard[float]:
+def is_number(value: object) -> TypeGuard[float]:
     """Whether a value is a finite number; a bool is none."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def fraction(value: Any, digits: int = 5) -> str:
+def fraction(value: object, digits: int = 5) -> str:
     """For example 0.98412; from a million on 3.5e36."""
     if is_number(value) and abs(value) >= 1e6:
         return f"{value:.1e}".replace("e+", "e").replace("e0", "e")
     return f"{value:.{digits}f}" if is_number(value) else DASH
 
 
-def count(value: Any) -> str:
+def count(value: object) -> str:
     """For example 5,382."""
     return f"{value:,.0f}" if is_number(value) else DASH
 
 
-def short(value: Any) -> str:
+def short(value: object) -> str:
     """Below 10,000 like :func:`count`; else three digits and k, M, G or T: 53.8 k."""
     if not is_number(value):
         return DASH
     return _scaled(value, _STEPS) if abs(value) >= 1e4 else f"{value:,.0f}"
 
 
-def size(value: Any) -> str:
+def size(value: object) -> str:
     """Bytes: 1.21 GiB."""
     if not is_number(value):
         return DASH
     return _scaled(value, _BINARY_STEPS) if abs(value) >= 1024 else f"{value:,.0f} B"
 
 
-def percent(value: Any) -> str:
+def percent(value: object) -> str:
     """A share from 0 to 1: 97.3 %."""
     return f"{100 * value:.1f} %" if is_number(value) else DASH
 
 
-def duration(seconds: Any) -> str:
+def duration(seconds: object) -> str:
     """4.2 s, 3 min 05 s, 2 h 10 min."""
     if not is_number(seconds) or seconds < 0:
         return DASH

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
 
 from girih.report import charts
 from girih.report.record import RunRecord, TimelineSpan
@@ -14,7 +13,7 @@ NUM_STEPS = 6
 MAX_SPANS = 3000
 
 
-def timeline(run: RunRecord) -> dict[str, Any] | None:
+def timeline(run: RunRecord) -> dict[str, object] | None:
     """A few steps and the time by phase, for the template; None where nothing was timed."""
     events = run.events
     if not events or _end(events) <= events[0].start_us:
@@ -56,7 +55,7 @@ def window(events: Sequence[TimelineSpan]) -> tuple[float, float, str]:
     return start, end, f"{told} of {(last - first) / 1e6:,.4g} s."
 
 
-def _row(event: TimelineSpan, start_us: float, end_us: float) -> dict[str, Any]:
+def _row(event: TimelineSpan, start_us: float, end_us: float) -> dict[str, object]:
     begin, end = max(event.start_us, start_us), min(event.start_us + event.duration_us, end_us)
     return {
         "phase": event.name,
@@ -67,7 +66,7 @@ def _row(event: TimelineSpan, start_us: float, end_us: float) -> dict[str, Any]:
     }
 
 
-def _phases(run: RunRecord) -> dict[str, Any]:
+def _phases(run: RunRecord) -> dict[str, object]:
     """The cells of the table, longest phase first, and the name of the whole that shares refer to."""
     recorded: dict[str, list[float]] = defaultdict(list)
     for event in run.events:

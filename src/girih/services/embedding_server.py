@@ -142,8 +142,8 @@ class _EmbeddingServerWork(Service):
     ) -> None:
         super().__init__({
             SparseVerb.LOOKUP: self._lookup, SparseVerb.UPDATE: self._take_part, SparseVerb.DROP: self._take_part,
-            SparseVerb.ANEW: self._reset, SparseVerb.STATS: self._read_stats, SparseVerb.SAVE: self._begin_save, SparseVerb.LOAD: self._load,
-            SparseVerb.KNOW: self._knows_changes, SparseVerb.SEGMENT: self._begin_segment,
+            SparseVerb.RESET: self._reset, SparseVerb.STATS: self._read_stats, SparseVerb.SAVE: self._begin_save, SparseVerb.LOAD: self._load,
+            SparseVerb.HAS_CHANGES: self._has_changes, SparseVerb.SEGMENT: self._begin_segment,
         }, stats)  # fmt: skip
         self._shards, self._writing, self._sending = shards, writing, sending
         self._segments: dict[bool, SegmentRows] = {}  # by whether it has all rows: begun, and not ended
@@ -354,7 +354,7 @@ class _EmbeddingServerWork(Service):
                 parts = save.write() if request.frame.fields[0] else {}
         request.reply((), (as_text(parts),))
 
-    def _knows_changes(self, request: Request) -> None:
+    def _has_changes(self, request: Request) -> None:
         (since,) = request.frame.fields
         request.reply((int(self._shards.knows_changes(since)),))
 

@@ -285,7 +285,7 @@ class _LoaderWork(Service):
 
     def __init__(self, role: Loader, workers: Sequence[Client]) -> None:
         super().__init__({
-            SparseVerb.BEGIN: self._begin_pass, SparseVerb.GO_ON: self._resume_pass, SparseVerb.NEXT: self._send_next_share, SparseVerb.END: self._end_pass,
+            SparseVerb.BEGIN: self._begin_pass, SparseVerb.RESUME: self._resume_pass, SparseVerb.NEXT: self._send_next_share, SparseVerb.END: self._end_pass,
             SparseVerb.STORE_AGAIN: self._store_again, SparseVerb.STATS: self._read_stats,
         }, role.stats)  # fmt: skip
         self.role = role

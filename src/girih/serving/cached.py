@@ -6,10 +6,11 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from girih.errors import CheckpointError, MissingFileError
+from girih.serving.options import Notify
 from girih.serving.signature import NAME, Signature
 
 EXPORTED = "exported"
@@ -23,7 +24,7 @@ def model_name(run: str) -> str:
 
 
 @contextlib.contextmanager
-def exported(path: str, name: str, tell: Callable[[str], None], model: str | None = None) -> Iterator[Path]:
+def exported(path: str, name: str, notify: Notify, model: str | None = None) -> Iterator[Path]:
     """A directory with the exported model of a run, for as long as it is needed.
 
     It is kept in the run directory, and used again as long as its checkpoint is the final one; where nothing can be written there, or there is
@@ -31,7 +32,7 @@ def exported(path: str, name: str, tell: Callable[[str], None], model: str | Non
 
     Args:
         path: an exported directory, which is used as it is; a run directory, or a checkpoint. name: of the model, where it is made.
-        tell: receives a line on what is made. model: the user's class, as ``file.py:Class``; the export is made again for it.
+        notify: receives a line on what is made. model: the user's class, as ``file.py:Class``; the export is made again for it.
 
     Raises:
         MissingFileError, CheckpointError: neither an exported model nor a checkpoint there.
@@ -52,18 +53,18 @@ def exported(path: str, name: str, tell: Callable[[str], None], model: str | Non
     if run is not None and os.access(run, os.W_OK):
         kept = run / EXPORTED
         if model is not None or not _is_of(kept, source_of(opened.place, opened.manifest)):
-            tell(f"{path}: exporting {opened.place.name} to {kept}")
+            notify(f"{path}: exporting {opened.place.name} to {kept}")
             making = Path(tempfile.mkdtemp(prefix=_MAKING, dir=run))
             try:
-                export(opened, making, name, tell, programs=False)
+                export(opened, making, name, notify, programs=False)
                 _put(making, kept)
             finally:
                 shutil.rmtree(making, ignore_errors=True)
         yield kept
         return
     with tempfile.TemporaryDirectory(prefix="girih-export-") as temporary:
-        tell(f"{path}: exporting {opened.place.name} to a temporary directory")
-        export(opened, Path(temporary), name, tell, programs=False)
+        notify(f"{path}: exporting {opened.place.name} to a temporary directory")
+        export(opened, Path(temporary), name, notify, programs=False)
         yield Path(temporary)
 
 

@@ -12,10 +12,10 @@ AGAIN_S = 1.0
 """Seconds until another one is tried where none could be started."""
 
 
-def started(
+def start_process(
     module: str,
     *words: str,
-    told: str,
+    instructions: str,
     environment: Mapping[str, str] | None = None,
     descriptors: Sequence[int] = (),
 ) -> subprocess.Popen[str]:
@@ -37,12 +37,12 @@ def started(
         start_new_session=True,  # signals of the terminal reach who looks after it
     )
     with contextlib.suppress(BrokenPipeError):  # it has ended, as whoever waits for it learns
-        process.stdin.write(told + "\n")  # type: ignore[union-attr]
+        process.stdin.write(instructions + "\n")  # type: ignore[union-attr]
         process.stdin.flush()  # type: ignore[union-attr]
     return process
 
 
-def let_go(process: subprocess.Popen[str]) -> None:
+def release_input(process: subprocess.Popen[str]) -> None:
     """Closes the pipes to a process that has ended."""
     for pipe in (process.stdin, process.stdout):
         with contextlib.suppress(OSError):

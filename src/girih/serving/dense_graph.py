@@ -119,11 +119,11 @@ def operator_named(name: Any) -> Callable[..., Any] | None:
     return found if isinstance(found, OpOverload) and _is_allowed(found) else None
 
 
-def _is_allowed(found: Any) -> bool:
-    name = str(found).removeprefix("aten.")
-    if name in _UNSAFE or name.endswith("_backward.default") or found._schema.is_mutable:
+def _is_allowed(operator: Any) -> bool:
+    name = str(operator).removeprefix("aten.")
+    if name in _UNSAFE or name.endswith("_backward.default") or operator._schema.is_mutable:
         return False
-    return name in _COMPOSITE or torch.Tag.core in found.tags
+    return name in _COMPOSITE or torch.Tag.core in operator.tags
 
 
 def described(program: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -208,7 +208,7 @@ def net_of(
     tensors: Mapping[str, Tensor],
     example: tuple[Tensor, Embeddings],
     outputs: int,
-    where: Any,
+    where: object,
 ) -> ProgramNet:
     """The network that ``dense.json`` describes; tried on an example.
 

@@ -12,7 +12,7 @@ import time
 from contextlib import suppress
 from http import HTTPStatus
 from re import Match
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 from urllib.parse import unquote
 
 import httptools
@@ -47,7 +47,9 @@ class ClientConnection(asyncio.BufferedProtocol):
     options: ClassVar[ServeOptions]
     clients: ClassVar[Clients]
 
-    def __init__(self, config: Config, server_state: ServerState, app_state: Any, _loop: Any = None) -> None:
+    def __init__(
+        self, config: Config, server_state: ServerState, app_state: object, _loop: object = None
+    ) -> None:
         self._state, self._keep_alive_s = server_state, config.timeout_keep_alive
         self._parser = httptools.HttpRequestParser(self)
         self._is_ending = self._is_over = self._is_answered = False

@@ -15,7 +15,7 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from girih.publishing.part import widened
 from girih.schema import Schema
 from girih.serving import dense_graph, program
 from girih.serving.opening import OpenedModel
+from girih.serving.options import Notify
 from girih.serving.signature import (
     NAME,
     Dense,
@@ -54,15 +55,14 @@ from girih.training.example import example_for
 
 PARAMETERS, PROGRAM, ONNX = "dense.safetensors", "dense.json", "dense.onnx"
 _OURS = re.compile(r"rows-\d+\.safetensors|dense\.(safetensors|json|onnx)|\..*\.unfinished")
-Tell = Callable[[str], None]
 
 
-def export(opened: OpenedModel, out: Path, name: str, tell: Tell, *, programs: bool = True) -> Signature:
+def export(opened: OpenedModel, out: Path, name: str, notify: Notify, *, programs: bool = True) -> Signature:
     """Writes a model as a directory; what stands there of an export that was cut short is replaced.
 
     Args:
         opened: the run's model. out: missing or empty. name: of the model, as clients will ask for it.
-        tell: receives a line on what could not be made.
+        notify: receives a line on what could not be made.
         programs: whether the net is written as ONNX too.
 
     Raises:
@@ -86,7 +86,7 @@ def export(opened: OpenedModel, out: Path, name: str, tell: Tell, *, programs: b
         tables = tuple(table.name for table in group.spec.tables)
         rows.append(RowsEntry(file=file, tables=tables, num_rows=written.rows))
     made = recipe(model, opened.options)
-    dense = _write_dense(model, schema, groups, out, tell, with_onnx=programs, is_own=made["model"] is None)
+    dense = _write_dense(model, schema, groups, out, notify, with_onnx=programs, is_own=made["model"] is None)
     for dense_file in (dense.parameters, dense.program, dense.onnx):
         if dense_file is not None:
             sync(out / dense_file)
@@ -133,7 +133,7 @@ def begin(out: Path) -> None:
         (out / name).unlink()
 
 
-def source_of(place: Storage, manifest: Manifest) -> dict[str, Any]:
+def source_of(place: Storage, manifest: Manifest) -> dict[str, object]:
     """The checkpoint's name, and a checksum by which the same one is known again."""
     parts = json.dumps(manifest.parts, sort_keys=True)
     return {"checkpoint": place.name, "crc32": zlib.crc32(parts.encode())}
@@ -183,7 +183,7 @@ def _write_dense(
     schema: Schema,
     groups: Sequence[Group],
     out: Path,
-    tell: Tell,
+    notify: Notify,
     *,
     with_onnx: bool,
     is_own: bool,
@@ -191,7 +191,7 @@ def _write_dense(
     """Writes the net's parameters, its operators if its class is the user's own, and the net as ONNX."""
     example = example_for(schema, groups, train=False)
     inputs = program.inputs_of(example[1])
-    with_onnx = with_onnx and _can_write_onnx(tell)
+    with_onnx = with_onnx and _can_write_onnx(notify)
     exported, content, tensors = None, b"", dict[str, Tensor]()
     if is_own or with_onnx:
         try:
@@ -204,7 +204,7 @@ def _write_dense(
                 raise ConfigError(
                     f"{kind}: a class of yours is served as what torch.export makes of it, which failed: {reason}; see docs/serving.md"
                 ) from None
-            tell(f"no {ONNX}: torch.export cannot follow {kind}: {reason}")
+            notify(f"no {ONNX}: torch.export cannot follow {kind}: {reason}")
     if is_own:
         _write(out / PROGRAM, content)
     tensors |= model.state_dict()
@@ -212,7 +212,7 @@ def _write_dense(
         out / PARAMETERS,
         serialize({name: each.detach().cpu().clone().contiguous() for name, each in tensors.items()}),
     )
-    has_onnx = with_onnx and exported is not None and _onnx(exported, inputs, out / ONNX, tell)
+    has_onnx = with_onnx and exported is not None and _onnx(exported, inputs, out / ONNX, notify)
     return Dense(
         parameters=PARAMETERS,
         program=PROGRAM if is_own else None,
@@ -239,21 +239,21 @@ def _operators(
     return content, tensors
 
 
-def _can_write_onnx(tell: Tell) -> bool:
+def _can_write_onnx(notify: Notify) -> bool:
     missing = program.missing_for_onnx()
     if missing is not None:
-        tell(f"no {ONNX}: {missing} is not installed; pip install 'girih[onnx]'")
+        notify(f"no {ONNX}: {missing} is not installed; pip install 'girih[onnx]'")
     return missing is None
 
 
-def _onnx(exported: Any, inputs: program.Inputs, path: Path, tell: Tell) -> bool:
+def _onnx(exported: object, inputs: program.Inputs, path: Path, notify: Notify) -> bool:
     try:
         program.write_onnx(exported, inputs, path)
     except Exception as error:  # whatever the converter meets in a program
         path.unlink(missing_ok=True)
         if isinstance(error, OSError) and (full := disk_full(error, path)) is not None:
             raise full from None
-        tell(f"no {ONNX}: torch.onnx cannot convert it: {_reason(error)}")
+        notify(f"no {ONNX}: torch.onnx cannot convert it: {_reason(error)}")
         return False
     return True
 
@@ -272,5 +272,5 @@ def _reason(error: Exception) -> str:
     return text if len(text) <= 160 else text[:157] + "..."
 
 
-def _normalization(loaded: LoadedCheckpoint) -> dict[str, Any] | None:
+def _normalization(loaded: LoadedCheckpoint) -> dict[str, object] | None:
     return None if loaded.normalization is None else loaded.normalization.to_dict()

@@ -14,11 +14,10 @@ import itertools
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from girih.checkpoint.manifest import DENSE
 from girih.errors import CheckpointError, ConfigError, StorageFullError
@@ -30,10 +29,10 @@ from girih.publishing.manifest import LogHead, SegmentManifest, VersionFacts
 from girih.publishing.part import SegmentPart
 from girih.serving.follow_rows import Merging, concerns, most_to_merge, replaced, write_rows
 from girih.serving.followed import CURRENT, Followed, RowsFile, check_version
+from girih.serving.options import Notify
 from girih.sparse.groups.pack import Group
 from girih.store.snapshot.tensorfile import StoredTensor, check_tensors
 
-Tell = Callable[[str], None]
 _AT_ONCE = 64  # segments that become one file
 _KEPT = 3  # versions whose files stay, for whoever is about to map them
 
@@ -58,7 +57,7 @@ class Follower(AbstractContextManager["Follower"]):
 
     Args:
         directory: for this follower alone; what an earlier one left there is gone on with.
-        tell: receives a line on everything that happens.
+        notify: receives a line on every event.
         fingerprint: of the schema that is served; that of the first version where None. Versions of others are refused.
 
     Attributes:
@@ -69,37 +68,35 @@ class Follower(AbstractContextManager["Follower"]):
         ConfigError: another follower uses the directory.
     """
 
-    def __init__(self, log: Log, directory: Path, tell: Tell, *, fingerprint: str | None = None) -> None:
-        self._log, self.directory, self._tell, self._fingerprint = log, directory, tell, fingerprint
+    def __init__(self, log: Log, directory: Path, notify: Notify, *, fingerprint: str | None = None) -> None:
+        self._log, self.directory, self._notify, self._fingerprint = log, directory, notify, fingerprint
         directory.mkdir(parents=True, exist_ok=True)
-        self._lock = _locked(directory)
-        ahead.make_ready([*ahead.writing_mapped(), *ahead.serving()], tell)
+        self._lock = _lock_directory(directory)
+        ahead.make_ready([*ahead.writing_mapped(), *ahead.serving()], notify)
         self.again_s = 1.0
-        self._gap: tuple[LogHead, float] | None = None  # found no way there; not to be tried before
-        self._told: dict[str, str] = {}
+        self._gap: tuple[LogHead, float] | None = None  # no way there was found; when to try again
+        self._logged: dict[str, str] = {}
         self._merging = Merging()
-        self._tensors: list[
-            StoredTensor
-        ] = []  # of the dense half of the current version, without their values
+        self._tensors: list[StoredTensor] = []  # of the current version's dense half, without values
         self._recent: deque[set[str]] = deque(maxlen=_KEPT)
-        self.current = self._left_here()
+        self.current = self._find_version()
         if self.current is not None:
             self._fingerprint = self._fingerprint or self.current.fingerprint
             self._recent.append(self.current.files)
-        self._counts = itertools.count(self._next_count())
+        self._counts = itertools.count(_next_count(directory))
         self._clean()
 
     def poll(self) -> bool:
         """Looks once for what is new; returns whether :attr:`current` is another version than before."""
         before = None if self.current is None else self.current.number
         try:
-            self._take_merged()
+            self._apply_merged()
             self._follow()
             if self.current is not None and self.current.number != before:
                 self._merge()
-            self._settled("log")
+            self._allow_logging("log")
         except Exception as error:  # whatever lies in the log, the version that is here stays
-            self._say_once("log", self._stays(reason_of(error)))
+            self._log_once("log", self._describe_stay(reason_of(error)))
         after = None if self.current is None else self.current.number
         return after != before
 
@@ -114,61 +111,61 @@ class Follower(AbstractContextManager["Follower"]):
     def _follow(self) -> None:
         head = self._log.head()
         if head is None:
-            self._say_once("empty", f"{self._log.root}: nothing is published there yet; waits")
+            self._log_once("empty", f"{self._log.root}: nothing is published there yet; waits")
             return
-        self._settled("empty")
+        self._allow_logging("empty")
         pin, current = self._log.pin(), self.current
         target = head.newest.number if pin is None else pin
-        if current is not None and current.number == target and (pin is not None or _same(head, current)):
+        if current is not None and current.number == target and (pin is not None or _same_run(head, current)):
             self._note_newest(head)
             return
-        if current is not None and pin is None and _same(head, current) and target < current.number:
-            self._say_once("repeat", f"the head went back to version {target}; stays at {current.number}")
+        if current is not None and pin is None and _same_run(head, current) and target < current.number:
+            self._log_once("repeat", f"the head went back to version {target}; stays at {current.number}")
             return
-        self._settled("repeat")
+        self._allow_logging("repeat")
         if self._gap is not None and self._gap[0] == head and time.monotonic() < self._gap[1]:
             return
         self._gap = head, time.monotonic() + self.again_s
         if self._go_to(target, head, pinned=pin is not None):
             self._gap = None
-            self._settled("gap")
+            self._allow_logging("gap")
 
     def _go_to(self, target: int, head: LogHead, *, pinned: bool) -> bool:
         """Goes to a version, or as near to it as there is a way; returns whether it found one."""
         current, gap = self.current, ""
-        if current is not None and current.number < target and (pinned or _same(head, current)):
-            found, why = self._segments(current, self._tensors, target)
-            if found:
-                self._put(None, found, head)
+        if current is not None and current.number < target and (pinned or _same_run(head, current)):
+            segments, why = self._segments(current, self._tensors, target)
+            if segments:
+                self._apply(None, segments, head)
             if why is None:
                 return True
-            gap = f"version {current.number + len(found) + 1} cannot be reached: {why}"
+            gap = f"version {current.number + len(segments) + 1} cannot be reached: {why}"
         snapshot = self._snapshot_for(target, head)
         if (
             self.current is not None
             and snapshot <= self.current.number <= target
-            and (pinned or _same(head, self.current))
+            and (pinned or _same_run(head, self.current))
         ):
-            self._say_once(
+            self._log_once(
                 "gap", f"{gap}; stays at {self.current.number} until there is a snapshot behind it"
             )
             return False
         crc = head.snapshot.manifest_crc32 if snapshot == head.snapshot.number else None
         base = self._read(snapshot, whole=True, expected=crc)
-        found, why = [], None
+        segments, why = [], None
         if snapshot < target:
-            found, why = self._segments(base.manifest, base.tensors, target)
+            segments, why = self._segments(base.manifest, base.tensors, target)
         if gap:
-            self._tell(f"{gap}; begins again with snapshot {snapshot}")
+            self._notify(f"{gap}; begins again with snapshot {snapshot}")
         elif current is not None and not pinned and head.run != current.run:
-            self._tell(
+            self._notify(
                 f"another run publishes now: {head.run}, after {current.run}; begins with snapshot {snapshot}"
             )
-        self._put(base, found, head)
+        self._apply(base, segments, head)
         if why is not None:
-            self._say_once(
+            self._log_once(
                 "gap",
-                f"version {snapshot + len(found) + 1} cannot be reached: {why}; stays at {snapshot + len(found)}",
+                f"version {snapshot + len(segments) + 1} cannot be reached: {why}; stays at {snapshot + len(segments)}",
             )
         return why is None
 
@@ -189,24 +186,24 @@ class Follower(AbstractContextManager["Follower"]):
             tensors: of its dense half, without their values.
         """
         after, run, model = version.number, (version.run, version.epoch), _model(version)
-        found: list[_CheckedSegment] = []
+        segments: list[_CheckedSegment] = []
         for number in range(after + 1, min(target, after + _AT_ONCE) + 1):
             try:
-                each = self._read(number, whole=False)
+                segment = self._read(number, whole=False)
             except StorageFullError:
                 raise
             except Exception as error:
-                return found, reason_of(error)
-            theirs = each.manifest.run, each.manifest.epoch
-            if each.manifest.previous != number - 1 or theirs != run:
+                return segments, reason_of(error)
+            segment_run = segment.manifest.run, segment.manifest.epoch
+            if segment.manifest.previous != number - 1 or segment_run != run:
                 return (
-                    found,
-                    f"segment {number} is to be applied to version {each.manifest.previous} of {theirs}, not to {number - 1} of {run}",
+                    segments,
+                    f"segment {number} is to be applied to version {segment.manifest.previous} of {segment_run}, not to {number - 1} of {run}",
                 )
-            if _model(each.manifest) != model or each.tensors != tensors:
-                return found, f"segment {number} is of another model than version {after}"
-            found.append(each)
-        return found, None
+            if _model(segment.manifest) != model or segment.tensors != tensors:
+                return segments, f"segment {number} is of another model than version {after}"
+            segments.append(segment)
+        return segments, None
 
     def _read(self, number: int, *, whole: bool, expected: int | None = None) -> _CheckedSegment:
         """Reads a segment or a snapshot, all of it.
@@ -225,8 +222,10 @@ class Follower(AbstractContextManager["Follower"]):
             with place.fetch(name) as file:
                 parts.append(SegmentPart(file, f"{place}/{name}", facts))
         for group in groups:
-            own = [part for part in parts if concerns(part, group.spec)]
-            missing = {table.name for table in group.spec.tables}.difference(*(part.tables for part in own))
+            shards = [part for part in parts if concerns(part, group.spec)]
+            missing = {table.name for table in group.spec.tables}.difference(
+                *(part.tables for part in shards)
+            )
             if missing:
                 raise CheckpointError(f"{place}: damaged: no part holds table {min(missing)!r}")
         dense, facts = place.read(DENSE), manifest.parts[DENSE]
@@ -235,7 +234,7 @@ class Follower(AbstractContextManager["Follower"]):
         tensors = check_tensors(dense, f"{place}/{DENSE}")
         return _CheckedSegment(manifest, groups, parts, dense, tensors)
 
-    def _put(self, base: _CheckedSegment | None, segments: list[_CheckedSegment], head: LogHead) -> None:
+    def _apply(self, base: _CheckedSegment | None, segments: list[_CheckedSegment], head: LogHead) -> None:
         """Makes a version of files: a snapshot, or what is there, with segments on top; the last one is the current one then."""
         last = segments[-1] if segments else base
         if last is None:
@@ -252,7 +251,7 @@ class Follower(AbstractContextManager["Follower"]):
             count = next(self._counts)
         rows = []
         for g, group in enumerate(groups):
-            newest_first = [each.parts for each in reversed(segments)]
+            newest_first = [segment.parts for segment in reversed(segments)]
             on_top: tuple[RowsFile, ...] = ()
             if segments:
                 file = write_rows(self.directory / f"rows-{g}-{count}.safetensors", group, newest_first)
@@ -260,7 +259,7 @@ class Follower(AbstractContextManager["Follower"]):
             rows.append((*on_top, *kept[g]))
         dense = f"dense-{count}.safetensors"
         _write(self.directory / dense, last.dense)
-        self._become(
+        self._set_current(
             Followed.of(
                 manifest,
                 log=self._log.root.url,
@@ -272,14 +271,14 @@ class Follower(AbstractContextManager["Follower"]):
         )
         self._fingerprint = self._fingerprint or manifest.fingerprint
         self._tensors = last.tensors
-        what = f"snapshot {base.manifest.number}" if base is not None else ""
+        source = f"snapshot {base.manifest.number}" if base is not None else ""
         if segments:
             first, final = segments[0].manifest.number, manifest.number
-            shown = f"segment {final}" if first == final else f"segments {first} to {final}"
-            what = f"{what} and {shown}" if what else shown
-        self._tell(f"version {manifest.number}, step {manifest.step}, by {what}")
+            span = f"segment {final}" if first == final else f"segments {first} to {final}"
+            source = f"{source} and {span}" if source else span
+        self._notify(f"version {manifest.number}, step {manifest.step}, by {source}")
 
-    def _become(self, version: Followed) -> None:
+    def _set_current(self, version: Followed) -> None:
         version.write(self.directory)
         self.current = version
         self._recent.append(version.files)
@@ -302,38 +301,34 @@ class Follower(AbstractContextManager["Follower"]):
         path = self.directory / f"rows-{g}-{next(self._counts)}.safetensors"
         self._merging.begin(path, spec, g, files[:most], whole=most == len(files))
 
-    def _take_merged(self) -> None:
-        found = self._merging.result()
-        if found is None or self.current is None:
+    def _apply_merged(self) -> None:
+        result = self._merging.result()
+        if result is None or self.current is None:
             return
-        g, merged, by = found
+        g, merged, by = result
         files = replaced(self.current.rows[g], merged, by) if g < len(self.current.rows) else None
         if files is not None:
-            self._become(self.current.with_rows(g, files))
+            self._set_current(self.current.with_rows(g, files))
         self._merge()
 
-    def _left_here(self) -> Followed | None:
+    def _find_version(self) -> Followed | None:
         """The version that an earlier follower left here, if it is of this log and whole."""
         try:
-            found = Followed.read(self.directory)
-            if found is None:
+            version = Followed.read(self.directory)
+            if version is None:
                 return None
-            if found.log != self._log.root.url:
-                raise CheckpointError(f"{self.directory}: has versions of {found.log}")
-            if self._fingerprint is not None and found.fingerprint != self._fingerprint:
+            if version.log != self._log.root.url:
+                raise CheckpointError(f"{self.directory}: has versions of {version.log}")
+            if self._fingerprint is not None and version.fingerprint != self._fingerprint:
                 raise CheckpointError(f"{self.directory}: has versions of another schema")
-            found.stacks(self.directory, verify=True)
-            self._tensors = check_tensors(found.parameters(self.directory), found.dense)
+            version.stacks(self.directory, verify=True)
+            self._tensors = check_tensors(version.parameters(self.directory), version.dense)
         except Exception as error:
-            self._tell(f"{reason_of(error)}; begins again")
+            self._notify(f"{reason_of(error)}; begins again")
             (self.directory / CURRENT).unlink(missing_ok=True)
             return None
-        self._tell(f"goes on with version {found.number}, step {found.step}, which is here")
-        return found
-
-    def _next_count(self) -> int:
-        names = (path.stem.rpartition("-")[2] for path in self.directory.glob("*-*.safetensors"))
-        return max((int(name) for name in names if name.isdecimal()), default=0) + 1
+        self._notify(f"goes on with version {version.number}, step {version.step}, which is here")
+        return version
 
     def _clean(self) -> None:
         """Removes files of versions that nobody is about to map any more, and what a killed follower left."""
@@ -346,27 +341,32 @@ class Follower(AbstractContextManager["Follower"]):
             for path in unfinished(self.directory):
                 path.unlink(missing_ok=True)
 
-    def _stays(self, reason: str) -> str:
+    def _describe_stay(self, reason: str) -> str:
         return reason if self.current is None else f"stays at version {self.current.number}: {reason}"
 
-    def _say_once(self, kind: str, what: str) -> None:
-        if self._told.get(kind) != what:
-            self._told[kind] = what
-            self._tell(what)
+    def _log_once(self, kind: str, message: str) -> None:
+        if self._logged.get(kind) != message:
+            self._logged[kind] = message
+            self._notify(message)
 
-    def _settled(self, kind: str) -> None:
-        self._told.pop(kind, None)
+    def _allow_logging(self, kind: str) -> None:
+        self._logged.pop(kind, None)
 
 
-def _model(version: VersionFacts) -> tuple[Any, ...]:
+def _next_count(directory: Path) -> int:
+    names = (path.stem.rpartition("-")[2] for path in directory.glob("*-*.safetensors"))
+    return max((int(name) for name in names if name.isdecimal()), default=0) + 1
+
+
+def _model(version: VersionFacts) -> tuple[object, ...]:
     return version.schema, version.needs, version.recipe
 
 
-def _same(head: LogHead, current: Followed) -> bool:
+def _same_run(head: LogHead, current: Followed) -> bool:
     return (head.run, head.epoch) == (current.run, current.epoch)
 
 
-def _locked(directory: Path) -> IO[Any]:
+def _lock_directory(directory: Path) -> IO[str]:
     lock = (directory / ".lock").open("w")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

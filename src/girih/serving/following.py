@@ -13,14 +13,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from girih.checkpoint.storage import Storage
 from girih.errors import GirihError, RoleError
 from girih.publishing.log import Log
-from girih.serving.children import AGAIN_S, let_go, started
+from girih.serving.children import AGAIN_S, release_input, start_process
 from girih.serving.follow import Follower
+from girih.serving.options import Notify
 
 READY = "ready"
 
@@ -35,17 +35,17 @@ class Following(contextlib.AbstractContextManager["Following"]):
     """A follower as a process of its own, which is started again where it ends; entered, it has a version.
 
     Args:
-        log: the address. directory: for it alone. tell: receives a line where it is started again; what it says itself goes to
+        log: the address. directory: for it alone. notify: receives a line where it is started again; what it says itself goes to
             standard error.
 
     Raises:
         RoleError: it cannot begin.
     """
 
-    def __init__(self, log: Log, directory: Path, tell: Callable[[str], None]) -> None:
-        self._told = json.dumps({"log": log.root.url, "directory": str(directory)})
-        self._tell, self._ending = tell, threading.Event()
-        self._process = self._started()
+    def __init__(self, log: Log, directory: Path, notify: Notify) -> None:
+        self._instructions = json.dumps({"log": log.root.url, "directory": str(directory)})
+        self._notify, self._ending = notify, threading.Event()
+        self._process = self._start_follower()
         try:
             if self._process.stdout.readline().strip() != READY:  # type: ignore[union-attr]
                 status = self._process.wait()
@@ -53,52 +53,52 @@ class Following(contextlib.AbstractContextManager["Following"]):
         except BaseException:
             self.close()
             raise
-        threading.Thread(target=self._look_after, name="girih-follower", daemon=True).start()
+        threading.Thread(target=self._supervise, name="girih-follower", daemon=True).start()
 
     def close(self) -> None:
         """Ends it."""
         self._ending.set()
         self._process.kill()
         self._process.wait()
-        let_go(self._process)
+        release_input(self._process)
 
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _look_after(self) -> None:
+    def _supervise(self) -> None:
         while True:
-            status, told = self._process.wait(), ""
+            status, reason = self._process.wait(), ""
             while not self._ending.wait(AGAIN_S):
                 try:
-                    process = self._started()
+                    process = self._start_follower()
                 except OSError as error:
-                    if str(error) != told:
-                        told = str(error)
-                        self._tell(
-                            f"the follower ended with status {status}; cannot start another: {told}; tries again"
+                    if str(error) != reason:
+                        reason = str(error)
+                        self._notify(
+                            f"the follower ended with status {status}; cannot start another: {reason}; tries again"
                         )
                     continue
-                let_go(self._process)
+                release_input(self._process)
                 self._process = process
-                self._tell(f"the follower ended with status {status}; started another")
+                self._notify(f"the follower ended with status {status}; started another")
                 break
             if self._ending.is_set():
                 self._process.kill()  # it may have been started since
                 return
 
-    def _started(self) -> subprocess.Popen[str]:
-        return started("girih.serving.following", told=self._told)
+    def _start_follower(self) -> subprocess.Popen[str]:
+        return start_process("girih.serving.following", instructions=self._instructions)
 
 
 def main() -> int:
     """Follows until it is told to end; returns the status of the process."""
     os.nice(_NICE)
-    given = json.loads(sys.stdin.readline())
-    directory = Path(given["directory"])
-    threading.Thread(target=_until_closed, name="girih-parent", daemon=True).start()
+    instructions = json.loads(sys.stdin.readline())
+    directory = Path(instructions["directory"])
+    threading.Thread(target=_end_when_closed, name="girih-parent", daemon=True).start()
     try:
-        log = Log(Storage(given["log"]))
-        follower = Follower(log, directory, _say)
+        log = Log(Storage(instructions["log"]))
+        follower = Follower(log, directory, notify)
         is_ready = False
         while True:
             follower.poll()
@@ -109,15 +109,15 @@ def main() -> int:
     except KeyboardInterrupt:
         return 0
     except GirihError as error:
-        _say(" ".join(str(error).split()))
+        notify(" ".join(str(error).split()))
         return _REFUSED
 
 
-def _say(line: str) -> None:
+def notify(line: str) -> None:
     print(f"girih: follow: {line}", file=sys.stderr, flush=True)
 
 
-def _until_closed() -> None:
+def _end_when_closed() -> None:
     sys.stdin.read()
     os.kill(os.getpid(), signal.SIGTERM)
 

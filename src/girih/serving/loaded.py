@@ -53,7 +53,7 @@ from girih.training import evaluation
 from girih.training.feeds import ExampleFeed
 from girih.training.schedules import in_step
 from girih.training.session import Session
-from girih.training.shown import shown
+from girih.training.shown import summary_line
 from girih.training.specs import dense_spec, expect_data, gpu_of
 
 COLUMNS = ("ids", "tables", "counts", EMBEDDING)
@@ -150,9 +150,9 @@ class LoadedModel(contextlib.AbstractContextManager["LoadedModel"]):
         self._sparse: LocalSparse | None = None
 
     def __repr__(self) -> str:
-        return shown(self, self.model, self.step, self.schema, self._opened.manifest.rows)
+        return summary_line(self, self.model, self.step, self.schema, self._opened.manifest.rows)
 
-    def predict(self, data: Any) -> NDArray[np.float32]:
+    def predict(self, data: object) -> NDArray[np.float32]:
         """Probabilities, float32[n], or float32[n, T] with several labels.
 
         They are those of ``girih predict`` bit for bit where it reads the same examples in the same order. An example among others may
@@ -179,7 +179,7 @@ class LoadedModel(contextlib.AbstractContextManager["LoadedModel"]):
         session, normalization = self._session
         yield from evaluation.predictions(data, session, normalization, self.schema.labels.losses)
 
-    def outputs(self, data: Any) -> NDArray[np.float32]:
+    def outputs(self, data: object) -> NDArray[np.float32]:
         """The outputs of the model for all examples in order, float32[n, ...]: logits, or towers side by side.
 
         Args:
@@ -250,7 +250,7 @@ class LoadedModel(contextlib.AbstractContextManager["LoadedModel"]):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _dataset(self, data: Any, *, may_be_null: bool = False) -> Dataset | None:
+    def _dataset(self, data: object, *, may_be_null: bool = False) -> Dataset | None:
         """The examples that are in memory as a dataset; None where there are none.
 
         Args:
@@ -346,7 +346,7 @@ class LoadedModel(contextlib.AbstractContextManager["LoadedModel"]):
         return session, normalization
 
 
-def _are_ids(kind: Any) -> bool:
+def _are_ids(kind: pa.DataType) -> bool:
     types = pa.types
     return bool(
         types.is_integer(kind) or types.is_boolean(kind) or types.is_string(kind) or types.is_large_string(kind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -10,6 +11,8 @@ from girih.config.options import Options
 from girih.errors import ConfigError
 
 HOST, PORT = "127.0.0.1", 8000
+Notify = Callable[[str], None]
+"""Receives a line about an event."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,8 +22,8 @@ from girih.serving.tensors import (
     RequestTensor,
     from_bytes,
     from_json,
+    preview,
     shape_of,
-    shown,
     to_bytes,
 )
 
@@ -165,7 +165,7 @@ class Parser:
                 continue
             if type(size) is not int or not 0 <= size <= len(data) - at:
                 raise DataError(
-                    f"input {name!r}: binary_data_size = {shown(size)}; expected at most the {len(data) - at:,} bytes that are left"
+                    f"input {name!r}: binary_data_size = {preview(size)}; expected at most the {len(data) - at:,} bytes that are left"
                 )
             given[name] = from_bytes(name, datatype, shape, data[at : at + size])
             placed.append(BinaryTensor(name, datatype, shape, at, size))
@@ -207,7 +207,7 @@ def answer(
     return Answer(b"".join([head, *tail]), {"Content-Type": _BINARY, JSON_LENGTH: str(len(head))})
 
 
-def metadata(signature: Signature, name: str, version: str) -> dict[str, Any]:
+def metadata(signature: Signature, name: str, version: str) -> dict[str, object]:
     """The answer to ``GET /v2/models/NAME``; ``datatypes`` are all that ids may have beside the one announced."""
     inputs: list[dict[str, Any]] = []
     for each in signature.inputs:
@@ -232,27 +232,27 @@ def _place(error: Exception) -> str:
     return f": a number has more than {sys.get_int_max_str_digits():,} digits"
 
 
-def _length(given: str, size: int) -> int:
-    if not given.isascii() or not given.isdigit() or len(given) > 18 or int(given) > size:
-        raise DataError(f"{JSON_LENGTH} = {given[:40]!r}: expected at most the {size:,} bytes of the body")
-    return int(given)
+def _length(text: str, size: int) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > 18 or int(text) > size:
+        raise DataError(f"{JSON_LENGTH} = {text[:40]!r}: expected at most the {size:,} bytes of the body")
+    return int(text)
 
 
-def _parameters(given: Any, whose: str) -> Mapping[str, Any]:
-    parameters = given.get("parameters") or {}
+def _parameters(tensor: Any, owner: str) -> Mapping[str, Any]:
+    parameters = tensor.get("parameters") or {}
     if not isinstance(parameters, dict):
-        raise DataError(f"{whose}: parameters are no object")
+        raise DataError(f"{owner}: parameters are no object")
     return parameters
 
 
-def _id(content: Mapping[str, Any]) -> str | None:
+def _id(content: Mapping[str, object]) -> str | None:
     found = content.get("id")
     if found is not None and not isinstance(found, str):
         raise DataError("id is no string")
     return found
 
 
-def _wanted(content: Mapping[str, Any], outputs: Sequence[Output]) -> list[Wanted]:
+def _wanted(content: Mapping[str, object], outputs: Sequence[Output]) -> list[Wanted]:
     """The outputs that a request asks for; all where it names none."""
     binary = _flag(_parameters(content, "the request"), "binary_data_output", False, "the request")
     asked = content.get("outputs")
@@ -276,8 +276,8 @@ def _wanted(content: Mapping[str, Any], outputs: Sequence[Output]) -> list[Wante
     return list(found.values())
 
 
-def _flag(parameters: Mapping[str, Any], name: str, default: bool, whose: str) -> bool:
+def _flag(parameters: Mapping[str, object], name: str, default: bool, owner: str) -> bool:
     value = parameters.get(name, default)
     if not isinstance(value, bool):
-        raise DataError(f"{whose}: {name} = {shown(value)}: expected true or false")
+        raise DataError(f"{owner}: {name} = {preview(value)}: expected true or false")
     return value

@@ -33,7 +33,7 @@ from girih.data.read_plan import ReadPlan, make_read_plan
 from girih.data.unit import Unit
 from girih.errors import DataError, UserError, nearest
 from girih.kernels.buffers import Buffers
-from girih.schema import Categorical, Numeric, Schema
+from girih.schema import Categorical, Feature, Numeric, Schema
 from girih.serving.plain import MOST_IDS, PlainReader
 from girih.serving.protocol import InferRequest
 from girih.serving.signature import LENGTHS, inputs_of
@@ -193,13 +193,13 @@ class RequestReader:
             ids, offsets = keep_last(ids, offsets, feature.max_length)
         return _repeated(BagColumn(ids, offsets), num_rows, size)
 
-    def _rows_of(self, feature: Any, columns: Mapping[str, RequestColumn], size: int) -> int:
+    def _rows_of(self, feature: Feature, columns: Mapping[str, RequestColumn], size: int) -> int:
         """1 where all examples share what a feature reads, else n."""
         return max(columns[name].num_rows for name in _sources(feature)) if size > 1 else size
 
     def _decode(
         self,
-        features: Sequence[Any],
+        features: Sequence[Feature],
         columns: Mapping[str, RequestColumn],
         num_rows: int,
         bags: list[BagColumn | None],
@@ -221,7 +221,7 @@ class RequestReader:
         for number, values in zip(plan.schema.numeric, rows.numeric.T, strict=True):
             numeric[:, places[number.name]] = values
 
-    def _plan(self, names: Sequence[str], table: Any) -> ReadPlan:
+    def _plan(self, names: Sequence[str], table: pa.Table) -> ReadPlan:
         """The plan by which the decoder reads a table; made once for columns of these types."""
         key = (*names, *table.schema.types)
         plan = self._plans.get(key)
@@ -237,14 +237,14 @@ class RequestReader:
         return plan
 
 
-def _in_their_words(told: str, kinds: Sequence[Any]) -> str:
+def _in_their_words(message: str, kinds: Sequence[object]) -> str:
     """Says what is wrong with the type of a column, with datatypes of the protocol, and without how files would be mended."""
     for kind in kinds:
-        told = told.replace(f" ({kind}) ", f" ({datatype_of(kind)}) ")
-    return told.partition("; cast the column")[0]
+        message = message.replace(f" ({kind}) ", f" ({datatype_of(kind)}) ")
+    return message.partition("; cast the column")[0]
 
 
-def _is_plain(feature: Any) -> bool:
+def _is_plain(feature: Feature) -> bool:
     """Whether values that are integers, or numbers, are taken as they are."""
     if isinstance(feature, Numeric):
         return not set(feature.transform) - {"standardize"}
@@ -255,7 +255,7 @@ def _is_plain(feature: Any) -> bool:
     return not feature.is_split and feature.padding_id is None
 
 
-def _sources(feature: Any) -> list[str]:
+def _sources(feature: Feature) -> list[str]:
     weights = feature.weights if isinstance(feature, Categorical) else None
     return [feature.source, *([weights] if weights else [])]
 
@@ -321,7 +321,7 @@ def _repeated(bags: BagColumn, num_rows: int, size: int) -> BagColumn:
     return BagColumn(np.tile(ids, size), None if offsets is None else np.arange(size + 1) * len(ids), tiled)
 
 
-def _arrow(name: str, column: RequestColumn, num_rows: int) -> Any:
+def _arrow(name: str, column: RequestColumn, num_rows: int) -> pa.Array:
     """A column of so many rows as Arrow has it.
 
     Raises:

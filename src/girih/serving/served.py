@@ -12,7 +12,6 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -195,7 +194,7 @@ def parameters_in(path: Path) -> dict[str, Tensor]:
         return tensors_in(file.read(), str(path))
 
 
-def filled(module: nn.Module, parameters: Mapping[str, Tensor], where: Any) -> nn.Module:
+def filled(module: nn.Module, parameters: Mapping[str, Tensor], where: object) -> nn.Module:
     """The module with these parameters and buffers.
 
     Raises:

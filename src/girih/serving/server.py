@@ -25,10 +25,10 @@ from typing import IO, Any
 
 from girih.errors import ConfigError, RoleError
 from girih.kernels.cpu import ahead
-from girih.serving.children import AGAIN_S, let_go, started
+from girih.serving.children import AGAIN_S, release_input, start_process
 from girih.serving.limits import DRAIN_S, allow_files
 from girih.serving.metrics import SHARED
-from girih.serving.options import ServeOptions
+from girih.serving.options import Notify, ServeOptions
 from girih.serving.signature import check_all, check_name
 
 READY = "ready"
@@ -37,10 +37,9 @@ _SWITCH_S = 0.0005
 """A thread that wants to run waits for another one so long; Python has ten times that."""
 _SHORT_LIFE_S = 10.0
 _MOST_SHORT_LIVES = 3
-Tell = Callable[[str], None]
 
 
-def bound(host: str, port: int) -> socket.socket:
+def bind_socket(host: str, port: int) -> socket.socket:
     """A socket with the address of a server, which does not listen yet: who connects before the model is there is refused.
 
     Raises:
@@ -52,37 +51,37 @@ def bound(host: str, port: int) -> socket.socket:
         raise ConfigError(
             f"--host {host}: {error.strerror or error}; expected an address of this machine"
         ) from None
-    found = socket.socket(family, socket.SOCK_STREAM)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     # connections have it from here: asyncio does not know that they are TCP's, and an answer would wait 40 ms for its own head to be acknowledged
-    found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     try:
-        found.bind((host, port))
+        listening.bind((host, port))
     except OSError as error:
-        found.close()
+        listening.close()
         if error.errno == errno.EADDRINUSE:
-            raise _taken(host, port) from None
-        told = os.strerror(error.errno).lower() if error.errno else str(error)
+            raise _port_in_use(host, port) from None
+        reason = os.strerror(error.errno).lower() if error.errno else str(error)
         raise ConfigError(
-            f"--host {host} --port {port}: {told}; expected an address of this machine"
+            f"--host {host} --port {port}: {reason}; expected an address of this machine"
         ) from None
-    return found
+    return listening
 
 
-def address_of(found: socket.socket) -> str:
+def address_of(listening: socket.socket) -> str:
     """``http://HOST:PORT``."""
-    host, port = found.getsockname()[:2]
+    host, port = listening.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def serve(
-    directory: Path, name: str, options: ServeOptions, ready: Tell, tell: Tell, *, follow: bool = False
+    directory: Path, name: str, options: ServeOptions, ready: Notify, notify: Notify, *, follow: bool = False
 ) -> None:
     """Answers until a signal comes.
 
     Args:
         directory: of an exported model. name: of the model, for clients.
-        ready: receives a line once it answers. tell: a line for whatever happens besides.
+        ready: receives a line once it answers. notify: receives a line on every other event.
         follow: whether the directory is that of a follower, whose newest version answers.
 
     Raises:
@@ -91,12 +90,12 @@ def serve(
     check_name(name)
     require_packages()
     allow_files(options.max_connections)
-    with bound(options.host, options.port) as listening:
+    with bind_socket(options.host, options.port) as listening:
         about = f"{name} at {address_of(listening)}"
         if options.workers == 1:
             answer(directory, name, options, listening, lambda: ready(about), follow=follow)
         else:
-            with Workers(directory, name, options, listening, tell, follow=follow) as workers:
+            with Workers(directory, name, options, listening, notify, follow=follow) as workers:
                 ready(f"{about}, {options.workers} workers")
                 workers.watch()
 
@@ -157,7 +156,7 @@ def answer(
             Answering(config).run(sockets=[listening])
     except OSError as error:
         if error.errno == errno.EADDRINUSE:  # bound by somebody else too, who listened first
-            raise _taken(host, port) from None
+            raise _port_in_use(host, port) from None
         raise
 
 
@@ -202,23 +201,23 @@ class Workers(contextlib.AbstractContextManager["Workers"]):
         name: str,
         options: ServeOptions,
         listening: socket.socket,
-        tell: Tell,
+        notify: Notify,
         *,
         follow: bool = False,
     ) -> None:
         if not follow:  # a follower has checked what it has
             check_all(directory)  # once for all workers
-        ahead.make_ready(ahead.serving(), tell)
-        told = {"directory": str(directory), "name": name, "options": asdict(options), "follow": follow}
-        self._told = json.dumps(told)
-        self._listening, self._tell = listening, tell
+        ahead.make_ready(ahead.serving(), notify)
+        order = {"directory": str(directory), "name": name, "options": asdict(options), "follow": follow}
+        self._instructions = json.dumps(order)
+        self._listening, self._notify = listening, notify
         self._shared = tempfile.TemporaryDirectory(prefix="girih-serve-")
         self._workers: list[_Worker] = []
         self._short_lives = 0
         try:
-            self._workers += [self._started() for _ in range(options.workers)]
+            self._workers += [self._start_worker() for _ in range(options.workers)]
             for worker in self._workers:
-                self._await(worker)
+                self._wait_until_ready(worker)
         except BaseException:
             self.close()
             raise
@@ -236,20 +235,20 @@ class Workers(contextlib.AbstractContextManager["Workers"]):
                 if status is None or time.monotonic() < worker.again_s:
                     continue
                 if not worker.again_s:
-                    self._note_end(worker, status)
+                    self._count_end(worker, status)
                 try:
-                    self._workers[number] = self._started()
+                    self._workers[number] = self._start_worker()
                 except OSError as error:
                     if not worker.again_s:
-                        self._tell(
+                        self._notify(
                             f"worker {worker.process.pid} ended with status {status}; cannot start another: {error}; tries again"
                         )
                     worker.again_s = time.monotonic() + AGAIN_S
                     continue
-                let_go(worker.process)
-                self._tell(f"worker {worker.process.pid} ended with status {status}; started another")
+                release_input(worker.process)
+                self._notify(f"worker {worker.process.pid} ended with status {status}; started another")
 
-    def _note_end(self, worker: _Worker, status: int) -> None:
+    def _count_end(self, worker: _Worker, status: int) -> None:
         from prometheus_client import multiprocess
 
         short = time.monotonic() - worker.begun_s < _SHORT_LIFE_S
@@ -268,52 +267,52 @@ class Workers(contextlib.AbstractContextManager["Workers"]):
                 worker.process.wait(max(0.0, deadline - time.monotonic()))
             worker.process.kill()
             worker.process.wait()
-            let_go(worker.process)
+            release_input(worker.process)
         self._workers.clear()
         self._shared.cleanup()
 
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _started(self) -> _Worker:
+    def _start_worker(self) -> _Worker:
         descriptor = self._listening.fileno()
-        process = started(
+        process = start_process(
             "girih.serving.worker",
             str(descriptor),
-            told=self._told,
+            instructions=self._instructions,
             environment={**os.environ, SHARED: self._shared.name},
             descriptors=(descriptor,),
         )
         return _Worker(process, time.monotonic())
 
-    def _await(self, worker: _Worker) -> None:
+    def _wait_until_ready(self, worker: _Worker) -> None:
         if (worker.process.stdout.readline().strip()) != READY:  # type: ignore[union-attr]
             status = worker.process.wait()
             raise ConfigError(f"serve: a worker could not begin (status {status}); see its message above")
 
 
-def worker(descriptor: int, told: IO[str]) -> None:
+def worker(descriptor: int, pipe: IO[str]) -> None:
     """A worker's work: see :mod:`girih.serving.worker`.
 
     Args:
-        descriptor: of the socket. told: the pipe that begins with what to serve; its end means that this process is to end.
+        descriptor: of the socket. pipe: the pipe that begins with what to serve; its end means that this process is to end.
     """
-    given: dict[str, Any] = json.loads(told.readline())
-    options = ServeOptions(**given["options"])
+    instructions: dict[str, Any] = json.loads(pipe.readline())
+    options = ServeOptions(**instructions["options"])
     with socket.socket(fileno=descriptor) as listening:
-        threading.Thread(target=_until_closed, args=(told,), name="girih-parent", daemon=True).start()
+        threading.Thread(target=_end_when_closed, args=(pipe,), name="girih-parent", daemon=True).start()
 
         def ready() -> None:
             print(READY, flush=True)
 
-        directory, follow = Path(given["directory"]), given["follow"]
-        answer(directory, given["name"], options, listening, ready, verify=False, follow=follow)
+        directory, follow = Path(instructions["directory"]), instructions["follow"]
+        answer(directory, instructions["name"], options, listening, ready, verify=False, follow=follow)
 
 
-def _until_closed(told: IO[str]) -> None:
-    told.read()
+def _end_when_closed(pipe: IO[str]) -> None:
+    pipe.read()
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _taken(host: str, port: int) -> ConfigError:
+def _port_in_use(host: str, port: int) -> ConfigError:
     return ConfigError(f"--port {port}: {host}:{port} is taken; name another, or 0 for any that is free")

@@ -17,7 +17,7 @@ from girih.data.from_memory import columns_of
 from girih.errors import CheckpointError, ConfigError, MissingFileError
 from girih.files.sealed import check_inside, open_file, read_sealed, refusing, seal
 from girih.files.whole import write_whole
-from girih.schema import Categorical, Numeric, Schema, Sequence
+from girih.schema import Categorical, Feature, Numeric, Schema, Sequence
 from girih.store.mapped import MappedFile, MappedFileFacts
 from girih.version import __version__
 
@@ -197,7 +197,7 @@ def _input(name: str, schema: Schema) -> Input:
     return Input(name=name, kind=kind, datatype=datatype, sequence=sequence, features=features)
 
 
-def _kind_of(feature: Any) -> tuple[str, str, bool]:
+def _kind_of(feature: Feature) -> tuple[str, str, bool]:
     if not isinstance(feature, Sequence) and feature.part_of_time:
         return "times", "INT64", False
     if isinstance(feature, Numeric):

@@ -75,7 +75,7 @@ def from_bytes(name: str, datatype: str, shape: tuple[int, ...], data: memoryvie
     return RequestTensor(name, datatype, shape, np.frombuffer(data, dtype))
 
 
-def from_json(name: str, datatype: str, shape: tuple[int, ...], data: Any) -> RequestTensor:
+def from_json(name: str, datatype: str, shape: tuple[int, ...], data: object) -> RequestTensor:
     """A tensor whose values are a list in JSON, nested or flat; null is a missing value.
 
     Raises:
@@ -113,7 +113,7 @@ def from_json(name: str, datatype: str, shape: tuple[int, ...], data: Any) -> Re
     return RequestTensor(name, datatype, shape, values.to_numpy() if plain else values)
 
 
-def _infinite(values: Any, data: Sequence[Any]) -> list[Any]:
+def _infinite(values: pa.Array, data: Sequence[object]) -> list[object]:
     """The data that became infinite: some are numbers too large."""
     numbers: NDArray[Any] = values.to_numpy(zero_copy_only=False)  # null is NaN there
     return [data[place] for place in np.flatnonzero(np.isinf(numbers)).tolist()]
@@ -143,16 +143,16 @@ def _fits(datatype: str, value: Any) -> bool:
     return bool(not is_finite or abs(value) <= float(np.finfo(NUMPY[datatype]).max))
 
 
-def _refused(name: str, datatype: str, data: Sequence[Any]) -> DataError:
+def _refused(name: str, datatype: str, data: Sequence[object]) -> DataError:
     """The error of data that hold a value of another type, or out of its range: the first one, as JSON writes it."""
     expected = f"expected values of {datatype}, {_described(datatype)}"
     for place, value in enumerate(data):
         if not _fits(datatype, value):
-            return DataError(f"input {name!r}: value {place} is {shown(value)}; {expected}")
+            return DataError(f"input {name!r}: value {place} is {preview(value)}; {expected}")
     return DataError(f"input {name!r}: data of several types; {expected}")
 
 
-def shown(value: Any) -> str:
+def preview(value: object) -> str:
     """A value of JSON as text, for errors: only its beginning is written, however long or deep it is."""
     beginning = value[:_MOST_SHOWN] if isinstance(value, str) else value
     pieces = islice(
@@ -161,7 +161,7 @@ def shown(value: Any) -> str:
     return "".join(pieces)[:_MOST_SHOWN]
 
 
-def datatype_of(kind: Any) -> str:
+def datatype_of(kind: pa.DataType) -> str:
     """The datatype of a type of Arrow that a request's column has, with its lists if it has any."""
     if pa.types.is_large_list(kind):
         return f"lists of {datatype_of(kind.value_type)}"
@@ -177,21 +177,21 @@ def _described(datatype: str) -> str:
     return f"numbers up to {float(np.finfo(NUMPY[datatype]).max):.3g}"
 
 
-def shape_of(name: str, given: Any) -> tuple[int, ...]:
+def shape_of(name: str, sizes: Any) -> tuple[int, ...]:
     """The shape of a tensor, as JSON says it.
 
     Raises:
         DataError: none, or of more than two dims.
     """
-    fits = isinstance(given, list) and 1 <= len(given) <= _MOST_DIMS
-    if not fits or not all(type(size) is int and size >= 0 for size in given):
-        raise DataError(f"input {name!r}: shape = {shown(given)}; expected [n], or [n, length]")
-    return tuple(given)
+    fits = isinstance(sizes, list) and 1 <= len(sizes) <= _MOST_DIMS
+    if not fits or not all(type(size) is int and size >= 0 for size in sizes):
+        raise DataError(f"input {name!r}: shape = {preview(sizes)}; expected [n], or [n, length]")
+    return tuple(sizes)
 
 
-def _known(name: str, datatype: str) -> np.dtype[Any]:
+def _known(name: str, datatype: str) -> np.dtype[np.generic]:
     if not isinstance(datatype, str):
-        raise DataError(f"input {name!r}: datatype = {shown(datatype)}; expected a string, as 'INT64'")
+        raise DataError(f"input {name!r}: datatype = {preview(datatype)}; expected a string, as 'INT64'")
     if datatype not in NUMPY:
         told = datatype[:_MOST_SHOWN]
         raise DataError(f"input {name!r}: datatype = {told!r}{nearest(told, _ARROW)}")
@@ -207,7 +207,7 @@ def _num_values(name: str, shape: Sequence[int]) -> int:
     return count
 
 
-def _strings(name: str, count: int, data: memoryview) -> Any:
+def _strings(name: str, count: int, data: memoryview) -> pa.Array:
     """Strings, each behind its length as uint32, as an Arrow array."""
     offsets = np.zeros(count + 1, np.int64)
     text = np.empty(max(0, len(data) - 4 * count), np.uint8)

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -161,7 +160,7 @@ class Watched:
     def _parameters(self, followed: Followed) -> dict[str, Tensor]:
         return tensors_in(followed.parameters(self._directory), str(self._directory / followed.dense))
 
-    def _mark(self) -> Any:
+    def _mark(self) -> tuple[int, int] | None:
         """Says whether the small file is another one: it is replaced, never written to."""
         try:
             found = os.stat(self._directory / CURRENT)

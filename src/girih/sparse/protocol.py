@@ -8,7 +8,7 @@ A frame has a kind, integers and arrays; see :mod:`girih.comm.rpc`. G groups, W 
     trainer ─PEEK──►  worker  ─LOOKUP──► server ids; bags, for evaluation
     trainer ─DROP──►  worker  ─DROP──► server a batch that will not be pushed
     trainer ─BEGIN, NEXT, END──► loader       a pass over the data; a share of it without its ids
-    trainer ─GO_ON, STORE_AGAIN──► loader     the same, where a loader or a worker came back
+    trainer ─RESUME, STORE_AGAIN──► loader    the same, where a loader or a worker came back
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ class SparseVerb(IntEnum):
     labels, weight, text of the position after it, weights of examples if any, weights of labels with their scale
         if any; or (0,); text of skipped rows.
     END: (pass, trainer, taken): so many shares are pulled, or will be, and no more.
-    GO_ON: (pass, trainer, share); text, to a loader that came back: the rest of the pass, from that share on, for this trainer.
+    RESUME: (pass, trainer, share); text, to a loader that came back: the rest of the pass, from that share on, for this trainer.
     STORE_AGAIN: (pass, trainer, share); text (where its batch begins): the worker that kept its ids came back without them → (worker, sample).
-    ANEW: trainers begin anew; what others began is dropped → (updates lost by this, or by an earlier one; the last step).
+    RESET: trainers restart; the server drops batches that earlier ones began → (updates lost by this, or by an earlier one; the last step).
     STATS: (with spans) → text. SAVE: text (the checkpoint's address) → (). WRITE: (whether to write) → text (facts of parts). LOAD: text (address, parts) → ().
-    KNOW: (version) → (whether all shards know what changed since then). SEGMENT: (number, the version it is to be applied to, or NO_VERSION for
+    HAS_CHANGES: (version) → (whether all shards know what changed since then). SEGMENT: (number, the version it is to be applied to, or NO_VERSION for
         all rows); text (the segment's address) → (). SEND: (whether all rows, whether to write) → text (facts of parts).
     """
 
@@ -81,10 +81,10 @@ class SparseVerb(IntEnum):
     BEGIN = 13
     NEXT = 14
     END = 15
-    ANEW = 16
-    GO_ON = 17
+    RESET = 16
+    RESUME = 17
     STORE_AGAIN = 18
-    KNOW = 19
+    HAS_CHANGES = 19
     SEGMENT = 20
     SEND = 21
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from girih.cluster.roles import ENDS_RUN, RELOADS, FailurePolicy, RoleName
+from girih.cluster.roles import FAIL, RELOAD_ALL, FailurePolicy, RoleName
 from girih.config.bounds import Bounds
 from girih.errors import ConfigError
 from girih.planner import memory
@@ -71,7 +71,7 @@ class Hierarchical(RemoteStrategy):
     in_step: ClassVar[bool] = False
     cuts_from: ClassVar[tuple[str, ...]] = ()
     waits_for_dense: ClassVar[bool] = False
-    instead_of: ClassVar[Mapping[str, str]] = {
+    misplaced_options: ClassVar[Mapping[str, str]] = {
         "trainers": "set groups, each of them one trainer; or groups, trainers_per_group and servers_per_group"
     }
     groups: Processes = 1
@@ -142,7 +142,7 @@ class Hierarchical(RemoteStrategy):
         other without a bound, so that servers could not tell a push that comes again.
         """
         own = RemoteStrategy.bearing(self, name, store, num_trainers)
-        return RELOADS if own is ENDS_RUN else own
+        return RELOAD_ALL if own is FAIL else own
 
     def plan(self, facts: Facts) -> Plan:
         """Keys are hashed to servers, whatever the data; dense parameters are divided over dense servers in equal ranges."""

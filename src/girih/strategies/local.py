@@ -27,7 +27,7 @@ class Local(StrategyOptions):
     """Trains in this process, in step."""
 
     name: ClassVar[str] = "local"
-    instead_of: ClassVar[Mapping[str, str]] = dict.fromkeys(
+    misplaced_options: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("trainers", "loaders", "embedding_workers", "embedding_servers"),
         "local trains in one process; take a strategy of several, as --strategy synchronous (girih.Synchronous)",
     )

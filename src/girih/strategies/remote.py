@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self, cast
 
-from girih.cluster.roles import COMES_BACK, ENDS_RUN, FailurePolicy, RestartPolicy, Role, RoleName
+from girih.cluster.roles import FAIL, RESTART, FailurePolicy, RestartPolicy, Role, RoleName
 from girih.comm.peers import CONNECTED_S, RETURN_S
 from girih.config.bounds import Bounds
 from girih.errors import ConfigError
@@ -86,7 +86,7 @@ class RemoteStrategy(StrategyOptions):
 
     def bearing(self, name: str, store: StoreOptions, num_trainers: int) -> FailurePolicy:
         """Says what becomes of a run when a process of a role is killed: loaders come back, since shares are a function of the position."""
-        return COMES_BACK if name == LOADER else ENDS_RUN
+        return RESTART if name == LOADER else FAIL
 
     def plan(self, facts: Facts) -> Plan:
         """Keys are hashed to servers, whatever the data.
@@ -218,7 +218,7 @@ class RemoteStrategy(StrategyOptions):
             if rows_move:
                 processes.remove_memory()
             # side by side; loaders begin with the next pass
-            processes.prepare_anew({name: plan.roles[name] for name in (*ending, LOADER)})
+            processes.prepare_replacements({name: plan.roles[name] for name in (*ending, LOADER)})
             if rows_move:
                 servers = self._start_servers(plan, context)
             workers = self._start_workers(plan, context, sparse.codec, servers)
@@ -271,7 +271,7 @@ class RemoteStrategy(StrategyOptions):
 
     def _returns(self, name: str, context: RunContext) -> bool:
         """Whether processes of a role come back."""
-        return self._bearing(name, context).policy is RestartPolicy.COME_BACK
+        return self._bearing(name, context).policy is RestartPolicy.RESTART
 
     def _start_servers(self, plan: Plan, context: RunContext) -> tuple[str, ...]:
         from girih.services.embedding_server import EmbeddingServer
@@ -356,7 +356,7 @@ class PipelinedStrategy(RemoteStrategy):
         kept = store.why_not_kept if name == SERVER else ""
         clash = why_resent_pushes_clash(self._num_senders(num_trainers), self.staleness)
         why = clash or kept or store.why_not_numbered
-        return FailurePolicy(why=why) if why else COMES_BACK
+        return FailurePolicy(why=why) if why else RESTART
 
     def pipelined(self, plan: Plan, context: RunContext, dense: Optimized, *, late: bool = False) -> Session:
         """A session by this schedule; see :meth:`RemoteStrategy.session`.

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from girih.telemetry.busy import Busy
 
 T = TypeVar("T")
-Source = Callable[[], Mapping[str, Any]]
+StatsSource = Callable[[], Mapping[str, Any]]
 """Numbers by name, read from another thread than that which moves them: plain integers and floats."""
 WIRE = "wire."
 """Prefix of counters of bytes sent, by kind."""
@@ -58,14 +58,14 @@ class Stats:
         self.requests = Durations()
         self.busy = Busy()
         self._adding = threading.Lock()
-        self._sources: list[Source] = []
+        self._sources: list[StatsSource] = []
         self._reading = threading.Lock()
 
     def __reduce__(self) -> tuple[type[Stats], tuple[()]]:
         """A process has its own: what a role takes along to its process is empty."""
         return Stats, ()
 
-    def watch(self, source: Source) -> None:
+    def watch(self, source: StatsSource) -> None:
         """Has :meth:`reading` ask for more numbers, from another thread, until :meth:`unwatch`."""
         with self._reading:
             self._sources.append(source)

@@ -260,7 +260,7 @@ class LoaderDataset(TrainingFeed):
                         return
                     asked.clear()
                     called = (number, self.rank, taken)
-                    answers([self.loader], SparseVerb.GO_ON, called, (_where(epoch, position),), again=True)
+                    answers([self.loader], SparseVerb.RESUME, called, (_where(epoch, position),), again=True)
                     continue
                 if not frame.fields[0]:
                     break

@@ -11,7 +11,9 @@ from girih.schema import Schema
 MOST_TABLES = 6  # that are named
 
 
-def shown(owner: object, model: nn.Module, step: int, schema: Schema, rows: Mapping[str, int] | None) -> str:
+def summary_line(
+    owner: object, model: nn.Module, step: int, schema: Schema, rows: Mapping[str, int] | None
+) -> str:
     """The model, the step and the tables.
 
     Args:

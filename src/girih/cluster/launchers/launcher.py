@@ -26,7 +26,7 @@ class Resources:
 class Messages(Protocol):
     """The launcher's end of a pipe to a process; see :class:`girih.processes.pipe.Pipe`."""
 
-    def send(self, message: dict[str, Any]) -> None:
+    def send(self, message: dict[str, object]) -> None:
         """Sends a message; silently where nobody reads any more."""
         ...
 
@@ -64,8 +64,8 @@ class Handle(Protocol):
         ...
 
     @property
-    def found(self) -> str:
-        """A line on the state in which a process that came back found what it goes on with; "" where all was whole."""
+    def recovery_note(self) -> str:
+        """A line on the state in which a restarted process found its data; "" if all was whole."""
         ...
 
     def begin(self, spec: bytes) -> None:
@@ -154,7 +154,7 @@ class Machines(Protocol):
     bind: str
     segments: str
 
-    def launcher(self, hello: Mapping[str, Any]) -> Launcher:
+    def launcher(self, hello: Mapping[str, object]) -> Launcher:
         """Starts processes there, which are told ``hello`` first."""
         ...
 

@@ -40,8 +40,8 @@ class LocalProcess:
         self.pid, self.host = process.pid, socket.gethostname()
         self.pipe = pipe
         self._process, self._errors = process, errors
-        self._address, self._error, self._found = "", "", ""
-        self._heard = threading.Event()
+        self._address, self._error, self._recovery_note = "", "", ""
+        self._address_known = threading.Event()
         self._listening = threading.Thread(target=self._listen, name="girih-role", daemon=True)
         self._listening.start()
 
@@ -51,9 +51,9 @@ class LocalProcess:
         return self._address
 
     @property
-    def found(self) -> str:
+    def recovery_note(self) -> str:
         """See :class:`Handle`."""
-        return self._found
+        return self._recovery_note
 
     def begin(self, spec: bytes) -> None:
         """See :class:`Handle`."""
@@ -61,7 +61,7 @@ class LocalProcess:
 
     def wait_for_address(self, timeout_s: float | None) -> str:
         """See :class:`Handle`."""
-        self._heard.wait(timeout_s)
+        self._address_known.wait(timeout_s)
         return self._address
 
     def status(self) -> int | None:
@@ -109,11 +109,11 @@ class LocalProcess:
             while self.name != RoleName.TRAINER:
                 message = self.pipe.receive()
                 self._error = message.get("error", self._error)
-                self._found = message.get("found", self._found)
+                self._recovery_note = message.get("found", self._recovery_note)
                 self._address = message.get("address", self._address)
                 if self._address:
-                    self._heard.set()
-        self._heard.set()
+                    self._address_known.set()
+        self._address_known.set()
 
 
 class LocalLauncher:
@@ -135,7 +135,7 @@ class LocalLauncher:
         trainer: Sequence[str] = (),
         again: Sequence[str] = (),
         num_trainers: int = 1,
-        hello: Mapping[str, Any] | None = None,
+        hello: Mapping[str, object] | None = None,
     ) -> None:
         self._hosts, self._trainer, self._num_trainers = hosts or {}, trainer, num_trainers
         self._again = again

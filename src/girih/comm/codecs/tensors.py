@@ -14,7 +14,6 @@ from girih.kernels.cpu import tensor_codecs
 from girih.kernels.cpu.arrays import sealed
 
 Shape = tuple[int, ...]
-Arrays = tuple[NDArray[Any], ...]
 
 
 class Codec(Protocol):
@@ -26,11 +25,11 @@ class Codec(Protocol):
     @property
     def name(self) -> str: ...
 
-    def pack(self, values: NDArray[np.float32]) -> Arrays:
+    def pack(self, values: NDArray[np.float32]) -> tuple[NDArray[Any], ...]:
         """A message, as arrays that a frame carries; they may be views of ``values``."""
         ...
 
-    def unpack(self, arrays: Arrays, shape: Shape) -> NDArray[np.float32]:
+    def unpack(self, arrays: tuple[NDArray[Any], ...], shape: Shape) -> NDArray[np.float32]:
         """The array of a message.
 
         Raises:
@@ -48,7 +47,7 @@ def flat(values: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.ascontiguousarray(values, np.float32).reshape(-1)
 
 
-def expect(name: str, arrays: Arrays, *expected: tuple[DTypeLike, Shape]) -> None:
+def expect(name: str, arrays: tuple[NDArray[Any], ...], *expected: tuple[DTypeLike, Shape]) -> None:
     """Refuses what are not arrays of these dtypes and shapes."""
     found = [(array.dtype, array.shape) for array in arrays]
     if found != [(np.dtype(dtype), shape) for dtype, shape in expected]:
@@ -70,11 +69,11 @@ class Float32:
 
     name: ClassVar[str] = "float32"
 
-    def pack(self, values: NDArray[np.float32]) -> Arrays:
+    def pack(self, values: NDArray[np.float32]) -> tuple[NDArray[Any], ...]:
         """See :class:`girih.comm.codecs.Codec`: float32[n]."""
         return (flat(values),)
 
-    def unpack(self, arrays: Arrays, shape: Shape) -> NDArray[np.float32]:
+    def unpack(self, arrays: tuple[NDArray[Any], ...], shape: Shape) -> NDArray[np.float32]:
         """See :class:`girih.comm.codecs.Codec`; a view."""
         expect(self.name, arrays, (np.float32, (math.prod(shape),)))
         return arrays[0].reshape(shape)
@@ -94,14 +93,14 @@ class BFloat16:
 
     name: ClassVar[str] = "bfloat16"
 
-    def pack(self, values: NDArray[np.float32]) -> Arrays:
+    def pack(self, values: NDArray[np.float32]) -> tuple[NDArray[Any], ...]:
         """See :class:`girih.comm.codecs.Codec`: uint16[n], the bits."""
         numbers = flat(values)
         halves = np.empty(len(numbers), np.uint16)
         tensor_codecs.narrow(sealed(numbers), halves)
         return (halves,)
 
-    def unpack(self, arrays: Arrays, shape: Shape) -> NDArray[np.float32]:
+    def unpack(self, arrays: tuple[NDArray[Any], ...], shape: Shape) -> NDArray[np.float32]:
         """See :class:`girih.comm.codecs.Codec`."""
         expect(self.name, arrays, (np.uint16, (math.prod(shape),)))
         return widened(arrays[0]).reshape(shape)
@@ -129,7 +128,7 @@ class Int8:
 
     name: ClassVar[str] = "int8"
 
-    def pack(self, values: NDArray[np.float32]) -> Arrays:
+    def pack(self, values: NDArray[np.float32]) -> tuple[NDArray[Any], ...]:
         """See :class:`girih.comm.codecs.Codec`: uint8[R, D]; float32[R, 2]: step and least number."""
         num_rows, dim = rows_of(values.shape)
         codes, ranges = np.empty((num_rows, dim), np.uint8), np.empty((num_rows, 2), np.float32)
@@ -138,7 +137,7 @@ class Int8:
             tensor_codecs.quantize_rows(sealed(rows), codes, ranges)
         return codes, ranges
 
-    def unpack(self, arrays: Arrays, shape: Shape) -> NDArray[np.float32]:
+    def unpack(self, arrays: tuple[NDArray[Any], ...], shape: Shape) -> NDArray[np.float32]:
         """See :class:`girih.comm.codecs.Codec`."""
         num_rows, dim = rows_of(shape)
         expect(self.name, arrays, (np.uint8, (num_rows, dim)), (np.float32, (num_rows, 2)))
@@ -169,7 +168,7 @@ class TopK:
 
     name: ClassVar[str] = "topk"
 
-    def pack(self, values: NDArray[np.float32]) -> Arrays:
+    def pack(self, values: NDArray[np.float32]) -> tuple[NDArray[Any], ...]:
         """See :class:`girih.comm.codecs.Codec`: uint32[k], the places in order; uint16[k], bits of bfloat16."""
         numbers = flat(values)
         num_kept = self._num_kept(len(numbers))
@@ -179,7 +178,7 @@ class TopK:
             tensor_codecs.keep_largest(sealed(numbers), counts, indices, halves)
         return indices, halves
 
-    def unpack(self, arrays: Arrays, shape: Shape) -> NDArray[np.float32]:
+    def unpack(self, arrays: tuple[NDArray[Any], ...], shape: Shape) -> NDArray[np.float32]:
         """See :class:`girih.comm.codecs.Codec`; zeros where nothing was sent."""
         num_values = math.prod(shape)
         kept = (self._num_kept(num_values),)
@@ -223,7 +222,7 @@ class ErrorFeedback:
         """The gradients that applied steps have left out, float32 of the longest message's length; not to be written."""
         return self._left
 
-    def pack(self, gradients: NDArray[np.float32]) -> Arrays:
+    def pack(self, gradients: NDArray[np.float32]) -> tuple[NDArray[Any], ...]:
         """A message by the stream's codec."""
         numbers = flat(gradients)
         before = self._left if self._of_step is None else self._of_step

@@ -33,10 +33,10 @@ class Route(Protocol):
     """
 
     @property
-    def told(self) -> Counts: ...
+    def sent_counts(self) -> Counts: ...
 
     @property
-    def asked(self) -> Counts: ...
+    def received_counts(self) -> Counts: ...
 
     def there(self, sent: Tensor, sizes: Sizes) -> Tensor:
         """A flat tensor's parts, by what was told, go to the ranks in turn; returns what came, in turn."""
@@ -50,7 +50,7 @@ class Route(Protocol):
 class Exchange(Protocol):
     """A way for messages between all ranks."""
 
-    def tell(self, told: Counts) -> Route:
+    def send_counts(self, counts: Counts) -> Route:
         """Tells each rank its counts, int64[P, C], all of them non-negative; C is the same on all ranks."""
         ...
 
@@ -60,16 +60,20 @@ class DirectRoute:
     """See :class:`Route`."""
 
     ranks: Collectives
-    told: Counts
-    asked: Counts
+    sent_counts: Counts
+    received_counts: Counts
 
     def there(self, sent: Tensor, sizes: Sizes) -> Tensor:
         """See :class:`Route`."""
-        return self.ranks.exchange(sent, sizes(self.told).tolist(), sizes(self.asked).tolist())
+        return self.ranks.exchange(
+            sent, sizes(self.sent_counts).tolist(), sizes(self.received_counts).tolist()
+        )
 
     def back(self, sent: Tensor, sizes: Sizes) -> Tensor:
         """See :class:`Route`."""
-        return self.ranks.exchange(sent, sizes(self.asked).tolist(), sizes(self.told).tolist())
+        return self.ranks.exchange(
+            sent, sizes(self.received_counts).tolist(), sizes(self.sent_counts).tolist()
+        )
 
 
 class DirectExchange:
@@ -78,11 +82,11 @@ class DirectExchange:
     def __init__(self, ranks: Collectives) -> None:
         self._ranks = ranks
 
-    def tell(self, told: Counts) -> DirectRoute:
+    def send_counts(self, counts: Counts) -> DirectRoute:
         """See :class:`Exchange`."""
-        alike = [told.shape[1]] * self._ranks.size
-        asked = self._ranks.exchange(torch.from_numpy(told.reshape(-1)), alike, alike)
-        return DirectRoute(self._ranks, told, asked.numpy().reshape(told.shape))
+        alike = [counts.shape[1]] * self._ranks.size
+        received_counts = self._ranks.exchange(torch.from_numpy(counts.reshape(-1)), alike, alike)
+        return DirectRoute(self._ranks, counts, received_counts.numpy().reshape(counts.shape))
 
 
 _Pieces = Sequence[Tensor]
@@ -134,33 +138,33 @@ class BetweenHosts:
         names = list(dict.fromkeys(hosts))
         self._members = [[rank for rank, host in enumerate(hosts) if host == name] for name in names]
         self._host = names.index(hosts[ranks.rank])
-        self._own = self._members[self._host]
-        self._relays: dict[int, list[int]] = {rank: [] for rank in self._own}
+        self._local_ranks = self._members[self._host]
+        self._relays: dict[int, list[int]] = {rank: [] for rank in self._local_ranks}
         for host in range(len(names)):
             if host != self._host:
                 self._relays[self._relay(self._host, host)].append(host)
 
-    def tell(self, told: Counts) -> HostRoute:
+    def send_counts(self, counts: Counts) -> HostRoute:
         """See :class:`girih.comm.group.exchange.Exchange`."""
-        num_counts = told.shape[1]
-        mine, here = self._relays[self._ranks.rank], len(self._own)
+        num_counts = counts.shape[1]
+        mine, here = self._relays[self._ranks.rank], len(self._local_ranks)
         alike = _Passage(
             np.full(self._ranks.size, num_counts),
             np.full(self._ranks.size, num_counts),
             {host: np.full((here, len(self._members[host])), num_counts) for host in mine},
             {host: np.full((len(self._members[host]), here), num_counts) for host in mine},
         )
-        asked, outgoing, incoming = self.move(torch.from_numpy(told.reshape(-1)), alike)
+        received_counts, outgoing, incoming = self.move(torch.from_numpy(counts.reshape(-1)), alike)
         passage = _Passage(
-            told,
-            asked.numpy().reshape(told.shape),
+            counts,
+            received_counts.numpy().reshape(counts.shape),
             {
-                host: found.numpy().reshape(*alike.outgoing[host].shape, -1)
-                for host, found in outgoing.items()
+                host: messages.numpy().reshape(*alike.outgoing[host].shape, -1)
+                for host, messages in outgoing.items()
             },
             {
-                host: found.numpy().reshape(*alike.incoming[host].shape, -1)
-                for host, found in incoming.items()
+                host: messages.numpy().reshape(*alike.incoming[host].shape, -1)
+                for host, messages in incoming.items()
             },
         )
         return HostRoute(self, passage)
@@ -172,7 +176,7 @@ class BetweenHosts:
             What came here; and what this rank passed on to other hosts, and from them, by host: in the order of
             :class:`_Passage`.
         """
-        own, members, mine = self._own, self._members, self._relays[self._ranks.rank]
+        own, members, mine = self._local_ranks, self._members, self._relays[self._ranks.rank]
         parts = _split(sent, sizes.sent.tolist())
         direct = self._swap(
             sent,
@@ -239,7 +243,7 @@ class BetweenHosts:
             if rank != here and size:
                 messages.append(torch.cat(list(pieces)))  # kept until it is sent
                 works.append(group.send(messages[-1:], rank, _TAG))
-                self.num_messages += rank not in self._own
+                self.num_messages += rank not in self._local_ranks
         for work in works:
             await_work(work)
         return came
@@ -253,12 +257,12 @@ class HostRoute:
     passage: _Passage
 
     @property
-    def told(self) -> Counts:
+    def sent_counts(self) -> Counts:
         """See :class:`girih.comm.group.exchange.Route`."""
         return self.passage.sent
 
     @property
-    def asked(self) -> Counts:
+    def received_counts(self) -> Counts:
         """See :class:`girih.comm.group.exchange.Route`."""
         return self.passage.received
 

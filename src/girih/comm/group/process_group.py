@@ -58,12 +58,12 @@ class AbortableGroup:
             self._register("cuda", ProcessGroup.BackendType.NCCL, self._nccl)
         self.process_group._set_group_name(name)  # type: ignore[arg-type]
         store.set(f"ports/{rank}", " ".join(f"{here}:{port}" for here, port in own_ports))
-        others = [store.get(f"ports/{each}").decode().split() for each in range(size) if each != rank]
-        self._own = set(own_ports)
+        others = [store.get(f"ports/{other}").decode().split() for other in range(size) if other != rank]
+        self._own_ports = set(own_ports)
         parts = (word.rpartition(":") for words in others for word in words)
         self._theirs = {(host, int(port)) for host, _, port in parts}
 
-    def _register(self, device: str, kind: Any, backend: Any) -> None:
+    def _register(self, device: str, kind: object, backend: object) -> None:
         self.process_group._register_backend(torch.device(device), kind, backend)
 
     def abort(self) -> None:
@@ -73,7 +73,7 @@ class AbortableGroup:
         for connection in _sockets():
             with contextlib.suppress(OSError):
                 here, there = connection.getsockname()[:2], connection.getpeername()[:2]
-                if here in self._own or there in self._theirs:
+                if here in self._own_ports or there in self._theirs:
                     connection.shutdown(socket.SHUT_RDWR)
 
 

@@ -26,12 +26,12 @@ class TrainerGroup(Collectives):
     _looked_s = 0.0
 
     def set_unsynchronized(self, unsynchronized: bool = True) -> None:
-        """From here on each trainer goes at its own pace between two saves; else all do every step together."""
+        """Lets each trainer run at its own pace between two saves; with False, all do every step together."""
         self._unsynchronized = unsynchronized
 
     @property
     def unsynchronized(self) -> bool:
-        """Whether each goes at its own pace."""
+        """Whether each trainer runs at its own pace."""
         return self._unsynchronized
 
     def vote(self, loss: float, *, refusing: bool = False) -> tuple[float, int]:
@@ -41,10 +41,10 @@ class TrainerGroup(Collectives):
             The sum of the losses, and how many refuse.
         """
         total, num_refusing, num_stopping = self.sum([loss, float(refusing), float(self.stop_requested)])
-        self.heed(num_stopping)
+        self.note_stops(num_stopping)
         return total, int(num_refusing)
 
-    def heed(self, num_stopping: float) -> None:
+    def note_stops(self, num_stopping: float) -> None:
         """Notes how many want to stop, where all have learned it in the same step."""
         self._agreed_stop = num_stopping > 0
 

@@ -14,12 +14,12 @@ from girih.comm.registry.entries import (
     Entry,
     LocalRegistry,
     Registry,
+    RegistryServer,
     find,
     key_of,
     register,
     resolver,
 )
-from girih.comm.registry.server import RegistryServer
 
 __all__ = [
     "WAIT_S",

@@ -1,13 +1,16 @@
-"""The interface of registries, one in this process, and the form in which it keeps roles."""
+"""The registry of this process, how other processes reach it, and the form in which it keeps roles."""
 
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Final, Protocol
 
+from girih.comm.transports.addresses import TCP, parse_address
+from girih.comm.transports.tls import check_installed
 from girih.errors import WireError, WireTimeout
 
 WAIT_S: Final = 1800.0
@@ -77,7 +80,7 @@ class LocalRegistry:
     def set(self, key: str, value: str) -> None:
         """See :class:`Registry`."""
         with self._changed:
-            self._keep(key, value)
+            self._store_entry(key, value)
 
     def get(self, key: str) -> str | None:
         """See :class:`Registry`."""
@@ -119,7 +122,7 @@ class LocalRegistry:
             total = int(self._values.get(key, "0")) + amount
             if type(total) is not int:
                 raise WireError(f"{amount!r:.100} is added to {key!r:.100}; expected an integer")
-            self._keep(key, str(total))
+            self._store_entry(key, str(total))
             return total
 
     def compare_set(self, key: str, expected: str, desired: str) -> str:
@@ -129,7 +132,7 @@ class LocalRegistry:
             if current is None and expected:
                 return expected
             if current in (None, expected):
-                self._keep(key, desired)
+                self._store_entry(key, desired)
                 current = desired
             return current or ""
 
@@ -152,7 +155,7 @@ class LocalRegistry:
             self._closed = True
             self._changed.notify_all()
 
-    def _keep(self, key: str, value: str) -> None:
+    def _store_entry(self, key: str, value: str) -> None:
         """Sets a key within the bounds of what is kept; ``self._changed`` is held.
 
         Raises:
@@ -202,3 +205,45 @@ def resolver(registry: Registry, role: str, index: int) -> Callable[[], str]:
         return entry.address
 
     return address
+
+
+class RegistryServer:
+    """Offers a registry to the processes of the run until it is closed.
+
+    It listens at once, and loads what answers, numpy with it, in a thread: a launcher starts processes meanwhile.
+
+    Args:
+        bind: the host it listens at.
+        encrypt: whether TLS goes over its connections.
+
+    Attributes:
+        address: ``tcp://HOST:PORT``, or ``tls://HOST:PORT``, for :class:`girih.comm.registry.remote.RemoteRegistry`.
+    """
+
+    def __init__(
+        self, registry: LocalRegistry, secret: bytes, bind: str = "127.0.0.1", *, encrypt: bool = False
+    ) -> None:
+        self.registry = registry
+        if encrypt:
+            check_installed()
+        try:
+            listener, self.address = TCP(bind, 0, encrypt).listen()
+        except WireError as error:
+            raise WireError(f"{error}; set cluster.bind to an address of this host") from error
+        self._end = listener.close
+        self._opening = threading.Thread(target=self._open, args=(secret, listener), daemon=True)
+        self._opening.start()
+
+    def close(self) -> None:
+        """Ends all connections; whoever waits gets ``WireError``."""
+        self.registry.close()
+        self._opening.join()
+        self._end()
+
+    def _open(self, secret: bytes, listener: socket.socket) -> None:
+        from girih.comm.registry.remote import serve
+        from girih.comm.transports.sockets import SocketListener
+
+        endpoint = parse_address(self.address)
+        self._server = serve(self.registry, secret, SocketListener(endpoint, listener, self.address))
+        self._end = self._server.close

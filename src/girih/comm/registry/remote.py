@@ -26,7 +26,7 @@ _VERBS: Final = ("set", "get", "wait", "check", "add", "compare_set", "delete")
 def serve(registry: LocalRegistry, secret: bytes, listener: SocketListener) -> Server:
     """Answers :class:`RemoteRegistry` until the server is closed."""
     work = _RegistryWork(registry)
-    return Server(listener, work.hear, secret=secret, incarnation=0, gone=work.forget)
+    return Server(listener, work.on_request, secret=secret, incarnation=0, gone=work.forget)
 
 
 class _RegistryWork:
@@ -36,7 +36,7 @@ class _RegistryWork:
         self._registry = registry
         self._gone: defaultdict[int, threading.Event] = defaultdict(threading.Event)  # of clients that waited
 
-    def hear(self, request: Request) -> None:
+    def on_request(self, request: Request) -> None:
         """Answers a request."""
         verb, *arguments = _unpacked(request.frame)
         if verb == "wait":  # for long, while others ask
@@ -59,7 +59,7 @@ class _RegistryWork:
             self._registry.wake()
 
 
-def _answer(verb: Callable[..., Any], request: Request, arguments: Sequence[Any]) -> None:
+def _answer(verb: Callable[..., object], request: Request, arguments: Sequence[object]) -> None:
     try:
         reply = {"is": verb(*arguments)}
     except WireTimeout as error:
@@ -127,7 +127,7 @@ class RemoteRegistry:
         return reply["is"]
 
 
-def _packed(message: Any) -> NDArray[np.uint8]:
+def _packed(message: object) -> NDArray[np.uint8]:
     return np.frombuffer(json.dumps(message).encode(), np.uint8)
 
 

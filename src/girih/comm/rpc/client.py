@@ -166,7 +166,7 @@ class Client(Poller):
 
     def _end(self, why: str) -> None:
         with self._session.lock:
-            self._session.say(Status.GOODBYE)
+            self._session.send_status(Status.GOODBYE)
             replies = [*self._waiting.values(), *self._unsent]
         self._detach(self._session, LINGER_S)
         self._fail(replies, WireError, why)
@@ -221,7 +221,7 @@ class Client(Poller):
             while not self._closing and (parts := connection.receive()) is not None:
                 header, frame = unpack(parts)
                 del parts  # whoever waits may drop its memory before the next one comes
-                self._take(header, frame)
+                self._handle_message(header, frame)
                 del frame
         except WireError as error:
             self.num_damaged += not isinstance(error, ConnectionLost)
@@ -231,16 +231,16 @@ class Client(Poller):
             self._detach(self._session)
             self._give_up(error)
 
-    def _take(self, header: Header, frame: Frame) -> None:
+    def _handle_message(self, header: Header, frame: Frame) -> None:
         self._pause_s = 0.0
         with self._session.lock:
-            if not self._session.hear(header):
+            if not self._session.on_message(header):
                 return
             reply = self._waiting.pop(header.request, None)
             self._unacknowledged_bytes += sum(array.nbytes for array in frame.arrays)
             if self._unacknowledged_bytes >= _MOST_UNACKNOWLEDGED_BYTES:
                 self._unacknowledged_bytes = 0
-                self._session.say(Status.ACKNOWLEDGE)
+                self._session.send_status(Status.ACKNOWLEDGE)
         if reply is None:  # it was given up
             return
         if header.status == Status.REPLY:

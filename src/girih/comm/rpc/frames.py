@@ -124,12 +124,12 @@ class PackedFrame:
             described.append(self._lay(array, f"kind {frame.kind}: array {number}"))
         self._described = b"".join(described)
 
-    def _lay(self, array: NDArray[Any], what: str) -> bytes:
+    def _lay(self, array: NDArray[Any], label: str) -> bytes:
         code = _CODES.get(array.dtype)
         unfit = array.ndim > MOST_DIMS or not array.flags.c_contiguous or _extent(array.shape) > MOST_EXTENT
         if code is None or unfit:
             raise WireError(
-                f"{what} is {array.dtype}{list(array.shape)}, strides {array.strides}; expected a C-contiguous"
+                f"{label} is {array.dtype}{list(array.shape)}, strides {array.strides}; expected a C-contiguous"
                 f" array of integers or floats with at most {MOST_DIMS} dims; see np.ascontiguousarray"
             )
         data: Part = array.reshape(-1).view(np.uint8)

@@ -39,7 +39,7 @@ class Wakeup:
             if self._open:
                 os.write(self._write, b"!")
 
-    def heard(self) -> None:
+    def clear(self) -> None:
         """Clears what was asked: what is asked from here on makes it readable again."""
         with suppress(BlockingIOError):
             os.read(self._read, 1 << 12)
@@ -74,7 +74,7 @@ class Poller:
         self._blocked: deque[RpcSession] = deque()  # have something left to send
         self._wakeup = Wakeup()
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._wakeup, IN, lambda _: self._wakeup.heard())
+        self._selector.register(self._wakeup, IN, lambda _: self._wakeup.clear())
         self._side = type(self).__name__.lower()
         self._thread = threading.Thread(target=self._run, name=f"girih {self._side} {address}", daemon=True)
 
@@ -97,7 +97,7 @@ class Poller:
     def _end(self, why: str) -> None:
         raise NotImplementedError
 
-    def _heard(self, session: RpcSession) -> None:
+    def _on_readable(self, session: RpcSession) -> None:
         """There may be messages."""
 
     def _run(self) -> None:
@@ -124,7 +124,7 @@ class Poller:
         if mask & OUT:
             self._flush(session)
         if mask & IN:
-            self._heard(session)
+            self._on_readable(session)
 
     def _flush(self, session: RpcSession) -> None:
         """Sends on; waits for the file to be writable while something is left."""
@@ -134,7 +134,7 @@ class Poller:
                 wanted = IN if flushed else IN | OUT
                 self._selector.modify(session.connection, wanted, partial(self._handle, session))
         if flushed:
-            self._heard(session)  # it may have been held back, with messages that came here already
+            self._on_readable(session)  # it may have been held back, with messages that came here already
 
     def _stuck(self, session: RpcSession) -> None:
         self._blocked.append(session)

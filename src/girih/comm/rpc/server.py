@@ -92,7 +92,7 @@ class Strangers:
     def __init__(self, address: str) -> None:
         self._address = address
         self._until_s: dict[Stranger, float] = {}  # in the order in which they came
-        self._told: set[str] = set()
+        self._reported_hosts: set[str] = set()
 
     def __len__(self) -> int:
         return len(self._until_s)
@@ -111,7 +111,7 @@ class Strangers:
         """Forgets one."""
         del self._until_s[stranger]
 
-    def late(self) -> list[Stranger]:
+    def find_expired(self) -> list[Stranger]:
         """Those whose time is over."""
         now = time.monotonic()
         return [stranger for stranger, until_s in self._until_s.items() if now > until_s]
@@ -122,15 +122,15 @@ class Strangers:
         crowd = crowds.most_common(1)[0][0]
         return next(stranger for stranger in self._until_s if stranger.origin == crowd)
 
-    def tell(self, stranger: Stranger, why: object) -> None:
+    def log_refusal(self, stranger: Stranger, why: object) -> None:
         """Says who was refused: the first time for each host, and for so many hosts."""
         origin, said = stranger.origin, "%s: refused a connection from %s, which changes nothing: %s%s"
-        known = origin in self._told or len(self._told) >= _MOST_TOLD
+        known = origin in self._reported_hosts or len(self._reported_hosts) >= _MOST_TOLD
         if known or isinstance(why, SilentPeer):
             _LOG.debug(said, self._address, origin, why, "")
             return
-        self._told.add(origin)
-        others = "there" if len(self._told) < _MOST_TOLD else "anywhere"
+        self._reported_hosts.add(origin)
+        others = "there" if len(self._reported_hosts) < _MOST_TOLD else "anywhere"
         _LOG.warning(said, self._address, origin, why, f"; further ones from {others} are not told")
 
 
@@ -200,7 +200,7 @@ class Server(Poller):
     def _tidy(self) -> None:
         """Listens again; forgets who is late."""
         now = time.monotonic()
-        for stranger in self._strangers.late():
+        for stranger in self._strangers.find_expired():
             self._refuse(stranger, "no proof in time that it knows the secret")
         patience_s = _SESSION_S if self._patience_s is None else self._patience_s
         for peer in list(self._peers.values()):
@@ -217,7 +217,7 @@ class Server(Poller):
                 stranger = self._listener.accept()
                 if stranger is None:
                     return
-                self._selector.register(stranger, IN, partial(self._hear, stranger))
+                self._selector.register(stranger, IN, partial(self._admit, stranger))
                 self._strangers.add(stranger, _STRANGER_S)
                 if len(self._strangers) > _MOST_STRANGERS:
                     self._refuse(self._strangers.first_to_leave(), CROWD)
@@ -232,12 +232,12 @@ class Server(Poller):
         self._accepting = False
         self._selector.unregister(self._listener)
 
-    def _hear(self, stranger: Stranger, _: int) -> None:
+    def _admit(self, stranger: Stranger, _: int) -> None:
         """Lets in who proves that he knows the secret: to the session that he had, or a new one."""
         if stranger not in self._strangers:  # he had to leave since the system said that he speaks
             return
         try:
-            hello = stranger.hear(self._secret)
+            hello = stranger.read_hello(self._secret)
             if hello is None:
                 return
             peer = self._peers.get(hello.session) or RpcSession(secrets.randbits(63) | 1, self._stuck)
@@ -255,12 +255,12 @@ class Server(Poller):
 
     def _refuse(self, stranger: Stranger, why: object) -> None:
         self.num_refused += 1
-        self._strangers.tell(stranger, why)
+        self._strangers.log_refusal(stranger, why)
         self._strangers.remove(stranger)
         self._selector.unregister(stranger)
         stranger.close()
 
-    def _heard(self, session: RpcSession) -> None:
+    def _on_readable(self, session: RpcSession) -> None:
         if session not in self._ready:
             self._ready.append(session)
 
@@ -274,7 +274,7 @@ class Server(Poller):
                 return
             header, frame = unpack(parts)
             with peer.lock:
-                is_new = peer.hear(header)
+                is_new = peer.on_message(header)
         except Exception as error:  # one bad message ends one connection
             self.num_damaged += not isinstance(error, ConnectionLost)
             _LOG.debug("%s: %s", self.address, error)

@@ -64,11 +64,11 @@ class RpcSession:
         self._over, self.kept_bytes = True, 0
         self._kept.clear()
 
-    def say(self, status: int) -> None:
+    def send_status(self, status: int) -> None:
         """Sends a message without content, which may get lost."""
         self._put(Header(status, 0, 0, 0), _NO_FRAME)
 
-    def hear(self, header: Header) -> bool:
+    def on_message(self, header: Header) -> bool:
         """Takes note of a message from the other side; False if it came before.
 
         Raises:

@@ -145,7 +145,7 @@ class Connection(Protocol):
             ConnectionLost: there will be none.
         """
 
-    def buffer(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any] | None:
+    def buffer(self, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> NDArray[Any] | None:
         """Memory that is sent without a copy, or None where any memory does as well. From any thread."""
 
     def close(self, linger_s: float = 0.0) -> None:
@@ -164,7 +164,7 @@ class Stranger(Protocol):
     def fileno(self) -> int:
         """A file to wait for until it is readable."""
 
-    def hear(self, secret: bytes) -> Hello | None:
+    def read_hello(self, secret: bytes) -> Hello | None:
         """Reads on; once he proved that he knows the secret, what he said.
 
         Raises:

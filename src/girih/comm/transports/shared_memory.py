@@ -112,7 +112,7 @@ class OutLane:
         self._backed = 0  # so many bytes have memory; beyond, touching could kill the process
         self._most = file.num_bytes
 
-    def buffer(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any] | None:
+    def buffer(self, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> NDArray[Any] | None:
         """An array whose memory is the lane's; None when there is no room, or it is a small one."""
         num_bytes = dtype.itemsize * math.prod(shape)
         chunk = self._take(num_bytes) if num_bytes >= OWN_PART_BYTES else None

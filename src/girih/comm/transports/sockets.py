@@ -97,7 +97,7 @@ class SocketStranger:
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def hear(self, secret: bytes) -> Hello | None:
+    def read_hello(self, secret: bytes) -> Hello | None:
         with suppress(BlockingIOError):
             while len(self._said) < HELLO_BYTES:  # TLS may have more than the system says
                 heard = self._socket.recv(HELLO_BYTES - len(self._said))
@@ -136,7 +136,7 @@ class SecureStranger(SocketStranger):
     def _begin(self) -> None:
         """Waits for his first word."""
 
-    def hear(self, secret: bytes) -> Hello | None:
+    def read_hello(self, secret: bytes) -> Hello | None:
         if isinstance(self._socket, socket.socket):
             self._socket = SecureSocket(self._socket, secret, server=True)
         if not self._shaken:
@@ -144,7 +144,7 @@ class SecureStranger(SocketStranger):
             if not self._shaken:
                 return None
             self._ask()
-        return super().hear(secret)
+        return super().read_hello(secret)
 
 
 class SocketDialer:

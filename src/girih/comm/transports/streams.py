@@ -54,7 +54,7 @@ class SocketStream:
     def fileno(self) -> int:
         return self.socket.fileno()
 
-    def buffer(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any] | None:
+    def buffer(self, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> NDArray[Any] | None:
         return None
 
     def close(self, linger_s: float = 0.0) -> None:

@@ -70,7 +70,7 @@ class _ColumnReader:
         self._unit = unit
         self._plan = plan
         self._columns = dict(zip(unit.table.column_names, unit.table.columns, strict=True))
-        self._found: list[tuple[NDArray[np.int64], str, str]] = []
+        self._mismatches: list[tuple[NDArray[np.int64], str, str]] = []
 
     def bags(self, feature: Categorical | Sequence) -> BagColumn:
         """The ids of a feature, its weights, cut to its maximum length."""
@@ -286,11 +286,11 @@ class _ColumnReader:
 
     def bad_rows(self) -> tuple[NDArray[np.bool_] | None, list[BadRow]]:
         """bool[R] of the rows that can be used, None for all; and the bad ones, those not in the table included."""
-        if not self._found:
+        if not self._mismatches:
             return None, sorted(self._unit.bad)
         unit, bad = self._unit, list(self._unit.bad)
         good = np.ones(unit.table.num_rows, dtype=np.bool_)
-        for rows, column, expected in self._found:
+        for rows, column, expected in self._mismatches:
             told = rows[good[rows]]
             for row in told[: 1 if self._plan.until_bad else None].tolist():
                 reason = f"column {column!r}: expected {expected}"
@@ -323,7 +323,7 @@ class _ColumnReader:
     def _expect(self, good: NDArray[np.bool_], column: str, expected: str) -> None:
         """Notes the rows that are not good; ``expected`` says what their ``column`` should have held."""
         if not good.all():
-            self._found.append((np.flatnonzero(~good), column, expected))
+            self._mismatches.append((np.flatnonzero(~good), column, expected))
 
     def _finite(
         self, column: str, *, keep_float32: bool = False

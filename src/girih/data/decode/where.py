@@ -41,10 +41,10 @@ class Comparison:
     operator: str
     value: bool | int | float | str
 
-    def mask(self, given: Columns) -> Any:
+    def mask(self, source: Columns) -> Any:
         """Which of R rows meet it, null where nobody can say."""
-        array = given.read(self.column)
-        return pc.call_function(self.operator, list(_comparable(array, self.value, given.notation)))
+        array = source.read(self.column)
+        return pc.call_function(self.operator, list(_comparable(array, self.value, source.notation)))
 
     def trouble(self, kind: Any) -> str | None:
         """Says why values of an Arrow type cannot be compared with the value; None where they can."""
@@ -58,16 +58,16 @@ class OneOf:
     column: str
     values: tuple[bool | int | float | str, ...]
 
-    def mask(self, given: Columns) -> Any:
+    def mask(self, source: Columns) -> Any:
         """Which of R rows meet it, null where nobody can say."""
-        array = given.read(self.column)
+        array = source.read(self.column)
         if isinstance(self.values[0], str) and not times.is_time(array.type):
             words = columns.string_values(array)
             of = pa.array([str(value).encode() for value in self.values], pa.large_binary())
             return pc.if_else(words.is_null(), None, pc.is_in(words, value_set=of))
         found = None
         for value in self.values:
-            equal = pc.equal(*_comparable(array, value, given.notation))
+            equal = pc.equal(*_comparable(array, value, source.notation))
             found = equal if found is None else pc.or_kleene(found, equal)
         return found
 
@@ -82,9 +82,9 @@ class Missing:
 
     column: str
 
-    def mask(self, given: Columns) -> Any:
+    def mask(self, source: Columns) -> Any:
         """Which of R rows meet it."""
-        return given.read(self.column).is_null()
+        return source.read(self.column).is_null()
 
     def trouble(self, kind: Any) -> str | None:
         """Nothing: any column may have missing values."""
@@ -100,13 +100,13 @@ class Between:
     low: int | float | None
     high: int | float | None
 
-    def mask(self, given: Columns) -> Any:
+    def mask(self, source: Columns) -> Any:
         """Which of R rows meet it, null where there is no value: :mod:`girih.data.split` has refused such rows, but for those left out.
 
         Raises:
             DataError: a value that has no place in the order.
         """
-        array = columns.plain(given.read(self.column))
+        array = columns.plain(source.read(self.column))
         there = pc.is_valid(array).to_numpy(zero_copy_only=False)
         values = times.ordinals(array.drop_null(), self.column, self.order)[0]
         good = np.ones(len(values), np.bool_) if self.low is None else values >= self.low
@@ -130,11 +130,11 @@ class Joined:
     operator: str
     parts: tuple[Condition, ...]
 
-    def mask(self, given: Columns) -> Any:
+    def mask(self, source: Columns) -> Any:
         """Which of R rows meet it, null where nobody can say."""
-        found = self.parts[0].mask(given)
+        found = self.parts[0].mask(source)
         for part in self.parts[1:]:
-            found = pc.call_function(self.operator, [found, part.mask(given)])
+            found = pc.call_function(self.operator, [found, part.mask(source)])
         return found
 
 
@@ -144,9 +144,9 @@ class Not:
 
     part: Condition
 
-    def mask(self, given: Columns) -> Any:
+    def mask(self, source: Columns) -> Any:
         """Which of R rows meet it, null where nobody can say."""
-        return pc.invert(self.part.mask(given))
+        return pc.invert(self.part.mask(source))
 
 
 Condition = Comparison | OneOf | Missing | Between | Joined | Not

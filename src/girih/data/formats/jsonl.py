@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.json as pajson
 
-from girih.data.formats.objects import objects_to_rows, shown
+from girih.data.formats.objects import objects_to_rows, preview
 from girih.data.formats.text import LineBlock, RowsStart, TextSource, look_at, read_blocks, read_head
 from girih.data.paths import DataFile, one_line
 from girih.data.position import Cursor
@@ -131,7 +131,7 @@ def _first_objects(file: DataFile, byte: int, line: int) -> Iterator[dict[str, A
             found = found or bool(row)
             yield row
         else:
-            trouble = trouble or f"line {number}: expected a JSON object, not {shown(row)}"
+            trouble = trouble or f"line {number}: expected a JSON object, not {preview(row)}"
     if not found:
         look = look_at(file) if trouble else None
         mend = (

@@ -34,7 +34,7 @@ def objects_to_rows(
     objects: Sequence[tuple[int, bytes]],
     names: Sequence[str],
     plan: ReadPlan,
-    what: str,
+    noun: str,
     known: Mapping[str, Any],
 ) -> ObjectRows:
     """One row per object. What an object lacks is missing; whole objects that do not serve are bad.
@@ -42,7 +42,7 @@ def objects_to_rows(
     Args:
         objects: the number and the text of each.
         names: the columns to read.
-        what: an object's word in errors, as ``message``.
+        noun: an object's word in errors, as ``message``.
         known: types of columns that come from elsewhere, or are all missing here.
     """
     numbers, rows, bad = [], [], []
@@ -50,10 +50,10 @@ def objects_to_rows(
         try:
             row = json.loads(text)
         except (ValueError, RecursionError) as error:
-            bad.append(BadRow(number, f"not a JSON {what}", f"not a JSON {what}: {one_line(error)}"))
+            bad.append(BadRow(number, f"not a JSON {noun}", f"not a JSON {noun}: {one_line(error)}"))
             continue
         if not isinstance(row, dict):
-            bad.append(BadRow(number, "not a JSON object", f"expected a JSON object, not {shown(row)}"))
+            bad.append(BadRow(number, "not a JSON object", f"expected a JSON object, not {preview(row)}"))
             continue
         numbers.append(number)
         rows.append(row)
@@ -65,7 +65,7 @@ def objects_to_rows(
             if pa.types.is_null(types[name]) and name in known:
                 types[name] = known[name]  # a list that is missing has no ids, an id that is missing is one
                 made = made.set_column(place, name, made[name].cast(known[name]))
-        plan.check_types(types, f"the {what}")
+        plan.check_types(types, f"the {noun}")
         return made
 
     try:
@@ -83,7 +83,7 @@ def objects_to_rows(
     return ObjectRows(made, np.array(numbers, np.int64), bad)
 
 
-def shown(value: Any) -> str:
+def preview(value: Any) -> str:
     """A value in words, as much of it as a line has room for."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
@@ -140,4 +140,4 @@ def _as_text(value: Any) -> Any:
         return str(value)
     if value is None or isinstance(value, str):
         return value
-    raise TypeError(f"{shown(value)}: expected an id, an integer or a string")
+    raise TypeError(f"{preview(value)}: expected an id, an integer or a string")

@@ -110,7 +110,7 @@ class PairsSource(TextSource):
             fields, _ = ids_of_strings(data, sealed(cuts[:, 0].copy()), sealed(cuts[:, 1] - 1))
         self._find_other_faults(rows, faults, fields)
         counts = np.bincount(rows, minlength=size)
-        bad = [BadRow(block.line + int(row), *self._told(int(faults[row]), int(counts[row])))
+        bad = [BadRow(block.line + int(row), *self._describe_fault(int(faults[row]), int(counts[row])))
                for row in np.flatnonzero(faults > pairs.BLANK)[: 1 if plan.until_bad else None]]  # fmt: skip
         good = faults == pairs.GOOD
         if bad and plan.until_bad:
@@ -155,7 +155,7 @@ class PairsSource(TextSource):
                 counts = np.bincount(rows[fields == _field(feature)], minlength=len(faults))
                 faults[(faults == pairs.GOOD) & (counts > 1)] = _SEVERAL
 
-    def _told(self, fault: int, num_pairs: int) -> tuple[str, str]:
+    def _describe_fault(self, fault: int, num_pairs: int) -> tuple[str, str]:
         """The kind of trouble, and the message about it."""
         if fault == _OTHER_PAIRS:
             expected = f"expected {len(self._features)}, one for each feature"

@@ -47,7 +47,7 @@ class ParquetSource(FileSource):
         self._groups: list[_RowGroup] = []
         for number, file in enumerate(files):
             footer = _footer(file)
-            with _told(f"{file.address}: its schema is not readable"):
+            with _prefix_errors(f"{file.address}: its schema is not readable"):
                 self._schemas.append(footer.schema.to_arrow_schema())
             self._footers.append(footer)
             first = 0
@@ -102,7 +102,7 @@ class ParquetSource(FileSource):
             for part in range(start.part, len(order)):
                 group = self._groups[order[part]]
                 file = self.files[group.file]
-                with _told(f"{file.address}: row group {group.group + 1} cannot be read"):
+                with _prefix_errors(f"{file.address}: row group {group.group + 1} cannot be read"):
                     table = readers.of(group).read_row_group(group.group, columns=names)
                 table = self.partitions.added(table, group.file, names)
                 suffix = f" (row group {group.group + 1})"
@@ -172,7 +172,7 @@ def _footer(file: DataFile) -> Any:
     if file.size == 0:
         raise DataError(f"{file.address}: the file is empty; expected Parquet")
     told = f"{file.address}: not a readable Parquet file"
-    with _told(told), file.open() as opened:
+    with _prefix_errors(told), file.open() as opened:
         try:
             return pq.read_metadata(opened)
         except pa.ArrowInvalid:
@@ -183,11 +183,11 @@ def _footer(file: DataFile) -> Any:
 
 
 @contextmanager
-def _told(what: str) -> Iterator[None]:
-    """Adds to an error of Arrow ``what`` went wrong."""
+def _prefix_errors(context: str) -> Iterator[None]:
+    """Adds to an error of Arrow ``context`` went wrong."""
     try:
         yield
     except UserError:
         raise
     except (OSError, pa.ArrowException) as error:
-        raise DataError(f"{what}: {one_line(error)}") from None
+        raise DataError(f"{context}: {one_line(error)}") from None

@@ -279,7 +279,7 @@ class _Transcoder:
     def __init__(self, text: Any, file: DataFile) -> None:
         self._text, self._file = text, file
         self._decoder = codecs.getincrementaldecoder(file.encoding or "utf-8")()
-        self._rest, self._line, self._at_end = memoryview(b""), 1, False
+        self._buffered, self._line, self._at_end = memoryview(b""), 1, False
 
     def read(self, size: int) -> memoryview:
         """At most ``size`` bytes; none at the end.
@@ -287,7 +287,7 @@ class _Transcoder:
         Raises:
             DataError: bytes that the encoding does not have; names the line.
         """
-        while not self._rest and not self._at_end:
+        while not self._buffered and not self._at_end:
             data = self._text.read(_PIECE_BYTES)
             self._at_end = not data
             try:
@@ -301,8 +301,8 @@ class _Transcoder:
                     f"{self._file.address}, line {line}: not text in {name}: {one_line(error)}; set another data.encoding"
                 ) from None
             self._line += read.count(b"\n")
-            self._rest = memoryview(read)
-        found, self._rest = self._rest[:size], self._rest[size:]
+            self._buffered = memoryview(read)
+        found, self._buffered = self._buffered[:size], self._buffered[size:]
         return found
 
 

@@ -49,7 +49,7 @@ def config_text(sample: Sample, label: str | None = None) -> str:
             f"no column but {found.column!r} looks like a feature{': ' if why else ''}{_one_line(why)}"
         )
     lines = ["# Guessed from a sample by girih init: read what each line says, then run girih check.", ""]
-    lines += [*_data(sample, guesses), "", "[defaults]", _beside("dim = 16", "width of embeddings"), ""]
+    lines += [*_data(sample, guesses), "", "[defaults]", _with_comment("dim = 16", "width of embeddings"), ""]
     alike = {feature.column: _with_same_ids(feature, features, table) for feature in features}
     for feature in features:
         lines += _feature(feature, alike[feature.column])
@@ -82,14 +82,14 @@ def _data(sample: Sample, guesses: Iterable[Guess]) -> list[str]:
     lines = ["[data]"]
     for name, (value, why) in sample.options.items():
         (line,) = _toml({name: value})
-        lines.append(_beside(line, why) if why else line)
+        lines.append(_with_comment(line, why) if why else line)
     by = next((guess.column for guess in guesses if _splits(guess, sample)), None)
     trained = sample.num_rows if by is None else round((1 - 2 * _HELD_OUT) * sample.num_rows)
     batch = _BATCH
     while batch > _LEAST_BATCH and trained / batch < _LEAST_STEPS:
         batch //= 2
     told = f"examples of a step: about {trained:,} rows to train on are {-(-trained // batch):,} steps"
-    lines.append(_beside(f"batch_size = {batch}", told))
+    lines.append(_with_comment(f"batch_size = {batch}", told))
     if by is not None:
         (line,) = _toml({"split": {"by": by, "valid": _HELD_OUT, "test": _HELD_OUT}})
         return [*lines, f"{line}  # the last rows by this time; or name files as valid and test"]
@@ -199,7 +199,7 @@ def _ids(guess: Guess, table: Any) -> set[str]:
 
 def _feature(guess: Guess, alike: Sequence[str]) -> list[str]:
     lines = _toml({"name": guess.column, "kind": guess.kind})
-    lines[1] = _beside(lines[1], guess.why)
+    lines[1] = _with_comment(lines[1], guess.why)
     lines += _toml(guess.options)
     if alike:
         (line,) = _toml({"table": alike[0]})
@@ -207,11 +207,11 @@ def _feature(guess: Guess, alike: Sequence[str]) -> list[str]:
         if len(alike) > 1:
             line = f"# {line}"
             told = f"or {', '.join(map(repr, alike[1:]))}: its ids occur in each; keep the one that it lists"
-        lines.append(_beside(line, told))
+        lines.append(_with_comment(line, told))
     return ["[[features]]", *lines, ""]
 
 
-def _beside(line: str, why: str) -> str:
+def _with_comment(line: str, why: str) -> str:
     return f"{line + '  ' if len(line) > 38 else line:40}# {_one_line(why)}"
 
 

@@ -230,7 +230,7 @@ def _of_integers(name: str, values: Any) -> Guess:
     )
 
 
-def _of_numbers(name: str, values: Any, what: str) -> Guess:
+def _of_numbers(name: str, values: Any, subject: str) -> Guess:
     numbers = values.to_numpy(zero_copy_only=False)
     numbers = numbers[np.isfinite(numbers)]
     if not len(numbers) or numbers.min() == numbers.max():
@@ -244,7 +244,7 @@ def _of_numbers(name: str, values: Any, what: str) -> Guess:
     low, middle, high = np.percentile(numbers, [0, 50, 99])
     skewed = low >= 0 and high > 10 * max(middle, 1e-12) and high > 10
     transform = ["log1p", "standardize"] if skewed else ["standardize"]
-    why = f"{what} from {low:.3g} to {numbers.max():.3g}"
+    why = f"{subject} from {low:.3g} to {numbers.max():.3g}"
     return Guess(
         name, "numeric", why + (", a few far above the rest" if skewed else ""), {"transform": transform}
     )

@@ -31,35 +31,35 @@ class Label(NamedTuple):
     others: frozenset[str]
 
 
-def guess_label(sample: Sample, given: str | None) -> Label:
-    """Guesses what is to be predicted; ``given`` is the column, where that is known.
+def guess_label(sample: Sample, requested: str | None) -> Label:
+    """Guesses what is to be predicted; ``requested`` is the column, where that is known.
 
     Raises:
         ConfigError: no column may be it.
     """
     table = sample.table
     names = table.column_names
-    if given is not None and given not in names:
-        raise ConfigError(f"--label {given}: no such column{nearest(given, names)}")
-    by_name = _found(table, [name for name in names if named(name, _LABELS)])
-    if given is not None:
-        tries = [_found(table, [given], numbers=True, given=True)]
+    if requested is not None and requested not in names:
+        raise ConfigError(f"--label {requested}: no such column{nearest(requested, names)}")
+    by_name = _find_candidates(table, [name for name in names if named(name, _LABELS)])
+    if requested is not None:
+        tries = [_find_candidates(table, [requested], numbers=True, requested=True)]
     else:
-        ratings = _found(table, [name for name in names if named(name, _RATINGS)], numbers=True)
-        numbers = _found(table, [name for name in names if named(name, _LABELS)], numbers=True)
+        ratings = _find_candidates(table, [name for name in names if named(name, _RATINGS)], numbers=True)
+        numbers = _find_candidates(table, [name for name in names if named(name, _LABELS)], numbers=True)
         tries = [by_name, ratings, numbers, _doubted(_by_values(table, "columns" in sample.options))]
-    for found in tries:
-        if found:
-            (name, section, why), *others = found
-            beside = {other for other, _, _ in (*others, *by_name) if other != name}
+    for candidates in tries:
+        if candidates:
+            (name, section, why), *others = candidates
+            excluded = {other for other, _, _ in (*others, *by_name) if other != name}
             if name.startswith("is_"):
-                beside |= {other for other in names if other.startswith("is_") and other != name}
-            return Label(name, section, why, frozenset(beside))
+                excluded |= {other for other in names if other.startswith("is_") and other != name}
+            return Label(name, section, why, frozenset(excluded))
     which = "no column looks like a label (0 and 1, yes and no, a rating)"
-    if given:
-        values = _distinct(columns.flat(table[given]).drop_null())
+    if requested:
+        values = _distinct(columns.flat(table[requested]).drop_null())
         alone = f" ({values[0]!r} alone)" if len(values) == 1 else ""
-        which = f"--label {given}: holds neither 0 and 1, nor two words, nor numbers that differ{alone}"
+        which = f"--label {requested}: holds neither 0 and 1, nor two words, nor numbers that differ{alone}"
     raise ConfigError(f"{which}; name one of {', '.join(names[:20])} by --label COLUMN")
 
 
@@ -67,20 +67,20 @@ def _by_values(table: Any, unnamed: bool) -> list[_Candidate]:
     """The column that is a label by its values: in a table of names most often the last one, without names the first one."""
     names = table.column_names
     if not unnamed:
-        return _found(table, names[-1:], words=True) or _found(table, names)[:1]
-    flags = _found(table, names)
+        return _find_candidates(table, names[-1:], words=True) or _find_candidates(table, names)[:1]
+    flags = _find_candidates(table, names)
     if flags and (flags[0][0] == names[0] or (len(flags) == 1 and flags[0][0] == names[-1])):
         return flags[:1]
     ratings = [name for name in names if _is_rating(columns.flat(table[name]))]
     if len(ratings) == 1:
-        return _found(table, ratings, numbers=True)
+        return _find_candidates(table, ratings, numbers=True)
     first = columns.flat(table[names[0]])
     if columns.kind_of(first.type) == "floats" and pc.count_distinct(first).as_py() > FEW:
-        return _found(table, names[:1], numbers=True)
+        return _find_candidates(table, names[:1], numbers=True)
     return (
         flags[-1:]
         if flags and flags[-1][0] == names[-1]
-        else flags[:1] or _found(table, names[-1:], words=True)
+        else flags[:1] or _find_candidates(table, names[-1:], words=True)
     )
 
 
@@ -95,19 +95,20 @@ def _is_rating(array: Any) -> bool:
     )
 
 
-def _doubted(found: list[_Candidate]) -> list[_Candidate]:
-    told = "; a guess by its values alone: --label COLUMN names another"
-    return [(name, section, why + told) for name, section, why in found]
+def _doubted(candidates: list[_Candidate]) -> list[_Candidate]:
+    caveat = "; a guess by its values alone: --label COLUMN names another"
+    return [(name, section, why + caveat) for name, section, why in candidates]
 
 
-def _found(
-    table: Any, names: list[str], *, numbers: bool = False, words: bool = False, given: bool = False
+def _find_candidates(
+    table: Any, names: list[str], *, numbers: bool = False, words: bool = False, requested: bool = False
 ) -> list[_Candidate]:
     """Those of some columns that may be labels, with the section and the reason."""
-    found = (
-        (name, _of_label(name, columns.flat(table[name]), numbers, words or numbers, given)) for name in names
+    sections = (
+        (name, _of_label(name, columns.flat(table[name]), numbers, words or numbers, requested))
+        for name in names
     )
-    return [(name, *_with_missing(table[name], *made)) for name, made in found if made is not None]
+    return [(name, *_with_missing(table[name], *made)) for name, made in sections if made is not None]
 
 
 def _of_one_value(name: str, value: int) -> str:
@@ -127,18 +128,18 @@ def _with_missing(column: Any, section: dict[str, Any], why: str) -> tuple[dict[
 
 
 def _of_label(
-    name: str, array: Any, numbers: bool, words: bool, given: bool
+    name: str, array: Any, numbers: bool, words: bool, requested: bool
 ) -> tuple[dict[str, Any], str] | None:
     """A label of a column: 0 and 1, one of two words that say yes and no, or
 
     Args:
         numbers: what is in the upper half of a column of numbers.
         words: the rarer one of any two words.
-        given: the column was named, so that 0 alone, or 1 alone, is taken too.
+        requested: the column was named, so that 0 alone, or 1 alone, is taken too.
     """
     present = array.drop_null()
     values = _distinct(present)
-    if values and set(values) <= {0, 1} and (len(values) == 2 or given or named(name, _LABELS)):
+    if values and set(values) <= {0, 1} and (len(values) == 2 or requested or named(name, _LABELS)):
         if len(values) == 1:
             return {"names": [name]}, _of_one_value(name, int(values[0]))
         share = pc.mean(present.cast(pa.float64())).as_py()

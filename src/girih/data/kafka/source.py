@@ -242,7 +242,7 @@ class KafkaSource:
         return f"kafka/{self.topic.name}/{self.messages}/{TURN[self.messages]}"
 
     @property
-    def bounds(self) -> Any:
+    def bounds(self) -> list[list[int]]:
         """The partitions' beginnings and ends, on which several readers have to agree."""
         return [list(span) for span in self.spans]
 

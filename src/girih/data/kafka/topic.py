@@ -53,7 +53,7 @@ class Topic:
                 raise ConfigError(f"kafka: {option!r} is set by girih; drop it")
 
     @classmethod
-    def at(cls, address: str, options: Mapping[str, Any] | None = None) -> Topic:
+    def at(cls, address: str, options: Mapping[str, object] | None = None) -> Topic:
         """Takes an address apart: ``kafka://host:port,host:port/topic``.
 
         Raises:
@@ -87,7 +87,7 @@ class Topic:
         try:
             return kafka.Consumer({"log_level": 0, **self.options, **own})
         except kafka.KafkaException as error:
-            raise ConfigError(f"kafka: {_told(error)}") from None
+            raise ConfigError(f"kafka: {_error_text(error)}") from None
         except (TypeError, ValueError) as error:
             raise ConfigError(f"kafka: {error}") from None
 
@@ -106,7 +106,7 @@ class Topic:
         try:
             found = consumer.list_topics(self.name, timeout=ANSWER_S).topics[self.name]
             if found.error is not None:
-                raise DataError(f"{self.address}: {_told_of(found.error)}")
+                raise DataError(f"{self.address}: {_first_line(found.error)}")
             partitions = [kafka.TopicPartition(self.name, number) for number in sorted(found.partitions)]
             bounds = [consumer.get_watermark_offsets(each, timeout=ANSWER_S) for each in partitions]
             begins = [first if start == "earliest" else behind for first, behind in bounds]
@@ -119,7 +119,7 @@ class Topic:
                 ]
         except kafka.KafkaException as error:
             consumer.poll(0)  # has the client tell why
-            why = trouble.last or _told(error)
+            why = trouble.last or _error_text(error)
             raise DataError(
                 f"{self.address}: no answer within {ANSWER_S:g} s ({why}); are the brokers' addresses right,"
                 " and the kafka options for security?"
@@ -141,7 +141,7 @@ class Trouble:
 
     def note(self, error: Any) -> None:
         """Takes note of an error that the client goes on after."""
-        self.last = _told_of(error)
+        self.last = _first_line(error)
         if error.code() == client().KafkaError._ALL_BROKERS_DOWN and not self._down:
             self._down = True
             _LOG.warning("%s: no broker answers; the client keeps trying", self._topic.address)
@@ -190,10 +190,10 @@ def _milliseconds(start: str) -> int:
     return int(moment.timestamp() * 1000)
 
 
-def _told(error: Any) -> str:
-    return _told_of(error.args[0])
+def _error_text(error: Any) -> str:
+    return _first_line(error.args[0])
 
 
-def _told_of(error: Any) -> str:
+def _first_line(error: object) -> str:
     """The first line of the client's words."""
     return str(error.str() if hasattr(error, "str") else error).splitlines()[0]

@@ -349,7 +349,7 @@ class DeferredAllReducedReplica(AllReducedReplica, DeferredReplica):  # type: ig
 
     def on_ballots(self, ballots: Sequence[Numbers]) -> None:
         """Learns, as all trainers do at the same step, whether one of them wants to stop."""
-        self.ranks.heed(sum(ballot[STOPS] for ballot in ballots))
+        self.ranks.note_stops(sum(ballot[STOPS] for ballot in ballots))
 
 
 @dataclass(frozen=True)

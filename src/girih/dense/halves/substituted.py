@@ -181,7 +181,7 @@ class SubstitutedReplica(SynchronousReplica):
         for gradient, total in zip(gradients, sums, strict=True):
             gradient.copy_(total.view_as(gradient))
         loss, num_refusing, num_stopping = votes.tolist()
-        self.ranks.heed(num_stopping)
+        self.ranks.note_stops(num_stopping)
         if num_refusing:
             refusal = refusal or NonFiniteError("another trainer's loss or gradient is NaN or infinite")
         elif not torch.isfinite(flat).all():

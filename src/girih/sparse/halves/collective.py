@@ -178,7 +178,7 @@ class CollectiveSparse(ShardedHalf[list[GroupExchange], GroupExchange]):
                 sums[g], nonfinite = self._readers[g].sum_gradients(reads[g].served, of_ranks)
                 bad = max(bad, 0 if nonfinite is None else 1 + self._tables.index(nonfinite))
         took_part = [float(any(gradient is not None for gradient in outputs)) for outputs in gradients]
-        num_asked = int(reads[0].route.asked.sum()) if reads else 0
+        num_asked = int(reads[0].route.received_counts.sum()) if reads else 0
         with self._messages.waiting("vote", train=True):
             *all_took_part, worst, most = self.ranks.largest([*took_part, float(bad), float(num_asked)])
         self._stats.counters[ASKED_KEYS] += num_asked

@@ -152,9 +152,10 @@ class GpuCollectiveSparse(ShardedHalf[GpuRequest, GpuExchanged]):
             by_rank = [item.view(self.ranks.size, -1) for item in counts]
             counts_of_ranks = to_host(torch.cat(by_rank, dim=1))  # waits for this stream alone
             with self._messages.waiting("ids", train=train):
-                route = self._exchange.tell(counts_of_ranks)
+                route = self._exchange.send_counts(counts_of_ranks)
             asks, of_ranks = (
-                np.split(item, self._table_ends[:-1], axis=1) for item in (route.told, route.asked)
+                np.split(item, self._table_ends[:-1], axis=1)
+                for item in (route.sent_counts, route.received_counts)
             )
             return GpuRequest(
                 [

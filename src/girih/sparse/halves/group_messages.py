@@ -53,12 +53,12 @@ class GroupExchange:
     @property
     def asks(self) -> Counts:
         """Number of keys that this rank asks of each, by micro-batch, int64[R, M]."""
-        return self.route.told[:, self.columns]
+        return self.route.sent_counts[:, self.columns]
 
     @property
     def asked(self) -> Counts:
         """Number of keys that each rank asks of this one, by micro-batch, int64[R, M]."""
-        return self.route.asked[:, self.columns]
+        return self.route.received_counts[:, self.columns]
 
 
 @dataclass(frozen=True)
@@ -215,9 +215,9 @@ class GroupMessages:
         """
         route, rank = exchanges[0].route, self._ranks.rank
         if kind == "embeddings":
-            codec, move, counts = self._rows, route.back, route.asked
+            codec, move, counts = self._rows, route.back, route.received_counts
         else:
-            codec, move, counts = self._gradients, route.there, route.told
+            codec, move, counts = self._gradients, route.there, route.sent_counts
         widths = [codec.width(self._dims[exchange.group]) for exchange in exchanges]
 
         def sizes(counts: Counts) -> Counts:
@@ -264,10 +264,12 @@ class GroupMessages:
             return numbers
 
         with self.waiting("ids", train=train):
-            route = self._exchange.tell(np.concatenate([requested.sizes() for requested in asked], axis=1))
+            route = self._exchange.send_counts(
+                np.concatenate([requested.sizes() for requested in asked], axis=1)
+            )
             flat = route.there(torch.from_numpy(np.concatenate(parts)), sizes).numpy()
         self._stats.sent("ids", 8 * sum(len(part) for r, part in enumerate(parts) if r != self._ranks.rank))
-        ends = np.cumsum(sizes(route.asked))
+        ends = np.cumsum(sizes(route.received_counts))
         received = [_unpacked(part, lengths) for part in np.split(flat, ends[:-1])]
         return route, list(zip(*received, strict=True))
 

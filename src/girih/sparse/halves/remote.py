@@ -309,7 +309,7 @@ class RemoteSparse:
         """Has servers drop the updates that earlier trainers began, and counts the lost ones. All trainers call it."""
         lost_and_step = None
         if self._ranks.first:
-            fields = [frame.fields for frame in answers(self._servers, SparseVerb.ANEW, again=True)]
+            fields = [frame.fields for frame in answers(self._servers, SparseVerb.RESET, again=True)]
             lost_and_step = max(lost for lost, _ in fields), max(step for _, step in fields)
             self._stats.counters["lost_updates"] += lost_and_step[0]
         self.last_step = self._ranks.broadcast(lost_and_step)[1]
@@ -400,7 +400,9 @@ class RemoteSparse:
 
     def knows_changes(self, since: int) -> bool:
         """Asks all servers; others than rank 0 know of none that do not."""
-        return all(frame.fields[0] for frame in answers(self._servers, SparseVerb.KNOW, (since,), again=True))
+        return all(
+            frame.fields[0] for frame in answers(self._servers, SparseVerb.HAS_CHANGES, (since,), again=True)
+        )
 
     def begin_segment(self, writer: Storage, number: int, since: int | None) -> RemoteSegment:
         """Has all servers take what changed, or all rows, while no trainer has anything in flight."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,13 +65,13 @@ class Agent:
         try:
             self._process = self._start(order, host)
         except OSError as error:
-            self._tell({"status": 2, "words": f"girih: {error}"})
+            self._send_event({"status": 2, "words": f"girih: {error}"})
 
     def where(self) -> tuple[int, str]:
         """The number of the process, and the name of its node; 0 where it could not be started."""
         return (0 if self._process is None else self._process.pid), socket.gethostname()
 
-    def send(self, number: int, message: dict[str, Any]) -> None:
+    def send(self, number: int, message: dict[str, str]) -> None:
         """Sends message ``number`` to the process: 1 for the first one."""
         if number <= self._sent or self._process is None:
             return
@@ -134,39 +134,39 @@ class Agent:
         finally:
             for descriptor in (*(theirs for _, theirs in printed), *([] if held is None else [held])):
                 os.close(descriptor)
-        hearing = [self._in_thread(self._pass_on, ours, to) for to, (ours, _) in enumerate(printed, 1)]
+        hearing = [self._in_thread(self._forward_output, ours, to) for to, (ours, _) in enumerate(printed, 1)]
         if order.name == RoleName.TRAINER:
-            hearing.append(self._in_thread(self._hear_trainer, process))
+            hearing.append(self._in_thread(self._forward_messages, process))
         self._in_thread(self._watch, process, hearing)
         return process
 
     def _watch(self, process: LocalProcess, hearing: Sequence[threading.Thread]) -> None:
         """Tells where a role listens, and how it ends."""
         if process.name != RoleName.TRAINER and process.wait_for_address(None):
-            self._tell({"address": process.address, "found": process.found})
+            self._send_event({"address": process.address, "found": process.recovery_note})
         status = process.wait()
         for thread in hearing:
             thread.join()
         words = process.last_words()
         process.close()
-        self._tell({"status": status, "words": words})
+        self._send_event({"status": status, "words": words})
 
-    def _hear_trainer(self, process: LocalProcess) -> None:
+    def _forward_messages(self, process: LocalProcess) -> None:
         with suppress(EOFError):
             while True:
-                self._tell({"message": process.pipe.receive()})
+                self._send_event({"message": process.pipe.receive()})
 
-    def _pass_on(self, printed: int, to: int) -> None:
+    def _forward_output(self, printed: int, to: int) -> None:
         with open(printed, "rb", buffering=0) as source:
             while text := source.read(1 << 16):
-                self._tell({"printed": text, "to": to})
+                self._send_event({"printed": text, "to": to})
 
-    def _tell(self, event: Event) -> None:
+    def _send_event(self, event: Event) -> None:
         with self._changed:
             self._events.append(event)
             self._changed.notify_all()
 
-    def _in_thread(self, work: Any, *arguments: Any) -> threading.Thread:
+    def _in_thread(self, work: Callable[..., object], *arguments: Any) -> threading.Thread:
         thread = threading.Thread(target=work, args=arguments, name="girih-agent", daemon=True)
         thread.start()
         return thread

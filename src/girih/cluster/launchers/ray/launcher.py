@@ -102,7 +102,7 @@ class RayLauncher:
         *,
         trainer: Sequence[str] = (),
         again: Sequence[str] = (),
-        hello: Mapping[str, Any],
+        hello: Mapping[str, object],
         seen: str = "",
         writers: int | None = None,
         environment: Mapping[str, str] | None = None,
@@ -199,31 +199,31 @@ class Nodes:
         ConfigError: there is no cluster, or it has not what the run asks for.
     """
 
-    def __init__(self, what: Launch) -> None:
-        self._what = what
-        self._resources = what.options.resources_of(what.counts, on_gpus=what.on_gpus)
-        self._cluster = RayCluster(what.options.address)
+    def __init__(self, spec: Launch) -> None:
+        self._spec = spec
+        self._resources = spec.options.resources_of(spec.counts, on_gpus=spec.on_gpus)
+        self._cluster = RayCluster(spec.options.address)
         self._launcher: RayLauncher | None = None
         self.bind, self.segments = self._cluster.host, new_prefix_of_nodes()
-        self._seen = what.run.absolute().parent / f".girih-{secrets.token_hex(8)}"
+        self._seen = spec.run.absolute().parent / f".girih-{secrets.token_hex(8)}"
 
-    def launcher(self, hello: Mapping[str, Any]) -> RayLauncher:
+    def launcher(self, hello: Mapping[str, object]) -> RayLauncher:
         """See :class:`girih.cluster.launchers.launcher.Machines`."""
         self._seen.parent.mkdir(parents=True, exist_ok=True)
         self._seen.touch()
         self._launcher = launcher = RayLauncher(
-            self._what.counts,
+            self._spec.counts,
             self._resources,
-            trainer=self._what.command,
-            again=self._what.again,
+            trainer=self._spec.command,
+            again=self._spec.again,
             hello=hello,
             seen=str(self._seen),
-            writers=1 if self._what.checkpoints_elsewhere else None,
-            environment=self._what.environment,
+            writers=1 if self._spec.checkpoints_elsewhere else None,
+            environment=self._spec.environment,
         )
-        if self._what.one_host and len(launcher.hosts) > 1:
+        if self._spec.one_host and len(launcher.hosts) > 1:
             raise ConfigError(
-                f"{self._what.one_host} is for processes of one host, and Ray placed the run on {len(launcher.hosts)}; use"
+                f"{self._spec.one_host} is for processes of one host, and Ray placed the run on {len(launcher.hosts)}; use"
                 " --set strategy.transport=tcp"
             )
         return launcher

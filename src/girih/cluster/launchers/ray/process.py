@@ -28,9 +28,9 @@ class RayPipe:
 
     def __init__(self, process: RayProcess) -> None:
         self._process = process
-        self.heard: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self.messages: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
 
-    def send(self, message: dict[str, Any]) -> None:
+    def send(self, message: dict[str, object]) -> None:
         """Sends a message; silently where nobody reads any more."""
         self._process.send(message)
 
@@ -40,9 +40,9 @@ class RayPipe:
         Raises:
             EOFError: the process is gone.
         """
-        message = self.heard.get()
+        message = self.messages.get()
         if message is None:
-            self.heard.put(None)  # for whoever asks again
+            self.messages.put(None)  # for whoever asks again
             raise EOFError("the other side is gone")
         return message
 
@@ -66,10 +66,10 @@ class RayProcess:
         self._actor = actor
         self._where = actor.where.remote()
         self._waiting = actor.events.options(concurrency_group=WAITING)
-        self._address, self._found, self._words = "", "", ""
+        self._address, self._recovery_note, self._words = "", "", ""
         self._status: int | None = None
         self._sent, self._calling = 0, threading.Lock()
-        self._heard, self._ended = threading.Event(), threading.Event()
+        self._address_known, self._ended = threading.Event(), threading.Event()
         self._listening = threading.Thread(target=self._listen, name="girih-ray", daemon=True)
         self._listening.start()
 
@@ -79,9 +79,9 @@ class RayProcess:
         return self._address
 
     @property
-    def found(self) -> str:
+    def recovery_note(self) -> str:
         """See :class:`Handle`."""
-        return self._found
+        return self._recovery_note
 
     def begin(self, spec: bytes) -> None:
         """See :class:`Handle`."""
@@ -95,7 +95,7 @@ class RayProcess:
 
     def wait_for_address(self, timeout_s: float | None) -> str:
         """See :class:`Handle`."""
-        self._heard.wait(timeout_s)
+        self._address_known.wait(timeout_s)
         return self._address
 
     def status(self) -> int | None:
@@ -133,26 +133,26 @@ class RayProcess:
             first = 0
             while self._status is None:
                 with self._calling:
-                    asked = self._waiting.remote(first)
-                events = ray.get(asked, timeout=ASKED_S + ANSWER_S)
+                    pending = self._waiting.remote(first)
+                events = ray.get(pending, timeout=ASKED_S + ANSWER_S)
                 first += len(events)
                 for event in events:
-                    self._take(event)
+                    self._handle_event(event)
         except (RayError, GetTimeoutError, ValueError) as error:
             self._words = f"Ray lost it: {str(error).strip().splitlines()[0]}"
             self._status = LOST
         with suppress(RayError):
             ray.kill(self._actor)  # the next life of the process needs its place
         self._ended.set()
-        self._heard.set()
-        self.pipe.heard.put(None)
+        self._address_known.set()
+        self.pipe.messages.put(None)
 
-    def _take(self, event: Any) -> None:
+    def _handle_event(self, event: Any) -> None:
         if "address" in event:
-            self._found, self._address = event["found"], event["address"]
-            self._heard.set()
+            self._recovery_note, self._address = event["found"], event["address"]
+            self._address_known.set()
         elif "message" in event:
-            self.pipe.heard.put(event["message"])
+            self.pipe.messages.put(event["message"])
         elif "printed" in event:
             stream = sys.stdout if event["to"] == 1 else sys.stderr
             stream.buffer.write(event["printed"])
