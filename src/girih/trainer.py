@@ -39,7 +39,7 @@ from girih.schema import Schema
 from girih.sparse.half import SparseHalf
 from girih.sparse.halves.local import LocalSparse
 from girih.sparse.options import StoreOptions
-from girih.strategies import Strategy, roles_of
+from girih.strategies import Strategy
 from girih.strategies.local import Local
 from girih.telemetry.stats import Spans, Stats
 from girih.telemetry.status_file import ProcessId, StatusTarget
@@ -70,7 +70,7 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
         sparse_optimizer: for tables that have none of their own; Adagrad(lr=0.01) where None.
         dense_optimizer: parameters → ``torch.optim`` optimizer; Adam(lr=1e-3) where None.
         first_order_optimizer: for first-order weights; the sparse optimizer where None.
-        strategy: where each half lives and how they keep in step: one of girih's, or any object with ``plan`` and ``build``.
+        strategy: one of girih's, or an instance of your own subclass of :class:`girih.strategies.Strategy`.
         schedule: packing, interleaving and prefetching.
         schema: taken from the model, where it has one.
         options: epochs, seed, precision and the like.
@@ -120,7 +120,7 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
         expect("first_order_optimizer", first_order_optimizer, SparseOptimizer | None, "one of girih.optim")
         factory = "a function of parameters, as lambda params: torch.optim.Adam(params, lr=1e-3)"
         expect("dense_optimizer", dense_optimizer, Callable | None, factory)
-        interface = "a strategy, as girih.Local(), or an object with name, trainers, plan and build"
+        interface = "a strategy, as girih.Local(), or an instance of a subclass of girih.strategies.Strategy"
         expect("strategy", strategy, Strategy | None, interface)
         expect("schedule", schedule, ScheduleOptions | None, "girih.ScheduleOptions(...)")
         expect("schema", schema, Schema | None, "a girih.Schema")
@@ -135,6 +135,12 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
         keep_few(self.schema)
         self.options = options or TrainOptions()
         self.strategy: Strategy = strategy or Local()
+        expect(
+            "strategy.name",
+            self.strategy.name or None,
+            str,
+            "a class attribute: the name in plans and summaries",
+        )
         check_watched(self.options, self.schema)
         if self.options.gauc_by is not None:
             evaluation.feature_index(self.schema, self.options.gauc_by)
@@ -190,7 +196,7 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
                 publishing=publish,
             )
             self._cluster.show_in(directory, metrics)
-            self._cluster.prepare(roles_of(self.strategy))
+            self._cluster.prepare(self.strategy.roles)
             self._shower = self._showing(directory, stats, metrics or MetricsOptions())
         except BaseException:
             if self._opened is not None:

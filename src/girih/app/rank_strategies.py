@@ -9,7 +9,7 @@ from typing import Any
 from girih.errors import ConfigError
 from girih.planner.facts import Facts
 from girih.planner.speed.step import Prediction
-from girih.strategies import BY_NAME, roles_of
+from girih.strategies import BY_NAME
 from girih.strategies.strategy import Strategy, price
 
 LEAST_TRAINERS = 2
@@ -35,13 +35,13 @@ class StrategyEstimate:
     @property
     def label(self) -> str:
         """Its name, with options that differ from their defaults."""
-        told = options_of(self.strategy)
-        return f"{self.strategy.name} ({told})" if told else self.strategy.name
+        options = options_of(self.strategy)
+        return f"{self.strategy.name} ({options})" if options else self.strategy.name
 
     @property
     def processes(self) -> int:
         """All that it starts."""
-        return int(self.strategy.trainers) + sum(roles_of(self.strategy).values())
+        return self.strategy.trainers + sum(self.strategy.roles.values())
 
     @property
     def samples_per_s(self) -> float:
@@ -56,7 +56,7 @@ def offers(own: Strategy, facts_of: Callable[[Strategy], Facts]) -> tuple[Strate
         facts_of: facts for a strategy: of its number of trainers, with all that a speed is predicted from.
     """
     count = max(LEAST_TRAINERS, own.trainers)
-    others = [each for kind in BY_NAME.values() for each in kind.with_trainers(count)]  # type: ignore[attr-defined]
+    others = [variant for kind in BY_NAME.values() for variant in kind.with_trainers(count)]
     return tuple(offer(each, facts_of, own=each is own) for each in (own, *(o for o in others if o != own)))
 
 

@@ -31,7 +31,6 @@ from girih.report.comparing import changed
 from girih.report.progress import Progress
 from girih.runs.directory import RunDirectory, read_summary
 from girih.serving.opening import final_weights
-from girih.strategies import runs_alone
 from girih.telemetry.logs import logging_as
 from girih.telemetry.status_file import ProcessId, StatusTarget
 from girih.trainer import Trainer
@@ -66,7 +65,7 @@ def train(
         calibrated=None if calibrated is None else Calibrated.read(calibrated),
     )
     datasets = settings.datasets()
-    if int(os.environ.get("RANK", "0")) and not runs_alone(settings.strategy):
+    if int(os.environ.get("RANK", "0")) and not settings.strategy.capabilities.standalone:
         with joined(settings.strategy, settings.cluster).running() as cluster:
             told = cluster.ranks.broadcast(None)
             if told is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from girih.cluster.roles import FailurePolicy, RoleName
@@ -14,12 +14,13 @@ from girih.planner.tagging.wires import calibrated, choose_wire
 from girih.strategies.remote import address_of
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from girih.dense.halves.replica import Replica
-    from girih.hierarchical.graph import Partitioned
+    from girih.hierarchical.graph import Partitioned, TracedNet
     from girih.hierarchical.grouped import GroupedReplica
     from girih.hierarchical.wire import Wire
+    from girih.sparse.spec import SparseSpec
     from girih.training.session import RunContext
 
 GROUP = RoleName.GROUP_SERVER
@@ -95,19 +96,30 @@ def wire_between(facts: Facts, options: Mapping[str, Any]) -> tuple[dict[str, st
     return names, f"{AUTO} {chosen.why}"
 
 
-def _cut(plan: Plan, context: RunContext, whole: Replica) -> Partitioned:
-    """The net by devices, as the plan says."""
+def trace_split(
+    module: nn.Module, sparse: SparseSpec, precision: str, split: Callable[[TracedNet], TracedNet]
+) -> TracedNet:
+    """Traces a model on an example batch, and splits its layers."""
     import torch
 
-    from girih.hierarchical.graph import partition, split_fc, trace
+    from girih.hierarchical.graph import trace
     from girih.training.example import example_of
+
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16"):
+        return split(trace(module, *example_of(sparse)))
+
+
+def _cut(plan: Plan, context: RunContext, whole: Replica) -> Partitioned:
+    """The net by devices, as the plan says."""
+    from girih.hierarchical.graph import partition, split_fc
 
     if plan.tagging is None:
         raise ConfigError("plan: no tagging, which group servers need; plan again with girih plan")
-    with torch.autocast("cpu", torch.bfloat16, enabled=context.dense.precision == "bfloat16"):
-        traced = trace(whole.module, *example_of(context.sparse))
-        traced = split_fc(traced, plan.options["servers_per_group"], plan.tagging.cut)
-    return partition(traced, plan.tagging.devices)
+    num_servers, cut = plan.options["servers_per_group"], plan.tagging.cut
+    net = trace_split(
+        whole.module, context.sparse, context.dense.precision, lambda net: split_fc(net, num_servers, cut)
+    )
+    return partition(net, plan.tagging.devices)
 
 
 def _start(

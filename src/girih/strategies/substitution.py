@@ -8,7 +8,6 @@ Equal to ``local`` on the same batches, to the order of sums. For models made of
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -20,16 +19,17 @@ from girih.planner.placement import Placement, balanced, modulo
 from girih.planner.plan import Plan
 from girih.planner.speed import in_step
 from girih.planner.speed.step import Basis, StepCost
-from girih.strategies import synchronous
 from girih.strategies.strategy import (
     TRAINER,
+    Capabilities,
     Processes,
     StrategyOptions,
-    ahead_of,
     base_plan,
+    half_options,
     predicted_bytes,
+    predicted_exchange,
     predicted_times,
-    steps_of,
+    schedule_options,
 )
 
 if TYPE_CHECKING:
@@ -52,14 +52,20 @@ class Substitution(StrategyOptions):
     """
 
     name: ClassVar[str] = "substitution"
-    measures: ClassVar[tuple[str, ...]] = ("profile",)
-    cuts_from: ClassVar[tuple[str, ...]] = ("embedding", "mlp")
-    prefetches: ClassVar[bool] = True
-    scales: ClassVar[Mapping[str, str]] = {TRAINER: "trainers"}
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        micro_batch_layers=("embedding", "mlp"),
+        prefetching=True,
+        scalable_roles={TRAINER: "trainers"},
+    )
     trainers: Processes = 1
     dense: Literal["auto", "replicated", "split"] = "auto"
     placement: Literal["balanced", "modulo"] = "balanced"
     wire_partials: Literal["float32", "bfloat16"] = "float32"
+
+    @property
+    def required_facts(self) -> frozenset[str]:
+        """The profile, by which tables are placed."""
+        return frozenset({"profile"})
 
     def plan(self, facts: Facts) -> Plan:
         """Plans who owns which features, and who computes the upper network."""
@@ -82,11 +88,9 @@ class Substitution(StrategyOptions):
             predicted=self._predicted(facts, placement, split=split),
         )
 
-    def step_cost(self, facts: Facts) -> StepCost | None:
-        """A step as the cost model has it; None where facts do not say enough."""
-        basis = Basis.of(facts)
-        if basis is None:
-            return None
+    def step_cost(self, basis: Basis) -> StepCost:
+        """Estimates the cost of a step, of which partial results and dense gradients travel."""
+        facts = basis.facts
         if facts.num_trainers == 1:
             return in_step.local(basis)
         split = self.dense == "split" or (self.dense == "auto" and _split_pays(facts))
@@ -116,9 +120,9 @@ class Substitution(StrategyOptions):
             split=plan.schedule["upper_network"] == "split",
             half=plan.wire["partials"] == "bfloat16",
         )
-        sparse = FeatureParallelSparse(context.sparse, context.ranks, placement, **ahead_of(plan))
+        sparse = FeatureParallelSparse(context.sparse, context.ranks, placement, **half_options(plan))
         feed = FeatureFeed(context.ranks, placement.features_of(context.ranks.rank))
-        schedule = in_step(**steps_of(plan))
+        schedule = in_step(**schedule_options(plan))
         return Session(sparse=sparse, dense=dense, schedule=schedule, feed=feed, optimizer=dense.optimizer)
 
     def _place(self, facts: Facts) -> Placement:
@@ -144,7 +148,7 @@ class Substitution(StrategyOptions):
             return {}
         sizes, concatenated = self._sizes(facts, split=split)
         batch = (facts.batch_size, facts.num_trainers)
-        own = traffic.substitution(*batch, **sizes, concatenated=sum(concatenated))
+        sent = traffic.substitution(*batch, **sizes, concatenated=sum(concatenated))
         times: dict[str, Any] = {}
         if facts.links is not None:
             seconds = costs.substitution_step(*batch, facts.links, **sizes, concatenated=concatenated)
@@ -152,10 +156,10 @@ class Substitution(StrategyOptions):
         predicted = {
             "dense": "split" if split else "replicated",
             "owners": dict(placement.owners),
-            **predicted_bytes(own),
+            **predicted_bytes(sent),
             **times,
         }
-        other = synchronous.predicted_of(facts)
+        other = predicted_exchange(facts)
         return predicted | {f"synchronous_{name}": value for name, value in other.items()}
 
 
