@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, is_dataclass
-from typing import Any
+from dataclasses import Field, dataclass, fields, is_dataclass
 
 from girih.errors import ConfigError
 from girih.planner.facts import Facts
@@ -49,20 +48,21 @@ class StrategyEstimate:
         return 0.0 if self.prediction is None else self.prediction.samples_per_s
 
 
-def offers(own: Strategy, facts_of: Callable[[Strategy], Facts]) -> tuple[StrategyEstimate, ...]:
-    """The config's own strategy, then all others with as many trainers, or two where it has one.
+def offers(configured: Strategy, facts_of: Callable[[Strategy], Facts]) -> tuple[StrategyEstimate, ...]:
+    """Estimates the configured strategy, then all others with as many trainers, and at least two.
 
     Args:
         facts_of: facts for a strategy: of its number of trainers, with all that a speed is predicted from.
     """
-    count = max(LEAST_TRAINERS, own.trainers)
+    count = max(LEAST_TRAINERS, configured.trainers)
     others = [variant for kind in BY_NAME.values() for variant in kind.with_trainers(count)]
-    return tuple(offer(each, facts_of, own=each is own) for each in (own, *(o for o in others if o != own)))
+    strategies = (configured, *(other for other in others if other != configured))
+    return tuple(offer(strategy, facts_of, own=strategy is configured) for strategy in strategies)
 
 
-def choose(found: Sequence[StrategyEstimate]) -> tuple[StrategyEstimate | None, str]:
-    """The offer to take, and why: of those within 5 % of the fastest, the one with the fewest processes; None where none is priced."""
-    priced = [offer for offer in found if offer.prediction is not None]
+def choose(estimates: Sequence[StrategyEstimate]) -> tuple[StrategyEstimate | None, str]:
+    """The estimate to take, and why: of those within 5 % of the fastest, the one with the fewest processes; None if none has a speed."""
+    priced = [estimate for estimate in estimates if estimate.prediction is not None]
     if not priced:
         return None, "no speed is predicted for any strategy"
     fastest = max(priced, key=lambda offer: offer.samples_per_s)
@@ -78,14 +78,10 @@ def choose(found: Sequence[StrategyEstimate]) -> tuple[StrategyEstimate | None, 
 
 
 def options_of(strategy: Strategy) -> str:
-    """Options that differ from their defaults, as ``[strategy]`` has them."""
-    own: Any = strategy
-    if not is_dataclass(own):
-        return ""
-    told = {
-        each.name: getattr(own, each.name) for each in fields(own) if getattr(own, each.name) != each.default
-    }
-    return ", ".join(f"{name} = {value!r}" for name, value in told.items())
+    """Options that differ from their defaults, as in ``[strategy]``."""
+    options: Sequence[Field[object]] = fields(strategy) if is_dataclass(strategy) else ()
+    values = {option.name: (getattr(strategy, option.name), option.default) for option in options}
+    return ", ".join(f"{name} = {value!r}" for name, (value, default) in values.items() if value != default)
 
 
 def offer(strategy: Strategy, facts_of: Callable[[Strategy], Facts], *, own: bool) -> StrategyEstimate:

@@ -25,7 +25,7 @@ from girih.planner.speed.group import known_of, spread, tagged
 from girih.planner.speed.step import Basis, StepCost
 from girih.planner.tagging.tag import Tagged
 from girih.planner.traffic import FLOAT_BYTES
-from girih.strategies.grouping import grouped, trace_split, wire_between
+from girih.strategies.grouping import choose_codecs, start_group_servers, trace_split
 from girih.strategies.remote import RemoteStrategy
 from girih.strategies.strategy import Capabilities, Processes, Strategy
 
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
     from girih.training.session import RunContext, Session
 
 DENSE = RoleName.DENSE_SERVER
-OF_GROUP_SERVERS: Mapping[str, Any] = {
+GROUP_SERVER_DEFAULTS: Mapping[str, Any] = {
     "split_fc": "auto",
     "tagging": "refined",
     "wire_activations": "float32",
     "wire_dense_gradients": "float32",
 }
-"""Options of group servers → the only value there is without them."""
+"""Options of group servers → the value that they must have without group servers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,8 +97,8 @@ class Hierarchical(RemoteStrategy):
                 f"strategy: trainers_per_group = {self.trainers_per_group}: a dense copy of several trainers needs group servers,"
                 f" and servers_per_group = 0; set trainers_per_group = 1 and groups = {self.groups * self.trainers_per_group}"
             )
-        for name, only in OF_GROUP_SERVERS.items():
-            if getattr(self, name) != only and not self.servers_per_group:
+        for name, default in GROUP_SERVER_DEFAULTS.items():
+            if getattr(self, name) != default and not self.servers_per_group:
                 raise ConfigError(
                     f"strategy: {name} = {getattr(self, name)!r}: it is for group servers, and servers_per_group = 0; drop it,"
                     " or set servers_per_group to at least 1"
@@ -166,12 +166,12 @@ class Hierarchical(RemoteStrategy):
                 "strategy 'hierarchical': trainers and nets share no step, so batch norm sees each one's own examples;"
                 " drop train.global_batch_norm, or use 'hybrid'"
             )
-        copies = memory.Copies(**{each.name: getattr(self, each.name) for each in fields(memory.Copies)})
+        copies = memory.Copies(**{field.name: getattr(self, field.name) for field in fields(memory.Copies)})
         memory.check(facts, copies, self.name)
         plan = RemoteStrategy.plan(self, facts)
         if not self.servers_per_group:
             return plan
-        wire, why = wire_between(facts, asdict(self))
+        wire, why = choose_codecs(facts, asdict(self))
         predicted = {"wire": {"why": why}} if why else {}
         return replace(plan, wire={**plan.wire, **wire}, predicted={**plan.predicted, **predicted})
 
@@ -189,7 +189,7 @@ class Hierarchical(RemoteStrategy):
             return served.replicas(basis, service, nets=self.nets, averaging=averaging)
         if facts.graph is None:
             return None
-        wire = facts.wire or wire_between(facts, asdict(self))[0]
+        wire = facts.wire or choose_codecs(facts, asdict(self))[0]
         options = asdict(self) | {f"wire_{kind}": codec for kind, codec in wire.items()}
         net = spread(facts.graph, self.tag_operators(facts, wire), options, known_of(facts, options))
         return served.grouped(basis, service, net, nets=self.nets, averaging=averaging, clips=facts.clips)
@@ -233,7 +233,9 @@ class Hierarchical(RemoteStrategy):
         addresses = self._start_dense_servers(plan, context)
         dense: GroupedReplica | HogwildReplica
         if self.servers_per_group:
-            dense = grouped(plan, context, addresses, self._policy(RoleName.GROUP_SERVER, context))
+            dense = start_group_servers(
+                plan, context, addresses, self._policy(RoleName.GROUP_SERVER, context)
+            )
         else:
             dense = HogwildReplica(
                 context.dense,
@@ -251,7 +253,7 @@ class Hierarchical(RemoteStrategy):
         return {"name": "concurrent", "nets": self.nets}
 
     def _dense_bytes(self, facts: Facts, sent: float) -> float:
-        """A round takes a copy's parameters to dense servers and what is added to them back; its trainers share that."""
+        """In a round a copy's parameters go to dense servers, and updates come back. The copy's trainers share that."""
         num_bytes = 2.0 * facts.model.num_parameters * FLOAT_BYTES / self.average_every_steps
         return num_bytes / self.trainers_per_group if self.groups > 1 else 0.0
 

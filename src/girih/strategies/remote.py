@@ -1,4 +1,4 @@
-"""The common part of strategies whose tables are in embedding servers."""
+"""The common part of strategies with tables in embedding servers."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from girih.training.schedules import Schedule
     from girih.training.session import RunContext, Session
 
-    class Optimized(DenseHalf, Protocol):
-        """A dense half with an optimizer, which a schedule of the learning rate moves."""
+    class OptimizedHalf(DenseHalf, Protocol):
+        """A dense half with an optimizer, for the schedule of the learning rate."""
 
         optimizer: torch.optim.Optimizer | None
 
@@ -53,7 +53,7 @@ COUNT_OPTIONS: Mapping[str, str] = {
     WORKER: "embedding_workers",
     LOADER: "loaders",
 }
-"""Role → the option that says how many there are."""
+"""Role → the option with its number of processes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +119,7 @@ class RemoteStrategy(StrategyOptions):
             )
         predicted: dict[str, Any] = {}
         if facts.profile is not None and facts.batch_size is not None:
-            sent = self._sent(facts, facts.profile, facts.batch_size)
+            sent = self._traffic(facts, facts.profile, facts.batch_size)
             predicted = predicted_bytes(sent)
             if facts.links is not None:
                 predicted |= predicted_times(self._seconds(sent, facts.num_trainers, facts.links))
@@ -137,7 +137,7 @@ class RemoteStrategy(StrategyOptions):
             predicted=predicted,
         )
 
-    def _sent(self, facts: Facts, profile: AccessProfile, batch_size: int) -> traffic.Traffic:
+    def _traffic(self, facts: Facts, profile: AccessProfile, batch_size: int) -> traffic.Traffic:
         share = batch_size / facts.num_trainers
         wire = {"embeddings": self.wire_embeddings, "gradients": self.wire_gradients}
         sent = traffic.remote(
@@ -159,9 +159,9 @@ class RemoteStrategy(StrategyOptions):
         return costs.remote_step(waited, num_trainers, links, transport=self.transport, in_step=self.in_step)
 
     def _service(self, basis: Basis) -> tuple[RowService, float]:
-        """The processes that serve rows, as the cost model sees them; and seconds of a step's dense messages."""
+        """The processes that serve rows, for the cost model; and seconds of a step's dense messages."""
         links = basis.calibration.links
-        sent = self._sent(basis.facts, basis.profile, basis.batch_size)
+        sent = self._traffic(basis.facts, basis.profile, basis.batch_size)
         seconds = self._seconds(sent, basis.trainers, links)
         service = RowService(
             workers=self.embedding_workers,
@@ -169,7 +169,7 @@ class RemoteStrategy(StrategyOptions):
             loaders=self.loaders,
             link=links[self.transport],
             sent=sent,
-            message_s=sum(each for kind, each in seconds.items() if kind != "dense"),
+            message_s=sum(kind_s for kind, kind_s in seconds.items() if kind != "dense"),
         )
         return service, seconds["dense"]
 
@@ -177,15 +177,15 @@ class RemoteStrategy(StrategyOptions):
         self,
         plan: Plan,
         context: RunContext,
-        dense: Optimized,
+        dense: OptimizedHalf,
         schedule: Schedule,
         *,
         staged: bool = False,
     ) -> Session:
-        """Starts servers and workers; the session has the way to them, a dense half and a schedule.
+        """Starts servers and workers, and joins them with a dense half and a schedule.
 
         Args:
-            staged: whether threads bring rows and take gradients along; to and from a GPU they do in any case.
+            staged: threads fetch rows and send gradients. With a GPU they always do.
         """
         from girih.sparse.halves.remote import RemoteSparse
         from girih.sparse.halves.staging import Staging
@@ -258,7 +258,7 @@ class RemoteStrategy(StrategyOptions):
         )
 
     def _num_senders(self, num_trainers: int) -> int:
-        """The number of those who number pushes by themselves: all in step together, or each trainer."""
+        """The number of independent sequences of pushes: one if all are in step, else one per trainer."""
         return 1 if self.in_step else num_trainers
 
     @abstractmethod
@@ -266,7 +266,7 @@ class RemoteStrategy(StrategyOptions):
         """The schedule's name and options, for the plan."""
 
     def _dense_bytes(self, facts: Facts, sent: float) -> float:
-        """Bytes of dense parameters and gradients per step; ``sent`` where all of them travel in every step."""
+        """Bytes of dense parameters and gradients per step; ``sent`` if all of them travel in every step."""
         return sent
 
     def _start(
@@ -277,7 +277,7 @@ class RemoteStrategy(StrategyOptions):
         count: int,
         role: Callable[[int, str], Role],
     ) -> tuple[str, ...]:
-        """Starts processes of one role, each made of its index and the address to listen at; returns where they do."""
+        """Starts processes of one role, made of their index and address; returns their addresses."""
         processes = context.processes
         return processes.start(
             name,
@@ -380,9 +380,9 @@ class PipelinedStrategy(RemoteStrategy):
         return FailurePolicy(why=why) if why else COMES_BACK
 
     def pipelined(
-        self, plan: Plan, context: RunContext, dense: Optimized, *, deferred: bool = False
+        self, plan: Plan, context: RunContext, dense: OptimizedHalf, *, deferred: bool = False
     ) -> Session:
-        """A session by this schedule; see :meth:`RemoteStrategy.session`.
+        """A session with the pipelined schedule; see :meth:`RemoteStrategy.session`.
 
         Args:
             deferred: whether the host learns one step later if a step was refused.
