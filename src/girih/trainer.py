@@ -135,12 +135,7 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
         keep_few(self.schema)
         self.options = options or TrainOptions()
         self.strategy: Strategy = strategy or Local()
-        expect(
-            "strategy.name",
-            self.strategy.name or None,
-            str,
-            "a class attribute: the name in plans and summaries",
-        )
+        expect("strategy.name", self.strategy.name or None, str, "a name for plans and summaries")
         check_watched(self.options, self.schema)
         if self.options.gauc_by is not None:
             evaluation.feature_index(self.schema, self.options.gauc_by)

@@ -193,7 +193,7 @@ class TestAnObject:
         class Nameless(Played):
             name = ""
 
-        with pytest.raises(ConfigError, match=r"strategy\.name = None: expected a class attribute"):
+        with pytest.raises(ConfigError, match=r"strategy\.name = None: expected a name"):
             girih.Trainer(model(), strategy=Nameless())
 
 

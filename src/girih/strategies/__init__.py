@@ -49,19 +49,14 @@ def create(options: Any, where: str, directory: Path | None = None) -> Strategy:
         raise ConfigError(f"{where} = {options!r}: expected a table of options")
     name = options.get("name", "local")
     if isinstance(name, str) and ":" in name:
+        expected = "a subclass of girih.strategies.Strategy, with name, plan and build"
+        kind: type[Strategy] = load_class(name, where, directory, accepts=_is_strategy, expected=expected)
+        missing = sorted(kind.__abstractmethods__) + ([] if kind.name else ["name"])
+        if missing:
+            raise ConfigError(f"{where}.name = {name!r}: {kind.__name__} has no {' and no '.join(missing)}")
         own_options = {key: value for key, value in options.items() if key != "name"}
-        return _create_own(name, own_options, where, directory)
+        return kind(**config.check_call(kind, own_options, where, skip=0))
     if name not in BY_NAME:
         raise ConfigError(f"{where}: unknown name {name!r}{nearest(str(name), BY_NAME)}")
     built: Strategy = config.build(BY_NAME[name], options, where)
     return built
-
-
-def _create_own(name: str, options: Mapping[str, Any], where: str, directory: Path | None) -> Strategy:
-    """A strategy of the user's own class."""
-    expected = "a subclass of girih.strategies.Strategy, with name, plan and build"
-    kind: type[Strategy] = load_class(name, where, directory, accepts=_is_strategy, expected=expected)
-    missing = sorted(kind.__abstractmethods__) + ([] if kind.name else ["name"])
-    if missing:
-        raise ConfigError(f"{where}.name = {name!r}: {kind.__name__} has no {' and no '.join(missing)}")
-    return kind(**config.check_call(kind, options, where, skip=0))

@@ -21,7 +21,7 @@ from girih.strategies.strategy import (
     StrategyOptions,
     base_plan,
     half_options,
-    predicted_bytes,
+    predicted_traffic,
     schedule_options,
 )
 
@@ -52,7 +52,7 @@ class Local(StrategyOptions):
             raise ConfigError(
                 f"strategy 'local' is one process, but {facts.num_trainers} trainers were started; use 'synchronous'"
             )
-        return base_plan(self, facts, roles={"trainer": 1}, predicted=predicted_bytes(Traffic()))
+        return base_plan(self, facts, roles={"trainer": 1}, predicted=predicted_traffic(Traffic(), None))
 
     @classmethod
     def with_trainers(cls, count: int) -> tuple[Local, ...]:

@@ -23,8 +23,7 @@ from girih.strategies.strategy import (
     Processes,
     StrategyOptions,
     base_plan,
-    predicted_bytes,
-    predicted_times,
+    predicted_traffic,
 )
 
 if TYPE_CHECKING:
@@ -120,9 +119,9 @@ class RemoteStrategy(StrategyOptions):
         predicted: dict[str, Any] = {}
         if facts.profile is not None and facts.batch_size is not None:
             sent = self._traffic(facts, facts.profile, facts.batch_size)
-            predicted = predicted_bytes(sent)
-            if facts.links is not None:
-                predicted |= predicted_times(self._seconds(sent, facts.num_trainers, facts.links))
+            links = facts.links
+            seconds = None if links is None else self._seconds(sent, facts.num_trainers, links)
+            predicted = predicted_traffic(sent, seconds)
         return base_plan(
             self,
             facts,

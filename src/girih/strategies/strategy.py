@@ -331,13 +331,17 @@ def half_options(plan: Plan) -> dict[str, Any]:
     }
 
 
-def predicted_bytes(traffic: Traffic) -> dict[str, Any]:
-    """Bytes that a trainer sends per step, for ``Plan.predicted``."""
-    return {"bytes_per_step": round(traffic.total), "bytes": asdict(traffic)}
+def predicted_traffic(sent: Traffic, seconds: Mapping[str, float] | None) -> dict[str, Any]:
+    """Bytes that a trainer sends per step, for ``Plan.predicted``; and their milliseconds, if there are calibrated links."""
+    predicted: dict[str, Any] = {"bytes_per_step": round(sent.total), "bytes": asdict(sent)}
+    if seconds is not None:
+        by_kind = {kind: 1e3 * kind_s for kind, kind_s in seconds.items()}
+        predicted |= {"communication_ms_per_step": sum(by_kind.values()), "communication_ms": by_kind}
+    return predicted
 
 
 def predicted_exchange(facts: Facts, half_of: Collection[str] = ()) -> dict[str, Any]:
-    """Bytes that a trainer of ``synchronous`` sends per step, and their time, for ``Plan.predicted``; empty without a profile.
+    """What :func:`predicted_traffic` says of ``synchronous``; empty without a profile.
 
     Args:
         half_of: "embeddings", "gradients": numbers that travel as float16.
@@ -345,11 +349,5 @@ def predicted_exchange(facts: Facts, half_of: Collection[str] = ()) -> dict[str,
     if facts.profile is None:
         return {}
     sent = synchronous_traffic(facts, facts.profile, half_of)
-    times = {} if facts.links is None else predicted_times(synchronous_seconds(facts, sent, facts.links)[0])
-    return predicted_bytes(sent) | times
-
-
-def predicted_times(seconds: Mapping[str, float]) -> dict[str, Any]:
-    """Milliseconds that a step's communication takes by calibrated links, for ``Plan.predicted``."""
-    by_kind = {kind: 1e3 * kind_s for kind, kind_s in seconds.items()}
-    return {"communication_ms_per_step": sum(by_kind.values()), "communication_ms": by_kind}
+    seconds = None if facts.links is None else synchronous_seconds(facts, sent, facts.links)[0]
+    return predicted_traffic(sent, seconds)

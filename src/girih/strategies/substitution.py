@@ -26,9 +26,8 @@ from girih.strategies.strategy import (
     StrategyOptions,
     base_plan,
     half_options,
-    predicted_bytes,
     predicted_exchange,
-    predicted_times,
+    predicted_traffic,
     schedule_options,
 )
 
@@ -53,9 +52,7 @@ class Substitution(StrategyOptions):
 
     name: ClassVar[str] = "substitution"
     capabilities: ClassVar[Capabilities] = Capabilities(
-        micro_batch_layers=("embedding", "mlp"),
-        prefetching=True,
-        scalable_roles={TRAINER: "trainers"},
+        micro_batch_layers=("embedding", "mlp"), prefetching=True, scalable_roles={TRAINER: "trainers"}
     )
     trainers: Processes = 1
     dense: Literal["auto", "replicated", "split"] = "auto"
@@ -149,15 +146,13 @@ class Substitution(StrategyOptions):
         sizes, concatenated = self._aggregated_sizes(facts, split=split)
         batch = (facts.batch_size, facts.num_trainers)
         sent = traffic.substitution(*batch, **sizes, concatenated=sum(concatenated))
-        times: dict[str, Any] = {}
+        seconds = None
         if facts.links is not None:
             seconds = costs.substitution_step(*batch, facts.links, **sizes, concatenated=concatenated)
-            times = predicted_times(seconds)
         predicted = {
             "dense": "split" if split else "replicated",
             "owners": dict(placement.owners),
-            **predicted_bytes(sent),
-            **times,
+            **predicted_traffic(sent, seconds),
         }
         synchronous = predicted_exchange(facts)
         return predicted | {f"synchronous_{name}": value for name, value in synchronous.items()}
