@@ -26,7 +26,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-COPIED = ("src", "tests", "benchmarks", "recipes", "dev", "docs", "pyproject.toml", "README.md", "LICENSE")
+COPIED = (
+    "src",
+    "tests",
+    "benchmarks",
+    "recipes",
+    "dev",
+    "docs",
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+    ".mypy_cache",
+)
 CONFIG = """
 [data]
 format = "parquet"
@@ -71,7 +82,7 @@ def main(words: Sequence[str]) -> int:
     options = parser.parse_args(words)
     tree = Path(tempfile.mkdtemp(prefix=f"girih-without-{options.name}-"))
     try:
-        for path in map(ROOT.joinpath, COPIED):
+        for path in filter(Path.exists, map(ROOT.joinpath, COPIED)):
             copy = shutil.copytree if path.is_dir() else shutil.copy
             copy(path, tree / path.name)
         remove(tree, options.name)

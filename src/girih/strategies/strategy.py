@@ -341,7 +341,7 @@ def predicted_traffic(sent: Traffic, seconds: Mapping[str, float] | None) -> dic
 
 
 def predicted_exchange(facts: Facts, half_of: Collection[str] = ()) -> dict[str, Any]:
-    """What :func:`predicted_traffic` says of ``synchronous``; empty without a profile.
+    """Traffic of ``synchronous``, as from :func:`predicted_traffic`; empty without a profile.
 
     Args:
         half_of: "embeddings", "gradients": numbers that travel as float16.
