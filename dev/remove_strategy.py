@@ -7,7 +7,7 @@ These belong to a strategy NAME with class CLASS:
 - its page, ``src/girih/strategies/NAME.py``;
 - its room: modules that nothing imports once the page is gone, nor names as a string, and so on;
 - its public names: lines of ``src/girih/__init__.py`` with its module or ``"CLASS"``;
-- its tests and benchmarks: Python files of ``tests/``, ``benchmarks/`` and ``recipes/`` that contain ``CLASS``, ``"NAME"`` or one of these modules.
+- its tests and benchmarks: Python files of ``tests/``, ``benchmarks/`` and ``recipes/`` that contain ``CLASS``, ``"NAME"`` or one of these modules, and files that import them.
 
 Prints a line for each step. The status is 1 if a step fails. ``--keep`` leaves the copy in place.
 """
@@ -121,12 +121,16 @@ def remove(tree: Path, name: str) -> None:
     modules = "|".join(map(re.escape, room))
     named = re.compile(rf"""\b{kind}\b|["']{name}["']|\b({modules})\b""")
     folders = (tree / "tests", tree / "benchmarks", tree / "recipes")
-    files = sorted(
-        file for folder in folders for file in folder.rglob("*.py") if named.search(file.read_text())
-    )
-    for file in files:
-        file.unlink()
-    print(f"removed tests and benchmarks: {len(files)} files")
+    texts = {file: file.read_text() for folder in folders for file in folder.rglob("*.py")}
+    count = 0
+    while files := [file for file, text in texts.items() if named.search(text)]:
+        for file in files:
+            file.unlink()
+            del texts[file]
+        count += len(files)
+        stems = "|".join(re.escape(file.stem) for file in files)
+        named = re.compile(rf"^\s*(from|import) ({stems})\b", re.MULTILINE)
+    print(f"removed tests and benchmarks: {count} files")
 
 
 def orphans(source: Path, removed: str) -> Iterator[str]:
