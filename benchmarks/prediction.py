@@ -284,7 +284,7 @@ def _measured(
 ) -> dict[str, Any]:
     link = run.conditions["link"]
     chosen = strategies.create(dict(run.strategy), "[strategy]")
-    counts = {"trainer": chosen.trainers, **strategies.roles_of(chosen)}
+    counts = {"trainer": chosen.trainers, **chosen.roles}
     place = network.nowhere() if link == NO_LINK else network.network(network.names_apart(counts), link)
     with place as hosts:
         plan = fleet.Plan(

@@ -40,7 +40,7 @@ from girih.schema import Schema
 from girih.sparse.half import SparseHalf
 from girih.sparse.halves.local import LocalSparse
 from girih.sparse.options import StoreOptions
-from girih.strategies import Strategy, roles_of
+from girih.strategies import Strategy
 from girih.strategies.local import Local
 from girih.telemetry.stats import Spans, Stats
 from girih.telemetry.status_file import ProcessId, StatusTarget
@@ -70,7 +70,7 @@ _EXPECTED: Mapping[str, tuple[Any, str]] = {
     ),
     "strategy": (
         Strategy | None,
-        "a strategy, as girih.Local(), or an object with name, trainers, plan and build",
+        "a strategy, as girih.Local(), or an instance of a subclass of girih.strategies.Strategy",
     ),
     "schedule": (ScheduleOptions | None, "girih.ScheduleOptions(...)"),
     "schema": (Schema | None, "a girih.Schema"),
@@ -192,7 +192,7 @@ class Trainer(_Predictor, contextlib.AbstractContextManager["Trainer"]):
         sparse_optimizer: for tables that have none of their own; Adagrad(lr=0.01) where None.
         dense_optimizer: parameters → ``torch.optim`` optimizer; Adam(lr=1e-3) where None.
         first_order_optimizer: for first-order weights; the sparse optimizer where None.
-        strategy: where each half lives and how they keep in step: one of girih's, or any object with ``plan`` and ``build``.
+        strategy: one of girih's, or an instance of your own subclass of :class:`girih.strategies.Strategy`.
         schedule: packing, interleaving and prefetching.
         schema: taken from the model, where it has one.
         options: epochs, seed, precision and the like.
@@ -245,6 +245,7 @@ class Trainer(_Predictor, contextlib.AbstractContextManager["Trainer"]):
         limit_primitive_caches(self.schema)
         self.options = options or TrainOptions()
         self.strategy: Strategy = strategy or Local()
+        expect("strategy.name", self.strategy.name or None, str, "a name for plans and summaries")
         check_watched(self.options, self.schema)
         if self.options.gauc_by is not None:
             evaluation.feature_index(self.schema, self.options.gauc_by)
@@ -283,7 +284,7 @@ class Trainer(_Predictor, contextlib.AbstractContextManager["Trainer"]):
                 publishing=publish,
             )
             self._cluster.show_in(directory, metrics)
-            self._cluster.prepare(roles_of(self.strategy))
+            self._cluster.prepare(self.strategy.roles)
             self._status_writer = _begin_status(
                 self._cluster, directory, context.stats, metrics or MetricsOptions()
             )

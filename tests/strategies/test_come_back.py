@@ -171,20 +171,20 @@ def test_a_run_that_cannot_bear_it_ends_and_says_which_option_would_change_that(
 
 def test_what_a_run_can_bear():
     kept, own = StoreOptions(), StoreOptions(arena="heap")
-    assert girih.Hybrid(staleness=87).bearing(ROLE, kept, 1000).policy is RestartPolicy.RESTART
-    assert girih.Asynchronous(staleness=43).bearing(ROLE, kept, 2).policy is RestartPolicy.RESTART
+    assert girih.Hybrid(staleness=87).failure_policy(ROLE, kept, 1000).policy is RestartPolicy.RESTART
+    assert girih.Asynchronous(staleness=43).failure_policy(ROLE, kept, 2).policy is RestartPolicy.RESTART
     tiered = StoreOptions(tiers=("dram", "ssd"), hot_rows=100)
-    assert girih.Hybrid().bearing(WORKER, own, 1).policy is RestartPolicy.RESTART
+    assert girih.Hybrid().failure_policy(WORKER, own, 1).policy is RestartPolicy.RESTART
     refused = [
-        *(girih.Hybrid(staleness=88).bearing(role, kept, 1) for role in (ROLE, WORKER)),
-        *(girih.Asynchronous(staleness=44).bearing(role, kept, 2) for role in (ROLE, WORKER)),
-        *(girih.Asynchronous(staleness=0).bearing(role, kept, 89) for role in (ROLE, WORKER)),
-        girih.Hybrid().bearing(ROLE, own, 1),
-        girih.Hybrid().bearing(WORKER, tiered, 1),
+        *(girih.Hybrid(staleness=88).failure_policy(role, kept, 1) for role in (ROLE, WORKER)),
+        *(girih.Asynchronous(staleness=44).failure_policy(role, kept, 2) for role in (ROLE, WORKER)),
+        *(girih.Asynchronous(staleness=0).failure_policy(role, kept, 89) for role in (ROLE, WORKER)),
+        girih.Hybrid().failure_policy(ROLE, own, 1),
+        girih.Hybrid().failure_policy(WORKER, tiered, 1),
     ]
     assert all(each.policy is RestartPolicy.END_RUN and each.why for each in refused)
     for strategy in (girih.Hybrid(staleness=88), girih.Asynchronous(), girih.Hierarchical()):
-        assert strategy.bearing("loader", own, 89).policy is RestartPolicy.RESTART
+        assert strategy.failure_policy("loader", own, 89).policy is RestartPolicy.RESTART
 
 
 ONE_LOADER = [*TWO]

@@ -19,7 +19,7 @@ def test_what_devices_decide_is_what_hosts_do(tmp_path, monkeypatch, strategy):
     directory = write(tmp_path, num_examples=STEPS * SIZE, size=SIZE, held_out=SIZE)
     waiting = play(directory, scene("waiting", strategy))
     for module in (hybrid, asynchronous):
-        monkeypatch.setattr(module, "learns_late", lambda context: True)
+        monkeypatch.setattr(module, "is_deferred", lambda context: True)
     halves = []
     late = play(directory, scene("late", strategy), act=lambda trainer: halves.append(trainer.dense))
     assert "Deferred" in type(halves[0]).__name__

@@ -26,18 +26,18 @@ MINE = """
 from dataclasses import dataclass
 from typing import ClassVar
 
+from girih.dense.halves.replica import Replica
 from girih.planner.plan import Plan
 from girih.sparse.halves.local import LocalSparse
-from girih.dense.halves.replica import Replica
+from girih.strategies import Strategy
 from girih.training.feeds import ExampleFeed
 from girih.training.schedules import Pipelined
 from girih.training.session import Session
 
 
 @dataclass(frozen=True)
-class Mine:
+class Mine(Strategy):
     name: ClassVar[str] = "mine"
-    trainers: ClassVar[int] = 1
     ahead: int = 1
 
     def plan(self, facts):
@@ -62,6 +62,11 @@ class Mine:
 
 class NoStrategy:
     name = "none"
+
+
+class Unfinished(Strategy):
+    def plan(self, facts):
+        return Plan(strategy="unfinished")
 """
 
 
@@ -125,7 +130,11 @@ class TestFromAFile:
     @pytest.mark.parametrize(
         ("options", "told"),
         [
-            ({"name": "mine.py:NoStrategy"}, "is not a class with name, trainers, plan and build"),
+            (
+                {"name": "mine.py:NoStrategy"},
+                "is not a subclass of girih.strategies.Strategy, with name, plan and",
+            ),
+            ({"name": "mine.py:Unfinished"}, "mine.py:Unfinished': Unfinished has no build and no name"),
             ({"name": "mine.py:Min"}, "Mine"),
             ({"name": "mine.py:Mine", "ahed": 1}, "ahead"),
             ({"name": "mine"}, "unknown name"),
@@ -137,11 +146,10 @@ class TestFromAFile:
             create(options, "config.toml: [strategy]", directory)
 
 
-class Played:
+class Played(Strategy):
     """Trains on fakes."""
 
     name = "played"
-    trainers = 1
 
     def __init__(self):
         self.dense = FakeDense()
@@ -164,7 +172,6 @@ class Played:
 class TestAnObject:
     def test_a_trainer_runs_whatever_halves_it_builds(self, log_directory):
         played = Played()
-        assert isinstance(played, Strategy)
         schema_of = girih.Schema(
             [girih.Categorical(name="user", dim=2), girih.Categorical(name="item", dim=2)], labels="click"
         )
@@ -179,9 +186,15 @@ class TestAnObject:
         assert played.dense.closed
         assert played.dense.num_batches == 3
 
-    def test_an_object_without_plan_is_refused(self):
-        with pytest.raises(ConfigError, match="strategy"):
+    def test_what_is_no_strategy_is_refused(self):
+        with pytest.raises(ConfigError, match=r"strategy = an object: expected a strategy, as girih\.Local"):
             girih.Trainer(model(), strategy=object())
+
+        class Nameless(Played):
+            name = ""
+
+        with pytest.raises(ConfigError, match=r"strategy\.name = None: expected a name"):
+            girih.Trainer(model(), strategy=Nameless())
 
 
 class Squared(nn.Module):
@@ -337,14 +350,6 @@ class TestPlan:
             assert trainer.plan.predicted == {"noted": 1}
             trainer.fit(data(log_directory), epochs=1)
         assert json.loads((run / "plan.json").read_text())["predicted"] == {"noted": 1}
-
-
-def test_a_class_without_trainers_is_refused_by_what_it_lacks(tmp_path):
-    (tmp_path / "mine.py").write_text(MINE.replace("    trainers: ClassVar[int] = 1\n", ""))
-    with pytest.raises(
-        ConfigError, match="has no trainers; expected a class with name, trainers, plan and build"
-    ):
-        create({"name": f"{tmp_path}/mine.py:Mine"}, "here")
 
 
 def test_more_loaders_than_trainers_are_refused(log_source):

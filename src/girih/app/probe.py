@@ -24,8 +24,7 @@ from girih.models.dnn import DNN
 from girih.planner.calibration import Calibration
 from girih.planner.speed.step import Observed, StepCost
 from girih.schema import Categorical, Schema
-from girih.strategies import BY_NAME, roles_of
-from girih.strategies.strategy import Strategy, one_at_a_time, way_of
+from girih.strategies import BY_NAME, Strategy
 from girih.trainer import Trainer
 
 FEATURES, IDS, DIM, HIDDEN = 8, 4000, 16, (64, 32)
@@ -39,9 +38,9 @@ WINDOWS, EPOCHS = 5, 4
 
 
 def ways(trainers: int) -> Mapping[str, Strategy]:
-    """Way to train → girih's strategy for it, with one step of each trainer under way."""
-    strategies = (each for kind in BY_NAME.values() for each in kind.with_trainers(trainers))  # type: ignore[attr-defined]
-    return {way_of(each): one_at_a_time(each) for each in strategies}
+    """Calibration key → girih's strategy without pipelining, which is measured for this key."""
+    variants = (variant for kind in BY_NAME.values() for variant in kind.with_trainers(trainers))
+    return {variant.calibration_key: variant.without_pipelining() for variant in variants}
 
 
 def write_data(folder: Path, trainers: int) -> None:
@@ -59,7 +58,7 @@ def observe(
 ) -> tuple[Observed, Observed] | None:
     """Trains on few examples a step, then on more; called by all trainers. What was observed, on rank 0."""
     schema = Schema([Categorical(name=f"f{number}", dim=DIM) for number in range(FEATURES)], labels="click")
-    meter = _Meter(cluster, {"trainer": strategy.trainers, **roles_of(strategy)})
+    meter = _Meter(cluster, {"trainer": strategy.trainers, **strategy.roles})
     options, observations = TrainOptions(log_every_steps=LOGGED), []
     with Trainer(
         DNN(schema, hidden=HIDDEN), strategy=strategy, options=options, callbacks=[meter], cluster=cluster

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, is_dataclass
-from typing import Any
+from dataclasses import Field, dataclass, fields, is_dataclass
 
 from girih.errors import ConfigError
 from girih.planner.facts import Facts
 from girih.planner.speed.step import Prediction
-from girih.strategies import BY_NAME, roles_of
+from girih.strategies import BY_NAME
 from girih.strategies.strategy import Strategy, price
 
 LEAST_TRAINERS = 2
@@ -41,7 +40,7 @@ class StrategyEstimate:
     @property
     def processes(self) -> int:
         """The number of processes that it starts."""
-        return int(self.strategy.trainers) + sum(roles_of(self.strategy).values())
+        return self.strategy.trainers + sum(self.strategy.roles.values())
 
     @property
     def samples_per_s(self) -> float:
@@ -50,22 +49,20 @@ class StrategyEstimate:
 
 
 def offers(configured: Strategy, facts_of: Callable[[Strategy], Facts]) -> tuple[StrategyEstimate, ...]:
-    """Estimates the configured strategy, then all others with the same number of trainers, or two if it has one.
+    """Estimates the configured strategy, then all others with as many trainers, and at least two.
 
     Args:
         facts_of: a strategy → the facts for its number of trainers, with all inputs of a predicted speed.
     """
     count = max(LEAST_TRAINERS, configured.trainers)
-    others = [each for kind in BY_NAME.values() for each in kind.with_trainers(count)]  # type: ignore[attr-defined]
-    return tuple(
-        offer(each, facts_of, is_configured=each is configured)
-        for each in (configured, *(o for o in others if o != configured))
-    )
+    others = [variant for kind in BY_NAME.values() for variant in kind.with_trainers(count)]
+    strategies = (configured, *(other for other in others if other != configured))
+    return tuple(offer(strategy, facts_of, is_configured=strategy is configured) for strategy in strategies)
 
 
 def choose(estimates: Sequence[StrategyEstimate]) -> tuple[StrategyEstimate | None, str]:
-    """Returns the estimate to take and the reason: the fewest processes within 5 % of the fastest; None if none is priced."""
-    priced = [offer for offer in estimates if offer.prediction is not None]
+    """The estimate to take, and why: of those within 5 % of the fastest, the one with the fewest processes; None if none has a speed."""
+    priced = [estimate for estimate in estimates if estimate.prediction is not None]
     if not priced:
         return None, "no speed is predicted for any strategy"
     fastest = max(priced, key=lambda offer: offer.samples_per_s)
@@ -81,16 +78,10 @@ def choose(estimates: Sequence[StrategyEstimate]) -> tuple[StrategyEstimate | No
 
 
 def options_of(strategy: Strategy) -> str:
-    """Returns the options that differ from their defaults, as in ``[strategy]``."""
-    options: Any = strategy
-    if not is_dataclass(options):
-        return ""
-    changed = {
-        each.name: getattr(options, each.name)
-        for each in fields(options)
-        if getattr(options, each.name) != each.default
-    }
-    return ", ".join(f"{name} = {value!r}" for name, value in changed.items())
+    """Options that differ from their defaults, as in ``[strategy]``."""
+    options: Sequence[Field[object]] = fields(strategy) if is_dataclass(strategy) else ()
+    values = {option.name: (getattr(strategy, option.name), option.default) for option in options}
+    return ", ".join(f"{name} = {value!r}" for name, (value, default) in values.items() if value != default)
 
 
 def offer(

@@ -41,11 +41,10 @@ from girih.schema import Schema
 from girih.sparse.access_profile import measure_access
 from girih.sparse.options import StoreOptions
 from girih.sparse.spec import SparseSpec
-from girih.strategies import Strategy, measures_of, roles_of
-from girih.strategies.strategy import measures_for, spreads_net
+from girih.strategies import Strategy
+from girih.strategies.strategy import facts_for_schedule
 from girih.telemetry.stats import Stats
 from girih.trainer import Trainer
-from girih.training.example import operators_of
 from girih.training.specs import dense_spec, sparse_spec
 
 _LOG = logging.getLogger(__name__)
@@ -302,7 +301,7 @@ class RunConfig(CheckedConfig):
             ConfigError, DataError: as the run raises them.
         """
         train, valid = datasets["train"], datasets.get("valid")
-        if self.strategy.trainers > 1 or roles_of(self.strategy):
+        if self.strategy.trainers > 1 or self.strategy.roles:
             self.planned()
             NormalizationStats.of(train)
             train.first()
@@ -350,15 +349,15 @@ class RunConfig(CheckedConfig):
             data = self.dataset("train")
             profile = measure_access(data, sparse, facts.num_trainers)
             facts = replace(facts, batch_size=data.batch_size, profile=profile, free_bytes=host_bytes())
-            if "dense_cost" in measures_for(self.schedule):
+            if "dense_cost" in facts_for_schedule(self.schedule):
                 counted = count_dense_cost(data, sparse, dense, facts, facts.num_trainers)
                 facts = replace(facts, dense_cost=counted)
             if calibration is not None:
                 facts = replace(facts, links=calibration.links, calibration=calibration)
-                if "graph" in measures_of(self.strategy):
-                    facts = replace(facts, graph=operators_of(sparse, dense, self.strategy))
+                if "graph" in self.strategy.required_facts:
+                    facts = replace(facts, graph=self.strategy.operator_graph(sparse, dense))
             plan = self.strategy.plan(facts)
-            if not spreads_net(self.strategy):
+            if not self.strategy.places_operators:
                 return plan, None
             if calibration is not None:
                 with threads_of(facts.num_trainers, calibration.machines):
@@ -406,8 +405,8 @@ class RunConfig(CheckedConfig):
             if strategy is self.strategy and placed is not None:
                 net = placed.facts
                 return replace(facts, graph=net.graph, tagging=net.tagging, wire=net.wire)
-            if spreads_net(strategy):
-                return replace(facts, graph=operators_of(sparse, dense, strategy))
+            if strategy.places_operators:
+                return replace(facts, graph=strategy.operator_graph(sparse, dense))
             return facts
 
         return facts_for

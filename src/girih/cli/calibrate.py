@@ -97,10 +97,9 @@ def _observe(trainers: int, way: str, folder: Path) -> None:
     from girih.cluster.cluster import Cluster
     from girih.files.whole import write_whole
     from girih.planner.calibration import Calibration
-    from girih.strategies.strategy import runs_alone
 
     strategy = ways(trainers)[way]
-    cluster = Cluster() if runs_alone(strategy) else Cluster.join(strategy.trainers)
+    cluster = Cluster() if strategy.capabilities.standalone else Cluster.join(strategy.trainers)
     with cluster.running():
         found = observe(strategy, Calibration.read(folder / PARTS), folder, cluster)
         if found is not None:
@@ -117,7 +116,6 @@ def _measure(trainers: int, out: Path) -> None:
     from girih.cluster.cluster import Cluster
     from girih.files.whole import write_whole
     from girih.planner.calibration import Calibration
-    from girih.strategies import roles_of
 
     with Cluster.join(trainers).running() as cluster:
         ranks = cluster.ranks
@@ -135,7 +133,7 @@ def _measure(trainers: int, out: Path) -> None:
     found = Calibration(trainers=trainers, machine=machine, links=links, codecs=codecs, work=work)
     write_whole(out, json.dumps(found.to_dict()))
     counts = {
-        way: {"trainer": strategy.trainers, **roles_of(strategy)} for way, strategy in ways(trainers).items()
+        way: {"trainer": strategy.trainers, **strategy.roles} for way, strategy in ways(trainers).items()
     }
     write_data(out.parent, trainers)
     write_whole(out.parent / PROBES, json.dumps(counts))

@@ -49,7 +49,7 @@ def _without() -> str:
 
 def _with() -> str:
     """Which strategies have rows there, and what keeps others from it."""
-    there = sorted(name for name, kind in BY_NAME.items() if getattr(kind, "keeps_rows_on_gpu", False))
+    there = sorted(name for name, kind in BY_NAME.items() if kind.capabilities.rows_on_gpu)
     if not _has_triton():
         return f"dense halves; rows need triton, which a CUDA build of torch brings (strategies {' and '.join(there)})"
     if os.environ.get("TRITON_INTERPRET") == "1":

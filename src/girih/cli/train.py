@@ -75,7 +75,7 @@ def train(
             mapping = config.expand({n: written[n] for n in read if n in written}, str(config_file))
             where, directory = str(config_file), config_file.resolve().parent
             chosen = strategies.create(mapping.get("strategy", {}), f"{where}: [strategy]", directory)
-            counts = {RoleName.TRAINER: chosen.trainers, **strategies.roles_of(chosen)}
+            counts = {RoleName.TRAINER: chosen.trainers, **chosen.roles}
             options = config.build(ClusterOptions, mapping.get("cluster", {}), f"{where}: [cluster]")
             if cluster is not None:
                 options = replace(options, launcher="ray", address=cluster)
@@ -84,7 +84,7 @@ def train(
                 if run_of(config_file, run_path) is not None:  # checked here, and not again by each process
                     for kind, name in config.classes_in(written, where).items():
                         command += ["--set", f"{kind}.name={json.dumps(name, ensure_ascii=False)}"]
-                one_host = strategies.one_host(chosen)
+                one_host = chosen.one_host_option
                 if options.launcher == "ray" and one_host and "transport" not in mapping.get("strategy", {}):
                     command, one_host = [*command, "--set", "strategy.transport=tcp"], ""
                 return launch(
@@ -93,7 +93,7 @@ def train(
                         again=command if resume else [*command, "--resume"],
                         counts=counts,
                         options=options,
-                        outliving=strategies.outlives_trainers(chosen),
+                        outliving=chosen.capabilities.surviving_roles,
                         newest=lambda: _newest(run_path),
                         run=run_path,
                         place=_place(mapping, where, directory, run_path),

@@ -31,7 +31,6 @@ from girih.report.comparing import changed
 from girih.report.progress import Progress
 from girih.runs.directory import RunDirectory, read_summary
 from girih.serving.opening import final_weights
-from girih.strategies import runs_alone
 from girih.telemetry.logs import logging_as
 from girih.telemetry.status_file import ProcessId, StatusTarget
 from girih.trainer import Trainer
@@ -77,7 +76,7 @@ def train(arguments: TrainArguments) -> int:
     settings, run_path, own_process = arguments.settings(), arguments.run, arguments.own_process
     resume, init_from = arguments.resume, arguments.init_from
     datasets = settings.datasets()
-    if int(os.environ.get("RANK", "0")) and not runs_alone(settings.strategy):
+    if int(os.environ.get("RANK", "0")) and not settings.strategy.capabilities.standalone:
         with joined(settings.strategy, settings.cluster).running() as cluster:
             start = cluster.ranks.broadcast(None)
             if start is None:

@@ -27,7 +27,7 @@ from girih.sparse.access_profile import measure_access
 from girih.sparse.spec import SparseSpec
 from girih.store.accounting import row_bytes
 from girih.store.rows.record import row_layout
-from girih.strategies.strategy import Strategy, measures_for, measures_of, runs_alone, spreads_net
+from girih.strategies.strategy import Strategy, facts_for_schedule
 from girih.training.session import RunContext
 
 
@@ -81,7 +81,7 @@ def _last_bucket(parameters: Sequence[nn.Parameter]) -> int:
 
 def joined(strategy: Strategy, options: ClusterOptions | None = None) -> Cluster:
     """The trainers that a launcher, or ``torchrun``, has started for a strategy; or this one alone."""
-    return Cluster() if runs_alone(strategy) else Cluster.join(strategy.trainers, options=options)
+    return Cluster() if strategy.capabilities.standalone else Cluster.join(strategy.trainers, options=options)
 
 
 def facts_of(
@@ -166,13 +166,15 @@ def decide(
         return pinned if pinned.hosts or not draft.hosts else replace(pinned, hosts=draft.hosts)
     if earlier is not None and earlier.fits(draft) and _can_be_packed(sparse, earlier, draft):
         return _adapt_to_hosts(draft, earlier)
-    wanted = measures_for(facts.schedule) if ranks.size == 1 else measures_of(strategy, facts.schedule)
+    required = facts_for_schedule(facts.schedule)
+    if ranks.size > 1:
+        required |= strategy.required_facts
     profile = None if earlier is None else earlier.measured.get("profile")
-    if profile is None and train is not None and "profile" in wanted:
+    if profile is None and train is not None and "profile" in required:
         counted = asdict(measure_access(train, sparse, ranks.size)) if ranks.first else None
         profile = ranks.broadcast(counted)
     cost = None
-    if train is not None and "dense_cost" in wanted:
+    if train is not None and "dense_cost" in required:
         cost = count_dense_cost(train, sparse, context.dense, facts, max(1, hosts.count(hosts[0])))
     facts = replace(
         facts,
@@ -195,7 +197,7 @@ def _check_pinned(pinned: Plan, draft: Plan, strategy: Strategy, sparse: SparseS
             f" {dict(draft.options)}, {dict(draft.roles)} and {dict(draft.asked)}; plan again with girih plan"
         )
     pinned.check_like(draft)
-    if pinned.tagging is not None and not spreads_net(strategy):
+    if pinned.tagging is not None and not strategy.places_operators:
         raise ConfigError(
             f"plan: tagging: under strategy {strategy.name!r} all operators run on trainers; plan again with girih plan"
         )

@@ -12,7 +12,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from girih import config
 from girih.checkpoint import Manifest, Storage
@@ -29,7 +28,7 @@ from girih.processes.lease import Lease
 from girih.runs import scale_requests
 from girih.runs.directory import LOCK
 from girih.runs.scale_requests import ScaleRequest, ScaleStage
-from girih.strategies.strategy import Strategy, scaled, scales
+from girih.strategies.strategy import Strategy
 from girih.training.session import RunContext, Session
 
 _LOG = logging.getLogger(__name__)
@@ -121,7 +120,8 @@ class Rescaling:
         keeper = Lease.of_run(self._run / LOCK) if self._processes.may_grow else None
         before = {role: plan.roles[role] for role in request.counts}
         scale_requests.begin(self._run, request, step, before, keeper)
-        overrides = [f"strategy.{scales(strategy)[role]}={count}" for role, count in scaling.counts.items()]
+        options = strategy.capabilities.scalable_roles
+        overrides = [f"strategy.{options[role]}={count}" for role, count in scaling.counts.items()]
         stage = ScaleStage.MOVING if scaling.rows_move else ScaleStage.DONE
         stage = ScaleStage.RESTART if scaling.restarts_all else stage
         self._processes.scale(stage, scaling.counts, overrides)
@@ -136,7 +136,8 @@ class Rescaling:
         if file.exists():  # a run of a config file goes on with as many by --resume
             written = read_toml(file, expanded=False)
             for role, count in scaling.counts.items():
-                config.apply_override(written, f"strategy.{scales(strategy)[role]}={count}")
+                option = strategy.capabilities.scalable_roles[role]
+                config.apply_override(written, f"strategy.{option}={count}")
             write_toml(file, written)
 
     def refuse_late(self) -> None:
@@ -165,13 +166,14 @@ class Rescaling:
         Raises:
             ConfigError: it cannot be.
         """
-        changed = scaled(strategy, request.counts)
+        changed = strategy.with_counts(request.counts)
         if self._held:
             raise ConfigError(
                 "the run holds a plan that says how many processes there are; train it without --plan"
             )
         trainers = request.counts.get(RoleName.TRAINER, self._ranks.size)
-        may_stay = trainers == self._ranks.size and hasattr(strategy, "rescale") and self._processes.may_grow
+        in_place = strategy.capabilities.scales_in_place and self._processes.may_grow
+        may_stay = in_place and trainers == self._ranks.size
         if not (may_stay or self._processes.has_launcher):
             raise ConfigError(
                 "trainers begin anew by the launcher of girih train, which a run of one process, or by torchrun, has not; end it,"
@@ -199,8 +201,9 @@ def rescaled(
     Args:
         saved: the checkpoint of this moment, where rows move. num_updates: that this trainer has made.
     """
-    own: Any = scaled(strategy, scaling.counts)
-    options = {scales(strategy)[role]: count for role, count in scaling.counts.items()}
+    changed_strategy = strategy.with_counts(scaling.counts)
+    count_options = strategy.capabilities.scalable_roles
+    options = {count_options[role]: count for role, count in scaling.counts.items()}
     loaders = {"loaders": scaling.counts[RoleName.LOADER]} if RoleName.LOADER in scaling.counts else {}
     changed = replace(
         plan,
@@ -209,11 +212,11 @@ def rescaled(
         feed={**plan.feed, **loaders},
         predicted={name: value for name, value in plan.predicted.items() if name != "speed"},
     )
-    session = own.rescale(changed, context, session, plan)
+    session = changed_strategy.rescale(changed, context, session, plan)
     if saved is not None:
         reader = PartReader(saved, Manifest.read(saved).shards)
         session.sparse.load(replace(reader, newest=reader.newest_uses()), step=num_updates)
-    return own, changed, session
+    return changed_strategy, changed, session
 
 
 def autoscaler_of(
@@ -252,8 +255,8 @@ def _check(processes: Cluster, strategy: Strategy, facts: Facts, *, held: bool) 
             "the run holds a plan that says how many processes there are; leave one of the two out"
         )
     for most in (False, True):
-        scaled(strategy, {role: each[most] for role, each in bounds.items()}).plan(facts)
-    if RoleName.TRAINER in bounds or not hasattr(strategy, "rescale"):
+        strategy.with_counts({role: bound[most] for role, bound in bounds.items()}).plan(facts)
+    if RoleName.TRAINER in bounds or not strategy.capabilities.scales_in_place:
         raise ConfigError(
             "trainers begin anew where their number changes, so it never does by itself; use girih scale"
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
@@ -20,8 +19,7 @@ from girih.planner.plan import Plan, PlannedTagging
 from girih.planner.speed.step import StepCost
 from girih.planner.tagging.tag import Tagged
 from girih.sparse.spec import SparseSpec
-from girih.strategies.strategy import Strategy, price, spreads_net
-from girih.training.example import operators_of
+from girih.strategies.strategy import Strategy, price
 from girih.training.notes import Notes
 from girih.training.session import RunContext
 
@@ -48,7 +46,7 @@ def place_net(
     Done by one trainer: it rests on this machine's memory, and on the optimizer's cost, counted here if ``facts`` lack it.
 
     Args:
-        strategy: one whose group servers run operators, see :func:`girih.strategies.strategy.spreads_net`.
+        strategy: one that ``places_operators``.
 
     Raises:
         ConfigError: the net does not fit into the memory of the group, or the plan does not fit the net.
@@ -56,16 +54,15 @@ def place_net(
     if facts.dense_cost is None:
         cost = count_update(dense, facts.speeds)
         facts = replace(facts, dense_cost=cost, threads=torch.get_num_threads())
-    spread: Any = strategy
     held = plan.tagging
-    graph = operators_of(sparse.following(plan), dense, spread, None if held is None else held.cut)
+    graph = strategy.operator_graph(sparse.following(plan), dense, None if held is None else held.cut)
     facts = replace(
         facts,
         graph=graph,
         tagging=None if held is None else held.devices,
         memory_bytes=host_memory_bytes(),
     )
-    tagged: Tagged = spread.tagged(facts, plan.wire)
+    tagged = strategy.tag_operators(facts, plan.wire)
     tagging = PlannedTagging(devices=tagged.tagging, cut=graph.cut)
     return PlacedNet(
         plan=replace(plan, tagging=tagging),
@@ -113,7 +110,7 @@ class RunPlanner:
         if calibrated is not None and train is not None:
             unmeasured = replace(facts, calibration=calibrated.calibration)
             facts = measured(facts, calibrated.calibration, train, sparse, dense, ranks)
-        if spreads_net(strategy):  # which is decided before anything is measured
+        if strategy.places_operators:  # which is decided before anything is measured
             plan, net = self._placed(plan, strategy, unmeasured)
             facts = replace(
                 facts, graph=net.graph, tagging=net.tagging, wire=net.wire, memory_bytes=net.memory_bytes
@@ -135,7 +132,7 @@ class RunPlanner:
         facts = measured(self.facts, calibration, train, *halves, self.context.ranks)
         if not self.context.ranks.first:
             return None
-        if spreads_net(strategy):
+        if strategy.places_operators:
             facts = place_net(plan, strategy, facts, *halves).facts
         prediction = price(strategy, facts)
         return None if prediction is None else prediction.cost

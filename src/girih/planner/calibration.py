@@ -136,7 +136,7 @@ class Calibration:
         links: all of ``LINKS``.
         codecs: by name, as in configs.
         work: None where links alone are known, which predict communication and no speed.
-        overheads: way to train → what it takes beyond its parts, see :func:`girih.strategies.strategy.way_of`.
+        overheads: calibration key of a strategy → the time of its steps beyond that of their parts.
         machines: how many such machines there are; see :meth:`spread`.
         version: of this layout.
     """

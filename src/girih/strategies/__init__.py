@@ -1,6 +1,6 @@
-"""Strategies, a page each: facts in, a plan out; from the plan, a trainer's halves, schedule and feed.
+"""Strategies, one page each: ``plan`` makes a plan from facts; ``build`` makes a trainer's halves, schedule and feed from the plan.
 
-Every class with a name, ``plan`` and ``build`` in a module of this folder is a strategy by that name.
+Every subclass of :class:`~girih.strategies.strategy.StrategyOptions` with a name in a module of this folder is a strategy by that name.
 """
 
 from __future__ import annotations
@@ -14,56 +14,48 @@ from typing import Any
 from girih import config
 from girih.config.user_code import load_class
 from girih.errors import ConfigError, nearest
-from girih.strategies.strategy import Strategy, measures_of, one_host, outlives_trainers, roles_of, runs_alone
+from girih.strategies.strategy import Capabilities, Strategy, StrategyOptions
 
-__all__ = [
-    "BY_NAME",
-    "Strategy",
-    "create",
-    "measures_of",
-    "one_host",
-    "outlives_trainers",
-    "roles_of",
-    "runs_alone",
-]
+__all__ = ["BY_NAME", "Capabilities", "Strategy", "create"]
 
 
 def _is_strategy(value: object) -> bool:
-    return isinstance(value, type) and all(hasattr(value, member) for member in ("name", "plan", "build"))
+    return isinstance(value, type) and issubclass(value, Strategy)
 
 
-def _pages() -> Iterator[type[Strategy]]:
+def _pages() -> Iterator[type[StrategyOptions]]:
     for page in pkgutil.iter_modules(__path__):
         module = import_module(f"{__name__}.{page.name}")
         for value in vars(module).values():
-            if _is_strategy(value) and value.__module__ == module.__name__:
+            is_ours = isinstance(value, type) and issubclass(value, StrategyOptions)
+            if is_ours and value.name and value.__module__ == module.__name__:
                 yield value
 
 
-BY_NAME: dict[str, type[Strategy]] = {kind.name: kind for kind in _pages()}
+BY_NAME: dict[str, type[StrategyOptions]] = {kind.name: kind for kind in _pages()}
 
 
 def create(options: Any, where: str, directory: Path | None = None) -> Strategy:
-    """The strategy that ``[strategy]`` describes: one of girih's, or the user's own by ``file.py:Class``.
+    """The strategy that ``[strategy]`` describes: one of girih's, or your own by ``file.py:Class``.
 
     Args:
         directory: where a relative path starts.
 
     Raises:
-        ConfigError: an unknown name or option, or a class that cannot be loaded.
+        ConfigError: an unknown name or option, or a class that cannot be loaded or is not a strategy.
     """
     options = {"name": options} if isinstance(options, str) else options
     if not isinstance(options, Mapping):
         raise ConfigError(f"{where} = {options!r}: expected a table of options")
     name = options.get("name", "local")
     if isinstance(name, str) and ":" in name:
-        expected = "a class with name, trainers, plan and build"
-        kind = load_class(name, where, directory, accepts=_is_strategy, expected=expected)
-        rest = {key: value for key, value in options.items() if key != "name"}
-        own = kind(**config.check_call(kind, rest, where, skip=0))
-        if not isinstance(own, Strategy):
-            raise ConfigError(f"{where}: {name} has no trainers; expected {expected}")
-        return own
+        expected = "a subclass of girih.strategies.Strategy, with name, plan and build"
+        kind: type[Strategy] = load_class(name, where, directory, accepts=_is_strategy, expected=expected)
+        missing = sorted(kind.__abstractmethods__) + ([] if kind.name else ["name"])
+        if missing:
+            raise ConfigError(f"{where}.name = {name!r}: {kind.__name__} has no {' and no '.join(missing)}")
+        own_options = {key: value for key, value in options.items() if key != "name"}
+        return kind(**config.check_call(kind, own_options, where, skip=0))
     if name not in BY_NAME:
         raise ConfigError(f"{where}: unknown name {name!r}{nearest(str(name), BY_NAME)}")
     built: Strategy = config.build(BY_NAME[name], options, where)

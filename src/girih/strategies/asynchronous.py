@@ -16,7 +16,7 @@ from girih.planner.facts import Facts
 from girih.planner.plan import Plan
 from girih.planner.speed import served
 from girih.planner.speed.step import Basis, StepCost
-from girih.strategies.remote import PipelinedStrategy, address_of, learns_late
+from girih.strategies.remote import PipelinedStrategy, address_of, is_deferred
 
 if TYPE_CHECKING:
     from girih.training.session import RunContext, Session
@@ -42,25 +42,22 @@ class Asynchronous(PipelinedStrategy):
             )
         return PipelinedStrategy.plan(self, facts)  # a class with slots has no bare super()
 
-    def step_cost(self, facts: Facts) -> StepCost | None:
-        """A step as the cost model has it; None where facts do not say enough."""
-        basis = Basis.of(facts)
-        if basis is None:
-            return None
+    def step_cost(self, basis: Basis) -> StepCost:
+        """Estimates the cost of a step with rows from servers and a dense server."""
         return served.asynchronous(basis, self._service(basis)[0], staleness=self.staleness)
 
     def build(self, plan: Plan, context: RunContext) -> Session:
-        """The way to the embedding workers, and this trainer's copy of the dense half."""
+        """Connects to the embedding workers, and copies the dense half."""
         from girih.dense.halves.deferred import DeferredParameterServerReplica
         from girih.dense.halves.parameter_server import ParameterServerReplica
 
         context.ranks.set_unsynchronized()
-        processes, late = context.processes, learns_late(context)
-        dense = (DeferredParameterServerReplica if late else ParameterServerReplica)(
+        processes, deferred = context.processes, is_deferred(context)
+        dense = (DeferredParameterServerReplica if deferred else ParameterServerReplica)(
             context.dense,
             context.ranks,
             staleness=plan.schedule["staleness"],
             address=address_of(plan, processes, "trainer", 0),
             secret=processes.secret,
         )
-        return self.pipelined(plan, context, dense, late=late)
+        return self.pipelined(plan, context, dense, deferred=deferred)

@@ -1,8 +1,8 @@
-"""The dense half of ``hierarchical`` with group servers: the net is traced, cut by the plan, and its parts are started (HT §3.2)."""
+"""The dense half of ``hierarchical`` with group servers: traces the net, cuts it by the plan, starts the servers (HT §3.2)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from girih.cluster.roles import FailurePolicy, RoleName
@@ -14,12 +14,13 @@ from girih.planner.tagging.wires import calibrated, choose_wire
 from girih.strategies.remote import address_of
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from girih.dense.halves.replica import Replica
-    from girih.hierarchical.graph import Partitioned
+    from girih.hierarchical.graph import Partitioned, TracedNet
     from girih.hierarchical.grouped import GroupedReplica
     from girih.hierarchical.wire import Wire
+    from girih.sparse.spec import SparseSpec
     from girih.training.session import RunContext
 
 GROUP = RoleName.GROUP_SERVER
@@ -31,17 +32,17 @@ AUTO, AGAIN = (
 )
 
 
-def grouped(
-    plan: Plan, context: RunContext, dense_servers: Sequence[str], bearing: FailurePolicy
+def start_group_servers(
+    plan: Plan, context: RunContext, dense_servers: Sequence[str], policy: FailurePolicy
 ) -> GroupedReplica:
-    """Starts the group servers; returns the way of this trainer to those of its group. All trainers call it together.
+    """Starts the group servers and connects this trainer to those of its group. All trainers call it together.
 
     Args:
-        dense_servers: where those listen that average the groups; none where there is one group.
-        bearing: what becomes of the run when a group server is killed.
+        dense_servers: addresses of the servers that average the groups; empty with one group.
+        policy: what happens when a group server dies.
 
     Raises:
-        ConfigError: an operator with parameters cannot be moved, the optimizer cannot be had there, or the plan has no tagging.
+        ConfigError: group servers cannot have an operator with parameters, or the optimizer; or the plan has no tagging.
     """
     from girih.dense.halves.replica import Replica
     from girih.hierarchical.group_client import GroupClient
@@ -52,10 +53,10 @@ def grouped(
     for tensor in (*context.dense.module.parameters(), *context.dense.module.buffers()):
         ranks.broadcast_tensor(tensor.detach())
     whole = Replica(context.dense)
-    partitioned = _cut(plan, context, whole)
+    partitioned = _partition_net(plan, context, whole)
     check_moved(partitioned.trainer(_no_exchange))
     wire = Wire(activations=plan.wire["activations"], gradients=plan.wire["dense_gradients"])
-    addresses = _start(plan, context, whole, partitioned, wire, dense_servers, bearing)
+    addresses = _start_servers(plan, context, whole, partitioned, wire, dense_servers, policy)
     group, place = divmod(ranks.rank, options["trainers_per_group"])
     first = group * options["servers_per_group"]
     servers = GroupClient(
@@ -72,10 +73,10 @@ def grouped(
     )
 
 
-def wire_between(facts: Facts, options: Mapping[str, Any]) -> tuple[dict[str, str], str]:
-    """The codecs between trainers and group servers, for ``Plan.wire``, and why where they were chosen.
+def choose_codecs(facts: Facts, options: Mapping[str, Any]) -> tuple[dict[str, str], str]:
+    """The codecs between trainers and group servers, for ``Plan.wire``; and why, if they were chosen.
 
-    They are chosen by calibrated codecs, links and cores, all processes on one machine.
+    Calibrated codecs, links and cores decide, for all processes on one machine.
     """
     asked = {"activations": options["wire_activations"], "dense_gradients": options["wire_dense_gradients"]}
     if "auto" not in asked.values():
@@ -86,8 +87,8 @@ def wire_between(facts: Facts, options: Mapping[str, Any]) -> tuple[dict[str, st
         return plain, f"{AUTO} float32: how fast this machine packs is not known; {AGAIN}"
     known = known_of(facts, options)
     forward, backward = (
-        calibrated(each if name == "auto" else (name,), calibration.codecs)
-        for name, each in zip(asked.values(), (ACTIVATIONS, GRADIENTS), strict=True)
+        calibrated(choices if name == "auto" else (name,), calibration.codecs)
+        for name, choices in zip(asked.values(), (ACTIVATIONS, GRADIENTS), strict=True)
     )
     group, how = group_of(graph, options, known), options["tagging"]
     chosen = choose_wire(timed(graph, known), group, activations=forward, gradients=backward, how=how)
@@ -95,29 +96,40 @@ def wire_between(facts: Facts, options: Mapping[str, Any]) -> tuple[dict[str, st
     return names, f"{AUTO} {chosen.why}"
 
 
-def _cut(plan: Plan, context: RunContext, whole: Replica) -> Partitioned:
-    """The net by devices, as the plan says."""
+def trace_split(
+    module: nn.Module, sparse: SparseSpec, precision: str, split: Callable[[TracedNet], TracedNet]
+) -> TracedNet:
+    """Traces a model on an example batch, and splits its layers."""
     import torch
 
-    from girih.hierarchical.graph import partition, split_fc, trace
+    from girih.hierarchical.graph import trace
     from girih.training.example import example_of
+
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16"):
+        return split(trace(module, *example_of(sparse)))
+
+
+def _partition_net(plan: Plan, context: RunContext, whole: Replica) -> Partitioned:
+    """Cuts the net into the parts that the plan gives to the devices."""
+    from girih.hierarchical.graph import partition, split_fc
 
     if plan.tagging is None:
         raise ConfigError("plan: no tagging, which group servers need; plan again with girih plan")
-    with torch.autocast("cpu", torch.bfloat16, enabled=context.dense.precision == "bfloat16"):
-        traced = trace(whole.module, *example_of(context.sparse))
-        traced = split_fc(traced, plan.options["servers_per_group"], plan.tagging.cut)
-    return partition(traced, plan.tagging.devices)
+    num_servers, cut = plan.options["servers_per_group"], plan.tagging.cut
+    net = trace_split(
+        whole.module, context.sparse, context.dense.precision, lambda net: split_fc(net, num_servers, cut)
+    )
+    return partition(net, plan.tagging.devices)
 
 
-def _start(
+def _start_servers(
     plan: Plan,
     context: RunContext,
     whole: Replica,
     partitioned: Partitioned,
     wire: Wire,
     dense_servers: Sequence[str],
-    bearing: FailurePolicy,
+    policy: FailurePolicy,
 ) -> tuple[str, ...]:
     from girih.hierarchical.grouped import parts_on, recipe_of
     from girih.services.group_server import AveragedWith, GroupServer
@@ -158,7 +170,7 @@ def _start(
             for index in range(plan.roles[GROUP])
         ]
 
-    return processes.start(GROUP, servers, bearing)
+    return processes.start(GROUP, servers, policy)
 
 
 def _no_exchange(stage: list[tuple[str, list[Tensor]]]) -> list[list[Tensor]]:

@@ -25,25 +25,28 @@ from girih.planner.speed.group import known_of, spread, tagged
 from girih.planner.speed.step import Basis, StepCost
 from girih.planner.tagging.tag import Tagged
 from girih.planner.traffic import FLOAT_BYTES
-from girih.strategies.grouping import grouped, wire_between
+from girih.strategies.grouping import choose_codecs, start_group_servers, trace_split
 from girih.strategies.remote import RemoteStrategy
-from girih.strategies.strategy import Processes, Strategy
+from girih.strategies.strategy import Capabilities, Processes, Strategy
 
 if TYPE_CHECKING:
+    from girih.dense.half import DenseSpec
     from girih.hierarchical.graph import TracedNet
     from girih.hierarchical.grouped import GroupedReplica
+    from girih.planner.operators import OperatorGraph
     from girih.services.dense_server import DenseServer
     from girih.sparse.options import StoreOptions
+    from girih.sparse.spec import SparseSpec
     from girih.training.session import RunContext, Session
 
 DENSE = RoleName.DENSE_SERVER
-OF_GROUP_SERVERS: Mapping[str, Any] = {
+GROUP_SERVER_DEFAULTS: Mapping[str, Any] = {
     "split_fc": "auto",
     "tagging": "refined",
     "wire_activations": "float32",
     "wire_dense_gradients": "float32",
 }
-"""Options of group servers → the only value there is without them."""
+"""Options of group servers → the value that they must have without group servers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +72,7 @@ class Hierarchical(RemoteStrategy):
 
     name: ClassVar[str] = "hierarchical"
     in_step: ClassVar[bool] = False
-    cuts_from: ClassVar[tuple[str, ...]] = ()
+    capabilities: ClassVar[Capabilities] = replace(RemoteStrategy.capabilities, micro_batch_layers=())
     waits_for_dense: ClassVar[bool] = False
     misplaced_options: ClassVar[Mapping[str, str]] = {
         "trainers": "set groups, each of them one trainer; or groups, trainers_per_group and servers_per_group"
@@ -94,8 +97,8 @@ class Hierarchical(RemoteStrategy):
                 f"strategy: trainers_per_group = {self.trainers_per_group}: a dense copy of several trainers needs group servers,"
                 f" and servers_per_group = 0; set trainers_per_group = 1 and groups = {self.groups * self.trainers_per_group}"
             )
-        for name, only in OF_GROUP_SERVERS.items():
-            if getattr(self, name) != only and not self.servers_per_group:
+        for name, default in GROUP_SERVER_DEFAULTS.items():
+            if getattr(self, name) != default and not self.servers_per_group:
                 raise ConfigError(
                     f"strategy: {name} = {getattr(self, name)!r}: it is for group servers, and servers_per_group = 0; drop it,"
                     " or set servers_per_group to at least 1"
@@ -107,13 +110,13 @@ class Hierarchical(RemoteStrategy):
         return cls(groups=count), cls(trainers_per_group=count, servers_per_group=count)
 
     @property
-    def measures(self) -> tuple[str, ...]:
-        """The model's operators, where codecs are chosen by them; see :func:`girih.strategies.strategy.measures_of`."""
-        return ("graph",) if "auto" in (self.wire_activations, self.wire_dense_gradients) else ()
+    def required_facts(self) -> frozenset[str]:
+        """The model's operators, if codecs are chosen by them."""
+        return frozenset({"graph"} if "auto" in (self.wire_activations, self.wire_dense_gradients) else ())
 
     @property
-    def way(self) -> str:
-        """The way to train that it is calibrated as; see :func:`girih.strategies.strategy.way_of`."""
+    def calibration_key(self) -> str:
+        """Group servers are calibrated separately."""
         return "hierarchical, group servers" if self.servers_per_group else self.name
 
     @property
@@ -122,7 +125,7 @@ class Hierarchical(RemoteStrategy):
         return self.groups * self.trainers_per_group
 
     @property
-    def spreads_net(self) -> bool:
+    def places_operators(self) -> bool:
         """Whether group servers run operators of the model."""
         return self.servers_per_group > 0
 
@@ -135,14 +138,14 @@ class Hierarchical(RemoteStrategy):
             grouped = {RoleName.GROUP_SERVER: self.groups * self.servers_per_group}
         return {**self.sparse_roles, **averaging, **grouped}
 
-    def bearing(self, name: str, store: StoreOptions, num_trainers: int) -> FailurePolicy:
-        """Says what becomes of a run when a process of a role is killed: loaders come back; for others all trainers begin anew.
+    def failure_policy(self, role: str, store: StoreOptions, num_trainers: int) -> FailurePolicy:
+        """Returns what happens when a process of this role dies. Loaders restart; for other roles all trainers restart.
 
-        A group server has parameters that nobody else has as they are, a dense server the centre of all copies; and nets overtake each
-        other without a bound, so that servers could not tell a push that comes again.
+        A group server has the only copy of its parameters, and a dense server the centre of all copies. Nets overtake each
+        other without a bound, so servers cannot recognize resent pushes.
         """
-        own = RemoteStrategy.bearing(self, name, store, num_trainers)
-        return RELOAD_ALL if own is FAIL else own
+        policy = RemoteStrategy.failure_policy(self, role, store, num_trainers)
+        return RELOAD_ALL if policy is FAIL else policy
 
     def plan(self, facts: Facts) -> Plan:
         """Keys are hashed to servers, whatever the data; dense parameters are divided over dense servers in equal ranges."""
@@ -163,20 +166,18 @@ class Hierarchical(RemoteStrategy):
                 "strategy 'hierarchical': trainers and nets share no step, so batch norm sees each one's own examples;"
                 " drop train.global_batch_norm, or use 'hybrid'"
             )
-        copies = memory.Copies(**{each.name: getattr(self, each.name) for each in fields(memory.Copies)})
+        copies = memory.Copies(**{field.name: getattr(self, field.name) for field in fields(memory.Copies)})
         memory.check(facts, copies, self.name)
         plan = RemoteStrategy.plan(self, facts)
         if not self.servers_per_group:
             return plan
-        wire, why = wire_between(facts, asdict(self))
+        wire, why = choose_codecs(facts, asdict(self))
         predicted = {"wire": {"why": why}} if why else {}
         return replace(plan, wire={**plan.wire, **wire}, predicted={**plan.predicted, **predicted})
 
-    def step_cost(self, facts: Facts) -> StepCost | None:
-        """A step as the cost model has it; None where facts do not say enough, as the operators of the net to group servers."""
-        basis = Basis.of(facts)
-        if basis is None:
-            return None
+    def step_cost(self, basis: Basis) -> StepCost | None:
+        """Estimates the cost of a step; None if group servers are to run operators that are not known."""
+        facts = basis.facts
         service, _ = self._service(basis)
         averaging = served.AveragingLoad(
             copies=self.groups,
@@ -188,36 +189,29 @@ class Hierarchical(RemoteStrategy):
             return served.replicas(basis, service, nets=self.nets, averaging=averaging)
         if facts.graph is None:
             return None
-        wire = facts.wire or wire_between(facts, asdict(self))[0]
+        wire = facts.wire or choose_codecs(facts, asdict(self))[0]
         options = asdict(self) | {f"wire_{kind}": codec for kind, codec in wire.items()}
-        net = spread(facts.graph, self.tagged(facts, wire), options, known_of(facts, options))
+        net = spread(facts.graph, self.tag_operators(facts, wire), options, known_of(facts, options))
         return served.grouped(basis, service, net, nets=self.nets, averaging=averaging, clips=facts.clips)
 
-    def rewritten(self, traced: TracedNet, optimizer: str, cut: Sequence[str] | None = None) -> TracedNet:
-        """The net that group servers run: with fully connected layers in parts.
-
-        Args:
-            optimizer: the name of the dense optimizer's class.
-            cut: the layers; None takes those of ``split_fc``.
-
-        Raises:
-            ConfigError: one of them is no fully connected layer.
-        """
+    def operator_graph(
+        self, sparse: SparseSpec, dense: DenseSpec, cut: Sequence[str] | None = None
+    ) -> OperatorGraph:
+        """The operators of the net that group servers run, with fully connected layers in parts."""
+        from girih.dense.halves.replica import made_by
         from girih.hierarchical.graph import split_as, split_fc
 
-        if cut is not None:
-            return split_fc(traced, self.servers_per_group, cut)
-        return split_as(self.split_fc, traced, self.servers_per_group, optimizer)
+        optimizer = type(made_by(dense.optimizer, [p for p in dense.module.parameters() if p.requires_grad]))
 
-    def tagged(self, facts: Facts, wire: Mapping[str, Any] | None = None) -> Tagged:
-        """Decides where the operators of the model run, which ``facts.graph`` must have; ``facts.tagging``, where there is one, holds.
+        def split(net: TracedNet) -> TracedNet:
+            if cut is not None:
+                return split_fc(net, self.servers_per_group, cut)
+            return split_as(self.split_fc, net, self.servers_per_group, optimizer.__name__)
 
-        Args:
-            wire: the codecs of a plan; those of the options where None.
+        return trace_split(dense.module, sparse, dense.precision, split).graph
 
-        Raises:
-            ConfigError: the net does not fit into the memory of the group, or the tagging that is to hold does not fit the net.
-        """
+    def tag_operators(self, facts: Facts, wire: Mapping[str, str] | None = None) -> Tagged:
+        """Decides where the operators of the model run."""
         if facts.graph is None:
             raise ConfigError(
                 "strategy: hierarchical: the model's operators are not known; trace the model first"
@@ -239,7 +233,9 @@ class Hierarchical(RemoteStrategy):
         addresses = self._start_dense_servers(plan, context)
         dense: GroupedReplica | HogwildReplica
         if self.servers_per_group:
-            dense = grouped(plan, context, addresses, self._bearing(RoleName.GROUP_SERVER, context))
+            dense = start_group_servers(
+                plan, context, addresses, self._policy(RoleName.GROUP_SERVER, context)
+            )
         else:
             dense = HogwildReplica(
                 context.dense,
@@ -255,11 +251,11 @@ class Hierarchical(RemoteStrategy):
             stateful=dense if isinstance(dense, GroupedReplica) else None,
         )
 
-    def _schedule(self) -> dict[str, Any]:
+    def _planned_schedule(self) -> dict[str, Any]:
         return {"name": "concurrent", "nets": self.nets}
 
     def _dense_bytes(self, facts: Facts, sent: float) -> float:
-        """A round takes a copy's parameters to dense servers and what is added to them back; its trainers share that."""
+        """In a round a copy's parameters go to dense servers, and updates come back. The copy's trainers share that."""
         num_bytes = 2.0 * facts.model.num_parameters * FLOAT_BYTES / self.average_every_steps
         return num_bytes / self.trainers_per_group if self.groups > 1 else 0.0
 

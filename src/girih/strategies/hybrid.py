@@ -12,11 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from girih.planner.facts import Facts
 from girih.planner.plan import Plan
 from girih.planner.speed import served
 from girih.planner.speed.step import Basis, StepCost
-from girih.strategies.remote import PipelinedStrategy, learns_late
+from girih.strategies.remote import PipelinedStrategy, is_deferred
 
 if TYPE_CHECKING:
     from girih.training.session import RunContext, Session
@@ -29,19 +28,16 @@ class Hybrid(PipelinedStrategy):
     name: ClassVar[str] = "hybrid"
     in_step: ClassVar[bool] = True
 
-    def step_cost(self, facts: Facts) -> StepCost | None:
-        """A step as the cost model has it; None where facts do not say enough."""
-        basis = Basis.of(facts)
-        if basis is None:
-            return None
+    def step_cost(self, basis: Basis) -> StepCost:
+        """Estimates the cost of a step with rows from servers and an AllReduce."""
         service, rings_s = self._service(basis)
         return served.hybrid(basis, service, staleness=self.staleness, rings_s=rings_s)
 
     def build(self, plan: Plan, context: RunContext) -> Session:
-        """The way to the embedding workers, and this trainer's copy of the dense half."""
+        """Connects to the embedding workers, and copies the dense half."""
         from girih.dense.halves.allreduced import AllReducedReplica
         from girih.dense.halves.deferred import DeferredAllReducedReplica
 
-        late = learns_late(context)
-        dense = (DeferredAllReducedReplica if late else AllReducedReplica)(context.dense, context.ranks)
-        return self.pipelined(plan, context, dense, late=late)
+        deferred = is_deferred(context)
+        dense = (DeferredAllReducedReplica if deferred else AllReducedReplica)(context.dense, context.ranks)
+        return self.pipelined(plan, context, dense, deferred=deferred)

@@ -16,7 +16,14 @@ from girih.planner.plan import Plan
 from girih.planner.speed.in_step import local
 from girih.planner.speed.step import Basis, StepCost
 from girih.planner.traffic import Traffic
-from girih.strategies.strategy import StrategyOptions, ahead_of, base_plan, predicted_bytes, steps_of
+from girih.strategies.strategy import (
+    Capabilities,
+    StrategyOptions,
+    base_plan,
+    half_options,
+    predicted_traffic,
+    schedule_options,
+)
 
 if TYPE_CHECKING:
     from girih.training.session import RunContext, Session
@@ -31,14 +38,12 @@ class Local(StrategyOptions):
         ("trainers", "loaders", "embedding_workers", "embedding_servers"),
         "local trains in one process; take a strategy of several, as --strategy synchronous (girih.Synchronous)",
     )
-    trainers: ClassVar[int] = 1
-    alone: ClassVar[bool] = True
-    cuts_from: ClassVar[tuple[str, ...]] = ("embedding", "mlp")
-    prefetches: ClassVar[bool] = True
-    keeps_rows_on_gpu: ClassVar[bool] = True
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        standalone=True, micro_batch_layers=("embedding", "mlp"), prefetching=True, rows_on_gpu=True
+    )
 
     def plan(self, facts: Facts) -> Plan:
-        """One trainer has everything.
+        """One trainer has all tables and the dense half.
 
         Raises:
             ConfigError: several trainers were started.
@@ -47,17 +52,16 @@ class Local(StrategyOptions):
             raise ConfigError(
                 f"strategy 'local' is one process, but {facts.num_trainers} trainers were started; use 'synchronous'"
             )
-        return base_plan(self, facts, roles={"trainer": 1}, predicted=predicted_bytes(Traffic()))
+        return base_plan(self, facts, roles={"trainer": 1}, predicted=predicted_traffic(Traffic(), None))
 
     @classmethod
     def with_trainers(cls, count: int) -> tuple[Local, ...]:
-        """One process, however many there might be."""
+        """Always one process."""
         return (cls(),)
 
-    def step_cost(self, facts: Facts) -> StepCost | None:
-        """A step as the cost model has it; None where facts do not say enough."""
-        basis = Basis.of(facts)
-        return None if basis is None else local(basis)
+    def step_cost(self, basis: Basis) -> StepCost:
+        """Estimates the cost of a step in one process."""
+        return local(basis)
 
     def build(self, plan: Plan, context: RunContext) -> Session:
         """All tables and the only copy of the dense half, here."""
@@ -69,9 +73,9 @@ class Local(StrategyOptions):
         from girih.training.session import Session
 
         devices = {group["name"]: group["device"] for group in plan.groups}
-        sparse = LocalSparse(context.sparse, devices=devices, **ahead_of(plan))
-        # under "skip", the number of the next update depends on what came of this one
-        late = context.dense.on_nonfinite == "stop" and sparse.is_on_gpu_of(context.dense.device)
-        dense = DeferredReplica(context.dense) if late else Replica(context.dense)
-        feed, schedule = ExampleFeed(context.ranks), in_step(**steps_of(plan), deferred=late)
+        sparse = LocalSparse(context.sparse, devices=devices, **half_options(plan))
+        # with "skip", the number of the next update depends on whether this one is applied
+        deferred = context.dense.on_nonfinite == "stop" and sparse.is_on_gpu_of(context.dense.device)
+        dense = DeferredReplica(context.dense) if deferred else Replica(context.dense)
+        feed, schedule = ExampleFeed(context.ranks), in_step(**schedule_options(plan), deferred=deferred)
         return Session(sparse=sparse, dense=dense, schedule=schedule, feed=feed, optimizer=dense.optimizer)

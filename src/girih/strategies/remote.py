@@ -1,8 +1,9 @@
-"""The common part of strategies whose tables are in embedding servers."""
+"""The common part of strategies with tables in embedding servers."""
 
 from __future__ import annotations
 
 import os
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self, cast
@@ -17,7 +18,13 @@ from girih.planner.facts import AccessProfile, Facts
 from girih.planner.plan import Plan
 from girih.planner.speed.served import RowService
 from girih.planner.speed.step import Basis
-from girih.strategies.strategy import Processes, StrategyOptions, base_plan, predicted_bytes, predicted_times
+from girih.strategies.strategy import (
+    Capabilities,
+    Processes,
+    StrategyOptions,
+    base_plan,
+    predicted_traffic,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -33,15 +40,19 @@ if TYPE_CHECKING:
     from girih.training.schedules import Schedule
     from girih.training.session import RunContext, Session
 
-    class Optimized(DenseHalf, Protocol):
-        """A dense half with an optimizer, which a schedule of the learning rate moves."""
+    class OptimizedHalf(DenseHalf, Protocol):
+        """A dense half with an optimizer, for the schedule of the learning rate."""
 
         optimizer: torch.optim.Optimizer | None
 
 
 SERVER, WORKER, LOADER = RoleName.EMBEDDING_SERVER, RoleName.EMBEDDING_WORKER, RoleName.LOADER
-OF_ROLES: Mapping[str, str] = {SERVER: "embedding_servers", WORKER: "embedding_workers", LOADER: "loaders"}
-"""Role → the option that says how many there are."""
+COUNT_OPTIONS: Mapping[str, str] = {
+    SERVER: "embedding_servers",
+    WORKER: "embedding_workers",
+    LOADER: "loaders",
+}
+"""Role → the option with its number of processes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,13 +70,15 @@ class RemoteStrategy(StrategyOptions):
             a loss of up to 2⁻¹² of the largest number of each vector (Persia §4.2.3).
     """
 
-    name: ClassVar[str]
     in_step: ClassVar[bool]
-    cuts_from: ClassVar[tuple[str, ...]] = ("mlp",)
-    prefetches: ClassVar[bool] = True
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        micro_batch_layers=("mlp",),
+        prefetching=True,
+        scalable_roles=COUNT_OPTIONS,
+        scales_in_place=True,
+        surviving_roles=(SERVER,),
+    )
     waits_for_dense: ClassVar[bool] = True
-    outlives_trainers: ClassVar[tuple[RoleName, ...]] = (SERVER,)
-    scales: ClassVar[Mapping[str, str]] = OF_ROLES
     embedding_workers: Processes = 1
     embedding_servers: Processes = 1
     loaders: Processes = 1
@@ -84,9 +97,14 @@ class RemoteStrategy(StrategyOptions):
         """Processes of the sparse half and the feed."""
         return {SERVER: self.embedding_servers, WORKER: self.embedding_workers, LOADER: self.loaders}
 
-    def bearing(self, name: str, store: StoreOptions, num_trainers: int) -> FailurePolicy:
-        """Says what becomes of a run when a process of a role is killed: loaders come back, since shares are a function of the position."""
-        return RESTART if name == LOADER else FAIL
+    @property
+    def one_host_option(self) -> str:
+        """Shared memory is on one host."""
+        return "strategy: transport = 'shared'" if self.transport == "shared" else ""
+
+    def failure_policy(self, role: str, store: StoreOptions, num_trainers: int) -> FailurePolicy:
+        """Returns what happens when a process of this role dies. Loaders restart, since shares are a function of the position."""
+        return RESTART if role == LOADER else FAIL
 
     def plan(self, facts: Facts) -> Plan:
         """Keys are hashed to servers, whatever the data.
@@ -100,14 +118,14 @@ class RemoteStrategy(StrategyOptions):
             )
         predicted: dict[str, Any] = {}
         if facts.profile is not None and facts.batch_size is not None:
-            sent = self._sent(facts, facts.profile, facts.batch_size)
-            predicted = predicted_bytes(sent)
-            if facts.links is not None:
-                predicted |= predicted_times(self._seconds(sent, facts.num_trainers, facts.links))
+            sent = self._traffic(facts, facts.profile, facts.batch_size)
+            links = facts.links
+            seconds = None if links is None else self._seconds(sent, facts.num_trainers, links)
+            predicted = predicted_traffic(sent, seconds)
         return base_plan(
-            self,  # type: ignore[arg-type]  # whoever inherits has build
+            self,
             facts,
-            schedule=self._schedule(),
+            schedule=self._planned_schedule(),
             feed={"name": "loader", "loaders": self.loaders},
             wire={
                 "transport": self.transport,
@@ -118,7 +136,7 @@ class RemoteStrategy(StrategyOptions):
             predicted=predicted,
         )
 
-    def _sent(self, facts: Facts, profile: AccessProfile, batch_size: int) -> traffic.Traffic:
+    def _traffic(self, facts: Facts, profile: AccessProfile, batch_size: int) -> traffic.Traffic:
         share = batch_size / facts.num_trainers
         wire = {"embeddings": self.wire_embeddings, "gradients": self.wire_gradients}
         sent = traffic.remote(
@@ -140,9 +158,9 @@ class RemoteStrategy(StrategyOptions):
         return costs.remote_step(waited, num_trainers, links, transport=self.transport, in_step=self.in_step)
 
     def _service(self, basis: Basis) -> tuple[RowService, float]:
-        """The processes that serve rows, as the cost model sees them; and seconds of a step's dense messages."""
+        """The processes that serve rows, for the cost model; and seconds of a step's dense messages."""
         links = basis.calibration.links
-        sent = self._sent(basis.facts, basis.profile, basis.batch_size)
+        sent = self._traffic(basis.facts, basis.profile, basis.batch_size)
         seconds = self._seconds(sent, basis.trainers, links)
         service = RowService(
             workers=self.embedding_workers,
@@ -150,7 +168,7 @@ class RemoteStrategy(StrategyOptions):
             loaders=self.loaders,
             link=links[self.transport],
             sent=sent,
-            message_s=sum(each for kind, each in seconds.items() if kind != "dense"),
+            message_s=sum(kind_s for kind, kind_s in seconds.items() if kind != "dense"),
         )
         return service, seconds["dense"]
 
@@ -158,15 +176,15 @@ class RemoteStrategy(StrategyOptions):
         self,
         plan: Plan,
         context: RunContext,
-        dense: Optimized,
+        dense: OptimizedHalf,
         schedule: Schedule,
         *,
         staged: bool = False,
     ) -> Session:
-        """Starts servers and workers; the session has the way to them, a dense half and a schedule.
+        """Starts servers and workers, and joins them with a dense half and a schedule.
 
         Args:
-            staged: whether threads bring rows and take gradients along; to and from a GPU they do in any case.
+            staged: threads fetch rows and send gradients. With a GPU they always do.
         """
         from girih.sparse.halves.remote import RemoteSparse
         from girih.sparse.halves.staging import Staging
@@ -193,8 +211,8 @@ class RemoteStrategy(StrategyOptions):
             registry=processes.registry,
             stats=context.stats,
             staging=Staging(device) if staged or device.type != "cpu" else None,
-            servers_return_s=RETURN_S if self._returns(SERVER, context) else CONNECTED_S,
-            workers_return_s=RETURN_S if self._returns(WORKER, context) else CONNECTED_S,
+            servers_return_s=RETURN_S if self._restarts(SERVER, context) else CONNECTED_S,
+            workers_return_s=RETURN_S if self._restarts(WORKER, context) else CONNECTED_S,
         )
         if processes.rows_stayed:
             sparse.reset()
@@ -202,9 +220,9 @@ class RemoteStrategy(StrategyOptions):
         return Session(sparse=sparse, dense=dense, schedule=schedule, feed=feed, optimizer=dense.optimizer)
 
     def rescale(self, plan: Plan, context: RunContext, session: Session, before: Plan) -> Session:
-        """Has as many processes beside the trainers as a plan says; see :func:`girih.strategies.strategy.scales`.
+        """Starts and ends servers and workers as ``plan`` says.
 
-        Trainers have nothing in flight, and loaders are ended: they begin with the feed's next pass.
+        Trainers have nothing in flight, and loaders have ended. New loaders start with the feed's next pass.
         """
         processes, sparse = context.processes, cast("RemoteSparse", session.sparse)
         servers, workers = (processes.addresses(name, before.roles[name]) for name in (SERVER, WORKER))
@@ -239,15 +257,15 @@ class RemoteStrategy(StrategyOptions):
         )
 
     def _num_senders(self, num_trainers: int) -> int:
-        """The number of those who number pushes by themselves: all in step together, or each trainer."""
+        """The number of independent sequences of pushes: one if all are in step, else one per trainer."""
         return 1 if self.in_step else num_trainers
 
-    def _schedule(self) -> dict[str, Any]:
+    @abstractmethod
+    def _planned_schedule(self) -> dict[str, Any]:
         """The schedule's name and options, for the plan."""
-        raise NotImplementedError
 
     def _dense_bytes(self, facts: Facts, sent: float) -> float:
-        """Bytes of dense parameters and gradients per step; ``sent`` where all of them travel in every step."""
+        """Bytes of dense parameters and gradients per step; ``sent`` if all of them travel in every step."""
         return sent
 
     def _start(
@@ -258,20 +276,20 @@ class RemoteStrategy(StrategyOptions):
         count: int,
         role: Callable[[int, str], Role],
     ) -> tuple[str, ...]:
-        """Starts processes of one role, each made of its index and the address to listen at; returns where they do."""
+        """Starts processes of one role, made of their index and address; returns their addresses."""
         processes = context.processes
         return processes.start(
             name,
             lambda: [role(index, address_of(plan, processes, name, index)) for index in range(count)],
-            self._bearing(name, context),
+            self._policy(name, context),
         )
 
-    def _bearing(self, name: str, context: RunContext) -> FailurePolicy:
-        return self.bearing(name, context.sparse.store, context.ranks.size)
+    def _policy(self, role: str, context: RunContext) -> FailurePolicy:
+        return self.failure_policy(role, context.sparse.store, context.ranks.size)
 
-    def _returns(self, name: str, context: RunContext) -> bool:
-        """Whether processes of a role come back."""
-        return self._bearing(name, context).policy is RestartPolicy.RESTART
+    def _restarts(self, role: str, context: RunContext) -> bool:
+        """Whether processes of a role restart after they die."""
+        return self._policy(role, context).policy is RestartPolicy.RESTART
 
     def _start_servers(self, plan: Plan, context: RunContext) -> tuple[str, ...]:
         from girih.services.embedding_server import EmbeddingServer
@@ -279,7 +297,7 @@ class RemoteStrategy(StrategyOptions):
         secret, segment, count = context.processes.secret, context.processes.segment, plan.roles[SERVER]
         spec = _spec_of_servers(context.sparse, count)
         num_contributors = context.ranks.size if self.in_step else 1
-        num_senders = self._num_senders(context.ranks.size) if self._returns(WORKER, context) else None
+        num_senders = self._num_senders(context.ranks.size) if self._restarts(WORKER, context) else None
 
         def server(index: int, address: str) -> EmbeddingServer:
             return EmbeddingServer(
@@ -296,7 +314,7 @@ class RemoteStrategy(StrategyOptions):
         processes = context.processes
         spec = _spec_of_servers(context.sparse, len(servers))
         shards = spec.store.shards or 1
-        resends = self._returns(WORKER, context)
+        resends = self._restarts(WORKER, context)
 
         def worker(index: int, address: str) -> EmbeddingWorker:
             secret, registry = processes.secret, processes.registry  # known once roles are started
@@ -314,7 +332,7 @@ class RemoteStrategy(StrategyOptions):
         from girih.services.loader import Loader
 
         processes, size, count = context.processes, context.ranks.size, plan.feed["loaders"]
-        returns = self._returns(WORKER, context)
+        returns = self._restarts(WORKER, context)
 
         def loader(index: int, address: str) -> Loader:
             served, secret, registry = range(index, size, count), processes.secret, processes.registry
@@ -335,47 +353,51 @@ class PipelinedStrategy(RemoteStrategy):
         trainers: processes; under ``torchrun`` as many as it starts.
     """
 
-    scales: ClassVar[Mapping[str, str]] = {**OF_ROLES, RoleName.TRAINER: "trainers"}
+    capabilities: ClassVar[Capabilities] = replace(
+        RemoteStrategy.capabilities, scalable_roles={**COUNT_OPTIONS, RoleName.TRAINER: "trainers"}
+    )
     staleness: Annotated[int, Bounds(0, 1024)] = 4
     trainers: Processes = 1
 
-    def one_at_a_time(self) -> Self:
-        """The same without rows that are read ahead."""
+    def without_pipelining(self) -> Self:
+        """Returns this strategy without rows that are read ahead."""
         return replace(self, staleness=0)
 
-    def bearing(self, name: str, store: StoreOptions, num_trainers: int) -> FailurePolicy:
-        """Says what becomes of a run when a process of a role is killed.
+    def failure_policy(self, role: str, store: StoreOptions, num_trainers: int) -> FailurePolicy:
+        """Returns what happens when a process of this role dies.
 
-        Embedding workers come back where servers can tell a push that comes again, as they can as long as pushes that may overtake each
-        other are in lanes of their own; embedding servers where their rows outlive them too; loaders always.
+        Embedding workers restart if servers can recognize resent pushes: each concurrent sender needs its own lane.
+        Embedding servers restart if their rows survive them too. Loaders always restart.
         """
         from girih.sparse.protocol import why_resent_pushes_clash
 
-        if name not in (SERVER, WORKER):
-            return RemoteStrategy.bearing(self, name, store, num_trainers)
-        kept = store.why_not_kept if name == SERVER else ""
-        clash = why_resent_pushes_clash(self._num_senders(num_trainers), self.staleness)
-        why = clash or kept or store.why_not_numbered
+        if role not in (SERVER, WORKER):
+            return RemoteStrategy.failure_policy(self, role, store, num_trainers)
+        kept = store.why_not_kept if role == SERVER else ""
+        told_apart = why_resent_pushes_clash(self._num_senders(num_trainers), self.staleness)
+        why = told_apart or kept or store.why_not_numbered
         return FailurePolicy(why=why) if why else RESTART
 
-    def pipelined(self, plan: Plan, context: RunContext, dense: Optimized, *, late: bool = False) -> Session:
-        """A session by this schedule; see :meth:`RemoteStrategy.session`.
+    def pipelined(
+        self, plan: Plan, context: RunContext, dense: OptimizedHalf, *, deferred: bool = False
+    ) -> Session:
+        """A session with the pipelined schedule; see :meth:`RemoteStrategy.session`.
 
         Args:
-            late: whether the dense half decides on its device what a step is refused for.
+            deferred: whether the host learns one step later if a step was refused.
         """
         from girih.training.schedules import Pipelined
 
         # ids never come here: the workers prepare them
-        schedule = Pipelined(plan.schedule["staleness"], plan.schedule.get("micro_batches", 1), deferred=late)
-        return self.session(plan, context, dense, schedule, staged=late)
+        schedule = Pipelined(plan.schedule["staleness"], plan.schedule.get("micro_batches", 1), deferred=deferred)
+        return self.session(plan, context, dense, schedule, staged=deferred)
 
-    def _schedule(self) -> dict[str, Any]:
+    def _planned_schedule(self) -> dict[str, Any]:
         return {"name": "pipelined", "staleness": self.staleness}
 
 
-def learns_late(context: RunContext) -> bool:
-    """Whether the hosts learn a step late what came of it, as where the dense half is on a GPU and a refused step ends the run."""
+def is_deferred(context: RunContext) -> bool:
+    """Whether the host learns one step later if a step was refused: the dense half is on a GPU, and a refused step ends the run."""
     return context.dense.device.type == "cuda" and context.dense.on_nonfinite == "stop"
 
 

@@ -1,10 +1,11 @@
-"""Interface of strategies: each plans first, then builds."""
+"""Base class of strategies. A strategy plans first, then builds."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, is_dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, runtime_checkable
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from girih.config.bounds import Bounds
 from girih.config.options import Options
@@ -13,11 +14,16 @@ from girih.errors import ConfigError
 from girih.planner.facts import Facts
 from girih.planner.interleaving import arrange, micro_batches
 from girih.planner.plan import Plan
-from girih.planner.speed.step import Prediction, StepCost, predict, with_overhead
+from girih.planner.speed.in_step import synchronous_seconds, synchronous_traffic
+from girih.planner.speed.step import Basis, Prediction, StepCost, predict, with_overhead
 from girih.planner.traffic import Traffic
 
 if TYPE_CHECKING:  # a plan needs no live object
+    from girih.dense.half import DenseSpec
+    from girih.planner.operators import OperatorGraph
+    from girih.planner.tagging.tag import Tagged
     from girih.sparse.options import StoreOptions
+    from girih.sparse.spec import SparseSpec
     from girih.training.session import RunContext, Session
 
 Processes = Annotated[int, Bounds(1, 1024)]
@@ -25,35 +31,147 @@ Processes = Annotated[int, Bounds(1, 1024)]
 TRAINER = "trainer"
 
 
-@runtime_checkable
-class Strategy(Protocol):
-    """A way to interlace training. Any class with these members works, by name from a file as models are.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """Abilities that a strategy has with any options. Code outside ``strategies/`` asks these, never for a name.
 
     Attributes:
-        name: as ``[strategy]`` and ``summary.json`` have it.
-        trainers: how many it wants; 1 takes as many as were started.
+        standalone: each process trains for itself, even if ``torchrun`` started several.
+        interleaving: trainers exchange rows group by group, so ``[schedule]`` may order the groups.
+        micro_batch_layers: values of ``micro_batches_from`` that the strategy supports; empty refuses micro-batches.
+        prefetching: the ids of the next batch are prepared while this one is computed.
+        rows_on_gpu: rows may be in GPU memory.
+        scalable_roles: role → the option with its number of processes, for roles that ``girih scale`` may change.
+        scales_in_place: the strategy has ``rescale``, so trainers stay when the number of other processes changes.
+        surviving_roles: roles that keep their state when a trainer is killed and all trainers restart.
     """
 
-    name: ClassVar[str]
+    standalone: bool = False
+    interleaving: bool = False
+    micro_batch_layers: tuple[str, ...] = ()
+    prefetching: bool = False
+    rows_on_gpu: bool = False
+    scalable_roles: Mapping[str, str] = field(default_factory=dict)
+    scales_in_place: bool = False
+    surviving_roles: tuple[str, ...] = ()
 
-    @property
-    def trainers(self) -> int: ...
 
+class Strategy(ABC):
+    """A way to interlace training. Your own strategy is a subclass, which a config names by its file.
+
+    A subclass has a name, ``plan`` and ``build``. Everything else has a default.
+
+    Attributes:
+        name: the name in ``[strategy]`` and ``summary.json``.
+    """
+
+    __slots__ = ()
+    name: ClassVar[str] = ""
+    capabilities: ClassVar[Capabilities] = Capabilities()
+
+    @abstractmethod
     def plan(self, facts: Facts) -> Plan:
-        """Decides everything that can be decided; pure: starts no process, touches no tensor.
+        """Decides everything that can be decided. Pure: starts no process, touches no tensor.
 
         Raises:
-            ConfigError: the facts do not go together with this strategy.
+            ConfigError: this strategy does not support the facts.
         """
-        ...
 
+    @abstractmethod
     def build(self, plan: Plan, context: RunContext) -> Session:
-        """This trainer's halves, schedule and feed; called by all trainers together."""
-        ...
+        """Builds this trainer's halves, schedule and feed. All trainers call it together."""
+
+    @property
+    def trainers(self) -> int:
+        """Number of trainers; 1 takes as many as were started."""
+        return 1
+
+    @property
+    def roles(self) -> Mapping[str, int]:
+        """Number of processes beside the trainers, by role."""
+        return {}
+
+    @property
+    def required_facts(self) -> frozenset[str]:
+        """Facts to measure before ``plan``: "profile", "dense_cost", "graph"."""
+        return frozenset()
+
+    @property
+    def calibration_key(self) -> str:
+        """The name under which a calibration has this strategy's overhead."""
+        return self.name
+
+    @property
+    def places_operators(self) -> bool:
+        """True if operators of the model run outside trainers. Then the strategy has ``operator_graph`` and ``tag_operators``."""
+        return False
+
+    @property
+    def one_host_option(self) -> str:
+        """The option that keeps all processes on one host, for errors; "" if there is none."""
+        return ""
+
+    def step_cost(self, basis: Basis) -> StepCost | None:
+        """Estimates the cost of a step; None without an estimate."""
+        return None
+
+    def without_pipelining(self) -> Strategy:
+        """Returns this strategy with one step of each trainer in flight."""
+        return self
+
+    def with_counts(self, counts: Mapping[str, int]) -> Self:
+        """Returns this strategy with other numbers of processes, by role.
+
+        Raises:
+            ConfigError: it cannot scale one of the roles, or not to this number.
+        """
+        options = self.capabilities.scalable_roles
+        for role in counts:
+            if role not in options:
+                expected = f"expected one of {', '.join(options)}" if options else "nothing of it is scaled"
+                raise ConfigError(
+                    f"strategy {self.name!r} has no {role} whose number could change; {expected}"
+                )
+        changed = {options[role]: count for role, count in counts.items()}
+        return replace(self, **changed) if changed else self  # type: ignore[type-var]
+
+    def rescale(self, plan: Plan, context: RunContext, session: Session, before: Plan) -> Session:
+        """Starts and ends processes beside the trainers as ``plan`` says. Needs ``capabilities.scales_in_place``.
+
+        Returns the session with a new feed. New embedding servers have no rows yet.
+
+        Args:
+            before: the plan so far.
+        """
+        raise NotImplementedError
+
+    def operator_graph(
+        self, sparse: SparseSpec, dense: DenseSpec, cut: Sequence[str] | None = None
+    ) -> OperatorGraph:
+        """Traces the model on an example batch. Needs ``places_operators``.
+
+        Args:
+            cut: layers to split; None lets the strategy choose.
+
+        Raises:
+            ConfigError: one of them is not a fully connected layer.
+        """
+        raise NotImplementedError
+
+    def tag_operators(self, facts: Facts, wire: Mapping[str, str] | None = None) -> Tagged:
+        """Decides where the operators in ``facts.graph`` run. Needs ``places_operators``. ``facts.tagging`` holds if it is there.
+
+        Args:
+            wire: the codecs of a plan; None takes those of the options.
+
+        Raises:
+            ConfigError: the net does not fit into the group's memory, or ``facts.tagging`` does not fit the net.
+        """
+        raise NotImplementedError
 
 
-class StrategyOptions(Options):
-    """Base of girih's own strategies, whose options are checked."""
+class StrategyOptions(Options, Strategy):
+    """Base of girih's own strategies: dataclasses with checked options."""
 
     __slots__ = ()
 
@@ -62,147 +180,59 @@ class StrategyOptions(Options):
 
     @classmethod
     def with_trainers(cls, count: int) -> tuple[Strategy, ...]:
-        """Ways to train with so many trainers, other options left as they are: what ``girih plan`` compares."""
-        return (cls(trainers=count),)  # type: ignore[return-value]
+        """Variants with this number of trainers and default options, which ``girih plan`` compares."""
+        return (cls(trainers=count),)
 
 
-def measures_of(strategy: Strategy, schedule: ScheduleOptions | None = None) -> frozenset[str]:
-    """Facts that are to be measured before a strategy plans: of "profile" and "dense_cost"; its attribute ``measures``.
-
-    Args:
-        schedule: adds those that it rests on.
-    """
-    return frozenset(getattr(strategy, "measures", ())) | (
-        measures_for(schedule) if schedule else frozenset()
-    )
-
-
-def measures_for(schedule: ScheduleOptions) -> frozenset[str]:
-    """Facts that ``[schedule]`` rests on, whatever the strategy and the number of trainers."""
-    wanted = {"profile"} if schedule.interleaving_groups != 1 else set()
+def facts_for_schedule(schedule: ScheduleOptions) -> frozenset[str]:
+    """Facts to measure for ``[schedule]``, with any strategy and number of trainers."""
+    required = {"profile"} if schedule.interleaving_groups != 1 else set()
     if "auto" in (schedule.interleaving_groups, schedule.micro_batches):
-        wanted |= {"profile", "dense_cost"}
-    return frozenset(wanted)
+        required |= {"profile", "dense_cost"}
+    return frozenset(required)
 
 
 def price(strategy: Strategy, facts: Facts) -> Prediction | None:
-    """The speed that is predicted; None where facts do not say enough, or the strategy has no method ``step_cost(facts)``."""
-    own: Any = strategy
-    cost: StepCost | None = own.step_cost(facts) if hasattr(strategy, "step_cost") else None
-    if cost is None or facts.calibration is None:
+    """Predicts the speed; None if the facts are too few, or the strategy has no ``step_cost``."""
+    basis = Basis.of(facts)
+    cost = None if basis is None else strategy.step_cost(basis)
+    if basis is None or cost is None:
         return None
-    overhead = facts.calibration.overheads.get(way_of(strategy))
+    overhead = basis.calibration.overheads.get(strategy.calibration_key)
     if overhead is not None:
         cost = with_overhead(cost, overhead, facts)
-    return predict(cost, facts.calibration.cores)
-
-
-def way_of(strategy: Strategy) -> str:
-    """The way to train, for which overheads are calibrated; its attribute ``way``, or its name."""
-    way: str = getattr(strategy, "way", strategy.name)
-    return way
-
-
-def one_at_a_time(strategy: Strategy) -> Strategy:
-    """The same with one step of each trainer under way, by its method of that name; as it is where it has none."""
-    own: Any = strategy
-    alone: Strategy = own.one_at_a_time() if hasattr(strategy, "one_at_a_time") else strategy
-    return alone
-
-
-def spreads_net(strategy: Strategy) -> bool:
-    """Whether operators of the model run in other processes than trainers; its attribute ``spreads_net``.
-
-    Such a strategy has two methods more: ``rewritten(traced, optimizer, cut)``, the net that is spread, and ``tagged(facts, wire)``,
-    where its operators run; see :class:`girih.strategies.hierarchical.Hierarchical`. What they say is in the plan that is built from.
-    """
-    return bool(getattr(strategy, "spreads_net", False))
-
-
-def roles_of(strategy: Strategy) -> Mapping[str, int]:
-    """Processes beside the trainers, by role; its attribute ``roles``."""
-    roles: Mapping[str, int] = getattr(strategy, "roles", {})
-    return roles
-
-
-def one_host(strategy: Strategy) -> str:
-    """The option that keeps all processes on one host, as the user would write it; "" where none does."""
-    return "strategy: transport = 'shared'" if getattr(strategy, "transport", None) == "shared" else ""
-
-
-def outlives_trainers(strategy: Strategy) -> Collection[str]:
-    """Roles that keep what they hold when a trainer is killed and all trainers begin anew; its attribute ``outlives_trainers``."""
-    names: Collection[str] = getattr(strategy, "outlives_trainers", ())
-    return names
-
-
-def scales(strategy: Strategy) -> Mapping[str, str]:
-    """Roles whose number may change while a run is on → the option that says it; its attribute ``scales``.
-
-    Where trainers are left as they are, a strategy with a method ``rescale(plan, context, session, before)`` gives the session a new feed and
-    new processes beside the trainers, as many as the plan says, which hold no rows yet where there are more or fewer embedding servers
-    than in the plan ``before``; without it all processes begin anew.
-    """
-    names: Mapping[str, str] = getattr(strategy, "scales", {})
-    return names
-
-
-def scaled(strategy: Strategy, counts: Mapping[str, int]) -> Strategy:
-    """The same with other numbers of processes; of a dataclass, where there are any.
-
-    Raises:
-        ConfigError: it has no such role, or not so many of it.
-    """
-    names = scales(strategy)
-    for role in counts:
-        if role not in names:
-            told = f"expected one of {', '.join(names)}" if names else "nothing of it is scaled"
-            raise ConfigError(f"strategy {strategy.name!r} has no {role} whose number could change; {told}")
-    if not counts:
-        return strategy
-    own: Any = strategy
-    found: Strategy = replace(own, **{names[role]: count for role, count in counts.items()})
-    return found
-
-
-def runs_alone(strategy: Strategy) -> bool:
-    """Whether each process trains for itself, whatever ``torchrun`` has started; its attribute ``alone``."""
-    return bool(getattr(strategy, "alone", False))
+    return predict(cost, basis.cores)
 
 
 def base_plan(strategy: Strategy, facts: Facts, **decided: Any) -> Plan:
-    """A plan with what every strategy says alike: groups, and what ``[schedule]`` says of them, added to ``schedule``.
+    """Makes a plan with what all strategies share: groups, and ``[schedule]``, as far as the capabilities allow.
 
-    Orders of groups are for strategies with an attribute ``interleaves`` that is true, whose halves keep them; micro-batches
-    for those whose ``cuts_from`` has the layer that they begin at; prefetching for those whose ``prefetches`` is true; rows in
-    GPU memory for those whose ``keeps_rows_on_gpu`` is.
+    Args:
+        decided: fields of the plan that this strategy decides.
 
     Raises:
-        ConfigError: the model's own loss does not support this strategy, or the strategy what ``[schedule]`` asks for.
+        ConfigError: the model's own loss does not support this strategy, or the strategy does not support ``[schedule]``.
     """
     supported = facts.model.loss_strategies
     if supported is not None and strategy.name not in supported:
         raise ConfigError(
             f"strategy: {strategy.name}: the loss of {facts.model.name} supports {', '.join(supported)} only"
         )
-    asked = facts.schedule
-    _refuse_cuts(strategy, facts)
-    interleaves = getattr(strategy, "interleaves", False)
-    if (asked.interleaving_groups != 1 or asked.excluded) and not interleaves:
-        name = "excluded" if asked.interleaving_groups == 1 else "interleaving_groups"
+    asked, capabilities = facts.schedule, strategy.capabilities
+    _refuse_micro_batches(strategy, facts)
+    if not capabilities.interleaving and (option := ordering_option(asked)):
         raise ConfigError(
-            f"schedule: {name}: under strategy {strategy.name!r} trainers exchange nothing group by group, so no order of"
+            f"schedule: {option}: under strategy {strategy.name!r} trainers exchange nothing group by group, so no order of"
             f" groups helps; leave it out, or use 'synchronous'"
         )
     device = device_of_rows(strategy, facts)
     arranged = arrange(facts)
-    own: Any = strategy
-    options: dict[str, Any] = asdict(own) if is_dataclass(own) else {}  # type: ignore[arg-type]
     measured = {"profile": facts.profile, "dense_cost": facts.dense_cost}
     count, why = micro_batches(facts)
     hosts = {f"{TRAINER} {rank}": host for rank, host in enumerate(facts.hosts)}
     defaults: dict[str, Any] = {
-        "roles": {TRAINER: facts.num_trainers, **roles_of(strategy)},
+        "options": asdict(strategy) if is_dataclass(strategy) else {},
+        "roles": {TRAINER: facts.num_trainers, **strategy.roles},
         "hosts": hosts if len(set(facts.hosts)) > 1 else {},
         "groups": tuple(
             {"name": group.name, "tables": list(group.tables), "dim": group.dim, "device": device}
@@ -212,50 +242,59 @@ def base_plan(strategy: Strategy, facts: Facts, **decided: Any) -> Plan:
         "schedule": {"name": "in_step"},
         "feed": {"name": "examples"},
         "seeds": {"run": facts.seed, "dropout": "per_rank"},
-        "measured": {name: asdict(found) for name, found in measured.items() if found is not None},
+        "measured": {name: asdict(fact) for name, fact in measured.items() if fact is not None},
     }
-    plan = Plan(strategy=strategy.name, options=options, **(defaults | decided))
+    plan = Plan(strategy=strategy.name, **(defaults | decided))
     schedule = {
         "micro_batches": count,
         "micro_batches_from": asked.micro_batches_from,
-        "prefetch": asked.prefetch and getattr(strategy, "prefetches", False),
-        **(arranged.schedule() if interleaves else {}),
+        "prefetch": asked.prefetch and capabilities.prefetching,
+        **(arranged.schedule() if capabilities.interleaving else {}),
     }
     predicted = {} if facts.profile is None else arranged.predicted()
     predicted |= {"micro_batches": {"why": why}} if why else {}
     return replace(plan, schedule={**plan.schedule, **schedule}, predicted={**plan.predicted, **predicted})
 
 
+def ordering_option(schedule: ScheduleOptions) -> str:
+    """The option of ``[schedule]`` that orders groups; "" if none does."""
+    if schedule.interleaving_groups != 1:
+        return "interleaving_groups"
+    return "excluded" if schedule.excluded else ""
+
+
 def device_of_rows(strategy: Strategy, facts: Facts) -> str:
-    """The device of all groups: the one that is asked for, or that of the dense half where rows may be there.
+    """The device of all rows: the requested one, or the dense half's if the strategy supports rows there.
 
     Raises:
-        ConfigError: rows are to be in GPU memory, and the strategy has them elsewhere.
+        ConfigError: rows in GPU memory are requested, and the strategy does not support them.
     """
-    may = getattr(strategy, "keeps_rows_on_gpu", False)
-    if facts.rows_on == "gpu" and not may:
+    supported = strategy.capabilities.rows_on_gpu
+    if facts.rows_on == "gpu" and not supported:
         raise ConfigError(
             f"store: tiers: strategy {strategy.name!r} keeps no rows in GPU memory; use 'local' or 'synchronous', or tiers"
             " without 'gpu'"
         )
-    return facts.rows_on or ("gpu" if may and facts.device == "cuda" else "cpu")
+    return facts.rows_on or ("gpu" if supported and facts.device == "cuda" else "cpu")
 
 
 def note_on_rows(strategy: Strategy, facts: Facts, store: StoreOptions) -> str | None:
-    """A line where rows could be in GPU memory beside the dense half, and an option that is not about that keeps them away."""
-    may = getattr(strategy, "keeps_rows_on_gpu", False)
-    given = [name for name in ("shards", "arena") if getattr(store, name) is not None]
-    if not may or facts.device != "cuda" or store.tiers is not None or not given:
+    """A hint if rows could be in GPU memory, and an option for other things keeps them in the host's."""
+    if not strategy.capabilities.rows_on_gpu or facts.device != "cuda" or store.tiers is not None:
+        return None
+    options = {"shards": store.shards, "arena": store.arena}
+    causes = [f"store.{name}" for name, value in options.items() if value is not None]
+    if not causes:
         return None
     return (
-        f"rows stay in the host's memory, as store.{' and store.'.join(given)} asks: leave that out to have them in the GPU's,"
+        f"rows stay in the host's memory, as {' and '.join(causes)} asks: leave that out to have them in the GPU's,"
         " or set store.tiers = ['dram']"
     )
 
 
-def _refuse_cuts(strategy: Strategy, facts: Facts) -> None:
-    """Refuses micro-batches that a strategy or a model cannot have."""
-    asked, layers = facts.schedule, getattr(strategy, "cuts_from", ())
+def _refuse_micro_batches(strategy: Strategy, facts: Facts) -> None:
+    """Refuses micro-batches that the strategy or the model does not support."""
+    asked, layers = facts.schedule, strategy.capabilities.micro_batch_layers
     if asked.micro_batches == 1:
         return
     if facts.model.loss_strategies is not None:
@@ -276,28 +315,39 @@ def is_on_gpu(plan: Plan) -> bool:
     return any(group["device"] == "gpu" for group in plan.groups)
 
 
-def steps_of(plan: Plan) -> dict[str, Any]:
-    """The options of a plan's schedule for :func:`girih.training.schedules.in_step`."""
+def schedule_options(plan: Plan) -> dict[str, Any]:
+    """The options in a plan for :func:`girih.training.schedules.in_step`."""
     names = ("micro_batches", "prefetch")
     return {name: plan.schedule[name] for name in names if name in plan.schedule}
 
 
-def ahead_of(plan: Plan) -> dict[str, Any]:
-    """The options of ``ShardedHalf`` by which a sparse half works ahead."""
-    laid_out = plan.schedule
-    cut = laid_out.get("micro_batches_from") == "embedding"
+def half_options(plan: Plan) -> dict[str, Any]:
+    """The options in a plan for ``ShardedHalf``, by which it works ahead."""
+    schedule = plan.schedule
+    cut = schedule.get("micro_batches_from") == "embedding"
     return {
-        "micro_batches": laid_out.get("micro_batches", 1) if cut else 1,
-        "ahead": laid_out.get("prefetch", False),
+        "micro_batches": schedule.get("micro_batches", 1) if cut else 1,
+        "ahead": schedule.get("prefetch", False),
     }
 
 
-def predicted_bytes(traffic: Traffic) -> dict[str, Any]:
-    """Bytes that a trainer sends per step, for ``Plan.predicted``."""
-    return {"bytes_per_step": round(traffic.total), "bytes": asdict(traffic)}
+def predicted_traffic(sent: Traffic, seconds: Mapping[str, float] | None) -> dict[str, Any]:
+    """Bytes that a trainer sends per step, for ``Plan.predicted``; and their milliseconds, if there are calibrated links."""
+    predicted: dict[str, Any] = {"bytes_per_step": round(sent.total), "bytes": asdict(sent)}
+    if seconds is not None:
+        by_kind = {kind: 1e3 * kind_s for kind, kind_s in seconds.items()}
+        predicted |= {"communication_ms_per_step": sum(by_kind.values()), "communication_ms": by_kind}
+    return predicted
 
 
-def predicted_times(seconds: Mapping[str, float]) -> dict[str, Any]:
-    """Milliseconds that a step's communication takes by calibrated links, for ``Plan.predicted``."""
-    by_kind = {kind: 1e3 * each for kind, each in seconds.items()}
-    return {"communication_ms_per_step": sum(by_kind.values()), "communication_ms": by_kind}
+def predicted_exchange(facts: Facts, half_of: Collection[str] = ()) -> dict[str, Any]:
+    """Traffic of ``synchronous``, as from :func:`predicted_traffic`; empty without a profile.
+
+    Args:
+        half_of: "embeddings", "gradients": numbers that travel as float16.
+    """
+    if facts.profile is None:
+        return {}
+    sent = synchronous_traffic(facts, facts.profile, half_of)
+    seconds = None if facts.links is None else synchronous_seconds(facts, sent, facts.links)[0]
+    return predicted_traffic(sent, seconds)

@@ -8,7 +8,6 @@ Equal to ``local`` on the same batches, to the order of sums. For models made of
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -20,23 +19,23 @@ from girih.planner.placement import Placement, balanced, modulo
 from girih.planner.plan import Plan
 from girih.planner.speed import in_step
 from girih.planner.speed.step import Basis, StepCost
-from girih.strategies import synchronous
 from girih.strategies.strategy import (
     TRAINER,
+    Capabilities,
     Processes,
     StrategyOptions,
-    ahead_of,
     base_plan,
-    predicted_bytes,
-    predicted_times,
-    steps_of,
+    half_options,
+    predicted_exchange,
+    predicted_traffic,
+    schedule_options,
 )
 
 if TYPE_CHECKING:
     from girih.training.session import RunContext, Session
 
-BY_NORMS = ("girih.dense.options.Lamb",)
-"""Optimizers that need norms of whole parameters, which the dense half gives them."""
+NORM_OPTIMIZERS = ("girih.dense.options.Lamb",)
+"""Optimizers that need norms of whole parameters. The dense half computes these norms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,25 +51,29 @@ class Substitution(StrategyOptions):
     """
 
     name: ClassVar[str] = "substitution"
-    measures: ClassVar[tuple[str, ...]] = ("profile",)
-    cuts_from: ClassVar[tuple[str, ...]] = ("embedding", "mlp")
-    prefetches: ClassVar[bool] = True
-    scales: ClassVar[Mapping[str, str]] = {TRAINER: "trainers"}
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        micro_batch_layers=("embedding", "mlp"), prefetching=True, scalable_roles={TRAINER: "trainers"}
+    )
     trainers: Processes = 1
     dense: Literal["auto", "replicated", "split"] = "auto"
     placement: Literal["balanced", "modulo"] = "balanced"
     wire_partials: Literal["float32", "bfloat16"] = "float32"
 
+    @property
+    def required_facts(self) -> frozenset[str]:
+        """The profile, by which tables are placed."""
+        return frozenset({"profile"})
+
     def plan(self, facts: Facts) -> Plan:
         """Plans who owns which features, and who computes the upper network."""
-        _refuse(facts.model)
+        _check_model(facts.model)
         if facts.compile:
             raise ConfigError(
                 "strategy: substitution: partial results are exchanged within the forward pass, which is not compiled; set"
                 " train.compile = false, or use strategy 'synchronous'"
             )
         placement = self._place(facts)
-        split = self.dense == "split" or (self.dense == "auto" and _split_pays(facts))
+        split = self.dense == "split" or (self.dense == "auto" and _is_split_faster(facts))
         return base_plan(
             self,
             facts,
@@ -82,15 +85,13 @@ class Substitution(StrategyOptions):
             predicted=self._predicted(facts, placement, split=split),
         )
 
-    def step_cost(self, facts: Facts) -> StepCost | None:
-        """A step as the cost model has it; None where facts do not say enough."""
-        basis = Basis.of(facts)
-        if basis is None:
-            return None
+    def step_cost(self, basis: Basis) -> StepCost:
+        """Estimates the cost of a step, of which partial results and dense gradients travel."""
+        facts = basis.facts
         if facts.num_trainers == 1:
             return in_step.local(basis)
-        split = self.dense == "split" or (self.dense == "auto" and _split_pays(facts))
-        sizes, concatenated = self._sizes(facts, split=split)
+        split = self.dense == "split" or (self.dense == "auto" and _is_split_faster(facts))
+        sizes, concatenated = self._aggregated_sizes(facts, split=split)
         batch = (basis.batch_size, facts.num_trainers)
         sent = traffic.substitution(*batch, **sizes, concatenated=sum(concatenated))
         links = basis.calibration.links
@@ -116,9 +117,9 @@ class Substitution(StrategyOptions):
             split=plan.schedule["upper_network"] == "split",
             half=plan.wire["partials"] == "bfloat16",
         )
-        sparse = FeatureParallelSparse(context.sparse, context.ranks, placement, **ahead_of(plan))
+        sparse = FeatureParallelSparse(context.sparse, context.ranks, placement, **half_options(plan))
         feed = FeatureFeed(context.ranks, placement.features_of(context.ranks.rank))
-        schedule = in_step(**steps_of(plan))
+        schedule = in_step(**schedule_options(plan))
         return Session(sparse=sparse, dense=dense, schedule=schedule, feed=feed, optimizer=dense.optimizer)
 
     def _place(self, facts: Facts) -> Placement:
@@ -127,40 +128,38 @@ class Substitution(StrategyOptions):
             return modulo(facts.schema, facts.num_trainers, colocated)
         return balanced(facts.schema, facts.num_trainers, facts.profile.loads(), colocated)
 
-    def _sizes(self, facts: Facts, *, split: bool) -> tuple[dict[str, Any], list[int]]:
-        """Sizes of what is aggregated, and columns of each operator whose vectors are needed whole."""
+    def _aggregated_sizes(self, facts: Facts, *, split: bool) -> tuple[dict[str, Any], list[int]]:
+        """Sizes of the aggregated partial results, and the columns of each concatenated operator."""
         operators = facts.model.operators
         sizes: dict[str, Any] = {
-            "summed": sum(o.columns for o in operators if o.aggregation == "sum"),
+            "summed": sum(op.columns for op in operators if op.aggregation == "sum"),
             "shared_parameters": facts.model.upper_parameters,
             "split": split,
             "partial_bytes": 2 if self.wire_partials == "bfloat16" else 4,
         }
-        return sizes, [o.columns for o in operators if o.aggregation == "concat"]
+        return sizes, [op.columns for op in operators if op.aggregation == "concat"]
 
     def _predicted(self, facts: Facts, placement: Placement, *, split: bool) -> dict[str, Any]:
         """Owners, and the bytes that a trainer sends per step with their time, by this strategy and by ``synchronous``."""
         if facts.num_trainers == 1 or facts.batch_size is None:
             return {}
-        sizes, concatenated = self._sizes(facts, split=split)
+        sizes, concatenated = self._aggregated_sizes(facts, split=split)
         batch = (facts.batch_size, facts.num_trainers)
-        own = traffic.substitution(*batch, **sizes, concatenated=sum(concatenated))
-        times: dict[str, Any] = {}
+        sent = traffic.substitution(*batch, **sizes, concatenated=sum(concatenated))
+        seconds = None
         if facts.links is not None:
             seconds = costs.substitution_step(*batch, facts.links, **sizes, concatenated=concatenated)
-            times = predicted_times(seconds)
         predicted = {
             "dense": "split" if split else "replicated",
             "owners": dict(placement.owners),
-            **predicted_bytes(own),
-            **times,
+            **predicted_traffic(sent, seconds),
         }
-        other = synchronous.predicted_of(facts)
-        return predicted | {f"synchronous_{name}": value for name, value in other.items()}
+        synchronous = predicted_exchange(facts)
+        return predicted | {f"synchronous_{name}": value for name, value in synchronous.items()}
 
 
-def _refuse(model: ModelFacts) -> None:
-    """Refuses a model whose weight-rich input does not go through operators alone, or an optimizer of whole tensors."""
+def _check_model(model: ModelFacts) -> None:
+    """Refuses a model that is not made of substitutable operators, or an optimizer that needs whole tensors."""
     if model.not_substitutable is not None:
         raise ConfigError(f"strategy: substitution: {model.name}: {model.not_substitutable}")
     if not model.operators:
@@ -169,7 +168,7 @@ def _refuse(model: ModelFacts) -> None:
             " girih.models.operators, or use strategy 'synchronous'"
         )
     module, _, kind = model.optimizer.rpartition(".")
-    known = model.optimizer in BY_NORMS or (kind in ELEMENTWISE and module.startswith("torch.optim"))
+    known = model.optimizer in NORM_OPTIMIZERS or (kind in ELEMENTWISE and module.startswith("torch.optim"))
     if model.optimizer and not known:
         raise ConfigError(
             f"strategy: substitution: the dense optimizer {kind} may need parameters whole; expected one of"
@@ -177,7 +176,7 @@ def _refuse(model: ModelFacts) -> None:
         )
 
 
-def _split_pays(facts: Facts) -> bool:
+def _is_split_faster(facts: Facts) -> bool:
     """Returns whether to split, by batch, trainers and network; False for a single trainer, or before data are known."""
     if facts.num_trainers == 1 or facts.batch_size is None:
         return False

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from girih.data.batch import Batch
-from girih.dense.half import DenseSpec
-from girih.dense.halves.replica import made_by
 from girih.models.embeddings import Embeddings
-from girih.planner.operators import OperatorGraph
 from girih.schema import Schema
 from girih.sparse.groups.leaves import Leaves
 from girih.sparse.groups.pack import Group, sequence_bounds
@@ -22,27 +18,6 @@ from girih.sparse.spec import SparseSpec
 EXAMPLES = 8
 MOST_IDS = 3
 SCALE = 0.01
-
-
-def operators_of(
-    sparse: SparseSpec, dense: DenseSpec, strategy: Any, cut: Sequence[str] | None = None
-) -> OperatorGraph:
-    """The operators of a model as a strategy spreads them, traced on an example batch.
-
-    Args:
-        strategy: one that has group servers, see :func:`girih.strategies.strategy.spreads_net`.
-        cut: layers that a plan has in parts; None has the strategy choose.
-
-    Raises:
-        ConfigError: one of them is no fully connected layer.
-    """
-    from girih.hierarchical.graph import trace
-
-    optimizer = type(made_by(dense.optimizer, [p for p in dense.module.parameters() if p.requires_grad]))
-    with torch.autocast("cpu", torch.bfloat16, enabled=dense.precision == "bfloat16"):
-        traced = trace(dense.module, *example_of(sparse))
-        graph: OperatorGraph = strategy.rewritten(traced, optimizer.__name__, cut).graph
-    return graph
 
 
 def example_of(spec: SparseSpec) -> tuple[Tensor, Embeddings]:

@@ -9,10 +9,13 @@ B, T, t, c: as in :mod:`girih.planner.speed.step`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
-from girih.planner.calibration import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL
+from girih.planner import costs, traffic
+from girih.planner.calibration import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, Links
 from girih.planner.costs import BUCKET_BYTES
+from girih.planner.facts import AccessProfile, Facts
+from girih.planner.interleaving import arrange, micro_batches
 from girih.planner.speed.step import BACKWARD, Basis, StepCost
 from girih.planner.traffic import Traffic
 
@@ -29,18 +32,20 @@ def local(basis: Basis) -> StepCost:
     return _in_turn(basis, readings=1.0)
 
 
-def synchronous(
-    basis: Basis, sent: Traffic, seconds: Mapping[str, float], *, num_messages: float
-) -> StepCost:
+def synchronous(basis: Basis, half_of: Collection[str]) -> StepCost:
     """Rows from their owners and back (PICASSO §III-A), gradients of a replica summed beside its backward pass.
 
     path = lookups and row updates of all trainers over the cores that they have + exchanges + forward
     + max(backward + last ring, rings) + dense update + step. Each trainer reads all examples and keeps its share.
 
     Args:
-        sent: by one trainer, per step. seconds: of its communication, by kind; "dense" goes beside the backward pass.
-        num_messages: that one trainer sends.
+        half_of: "embeddings", "gradients": numbers that travel as float16.
     """
+    if basis.trainers == 1:
+        return local(basis)
+    sent = synchronous_traffic(basis.facts, basis.profile, half_of)
+    seconds, num_exchanges = synchronous_seconds(basis.facts, sent, basis.calibration.links)
+    num_messages = float((basis.trainers - 1) * num_exchanges)
     exchanged = sum(each for kind, each in seconds.items() if kind != "dense")
     cost = _in_turn(basis, readings=basis.trainers, share=basis.share, hidden_s=seconds.get("dense", 0.0))
     links, others = basis.calibration.links, sent.total - sent.dense
@@ -50,6 +55,26 @@ def synchronous(
     )
     busy_s = others / links[ALL_TO_ALL].bytes_per_s + sent.dense / links[ALL_REDUCE].bytes_per_s
     return _with(cost, {WIRE: wire_s}, {WIRE: exchanged}, {"a trainer's link": busy_s})
+
+
+def synchronous_traffic(facts: Facts, profile: AccessProfile, half_of: Collection[str]) -> Traffic:
+    """Bytes that a trainer sends per step; ``half_of`` as in :func:`synchronous`."""
+    return traffic.synchronous(
+        facts.num_trainers,
+        keys=profile.keys_of_share,
+        numbers=profile.numbers_of_share,
+        parameters=facts.model.num_parameters,
+        half_of=half_of,
+    )
+
+
+def synchronous_seconds(facts: Facts, sent: Traffic, links: Links) -> tuple[Mapping[str, float], int]:
+    """Seconds of a step's communication, by kind, and the number of row exchanges in a step. "dense" runs beside the backward pass."""
+    arranged = arrange(facts)
+    num_sets = len(arranged.interleaving) + bool(arranged.excluded)
+    parts = micro_batches(facts)[0] if facts.schedule.micro_batches_from == "embedding" else 1
+    seconds = costs.synchronous_step(sent, facts.num_trainers, links, num_sets=num_sets, micro_batches=parts)
+    return seconds, 2 + num_sets * parts + num_sets
 
 
 def substitution(
