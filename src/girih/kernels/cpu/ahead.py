@@ -39,7 +39,6 @@ from girih.kernels.cpu import (
     update,
     wire_codecs,
 )
-from girih.kernels.cpu import update as transfer
 from girih.kernels.cpu.arrays import SEALED
 from girih.kernels.cpu.jit import (
     CACHE_DIRECTORY,
@@ -61,7 +60,7 @@ TELL_EVERY_S = 10.0
 """Seconds between two lines on how far compiling has come."""
 MODULES = (
     dedup, device_slots, disk_reads, gradients, lookup, mapped, pairs, pool, routing, strings, take, tensor_codecs,
-    tiers, transfer, update, wire_codecs,
+    tiers, update, wire_codecs,
 )  # fmt: skip
 """Those that, with what they import, make all kernels."""
 _LOG = logging.getLogger(__name__)
@@ -70,14 +69,15 @@ _SELDOM = ("update.assign", "update.begin_states")
 _EXPIRING = ("lookup.expire",)
 _LEAST_USED = ("recency.oldest_first", "update.drop_rows")
 _REPAIRING = ("index.insert_all", "recency.walk")
-_LOADING = ("transfer.", "update.begin_states", *_LEAST_USED)
+_RESTORING = ("update.load_keys", "update.initial_values", "update.relink", "update.follow", "update.add_cells")
+_LOADING = (*_RESTORING, "update.begin_states", *_LEAST_USED)
 _ON_DISK = ("disk.", "disk_reads.", "tiers.")
 _ABOVE_HOST = ("device_slots.",)
 _MAPPED = ("mapped.",)
 _LIBSVM = ("pairs.",)
 _SERVING = ("strings.unpack",)
 _ON_THE_WIRE = ("wire_codecs.", "tensor_codecs.")
-_AS_LOOKUP = ("index.", "recency.", "transfer.", "update.drop_rows")
+_AS_LOOKUP = ("index.", "recency.", *_RESTORING, "update.drop_rows")
 """Made of the functions that those of ``lookup`` are made of, so taken with them."""
 _SCALARS: dict[Any, Any] = {int: types.int64, bool: types.boolean, np.uint64: types.uint64}
 
