@@ -19,7 +19,7 @@ from girih.comm.registry.entries import (
     register,
     resolver,
 )
-from girih.comm.registry.remote import RegistryServer
+from girih.comm.registry.server import RegistryServer
 
 __all__ = [
     "WAIT_S",
