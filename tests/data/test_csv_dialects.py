@@ -6,7 +6,7 @@ import pickle
 
 import numpy as np
 import pytest
-from tests.data.test_list_cells import ids_of
+from data.test_list_cells import ids_of
 
 import girih
 from girih import Categorical, Numeric, Schema

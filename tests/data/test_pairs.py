@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from tests.data.test_list_cells import bags, weights
+from data.test_list_cells import bags, weights
 
 import girih
 from girih import Categorical, Labels, Numeric, Schema, Sequence

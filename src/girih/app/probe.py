@@ -23,6 +23,7 @@ from girih.data import read_parquet
 from girih.models.dnn import DNN
 from girih.planner.calibration import Calibration
 from girih.planner.speed.step import Observed, StepCost
+from girih.runs.callbacks import Callback
 from girih.schema import Categorical, Schema
 from girih.strategies import BY_NAME, Strategy
 from girih.trainer import Trainer
@@ -99,7 +100,7 @@ def _file(folder: Path, examples: int) -> Path:
 
 
 @dataclass
-class _Meter:
+class _Meter(Callback):
     """Hears records of a run, and notes time and processor time by then."""
 
     cluster: Cluster
@@ -113,9 +114,6 @@ class _Meter:
         self.first_step, self.window = step, window
         self.notes.clear()
 
-    def on_plan(self, plan: Mapping[str, object]) -> None:
-        """Training begins."""
-
     def on_metrics(self, record: Mapping[str, Any]) -> None:
         """Notes the end of a window behind the first epoch, while all processes are there."""
         windows, within = divmod(record["step"] - self.first_step, self.window)
@@ -127,12 +125,6 @@ class _Meter:
             ]
             pids = [entry.pid for entry in entries if entry is not None] or [0]
             self.notes.append((record["step"], time.perf_counter(), sum(map(_cpu_s, pids))))
-
-    def on_evaluation(self, record: Mapping[str, object]) -> None:
-        """Nothing is evaluated."""
-
-    def on_end(self, summary: Mapping[str, object] | None) -> None:
-        """All is noted."""
 
     def windows(self) -> Iterator[tuple[float, float]]:
         """Core-seconds and seconds of a step, in each window."""

@@ -14,6 +14,7 @@ from rich.table import Table
 from girih.data import Dataset
 from girih.planner.calibration import Calibration, Link, Rate, StepWork
 from girih.planner.costs import link_s
+from girih.report.comparing import TITLES, named_metrics
 from girih.report.text import count, fraction, short, size
 
 WIDE = 1000
@@ -24,20 +25,6 @@ def screen() -> Console:
     """Standard output: as wide as its terminal, else as wide as any table."""
     console = Console(highlight=False, markup=False)
     return console if console.is_terminal else Console(highlight=False, markup=False, width=WIDE)
-
-
-TITLES = {
-    "auc": "AUC",
-    "auprc": "AUPRC",
-    "gauc": "GAUC",
-    "uauc": "user AUC",
-    "logloss": "logloss",
-    "normalized_entropy": "normalized entropy",
-    "calibration": "calibration",
-    "mae": "MAE",
-    "rmse": "RMSE",
-    "num_examples": "num examples",
-}
 
 
 def results(summary: dict[str, Any], run: Path) -> None:
@@ -76,9 +63,9 @@ def show_skipped(data: Dataset, source: str) -> None:
 
 def metrics_table(metrics: dict[str, dict[str, Any]], title: str, names: Iterable[str] = TITLES) -> None:
     """Prints some metrics of each label, those that at least one label has; a metric a row where a terminal is narrower."""
-    metrics = {label: values | (values.get("ranking") or {}) for label, values in metrics.items()}
-    ranked = [name for values in metrics.values() for name in values.get("ranking") or {}]
-    names = dict.fromkeys([*names, *ranked])
+    named = {label: named_metrics(values) for label, values in metrics.items()}
+    metrics = {label: {**values, **named[label]} for label, values in metrics.items()}
+    names = dict.fromkeys([*names, *(name for each in named.values() for name in each)])
     shown = [name for name in names if any(values.get(name) is not None for values in metrics.values())]
     rows = [("label", *(TITLES.get(name, name) for name in shown))]
     for label, values in metrics.items():

@@ -20,7 +20,7 @@ from girih.cluster.launchers.launcher import Launch
 from girih.cluster.options import ClusterOptions
 from girih.cluster.roles import RoleName
 from girih.config.train import MetricsOptions
-from girih.config.user_code import naming, run_of
+from girih.config.user_code import KINDS, naming, run_of
 from girih.errors import ConfigError, RoleError, UserError
 from girih.telemetry.prometheus import require_client
 from girih.telemetry.status_file import StatusTarget
@@ -83,7 +83,7 @@ def train(
                 command = ["train", *typed]
                 if run_of(config_file, run_path) is not None:  # checked here, and not again by each process
                     for kind, name in config.classes_in(written, where).items():
-                        command += ["--set", f"{kind}.name={json.dumps(name, ensure_ascii=False)}"]
+                        command += ["--set", f"{kind}.{KINDS[kind]}={json.dumps(name, ensure_ascii=False)}"]
                 one_host = chosen.one_host_option
                 if options.launcher == "ray" and one_host and "transport" not in mapping.get("strategy", {}):
                     command, one_host = [*command, "--set", "strategy.transport=tcp"], ""

@@ -1,4 +1,4 @@
-"""Classes of the user's own, by ``path/to/file.py:Class`` or ``package.module:Class``."""
+"""Classes and functions of the user's own, by ``path/to/file.py:Class`` or ``package.module:Class``."""
 
 from __future__ import annotations
 
@@ -83,24 +83,24 @@ def _specs(module: str, path: list[str], *, within: bool = False) -> Iterator[Mo
         yield finder.find_spec(module, path if within or finder is PathFinder else None)
 
 
-def load_class(
+def load_object(
     name: str, where: str, directory: Path | None = None, *, accepts: Callable[[object], bool], expected: str
-) -> type[Any]:
-    """The class that ``file.py:Class`` or ``package.module:Class`` names.
+) -> Any:
+    """The class or function that ``file.py:Class`` or ``package.module:Class`` names.
 
     The file runs as ``python file.py`` would: with its own directory on the import path, at its end.
 
     Args:
-        where: names the value in errors, as in ``config.toml: [model]``.
+        where: names the option in errors, as in ``config.toml: [model].name``.
         directory: what a relative path is relative to, and where packages are looked for too, before the working
             directory.
         accepts: whether a value is what is wanted; expected: says what that is.
 
     Raises:
-        ConfigError: no such file, module or class, one that fails to load, or not what is expected.
+        ConfigError: no such file, module or name, one that fails to load, or not what is expected.
     """
     source, _, class_name = name.rpartition(":")
-    where = f"{where}.name = {name!r}"
+    where = f"{where} = {name!r}"
     if not source or not class_name:
         raise ConfigError(f"{where}: expected path/to/file.py:Class or package.module:Class")
     if source.endswith(".py"):
@@ -110,13 +110,14 @@ def load_class(
     loaded = getattr(module, class_name, None)
     if loaded is None:
         classes = {key: value for key, value in vars(module).items() if accepts(value)}
-        local_classes = [key for key, value in classes.items() if value.__module__ == module.__name__]
-        raise ConfigError(
-            f"{where}: {source} has no class {class_name!r}{nearest(class_name, local_classes)}"
-        )
+        local_names = [
+            k for k, value in classes.items() if getattr(value, "__module__", "") == module.__name__
+        ]
+        kind = expected.split()[1]  # class or function
+        raise ConfigError(f"{where}: {source} has no {kind} {class_name!r}{nearest(class_name, local_names)}")
     if not accepts(loaded):
         raise ConfigError(f"{where}: {class_name} is not {expected}")
-    return loaded  # type: ignore[no-any-return]
+    return loaded
 
 
 def blame(error: Exception, file: str | None = None) -> str:
@@ -187,8 +188,8 @@ def _search(directory: Path) -> None:
 
 
 RECORD = "classes.json"
-KINDS = ("model", "strategy")
-"""Sections that may name a class."""
+KINDS = {"model": "name", "strategy": "name", "train": "metrics"}
+"""Sections that may name a class, or functions in a list, and the key that does."""
 _KEY_BYTES = 32
 _SIGNS = (
     ".lock", "checkpoints", RECORD, "metrics.jsonl", "plan.json", "processes.json", "summary.json",
@@ -209,11 +210,11 @@ def run_of(config: Path, run: Path | None) -> Path | None:
     return None
 
 
-def record_classes(run: Path, classes: Mapping[str, str], directory: Path) -> None:
+def record_classes(run: Path, classes: Mapping[str, str | list[str]], directory: Path) -> None:
     """Notes in a run directory which classes its config may name; notes nothing if there is no key.
 
     Args:
-        classes: names by kind. directory: where relative paths start.
+        classes: names by kind, a key of :data:`KINDS`. directory: where relative paths start.
     """
     with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: there is no home directory
         key = _key()
@@ -221,8 +222,8 @@ def record_classes(run: Path, classes: Mapping[str, str], directory: Path) -> No
         write_whole(run / RECORD, json.dumps(hashes))
 
 
-def check_class(kind: str, name: str, config: Path, run: Path) -> None:
-    """Refuses a class that the config of a run names, unless the user's config named it.
+def check_class(kind: str, name: str | list[str], config: Path, run: Path) -> None:
+    """Refuses a class, or functions, that the config of a run names, unless the user's config named it.
 
     Args:
         config: the file, whose directory relative paths start from.
@@ -232,7 +233,8 @@ def check_class(kind: str, name: str, config: Path, run: Path) -> None:
     """
     directory = config.resolve().parent
     try:
-        files = files_of(name, directory)
+        names = [name] if isinstance(name, str) else name
+        files = [file for each in names for file in files_of(each, directory)]
         if any(parent.samefile(run) for file in files for parent in file.parents):
             raise ValueError("the file is in the run directory")
         if not (run / RECORD).is_file():
@@ -243,12 +245,16 @@ def check_class(kind: str, name: str, config: Path, run: Path) -> None:
     except (OSError, RuntimeError, ValueError, AttributeError, ImportError) as error:
         reason = " ".join(str(error).split())
         option = "--model file.py:Class" if kind == "model" else "--set strategy.name=file.py:Class"
+        if kind == "train":
+            option = "--set 'train.metrics=[\"file.py:function\"]' to girih train, or delete the key"
         raise ConfigError(
-            f"{config}: [{kind}].name = {name!r}: a run directory may only name a class that your own config named ({reason}); give {option}"
+            f"{config}: [{kind}].{KINDS[kind]} = {name!r}: a run directory may only name a {'function' if kind == 'train' else 'class'} that your own config named ({reason}); give {option}"
         ) from None
 
 
-def _hash(key: bytes, kind: str, name: str, directory: Path) -> str:
+def _hash(key: bytes, kind: str, name: str | list[str], directory: Path) -> str:
+    if not isinstance(name, str):
+        return " ".join(_hash(key, kind, each, directory) for each in name)
     files = [str(file) for file in files_of(name, directory)]
     module, _, class_name = name.rpartition(":")
     contents: list[Any] = [kind, "" if module.endswith(".py") else module, files, class_name]

@@ -56,7 +56,7 @@ from girih.training.loop import Loop
 from girih.training.notes import Notes
 from girih.training.publisher import Publisher
 from girih.training.session import RunContext, Session
-from girih.training.summary import summarize, timelines, write_timeline
+from girih.training.summary import features_of, summarize, timelines, write_timeline
 
 
 @dataclass(kw_only=True)
@@ -256,6 +256,8 @@ class OpenRun:
     def summary(self, metrics: Metrics | None, duration_s: float) -> dict[str, Any]:
         """The content of ``summary.json``."""
         (plan, session), progressive = self.opened(), self.trainer_state.progressive
+        sparse, dense = session.sparse.stats(), session.dense
+        loaders = {**self._ended_loaders, **self._loaders}
         facts = {
             "strategy": self.strategy.name,
             "trainers": self.ranks.size,
@@ -273,6 +275,8 @@ class OpenRun:
             **_predicted_speed(plan, None if self._log is None else self._log.first_steps, self.state),
             **({} if progressive is None else {"progressive": progressive.metrics()}),
             **({} if self.publisher is None else {"published": dict(self.publisher.counts)}),
+            "dense_staleness_max": dense.stats()["staleness_max"],
+            "features": features_of(self.facts.schema, sparse, self.scoring.features),
         }
         return summarize(
             self.state,
@@ -280,9 +284,28 @@ class OpenRun:
             facts,
             ranks=self.ranks,
             stats=self.context.stats,
-            session=session,
-            loaders={**self._ended_loaders, **self._loaders},
+            sparse=sparse,
+            processes=[*loaders.values(), *sparse.processes.values(), *dense.processes().values()],
         )
+
+    def final_metrics(self) -> Metrics | None:
+        """Metrics of the final weights on validation data, if training evaluated them; on the first trainer only."""
+        step = self.state.step if self.state.best_step is None else self.state.best_step
+        return None if self._log is None else self._log.evaluations.get(step)
+
+    def end(self, summary: dict[str, Any] | None, error: BaseException | None = None) -> None:
+        """Ends every callback, whatever another one raises.
+
+        Args:
+            summary: None if the run was stopped, or failed.
+            error: what the run failed by.
+        """
+        with contextlib.ExitStack() as ending:
+            for callback in reversed(self.callbacks):
+                if isinstance(error, Exception) and isinstance(callback, Callback):
+                    ending.callback(callback.on_error, error)
+                else:
+                    ending.callback(callback.on_end, summary)
 
     def open_log(self) -> RunLog:
         """The log of records."""

@@ -128,6 +128,6 @@ def module_command(module: str, *words: str) -> list[str]:
 
     ``-P`` leaves the working directory off the import path: a file ``http.py`` or ``queue.py`` that lies where the user
     works would otherwise be imported for the module of that name. Classes that a config names are found all the same,
-    see :func:`girih.config.user_code.load_class`.
+    see :func:`girih.config.user_code.load_object`.
     """
     return [sys.executable, "-P", "-m", module, *words]

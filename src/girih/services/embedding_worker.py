@@ -28,6 +28,7 @@ from girih.comm.service import Service, answer, as_text
 from girih.data.batch import Batch
 from girih.errors import GirihError, Lost, WireError
 from girih.sparse.groups.bags import Gradients
+from girih.sparse.groups.feature_counts import FeatureCounts
 from girih.sparse.groups.pack import Group, by_group, sequence_bounds
 from girih.sparse.groups.shards import UniqueRows, as_rows
 from girih.sparse.protocol import KEYS_MISSING, TOOK_NO_PART, BatchCodec, SparseVerb
@@ -111,6 +112,7 @@ class _EmbeddingWorkerWork(Service):
         }, role.stats)  # fmt: skip
         self._codec, self._clients = role.codec, clients
         self._groups = role.spec.groups()
+        self._features = FeatureCounts(self._groups)
         self._routers = [KeyRouter(group, len(clients), role.shards_each) for group in self._groups]
         self._samples: dict[int, _KeptIds] = {}
         self._prefetch, self._resends = role.prefetch, role.resends
@@ -151,6 +153,7 @@ class _EmbeddingWorkerWork(Service):
             )
         sample = self._kept(number)
         sample.source = None
+        self._features.add_training(sample.batch)
         self._ask(request, sample, (*request.frame.fields, 1))
 
     def _peek(self, request: Request) -> None:
@@ -182,6 +185,10 @@ class _EmbeddingWorkerWork(Service):
                 )
                 take = None if self._codec.float16_embeddings else request.buffer
                 outputs += router.bags.pool(rows, asked.keys, sample.batch, take)
+                absent = [array for frame in frames for array in frame.arrays[len(self._groups) + g :][:1]]
+                if absent:  # in evaluations
+                    inverse = asked.keys.inverse
+                    self._features.add_evaluation(sample.batch, router.group, inverse, np.concatenate(absent))
             packed = self._codec.pack_embeddings(outputs)
         bounds = sequence_bounds(self._groups, sample.batch)
         self._stats.sent("embeddings", sum(array.nbytes for array in packed))
@@ -243,7 +250,8 @@ class _EmbeddingWorkerWork(Service):
 
     def _read_stats(self, request: Request) -> None:
         self._stats.gauges["kept_samples"] = len(self._samples)
-        request.reply((), (as_text(self._stats.snapshot(spans=bool(request.frame.fields[0]))),))
+        snapshot = self._stats.snapshot(spans=bool(request.frame.fields[0]))
+        request.reply((), (as_text({**snapshot, "features": self._features.read()}),))
 
     def _call_all(
         self,

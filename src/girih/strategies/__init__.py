@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from girih import config
-from girih.config.user_code import load_class
+from girih.config.user_code import load_object
 from girih.errors import ConfigError, nearest
 from girih.strategies.strategy import Capabilities, Strategy, StrategyOptions
 
@@ -49,8 +49,10 @@ def create(options: Any, where: str, directory: Path | None = None) -> Strategy:
         raise ConfigError(f"{where} = {options!r}: expected a table of options")
     name = options.get("name", "local")
     if isinstance(name, str) and ":" in name:
-        expected = "a subclass of girih.strategies.Strategy, with name, plan and build"
-        kind: type[Strategy] = load_class(name, where, directory, accepts=_is_strategy, expected=expected)
+        expected = "a class that inherits girih.strategies.Strategy, with name, plan and build"
+        kind: type[Strategy] = load_object(
+            name, f"{where}.name", directory, accepts=_is_strategy, expected=expected
+        )
         missing = sorted(kind.__abstractmethods__) + ([] if kind.name else ["name"])
         if missing:
             raise ConfigError(f"{where}.name = {name!r}: {kind.__name__} has no {' and no '.join(missing)}")

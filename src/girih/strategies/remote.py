@@ -389,7 +389,9 @@ class PipelinedStrategy(RemoteStrategy):
         from girih.training.schedules import Pipelined
 
         # ids never come here: the workers prepare them
-        schedule = Pipelined(plan.schedule["staleness"], plan.schedule.get("micro_batches", 1), deferred=deferred)
+        schedule = Pipelined(
+            plan.schedule["staleness"], plan.schedule.get("micro_batches", 1), deferred=deferred
+        )
         return self.session(plan, context, dense, schedule, staged=deferred)
 
     def _planned_schedule(self) -> dict[str, Any]:

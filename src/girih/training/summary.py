@@ -14,6 +14,9 @@ from girih.checkpoint.state import RunState
 from girih.comm.group import TrainerGroup
 from girih.files.whole import write_whole
 from girih.metrics import Metrics
+from girih.schema import Schema
+from girih.sparse.groups.feature_counts import EVALUATED, READ, UNSEEN
+from girih.sparse.half import SparseStats
 from girih.telemetry.stats import (
     ASKED_KEYS,
     COMPILE,
@@ -25,7 +28,6 @@ from girih.telemetry.stats import (
     Stats,
     wire_bytes,
 )
-from girih.training.session import Session
 
 WIRE_KINDS = ("ids", "embeddings", "gradients", "partials", "dense", "activations")
 
@@ -37,8 +39,8 @@ def summarize(
     *,
     ranks: TrainerGroup,
     stats: Stats,
-    session: Session,
-    loaders: Mapping[str, Mapping[str, object]],
+    sparse: SparseStats,
+    processes: Sequence[Mapping[str, Any]],
 ) -> dict[str, object]:
     """Returns the summary of the run. All trainers call it together.
 
@@ -46,13 +48,12 @@ def summarize(
         metrics: those of the final weights, on test (else valid) data; None where there is neither.
         facts: further entries.
         stats: statistics of this trainer.
-        loaders: title of a loader → its ``Stats.snapshot``, of those that this trainer asks.
+        sparse: those of the sparse half.
+        processes: ``Stats.snapshot`` of each process behind this trainer.
 
     Returns:
         Plain values. ``samples_per_s`` counts training steps only; ``auc`` and ``logloss`` are the first label's.
     """
-    sparse, dense = session.sparse.stats(), session.dense
-    processes = [*loaders.values(), *sparse.processes.values(), *dense.processes().values()]
     wire = Counter(stats.wire_bytes())
     for snapshot in processes:
         wire.update(wire_bytes(snapshot["counters"]))
@@ -86,8 +87,11 @@ def summarize(
         "lost_updates": int(lost),
         "wire_bytes": {kind: int(count) for kind, count in zip(WIRE_KINDS, sent, strict=True)},
         **facts,
-        "dense_staleness_max": stale_writes.get("max", dense.stats()["staleness_max"]),
-        **({"dense_staleness": stale_writes} if stale_writes else {}),
+        **(
+            {"dense_staleness_max": stale_writes["max"], "dense_staleness": stale_writes}
+            if stale_writes
+            else {}
+        ),
         **({"loads": loads, "imbalance": imbalance} if loads else {}),
         **({"server_load": imbalance[ASKED_KEYS]} if any(served) else {}),
         "steps": state.step,
@@ -101,6 +105,27 @@ def summarize(
             name: round(seconds, 3) for name, seconds in stats.spans.totals_s.items() if name != COMPILE
         },
         "by_label": {} if metrics is None else metrics.as_dict(),
+    }
+
+
+def features_of(
+    schema: Schema, sparse: SparseStats, evaluated: Mapping[str, int]
+) -> dict[str, dict[str, Any]]:
+    """Rows and ids of each feature that the model reads, by name.
+
+    Args:
+        evaluated: what the last evaluation added to ``sparse.features``.
+    """
+    tables = {f.name: f.table_name for f in schema.sparse if READ + f.name in sparse.features}
+    return {
+        name: {
+            "table": table,
+            "rows": sparse.rows.get(table, 0),
+            "ids": sparse.features[READ + name],
+            "evaluated_ids": (num_evaluated := evaluated.get(EVALUATED + name, 0)),
+            "unseen": evaluated[UNSEEN + name] / num_evaluated if num_evaluated else None,
+        }
+        for name, table in tables.items()
     }
 
 

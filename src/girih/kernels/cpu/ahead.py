@@ -69,7 +69,13 @@ _SELDOM = ("update.assign", "update.begin_states")
 _EXPIRING = ("lookup.expire",)
 _LEAST_USED = ("recency.oldest_first", "update.drop_rows")
 _REPAIRING = ("index.insert_all", "recency.walk")
-_RESTORING = ("update.load_keys", "update.initial_values", "update.relink", "update.follow", "update.add_cells")
+_RESTORING = (
+    "update.load_keys",
+    "update.initial_values",
+    "update.relink",
+    "update.follow",
+    "update.add_cells",
+)
 _LOADING = (*_RESTORING, "update.begin_states", *_LEAST_USED)
 _ON_DISK = ("disk.", "disk_reads.", "tiers.")
 _ABOVE_HOST = ("device_slots.",)

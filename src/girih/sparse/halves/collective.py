@@ -144,6 +144,10 @@ class CollectiveSparse(ShardedHalf[list[GroupExchange], GroupExchange]):
             for g in groups:
                 coming[g].pooling.fill(parts[part])
             if groups is self._interleaving_sets[-1]:
+                for exchange in [] if train else exchanges:
+                    group, keys = self.groups_of_tables[exchange.group], exchange.routed.keys
+                    absent = self._messages.send_absent(exchange)
+                    self.features.add_evaluation(batch, group, keys.inverse, absent)
                 outputs = [output for g in range(len(exchanges)) for output in coming[g].pooling.outputs]
                 yield exchanges, outputs
 
@@ -224,6 +228,7 @@ def over_all_ranks(local: SparseStats, ranks: TrainerGroup, stats: Stats) -> Spa
         ranks.sum_by_name(local.store),
         ranks.sum_by_name(local.rows),
         balance={**balance, PACED_KEYS: stats.counters[PACED_KEYS]},
+        features=ranks.sum_by_name(local.features),
     )
 
 

@@ -52,7 +52,7 @@ class GpuMessages:
             alone: bool[·] of a slice of the K keys: whether no other rank asks for the same.
         """
         codec, dim = self._rows, values.shape[1]
-        came = self._send_to_askers("embeddings", codec.width(dim), traffic, codec.pack(values), train=train)
+        came = self.send_to_askers("embeddings", codec.width(dim), traffic, codec.pack(values), train=train)
 
         def rows() -> Tensor:
             unpacked = codec.unpack(came().view(int(traffic.asks.sum()), codec.width(dim)))
@@ -97,7 +97,7 @@ class GpuMessages:
         """Sends numbers of each key that this rank asks for to the key's owner."""
         return self._exchange(kind, sent, width * traffic.asks, width * traffic.asked, train=train)
 
-    def _send_to_askers(
+    def send_to_askers(
         self, kind: str, width: int, traffic: GpuTraffic, sent: Tensor, *, train: bool
     ) -> Coming:
         """Sends numbers of each key that others ask of this rank to those who asked."""

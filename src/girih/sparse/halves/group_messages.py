@@ -156,6 +156,17 @@ class GroupMessages:
                 to.memory.append(rows)
                 at += size * width
 
+    def send_absent(self, exchange: GroupExchange) -> NDArray[Any]:
+        """Sends a flag per key of a group that was asked of this rank in an evaluation: whether it has no row.
+
+        Returns:
+            uint8[U], the flags of the keys that this rank asked for.
+        """
+        absent = exchange.served.absent()[exchange.served.inverse].view(np.uint8)
+        self._stats.sent("embeddings", len(absent) - int(exchange.asked[self._ranks.rank].sum()))
+        flags = torch.from_numpy(absent)
+        return exchange.route.back(flags, lambda counts: counts[..., exchange.columns].sum(axis=-1)).numpy()
+
     def _restore_exact(
         self, exchange: GroupExchange, coming: IncomingRows, part: int, rows: NDArray[np.float32]
     ) -> None:

@@ -12,6 +12,7 @@ from girih.data.batch import Batch
 from girih.errors import GirihError, NonFiniteError
 from girih.planner.placement import Placement
 from girih.sparse.groups.bags import Gradients
+from girih.sparse.groups.feature_counts import FeatureCounts
 from girih.sparse.groups.gpu_bags import SharedCopy
 from girih.sparse.groups.group import CpuGroup, EmbeddingGroup, ReadRows, apply_all
 from girih.sparse.groups.local_shards import LocalShards
@@ -90,6 +91,8 @@ class LocalSparse(ShardedHalf[list[Any], ReadRows]):
             fills += (
                 [fill] if later else []
             )  # which else has its rows let go of before those of the next group
+        for group, read in [] if train else zip(self.groups, reads, strict=True):
+            self.features.add_evaluation(batch, group.group, group.inverse(read), group.absent(read))
         outputs = [output for read in reads for output in read.outputs]
         yield reads, outputs
         for examples in later:
@@ -153,6 +156,7 @@ class FeatureParallelSparse(LocalSparse):
     ) -> None:
         self._ranks = ranks
         self._all_tables = [table.name for table in spec.schema.tables]
+        self._all_features = FeatureCounts(spec.groups()).read()
         schema = placement.schema_of(ranks.rank, spec.schema)
         narrowed = spec.narrowed(placement.features_of(ranks.rank), schema)
         # as many shards on all ranks, whatever tables each has: files are numbered by them
@@ -184,5 +188,6 @@ class FeatureParallelSparse(LocalSparse):
 
     def stats(self, *, spans: bool = False) -> SparseStats:
         """Sums over all shards of all ranks."""
-        rows = dict.fromkeys(self._all_tables, 0) | self._shards.rows()
-        return SparseStats(self._ranks.sum_by_name(self._shards.counters()), self._ranks.sum_by_name(rows))
+        total, rows = self._ranks.sum_by_name, dict.fromkeys(self._all_tables, 0) | self._shards.rows()
+        features = self._all_features | self.features.read()
+        return SparseStats(total(self._shards.counters()), total(rows), features=total(features))
