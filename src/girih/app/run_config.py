@@ -200,8 +200,8 @@ class CheckedConfig:
         if ".py:" in str(strategy.get("name")):
             mapping["strategy"] = strategy | {"name": self._absolute(strategy["name"])}
         if self.train.metrics:
-            names = [each for each in mapping["train"]["metrics"] if isinstance(each, str)]
-            mapping["train"]["metrics"] = [self._absolute(each) if ".py:" in each else each for each in names]
+            names = [name for name in mapping["train"]["metrics"] if isinstance(name, str)]
+            mapping["train"]["metrics"] = [self._absolute(name) if ".py:" in name else name for name in names]
         if self.store.directory is not None:
             mapping["store"]["directory"] = self._absolute(mapping["store"]["directory"])
         if self.store.ssd_dir is not None:

@@ -145,22 +145,22 @@ class TrainOptions(Options):
         Raises:
             ConfigError: no such file, module or function, or a file that fails to load.
         """
-        where, found = f"{where}: train.metrics", list(self.metrics)
+        where, functions = f"{where}: train.metrics", list(self.metrics)
         for place, metric in enumerate(self.metrics):
             if isinstance(metric, str):  # alone, the function may have another name
-                found[place] = partial(
+                functions[place] = partial(
                     load_object(metric, where, directory, accepts=callable, expected="a function")
                 )
-                vars(found[place])["__name__"] = metric_name(metric)
-        return replace(self, metrics=tuple(found))
+                vars(functions[place])["__name__"] = metric_name(metric)
+        return replace(self, metrics=tuple(functions))
 
     @property
     def watched(self) -> dict[str, str]:
         """Option → the metric of the first label that it looks at."""
-        found = {} if self.early_stopping is None else {"early_stopping": self.early_stopping.metric}
+        watched = {} if self.early_stopping is None else {"early_stopping": self.early_stopping.metric}
         if self.lr_schedule is not None and self.lr_schedule.get("name") == "ReduceLROnPlateau":
-            found["lr_schedule"] = str(self.lr_schedule.get("metric", "auc"))
-        return found
+            watched["lr_schedule"] = str(self.lr_schedule.get("metric", "auc"))
+        return watched
 
     @property
     def needs_valid(self) -> str | None:
@@ -196,10 +196,10 @@ def direction(metric: str, mode: object, where: str) -> int:
     built_in = DIRECTIONS.get(metric, 1 if "@" in metric or metric == "mrr" else 0)
     sign = {"max": 1, "min": -1}.get(str(mode), built_in)
     if sign == -built_in:
-        told = ("your own: set mode to 'max' or 'min'", "better when maximal", "better when minimal")[
+        reason = ("your own: set mode to 'max' or 'min'", "better when maximal", "better when minimal")[
             built_in
         ]
-        raise ConfigError(f"{where}: mode = {mode!r}, but {metric} is {told}")
+        raise ConfigError(f"{where}: mode = {mode!r}, but {metric} is {reason}")
     return sign
 
 

@@ -113,7 +113,7 @@ def load_object(
         local_names = [
             k for k, value in classes.items() if getattr(value, "__module__", "") == module.__name__
         ]
-        kind = expected.split()[1]  # class or function
+        kind = "function" if expected == "a function" else "class"
         raise ConfigError(f"{where}: {source} has no {kind} {class_name!r}{nearest(class_name, local_names)}")
     if not accepts(loaded):
         raise ConfigError(f"{where}: {class_name} is not {expected}")
@@ -234,7 +234,7 @@ def check_class(kind: str, name: str | list[str], config: Path, run: Path) -> No
     directory = config.resolve().parent
     try:
         names = [name] if isinstance(name, str) else name
-        files = [file for each in names for file in files_of(each, directory)]
+        files = [file for name in names for file in files_of(name, directory)]
         if any(parent.samefile(run) for file in files for parent in file.parents):
             raise ValueError("the file is in the run directory")
         if not (run / RECORD).is_file():
@@ -254,7 +254,7 @@ def check_class(kind: str, name: str | list[str], config: Path, run: Path) -> No
 
 def _hash(key: bytes, kind: str, name: str | list[str], directory: Path) -> str:
     if not isinstance(name, str):
-        return " ".join(_hash(key, kind, each, directory) for each in name)
+        return " ".join(_hash(key, kind, one, directory) for one in name)
     files = [str(file) for file in files_of(name, directory)]
     module, _, class_name = name.rpartition(":")
     contents: list[Any] = [kind, "" if module.endswith(".py") else module, files, class_name]

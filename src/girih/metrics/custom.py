@@ -76,7 +76,7 @@ def _value(metric: Metric, examples: Examples) -> float:
     """Calls a metric with arrays of its own, which it may change."""
     keys = (examples.groups, examples.weights, examples.labels, examples.logits)
     order = np.lexsort([key for key in keys if key is not None])
-    logits, labels = (each[order].astype(np.float64) for each in examples[:2])
+    logits, labels = (array[order].astype(np.float64) for array in examples[:2])
     predictions = logits if examples.are_numbers else np.exp(-np.logaddexp(0.0, -logits))
     weights = np.ones(len(order)) if examples.weights is None else examples.weights[order].astype(np.float64)
     groups = None if examples.groups is None else examples.groups[order]

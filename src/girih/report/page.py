@@ -273,10 +273,10 @@ def _calibration(name: str, metrics: Mapping[str, object]) -> Card:
 
 def _features(run: RunRecord) -> Iterator[tuple[str, ...]]:
     """Cells of each feature; none in runs of versions that did not count them."""
-    for name, each in _part(run.summary, "features").items():
-        if isinstance(each, Mapping):
-            rows, *ids = (count(each.get(key)) for key in ("rows", "ids", "evaluated_ids"))
-            yield str(name), str(each.get("table") or DASH), rows, percent(each.get("unseen")), *ids
+    for name, counts in _part(run.summary, "features").items():
+        if isinstance(counts, Mapping):
+            rows, *ids = (count(counts.get(key)) for key in ("rows", "ids", "evaluated_ids"))
+            yield str(name), str(counts.get("table") or DASH), rows, percent(counts.get("unseen")), *ids
 
 
 def _totals(run: RunRecord) -> Iterator[tuple[str, str]]:

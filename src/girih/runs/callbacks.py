@@ -51,7 +51,7 @@ class Callback(Protocol):
         self.on_end(None)
 
 
-class _Service(Callback):
+class _Tracker(Callback):
     """Sends the numbers of records to another program."""
 
     _options: Record = MappingProxyType({})
@@ -65,7 +65,7 @@ class _Service(Callback):
         self.on_metrics(record)
 
 
-class TensorBoard(_Service):
+class TensorBoard(_Tracker):
     """Writes training records as ``train/<name>`` and evaluations as ``<split>/<name>``, by step.
 
     Args:
@@ -108,7 +108,7 @@ class TensorBoard(_Service):
             self._writer = None
 
 
-class MLflow(_Service):
+class MLflow(_Tracker):
     """Logs records to MLflow by step, as :class:`TensorBoard` names them (``@`` is ``_at_``), and final metrics as ``final/<name>``.
 
     They go to the run that is active, else to a new one, where ``MLFLOW_TRACKING_URI`` or ``mlflow.set_tracking_uri`` says. The options
@@ -164,7 +164,7 @@ class MLflow(_Service):
             ) from None
 
 
-class WandB(_Service):
+class WandB(_Tracker):
     """Logs records to Weights & Biases by step, as :class:`TensorBoard` names them; final metrics go to the run's summary.
 
     They go to the run that is active as training begins, else to a new one with the ``options`` of ``wandb.init``. The options of

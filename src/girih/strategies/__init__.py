@@ -49,7 +49,7 @@ def create(options: Any, where: str, directory: Path | None = None) -> Strategy:
         raise ConfigError(f"{where} = {options!r}: expected a table of options")
     name = options.get("name", "local")
     if isinstance(name, str) and ":" in name:
-        expected = "a class that inherits girih.strategies.Strategy, with name, plan and build"
+        expected = "a subclass of girih.strategies.Strategy, with name, plan and build"
         kind: type[Strategy] = load_object(
             name, f"{where}.name", directory, accepts=_is_strategy, expected=expected
         )

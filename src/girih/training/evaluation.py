@@ -166,8 +166,10 @@ class Scoring:
             self._ranks.forget_stop()
             raise KeyboardInterrupt
         names, options = self._labels.names, self._options
-        own = None if scores is None else scores.result(names, options.rank_at, options.metrics).as_dict()
-        return Metrics.from_dict(self._ranks.broadcast(own))
+        local_metrics = (
+            None if scores is None else scores.result(names, options.rank_at, options.metrics).as_dict()
+        )
+        return Metrics.from_dict(self._ranks.broadcast(local_metrics))
 
     def predictions(self, data: Dataset) -> Iterator[tuple[Batch, NDArray[np.float32]]]:
         """Each batch in order, with its probabilities float32[B, T], on all trainers."""

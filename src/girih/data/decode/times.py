@@ -155,11 +155,11 @@ def text_times(words: Any) -> tuple[NDArray[np.int64], Flags]:
 
 def _microseconds(word: bytes) -> int | None:
     try:
-        found = datetime.datetime.fromisoformat(word.decode("ascii").strip().removesuffix(" UTC"))
+        time = datetime.datetime.fromisoformat(word.decode("ascii").strip().removesuffix(" UTC"))
     except ValueError:
         return None
-    found = found if found.tzinfo else found.replace(tzinfo=datetime.UTC)
-    return (found - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)) // datetime.timedelta(microseconds=1)
+    time = time if time.tzinfo else time.replace(tzinfo=datetime.UTC)
+    return (time - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)) // datetime.timedelta(microseconds=1)
 
 
 def _whole(values: NDArray[Any], missing: Flags | None, column: str) -> NDArray[Any]:

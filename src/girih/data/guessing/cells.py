@@ -74,12 +74,12 @@ class Cells:
         for decimal, thousands in _MARKS if is_new else ():
             notation = Notation(decimal=decimal, thousands=thousands, units=_UNIT_WORDS)
             plain = {name: notation.plain(array) for name, array in spelled.items()}
-            found = {name: array for name, array in plain.items() if not _any(array, "?")}
-            units = [unit for unit in _UNIT_WORDS if any(_any(spelled[name], unit) for name in found)]
+            readable = {name: array for name, array in plain.items() if not _any(array, "?")}
+            units = [unit for unit in _UNIT_WORDS if any(_any(spelled[name], unit) for name in readable)]
             options = {"decimal": decimal.strip("."), "thousands": thousands, "units": units}
-            if is_new & found.keys() and len(found) > most and any(options.values()):
-                best, most = found, len(found)
-                why = f"of numbers such as {spelled[min(is_new & found.keys())].drop_null()[0].as_py()!r}"
+            if is_new & readable.keys() and len(readable) > most and any(options.values()):
+                best, most = readable, len(readable)
+                why = f"of numbers such as {spelled[min(is_new & readable.keys())].drop_null()[0].as_py()!r}"
                 chosen = {key: (value, why) for key, value in options.items() if value}
         if not best:
             return {}
@@ -176,16 +176,16 @@ def _null_words(name: str, array: Any) -> list[str]:
         return []
     words = text(array.drop_null())
     known = pc.is_in(pc.utf8_trim_whitespace(words), value_set=pa.array(columns.NULL_WORDS, words.type))
-    found, others = pc.unique(words.filter(known)).to_pylist(), words.filter(pc.invert(known))
+    known_words, others = pc.unique(words.filter(known)).to_pylist(), words.filter(pc.invert(known))
     number = rf"^\s*{_NUMBER}\s*$"
     few: list[str] = pc.unique(others.filter(pc.invert(pc.match_substring_regex(others, number)))).to_pylist()
     are_numbers = named(name, COUNTS) or _share(others, r"\d\.\d") > 0
     few = few if are_numbers and len(few) <= _MOST_WORDS and _share(others, number) > 0.5 else []
-    if not found and not few:
+    if not known_words and not few:
         return []
-    rest = typed(columns.without_texts(array, (*found, *few)), True)
-    sure = rest.null_count < len(rest) and not columns.is_string(rest.type)
-    return few + [word for word in found if sure or word.strip() not in _DOUBTFUL]
+    typed_others = typed(columns.without_texts(array, (*known_words, *few)), True)
+    sure = typed_others.null_count < len(typed_others) and not columns.is_string(typed_others.type)
+    return few + [word for word in known_words if sure or word.strip() not in _DOUBTFUL]
 
 
 def typed(array: Any, numbers: bool) -> Any:

@@ -47,32 +47,32 @@ def config_text(sample: Sample, label: str | None = None) -> str:
         options = build(DataOptions, mapping["data"] | _READING, "[data]")
         data = open_dataset(options, Schema.from_dict(mapping, "init"), shuffle=False)
         list(itertools.islice(data, ROWS // _BATCH))
-        found = {
+        reasons = {
             next((name for name in sample.table.column_names if why.startswith(f"column {name!r}: ")), ""):
             f"{number:,} of the first rows cannot be read: {why}" for why, number in data.skipped.by_reason.items()
         }  # fmt: skip
-        if found.keys() <= refused.keys():
+        if reasons.keys() <= refused.keys():
             return text
-        refused |= found
+        refused |= reasons
 
 
 def _text(sample: Sample, label: str | None, refused: Mapping[str, str]) -> str:
-    table, found = sample.table, guess_label(sample, label)
-    names = [name for name in table.column_names if name != found.column]
+    table, target = sample.table, guess_label(sample, label)
+    names = [name for name in table.column_names if name != target.column]
     numbers = CRITEO_COLUMNS[1:14] if sample.options["format"][0] == "criteo" else ()
     cells = sample.cells
     kinds = [
         guess_kind(name, columns.flat(table[name]), counts=name in numbers, cells=cells.get(name, {}))
         for name in names
     ]
-    guesses = [_told_apart(_readable(guess, sample, refused), table, found) for guess in kinds]
+    guesses = [_told_apart(_readable(guess, sample, refused), table, target) for guess in kinds]
     features = [part for guess in guesses for part in _features(guess, table)]
     left = [guess for guess in guesses if guess.kind == "left out"]
     if not features:
         why = _one_line("".join(f"; {guess.column}: {guess.why}" for guess in left))
-        raise ConfigError(f"no column but {found.column!r} looks like a feature{why}")
+        raise ConfigError(f"no column but {target.column!r} looks like a feature{why}")
     lines = ["# Guessed from a sample by girih init: read what each line says, then run girih check.", ""]
-    by_line = refused.get("") or refused.get(found.column)
+    by_line = refused.get("") or refused.get(target.column)
     lines += [*_data(sample, guesses, by_line), ""]
     lines += ["[defaults]", _with_comment("dim = 16", "width of embeddings"), ""]
     alike = {feature.column: _with_same_ids(feature, features, table) for feature in features}
@@ -80,12 +80,12 @@ def _text(sample: Sample, label: str | None, refused: Mapping[str, str]) -> str:
         lines += _feature(feature, alike[feature.column])
     lines += [f"# left out: {_one_line(f'{guess.column}: {guess.why}')}" for guess in left]
     lines += [""] * bool(left)
-    lines += ["[labels]", f"# {_one_line(found.why)}", *_toml(found.section), ""]
+    lines += ["[labels]", f"# {_one_line(target.why)}", *_toml(target.section), ""]
     lines += ["[model]", *_toml({"name": "deepfm", "hidden": [400, 400, 400]})]
     past = {
-        each.column: alike[each.column][0]
-        for each in features
-        if each.kind == "sequence" and len(alike[each.column]) == 1
+        feature.column: alike[feature.column][0]
+        for feature in features
+        if feature.kind == "sequence" and len(alike[feature.column]) == 1
     }
     if past:
         (attention,) = _toml({"attention": past})

@@ -69,12 +69,12 @@ def open_delimited(
     lines = lines[:-1] if len(lines) > LINES or (len(text) > HEAD_BYTES // 2 and len(lines) > 1) else lines
     opens = any(line.count('"') % 2 for line in lines)
     runs = sorted(set(re.findall(_RUN, lines[0])) - {*_STRONG}, key=len, reverse=True)
-    tried = {each: _rows(lines, each, opens) for each in (*_STRONG, *_WEAK, *runs)}
-    sizes = {each: _size(rows) for each, rows in tried.items()}
+    tried = {mark: _rows(lines, mark, opens) for mark in (*_STRONG, *_WEAK, *runs)}
+    sizes = {mark: _size(rows) for mark, rows in tried.items()}
     if sizes[BLANKS] > 1 and not all(map(all, tried[" "])):
         sizes[" "] = 0  # several blanks are one separator, rather than empty cells between blanks
     kinds = (sorted(kind, key=sizes.__getitem__, reverse=True) for kind in (_STRONG, _WEAK, runs))
-    separator = next((each for kind in kinds for each in kind if sizes[each] > 1), ",")
+    separator = next((mark for kind in kinds for mark in kind if sizes[mark] > 1), ",")
     whole = (
         run
         for run in runs

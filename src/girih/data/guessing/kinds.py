@@ -55,15 +55,15 @@ def guess_kind(name: str, array: Any, *, counts: bool, cells: Mapping[str, Any])
     """
     if "doubt" in cells:
         return Guess(name, "left out", cells["doubt"])
-    found = _guess_any(name, array, counts)
-    if found.kind not in ("categorical", "sequence"):
-        return found
-    why = found.why
+    guess = _guess_any(name, array, counts)
+    if guess.kind not in ("categorical", "sequence"):
+        return guess
+    why = guess.why
     if "padding_id" in cells:
         why += (
             f"; {cells['padding_id']!r} seems to fill them up to one length: drop padding_id if it is an id"
         )
-    return replace(found, why=why, options={**cells, **found.options})
+    return replace(guess, why=why, options={**cells, **guess.options})
 
 
 def _guess_any(name: str, array: Any, counts: bool) -> Guess:
@@ -71,14 +71,14 @@ def _guess_any(name: str, array: Any, counts: bool) -> Guess:
     if not len(present):
         return Guess(name, "left out", "it is missing in every row of the sample")
     missing, word = 1 - len(present) / len(array), columns.kind_of(array.type)
-    found = _guess(name, present)
+    guess = _guess(name, present)
     if counts and word in ("integers", "floats"):
-        found = _of_numbers(name, present.cast(pa.float64()), "numbers, by the format,")
+        guess = _of_numbers(name, present.cast(pa.float64()), "numbers, by the format,")
     elif named(name, _OUTCOMES) and not named(name, _IDS) and word in ("integers", "floats", "booleans"):
         return Guess(name, "left out", OUTCOME)
-    if missing >= 0.01 and found.kind != "left out":
-        return Guess(name, found.kind, f"{found.why}; {missing:.0%} are missing", found.options)
-    return found
+    if missing >= 0.01 and guess.kind != "left out":
+        return Guess(name, guess.kind, f"{guess.why}; {missing:.0%} are missing", guess.options)
+    return guess
 
 
 def named(name: str, words: str) -> bool:

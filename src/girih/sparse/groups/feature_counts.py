@@ -22,7 +22,9 @@ class FeatureCounts:
 
     def __init__(self, groups: Iterable[Group]) -> None:
         outputs = [output for group in groups for output in group.outputs]
-        self._names = {int(f): n for each in outputs for f, n in zip(each.features, each.names, strict=True)}
+        self._names = {
+            int(f): n for output in outputs for f, n in zip(output.features, output.names, strict=True)
+        }
         self._counts = np.zeros((len(KINDS), 1 + max(self._names, default=-1)), np.int64)
 
     def add_training(self, batch: Batch) -> None:

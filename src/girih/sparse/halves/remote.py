@@ -384,8 +384,8 @@ class RemoteSparse:
                 rows.update(snapshot.pop("rows", {}))
                 processes[f"{name} {number}"] = snapshot
         features: Counter[str] = Counter()
-        for told in processes.values():
-            features.update(told.get("features", {}))
+        for snapshot in processes.values():
+            features.update(snapshot.get("features", {}))
         return SparseStats(dict(store), dict(rows), processes, features=dict(features))
 
     def live(self) -> dict[str, Any]:
