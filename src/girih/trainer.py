@@ -133,7 +133,7 @@ class _Predictor(_RunView):
     schema: Schema
     data: Mapping[str, Dataset]
     _cluster: Cluster
-    _evaluated: tuple[str, Metrics] | None
+    _evaluated: tuple[str, Metrics] | None = None
     """The name of the data that were evaluated since the last fit, and their metrics."""
 
     def evaluate(self, data: Dataset | None = None) -> Metrics:
@@ -189,7 +189,55 @@ class _Predictor(_RunView):
         return np.concatenate(parts)
 
 
-class Trainer(_Predictor, contextlib.AbstractContextManager["Trainer"]):
+class _Reporter(_Predictor):
+    """Stops a run, summarizes it, and reports its end."""
+
+    _ranks: TrainerGroup
+    _start: float
+    _directory: RunDirectory | None
+    _ended: bool | None = None
+    """None before the first fit."""
+    _error: BaseException | None = None
+    """The error of the last fit."""
+
+    def request_stop(self) -> None:
+        """Has ``fit`` return after the step under way, a checkpoint written, or ``evaluate`` raise.
+
+        Callable from a signal handler, a callback or another thread; on any of several trainers.
+        """
+        self._ranks.request_stop()
+
+    def summary(self, metrics: Metrics | None = None, *, duration_s: float | None = None) -> dict[str, Any]:
+        """Content of ``summary.json``. All trainers call it.
+
+        Args:
+            metrics: of the final weights. By default those that :meth:`evaluate` returned since the last ``fit``, on the test data of a
+                config if there are any, else the last ones; without any, those of the validation data in ``fit``.
+            duration_s: since this trainer was made if None.
+        """
+        split, latest = self._evaluated or ("valid", self._run.final_metrics())
+        metrics = metrics or latest
+        with self._cluster.explaining():
+            summary = self._run.summary(metrics, duration_s or time.perf_counter() - self._start)
+        summary["evaluated_on"] = split if metrics is latest is not None else None
+        summary["skipped_rows"] = {n: data.num_skipped for n, data in self.data.items() if data.num_skipped}
+        return summary
+
+    def end(self, summary: dict[str, Any] | None, error: BaseException | None = None) -> None:
+        """Ends what ``fit`` began: writes ``summary.json`` and calls ``on_end`` of callbacks. The second call does nothing.
+
+        Args:
+            summary: of :meth:`summary`; None if the run was stopped or failed.
+            error: what the run failed by, for ``on_error`` of callbacks.
+        """
+        if not self._ended:
+            self._ended = True
+            if summary is not None and self._directory is not None:
+                self._directory.write_summary(summary)
+            self._run.end(summary, error)
+
+
+class Trainer(_Reporter, contextlib.AbstractContextManager["Trainer"]):
     """Trains a model whose embeddings live in growing tables.
 
     The session, which has tables and processes, opens with the first ``fit``, ``evaluate``, ``predict`` or ``load``.
@@ -258,9 +306,6 @@ class Trainer(_Predictor, contextlib.AbstractContextManager["Trainer"]):
             evaluation.feature_index(self.schema, self.options.gauc_by)
         self.stopped = self._closed = False
         self._start = time.perf_counter()
-        self._ended: bool | None = None  # before the first fit
-        self._error: BaseException | None = None
-        self._evaluated = None
         self.data: Mapping[str, Dataset] = {}
         self.showing: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         self._opened: RunDirectory | None = None
@@ -468,42 +513,6 @@ class Trainer(_Predictor, contextlib.AbstractContextManager["Trainer"]):
         place, _ = checkpoint.final_of(directory)
         with self._cluster.explaining():
             return self._run.inherit(place, train)
-
-    def request_stop(self) -> None:
-        """Has ``fit`` return after the step under way, a checkpoint written, or ``evaluate`` raise.
-
-        Callable from a signal handler, a callback or another thread; on any of several trainers.
-        """
-        self._ranks.request_stop()
-
-    def summary(self, metrics: Metrics | None = None, *, duration_s: float | None = None) -> dict[str, Any]:
-        """Content of ``summary.json``. All trainers call it.
-
-        Args:
-            metrics: of the final weights. By default those that :meth:`evaluate` returned since the last ``fit``, on the test data of a
-                config if there are any, else the last ones; without any, those of the validation data in ``fit``.
-            duration_s: since this trainer was made if None.
-        """
-        split, latest = self._evaluated or ("valid", self._run.final_metrics())
-        metrics = metrics or latest
-        with self._cluster.explaining():
-            summary = self._run.summary(metrics, duration_s or time.perf_counter() - self._start)
-        summary["evaluated_on"] = split if metrics is latest is not None else None
-        summary["skipped_rows"] = {n: data.num_skipped for n, data in self.data.items() if data.num_skipped}
-        return summary
-
-    def end(self, summary: dict[str, Any] | None, error: BaseException | None = None) -> None:
-        """Ends what ``fit`` began: writes ``summary.json`` and calls ``on_end`` of callbacks. The second call does nothing.
-
-        Args:
-            summary: of :meth:`summary`; None if the run was stopped or failed.
-            error: what the run failed by, for ``on_error`` of callbacks.
-        """
-        if not self._ended:
-            self._ended = True
-            if summary is not None and self._directory is not None:
-                self._directory.write_summary(summary)
-            self._run.end(summary, error)
 
     def close(self, error: BaseException | None = None) -> None:
         """Ends the run by :meth:`end`, gives the tables' memory and the run directory back, and ends the processes of the run.
