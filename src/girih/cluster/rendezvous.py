@@ -1,4 +1,4 @@
-"""How trainers find rank 0 before they form a group, and which groups are refused."""
+"""The meeting of trainers at rank 0 before they form a group, and the groups that are refused."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class RestartPolicy(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FailurePolicy:
-    """What happens to the run when a process of a role is killed.
+    """The consequence for the run when a process of a role is killed.
 
     Attributes:
         why: why the run ends, and the option that would change that; "" if there is none.

@@ -84,7 +84,7 @@ class RestartRules:
         return counts
 
     def policy_of(self, name: str) -> RestartPolicy:
-        """What happens when a process of a role is killed."""
+        """Returns the policy for a killed process of a role."""
         return self.policies.get(name, FAIL).policy
 
     def why_ending(self, handle: Handle, *, begun: bool) -> str:

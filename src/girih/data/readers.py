@@ -87,7 +87,7 @@ class CsvOptions(ReadOptions, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CsvDialect:
-    """How a file of separated values is written: see :func:`read_csv`."""
+    """The format of a file of separated values: see :func:`read_csv`."""
 
     separator: str = ","
     quote: str = '"'

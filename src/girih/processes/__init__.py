@@ -1,1 +1,1 @@
-"""What every process of a run has: its pipe to the launcher, names of shared memory, the lease of its run directory."""
+"""Parts of every process of a run: its pipe to the launcher, names of shared memory, the lease of its run directory."""

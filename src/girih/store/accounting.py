@@ -89,7 +89,7 @@ def held_bytes(state: ShardState) -> dict[str, dict[str, int]]:
 
 
 class StoreCounts:
-    """What a store holds, and what happened to it.
+    """The contents of a store, and counts of what happened to it.
 
     Attributes:
         num_peeks, num_absent: keys that this process asked for by ``peek``, and those of them that had no row.
