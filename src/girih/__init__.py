@@ -3,10 +3,10 @@
 Names are loaded on first use: importing girih imports neither torch nor numba.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from girih.dense.accel import process_settings
 from girih.version import __version__
 
 if TYPE_CHECKING:
@@ -114,7 +114,8 @@ _HOMES = {
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-process_settings.set_omp_spin()
+if sys.version_info >= (3, 11):  # noqa: UP036 (__main__ refuses older ones, which cannot read this module)
+    import_module("girih.dense.accel.process_settings").set_omp_spin()
 
 
 def __getattr__(name: str) -> Any:
