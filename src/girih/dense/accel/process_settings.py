@@ -9,9 +9,10 @@ import os
 import sys
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from girih.schema import Schema, Sequence
+if TYPE_CHECKING:
+    from girih.schema import Schema
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's malloc.h
 KEPT_BYTES = 1 << 30
@@ -61,6 +62,9 @@ def limit_primitive_caches(schema: Schema) -> None:
 
     Of other features the shapes of all steps are the same. After a first product this changes nothing.
     """
+    # importing girih imports this module, and files of the working directory must not hide what the schema imports
+    from girih.schema import Sequence
+
     if not any(isinstance(feature, Sequence) for feature in schema.features):
         return
     for name, capacity in CAPACITIES.items():
