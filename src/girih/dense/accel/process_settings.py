@@ -65,10 +65,8 @@ def limit_primitive_caches(schema: Schema) -> None:
     # importing girih imports this module, and files of the working directory must not hide what the schema imports
     from girih.schema import Sequence
 
-    if not any(isinstance(feature, Sequence) for feature in schema.features):
-        return
-    for name, capacity in CAPACITIES.items():
-        os.environ.setdefault(name, capacity)
+    if Sequence in map(type, schema.features):
+        os.environ.update({**CAPACITIES, **os.environ})
 
 
 NAME = "torch._dynamo"
