@@ -142,8 +142,8 @@ def test_of_optimizers_only_those_of_the_run_are_compiled(rows, applying):
 def test_what_only_some_tables_need_is_compiled_for_them_alone(evictions, more):
     plain = set(ahead.training([[Adam(lr=0.1)]]))
     assert set(ahead.training([[Adam(lr=0.1)]], evictions)) - plain == more
-    assert "transfer.load_keys" in ahead.loading()
-    assert "transfer.load_keys" not in plain
+    assert "update.load_keys" in ahead.loading()
+    assert "update.load_keys" not in plain
 
 
 def test_numbas_cache_finds_kernels_of_other_processes():
