@@ -52,7 +52,8 @@ from girih.kernels.gpu.dedup import unique
 from girih.sparse.groups.gpu_group import GpuGroup
 from girih.sparse.groups.pack import pack
 from girih.store import Store
-from girih.store.gpu.gpu_memory import Gpu, GpuTier, to_device
+from girih.store.gpu.gpu_memory import to_device
+from girih.store.gpu.options import Gpu, GpuTier
 from girih.store.gpu.record_kernels import Keys
 
 OPTIMIZERS = {"sgd": girih.optim.SGD(lr=0.01), "adam": girih.optim.Adam(lr=0.01)}

@@ -85,7 +85,7 @@ def launches(dim: int) -> list[dict[str, Any]]:
     from girih.sparse.groups.gpu_group import GpuGroup
     from girih.sparse.groups.pack import pack
     from girih.store import Store
-    from girih.store.gpu.gpu_memory import Gpu
+    from girih.store.gpu.options import Gpu
 
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     moved_by = ["none"]

@@ -16,7 +16,7 @@ from girih.errors import ConfigError
 from girih.files.whole import disk_full
 from girih.runs.directory import TIERS
 from girih.store import File, GroupSpec, Heap, Shared, Store, Tiers
-from girih.store.gpu.gpu_memory import Gpu, GpuTier
+from girih.store.gpu.options import Gpu, GpuTier
 
 HotRows = Annotated[int, Bounds(0)]
 MOST_THREADS = 8

@@ -21,7 +21,7 @@ from girih.kernels.cpu import layout
 from girih.store.accounting import StoreCounts
 from girih.store.changes import Changes, changes_of, too_many
 from girih.store.clock import Clock, steady_clock
-from girih.store.gpu.gpu_memory import Gpu, GpuTier
+from girih.store.gpu.options import Gpu, GpuTier
 from girih.store.memory.mapping import ArenaOptions, Heap
 from girih.store.memory.pushes import Push
 from girih.store.rows.row_table import ONCE

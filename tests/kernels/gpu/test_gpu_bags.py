@@ -10,7 +10,8 @@ from girih.kernels.gpu import gradients, jit, pool
 from girih.kernels.gpu.dedup import BagTerms
 from girih.kernels.gpu.gradients import Pieces, Sources, sum_pieces, sum_terms
 from girih.store import Store
-from girih.store.gpu.gpu_memory import Gpu, to_device
+from girih.store.gpu.gpu_memory import to_device
+from girih.store.gpu.options import Gpu
 from girih.store.gpu.record_kernels import Keys
 from girih.store.rows.record import hyper_rows
 from reference import pool as plain_pool

@@ -20,7 +20,7 @@ from girih.models.needs import FIRST_ORDER
 from girih.sparse.groups import gpu_group
 from girih.sparse.groups.pack import pack
 from girih.store import Store
-from girih.store.gpu.gpu_memory import Gpu, GpuTier
+from girih.store.gpu.options import Gpu, GpuTier
 from girih.tables import LRU, MinCount, Normal
 from support.store_verbs import keys_of, two_segments
 

@@ -8,7 +8,8 @@ from girih.kernels.cpu import admission as cpu_admission
 from girih.kernels.cpu import layout as at
 from girih.kernels.cpu.hashing import key_hash
 from girih.kernels.gpu import counting, index, jit, lookup
-from girih.store.gpu.gpu_memory import Gpu, to_device
+from girih.store.gpu.gpu_memory import to_device
+from girih.store.gpu.options import Gpu
 from girih.store.gpu.record_kernels import Keys
 from girih.store.store import Store
 from girih.tables import MinCount, Probability

@@ -17,7 +17,7 @@ from girih.sparse.halves.local import LocalSparse
 from girih.sparse.options import StoreOptions
 from girih.sparse.spec import SparseSpec
 from girih.store import Store
-from girih.store.gpu.gpu_memory import Gpu
+from girih.store.gpu.options import Gpu
 from girih.tables import LRU, Fixed
 from gpu_order import ORDERS, take
 from support import cases

@@ -18,7 +18,7 @@ from girih.sparse.halves.local import LocalSparse
 from girih.sparse.options import StoreOptions
 from girih.store import Store
 from girih.store.gpu import gpu_memory
-from girih.store.gpu.gpu_memory import Gpu
+from girih.store.gpu.options import Gpu
 from support import cases
 
 SCHEMA = girih.Schema(  # as in ``cases``, with tables of two widths and so two groups

@@ -12,7 +12,7 @@ from girih.kernels.gpu.layout import VALUES
 from girih.sparse.groups.gpu_group import GpuGroup
 from girih.sparse.groups.pack import pack
 from girih.store import Store
-from girih.store.gpu.gpu_memory import Gpu
+from girih.store.gpu.options import Gpu
 from gpu_order import take
 
 NUM_TABLES, DIM, STEPS = 10, 64, 3

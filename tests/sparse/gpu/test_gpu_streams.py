@@ -19,7 +19,7 @@ from girih.sparse.groups.gpu_group import GpuGroup
 from girih.sparse.halves.local import LocalSparse
 from girih.sparse.options import StoreOptions
 from girih.store import Store
-from girih.store.gpu.gpu_memory import Gpu
+from girih.store.gpu.options import Gpu
 from girih.tables import MinCount
 from support import cases
 from support.store_verbs import by_key

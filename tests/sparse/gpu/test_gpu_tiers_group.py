@@ -12,7 +12,7 @@ from girih.sparse.groups.gpu_group import GpuGroup
 from girih.sparse.halves.local import LocalSparse
 from girih.sparse.options import StoreOptions
 from girih.store import Store, Tiers
-from girih.store.gpu.gpu_memory import Gpu, GpuTier
+from girih.store.gpu.options import Gpu, GpuTier
 from support import cases
 from support.sparse_suite import SparseHalfSuite
 from support.store_verbs import by_key

@@ -4,7 +4,7 @@ import pytest
 
 from girih.errors import ConfigError
 from girih.store import Store
-from girih.store.gpu.gpu_memory import Gpu
+from girih.store.gpu.options import Gpu
 from support.store_verbs import group
 
 

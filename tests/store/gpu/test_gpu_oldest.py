@@ -6,7 +6,7 @@ import pytest
 from girih.store import Store
 from girih.store.gpu import eviction as least_used
 from girih.store.gpu import eviction as oldest
-from girih.store.gpu.gpu_memory import Gpu
+from girih.store.gpu.options import Gpu
 from girih.tables import LFU, LRU, TTL
 from support.store_verbs import by_key, group, look
 

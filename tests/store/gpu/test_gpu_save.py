@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from girih.errors import CheckpointError, ConfigError, StorageFullError
 from girih.store import Store
 from girih.store.gpu import gpu_save
-from girih.store.gpu.gpu_memory import Gpu
 from girih.store.gpu.gpu_save import GpuSave
+from girih.store.gpu.options import Gpu
 from girih.tables import LFU, LRU, TTL, MinCount
 from support.store_verbs import (
     by_key,

@@ -11,7 +11,8 @@ from hypothesis.stateful import run_state_machine_as_test
 from girih.errors import StorageFullError
 from girih.kernels.gpu import jit
 from girih.store import Store
-from girih.store.gpu.gpu_memory import Gpu, GpuMemory
+from girih.store.gpu.gpu_memory import GpuMemory
+from girih.store.gpu.options import Gpu
 from girih.store.gpu.record_kernels import RecordKernels
 from girih.tables import LFU, LRU, Fixed, MinCount, Probability
 from gpu_order import ORDERS, take

@@ -12,7 +12,7 @@ from girih import optim
 from girih.errors import StorageFullError
 from girih.kernels.gpu import jit
 from girih.store import Heap, Store, Tiers
-from girih.store.gpu.gpu_memory import Gpu, GpuTier
+from girih.store.gpu.options import Gpu, GpuTier
 from girih.tables import LFU, LRU, TTL, MinCount
 from store_machine import KEYS, ORDERLESS, SEGMENTS, StoreMachine
 from support.store_verbs import by_key, group, keys_of, look, taken, train, two_segments

@@ -13,7 +13,6 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,6 +24,7 @@ from girih.errors import ConfigError, StorageFullError
 from girih.kernels.cpu import layout as at
 from girih.kernels.gpu import counting, index, jit
 from girih.kernels.gpu.layout import stride_of
+from girih.store.gpu.options import Gpu
 from girih.store.rows.record import RowLayout
 from girih.store.spec import Longs
 
@@ -37,46 +37,6 @@ class RecordSave(Protocol):
 
     def keep(self, rows: Tensor) -> None: ...
     def close(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
-    """The memory of one GPU.
-
-    Attributes:
-        device: its number; None takes the one that torch has chosen.
-        chunk_bytes: rows are claimed in chunks of about so many bytes, which never move.
-        reserve_rows: bounds the rows of a shard; None takes as many as there is memory for.
-    """
-
-    device: int | None = None
-    chunk_bytes: int = 64 << 20
-    reserve_rows: int | None = None
-
-    @property
-    def where(self) -> str:
-        """For errors."""
-        return "GPU memory"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuTier:
-    """GPU memory above the host's: HybridHash (PICASSO §III-D).
-
-    Attributes:
-        hot_rows: rows of this store that stay in GPU memory: those that were read most. Beside them there is room for the
-            rows of the last two batches.
-        flush_every_steps: how often the hot rows are chosen anew.
-        warm_up_steps: steps that only count, before they are chosen first.
-        chunk_bytes: GPU memory is claimed in chunks of about so many bytes.
-        device: number of the GPU; None takes the one that torch has chosen.
-    """
-
-    hot_rows: int
-    flush_every_steps: int = 100
-    warm_up_steps: int = 100
-    chunk_bytes: int = 64 << 20
-    device: int | None = None
 
 
 _MOST_CHUNKS = 1 << 16

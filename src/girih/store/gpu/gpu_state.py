@@ -24,9 +24,10 @@ from girih.kernels.gpu import counting, jit, update
 from girih.kernels.gpu.gradients import FusedInputs
 from girih.kernels.gpu.layout import STAMP
 from girih.store.clock import Clock
-from girih.store.gpu.gpu_memory import Gpu, GpuMemory, to_device
+from girih.store.gpu.gpu_memory import GpuMemory, to_device
 from girih.store.gpu.gpu_rows import GpuRows
 from girih.store.gpu.gpu_save import GpuSave
+from girih.store.gpu.options import Gpu
 from girih.store.gpu.record_kernels import Keys, RecordKernels, check_unique
 from girih.store.memory.mapping import Heap
 from girih.store.rows.record import RowLayout, hyper_rows, row_layout

@@ -19,7 +19,8 @@ from girih.errors import StorageFullError
 from girih.kernels.cpu import device_slots, layout
 from girih.kernels.cpu.tiers import CHANGED, FETCHED, MISSING
 from girih.kernels.gpu import jit, records
-from girih.store.gpu.gpu_memory import GpuTier, RecordChunks, to_device
+from girih.store.gpu.gpu_memory import RecordChunks, to_device
+from girih.store.gpu.options import GpuTier
 from girih.store.gpu_tiers.slot_table import SlotTable
 from girih.store.spec import Ints
 from girih.store.state import ShardState

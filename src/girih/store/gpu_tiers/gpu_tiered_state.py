@@ -20,7 +20,8 @@ from girih.errors import ConfigError, StorageFullError
 from girih.kernels.cpu import device_slots, layout
 from girih.kernels.gpu.gradients import FusedInputs
 from girih.store.clock import Clock
-from girih.store.gpu.gpu_memory import GpuTier, to_device
+from girih.store.gpu.gpu_memory import to_device
+from girih.store.gpu.options import GpuTier
 from girih.store.gpu.record_kernels import HostKeys, Keys, RecordKernels, check_unique
 from girih.store.gpu_tiers.gpu_slots import GpuSlots
 from girih.store.memory.mapping import Heap
