@@ -58,6 +58,12 @@ LISTS = {
     "[ ]": [],
     "": [],
     "[7]": ["7"],
+    "{1,2}": ["1", "2"],
+    "set()": [],
+    "frozenset({1, 2})": ["1", "2"],
+    "array([3, 4])": ["3", "4"],
+    "[np.int64(19), np.int64(7)]": ["19", "7"],
+    "[np.str_('a'), np.str_('b')]": ["a", "b"],
     "[1 2 3]": ["1", "2", "3"],
     "[ 1  2\t3]": ["1", "2", "3"],
     "(1,)": ["1"],
@@ -203,6 +209,8 @@ def test_ids_written_as_floats(tmp_path, form):
 
 def test_floats_that_are_no_ids_stay_refused(tmp_path):
     feature = Categorical(name="hist", float_ids=True)
+    with pytest.raises(DataError, match=r"line 3: column 'hist' = '2.5': expected ids that are whole"):
+        read(csv(tmp_path, ["1.0", "2.5"]), feature)
     with pytest.raises(DataError, match=r"line 3: column 'hist' = '1.5e.18': expected ids that are whole"):
         read(csv(tmp_path, ["1.0", "1.5e+18"]), feature)
     with pytest.raises(DataError, match=r"row 2.*expected ids that are whole numbers"):

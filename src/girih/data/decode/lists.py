@@ -24,6 +24,7 @@ Flags = NDArray[np.bool_]
 _LARGEST_WHOLE = float(1 << 53)
 _INNER = r"[^\[\](){}'\"\\]*"
 _PLAIN = rf"^\s*(?:\[{_INNER}\]|\({_INNER}\)|\{{{_INNER}\}})?\s*$"
+_CALL = r"^\s*(?:array|frozenset|set)\(([^()]*)\)\s*$|\bnp\.\w+\(([^()]*)\)"
 _ELLIPSIS = r"\.\.\."
 _MISSING = ("nan", "NaN", "None", "null", "<NA>")
 _BOOLEANS = {"True": "1", "true": "1", "False": "0", "false": "0"}
@@ -39,7 +40,7 @@ def in_brackets(array: Any) -> tuple[Any, NDArray[np.int64], Flags]:
     Returns:
         M values as text; offsets int64[R+1]; bool[R], whether a row is such a list, or null, which is an empty one.
     """
-    words = columns.string_values(array)
+    words = pc.replace_substring_regex(columns.string_values(array), _CALL, rb"\1\2")
     plain = pc.match_substring_regex(words, _PLAIN)
     plain = pc.and_not(plain, pc.match_substring_regex(words, _ELLIPSIS)).fill_null(True)
     is_plain = plain.to_numpy(zero_copy_only=False)
@@ -128,12 +129,11 @@ def ids_of_floats(array: Any) -> tuple[NDArray[np.int64], Flags]:
         ids = np.full(len(values), NULL_ID)
     else:
         ids, floats = columns.scalar_ids(array)
-        missing = np.ones(len(ids), np.bool_) if floats is None else ~floats
-        if missing.all():
-            return ids, missing
-        values = columns.string_numbers(columns.string_values(array).filter(pa.array(~missing)))[0]
-        values, spelled = np.zeros(len(ids)), values
-        values[~missing] = spelled
+        if floats is None:
+            return ids, np.ones(len(ids), np.bool_)
+        numbers, _ = columns.string_numbers(columns.string_values(array))
+        missing = ~(floats | (np.isfinite(numbers) & (numbers != np.floor(numbers))))
+        values = np.where(missing, 0.0, numbers)
     good = missing | ((values == np.floor(values)) & (np.abs(values) <= _LARGEST_WHOLE))
     ids = np.where(missing, ids, np.where(good & ~missing, values, 0).astype(np.int64))
     return ids, good

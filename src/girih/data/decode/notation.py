@@ -12,6 +12,8 @@ import pyarrow.compute as pc
 from girih.config.options import Options
 from girih.errors import ConfigError
 
+_NEGATIVE = r"^\s*(?:([^\d()]*)\(([^()]*)\)|−([^−]*)|([^-]*)-)\s*$"
+_SPELLED = r"^[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?$"
 _BLANKS = r"[\s\x{a0}\x{202f}]*"
 
 
@@ -48,7 +50,7 @@ class Notation(Options):
         groups = rf"|[1-9]\d{{0,2}}(?:{mark}\d{{2,3}})*{mark}\d{{3}}" if mark else ""
         units = f"(?:{'|'.join(map(re.escape, self.units))})?{_BLANKS}" if self.units else ""
         read = pc.extract_regex(
-            words,
+            pc.replace_substring_regex(words, _NEGATIVE, r"-\1\2\3\4"),
             rf"^{_BLANKS}(?P<a>[-+]?){_BLANKS}{units}(?P<b>[-+]?)(?P<whole>\d+{groups}|)"
             rf"(?P<part>(?:{re.escape(self.decimal)}\d*)?)(?P<power>(?:[eE][-+]?\d+)?){_BLANKS}{units}$",
         )
@@ -57,5 +59,5 @@ class Notation(Options):
             fields["whole"] = pc.replace_substring(fields["whole"], self.thousands, "")
         fields["part"] = pc.replace_substring(fields["part"], self.decimal, ".")
         text = pc.binary_join_element_wise(*fields.values(), pa.scalar("", words.type))
-        text = pc.if_else(pc.fill_null(pc.equal(text, ""), True), "?", text)
+        text = pc.if_else(pc.fill_null(pc.match_substring_regex(text, _SPELLED), False), text, "?")
         return pc.if_else(pc.fill_null(pc.match_substring_regex(words, rf"^{_BLANKS}$"), True), None, text)

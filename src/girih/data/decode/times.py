@@ -75,9 +75,10 @@ def ordinals(array: Any, column: str, order: Order | None = None) -> tuple[NDArr
         null = columns.null_mask(array)
         return _whole(array.fill_null(0).cast(pa.int64()).to_numpy(), null, column), "number"
     if order != "time":
-        values, _ = columns.numbers(array)
+        values, null = columns.numbers(array)
         missing = np.isnan(values)
-        if not missing.any() or order == "number" or not columns.is_string(array.type):
+        others = missing if null is None else missing & ~null
+        if not others.any() or order == "number" or not columns.is_string(array.type):
             return _whole(values, missing, column), "number"
     found, read = text_times(array)
     null = columns.null_mask(array)
@@ -134,7 +135,7 @@ def doubt(array: Any, unit: str | None = None) -> str | None:
     if _plausible(seconds).all():
         return None
     low, high = (1970 + second / YEAR_S for second in (seconds.min(), seconds.max()))
-    return f"years go from {low:.0f} to {high:.0f}, expected 1990 to 2100"
+    return f"years go from {low:.0f} to {high:.0f}, expected 1990 to 2099"
 
 
 def _plausible(seconds: NDArray[np.float64]) -> Flags:
@@ -154,7 +155,7 @@ def text_times(words: Any) -> tuple[NDArray[np.int64], Flags]:
 
 def _microseconds(word: bytes) -> int | None:
     try:
-        found = datetime.datetime.fromisoformat(word.decode("ascii").strip())
+        found = datetime.datetime.fromisoformat(word.decode("ascii").strip().removesuffix(" UTC"))
     except ValueError:
         return None
     found = found if found.tzinfo else found.replace(tzinfo=datetime.UTC)
