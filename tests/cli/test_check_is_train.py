@@ -148,3 +148,22 @@ def test_a_value_where_a_sequence_belongs_is_refused_by_predict(folder):
         for value in ("1 2", 3, ["1 2", "3"]):
             with pytest.raises(DataError, match=r"feature 'hist' is a sequence; expected a list of ids"):
                 model.predict({"hist": value, "user": [1] * len(value) if isinstance(value, list) else 1})
+
+
+def test_a_letter_cut_in_two_is_an_id_for_check_too(folder, capsys):
+    words = ["红".encode(), "红".encode()[:-1]] * 100
+    lines = [b"user,click\n", *(word + b",%d\n" % (place % 3 == 0) for place, word in enumerate(words))]
+    (folder / "a.csv").write_bytes(b"".join(lines))
+    sets = ["data.format='csv'", "data.train='a.csv'", "features=[{name='user', kind='categorical'}]"]
+    assert statuses(folder, capsys, *sets) == [(0, ""), (0, "")]
+
+
+def test_one_missing_time_is_counted_as_one(folder, capsys):
+    times = ["", *map(str, range(1_700_000_000, 1_700_000_199))]
+    (folder / "a.csv").write_text(
+        "user,t,click\n" + "".join(f"{place % 7},{t},{place % 2}\n" for place, t in enumerate(times))
+    )
+    sets = ["data.format='csv'", "data.train='a.csv'", "features=[{name='user', kind='categorical'}]"]
+    (status, told), (of_train, of_told) = statuses(folder, capsys, *sets, "data.split={by='t', valid=0.1}")
+    assert (status, told) == (of_train, of_told)
+    assert "1 of 200 rows read together have no number or time" in told

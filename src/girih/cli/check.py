@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import click
@@ -176,6 +177,11 @@ def _sampled(train: Dataset, *, nested: bool) -> tuple[Growth, list[str]]:
     return growth, notes
 
 
+def _kept(train: Dataset, sources: Iterable[str]) -> pa.Table:
+    """Columns of the first batch as they are, without the rows that cannot be shown."""
+    return next(iter(replace(train.without_labels(keep=sources).in_order(), on_bad_row="skip"))).kept
+
+
 def _unsplit(train: Dataset) -> list[str]:
     """Features of which every string is read as one id, though it looks like several of them."""
     schema = train.plan.schema
@@ -186,7 +192,7 @@ def _unsplit(train: Dataset) -> list[str]:
     sources = dict.fromkeys(feature.source for feature in plain)
     if not sources:
         return []
-    kept = next(iter(train.without_labels(keep=sources).in_order())).kept
+    kept = _kept(train, sources)
     notes = []
     for feature in plain:
         values = columns.flat(kept[feature.source]).drop_null()
@@ -217,8 +223,8 @@ def _implausible_times(train: Dataset) -> list[str]:
     sources = dict.fromkeys(feature.source for feature in timed)
     if not sources:
         return []
-    batch = next(iter(train.without_labels(keep=sources).in_order()))
-    kept, first = batch.kept, f"the first {count(batch.num_examples)} examples"
+    kept = _kept(train, sources)
+    first = f"the first {count(kept.num_rows)} examples"
     notes = []
     for feature in timed:
         column = columns.flat(kept[feature.source])
