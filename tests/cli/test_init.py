@@ -509,6 +509,6 @@ def test_times_in_another_unit_than_they_count_in_are_noted(tmp_path, capsys, sc
         assert notes == []
         return
     assert notes == [
-        f"note: feature 'hour', counted in {unit}: years go from 1970 to 1970, expected 1990 to 2100 in the first 300 examples:"
+        f"note: feature 'hour', counted in {unit}: years go from 1970 to 1970, expected 1990 to 2099 in the first 300 examples:"
         f" time_unit = {meant!r} is probably meant"
     ]

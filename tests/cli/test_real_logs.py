@@ -234,10 +234,163 @@ def logs():
         ),
         ({"format": "jsonl"}, {"user": {"kind": "categorical"}}, "y"),
     )
+    yield from attacks(hist, padded, some)
     yield (
         "gzipped.csv.gz",
         gzip.compress(lines(BASE | {"hist": hist})),
         ({}, {"hist": {"kind": "sequence"}}, "click"),
+    )
+
+
+def attacks(hist, padded, some):
+    """Logs of which a guess was wrong without a word, or failed in check."""
+    pairs = [[(f"t{id}", id / 8) for id in ids] for ids in LISTS]
+    brackets = {"seen": {"kind": "categorical", "list_format": "brackets"}}
+    yield (
+        "sets.csv",
+        lines(BASE | {"seen": [str(set(ids)) for ids in LISTS], "empty": [""] * ROWS}),
+        ({}, brackets, "click"),
+    )
+    yield (
+        "scalars_of_numpy.csv",
+        lines(BASE | {"seen": [f"[{', '.join(f'np.int64({id})' for id in ids)}]" for ids in LISTS]}),
+        ({}, brackets, "click"),
+    )
+    yield (
+        "long_arrays.csv",
+        lines(BASE | {"seen": [str(RNG.integers(1, 2000, 60)) for _ in LISTS]}),
+        ({"quoted_line_breaks": True}, brackets, "click"),
+    )
+    yield (
+        "floats_of_numpy.csv",
+        lines(BASE | {"hist": [str(np.array(ids, float)) for ids in LISTS]}),
+        ({}, {"hist": {"kind": "sequence", "list_format": "brackets", "float_ids": True}}, "click"),
+    )
+    yield (
+        "hive_maps.txt",
+        lines(BASE | {"m": ["\x02".join(f"{id}\x03{w}" for id, w in row) or "\\N" for row in pairs]}, "\x01"),
+        (
+            {"separator": "\x01", "null_values": ["\\N"]},
+            {"m": {"separator": "\x02", "weight_separator": "\x03"}},
+            "click",
+        ),
+    )
+    yield (
+        "spaced_pairs.csv",
+        lines(BASE | {"tags": [", ".join(f"{id}: {w:.3f}" for id, w in row) for row in pairs]}),
+        ({}, {"tags": {"separator": ",", "weight_separator": ":"}}, "click"),
+    )
+    yield (
+        "lists_of_three_digits.csv",
+        lines(BASE | {"cart": [",".join(str(100 + id) for id in ids) for ids in LISTS]}),
+        ({"thousands": None}, {"cart": {"kind": "categorical", "separator": ","}}, "click"),
+    )
+    yield (
+        "not_set.csv",
+        lines(BASE | {"source": np.array(["(not set)", "(direct)", "web"])[USER % 3]}),
+        ({}, {"source": {"kind": "categorical", "list_format": None}}, "click"),
+    )
+    yield (
+        "ports.csv",
+        lines(BASE | {"host": [f"10.0.0.{u}:80{u % 10}" for u in USER]}),
+        ({}, {"host": {"kind": "categorical", "weight_separator": None}}, "click"),
+    )
+    yield (
+        "grouped_ids.csv",
+        lines(BASE | {"user_id": [f"{u + 1000:,}" for u in USER]}),
+        ({"thousands": None}, {"user_id": {"kind": "categorical", "separator": None}}, "click"),
+    )
+    yield (
+        "notations.csv",
+        lines(
+            BASE
+            | {
+                "reach": [f"{int(price) * 37 + 1000:,}".replace(",", ".") for price in PRICE],
+                "ctr": [f"{x:.3f}".replace(".", ",") for x in RNG.random(ROWS)],
+                "cost": [f"CHF ({price})".replace(".", ",") for price in PRICE],
+            },
+            ";",
+        ),
+        (
+            {"decimal": ",", "thousands": ".", "units": ["CHF"]},
+            {name: {"kind": "numeric"} for name in ("reach", "ctr", "cost")},
+            "click",
+        ),
+    )
+    yield (
+        "errors_of_excel.csv",
+        lines(
+            BASE
+            | {
+                "a": ["#DIV/0!" if gone else price for gone, price in zip(some, PRICE, strict=True)],
+                "b": ["-inf" if gone else price for gone, price in zip(some, PRICE, strict=True)],
+                "c": ["." if gone else price for gone, price in zip(some, PRICE, strict=True)],
+            }
+        ),
+        (
+            {"null_values": ["#DIV/0!", "-inf", "."]},
+            {name: {"kind": "numeric"} for name in "abc"},
+            "click",
+        ),
+    )
+    for encoding, words in (("gbk", "红色蓝"), ("shift_jis", "青い表"), ("cp1251", "красный")):
+        yield (
+            f"{encoding}.csv",
+            lines(BASE | {words: np.array([words, words[::-1]])[CLICK ^ 1]}).decode().encode(encoding),
+            ({"encoding": encoding}, {"item_id": {"kind": "categorical"}}, "click"),
+        )
+    yield (
+        "cut_letters.csv",
+        lines(BASE | {"word": np.array(["红色", "蓝色"])[CLICK]}).replace(
+            "色\n".encode(), "色\n".encode()[:-2] + b"\n", 9
+        ),
+        ({"encoding": None}, {"user_id": {"kind": "categorical"}}, "click"),
+    )
+    yield (
+        "open_quotes.tsv",
+        b"user\titem_id\tclick\n"
+        + "".join(f'{u}\t"{word} x\t{y}\n' for u, word, y in zip(USER, WORDS, CLICK, strict=True)).encode(),
+        ({"quote": "", "quoted_line_breaks": None}, {"item_id": {"kind": "categorical"}}, "click"),
+    )
+    for separator in ("||", "\t\t", "|,|", "~", "##", "; "):
+        yield (
+            f"separated{separator.encode().hex()}.txt",
+            lines(BASE | {"genres": [text.replace("|", "/") for text in hist]}, separator),
+            ({"separator": separator}, {"item_id": {"kind": "categorical"}}, "click"),
+        )
+    yield (
+        "numbered.csv",
+        pd.DataFrame({0: CLICK, 1: USER, 2: ITEM, 3: PRICE}).to_csv().encode(),
+        ({"columns": None}, {"1": {"kind": "categorical"}, "3": {"kind": "numeric"}}, "0"),
+    )
+    yield (
+        "no_header.tsv",
+        lines(
+            {"u": [f"u{u}" for u in USER], "w": WORDS, "y": np.array(["no", "yes"])[CLICK]},
+            "\t",
+            header=False,
+        ),
+        ({"columns": ["column1", "column2", "column3"]}, {"column2": {"kind": "categorical"}}, "column3"),
+    )
+    yield (
+        "ragged.csv",
+        lines(BASE) + b"1,2\n",
+        ({"on_bad_row": "skip"}, {"item_id": {"kind": "categorical"}}, "click"),
+    )
+    yield (
+        "bigquery.csv",
+        lines(BASE | {"at": [f"{np.datetime64(int(t), 's')}".replace("T", " ") + " UTC" for t in TIME]}),
+        ({"split": {"by": "at", "valid": 0.1, "test": 0.1}}, {"at_hour": {"transform": "hour"}}, "click"),
+    )
+    yield (
+        "fractions_of_seconds.csv",
+        lines(BASE | {"ts": [f"{t}.25" for t in TIME]}),
+        ({"split": {"by": "ts", "valid": 0.1, "test": 0.1}}, {"ts_hour": {"time_unit": "s"}}, "click"),
+    )
+    yield (
+        "all_of_64_bits.csv",
+        lines(BASE | {"sign": [int(u) + 2**63 if u % 2 else -int(u) - 1 for u in USER]}),
+        ({}, {"sign": {"kind": "categorical"}}, "click"),
     )
 
 
@@ -319,6 +472,13 @@ UNREADABLE = {
     "a JSON array": b'[{"user": 1, "click": 0},\n{"user": 2, "click": 1}]\n',
     "name:value pairs (slots)": b"click:0 user:3 hist:1 hist:2\nclick:1 user:4\n",
     "gzip-compressed TFRecord": gzip.compress(struct.pack("<QI", 40, 123) + b"\n\x26\n\x10" + bytes(40)),
+    "name:value pairs (slots), which": b"1 user:28:1 item:117:1\n0 user:18:1 item:3:1\n",
+    "Vowpal Wabbit": b"1 |u user_28 |i item_117:0.5\n-1 |u user_2 |i item_9\n",
+    "HTML or XML": b"<!DOCTYPE html>\n<html><body>please, log in</body></html>\n",
+    "a pointer of Git LFS": b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12345\n",
+    "a dump of SQL": b"-- MySQL dump\nDROP TABLE IF EXISTS `log`;\nINSERT INTO `log` VALUES (1,2,1);\n",
+    "a printed table": b" user | click \n------+-------\n    1 |     0\n    2 |     1\n",
+    "CSV of Excel below a line sep=": b"sep=;\r\nuser;click\r\n1;0\r\n2;1\r\n",
     "gzip-compressed Parquet": gzip.compress(b"PAR1\x15\x04\x00\x00" + bytes(90)),
 }
 
@@ -329,7 +489,7 @@ def test_a_format_that_is_not_read_is_named(tmp_path, capsys, name, ending):
     (tmp_path / f"a.{ending}").write_bytes(UNREADABLE[name])
     assert cli.run(["init", str(tmp_path / f"a.{ending}")]) == 2
     err = capsys.readouterr().err
-    assert f"looks like {name}, which girih does not read: " in err
+    assert f"looks like {name.removesuffix(', which')}, which girih does not read: " in err
     assert err.count("\n") == 1
 
 
@@ -397,7 +557,7 @@ def test_guesses_by_values_alone_say_so(tmp_path, capsys):
     text, _ = config_of(tmp_path, _written(tmp_path, "padded.csv"), capsys)
     assert "0 seems to fill them up to one length" in text
     text, _ = config_of(tmp_path, _written(tmp_path, "german.csv"), capsys)
-    assert "a guess: gbk, shift_jis and others look alike" in text
+    assert "a guess: cp1252, cp1251, gbk, shift_jis and others look alike" in text
 
 
 def _written(folder, name):
@@ -455,3 +615,55 @@ def test_a_trained_model_reads_requests_as_its_files(tmp_path, capsys):
         as_text = model.predict(rest | {"word": "\\N", "hist": "[1, 2]", "price": "\\N"})
         assert model.predict(rest | {"word": None, "hist": [1, 2], "price": None}) == as_text
         assert model.predict(rest | {"word": "rouge", "hist": [1, 2], "price": 3.5}).shape == (1,)
+
+
+DOUBTS = {
+    "nested lists": (lambda ids: str([[id, id + 1] for id in ids]), "not all are lists of ids: '[["),
+    "objects of JSON": (lambda ids: json.dumps({f"t{id}": id / 8 for id in ids}), "not all are lists of ids"),
+    "another separator": (lambda ids: f"[{'; '.join(map(str, ids))}]", "not all are lists of ids"),
+    "a list cut short": (lambda ids: str(ids)[: 9 if len(ids) > 4 else 99], "not all are lists of ids"),
+    "some weights": (lambda ids: ";".join(f"t{id}:0.5" if id % 3 else f"t{id}" for id in ids), "seem to be ids and weights, but not"),
+    "weights beside a list": (lambda ids: "|".join(f"{id / 8}" for id in ids), "the option weights of another list may name them"),
+    "versions": (lambda ids: f"{sum(ids) % 3}.{len(ids)}.1" if len(ids) % 2 else "2.0", "of the first rows cannot be read: column 'seen'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DOUBTS)
+def test_cells_in_doubt_are_left_out_with_the_reason(tmp_path, capsys, name):
+    write, told = DOUBTS[name]
+    (tmp_path / "a.csv").write_bytes(lines(BASE | {"seen": [write(ids) for ids in LISTS]}))
+    text, config = config_of(tmp_path, tmp_path / "a.csv", capsys)
+    assert "seen" not in {feature["name"] for feature in config["features"]}, text
+    (why,) = [line for line in text.splitlines() if line.startswith("# left out: seen: ")]
+    assert told in why
+    check_and_train(tmp_path, capsys)
+
+
+def test_numbers_that_are_not_finite_are_left_out_of_formats_with_types(tmp_path, capsys):
+    prices = pa.array(np.where(USER == 3, np.nan, PRICE))
+    pq.write_table(pa.table(BASE | {"price": prices, "lists": [[[1]]] * ROWS}), tmp_path / "a.parquet")
+    text, _ = config_of(tmp_path, tmp_path / "a.parquet", capsys)
+    assert "# left out: price: " in text
+    assert "column 'price': expected a finite number" in text
+    check_and_train(tmp_path, capsys)
+
+
+def test_lines_above_a_header_are_named(tmp_path, capsys):
+    (tmp_path / "a.csv").write_bytes(b"# exported 2024-01-01\n" + lines(BASE))
+    assert cli.run(["init", str(tmp_path / "a.csv")]) == 2
+    assert "line 2: 3 cells: expected 1, separated by ','" in capsys.readouterr().err
+
+
+def test_ids_of_guessed_encodings_are_those_of_utf8(tmp_path, capsys):
+    for encoding in ("utf-8", "gbk", "shift_jis", "cp1251"):
+        word = (
+            "красный" if encoding == "cp1251" else "青い表青いの" if encoding == "shift_jis" else "红色蓝色"
+        )
+        (tmp_path / "a.csv").write_bytes(
+            lines(BASE | {"w": np.array([word, "x"])[CLICK]}).decode().encode(encoding)
+        )
+        _, config = config_of(tmp_path, tmp_path / "a.csv", capsys)
+        schema = girih.Schema([girih.Categorical(name="w")], "click")
+        read = girih.read_csv(tmp_path / "a.csv", schema, encoding=config["data"].get("encoding", "utf-8"))
+        want = girih.read_arrow(pa.table({"w": [word, "x"], "click": [0, 0]}), schema)
+        assert set(next(iter(read)).ids.tolist()) == set(next(iter(want)).ids.tolist())

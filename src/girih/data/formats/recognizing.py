@@ -15,7 +15,8 @@ _CONTROL, _NEAR = re.compile(rb"[\x00-\x08\x0e-\x1f]"), 64
 """Bytes that no text has, and how near a file's start one is found where it is none."""
 LIBSVM = re.compile(rb"[-+.0-9eE]*( +[0-9]+:[-+.0-9eE]+)+ *(#.*)?")
 LIBFFM = re.compile(rb"[-+.0-9eE]*( +[0-9]+:[0-9]+:[-+.0-9eE]+)+ *(#.*)?")
-_SLOTS = re.compile(rb"(?=[^\s:]*[A-Za-z_])[^\s:,;|\"]+:[^\s:]+( +[^\s:,;|\"]+:[^\s:]+)+ *")
+_SLOT = rb"[^\s:,;|\"]+:\S+"
+_SLOTS = re.compile(rb"([-+.\d]+ +(?=\S))?(?=\S*[A-Za-z_]\S*:)%b( +%b)* *(#.*)?" % (_SLOT, _SLOT))
 _ARROW = "write it as Parquet, or give it to girih.read_arrow"
 _AS_PARQUET, _AS_CSV = "write it as Parquet", "save it as CSV or Parquet"
 _UNPACK = "unpack it; text may be compressed by gzip, bzip2, xz or zstd"
@@ -25,10 +26,6 @@ _BINARY = {
     b"ORC": ("ORC", _AS_PARQUET),
     b"Obj\x01": ("Avro", _AS_PARQUET),
     b"\x93NUMPY": ("an array of NumPy", _AS_PARQUET),
-    b"\x80\x02": ("a pickle", _AS_PARQUET),
-    b"\x80\x03": ("a pickle", _AS_PARQUET),
-    b"\x80\x04": ("a pickle", _AS_PARQUET),
-    b"\x80\x05": ("a pickle", _AS_PARQUET),
     b"FEA1": ("a Feather file", _ARROW),
     b"\xd0\xcf\x11\xe0": ("an Excel file (xls)", _AS_CSV),
     b"%PDF": ("PDF", _AS_CSV),
@@ -39,6 +36,15 @@ _BINARY = {
     b"SQLite format 3": ("a database of SQLite", _AS_PARQUET),
     b"PK\x03\x04": ("a zip archive", _UNPACK),
 }
+_TEXTS = (
+    (rb"(?i)\s*<(!doctype|html|head|body|\?xml)", "HTML or XML", "get the file itself, as CSV or Parquet"),
+    (rb"sep=.\r?\n", "CSV of Excel below a line sep=", "remove that line"),
+    (rb"version https://git-lfs", "a pointer of Git LFS", "run git lfs pull"),
+    (rb"(?i)(--[^\n]*\n|\s)*(create|drop|insert|set|use) [^,\n]*", "a dump of SQL", _AS_CSV),
+    (rb"[^\n]*\n[-+|: ]*---[-+|: ]*\r?\n", "a printed table", _AS_CSV),
+    (rb"[-+.\d]+ ([^|\n]* )?\|\w*( [^|\n,;]*)(\|\w* [^|\n,;]*)*\n", "Vowpal Wabbit", "write libffm or CSV"),
+    (rb"\x80[\x02-\x05]", "a pickle", _AS_PARQUET),
+)
 _LINES = 3
 _EXCEL_BYTES, _RECORD = 4096, 16
 
@@ -78,6 +84,9 @@ def recognized(head: bytes, compression: str | None = None) -> Look | None:
         return Look(f"{prefix}a tar archive", _UNPACK)
     for magic, (name, mend) in _BINARY.items():
         if begins_with(magic, head):
+            return Look(prefix + name, mend)
+    for pattern, name, mend in _TEXTS:
+        if re.match(pattern, head.removeprefix(b"\xef\xbb\xbf")):
             return Look(prefix + name, mend)
     lines = head.removeprefix(b"\xef\xbb\xbf").splitlines()
     lines = [line for line in lines if line.strip()]

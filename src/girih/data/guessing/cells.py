@@ -6,6 +6,7 @@ Shapes: R rows.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -14,24 +15,20 @@ import pyarrow.compute as pc
 
 from girih.data.decode import columns, lists, times
 from girih.data.decode.notation import Notation
+from girih.data.guessing.kinds import COUNTS, is_of_ids, named, separator_in
 
 _DOUBTFUL = {"NA", "-", "--", "nil"}
 """Texts that mean a missing value only where the others of a column are numbers or times."""
-_UNITS = ("%", "$", "€", "£", "¥", "₹", "USD", "EUR", "GBP", "US$")
-_MARKS = (
-    (".", None),
-    (".", ","),
-    (",", None),
-    (",", "."),
-    (",", " "),
-    (".", " "),
-    (".", "'"),
-    (",", "\u202f"),
-    (",", "\xa0"),
+_UNITS = "% ‰ $ € £ ¥ ₹ ₽ ₩ ₺ ₴ ₫ ฿ ₪ US$ R$ zł kr Kč Ft Rs Rs. CHF USD EUR GBP JPY CNY INR RUB BRL CAD AUD SEK NOK DKK PLN 元 円"
+_UNIT_WORDS = tuple(_UNITS.split(" "))
+_MARKS = tuple(
+    (point, mark or None) for point in ".," for mark in ("", *",. '\u2019\u202f\xa0") if mark != point
 )
-_LIST = r"^\s*[\[(].*[\])]\s*$"
-_SEPARATORS = ("|", ";", ",", " ", "")
-_LEAST_ROWS, _LEAST_PADDED = 20, 0.2
+_LIST = r"(?s)^\s*\w*(?:[\[{].*[\]}]|\((?:[^()]*,.*|\d*)\))\s*$"
+_SEPARATORS, _WEIGHT_MARKS = ("||", "|", ";", "\x02", "#", ",", " ", ""), ":=\x03^@#"
+_NUMBER = r"[-+]?(?:\d+[.,]?\d*|[.,]\d+)(?:[eE][-+]?\d+)?"
+_SPELLED = r"^\D*(?:\d+|\d{1,3}(?:[,.'\x{2019}\p{Zs}]\d{2,3}){1,2})(?:[.,]\d*)?(?:[eE][-+]?\d+)?\D*$"
+_LEAST_ROWS, _LEAST_PADDED, _MOST_WORDS = 20, 0.2, 2
 Options = dict[str, Any]
 
 
@@ -44,88 +41,90 @@ class Cells:
     Attributes:
         table: integers, floats, times or lists where all text of a column is such, else strings.
         data: options of ``[data]`` that this takes, each with the reason for it.
-        features: options of a column's feature.
+        features: options of a column's feature; ``doubt`` says why it cannot be one.
     """
 
     def __init__(self, table: Any, *, is_text: bool) -> None:
         self.data: dict[str, tuple[Any, str]] = {}
         self.features: dict[str, Options] = {}
         arrays = {name: columns.flat(table[name]) for name in table.column_names}
-        nulls = {name: _null_words(array) for name, array in arrays.items()}
+        nulls = {name: _null_words(name, array) for name, array in arrays.items()}
         words = sorted(set(itertools.chain(*nulls.values())))
         if words:
             where = next(name for name, found in nulls.items() if found)
             self.data["null_values"] = (words, f"texts that seem to mean a missing value, as in {where!r}")
             arrays = {name: columns.without_texts(array, tuple(words)) for name, array in arrays.items()}
         read = {name: typed(array, is_text) for name, array in arrays.items()}
-        text = [name for name, array in read.items() if columns.is_string(array.type)]
-        if is_text and text:
-            read |= self._local_numbers({name: read[name] for name in text})
+        read |= self._local_numbers(read, arrays) if is_text else {}
         for name, array in read.items():
             if columns.is_string(array.type):
                 read[name] = self._lists(name, array)
             self._pad(name, read[name])
         self.table = pa.table(read)
 
-    def _local_numbers(self, arrays: dict[str, Any]) -> dict[str, Any]:
-        """Columns that are numbers in a notation: the one that reads most of them."""
-        best: dict[str, Any] = {}
-        for decimal, thousands in _MARKS:
-            notation = Notation(decimal=decimal, thousands=thousands, units=_UNITS)
-            found = {}
-            for name, array in arrays.items():
-                plain = notation.plain(array)
-                if plain.null_count < len(plain) and not _any(plain, "?"):
-                    found[name] = plain.cast(pa.float64())
-            if len(found) > len(best):
-                best = found
-                units = [unit for unit in _UNITS if any(_any(arrays[name], unit) for name in found)]
-                why = f"of numbers such as {arrays[next(iter(found))].drop_null()[0].as_py()!r}"
-                self.data |= {"decimal": (decimal, why), "thousands": (thousands, why), "units": (units, why)}
-        for name, default in (("decimal", "."), ("thousands", None), ("units", [])):
-            if name in self.data and self.data[name][0] == default:
-                del self.data[name]
-        return best
+    def _local_numbers(self, read: dict[str, Any], arrays: dict[str, Any]) -> dict[str, Any]:
+        """Columns that are numbers in the notation that reads most of them, and as text those that it does not read."""
+        kinds = {name: columns.kind_of(array.type) for name, array in read.items() if not is_of_ids(name)}
+        spelled = {name: text(arrays[name]) for name, kind in kinds.items() if kind in ("strings", "floats")}
+        spelled = {name: words for name, words in spelled.items() if _share(words, _SPELLED) > 0.9}
+        is_new = {
+            name for name in spelled if kinds[name] == "strings" and _share(spelled[name], r"[^-+\d]") > 0
+        }
+        best, most = {}, len(spelled) - len(is_new) - 1
+        for decimal, thousands in _MARKS if is_new else ():
+            notation = Notation(decimal=decimal, thousands=thousands, units=_UNIT_WORDS)
+            plain = {name: notation.plain(array) for name, array in spelled.items()}
+            found = {name: array for name, array in plain.items() if not _any(array, "?")}
+            units = [unit for unit in _UNIT_WORDS if any(_any(spelled[name], unit) for name in found)]
+            options = {"decimal": decimal.strip("."), "thousands": thousands, "units": units}
+            if is_new & found.keys() and len(found) > most and any(options.values()):
+                best, most = found, len(found)
+                why = f"of numbers such as {spelled[min(is_new & found.keys())].drop_null()[0].as_py()!r}"
+                chosen = {key: (value, why) for key, value in options.items() if value}
+        if not best:
+            return {}
+        self.data |= chosen
+        return spelled | {name: array.cast(pa.float64()) for name, array in best.items()}
 
     def _lists(self, name: str, array: Any) -> Any:
         """The lists that a column of strings holds; the column as it is if it holds none."""
-        present = array.drop_null()
-        if len(present) and pc.all(pc.match_substring_regex(present, _LIST)).as_py():
+        present = array.filter(pc.greater(pc.utf8_length(pc.utf8_trim_whitespace(array)), 0))
+        if _share(present, _LIST) > 0.5:
             values, offsets, good = lists.in_brackets(array)
-            if good.all():
+            if good.all() and _share(values, "[:;|]") < 0.5:
                 self.features[name] = {"list_format": "brackets"}
                 return _as_lists(values, offsets)
-        for separator, mark in itertools.product(_SEPARATORS, (":", "=")):
-            if not len(present) or not pc.all(pc.match_substring(present, mark)).as_py():
+            cell = present[0] if good.all() else array.filter(pa.array(~good))[0]
+            why = f"cells are in brackets, but not all are lists of ids: {cell.as_py()[:60]!r}"
+            self.features[name] = {"doubt": why}
+            return array
+        for separator, mark in itertools.product(_SEPARATORS, _WEIGHT_MARKS):
+            if separator == mark or not _any(present, separator) or _share(present, re.escape(mark)) < 0.5:
                 continue
-            piece = rf"[^{mark}|;, ]+{mark}[-+]?[0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?"
-            several = rf"(?:\s*[{separator}]\s*{piece})*" if separator else ""
-            is_pairs = pc.match_substring_regex(present, rf"^{piece}{several}$")
-            if not pc.all(is_pairs).as_py() or (separator and not _any(present, separator)):
-                continue
-            if not separator and not pc.all(pc.match_substring(present, ".")).as_py():
-                continue  # times of a day, and versions
             pieces, bounds = columns.pieces(array, separator or None)
+            pair = rf"^\s*[^|;,\x02{re.escape(mark)}]+{re.escape(mark)}\s*{_NUMBER}"
+            pairs = _share(pieces, rf"{pair}%?\s*$")
+            decimals = _share(pieces, rf"{re.escape(mark)}\s*[-+]?\d*[.,]\d+(?:[eE][-+]?\d+)?%?\s*$")
+            if pairs < 0.5 or (decimals < 0.5 and (mark in "^@#" or not separator)):
+                continue  # times of a day, ports and versions
             ids, _, good = lists.ids_and_weights(pieces, mark)
-            if (good | pieces.is_null().to_numpy(zero_copy_only=False)).all():
-                split = {"separator": separator} if separator else {}
-                self.features[name] = {**split, "weight_separator": mark}
-                ids = pc.if_else(pieces.is_null(), None, ids)
-                return typed(ids, True) if bounds is None else _as_lists(ids, bounds)
+            bad = pieces.filter(pa.array(~good)).drop_null()
+            if len(bad):
+                why = f"cells seem to be ids and weights, but not {text(bad)[0].as_py()[:60]!r}: give each id a weight, or none"
+                self.features[name] = {"doubt": why}
+                return array
+            split = {"separator": separator} if separator else {}
+            self.features[name] = {**split, "weight_separator": mark}
+            ids = pc.if_else(pieces.is_null(), None, ids)
+            return typed(ids, True) if bounds is None else _as_lists(ids, bounds)
         return array
 
     def _pad(self, name: str, array: Any) -> None:
         """Notes the id that fills the lists of a column up to one length, if there is such an id."""
-        separator = None
-        if columns.is_string(array.type):
-            counts = {each: pc.unique(pc.count_substring(array.drop_null(), each)) for each in "|;, "}
-            separator = next(
-                (each for each, found in counts.items() if len(found) == 1 and found[0].as_py()), None
-            )
-            if separator is None:
-                return
-            array = pc.split_pattern(array, separator)
-        if not columns.is_list(array.type):
+        if columns.is_string(array.type) and array.null_count < len(array):
+            separator = separator_in(name, columns.trimmed(array.drop_null()))
+            array = pc.split_pattern(array, separator or "\n")
+        if not columns.is_list(array.type) or pa.types.is_nested(array.type.value_type):
             return
         rows = [row for row in array.to_pylist() if row]
         if len(rows) < _LEAST_ROWS or len({len(row) for row in rows}) > 1 or len(rows[0]) < 2:
@@ -138,18 +137,30 @@ class Cells:
                 ids == (row[: len(ids)] if last else row[len(row) - len(ids) :])
                 for ids, row in zip(kept, rows, strict=True)
             )
-            if (
-                whole
-                and len({len(ids) for ids in kept}) > 2
-                and ends.count(padding) >= _LEAST_PADDED * len(rows)
-            ):
+            whole = whole and len(set(map(len, kept))) > 2 and padding not in ("", None)
+            if whole and ends.count(padding) >= _LEAST_PADDED * len(rows):
                 integer = str(padding).lstrip("-").isdigit()
                 self.features.setdefault(name, {})["padding_id"] = int(padding) if integer else padding
                 return
 
 
-def _any(array: Any, text: str) -> bool:
-    return bool(pc.any(pc.match_substring(array, text)).as_py())
+def _any(array: Any, part: str) -> bool:
+    return bool(pc.any(pc.match_substring(array, part)).as_py())
+
+
+def _share(words: Any, pattern: str) -> float:
+    """The share of strings that match, null left out; 0 if there is none."""
+    return pc.mean(pc.match_substring_regex(text(words), pattern).cast(pa.int8())).as_py() or 0.0
+
+
+def text(words: Any) -> Any:
+    """A column of strings or bytes as strings; what is no UTF-8 becomes a replacement character."""
+    words = columns.string_values(words)
+    try:
+        return words.cast(pa.large_string())
+    except pa.ArrowInvalid:
+        read = [None if word is None else word.decode("utf-8", "replace") for word in words.to_pylist()]
+        return pa.array(read, pa.large_string())
 
 
 def _as_lists(values: Any, offsets: Any) -> Any:
@@ -158,22 +169,23 @@ def _as_lists(values: Any, offsets: Any) -> Any:
     return pa.LargeListArray.from_arrays(pa.array(offsets), values)
 
 
-def _null_words(array: Any) -> list[str]:
-    """Words of a column that mean a missing value."""
+def _null_words(name: str, array: Any) -> list[str]:
+    """Words of a column that mean a missing value: known ones, and one or two among numbers."""
     array = columns.plain(array)
     if not columns.is_string(array.type):
         return []
-    words = columns.string_values(array).drop_null()
-    known = pa.array([word.encode() for word in columns.NULL_WORDS], words.type)
-    found = [
-        word.decode()
-        for word in pc.unique(words.filter(pc.is_in(columns.trimmed(words), value_set=known))).to_pylist()
-    ]
-    if not found:
+    words = text(array.drop_null())
+    known = pc.is_in(pc.utf8_trim_whitespace(words), value_set=pa.array(columns.NULL_WORDS, words.type))
+    found, others = pc.unique(words.filter(known)).to_pylist(), words.filter(pc.invert(known))
+    number = rf"^\s*{_NUMBER}\s*$"
+    few: list[str] = pc.unique(others.filter(pc.invert(pc.match_substring_regex(others, number)))).to_pylist()
+    are_numbers = named(name, COUNTS) or _share(others, r"\d\.\d") > 0
+    few = few if are_numbers and len(few) <= _MOST_WORDS and _share(others, number) > 0.5 else []
+    if not found and not few:
         return []
-    rest = typed(columns.without_texts(array, tuple(found)), True)
+    rest = typed(columns.without_texts(array, (*found, *few)), True)
     sure = rest.null_count < len(rest) and not columns.is_string(rest.type)
-    return [word for word in found if sure or word.strip() not in _DOUBTFUL]
+    return few + [word for word in found if sure or word.strip() not in _DOUBTFUL]
 
 
 def typed(array: Any, numbers: bool) -> Any:
@@ -183,10 +195,14 @@ def typed(array: Any, numbers: bool) -> Any:
         numbers: False for text of a format that has types: text that spells numbers stays text where few values differ.
     """
     array = columns.plain(array)
-    if not columns.is_string(array.type) or array.null_count == len(array):
+    if array.null_count == len(array):
+        return pa.nulls(len(array))
+    if not columns.is_string(array.type):
         return array
     words = columns.string_values(array)
     kinds: tuple[Callable[[], Any], ...] = (pa.int64, pa.uint64, pa.float64)
+    if _share(words, "[.eE+]") == 0:
+        kinds = kinds[:2]  # integers beyond 64 bits are text
     if not numbers and pc.count_distinct(words).as_py() <= 2:
         kinds = ()
     for kind in kinds:
@@ -197,4 +213,4 @@ def typed(array: Any, numbers: bool) -> Any:
     found, read = times.text_times(words)
     if read.all() and pc.min(pc.binary_length(words)).as_py() >= len("2024-05-01"):
         return pa.array(found, mask=columns.null_mask(array)).cast(pa.timestamp("us"))
-    return words.cast(pa.large_string(), safe=False)
+    return text(words)

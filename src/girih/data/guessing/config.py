@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,12 +12,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from girih.config.sections import build
 from girih.data.decode import columns
 from girih.data.guessing.kinds import FEW, LEAST_ROWS, OUTCOME, Guess, guess_kind, words_of
 from girih.data.guessing.labels import Label, guess_label
-from girih.data.guessing.sample import Sample
+from girih.data.guessing.sample import ROWS, Sample
+from girih.data.options import DataOptions, open_dataset
 from girih.data.readers import CRITEO_COLUMNS
 from girih.errors import ConfigError
+from girih.schema import Schema
 
 _OF_OWNERS = {"id", "user", "uid", "member", "customer", "session"}
 _SHARED = 0.5
@@ -23,8 +28,12 @@ _LEAST_TIMES, _LEAST_SIDE, _LEAST_NUMBERS, _HELD_OUT = 20, 10, 3, 0.1
 _LEAST_STEPS, _LEAST_BATCH, _BATCH = 50, 32, 4096
 
 
+_READING = {"on_bad_row": "skip", "batch_size": _BATCH, "split": None}
+_TRAINING = '\n[sparse_optimizer]\nname = "adagrad"\nlr = 0.05\n\n[dense_optimizer]\nname = "adam"\nlr = 0.001\n\n[train]\nepochs = 1\n'
+
+
 def config_text(sample: Sample, label: str | None = None) -> str:
-    """The config, as TOML with comments.
+    """The config, as TOML with comments: by it the first rows of the data can be read.
 
     Args:
         label: the column to predict; None guesses that too.
@@ -32,30 +41,45 @@ def config_text(sample: Sample, label: str | None = None) -> str:
     Raises:
         ConfigError: no column is a label, or no other is a feature.
     """
+    refused: dict[str, str] = {}
+    while True:
+        mapping = tomllib.loads(text := _text(sample, label, refused))
+        options = build(DataOptions, mapping["data"] | _READING, "[data]")
+        data = open_dataset(options, Schema.from_dict(mapping, "init"), shuffle=False)
+        list(itertools.islice(data, ROWS // _BATCH))
+        found = {
+            next((name for name in sample.table.column_names if why.startswith(f"column {name!r}: ")), ""):
+            f"{number:,} of the first rows cannot be read: {why}" for why, number in data.skipped.by_reason.items()
+        }  # fmt: skip
+        if found.keys() <= refused.keys():
+            return text
+        refused |= found
+
+
+def _text(sample: Sample, label: str | None, refused: Mapping[str, str]) -> str:
     table, found = sample.table, guess_label(sample, label)
     names = [name for name in table.column_names if name != found.column]
     numbers = CRITEO_COLUMNS[1:14] if sample.options["format"][0] == "criteo" else ()
     cells = sample.cells
     kinds = [
-        guess_kind(name, columns.flat(table[name]), counts=name in numbers, cells=cells.get(name))
+        guess_kind(name, columns.flat(table[name]), counts=name in numbers, cells=cells.get(name, {}))
         for name in names
     ]
-    guesses = [_told_apart(_readable(guess, sample), table, found) for guess in kinds]
+    guesses = [_told_apart(_readable(guess, sample, refused), table, found) for guess in kinds]
     features = [part for guess in guesses for part in _features(guess, table)]
     left = [guess for guess in guesses if guess.kind == "left out"]
     if not features:
-        why = "; ".join(f"{guess.column}: {guess.why}" for guess in left)
-        raise ConfigError(
-            f"no column but {found.column!r} looks like a feature{': ' if why else ''}{_one_line(why)}"
-        )
+        why = _one_line("".join(f"; {guess.column}: {guess.why}" for guess in left))
+        raise ConfigError(f"no column but {found.column!r} looks like a feature{why}")
     lines = ["# Guessed from a sample by girih init: read what each line says, then run girih check.", ""]
-    lines += [*_data(sample, guesses), "", "[defaults]", _beside("dim = 16", "width of embeddings"), ""]
+    by_line = refused.get("") or refused.get(found.column)
+    lines += [*_data(sample, guesses, by_line), ""]
+    lines += ["[defaults]", _beside("dim = 16", "width of embeddings"), ""]
     alike = {feature.column: _with_same_ids(feature, features, table) for feature in features}
     for feature in features:
         lines += _feature(feature, alike[feature.column])
-    lines += [f"# left out: {_one_line(guess.column)}: {_one_line(guess.why)}" for guess in left] + [
-        ""
-    ] * bool(left)
+    lines += [f"# left out: {_one_line(f'{guess.column}: {guess.why}')}" for guess in left]
+    lines += [""] * bool(left)
     lines += ["[labels]", f"# {_one_line(found.why)}", *_toml(found.section), ""]
     lines += ["[model]", *_toml({"name": "deepfm", "hidden": [400, 400, 400]})]
     past = {
@@ -66,23 +90,16 @@ def config_text(sample: Sample, label: str | None = None) -> str:
     if past:
         (attention,) = _toml({"attention": past})
         lines.append(f'# name = "din" and {attention} read sequences whole')
-    lines += ["", "[sparse_optimizer]", *_toml({"name": "adagrad", "lr": 0.05})]
-    lines += [
-        "",
-        "[dense_optimizer]",
-        *_toml({"name": "adam", "lr": 0.001}),
-        "",
-        "[train]",
-        *_toml({"epochs": 1}),
-    ]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, _TRAINING])
 
 
-def _data(sample: Sample, guesses: Iterable[Guess]) -> list[str]:
+def _data(sample: Sample, guesses: Iterable[Guess], refused: str | None) -> list[str]:
     lines = ["[data]"]
     for name, (value, why) in sample.options.items():
         (line,) = _toml({name: value})
         lines.append(_beside(line, why) if why else line)
+    if refused is not None:
+        lines.append(_beside('on_bad_row = "skip"', refused))
     by = next((guess.column for guess in guesses if _splits(guess, sample)), None)
     trained = sample.num_rows if by is None else round((1 - 2 * _HELD_OUT) * sample.num_rows)
     batch = _BATCH
@@ -103,9 +120,7 @@ def _data(sample: Sample, guesses: Iterable[Guess]) -> list[str]:
 def _splits(guess: Guess, sample: Sample) -> bool:
     """Whether a column says which rows are the last ones."""
     values = sample.table[guess.column]
-    return (
-        guess.kind == "time" and not values.null_count and pc.count_distinct(values).as_py() >= _LEAST_TIMES
-    )
+    return guess.kind == "time" and not values.null_count and len(values.unique()) >= _LEAST_TIMES
 
 
 def _features(guess: Guess, table: Any) -> list[Guess]:
@@ -122,8 +137,10 @@ def _features(guess: Guess, table: Any) -> list[Guess]:
     ]  # fmt: skip
 
 
-def _readable(guess: Guess, sample: Sample) -> Guess:
+def _readable(guess: Guess, sample: Sample, refused: Mapping[str, str]) -> Guess:
     """A feature, unless its format does not let it be read so."""
+    if guess.kind != "left out" and guess.column in refused:
+        return replace(guess, kind="left out", why=refused[guess.column])
     if guess.kind == "numeric" and guess.column in sample.strings:
         return replace(guess, kind="left out", why="numbers as strings: cast the column to read them")
     return guess
@@ -137,9 +154,8 @@ def _told_apart(guess: Guess, table: Any, label: Label) -> Guess:
         return replace(guess, kind="left out", why=OUTCOME)
     one, other = columns.flat(table[guess.column]), columns.flat(table[label.column])
     if one.type == other.type and one.equals(other):
-        return replace(
-            guess, kind="left out", why=f"it equals {label.column!r}: the model would see the answer"
-        )
+        why = f"it equals {label.column!r}: the model would see the answer"
+        return replace(guess, kind="left out", why=why)
     if guess.kind != "time" and _tells(one, other):
         why = f"numbers up to a bound go with one {label.column!r}, larger ones with the other: the model would see the answer"
         return replace(guess, kind="left out", why=why)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import itertools
-from collections import Counter
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,7 +16,15 @@ from girih.data.paths import File
 
 HEAD_BYTES = 1 << 20
 LINES = 500
-_STRONG, _WEAK = ("\t", ",", ";", "|", "::", "||", "\x01", "^", "§"), (" ", BLANKS)
+_STRONG, _WEAK = ("\t", ",", ";", "|", "::", "\x01", "^"), (" ", BLANKS)
+_LETTERS = {
+    "shift_jis": rb"(?:[\x81-\x9f].)*[\x82\x83][\x40-\xf1](?:[\x81-\x9f].)*",
+    "gbk": rb"[\xb0-\xd7][\xa1-\xfe]",
+    "cp1251": rb"[\xc0-\xff]{3,}",
+    "cp1252": rb"[\x80-\xff]",
+}
+"""Encodings, and the bytes of their frequent letters."""
+_RUN = r"[^\w\s\"'.+-]+|\t+"
 _ALIKE = 0.9
 Options = dict[str, tuple[Any, str]]
 
@@ -27,11 +35,8 @@ def with_encoding(files: tuple[File, ...]) -> tuple[tuple[File, ...], Options]:
     name = _encoding(head)
     if name is None:
         return files, {}
-    why = (
-        "by its first bytes"
-        if name.startswith("utf-16")
-        else "no UTF-8; a guess: gbk, shift_jis and others look alike"
-    )
+    why = "no UTF-8; a guess: cp1252, cp1251, gbk, shift_jis and others look alike"
+    why = "by its first bytes" if name.startswith("utf-16") else why
     return tuple(replace(file, encoding=name) for file in files), {"encoding": (name, why)}
 
 
@@ -42,10 +47,13 @@ def _encoding(head: bytes) -> str | None:
         if 2 * zeros.count(0) > len(zeros):
             return name
     head = head[: head.rfind(b"\n") + 1] or head
-    for name in ("utf-8", "cp1252"):
+    text, high = head.decode("utf-8", "replace"), len(re.findall(rb"[\x80-\xff]", head))
+    if text.count("\ufffd") <= 0.1 * sum(not mark.isascii() for mark in text):
+        return None  # UTF-8, some of it cut within a letter
+    for name, letters in _LETTERS.items():
         try:
-            head.decode(name)
-            return None if name == "utf-8" else name
+            if sum(map(len, re.findall(letters, head))) >= 0.6 * high and head.decode(name):
+                return name
         except UnicodeDecodeError:
             continue
     return "latin-1"
@@ -60,15 +68,27 @@ def open_delimited(
     lines = [line.rstrip("\r\n") for line in text.splitlines(keepends=True)[: LINES + 1] if line.strip()]
     lines = lines[:-1] if len(lines) > LINES or (len(text) > HEAD_BYTES // 2 and len(lines) > 1) else lines
     opens = any(line.count('"') % 2 for line in lines)
-    tried = [(each, _rows(lines, each, opens)) for each in (*_STRONG, *_WEAK)]
-    sizes = [_size(rows) for _, rows in tried]
-    if sizes[-1] > 1 and not all(all(row) for row in tried[-2][1]):
-        sizes[-2] = 0  # several blanks are one separator, rather than empty cells between blanks
-    best = max(sizes[: len(_STRONG)]) if max(sizes[: len(_STRONG)]) > 1 else max(sizes)
-    separator, rows = tried[sizes.index(best)] if best > 1 else tried[_STRONG.index(",")]
+    runs = sorted(set(re.findall(_RUN, lines[0])) - {*_STRONG}, key=len, reverse=True)
+    tried = {each: _rows(lines, each, opens) for each in (*_STRONG, *_WEAK, *runs)}
+    sizes = {each: _size(rows) for each, rows in tried.items()}
+    if sizes[BLANKS] > 1 and not all(map(all, tried[" "])):
+        sizes[" "] = 0  # several blanks are one separator, rather than empty cells between blanks
+    kinds = (sorted(kind, key=sizes.__getitem__, reverse=True) for kind in (_STRONG, _WEAK, runs))
+    separator = next((each for kind in kinds for each in kind if sizes[each] > 1), ",")
+    whole = (
+        run
+        for run in runs
+        if separator in run and not any(separator in line.replace(run, "") for line in lines)
+    )
+    separator = next((run for run in whole if sizes[run] > 1), separator)
+    best, rows = sizes[separator], tried[separator]
     options: Options = {}
-    if separator == "," and all(row[1:] and all(c.startswith(" ") for c in row[1:]) for row in rows):
-        separator, rows = ", ", [[cell.strip() for cell in row] for row in rows]
+    if separator not in _WEAK and all(row[1:] and all(c.startswith(" ") for c in row[1:]) for row in rows):
+        separator, rows = f"{separator} ", [[cell.strip() for cell in row] for row in rows]
+    quote, unquoted = '"', [line.split(separator) for line in lines]
+    if opens and separator != BLANKS and best > 1 and {*map(len, unquoted)} == {len(unquoted[0])}:
+        opens, rows, quote = False, unquoted, ""
+        options["quote"] = ("", "quotes are left open, and are a part of cells")
     if separator != ",":
         options["separator"] = (separator, f"{best} cells in the first line")
     breaks = opens and any("\n" in cell for row in rows for cell in row)
@@ -77,11 +97,9 @@ def open_delimited(
     names = None
     if not _is_header(rows, label):
         names = [tuple(f"column{place}" for place in range(1, len(rows[0]) + 1))]
-        options["columns"] = (
-            list(names[0]),
-            "the first line holds values, not names: give columns their own",
-        )
-    return DelimitedSource(files, separator, '"', names, block_bytes, line_breaks=breaks), options
+        why = "the first line holds values, not names: give columns their own"
+        options["columns"] = (list(names[0]), why)
+    return DelimitedSource(files, separator, quote, names, block_bytes, line_breaks=breaks), options
 
 
 def _rows(lines: Sequence[str], separator: str, opens: bool) -> list[list[str]]:
@@ -100,24 +118,21 @@ def _rows(lines: Sequence[str], separator: str, opens: bool) -> list[list[str]]:
 
 def _size(rows: Iterable[Sequence[str]]) -> int:
     """The cells of a row, if nearly all rows, and the first one, have as many; else 0."""
-    counts = Counter(map(len, rows))
-    if not counts:
-        return 0
-    (size, number), *_ = counts.most_common()
-    alike = number >= _ALIKE * counts.total() and len(next(iter(rows))) == size
-    return size if alike else 0
+    sizes = list(map(len, rows))
+    most = max(set(sizes), key=sizes.count, default=0)
+    return most if sizes.count(most) >= _ALIKE * len(sizes) and sizes[:1] == [most] else 0
 
 
 def _is_header(rows: Sequence[Sequence[str]], label: str | None) -> bool:
     """Whether the first row has names: different ones, and in a column of numbers a word, or no number at all."""
     first, *others = rows
-    if len(set(first)) < len(first):
-        return False
-    if label in first or not any(map(_is_number, first)):
-        return True
-    below = (
+    below = [
         [cell for cell in column if cell.strip()] for column in itertools.zip_longest(*others, fillvalue="")
-    )
+    ]
+    if label in first or [cell for cell in first if cell] == list(map(str, range(sum(map(bool, first))))):
+        return True
+    if not any(map(_is_number, first)) and len({*filter(None, first)}) == sum(map(bool, first)):
+        return 2 * sum(cell in values for cell, values in zip(first, below, strict=False)) < len(first)
     return any(
         cell.strip()
         and cell not in columns.NULL_WORDS

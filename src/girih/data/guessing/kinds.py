@@ -20,16 +20,18 @@ Kind = Literal["categorical", "sequence", "numeric", "time", "left out"]
 OUTCOME = "by its name it may be an outcome too, which a model must not see; make it a feature if it is known before"
 FEW, LONG_TEXT, ALL_DIFFER = 50, 60, 0.99
 _MOST_S = 10 * times.YEAR_S
-_BEYOND = float(1 << 53)
+_BEYOND, _MOST_TIME = float(1 << 53), 9e18
 LEAST_ROWS = 50  # from which on values that all differ are told from few rows
-_COUNTS = r"price|cost|amount|count|cnt|num|nr|age|duration|length|len|score|rate|ratio|rank|avg|mean|sum|total|size|width|height|distance|weight|pct|percent|value|revenue|budget|bid|quantity|qty|days|hours|minutes|seconds|ms|year_of_birth|views|likes"
+COUNTS = r"price|cost|amount|count|cnt|num|nr|age|duration|length|len|score|rate|ratio|rank|avg|mean|sum|total|size|width|height|distance|weight|pct|percent|value|revenue|budget|bid|quantity|qty|days|hours|minutes|seconds|ms|year_of_birth|views|likes"
 _IDS = r"id|ids|uid|user|item|code|cat|category|type|kind|key|hash|zip|country|city|region|device|os|browser|brand|genre|genres|tag|tags|channel|site|domain|app|campaign|ad|slot|position|segment|cluster|gender|lang|language|year|month|day|hour|weekday"
 _TIMES = r"time|timestamp|ts|date|datetime|at|day|dt|ms"
 _ROWS = r"index|row|rowid|unnamed|impression|request|session|event|uuid|guid|log"
 _PAST = (
     r"hist|history|seq|sequence|past|previous|prev|recent|last|viewed|clicked|watched|bought|items|sessions"
 )
-_SEPARATORS = "|;,^ "
+_SEPARATORS = "|;,^\x02# "
+_THOUSANDS = r"^\s*\d{1,3}(,\d{3}){0,3}\s*$"
+_LISTS = f"{_PAST}|tags|genres|ids|categories"
 _OUTCOMES = r"follow|comment|forward|hate|share|shared|stay|play|played|dwell|watch|skip|skipped|view"
 _DATE = r"^[0-9]{1,4}[/.][0-9]{1,2}[/.][0-9]{2,4}(?: |$)"
 _NUMBERED = re.compile(r"[a-z]+|[0-9]+")
@@ -45,36 +47,34 @@ class Guess:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-def guess_kind(
-    name: str, array: Any, *, counts: bool = False, cells: Mapping[str, Any] | None = None
-) -> Guess:
+def guess_kind(name: str, array: Any, *, counts: bool, cells: Mapping[str, Any]) -> Guess:
     """Guesses one column's kind from R values.
 
     Args:
-        counts: its numbers are no ids. cells: the options by which its cells are read.
+        counts: its numbers are no ids. cells: the options by which its cells are read, or the doubt that they can be.
     """
+    if "doubt" in cells:
+        return Guess(name, "left out", cells["doubt"])
     found = _guess_any(name, array, counts)
-    if cells and found.kind in ("categorical", "sequence"):
-        why = found.why
-        if "padding_id" in cells:
-            why += f"; {cells['padding_id']!r} seems to fill them up to one length: drop padding_id if it is an id"
-        return replace(found, why=why, options={**cells, **found.options})
-    return found
+    if found.kind not in ("categorical", "sequence"):
+        return found
+    why = found.why
+    if "padding_id" in cells:
+        why += (
+            f"; {cells['padding_id']!r} seems to fill them up to one length: drop padding_id if it is an id"
+        )
+    return replace(found, why=why, options={**cells, **found.options})
 
 
 def _guess_any(name: str, array: Any, counts: bool) -> Guess:
     present = array.drop_null()
     if not len(present):
         return Guess(name, "left out", "it is missing in every row of the sample")
-    missing = 1 - len(present) / len(array)
+    missing, word = 1 - len(present) / len(array), columns.kind_of(array.type)
     found = _guess(name, present)
-    if counts and columns.kind_of(array.type) in ("integers", "floats"):
+    if counts and word in ("integers", "floats"):
         found = _of_numbers(name, present.cast(pa.float64()), "numbers, by the format,")
-    elif (
-        named(name, _OUTCOMES)
-        and not named(name, _IDS)
-        and columns.kind_of(array.type) in ("integers", "floats", "booleans")
-    ):
+    elif named(name, _OUTCOMES) and not named(name, _IDS) and word in ("integers", "floats", "booleans"):
         return Guess(name, "left out", OUTCOME)
     if missing >= 0.01 and found.kind != "left out":
         return Guess(name, found.kind, f"{found.why}; {missing:.0%} are missing", found.options)
@@ -84,6 +84,11 @@ def _guess_any(name: str, array: Any, counts: bool) -> Guess:
 def named(name: str, words: str) -> bool:
     """Whether one of a name's words, as of ``userId`` or ``user_id``, is among some."""
     return any(re.fullmatch(words, part) for part in words_of(name))
+
+
+def is_of_ids(name: str) -> bool:
+    """Whether a name is one of ids or of lists of ids, rather than of numbers."""
+    return named(name, f"{_IDS}|{_PAST}") and not named(name, COUNTS)
 
 
 def words_of(name: str) -> list[str]:
@@ -97,9 +102,7 @@ def _guess(name: str, values: Any) -> Guess:
     if times.is_time(kind):
         doubt = times.doubt(values)
         return Guess(
-            name,
-            "time",
-            "".join(("dates" if pa.types.is_date(kind) else f"{kind}", f"; {doubt}" * bool(doubt))),
+            name, "time", f"{'dates' if pa.types.is_date(kind) else kind}{f'; {doubt}' if doubt else ''}"
         )
     if word.startswith("lists of "):
         return _of_list(name, values, word)
@@ -109,33 +112,31 @@ def _guess(name: str, values: Any) -> Guess:
         return Guess(name, "categorical", "true or false")
     if word == "integers":
         return _of_integers(name, values)
-    if word == "floats" and named(name, _TIMES) and _are_whole(values):
-        guess = _of_integers(name, values.cast(pa.int64()))
+    if word == "floats" and named(name, _TIMES) and pc.max(pc.abs(values)).as_py() < _MOST_TIME:
+        guess = _of_integers(name, values.cast(pa.int64(), safe=False))
         if guess.kind == "time" or "times" in guess.why:
             return guess
-    if word == "floats" and named(name, _IDS) and not named(name, _COUNTS) and _are_whole(values):
+    if word == "floats" and is_of_ids(name) and _are_whole(values):
         why = f"ids by the name, written as floats, {_different(pc.count_distinct(values).as_py(), len(values))}"
-        return Guess(
-            name,
-            "categorical",
-            f"{why}: astype('Int64') in pandas would write them as integers",
-            {"float_ids": True},
-        )
+        why += ": astype('Int64') in pandas would write them as integers"
+        return Guess(name, "categorical", why, {"float_ids": True})
     if word == "floats" or word.startswith("decimal"):
         return _of_numbers(name, values.cast(pa.float64()), "floating-point numbers")
     return Guess(name, "left out", f"{kind} is no number, text, time or list of these")
 
 
 def _are_whole(values: Any) -> bool:
-    numbers = values.cast(pa.float64()).to_numpy(zero_copy_only=False)
+    numbers = values.cast(pa.float64()).drop_null().to_numpy(zero_copy_only=False)
+    numbers = numbers[~np.isnan(numbers)]
     return bool((numbers == np.floor(numbers)).all() and np.abs(numbers).max(initial=0.0) <= _BEYOND)
 
 
 def _of_list(name: str, values: Any, word: str) -> Guess:
-    if word.removeprefix("lists of ") not in ("integers", "strings", "booleans"):
+    options = {"float_ids": True} if word == "lists of floats" and _are_whole(values.flatten()) else {}
+    if not options and word.removeprefix("lists of ") not in ("integers", "strings", "booleans"):
         return Guess(name, "left out", f"{word}: ids are integers or strings")
     lengths = pc.list_value_length(values).to_numpy(zero_copy_only=False)
-    return _bag(name, f"{word}, {lengths.mean():.1f} each", lengths, {})
+    return _bag(name, f"{word}, {lengths.mean():.1f} each", lengths, options)
 
 
 def _bag(name: str, why: str, lengths: Any, options: dict[str, Any]) -> Guess:
@@ -153,11 +154,17 @@ def _of_strings(name: str, values: Any) -> Guess:
     words = pc.ascii_trim_whitespace(values.cast(pa.large_string())).cast(pa.large_binary())
     separator = separator_in(name, words)
     if separator is not None:
-        lists = pc.split_pattern(words, separator)
-        lengths = pc.list_value_length(lists).to_numpy(zero_copy_only=False)
-        return _bag(
-            name, f"{lengths.mean():.1f} pieces each between {separator!r}", lengths, {"separator": separator}
-        )
+        lengths = pc.list_value_length(pc.split_pattern(words, separator)).to_numpy(zero_copy_only=False)
+        pieces, _ = columns.pieces(words, separator)
+        numbers, _ = columns.string_numbers(pieces)
+        if np.isfinite(numbers).all() and (numbers % 1 > 0).any():
+            return Guess(
+                name, "left out", "lists of floats: the option weights of another list may name them"
+            )
+        _, floats = columns.scalar_ids(pieces)
+        options: dict[str, Any] = {"float_ids": True} if floats is not None and floats.any() else {}
+        why = f"{lengths.mean():.1f} pieces each between {separator!r}"
+        return _bag(name, why, lengths, {"separator": separator, **options})
     if distinct == 1:
         return _constant(name, values)
     if size >= LEAST_ROWS and distinct > ALL_DIFFER * size and not named(name, _IDS):
@@ -167,6 +174,8 @@ def _of_strings(name: str, values: Any) -> Guess:
     if pc.mean(pc.binary_length(words)).as_py() > LONG_TEXT:
         return Guess(name, "left out", "long text, which girih does not read as words")
     why = f"text, {_different(distinct, size)}"
+    if named(name, COUNTS):
+        why += "; if these are numbers, see decimal, thousands and units of [data]"
     if pc.all(pc.match_substring_regex(words, _DATE)).as_py():
         why += "; dates such as these are not read as times: write 2024-05-31"
     return Guess(name, "categorical", why)
@@ -174,19 +183,17 @@ def _of_strings(name: str, values: Any) -> Guess:
 
 def separator_in(name: str, words: Any) -> str | None:
     """The character between pieces: in many values, with pieces that come again, and, where it is a space, without letters."""
+    is_number = not named(name, _LISTS) and pc.all(pc.match_substring_regex(words, _THOUSANDS)).as_py()
     for separator in _SEPARATORS:
         having = pc.mean(pc.match_substring(words, separator.encode()).cast(pa.int8())).as_py()
-        if having < 0.2:
-            continue
-        pieces = pc.split_pattern(words, separator).flatten()
-        pieces = pieces.filter(pc.greater(pc.binary_length(pieces), 0))
-        if not len(pieces):
+        pieces, _ = columns.pieces(words, separator)
+        if having < 0.2 or not len(pieces) or (is_number and separator == ","):
             continue
         distinct = pc.count_distinct(pieces).as_py()
         numbers = pc.all(pc.match_substring_regex(pieces, "^-?[0-9]+$")).as_py()
         if numbers and len(pc.unique(pc.count_substring(words, separator))) > 1:
             return separator  # lists of other lengths, whatever their ids
-        spoken = separator in " ," and not numbers and not named(name, _PAST + "|tags|genres|ids|categories")
+        spoken = separator in " ," and not numbers and not named(name, _LISTS)
         if distinct < 0.5 * len(pieces) and distinct <= 2 * pc.count_distinct(words).as_py() and not spoken:
             return separator
     return None
@@ -206,28 +213,22 @@ def _of_integers(name: str, values: Any) -> Guess:
                 doubt = times.doubt(values, unit)
                 return Guess(name, "time", f"{why}; {doubt}" if doubt else why, {"time_unit": unit})
     rises = bool((np.diff(values.to_numpy(zero_copy_only=False)) > 0).all())
-    if (
-        size >= LEAST_ROWS
-        and distinct == size
-        and (named(name, _ROWS) or name.lower() == "id" or most - least == size - 1 or rises)
-    ):
+    counted = named(name, _ROWS) or name.lower() == "id" or most - least == size - 1 or rises
+    if size >= LEAST_ROWS and distinct == size and counted:
         return _row_number(name)
     if named(name, _TIMES) and distinct > FEW and (doubt := times.doubt(values)):
         return Guess(name, "left out", doubt)
-    ids, counts = named(name, _IDS), named(name, _COUNTS)
+    ids, counts = named(name, _IDS), named(name, COUNTS)
     if counts and not ids and distinct > 2:
         return _of_numbers(name, values.cast(pa.float64()), "integers that count something by their name,")
     if least < 0 and not ids and most - least < 10**7:
         return _of_numbers(name, values.cast(pa.float64()), "integers, some below 0,")
-    if ids or distinct <= FEW or most - least > 10 * distinct:
-        return Guess(
-            name, "categorical", f"integers, {_different(distinct, size)}{', ids by the name' if ids else ''}"
-        )
-    return Guess(
-        name,
-        "categorical",
-        f'integers, {_different(distinct, size)}; kind = "numeric" if they count something',
-    )
+    why = f"integers, {_different(distinct, size)}"
+    if ids:
+        why += ", ids by the name"
+    elif distinct > FEW and most - least <= 10 * distinct:
+        why += '; kind = "numeric" if they count something'
+    return Guess(name, "categorical", why)
 
 
 def _of_numbers(name: str, values: Any, what: str) -> Guess:
@@ -236,18 +237,13 @@ def _of_numbers(name: str, values: Any, what: str) -> Guess:
     if not len(numbers) or numbers.min() == numbers.max():
         return _constant(name, values)
     if numbers.max() > _BEYOND and named(name, "id|uid|uuid|key|hash"):
-        return Guess(
-            name,
-            "left out",
-            "ids as floating-point numbers, which tell no two large ones apart: write them as integers or text",
-        )
+        why = "ids as floating-point numbers, which tell no two large ones apart: write them as integers or text"
+        return Guess(name, "left out", why)
     low, middle, high = np.percentile(numbers, [0, 50, 99])
     skewed = low >= 0 and high > 10 * max(middle, 1e-12) and high > 10
     transform = ["log1p", "standardize"] if skewed else ["standardize"]
-    why = f"{what} from {low:.3g} to {numbers.max():.3g}"
-    return Guess(
-        name, "numeric", why + (", a few far above the rest" if skewed else ""), {"transform": transform}
-    )
+    why = f"{what} from {low:.3g} to {numbers.max():.3g}{', a few far above the rest' if skewed else ''}"
+    return Guess(name, "numeric", why, {"transform": transform})
 
 
 def _constant(name: str, values: Any) -> Guess:

@@ -77,22 +77,15 @@ def _by_values(table: Any, unnamed: bool) -> list[_Candidate]:
     first = columns.flat(table[names[0]])
     if columns.kind_of(first.type) == "floats" and pc.count_distinct(first).as_py() > FEW:
         return _found(table, names[:1], numbers=True)
-    return (
-        flags[-1:]
-        if flags and flags[-1][0] == names[-1]
-        else flags[:1] or _found(table, names[-1:], words=True)
-    )
+    flag = flags[-1:] if flags and flags[-1][0] == names[-1] else flags[:1]
+    return flag or _found(table, names[-1:], words=True)
 
 
 def _is_rating(array: Any) -> bool:
     """Whether values are grades from 0 or 1 to 5 or 10, halves included."""
     values = [value for value in _distinct(array.drop_null()) if isinstance(value, int | float)]
-    return (
-        len(values) > 2
-        and max(values) in (5, 10)
-        and min(values) in (0, 0.5, 1)
-        and all(2 * value % 1 == 0 for value in values)
-    )
+    is_scale = len(values) > 2 and max(values) in (5, 10) and min(values) in (0, 0.5, 1)
+    return is_scale and all(2 * value % 1 == 0 for value in values)
 
 
 def _doubted(found: list[_Candidate]) -> list[_Candidate]:
@@ -104,18 +97,15 @@ def _found(
     table: Any, names: list[str], *, numbers: bool = False, words: bool = False, given: bool = False
 ) -> list[_Candidate]:
     """Those of some columns that may be labels, with the section and the reason."""
-    found = (
-        (name, _of_label(name, columns.flat(table[name]), numbers, words or numbers, given)) for name in names
-    )
+    words = words or numbers
+    found = ((name, _of_label(name, columns.flat(table[name]), numbers, words, given)) for name in names)
     return [(name, *_with_missing(table[name], *made)) for name, made in found if made is not None]
 
 
 def _of_one_value(name: str, value: int) -> str:
-    mend = (
-        "add negatives ([negatives], or rows with 0), or name another column"
-        if value
-        else "name another column, or take more rows"
-    )
+    mend = "name another column, or take more rows"
+    if value:
+        mend = "add negatives ([negatives], or rows with 0), or name another column"
     return f"WARNING: {name} is {value} throughout the sample, from which a model learns to say {value} of everything: {mend}"
 
 
@@ -149,10 +139,8 @@ def _of_label(
         yes = next((value for value in values if value.lower() in _YES), None)
         if yes is not None or words:
             yes = yes or min(values, key=lambda value: pc.sum(pc.equal(present, value)).as_py())
-            return {
-                "names": [name],
-                "derive": {name: f"{column_text(name)} == {yes!r}"},
-            }, f"{name} is one of two words, {values}"
+            section = {"names": [name], "derive": {name: f"{column_text(name)} == {yes!r}"}}
+            return section, f"{name} is one of two words, {values}"
     kind = columns.kind_of(present.type)
     if not numbers or kind not in ("integers", "floats"):
         return None
@@ -160,14 +148,10 @@ def _of_label(
     cut = next((value for value in ordered[len(ordered) // 2 :] if value > ordered[0]), None)
     if cut is None:
         return None
-    good = f"{name}_high"
-    return {
-        "names": [good],
-        "derive": {good: f"{column_text(name)} >= {cut}"},
-    }, (
-        f"{name} goes from {ordered[0]} to {ordered[-1]}: its upper half is 1; choose the bound that you mean, or predict the number:"
-        f' names = ["{name}"], loss = {{ {name} = "mse" }}'
-    )
+    good, numeric = f"{name}_high", f'names = ["{name}"], loss = {{ {name} = "mse" }}'
+    why = f"{name} goes from {ordered[0]} to {ordered[-1]}: its upper half is 1; choose the bound that you mean,"
+    section = {"names": [good], "derive": {good: f"{column_text(name)} >= {cut}"}}
+    return section, f"{why} or predict the number: {numeric}"
 
 
 def _distinct(present: Any) -> list[Any]:

@@ -102,15 +102,16 @@ def take_sample(paths: Sequence[str], label: str | None = None) -> Sample:
     plan = ReadPlan(
         schema=Schema([Numeric(name=names[0])], "\0"), labels=(), weight=None, conditions={}, masks={}, label_weights={}, keep=tuple(names),
     )  # fmt: skip
-    tables, num_rows, num_bytes = [], 0, 0
+    tables, num_rows, num_bytes, bad = [], 0, 0, ""
     parts = sorted({place * (source.num_parts - 1) // (PARTS - 1) for place in range(PARTS)})
     for part in parts:
         unit = next(source.read(plan, np.array([part]), Cursor()), None)
+        bad = bad or (f", as {unit.locate(unit.bad[0])}" if unit is not None and unit.bad else "")
         if unit is not None and unit.table.num_rows:
             num_rows, num_bytes = num_rows + unit.table.num_rows, num_bytes + unit.after.byte
             tables.append(unit.table.select(names).slice(0, ROWS // len(parts)))
     if not tables:
-        raise DataError(f"{files[0].address}: no rows that can be read")
+        raise DataError(f"{files[0].address}: no rows that can be read{bad}")
     table = pa.concat_tables(tables, promote_options="permissive").combine_chunks()
     strings = frozenset(
         field.name for field in table.schema if columns.is_string(columns.value_type(field.type))
