@@ -9,7 +9,7 @@ import pytest
 
 from girih.config import with_overrides
 from girih.config.class_record import RECORD, check_class, record_classes, run_of
-from girih.config.user_code import files_of, load_class, naming
+from girih.config.user_code import files_of, load_object, naming
 from girih.errors import ConfigError
 from girih.runs.files import make_private
 
@@ -53,7 +53,7 @@ def test_a_recorded_class_may_be_named_and_nothing_runs_before(place):
     assert not (place / "ran").exists()
     assert "parent_pack" not in sys.modules
     accepts = {"accepts": lambda value: isinstance(value, type), "expected": "a class"}
-    assert load_class("parent_pack.inner:Mine", "here", **accepts).__name__ == "Mine"
+    assert load_object("parent_pack.inner:Mine", "here", **accepts).__name__ == "Mine"
     assert (place / "ran").exists()
 
 
@@ -193,7 +193,7 @@ def test_packages_are_looked_for_in_no_run_directory(place, monkeypatch):
     with pytest.raises(ModuleNotFoundError):
         files_of("run_pack:M", place / "run")
     with pytest.raises(ConfigError, match="no module 'run_pack'"):
-        load_class("run_pack:M", "here", place / "run", accepts=callable, expected="a class")
+        load_object("run_pack:M", "here", place / "run", accepts=callable, expected="a class")
     assert not (place / "ran").exists()
 
 

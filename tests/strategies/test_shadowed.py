@@ -87,7 +87,7 @@ def test_other_processes_find_a_module_where_the_user_works_and_no_file_and_none
     monkeypatch.setattr(sys, "path", [each for each in sys.path if each not in user_code._BESIDE])
     monkeypatch.setattr(user_code, "_BESIDE", set())
     monkeypatch.chdir(tmp_path / "elsewhere")
-    found = user_code.load_class(name, "[model]", tmp_path, accepts=callable, expected="a class")
+    found = user_code.load_object(name, "[model].name", tmp_path, accepts=callable, expected="a class")
     try:
         assert not is_importable(found)
         monkeypatch.chdir(tmp_path)
