@@ -83,7 +83,7 @@ def check_class(kind: str, name: str | list[str], config: Path, run: Path) -> No
         if kind == "train":
             option = "--set 'train.metrics=[\"file.py:function\"]' to girih train, or delete the key"
         raise ConfigError(
-            f"{config}: [{kind}].{KINDS[kind]} = {name!r}: a run directory may only name a class or function that your own config named ({reason}); give {option}"
+            f"{config}: [{kind}].{KINDS[kind]} = {name!r}: a run directory may only name a {'function' if kind == 'train' else 'class'} that your own config named ({reason}); give {option}"
         ) from None
 
 

@@ -276,7 +276,6 @@ class RunConfig:
         """
         train, valid = datasets["train"], datasets.get("valid")
         if self.strategy.trainers > 1 or roles_of(self.strategy):
-            check_metrics(self.train, self.schema)
             self.planned()
             NormalizationStats.of(train)
             train.first()
@@ -351,6 +350,7 @@ class RunConfig:
         sparse = self.sparse(model)
         dense = dense_spec(model, self.schema, self.train, self.dense_optimizer, Stats())
         try:
+            check_metrics(self.train, self.schema)
             facts = facts_of(sparse, dense, self.strategy.trainers, self.schedule)
             data = self.dataset("train")
             profile = measure_access(data, sparse, facts.num_trainers)

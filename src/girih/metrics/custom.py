@@ -57,8 +57,9 @@ def custom_metrics(
         except ConfigError as error:
             text = f"metric {name} of label {label!r}: {error}"
             if strict:
-                expected = "a finite number from function(labels, predictions), and weights and groups (with gauc_by) by their names"
-                raise ConfigError(f"train: {text}, for random examples; expected {expected}") from error
+                raise ConfigError(
+                    f"train: {text}; expected a finite number for random examples, from a function of labels and predictions, and of weights and groups (with gauc_by) if these are its parameters"
+                ) from error
             values[name] = None
             _LOG.warning("%s; this evaluation goes on without it", text)
     return values
@@ -88,4 +89,4 @@ def _value(metric: Metric, examples: Examples) -> float:
             return float(value)
     except Exception as error:
         raise ConfigError(blame(error, getattr(code, "co_filename", None))) from error
-    raise ConfigError(f"returned {value if isinstance(value, float) else kind_of(value)}")
+    raise ConfigError(f"returned {value if isinstance(value, float | None) else kind_of(value)}")
