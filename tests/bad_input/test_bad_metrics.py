@@ -72,8 +72,8 @@ def test_a_function_that_is_no_metric(site, capsys, body, told):
 
 
 WATCHED = {
-    "no mode": ("early_stopping = {metric = 'brier'}", "early_stopping: mode = None, but brier is your own metric; set mode = 'max' if"),
-    "of a schedule": ("lr_schedule = {name = 'ReduceLROnPlateau', metric = 'brier'}", "lr_schedule: mode = None, but brier is your own metric"),
+    "no mode": ("early_stopping = {metric = 'brier'}", "early_stopping: mode = None, but brier is your own: set mode to 'max' or 'min'"),
+    "of a schedule": ("lr_schedule = {name = 'ReduceLROnPlateau', metric = 'brier'}", "lr_schedule: mode = None, but brier is your own"),
     "no such mode": ("early_stopping = {metric = 'brier', mode = 'less'}", "mode = 'less': expected one of 'min', 'max'"),
     "a wrong mode": ("early_stopping = {metric = 'auc', mode = 'min'}", "early_stopping: mode = 'min', but auc is better when maximal"),
     "not a metric": ("early_stopping = {metric = 'brire', mode = 'min'}", "'brire': expected one of auc, auprc, gauc, uauc, logloss, normalized_entropy, mae, rmse, brier; did you mean 'brier'?"),

@@ -158,7 +158,7 @@ def test_functions_from_python_and_a_schedule_that_watches_one(mine):
     for change, told in (
         (
             {"lr_schedule": schedule},
-            "lr_schedule: mode = None, but brier is your own metric; set mode = 'max' if",
+            "lr_schedule: mode = None, but brier is your own: set mode to",
         ),
         (
             {"early_stopping": girih.EarlyStopping(metric="brier")},

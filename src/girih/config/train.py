@@ -157,9 +157,7 @@ class TrainOptions(Options):
     @property
     def watched(self) -> dict[str, str]:
         """Option → the metric of the first label that it looks at."""
-        found: dict[str, str] = {}
-        if self.early_stopping is not None:
-            found["early_stopping"] = self.early_stopping.metric
+        found = {} if self.early_stopping is None else {"early_stopping": self.early_stopping.metric}
         if self.lr_schedule is not None and self.lr_schedule.get("name") == "ReduceLROnPlateau":
             found["lr_schedule"] = str(self.lr_schedule.get("metric", "auc"))
         return found
@@ -198,7 +196,8 @@ def direction(metric: str, mode: object, where: str) -> int:
     built_in = DIRECTIONS.get(metric, 1 if "@" in metric or metric == "mrr" else 0)
     sign = {"max": 1, "min": -1}.get(str(mode), built_in)
     if sign == -built_in:
-        own = "your own metric; set mode = 'max' if more is better, else mode = 'min'"
-        expected = (own, "better when maximal", "better when minimal")[built_in]
-        raise ConfigError(f"{where}: mode = {mode!r}, but {metric} is {expected}")
+        told = ("your own: set mode to 'max' or 'min'", "better when maximal", "better when minimal")[
+            built_in
+        ]
+        raise ConfigError(f"{where}: mode = {mode!r}, but {metric} is {told}")
     return sign

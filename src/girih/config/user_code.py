@@ -105,9 +105,8 @@ def load_object(
     if found is None:
         classes = {key: value for key, value in vars(module).items() if accepts(value)}
         own = [key for key, value in classes.items() if getattr(value, "__module__", "") == module.__name__]
-        raise ConfigError(
-            f"{where}: {source} has no {expected.split()[1]} {class_name!r}{nearest(class_name, own)}"
-        )
+        kind = expected.split()[1]  # class or function
+        raise ConfigError(f"{where}: {source} has no {kind} {class_name!r}{nearest(class_name, own)}")
     if not accepts(found):
         raise ConfigError(f"{where}: {class_name} is not {expected}")
     return found

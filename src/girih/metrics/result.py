@@ -77,13 +77,8 @@ class LabelMetrics:
 
     def value(self, name: str) -> float | None:
         """A metric by name: a field, or one of ``ranking`` or ``custom``; None if the examples leave it undefined."""
-        value: float | None = getattr(self, name) if name in RECORDED else self.named.get(name)
-        return value
-
-    @property
-    def named(self) -> Mapping[str, float | None]:
-        """``ranking`` and ``custom`` together."""
-        return {**self.ranking, **self.custom}
+        named: Mapping[str, float | None] = {**self.ranking, **self.custom}
+        return getattr(self, name) if name in RECORDED else named.get(name)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -123,7 +118,7 @@ class Metrics:
     def record(self) -> dict[str, float | None]:
         """The first label's part of an evaluation line in ``metrics.jsonl``; others than the first five if defined."""
         always, first = ("auc", "auprc", "logloss", "normalized_entropy", "calibration"), self.first
-        names = dict.fromkeys((*always, *DIRECTIONS, *first.named))
+        names = dict.fromkeys((*always, *DIRECTIONS, *first.ranking, *first.custom))
         return {name: first.value(name) for name in names if name in always or first.value(name) is not None}
 
     def as_dict(self) -> dict[str, dict[str, Any]]:
@@ -139,7 +134,7 @@ class Metrics:
         lines = []
         for name, metrics in self.by_label.items():
             values = [(key, getattr(metrics, key)) for key in (*DIRECTIONS, "calibration")]
-            values += metrics.named.items()
+            values += [*metrics.ranking.items(), *metrics.custom.items()]
             shown = "  ".join(f"{key} {value:.5f}" for key, value in values if value is not None)
             lines.append(f"{name}: {shown}{'  ' if shown else ''}examples {metrics.num_examples:,}")
         return "\n".join(lines)

@@ -85,12 +85,9 @@ def create(
     """
     own = isinstance(name, str) and ":" in name
     if own:
+        expected = "a class derived from torch.nn.Module"
         cls: type[nn.Module] = load_object(
-            name,
-            f"{where}.name",
-            directory,
-            accepts=_is_model,
-            expected="a class derived from torch.nn.Module",
+            name, f"{where}.name", directory, accepts=_is_model, expected=expected
         )
     elif isinstance(name, str) and name in BY_NAME:
         cls = BY_NAME[name]
