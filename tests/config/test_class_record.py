@@ -57,6 +57,38 @@ def test_a_recorded_class_may_be_named_and_nothing_runs_before(place):
     assert (place / "ran").exists()
 
 
+def test_functions_in_a_list_are_recorded_together(place):
+    first, second = f"{place / 'mine.py'}:first", "parent_pack.inner:second"
+    record_classes(place / "run", {"train": [first, second], "model": f"{place / 'mine.py'}:Mine"}, place)
+    check(place, [first, second], "train")
+    check(place, f"{place / 'mine.py'}:Mine")
+    inside = f"{place / 'run' / 'inside.py'}:first"
+    for names in (
+        [first],
+        [second, first],
+        [first, second, "os:system"],
+        [first, inside],
+        [first, 5],
+        [[first]],
+        first,
+    ):
+        with pytest.raises(
+            ConfigError, match=r"give --set 'train\.metrics=\[\"file\.py:function\"\]' to girih train"
+        ):
+            check(place, names, "train")
+    file = place / "run" / "config.toml"
+    file.write_text(f"[train]\nmetrics = ['{first}', '{second}']\n")
+    assert with_overrides(file, (), None, place / "run")["train"] == {"metrics": [first, second]}
+    file.write_text(f"[train]\nmetrics = ['{second}']\n")
+    with pytest.raises(
+        ConfigError, match=r"config\.toml: \[train\]\.metrics = \['parent_pack\.inner:second'\]"
+    ):
+        with_overrides(file, ("train.epochs=2",), None, place / "run")
+    chosen = with_overrides(file, ('train.metrics=["a.py:b"]',), None, place / "run")
+    assert chosen["train"] == {"metrics": ["a.py:b"]}
+    assert not (place / "ran").exists()
+
+
 def test_another_file_behind_the_same_name_is_another_class(place):
     (place / "other").mkdir()
     (place / "other" / "mine.py").write_text("")
