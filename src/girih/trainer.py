@@ -51,7 +51,7 @@ from girih.training.pricing import Calibrated
 from girih.training.run import TrainingRun
 from girih.training.shown import shown
 from girih.training.specs import (
-    check_watched,
+    check_metrics,
     dense_spec,
     expect,
     expect_data,
@@ -135,9 +135,9 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
         self.model = model
         self.schema = schema_of(model, schema)
         keep_few(self.schema)
-        self.options = options or TrainOptions()
+        self.options = (options or TrainOptions()).with_functions()
         self.strategy: Strategy = strategy or Local()
-        check_watched(self.options, self.schema)
+        check_metrics(self.options, self.schema)
         if self.options.gauc_by is not None:
             evaluation.feature_index(self.schema, self.options.gauc_by)
         self.stopped = self._closed = False

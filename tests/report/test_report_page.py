@@ -102,7 +102,7 @@ def test_the_page_shows_what_the_run_wrote(run_directory):
         "finished",
     ):
         assert expected in shown
-    for expected in ("20261105", "Normalised entropy", "long_view", "1,000,000"):
+    for expected in ("20261105", "normalized entropy", "long_view", "1,000,000"):
         assert expected in shown
     charts = re.findall(r"<figcaption><b>(.*?)</b>", page)
     curves = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,10 @@ from typing import Any
 import jinja2
 import vl_convert
 
+from girih.config.train import RECORDED
 from girih.errors import RunDirectoryError, StorageFullError
 from girih.report.charts import MAX_POINTS, Axis, Records, Spec, line_chart
-from girih.report.comparing import Comparison, compare
+from girih.report.comparing import TITLES, Comparison, compare, named_metrics
 from girih.report.record import RunRecord, read_run
 from girih.report.text import DASH, count, duration, fraction, is_number, short
 from girih.report.timeline import timeline
@@ -44,20 +45,6 @@ EVALUATED = {*OF_PROBABILITIES, *OF_NUMBERS}
 """Curves of evaluations; a run has those of its first label's kind."""
 MAYBE = {"hit_rate", "gpu_share", "dram_share", "imbalance"}
 """Curves that only some runs have."""
-LABEL_COLUMNS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
-    "AUC": ("auc", fraction),
-    "AUPRC": ("auprc", fraction),
-    "GAUC": ("gauc", fraction),
-    "User AUC": ("uauc", fraction),
-    "Logloss": ("logloss", fraction),
-    "Normalised entropy": ("normalized_entropy", fraction),
-    "Calibration": ("calibration", fraction),
-    "MAE": ("mae", fraction),
-    "RMSE": ("rmse", fraction),
-    "Mean label": ("mean_label", fraction),
-    "Mean prediction": ("mean_prediction", fraction),
-    "Examples": ("num_examples", count),
-}
 _SPLITS = ("valid", "test")
 _SHOWN_ABOVE = {
     "auc",
@@ -134,7 +121,10 @@ def comparison_of(found: Comparison) -> str:
 def page_of(run: RunRecord) -> str:
     """Renders the whole page as HTML, with the JavaScript that draws its charts in it once."""
     by_label = {str(k): v for k, v in _part(run.summary, "by_label").items() if isinstance(v, Mapping)}
+    by_label = {name: {**metrics, **named_metrics(metrics)} for name, metrics in by_label.items()}
     probabilities = [each for each in by_label.items() if not is_number(each[1].get("mae"))]
+    titles = TITLES | {"mean_label": "mean label", "mean_prediction": "mean prediction"}
+    titles |= {name: name for metrics in by_label.values() for name in named_metrics(metrics)}
     newest: Mapping[str, Any] = max(
         (lines[-1] for lines in run.evaluations.values()), key=lambda line: line["step"], default={}
     )
@@ -149,9 +139,9 @@ def page_of(run: RunRecord) -> str:
             judged=list(_judged(run, newest)),
             last=run.training[-1] if run.training else {},
             curves=list(_curves(run)),
-            label_titles=list(LABEL_COLUMNS),
+            label_titles=list(titles.values()),
             labels=[
-                (name, [show(metrics.get(key)) for key, show in LABEL_COLUMNS.values()])
+                (name, [(count if key == "num_examples" else fraction)(metrics.get(key)) for key in titles])
                 for name, metrics in by_label.items()
             ],
             calibration=[_calibration(*each) for each in probabilities[:MAX_CALIBRATION_PLOTS]],
@@ -232,12 +222,11 @@ def _curves(run: RunRecord) -> Iterator[Card]:
     splits = sorted(run.evaluations, key=lambda split: (split not in _SPLITS, split != "valid", split))
     only = splits if len(splits) == 1 else []  # two or more have a legend
     evaluations, measures = {split: run.evaluations[split] for split in splits}, _measures(run)
+    judged = ", ".join([_first_label(run) or "first label", *only])
     for axis, unit in CURVES:
         if axis.field in EVALUATED:
-            if axis.field not in measures:
-                continue
-            told = ", ".join([_first_label(run) or "first label", *only])
-            yield axis.title, told, line_chart(STEP, axis, evaluations)
+            if axis.field in measures:
+                yield axis.title, judged, line_chart(STEP, axis, evaluations)
             continue
         values = [line.get(axis.field) for line in run.training]
         if axis.field in MAYBE and not any(map(is_number, values)):
@@ -246,6 +235,9 @@ def _curves(run: RunRecord) -> Iterator[Card]:
             continue
         told = f"{unit}; shaded: extremes" if len(values) > MAX_POINTS else unit
         yield axis.title, told, line_chart(STEP, axis, {axis.title: run.training})
+    lines = (line for split in _SPLITS for line in run.evaluations.get(split, ()))
+    for name in dict.fromkeys(name for line in lines for name in line if name not in RECORDED):
+        yield name, judged, line_chart(STEP, Axis(name, name), evaluations)
 
 
 def _overlaid(found: Comparison) -> Iterator[Card]:

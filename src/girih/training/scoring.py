@@ -59,7 +59,8 @@ class Scoring:
         if self._ranks.stopping:
             self._ranks.forget_stop()
             raise KeyboardInterrupt
-        own = None if scores is None else scores.result(self._labels.names, self._options.rank_at).as_dict()
+        names, options = self._labels.names, self._options
+        own = None if scores is None else scores.result(names, options.rank_at, options.metrics).as_dict()
         return Metrics.from_dict(self._ranks.broadcast(own))
 
     def predictions(self, data: Dataset) -> Iterator[tuple[Batch, NDArray[np.float32]]]:
