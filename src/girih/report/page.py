@@ -17,7 +17,7 @@ from girih.errors import RunDirectoryError, StorageFullError
 from girih.report.charts import MAX_POINTS, Axis, Records, Spec, line_chart
 from girih.report.comparing import Comparison, compare
 from girih.report.record import RunRecord, read_run
-from girih.report.text import DASH, count, duration, fraction, is_number, short
+from girih.report.text import DASH, count, duration, fraction, is_number, percent, short
 from girih.report.timeline import timeline
 from girih.runs.files import write_whole
 
@@ -68,6 +68,7 @@ _SHOWN_ABOVE = {
     "duration_s",
     "by_label",
     "phases_s",
+    "features",
 }
 
 _OF_SERVICES = {
@@ -121,13 +122,19 @@ def _written(target: Path, page: str) -> Path:
 
 def comparison_of(found: Comparison) -> str:
     """Renders the page of several runs as HTML."""
-    metrics, options = found.shown_metrics(), found.shown_options()
-    tables = [("Metrics", "With the final weights, or the latest ones.", metrics)]
-    tables += [("Options", "Those that differ.", options)] if options else []
+    features = [_part(run.summary, "features") for run in found.records]
+    names = dict.fromkeys(name for each in features for name in each)
+    unseen = [(name, [percent(_part(each, name).get("unseen")) for each in features]) for name in names]
+    tables = [
+        ("Metrics", "With the final weights, or the latest ones.", found.shown_metrics()),
+        ("Unseen ids", "Share of the ids in the last evaluation that had no row.", unseen),
+        ("Options", "Those that differ.", found.shown_options()),
+    ]
+    shown = [each for each in tables if each[2]]
     return (
         _templates()
         .get_template("comparison.html")
-        .render(names=found.names, curves=list(_overlaid(found)), tables=tables, javascript=_drawing_code())
+        .render(names=found.names, curves=list(_overlaid(found)), tables=shown, javascript=_drawing_code())
     )
 
 
@@ -156,6 +163,7 @@ def page_of(run: RunRecord) -> str:
             ],
             calibration=[_calibration(*each) for each in probabilities[:MAX_CALIBRATION_PLOTS]],
             num_without_plot=len(probabilities[MAX_CALIBRATION_PLOTS:]),
+            features=list(_features(run)),
             timeline=timeline(run),
             totals=list(_totals(run)),
             javascript=_drawing_code(),
@@ -269,6 +277,14 @@ def _calibration(name: str, metrics: Mapping[str, Any]) -> Card:
     x = Axis("prediction", "mean prediction", from_zero=True)
     y = Axis("label", "mean label", from_zero=True)
     return name, y.title, line_chart(x, y, {name: bins}, diagonal=True)
+
+
+def _features(run: RunRecord) -> Iterator[tuple[str, ...]]:
+    """Cells of each feature; none in runs of versions that did not count them."""
+    for name, each in _part(run.summary, "features").items():
+        if isinstance(each, Mapping):
+            numbers = (count(each.get(key)) for key in ("rows", "ids", "evaluated_ids"))
+            yield str(name), str(each.get("table", DASH)), *numbers, percent(each.get("unseen"))
 
 
 def _totals(run: RunRecord) -> Iterator[tuple[str, str]]:

@@ -110,9 +110,14 @@ class SparseHalfSuite:
     def test_rows_and_counters_are_told(self) -> None:
         half, (batch, _) = self.make(), cases.batches()
         self._step(half, batch, 1)
+        half.peek(cases.probe()).wait()
         stats = half.stats()
         assert dict(stats.rows) == {"user": 4, "item": 6}
         assert stats.store["rows"] == 10
+        # evaluated.history, .item, .user, ids.…, unseen.…
+        counts = self.contributors * np.array([12, 12, 12, 8, 5, 5, 6, 6, 8])
+        features = [count for _, count in sorted(stats.features.items())]
+        assert isinstance(half, FakeSparse) or features == counts.tolist()
         half.close()
 
     def test_batches_in_flight_are_applied_in_the_order_of_their_pushes(self) -> None:

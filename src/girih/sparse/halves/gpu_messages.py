@@ -64,6 +64,10 @@ class GpuMessages:
 
         return rows
 
+    def send_absent(self, each: GpuTraffic, absent: Tensor) -> Coming:
+        """Whether keys have no row, uint8[K], goes to who asked, and that of the keys that this rank asked for comes: uint8[U]."""
+        return self._back("embeddings", 1, each, absent, train=False)
+
     def send_gradients(self, each: GpuTraffic, own: Tensor) -> Coming:
         """Gradients of rows that this rank asked for go to their owners, and those of rows here come: float32[K, W]."""
         codec, dim = self._gradients, own.shape[1]
