@@ -125,16 +125,14 @@ def comparison_of(found: Comparison) -> str:
     features = [_part(run.summary, "features") for run in found.records]
     names = dict.fromkeys(name for each in features for name in each)
     unseen = [(name, [percent(_part(each, name).get("unseen")) for each in features]) for name in names]
-    tables = [
-        ("Metrics", "With the final weights, or the latest ones.", found.shown_metrics()),
-        ("Unseen ids", "Share of the ids in the last evaluation that had no row.", unseen),
-        ("Options", "Those that differ.", found.shown_options()),
-    ]
-    shown = [each for each in tables if each[2]]
+    metrics, options = found.shown_metrics(), found.shown_options()
+    tables = [("Metrics", "With the final weights, or the latest ones.", metrics)]
+    tables += [("Unseen ids", "Share of ids in the last evaluation without a row.", unseen)] if unseen else []
+    tables += [("Options", "Those that differ.", options)] if options else []
     return (
         _templates()
         .get_template("comparison.html")
-        .render(names=found.names, curves=list(_overlaid(found)), tables=shown, javascript=_drawing_code())
+        .render(names=found.names, curves=list(_overlaid(found)), tables=tables, javascript=_drawing_code())
     )
 
 
@@ -283,8 +281,8 @@ def _features(run: RunRecord) -> Iterator[tuple[str, ...]]:
     """Cells of each feature; none in runs of versions that did not count them."""
     for name, each in _part(run.summary, "features").items():
         if isinstance(each, Mapping):
-            numbers = (count(each.get(key)) for key in ("rows", "ids", "evaluated_ids"))
-            yield str(name), str(each.get("table", DASH)), *numbers, percent(each.get("unseen"))
+            rows, *ids = (count(each.get(key)) for key in ("rows", "ids", "evaluated_ids"))
+            yield str(name), str(each.get("table") or DASH), rows, percent(each.get("unseen")), *ids
 
 
 def _totals(run: RunRecord) -> Iterator[tuple[str, str]]:
@@ -296,15 +294,22 @@ def _totals(run: RunRecord) -> Iterator[tuple[str, str]]:
         if key in _SHOWN_ABOVE or (key in _OF_SERVICES and not run.services and not value):
             continue
         if isinstance(value, Mapping) and value:
-            entries = ((inner, one) for inner, one in value.items() if one or key != "wire_bytes")
+            hidden = key in ("plan", "wire_bytes")
+            entries = ((inner, one) for inner, one in value.items() if not (hidden and _is_zero(one)))
             yield from ((f"{key}.{inner}", _plain(inner, one)) for inner, one in entries)
         else:
             yield str(key), _plain(key, value)
 
 
+def _is_zero(value: Any) -> bool:
+    return not any(value.values()) if isinstance(value, Mapping) else not value
+
+
 def _plain(key: Any, value: Any) -> str:
-    if value is None or value == {}:
+    if value is None:
         return DASH
+    if isinstance(value, Mapping):
+        return ", ".join(f"{inner} {_plain(inner, one)}" for inner, one in value.items()) or DASH
     if isinstance(value, bool):
         return "yes" if value else "no"
     if is_number(value):

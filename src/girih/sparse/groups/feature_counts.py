@@ -45,5 +45,4 @@ class FeatureCounts:
 
     def read(self) -> dict[str, int]:
         """The counts so far, by a prefix and the feature's name."""
-        named = [(kind, *each) for kind in enumerate(KINDS) for each in self._names.items()]
-        return {kind + name: int(self._counts[row, feature]) for (row, kind), feature, name in named}
+        return {k + n: int(self._counts[i, f]) for i, k in enumerate(KINDS) for f, n in self._names.items()}

@@ -80,8 +80,7 @@ class GroupKeys:
         """Whether each key has no row, by the keys' numbers: bool[·]. Their rows were read before."""
         absent = np.zeros(self.end, np.bool_)
         for shard in self.shards:
-            if shard.rows is not None:
-                absent[shard.first : shard.first + len(shard.keys)] = shard.rows < 0
+            absent[shard.first : shard.first + len(shard.keys)] = shard.rows is not None and shard.rows < 0
         return absent
 
 

@@ -312,7 +312,7 @@ class GpuCollectiveSparse(ShardedHalf[GpuRequest, GpuExchanged]):
             absent = torch.as_tensor(read.rows, device=self._device) < 0
             sent = absent[read.served.unique.inverse.long()].to(torch.uint8)
             flags = sent.new_zeros(len(unique.keys))
-            flags[asked.order] = self._messages.send_absent(asked, sent)()
+            flags[asked.order] = self._messages.send_back("embeddings", 1, asked, sent, train=False)()
             self.features.add_evaluation(batch, router.group, to_host(unique.inverse), to_host(flags))
 
     def _begin_read(self, request: GpuRequest) -> None:

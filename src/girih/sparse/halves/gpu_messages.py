@@ -53,7 +53,7 @@ class GpuMessages:
             alone: bool[·] of a slice of the K keys: whether no other rank asks for the same.
         """
         codec, dim = self._rows, values.shape[1]
-        came = self._back("embeddings", codec.width(dim), each, codec.pack(values), train=train)
+        came = self.send_back("embeddings", codec.width(dim), each, codec.pack(values), train=train)
 
         def rows() -> Tensor:
             found = codec.unpack(came().view(int(each.asks.sum()), codec.width(dim)))
@@ -63,10 +63,6 @@ class GpuMessages:
             return found
 
         return rows
-
-    def send_absent(self, each: GpuTraffic, absent: Tensor) -> Coming:
-        """Whether keys have no row, uint8[K], goes to who asked, and that of the keys that this rank asked for comes: uint8[U]."""
-        return self._back("embeddings", 1, each, absent, train=False)
 
     def send_gradients(self, each: GpuTraffic, own: Tensor) -> Coming:
         """Gradients of rows that this rank asked for go to their owners, and those of rows here come: float32[K, W]."""
@@ -100,7 +96,7 @@ class GpuMessages:
         """Sends something of each key that this rank asks for to the key's owner."""
         return self._begin(kind, sent, width * each.asks, width * each.asked, train=train)
 
-    def _back(self, kind: str, width: int, each: GpuTraffic, sent: Tensor, *, train: bool) -> Coming:
+    def send_back(self, kind: str, width: int, each: GpuTraffic, sent: Tensor, *, train: bool) -> Coming:
         """Sends something of each key that this rank is asked for to who asked."""
         return self._begin(kind, sent, width * each.asked, width * each.asks, train=train)
 

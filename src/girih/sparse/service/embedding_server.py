@@ -163,8 +163,7 @@ class _Work(Service):
     def _lookup(self, request: Request) -> None:
         _, trainer, number, step, answered, train = request.frame.fields
         self._check_keys(request, number)
-        reads, values, staleness = [], [], 0
-        absent: list[NDArray[np.uint8]] = []
+        reads, values, absent, staleness = [], [], [], 0
         with self._stats.spans("lookup"):
             for g, reader in enumerate(self._readers):
                 lengths, keys, counts = request.frame.arrays[3 * g : 3 * g + 3]

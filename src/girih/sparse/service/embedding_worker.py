@@ -189,9 +189,8 @@ class _Work(Service):
                 outputs += router.bags.pool(rows, asked.keys, sample.batch, take)
                 absent = [array for frame in frames for array in frame.arrays[len(self._groups) + g :][:1]]
                 if absent:  # in evaluations
-                    self._features.add_evaluation(
-                        sample.batch, router.group, asked.keys.inverse, np.concatenate(absent)
-                    )
+                    inverse = asked.keys.inverse
+                    self._features.add_evaluation(sample.batch, router.group, inverse, np.concatenate(absent))
             packed = self._codec.pack_embeddings(outputs)
         bounds = sequence_bounds(self._groups, sample.batch)
         self._stats.sent("embeddings", sum(each.nbytes for each in packed))
