@@ -18,7 +18,7 @@ from girih.errors import RunDirectoryError, StorageFullError
 from girih.report.charts import MAX_POINTS, Axis, Records, Spec, line_chart
 from girih.report.comparing import TITLES, Comparison, compare, named_metrics
 from girih.report.record import RunRecord, read_run
-from girih.report.text import DASH, count, duration, fraction, is_number, short
+from girih.report.text import DASH, count, duration, fraction, is_number, percent, short
 from girih.report.timeline import timeline
 from girih.runs.files import write_whole
 
@@ -55,6 +55,7 @@ _SHOWN_ABOVE = {
     "duration_s",
     "by_label",
     "phases_s",
+    "features",
 }
 
 _OF_SERVICES = {
@@ -108,8 +109,12 @@ def _written(target: Path, page: str) -> Path:
 
 def comparison_of(found: Comparison) -> str:
     """Renders the page of several runs as HTML."""
+    features = [_part(run.summary, "features") for run in found.records]
+    names = dict.fromkeys(name for each in features for name in each)
+    unseen = [(name, [percent(_part(each, name).get("unseen")) for each in features]) for name in names]
     metrics, options = found.shown_metrics(), found.shown_options()
     tables = [("Metrics", "With the final weights, or the latest ones.", metrics)]
+    tables += [("Unseen ids", "Share of ids in the last evaluation without a row.", unseen)] if unseen else []
     tables += [("Options", "Those that differ.", options)] if options else []
     return (
         _templates()
@@ -146,6 +151,7 @@ def page_of(run: RunRecord) -> str:
             ],
             calibration=[_calibration(*each) for each in probabilities[:MAX_CALIBRATION_PLOTS]],
             num_without_plot=len(probabilities[MAX_CALIBRATION_PLOTS:]),
+            features=list(_features(run)),
             timeline=timeline(run),
             totals=list(_totals(run)),
             javascript=_drawing_code(),
@@ -263,6 +269,14 @@ def _calibration(name: str, metrics: Mapping[str, Any]) -> Card:
     return name, y.title, line_chart(x, y, {name: bins}, diagonal=True)
 
 
+def _features(run: RunRecord) -> Iterator[tuple[str, ...]]:
+    """Cells of each feature; none in runs of versions that did not count them."""
+    for name, each in _part(run.summary, "features").items():
+        if isinstance(each, Mapping):
+            rows, *ids = (count(each.get(key)) for key in ("rows", "ids", "evaluated_ids"))
+            yield str(name), str(each.get("table") or DASH), rows, percent(each.get("unseen")), *ids
+
+
 def _totals(run: RunRecord) -> Iterator[tuple[str, str]]:
     """Entries of the summary that the rest of the page does not show; those of nested tables have dotted names.
 
@@ -272,15 +286,22 @@ def _totals(run: RunRecord) -> Iterator[tuple[str, str]]:
         if key in _SHOWN_ABOVE or (key in _OF_SERVICES and not run.services and not value):
             continue
         if isinstance(value, Mapping) and value:
-            entries = ((inner, one) for inner, one in value.items() if one or key != "wire_bytes")
+            hidden = key in ("plan", "wire_bytes")
+            entries = ((inner, one) for inner, one in value.items() if not (hidden and _is_zero(one)))
             yield from ((f"{key}.{inner}", _plain(inner, one)) for inner, one in entries)
         else:
             yield str(key), _plain(key, value)
 
 
+def _is_zero(value: Any) -> bool:
+    return not any(value.values()) if isinstance(value, Mapping) else not value
+
+
 def _plain(key: Any, value: Any) -> str:
-    if value is None or value == {}:
+    if value is None:
         return DASH
+    if isinstance(value, Mapping):
+        return ", ".join(f"{inner} {_plain(inner, one)}" for inner, one in value.items()) or DASH
     if isinstance(value, bool):
         return "yes" if value else "no"
     if is_number(value):

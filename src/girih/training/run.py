@@ -42,7 +42,7 @@ from girih.runs.log import RunLog, rewind
 from girih.runs.publisher import Publisher
 from girih.runs.state import RunState
 from girih.runs.stats import COMPILE, STALENESS, Spans
-from girih.runs.summary import summarize
+from girih.runs.summary import features_of, summarize
 from girih.runs.timeline import timelines, write_timeline
 from girih.runs.trained import TRAINED, repeated_from
 from girih.sparse.options import StoreOptions
@@ -434,6 +434,7 @@ class TrainingRun:
     def summary(self, metrics: Metrics | None, duration_s: float) -> dict[str, Any]:
         """The content of ``summary.json``."""
         (plan, session), progressive = self.opened(), self.standing.progressive
+        sparse = session.sparse.stats()
         facts = {
             "strategy": self.strategy.name,
             "trainers": self.ranks.size,
@@ -451,6 +452,7 @@ class TrainingRun:
             **_predicted_speed(plan, None if self._log is None else self._log.first_steps, self.state),
             **({} if progressive is None else {"progressive": progressive.metrics()}),
             **({} if self.publisher is None else {"published": dict(self.publisher.counts)}),
+            "features": features_of(self.facts.schema, sparse, self.scoring.features),
         }
         return summarize(
             self.state,
@@ -458,7 +460,7 @@ class TrainingRun:
             facts,
             ranks=self.ranks,
             own=self.context.stats,
-            sparse=session.sparse.stats(),
+            sparse=sparse,
             dense=session.dense,
             loaders={**self._ended_loaders, **self._loaders},
         )
