@@ -19,6 +19,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -97,13 +98,17 @@ def export_program(module: nn.Module, numeric: Tensor, embeddings: Embeddings) -
         kind = described["name"].partition(".")[0]
         sizes = {VALUES: torch.export.Dim(f"ids_of_{len(shapes)}"), OFFSETS: batch + 1}
         shapes.append({0: sizes.get(kind, batch)})
+    call = partial(
+        torch.export.export,
+        net,
+        (numeric, *tensors),
+        dynamic_shapes={"numeric": {0: batch}, "tensors": tuple(shapes)},
+    )
     with torch.no_grad(), quietly():
-        return torch.export.export(
-            net,
-            (numeric, *tensors),
-            dynamic_shapes={"numeric": {0: batch}, "tensors": tuple(shapes)},
-            strict=False,
-        )
+        try:
+            return call(strict=False)
+        except torch._dynamo.exc.UserError:
+            return call(strict=True)  # which follows len(tensor)
 
 
 def missing_for_onnx() -> str | None:
