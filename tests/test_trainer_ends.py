@@ -227,7 +227,7 @@ def test_mlflow_has_the_whole_config_and_the_final_metrics(log_directory, mlflow
     wide = [{"name": f"number {n} of {'x' * 300}", "kind": "numeric", "column": "x0"} for n in range(60)]
     features = [
         {"name": "user", "kind": "categorical", "dim": 4},
-        {"name": "a=b", "kind": "categorical", "dim": 4, "column": "item"},
+        {"name": "a=b//c/", "kind": "categorical", "dim": 4, "column": "item"},
     ]
     options = {
         "features": [*features, *wide],
@@ -249,7 +249,7 @@ def test_mlflow_has_the_whole_config_and_the_final_metrics(log_directory, mlflow
         "train.seed": "mine",
         "strategy": "local",
         "model.hidden": "[16, 8]",
-        "features.a_b.dim": "4",
+        "features.a_b_/c_.dim": "4",
     }
     assert expected.items() <= params.items()
     assert (

@@ -503,9 +503,8 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
             closing.callback(self._run.close)
             closing.callback(self._shower.close)
             if self._ended is False and self._reports:
-                with contextlib.suppress(
-                    *[Exception] if failure else []
-                ):  # the first error is the one to report
+                # of a run that failed, the first error is the one to report
+                with contextlib.suppress(*[Exception] if failure else []):
                     self.end(None if failure or self.stopped else self.summary(), failure)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:

@@ -133,14 +133,15 @@ def wandb(monkeypatch):
         client.calls.append(options)
         run = SimpleNamespace(config=dict(options.get("config", {})), summary={})
         run.log = lambda numbers: client.calls.append(numbers)
+        run.define_metric = lambda name, step_metric: client.calls.append((name, step_metric))
         client.run = run
+        return run
 
     def finish(exit_code):
         client.calls.append(("finish", exit_code))
         client.last, client.run = client.run, None
 
     client.init, client.finish = begin, finish
-    client.define_metric = lambda name, step_metric: client.calls.append((name, step_metric))
     monkeypatch.setitem(sys.modules, "wandb", client)
     return client
 

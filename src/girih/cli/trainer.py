@@ -25,7 +25,7 @@ from girih.errors import ConfigError
 from girih.planner.plan import Plan
 from girih.report.comparing import changed
 from girih.report.progress import Progress
-from girih.runs.directory import RunDirectory, read_summary
+from girih.runs.directory import RunDirectory, read_summary, remove_summary
 from girih.runs.live.logs import logging_as
 from girih.runs.live.place import Place, Who
 from girih.serving.opening import final_weights
@@ -154,7 +154,7 @@ def _train(
         if run is not None:
             if newest is not None and (others := other_options(run, settings)):
                 progress.message(f"resumed with other options: {others}")
-            run.remove_summary()  # of what is gone on with
+            remove_summary(run.path)  # of what is gone on with
             settings.write(run.path)
         if newest is not None and trainer.state.epoch >= epochs:
             progress.message(f"train.epochs = {epochs} are done: nothing is left to train")

@@ -60,17 +60,9 @@ class _Service(Callback):
         """Keeps the options for the plan."""
         self._options = options
 
-    def on_metrics(self, record: Record) -> None:
-        """Sends the numbers of a training line."""
-        self._write("train", record)
-
     def on_evaluation(self, record: Record) -> None:
-        """Sends the numbers of an evaluation line."""
-        self._write(str(record["split"]), record)
-
-    def _write(self, prefix: str, record: Record) -> None:
-        """Sends the numbers of a record as ``prefix/name``, by step."""
-        raise NotImplementedError
+        """Does the same with an evaluation line, whose numbers have the split in their names."""
+        self.on_metrics(record)
 
 
 class TensorBoard(_Service):
@@ -101,18 +93,19 @@ class TensorBoard(_Service):
         self._make_writer = SummaryWriter
         self._writer: Any = None
 
+    def on_metrics(self, record: Record) -> None:
+        """Writes the numbers of a line."""
+        step = int(record["step"])
+        if self._writer is None:  # the first record tells from which step on older events are void
+            self._writer = self._make_writer(str(self._directory), purge_step=step)
+        for name, value in _numbers(record).items():
+            self._writer.add_scalar(name, value, step)
+
     def on_end(self, summary: Record | None) -> None:
         """Closes the event file."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
-
-    def _write(self, prefix: str, record: Record) -> None:
-        step = int(record["step"])
-        if self._writer is None:  # the first record tells from which step on older events are void
-            self._writer = self._make_writer(str(self._directory), purge_step=step)
-        for name, value in _numbers(prefix, record).items():
-            self._writer.add_scalar(name, value, step)
 
 
 class MLflow(_Service):
@@ -144,6 +137,10 @@ class MLflow(_Service):
         for begin in range(0, len(items), _MOST_PARAMS):
             self._call("log_params", dict(items[begin : begin + _MOST_PARAMS]))
 
+    def on_metrics(self, record: Record) -> None:
+        """Logs the numbers of a line."""
+        self._log(_numbers(record), step=int(record["step"]))
+
     def on_end(self, summary: Record | None) -> None:
         """Logs the summary and ends MLflow's run."""
         if summary is not None:
@@ -153,9 +150,6 @@ class MLflow(_Service):
     def on_error(self, error: BaseException) -> None:
         """Ends MLflow's run as failed."""
         self._call("end_run", "FAILED")
-
-    def _write(self, prefix: str, record: Record) -> None:
-        self._log(_numbers(prefix, record), step=int(record["step"]))
 
     def _log(self, numbers: Mapping[str, float], **step: int) -> None:
         self._call("log_metrics", {_mlflow_name(name): value for name, value in numbers.items()}, **step)
@@ -185,27 +179,26 @@ class WandB(_Service):
 
     def on_plan(self, plan: Record) -> None:
         """Begins the run, unless one is active, and adds options and the strategy to its config."""
-        config, options = self._run().config, {**self._options, "strategy": plan["strategy"]}
-        config.update({name: value for name, value in options.items() if name not in config})
+        run = self._client.run or self._client.init(**self._init)
+        options = {**self._options, "strategy": plan["strategy"]}
+        run.config.update({name: value for name, value in options.items() if name not in run.config})
+        run.define_metric(
+            "*", step_metric="step"
+        )  # an evaluation may come after training lines of later steps
+
+    def on_metrics(self, record: Record) -> None:
+        """Logs the numbers of a line."""
+        self._client.run.log({**_numbers(record), "step": int(record["step"])})
 
     def on_end(self, summary: Record | None) -> None:
         """Writes the final metrics to the run's summary and ends the run."""
         if summary is not None:
-            self._run().summary.update(_final_numbers(summary))
+            self._client.run.summary.update(_final_numbers(summary))
         self._client.finish(exit_code=130 if summary is None else 0)
 
     def on_error(self, error: BaseException) -> None:
         """Ends the run as failed."""
         self._client.finish(exit_code=1)
-
-    def _write(self, prefix: str, record: Record) -> None:
-        self._run().log({**_numbers(prefix, record), "step": int(record["step"])})
-
-    def _run(self) -> Any:
-        if self._client.run is None:
-            self._client.init(**self._init)
-            self._client.define_metric("*", step_metric="step")  # an evaluation may come after later steps
-        return self._client.run
 
 
 def _imported(package: str, callback: str) -> Any:
@@ -217,10 +210,10 @@ def _imported(package: str, callback: str) -> Any:
         ) from None
 
 
-def _numbers(prefix: str, record: Record) -> dict[str, float]:
-    """The numbers of a record to draw, as ``prefix/name``."""
+def _numbers(record: Record, prefix: str | None = None) -> dict[str, float]:
+    """The numbers of a record to draw, as ``prefix/name``; of a line of ``metrics.jsonl``, the prefix is its split, or ``train``."""
     return {
-        f"{prefix}/{name}": value
+        f"{prefix or record.get('split', 'train')}/{name}": value
         for name, value in record.items()
         if name not in _NOT_DRAWN and isinstance(value, int | float) and not isinstance(value, bool)
     }
@@ -228,12 +221,12 @@ def _numbers(prefix: str, record: Record) -> dict[str, float]:
 
 def _final_numbers(summary: Record) -> dict[str, float]:
     """The numbers of a summary as ``final/name``, and those of each label as ``final/label/name``."""
-    numbers = _numbers("final", summary)
+    numbers = _numbers(summary, "final")
     for label, metrics in summary.get("by_label", {}).items():
-        numbers |= _numbers(f"final/{label}", metrics)
+        numbers |= _numbers(metrics, f"final/{label}")
     return numbers
 
 
 def _mlflow_name(name: str) -> str:
     """A name that MLflow accepts, with room to make it unique."""
-    return re.sub(r"[^\w.\- /]", "_", name.replace("@", "_at_"))[:240]
+    return re.sub(r"[^\w.\- /]|^/|/(?=[/.]|$)", "_", name[:200].replace("@", "_at_"))

@@ -13,13 +13,13 @@ Shapes: B examples, X numeric features, T labels.
 
 from __future__ import annotations
 
+import builtins
 import importlib.util
 import io
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from girih.models.embeddings import Block, Embeddings, Jagged
 MODULE = "module"
 """The name of the only child of a FlatNet."""
 POOLED, FIRST_ORDER, VALUES, OFFSETS = "pooled", "first_order", "values", "offsets"
+_LENGTH = len
 Inputs = Sequence[Mapping[str, Any]]
 """``{"name", "features"}`` of each tensor behind ``numeric``."""
 
@@ -98,17 +99,22 @@ def export_program(module: nn.Module, numeric: Tensor, embeddings: Embeddings) -
         kind = described["name"].partition(".")[0]
         sizes = {VALUES: torch.export.Dim(f"ids_of_{len(shapes)}"), OFFSETS: batch + 1}
         shapes.append({0: sizes.get(kind, batch)})
-    call = partial(
-        torch.export.export,
-        net,
-        (numeric, *tensors),
-        dynamic_shapes={"numeric": {0: batch}, "tensors": tuple(shapes)},
-    )
     with torch.no_grad(), quietly():
         try:
-            return call(strict=False)
-        except torch._dynamo.exc.UserError:
-            return call(strict=True)  # which follows len(tensor)
+            builtins.len = _length
+            return torch.export.export(
+                net,
+                (numeric, *tensors),
+                dynamic_shapes={"numeric": {0: batch}, "tensors": tuple(shapes)},
+                strict=False,
+            )
+        finally:
+            builtins.len = _LENGTH
+
+
+def _length(value: Any) -> Any:
+    """``len`` as torch can follow it: Python's own makes a constant of the size of a tensor, and so a program for one size of batch."""
+    return value.shape[0] if isinstance(value, Tensor) and value.dim() else _LENGTH(value)
 
 
 def missing_for_onnx() -> str | None:

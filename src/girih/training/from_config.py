@@ -52,15 +52,15 @@ def trainer_of(
     settings = RunConfig.load(path, overrides=overrides, strategy=strategy, run=directory)
     data = settings.datasets()
     bar = Progress(settings.most_examples(data["train"]))
-    hearers = [callback for callback in callbacks if isinstance(callback, Callback)]
     callbacks = [*callbacks, bar] if progress else list(callbacks)
     if directory is not None:
         callbacks = [*callbacks, _KeepsConfig(directory, settings)]
     cluster = joined(settings.strategy, settings.cluster)
     trainer = settings.trainer(run=directory, callbacks=callbacks, cluster=cluster)
     trainer.data = data
-    for callback in hearers if cluster.ranks.first else ():
-        callback.on_config(flat(masked(settings.with_absolute_paths())))
+    for callback in callbacks if cluster.ranks.first else ():
+        if isinstance(callback, Callback):
+            callback.on_config(flat(masked(settings.with_absolute_paths())))
     if progress and cluster.ranks.first:
         trainer.showing = bar
     return trainer
