@@ -107,7 +107,7 @@ def compare(runs: Sequence[Path]) -> Comparison:
     if len(runs) < 2:
         raise ConfigError(f"compare: received {len(runs)} run; expected at least two different ones")
     records = tuple(read_run(run) for run in runs)
-    settings = [_flat(_parsed(record)) for record in records]
+    settings = [flat(_parsed(record)) for record in records]
     keys = dict.fromkeys(key for each in settings for key in each)
     rows = ((key, tuple(each.get(key) for each in settings)) for key in keys if key not in NOT_OPTIONS)
     options = {key: values for key, values in rows if len(set(map(repr, values))) > 1}
@@ -119,8 +119,8 @@ def compare(runs: Sequence[Path]) -> Comparison:
 
 def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """The options that differ between two configurations, as ``data.batch_size 256 → 1024``; secrets are masked."""
-    raw = [_flat(dict(each)) for each in (before, now)]
-    shown = [_flat(masked(dict(each))) for each in (before, now)]
+    raw = [flat(dict(each)) for each in (before, now)]
+    shown = [flat(masked(dict(each))) for each in (before, now)]
     keys = sorted({key for each in raw for key in each if raw[0].get(key) != raw[1].get(key)})
     return [f"{key} {' → '.join(_cut(_shown(each.get(key))) for each in shown)}" for key in keys]
 
@@ -155,16 +155,16 @@ def _parsed(record: RunRecord) -> dict[str, Any]:
         return {}
 
 
-def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+def flat(value: Any, prefix: str = "") -> dict[str, Any]:
     """Values by dotted name; features and tables go by their own names, whatever their order."""
     if isinstance(value, list) and value and all(isinstance(each, dict) and "name" in each for each in value):
         value = {str(each["name"]): {k: v for k, v in each.items() if k != "name"} or True for each in value}
     if not isinstance(value, dict):
         return {prefix: value}
-    flat: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, item in value.items():
-        flat |= _flat(item, f"{prefix}.{key}" if prefix else str(key))
-    return flat
+        values |= flat(item, f"{prefix}.{key}" if prefix else str(key))
+    return values
 
 
 def _cut(text: str) -> str:

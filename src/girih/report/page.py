@@ -130,6 +130,8 @@ def page_of(run: RunRecord) -> str:
     probabilities = [each for each in by_label.items() if not is_number(each[1].get("mae"))]
     titles = TITLES | {"mean_label": "mean label", "mean_prediction": "mean prediction"}
     titles |= {name: name for metrics in by_label.values() for name in named_metrics(metrics)}
+    computed = {name for metrics in by_label.values() for name, value in metrics.items() if value is not None}
+    titles = {name: title for name, title in titles.items() if name in computed}
     newest: Mapping[str, Any] = max(
         (lines[-1] for lines in run.evaluations.values()), key=lambda line: line["step"], default={}
     )

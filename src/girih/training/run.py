@@ -465,6 +465,25 @@ class TrainingRun:
             loaders={**self._ended_loaders, **self._loaders},
         )
 
+    def final_metrics(self) -> Metrics | None:
+        """Metrics of the final weights on validation data, if training evaluated them; on the first trainer only."""
+        step = self.state.step if self.state.best_step is None else self.state.best_step
+        return None if self._log is None else self._log.evaluations.get(step)
+
+    def end(self, summary: dict[str, Any] | None, error: BaseException | None = None) -> None:
+        """Ends every callback, whatever another one raises.
+
+        Args:
+            summary: None if the run was stopped, or failed.
+            error: what the run failed by.
+        """
+        with contextlib.ExitStack() as ending:
+            for callback in reversed(self.callbacks):
+                if isinstance(error, Exception) and isinstance(callback, Callback):
+                    ending.callback(callback.on_error, error)
+                else:
+                    ending.callback(callback.on_end, summary)
+
     def open_log(self) -> RunLog:
         """The log of records."""
         if self._log is None:
