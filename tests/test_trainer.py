@@ -89,7 +89,7 @@ def test_an_evaluation_asks_for_statistics_once_and_tells_of_its_own_ids(log_dir
         monkeypatch.setattr(trainer.sparse, "stats", lambda **options: asked.append(1) or ask(**options))
         trainer.evaluate(test)
         trainer.evaluate(test)
-        assert len(asked) == 2
+        assert len(asked) == 3  # and before the first one: processes may be older than this trainer
         for _ in range(3):
             trainer.predict(new)
         trainer.evaluate(test)

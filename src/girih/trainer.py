@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -51,7 +52,7 @@ from girih.training.pricing import Calibrated
 from girih.training.run import TrainingRun
 from girih.training.shown import shown
 from girih.training.specs import (
-    check_watched,
+    check_metrics,
     dense_spec,
     expect,
     expect_data,
@@ -135,12 +136,16 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
         self.model = model
         self.schema = schema_of(model, schema)
         keep_few(self.schema)
-        self.options = options or TrainOptions()
+        self.options = (options or TrainOptions()).with_functions()
         self.strategy: Strategy = strategy or Local()
-        check_watched(self.options, self.schema)
+        check_metrics(self.options, self.schema)
         if self.options.gauc_by is not None:
             evaluation.feature_index(self.schema, self.options.gauc_by)
         self.stopped = self._closed = False
+        self._start = time.perf_counter()
+        self._ended: bool | None = None  # before the first fit
+        self._error: BaseException | None = None
+        self._evaluated: tuple[str, Metrics] | None = None
         self.data: Mapping[str, Dataset] = {}
         self.showing: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         self._opened: RunDirectory | None = None
@@ -175,7 +180,7 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
                 raise ConfigError("tensorboard = true needs a run directory; give Trainer(run=...)")
             if not isinstance(run, RunDirectory | None):
                 run = self._opened = RunDirectory(Path(run), resume=True)
-            directory = None if run is None else run.path
+            self._directory, directory = run, None if run is None else run.path
             if self.options.tensorboard and directory is not None:
                 callbacks = [*callbacks, TensorBoard(directory / "tensorboard")]
             self._run = TrainingRun(
@@ -191,6 +196,7 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
                 where=where,
                 publishing=publish,
             )
+            self._reports = bool(self._ranks.broadcast(directory is not None or len(callbacks) > 0))
             self._cluster.show_in(directory, metrics)
             self._cluster.prepare(roles_of(self.strategy))
             self._shower = self._showing(directory, stats, metrics or MetricsOptions())
@@ -302,11 +308,12 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
         if train is None:
             train, valid = self._configured("train"), valid or self.data.get("valid")
         self.check(train, valid)
+        self._ended, self._error, self._evaluated = False, None, None
         with self._cluster.explaining(), self.showing:
             try:
                 self.stopped = self._run.fit(train, valid, epochs)
-            except KeyboardInterrupt:
-                self.stopped = True
+            except BaseException as error:
+                self.stopped, self._error = isinstance(error, KeyboardInterrupt), error
                 raise
         return self.state
 
@@ -352,7 +359,11 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
             data = self._configured("test", "valid")
         expect_data("data", data, self.schema)
         with self._cluster.explaining():
-            return self._run.scoring.evaluate(data)
+            metrics = self._run.scoring.evaluate(data)
+        split = next((name for name, each in self.data.items() if each is data), Path(data.addresses[0]).name)
+        if self._evaluated is None or self._evaluated[0] != "test":
+            self._evaluated = split, metrics
+        return metrics
 
     def _configured(self, *splits: str) -> Dataset:
         """The first of some splits that the config has."""
@@ -413,6 +424,7 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
             CheckpointError: none there, a damaged one, or one of another schema, model or optimizer. This trainer
                 is as before then; with several processes, some may have replaced their rows.
         """
+        self._evaluated = None
         path = checkpoint.find(directory) if resume else checkpoint.final_of(directory)[0]
         with self._cluster.explaining():
             self._run.restore(path, train if resume else None, resume=resume)
@@ -448,24 +460,52 @@ class Trainer(contextlib.AbstractContextManager["Trainer"]):
         """
         self._ranks.request_stop()
 
-    def summary(self, metrics: Metrics | None, *, duration_s: float) -> dict[str, Any]:
-        """Content of ``summary.json``; ``metrics`` are those of the final weights. All trainers call it."""
+    def summary(self, metrics: Metrics | None = None, *, duration_s: float | None = None) -> dict[str, Any]:
+        """Content of ``summary.json``. All trainers call it.
+
+        Args:
+            metrics: of the final weights. By default those that :meth:`evaluate` returned since the last ``fit``, on the test data of a
+                config if there are any, else the last ones; without any, those of the validation data in ``fit``.
+            duration_s: since this trainer was made if None.
+        """
+        split, latest = self._evaluated or ("valid", self._run.final_metrics())
+        metrics = metrics or latest
         with self._cluster.explaining():
-            return self._run.summary(metrics, duration_s)
+            summary = self._run.summary(metrics, duration_s or time.perf_counter() - self._start)
+        summary["evaluated_on"] = split if metrics is latest is not None else None
+        summary["skipped_rows"] = {n: data.num_skipped for n, data in self.data.items() if data.num_skipped}
+        return summary
 
-    def end(self, summary: dict[str, Any] | None) -> None:
-        """Tells callbacks that the run is over."""
-        self._run.open_log().end(summary)
+    def end(self, summary: dict[str, Any] | None, error: BaseException | None = None) -> None:
+        """Ends what ``fit`` began: writes ``summary.json`` and calls ``on_end`` of callbacks. The second call does nothing.
 
-    def close(self, *, failed: bool = False) -> None:
-        """Gives the tables' memory and the run directory back, and ends the processes of the run."""
-        self._closed = True
+        Args:
+            summary: of :meth:`summary`; None if the run was stopped or failed.
+            error: what the run failed by, for ``on_error`` of callbacks.
+        """
+        if not self._ended:
+            self._ended = True
+            if summary is not None and self._directory is not None:
+                self._directory.write_summary(summary)
+            self._run.end(summary, error)
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Ends the run by :meth:`end`, gives the tables' memory and the run directory back, and ends the processes of the run.
+
+        Leaving a ``with`` block does the same. A run that was stopped has no summary. If the last ``fit`` failed, or ``error`` is given,
+        there is no summary either, and callbacks get ``on_error``.
+        """
+        self._closed, failure = True, error or self._error
         with contextlib.ExitStack() as closing:  # each is closed, whatever another one raises
             if self._opened is not None:
                 closing.callback(self._opened.close)
-            closing.push(lambda kind, *_: self._cluster.close(failed=failed or kind is not None))
+            closing.push(lambda kind, *_: self._cluster.close(failed=error is not None or kind is not None))
             closing.callback(self._run.close)
             closing.callback(self._shower.close)
+            if self._ended is False and self._reports:
+                # of a run that failed, the first error is the one to report
+                with contextlib.suppress(*[Exception] if failure else []):
+                    self.end(None if failure or self.stopped else self.summary(), failure)
 
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        self.close(failed=error is not None)
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.close(error)

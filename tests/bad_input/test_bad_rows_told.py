@@ -111,7 +111,7 @@ def test_a_bad_row_among_the_validation_data_comes_late(site):
     rows = pq.read_table(site / "valid.parquet").to_pylist()
     rows[7]["click"] = 5
     pq.write_table(pa.Table.from_pylist(rows), site / "valid.parquet")
-    line = site.told_after_writing(*site.train(), before=1)
+    line = site.told_after_writing(*site.train(), before=2)  # two records of the steps
     assert f"{site / 'valid.parquet'}, row 8 (row group 1): column 'click' = 5: expected a label" in line
     assert not (site / "run" / "summary.json").exists()
     assert "AUC" in site.girih(*site.train("--resume", "--set", "data.on_bad_row=skip"))

@@ -9,7 +9,7 @@ import pytest
 
 from girih.config import with_overrides
 from girih.config.class_record import RECORD, check_class, record_classes, run_of
-from girih.config.user_code import files_of, load_class, naming
+from girih.config.user_code import files_of, load_object, naming
 from girih.errors import ConfigError
 from girih.runs.files import make_private
 
@@ -53,8 +53,40 @@ def test_a_recorded_class_may_be_named_and_nothing_runs_before(place):
     assert not (place / "ran").exists()
     assert "parent_pack" not in sys.modules
     accepts = {"accepts": lambda value: isinstance(value, type), "expected": "a class"}
-    assert load_class("parent_pack.inner:Mine", "here", **accepts).__name__ == "Mine"
+    assert load_object("parent_pack.inner:Mine", "here", **accepts).__name__ == "Mine"
     assert (place / "ran").exists()
+
+
+def test_functions_in_a_list_are_recorded_together(place):
+    first, second = f"{place / 'mine.py'}:first", "parent_pack.inner:second"
+    record_classes(place / "run", {"train": [first, second], "model": f"{place / 'mine.py'}:Mine"}, place)
+    check(place, [first, second], "train")
+    check(place, f"{place / 'mine.py'}:Mine")
+    inside = f"{place / 'run' / 'inside.py'}:first"
+    for names in (
+        [first],
+        [second, first],
+        [first, second, "os:system"],
+        [first, inside],
+        [first, 5],
+        [[first]],
+        first,
+    ):
+        with pytest.raises(
+            ConfigError, match=r"give --set 'train\.metrics=\[\"file\.py:function\"\]' to girih train"
+        ):
+            check(place, names, "train")
+    file = place / "run" / "config.toml"
+    file.write_text(f"[train]\nmetrics = ['{first}', '{second}']\n")
+    assert with_overrides(file, (), None, place / "run")["train"] == {"metrics": [first, second]}
+    file.write_text(f"[train]\nmetrics = ['{second}']\n")
+    with pytest.raises(
+        ConfigError, match=r"config\.toml: \[train\]\.metrics = \['parent_pack\.inner:second'\]"
+    ):
+        with_overrides(file, ("train.epochs=2",), None, place / "run")
+    chosen = with_overrides(file, ('train.metrics=["a.py:b"]',), None, place / "run")
+    assert chosen["train"] == {"metrics": ["a.py:b"]}
+    assert not (place / "ran").exists()
 
 
 def test_another_file_behind_the_same_name_is_another_class(place):
@@ -193,7 +225,7 @@ def test_packages_are_looked_for_in_no_run_directory(place, monkeypatch):
     with pytest.raises(ModuleNotFoundError):
         files_of("run_pack:M", place / "run")
     with pytest.raises(ConfigError, match="no module 'run_pack'"):
-        load_class("run_pack:M", "here", place / "run", accepts=callable, expected="a class")
+        load_object("run_pack:M", "here", place / "run", accepts=callable, expected="a class")
     assert not (place / "ran").exists()
 
 

@@ -108,6 +108,9 @@ def test_python_runs(page, workplace):
 
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "toml")], ids=lambda page: page.name)
 def test_toml_is_a_valid_config_or_a_part_of_one(page, workplace, monkeypatch):
+    for code in blocks(page, "python"):
+        if named := re.match(r"# (\w+\.py)\n", code):
+            (workplace / named[1]).write_text(code)
     for code in blocks(page, "toml"):
         for name in re.findall(r"\$\{(\w+)\}", code):
             monkeypatch.setenv(name, "set")

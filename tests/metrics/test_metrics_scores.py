@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from girih.config.train import DIRECTIONS
 from girih.errors import ConfigError, DataError, NonFiniteError
-from girih.metrics import DIRECTIONS, Scores
+from girih.metrics import Scores
 from girih.metrics.progressive import ProgressiveScores, progressive_metrics
 from girih.metrics.result import OF_NUMBERS
 

@@ -43,7 +43,7 @@ def namespace():
 
 def test_python_blocks_run(namespace):
     assert len(blocks("python")) >= 5
-    assert namespace["padded"].shape == (3, 3, 8)
+    assert namespace["padded"].shape == (3, 50, 8)
 
 
 def test_toml_blocks_build(namespace, tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """The recipes reach what they promise, on the real data; see docs/quality.md for all of them."""
 
+import csv
 import importlib.util
 import json
 import subprocess
@@ -10,6 +11,7 @@ import pytest
 
 from girih import Schema, cli
 from girih.models import create
+from girih.report.comparing import compare
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 
@@ -134,12 +136,27 @@ def test_a_sweep_trains_prunes_and_tells_the_best(log_directory):
     runs = sorted((log_directory / "sweep").iterdir())
     steps = [json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["step"] for run in runs]
     assert sum(step < max(steps) for step in steps) == num_pruned
-    assert cli.run(["compare", *map(str, runs)]) == 0
+    found = compare(runs)
+    assert found.metrics["finished"].count("yes") == 7 - num_pruned
+    assert None not in found.metrics["auc"]
     config = log_directory / "config.toml"
     missing = [sys.executable, str(RECIPES / "sweep.py"), str(config.with_name("none.toml")), "--trials", "1"]
     done = subprocess.run(missing, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith("sweep: ")
+
+
+@pytest.mark.slow
+def test_trials_of_a_sweep_are_compared_with_their_metrics(log_directory, capsys):
+    pytest.importorskip("optuna", reason="pip install optuna")
+    words = [sys.executable, str(RECIPES / "sweep.py"), str(log_directory / "config.toml"), "--trials", "2"]
+    runs = log_directory / "sweep"
+    done = subprocess.run([*words, "--runs", str(runs)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert cli.run(["compare", *map(str, sorted(runs.iterdir())), "--csv"]) == 0
+    trials = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    assert [(each["finished"], each["evaluated_on"]) for each in trials] == [("yes", "valid")] * 2
+    assert f"{max(float(each['auc']) for each in trials):.5f}" in done.stdout
 
 
 @pytest.mark.heavy

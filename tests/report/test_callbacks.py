@@ -124,27 +124,53 @@ def test_mlflow_s_file_store_holds_what_was_logged(tmp_path, monkeypatch):
         assert client.get_run(named).info.status == "KILLED"
 
 
-def test_weights_and_biases_hears_the_same_numbers(monkeypatch):
-    """By a client that notes what it is called with: the real one wants a service."""
-    calls = []
-    run = SimpleNamespace(
-        log=lambda numbers, step: calls.append((step, numbers)),
-        summary={},
-        finish=lambda exit_code: calls.append(("finish", exit_code)),
-    )
-    client = SimpleNamespace(run=None, init=lambda **options: calls.append(options) or run)
+@pytest.fixture
+def wandb(monkeypatch):
+    """A client that notes what it is called with: the real one wants a service."""
+    client = SimpleNamespace(run=None, calls=[])
+
+    def begin(**options):
+        client.calls.append(options)
+        run = SimpleNamespace(config=dict(options.get("config", {})), summary={})
+        run.log = lambda numbers: client.calls.append(numbers)
+        run.define_metric = lambda name, step_metric: client.calls.append((name, step_metric))
+        client.run = run
+        return run
+
+    def finish(exit_code):
+        client.calls.append(("finish", exit_code))
+        client.last, client.run = client.run, None
+
+    client.init, client.finish = begin, finish
     monkeypatch.setitem(sys.modules, "wandb", client)
-    callback = WandB(project="clicks")
+    return client
+
+
+def test_weights_and_biases_hears_the_same_numbers(wandb):
+    callback = WandB(project="clicks", config={"lr": 0.5})
+    assert wandb.calls == []  # other trainers than the first make one too
+    callback.on_config({"lr": 0.1, "model.hidden": [8]})
+    callback.on_plan({"strategy": "local"})
     callback.on_metrics(line(10, 0.75) | {"hit_rate": None})
     callback.on_evaluation({"step": 20, "split": "valid", "auc": 0.875, "gauc": None})
-    callback.on_end({"auc": 0.9, "strategy": "local"})
-    assert calls == [
-        {"project": "clicks"},
-        (10, {"train/loss": 0.75, "train/samples_per_s": 1e4}),
-        (20, {"valid/auc": 0.875}),
+    callback.on_end({"auc": 0.9, "strategy": "local", "by_label": {"click": {"auc": 0.9, "gauc": None}}})
+    assert wandb.calls == [
+        {"project": "clicks", "config": {"lr": 0.5}},
+        ("*", "step"),
+        {"train/loss": 0.75, "train/samples_per_s": 1e4, "step": 10},
+        {"valid/auc": 0.875, "step": 20},
         ("finish", 0),
     ]
-    assert run.summary == {"final/auc": 0.9}
+    assert wandb.last.config == {"lr": 0.5, "model.hidden": [8], "strategy": "local"}
+    assert wandb.last.summary == {"final/auc": 0.9, "final/click/auc": 0.9}
+
+
+def test_weights_and_biases_hears_how_a_run_failed(wandb):
+    for end, status in ((lambda each: each.on_end(None), 130), (lambda each: each.on_error(OSError()), 1)):
+        callback = WandB()
+        callback.on_plan({"strategy": "local"})
+        end(callback)
+        assert wandb.calls[-1] == ("finish", status)
 
 
 @pytest.mark.parametrize(("kind", "package"), [(MLflow, "mlflow"), (WandB, "wandb")])

@@ -99,6 +99,17 @@ def test_the_page_of_several_runs(two, tmp_path, capsys):
     auc = next(text for text in charts if '"auc"' in text)
     assert f"{b}, valid" in auc
     assert f"{a}, valid" not in auc  # it ended amid its first epoch
+    assert f"{a}, test" in auc  # its one evaluation
+
+    summary = json.loads((a / "summary.json").read_text())
+    assert 0 < summary["features"]["user"]["unseen"] < 1
+    unseen = page.partition("<h2>Unseen ids</h2>")[2].partition("</table>")[0]
+    for name, each in summary["features"].items():
+        assert f"<tr><td>{name}</td><td>{100 * each['unseen']:.1f} %</td><td>–</td></tr>" in unseen
+    del summary["features"]  # as versions wrote it that did not count them
+    (a / "summary.json").write_text(json.dumps(summary))
+    assert run("report", a, b, "--out", out) == 0
+    assert "Unseen ids" not in out.read_text()
 
 
 def test_what_cannot_be_compared_is_one_sentence(two, tmp_path, capsys):

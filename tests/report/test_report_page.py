@@ -102,7 +102,7 @@ def test_the_page_shows_what_the_run_wrote(run_directory):
         "finished",
     ):
         assert expected in shown
-    for expected in ("20261105", "Normalised entropy", "long_view", "1,000,000"):
+    for expected in ("20261105", "normalized entropy", "long_view", "1,000,000"):
         assert expected in shown
     charts = re.findall(r"<figcaption><b>(.*?)</b>", page)
     curves = [
@@ -257,6 +257,66 @@ def test_zeros_that_mean_not_applicable_are_left_out(run_directory):
     assert all(name in page for name in ZEROS)
 
 
+def test_zeros_of_a_plan_without_messages_are_left_out(run_directory):
+    summary = json.loads((run_directory / "summary.json").read_text())
+    summary["plan"] = {"bytes_per_step": 0, "bytes": {"ids": 0.0, "dense": 0.0}}
+    (run_directory / "summary.json").write_text(json.dumps(summary))
+    assert "plan." not in page_in(run_directory)[1]
+    summary["plan"] = {
+        "bytes_per_step": 12,
+        "bytes": {"ids": 0.0, "dense": 12.0},
+        "owners": {"user": 0, "item": 1},
+    }
+    (run_directory / "summary.json").write_text(json.dumps(summary))
+    shown = page_in(run_directory)[1]
+    assert "ids 0, dense 12" in shown
+    assert "user 0, item 1" in shown
+
+
+FEATURES = {
+    "user": {"table": "user", "rows": 7555, "ids": 150_000, "evaluated_ids": 15_000, "unseen": 0.0279},
+    "history": {"table": "item", "rows": 4065, "ids": 367_511, "evaluated_ids": 0, "unseen": None},
+    "odd": {"table": None, "rows": "many"},
+    "no object": 3,
+}
+
+
+def features_in(page):
+    """Cells of the table of features."""
+    table = page.partition("<h2>Features</h2>")[2].partition("</table>")[0]
+    return [re.findall(r"<td>(.*?)</td>", row) for row in table.split("<tr>")[2:]]
+
+
+def test_a_table_shows_rows_ids_and_the_unseen_share_of_each_feature(run_directory):
+    summary = json.loads((run_directory / "summary.json").read_text())
+    (run_directory / "summary.json").write_text(json.dumps(summary | {"features": FEATURES}))
+    page, shown = page_in(run_directory)
+    assert features_in(page) == [
+        ["user", "user", "7,555", "2.8 %", "150,000", "15,000"],
+        ["history", "item", "4,065", "–", "367,511", "0"],
+        ["odd", "–", "–", "–", "–", "–"],
+    ]
+    assert "features." not in shown
+
+
+@pytest.mark.parametrize("more", [{}, {"features": {}}, {"features": [1]}], ids=["absent", "empty", "odd"])
+def test_a_summary_without_features_has_no_table_of_them(run_directory, more):
+    summary = json.loads((run_directory / "summary.json").read_text())
+    (run_directory / "summary.json").write_text(json.dumps(summary | more))
+    assert "<h2>Features" not in page_in(run_directory)[0]
+
+
+def test_the_final_evaluation_is_drawn_if_it_is_the_only_one(run_directory):
+    lines = [{"step": step, "examples": 64 * step, "loss": 0.5} for step in (10, 20)]
+    (run_directory / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    summary = json.loads((run_directory / "summary.json").read_text())
+    (run_directory / "summary.json").write_text(json.dumps(summary | {"evaluated_on": "test", "steps": 20}))
+    page, shown = page_in(run_directory)
+    assert "Nothing was evaluated" not in shown
+    for title, key, value in (("AUC", "auc", 0.98213), ("Logloss", "logloss", 0.2512)):
+        assert readings(page, title) == {"test": [{"step": 20, key: value}]}
+
+
 def test_totals_of_the_whole_run_come_before_those_of_the_recording(run_directory):
     events = json.loads((run_directory / "timeline.json").read_text())
     totals = {"backward": 402.0, "evaluate": 100.5, "odd": None}
@@ -380,6 +440,7 @@ def test_everything_is_escaped(tmp_path):
         evil: evil,
         "by_label": {evil: {"calibration_curve": curve}},
         "x": {evil: evil},
+        "features": {evil: {"table": evil, "rows": evil}},
     }
     (run / "summary.json").write_text(json.dumps(summary))
     events = [{"name": evil, "ph": "X", "ts": at, "dur": 5, "tid": evil} for at in range(0, 200, 10)]

@@ -214,6 +214,33 @@ def svm(rows):
     return "\n".join(lines) + "\n"
 
 
+def counted(directory, features, *, examples=None):
+    """The features of a summary, counted from the files.
+
+    Args:
+        features: name → its column and its table. examples: of the training data; all if None.
+    """
+    files = {name: pq.read_table(directory / f"{name}.parquet") for name in ("train", "test")}
+    files["train"] = files["train"].slice(0, examples)
+    ids, seen = {}, {}
+    for name, (column, table) in features.items():
+        for split, file in files.items():
+            values = file[column].combine_chunks()
+            values = values.flatten() if pa.types.is_list(values.type) else values
+            ids[name, split] = values.to_pylist()
+        seen.setdefault(table, set()).update(ids[name, "train"])
+    return {
+        name: {
+            "table": table,
+            "rows": len(seen[table]),
+            "ids": len(ids[name, "train"]),
+            "evaluated_ids": len(ids[name, "test"]),
+            "unseen": sum(each not in seen[table] for each in ids[name, "test"]) / len(ids[name, "test"]),
+        }
+        for name, (_, table) in features.items()
+    }
+
+
 class Threads(Cluster):
     """Roles as threads of the first trainer's process; the trainers are others' business."""
 

@@ -6,9 +6,11 @@ optimizers carry that along: up to 6e-6 of a column's largest number in a table,
 The tolerances are a little above. Where no sum has another order, there is none: bit for bit.
 """
 
+import json
+
 import numpy as np
 import pytest
-from scenes import SIZE, STEPS, play, play_all, write
+from scenes import SIZE, STEPS, counted, play, play_all, write
 
 from runs import columns_of, difference, difference_of_rows, latest
 
@@ -84,8 +86,13 @@ OF_TWO = [*SYNCHRONOUS, *HYBRID, *CHANGED, COMPRESSED, HALF, *DIEN[1::2]]
 def directory(tmp_path_factory):
     directory = write(tmp_path_factory.mktemp("equality"), held_out=301)
     for config in CONFIGS:
-        play(directory, {"name": f"local-{config}", "config": config})
+        summary = play(directory, {"name": f"local-{config}", "config": config})
+        (directory / f"local-{config}.json").write_text(json.dumps(summary))
     return directory
+
+
+def features_of_local(directory, config):
+    return json.loads((directory / f"local-{config}.json").read_text())["features"]
 
 
 @pytest.fixture(scope="module")
@@ -127,9 +134,21 @@ def test_a_dimension_of_one_column_that_is_wrong_by_a_hundredth_is_seen(director
             assert difference_of_rows(columns, columns | {name: (ids, wrong)}) > 100 * ROWS, name
 
 
+@pytest.mark.parametrize("config", ["deepfm", "din"])
+def test_rows_ids_and_unseen_shares_of_features_are_those_of_the_files(directory, config):
+    features = {name: (name, name) for name in ("user", "item", "tags")}
+    if config == "din":
+        features["history"] = ("history", "item")
+    expected = counted(directory, features)
+    assert 0 < expected["user"]["unseen"] < 1
+    assert features_of_local(directory, config) == expected
+
+
 @pytest.mark.parametrize(("config", "played"), played_by_two("synchronous"))
 def test_synchronous_on_two_trainers_equals_local(directory, request, config, played):
-    assert request.getfixturevalue(played)[f"synchronous-{config}"]["steps"] == STEPS
+    summary = request.getfixturevalue(played)[f"synchronous-{config}"]
+    assert summary["steps"] == STEPS
+    assert summary["features"] == features_of_local(directory, config)
     rows, dense = difference(directory / f"local-{config}", directory / f"synchronous-{config}")
     assert rows < ROWS
     assert dense < DENSE
@@ -140,7 +159,7 @@ def test_hybrid_without_staleness_equals_synchronous_bit_for_bit(directory, requ
     two = request.getfixturevalue(played)
     assert two[f"hybrid-{config}"]["staleness_max"] == 0
     assert difference(directory / f"synchronous-{config}", directory / f"hybrid-{config}") == (0, 0)
-    for name in ("auc", "logloss", "num_rows", "num_examples", "by_label"):
+    for name in ("auc", "logloss", "num_rows", "num_examples", "by_label", "features"):
         assert two[f"hybrid-{config}"][name] == two[f"synchronous-{config}"][name]
 
 
@@ -215,6 +234,7 @@ def test_four_trainers_equal_local_and_each_other(directory, four):
 def test_one_trainer_equals_local_bit_for_bit(directory, scene):
     summary = play(directory, scene)
     assert summary["staleness_max"] == 0
+    assert summary["features"] == features_of_local(directory, scene["config"])
     assert difference(directory / f"local-{scene['config']}", directory / scene["name"]) == (0, 0)
 
 

@@ -64,10 +64,11 @@ def others(directory):
 @pytest.mark.parametrize("config", CONFIGS)
 def test_one_group_of_one_trainer_with_one_net_equals_local_bit_for_bit(directory, config):
     overrides = STEPWISE if config == "deepfm" else []
-    play(directory, {"name": f"local-{config}", "config": config, "overrides": overrides})
+    local = play(directory, {"name": f"local-{config}", "config": config, "overrides": overrides})
     scene = {"name": f"one-{config}", "config": config, "strategy": "hierarchical", "overrides": overrides}
     summary = play(directory, {**scene, "options": ["embedding_servers=2"]})
     assert (summary["steps"], summary["staleness_max"]) == (STEPS, 0)
+    assert summary["features"] == local["features"]
     assert summary["dense_staleness"] == {"median": 0, "p99": 0, "max": 0}
     assert difference(directory / f"local-{config}", directory / scene["name"]) == (0, 0)
 

@@ -21,7 +21,7 @@ SCENES = {"float32": [], "float16": HALVES}
 def train(directory, ranks):
     """Plays each scene on one host and on two; returns how many messages this trainer sent to the other host."""
     two = TrainerGroup(ranks.rank, ranks.size, ranks.registry, host=ADDRESSES[ranks.rank], name="two hosts")
-    exchanges = []
+    exchanges, features = [], []
     for name, options in SCENES.items():
         for title, group in (("one host", ranks), ("two hosts", two)):
             scene = {
@@ -30,8 +30,13 @@ def train(directory, ranks):
                 "strategy": "synchronous",
                 "options": options,
             }
-            play(directory, scene, group, act=lambda trainer: exchanges.append(trainer.sparse.exchange))
+            summary = play(
+                directory, scene, group, act=lambda trainer: exchanges.append(trainer.sparse.exchange)
+            )
+            features.append(summary["features"])
     two.close()
+    assert features[0]["history"]["unseen"] > 0
+    assert features.count(features[0]) == len(features)
     return [getattr(exchange, "num_messages", None) for exchange in exchanges]
 
 
@@ -58,6 +63,7 @@ def test_the_plan_has_the_hosts_and_each_exchange_is_a_message_between_them(dire
     hosts = {f"trainer {rank}": address for rank, address in enumerate(ADDRESSES)}
     assert [plan["hosts"] for plan in plans] == [{}, hosts]
     num_groups = len(plans[0]["groups"])
-    # one trainer of each host sends for all: numbers of keys, keys and rows of each step and of the evaluation; gradients
-    messages = (STEPS + 1) * (2 + num_groups) + STEPS * num_groups
+    # one trainer of each host sends for all: numbers of keys, keys and rows of each step and of the evaluation; gradients of
+    # each step; which keys have no row in the evaluation
+    messages = (STEPS + 1) * (2 + num_groups) + STEPS * num_groups + num_groups
     assert [each[:2] for each in sent] == [[None, messages], [None, messages], [None, 0], [None, 0]]

@@ -40,6 +40,11 @@ class Mine(nn.Module):
 
     def forward(self, numeric, embeddings):
         return self.layers(torch.cat([embeddings[name] for name in ("user", "item", "tags")], dim=1))
+
+
+def cross_entropy(labels, predictions):
+    labels, predictions = torch.from_numpy(labels), torch.from_numpy(predictions)
+    return float(nn.functional.binary_cross_entropy(predictions, labels))
 '''
 
 
@@ -62,7 +67,7 @@ def test_files_of_the_working_directory_hide_no_module_and_models_there_are_foun
     for name in SHADOWS:
         (tmp_path / f"{name}.py").write_text(f"raise SystemExit('imported in place of {name}')\n")
     (tmp_path / "mine.py").write_text(MODEL)
-    mine = ("train.max_steps=4", "model={name='mine:Mine'}")
+    mine = ("train.max_steps=4", "model={name='mine:Mine'}", "train.metrics=['mine:cross_entropy']")
     done = subprocess.run(
         command(directory, strategy, tmp_path / "run", *options, *mine),
         cwd=tmp_path,
@@ -73,7 +78,13 @@ def test_files_of_the_working_directory_hide_no_module_and_models_there_are_foun
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["steps"] == 4
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["steps"] == 4
+    metrics = summary["by_label"]["click"]  # of the examples of both trainers
+    assert (metrics["num_examples"], metrics["custom"]) == (
+        101,
+        {"cross_entropy": pytest.approx(metrics["logloss"])},
+    )
     plan = json.loads((tmp_path / "run" / "plan.json").read_text())
     assert strategy != "hierarchical" or plan["tagging"]["devices"]["layers.1"] == "server 0"
 
@@ -87,7 +98,7 @@ def test_other_processes_find_a_module_where_the_user_works_and_no_file_and_none
     monkeypatch.setattr(sys, "path", [each for each in sys.path if each not in user_code._BESIDE])
     monkeypatch.setattr(user_code, "_BESIDE", set())
     monkeypatch.chdir(tmp_path / "elsewhere")
-    found = user_code.load_class(name, "[model]", tmp_path, accepts=callable, expected="a class")
+    found = user_code.load_object(name, "[model].name", tmp_path, accepts=callable, expected="a class")
     try:
         assert not is_importable(found)
         monkeypatch.chdir(tmp_path)

@@ -14,7 +14,7 @@ import time
 import pyarrow.parquet as pq
 import pytest
 import torch
-from scenes import SIZE, STEPS, log, play, play_all
+from scenes import SIZE, STEPS, counted, log, play, play_all
 
 from girih.checkpoint import Manifest, Storage
 from girih.cli import run as girih
@@ -79,6 +79,14 @@ clip_norm = 0.5
 log_every_steps = 20
 """
 
+FEATURES = {
+    "user": ("user", "user"),
+    "item": ("item", "item"),
+    "history": ("history", "item"),
+    "tags": ("tags", "tags"),
+    "again": ("user", "again"),
+}
+"""The column and the table of each feature."""
 MODELS = {
     "lr": 'name = "lr"',
     "fm": 'name = "fm"',
@@ -173,6 +181,8 @@ def test_substitution_equals_local(directory, played, num_trainers, model, optim
     summary = played(num_trainers, (model, optimizer) in QUICK)[name]
     assert summary["steps"] == STEPS
     assert summary["staleness_max"] == 0
+    assert summary["features"] == counted(directory, {name: FEATURES[name] for name in summary["features"]})
+    assert summary["features"].keys() >= {"user", "item", "history", "again"}
     rows, parameters = difference(directory / f"{model}-{optimizer}-local", directory / name)
     assert rows < ROWS_OF.get(model, ROWS)
     assert parameters < DENSE

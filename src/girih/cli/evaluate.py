@@ -25,7 +25,7 @@ from girih.trainer import Trainer
 @MODEL
 def evaluate(run: Path, paths: tuple[str, ...], form: str | None, model_class: str | None) -> int:
     """Evaluate a run's final weights."""
-    settings = open_config(run, model_class)
+    settings = open_config(run, model_class, own_metrics=True)
     split: SplitName = "test" if "test" in settings.data.splits else "valid"
     if not paths and split not in settings.data.splits:
         raise ConfigError(f"{run}: its configuration names no test or valid data; give --data PATH")

@@ -14,20 +14,8 @@ from girih.cli.screen import WIDE, screen
 from girih.data import Dataset
 from girih.planner.calibration import Calibration, Link, Rate, Work
 from girih.planner.costs import link_s
+from girih.report.comparing import TITLES, named_metrics
 from girih.report.text import count, fraction, short, size
-
-TITLES = {
-    "auc": "AUC",
-    "auprc": "AUPRC",
-    "gauc": "GAUC",
-    "uauc": "user AUC",
-    "logloss": "logloss",
-    "normalized_entropy": "normalized entropy",
-    "calibration": "calibration",
-    "mae": "MAE",
-    "rmse": "RMSE",
-    "num_examples": "num examples",
-}
 
 
 def results(summary: dict[str, Any], run: Path) -> None:
@@ -66,9 +54,9 @@ def skipped(data: Dataset, what: str) -> None:
 
 def metrics_table(metrics: dict[str, dict[str, Any]], title: str, names: Iterable[str] = TITLES) -> None:
     """Prints some metrics of each label, those that at least one label has; a metric a row where a terminal is narrower."""
-    metrics = {label: values | (values.get("ranking") or {}) for label, values in metrics.items()}
-    ranked = [name for values in metrics.values() for name in values.get("ranking") or {}]
-    names = dict.fromkeys([*names, *ranked])
+    named = {label: named_metrics(values) for label, values in metrics.items()}
+    metrics = {label: {**values, **named[label]} for label, values in metrics.items()}
+    names = dict.fromkeys([*names, *(name for each in named.values() for name in each)])
     shown = [name for name in names if any(values.get(name) is not None for values in metrics.values())]
     rows = [("label", *(TITLES.get(name, name) for name in shown))]
     for label, values in metrics.items():

@@ -20,7 +20,7 @@ from girih.cluster.launch import launch
 from girih.cluster.launchers.machines import Launch
 from girih.cluster.options import ClusterOptions
 from girih.cluster.roles import RoleName
-from girih.config.class_record import run_of
+from girih.config.class_record import KINDS, run_of
 from girih.config.metrics import MetricsOptions
 from girih.config.user_code import naming
 from girih.errors import ConfigError, RoleError, UserError
@@ -85,7 +85,7 @@ def train(
                 command = ["train", *typed]
                 if run_of(config_file, run_path) is not None:  # checked here, and not again by each process
                     for kind, name in config.classes_in(written, where).items():
-                        command += ["--set", f"{kind}.name={json.dumps(name, ensure_ascii=False)}"]
+                        command += ["--set", f"{kind}.{KINDS[kind]}={json.dumps(name, ensure_ascii=False)}"]
                 one_host = strategies.one_host(chosen)
                 if options.launcher == "ray" and one_host and "transport" not in mapping.get("strategy", {}):
                     command, one_host = [*command, "--set", "strategy.transport=tcp"], ""

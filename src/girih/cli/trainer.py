@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import logging
 import os
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -23,11 +22,10 @@ from girih.cluster.roles import RoleName
 from girih.config.file import RunConfig
 from girih.data import Dataset
 from girih.errors import ConfigError
-from girih.metrics import Metrics
 from girih.planner.plan import Plan
 from girih.report.comparing import changed
 from girih.report.progress import Progress
-from girih.runs.directory import RunDirectory, read_summary
+from girih.runs.directory import RunDirectory, read_summary, remove_summary
 from girih.runs.live.logs import logging_as
 from girih.runs.live.place import Place, Who
 from girih.serving.opening import final_weights
@@ -111,17 +109,16 @@ def _logging(cluster: Cluster, run: Path) -> Iterator[None]:
         _LOG.info("ends")
 
 
-def _fit(
-    settings: RunConfig, datasets: dict[str, Dataset], trainer: Trainer, final: str | None
-) -> tuple[Metrics | None, bool]:
-    """Trains what is left and evaluates; returns the final metrics, and whether a signal ended it."""
+def _fit(settings: RunConfig, trainer: Trainer) -> bool:
+    """Trains what is left and evaluates; returns whether a signal ended it."""
     left = 0 if trainer.state.stopped_early else max(0, settings.train.epochs - trainer.state.epoch)
     try:
-        trainer.fit(datasets["train"], datasets.get("valid"), epochs=left)
-        metrics = None if final is None or trainer.stopped else trainer.evaluate(datasets[final])
+        trainer.fit(epochs=left)
+        if not trainer.stopped and trainer.data.keys() & {"test", "valid"}:
+            trainer.evaluate()
     except KeyboardInterrupt:
-        return None, True
-    return metrics, trainer.stopped
+        return True
+    return trainer.stopped
 
 
 def _train(
@@ -137,7 +134,7 @@ def _train(
     Args:
         newest: the checkpoint to go on from. init: that of another run, whose weights this one begins with.
     """
-    start, train, epochs = time.perf_counter(), datasets["train"], settings.train.epochs
+    train, epochs = datasets["train"], settings.train.epochs
     total = None if run is None else settings.most_examples(train)
     console = Console(file=io.StringIO()) if run is None else None
     with (
@@ -145,6 +142,7 @@ def _train(
         nullcontext() if run is None else _showing_warnings(progress),
         settings.trainer(run=run, callbacks=[progress], cluster=cluster) as trainer,
     ):
+        trainer.data = datasets
         if newest is not None:
             trainer.load(newest.url, train=train)
         elif init is not None:
@@ -156,16 +154,15 @@ def _train(
         if run is not None:
             if newest is not None and (others := other_options(run, settings)):
                 progress.message(f"resumed with other options: {others}")
-            run.remove_summary()  # of what is gone on with
+            remove_summary(run.path)  # of what is gone on with
             settings.write(run.path)
         if newest is not None and trainer.state.epoch >= epochs:
             progress.message(f"train.epochs = {epochs} are done: nothing is left to train")
         elif epochs == 0:
             whose = "its initial weights" if init is None else "the weights that it begins with"
             progress.message(f"train.epochs = 0: nothing is trained; metrics are those of {whose}")
-        final = next((name for name in ("test", "valid") if name in datasets), None)
         with stopping(trainer, cluster):
-            metrics, stopped = _fit(settings, datasets, trainer, final)
+            stopped = _fit(settings, trainer)
         if stopped:
             trainer.end(None)
             if run is not None and not trainer.begins_anew:
@@ -176,15 +173,10 @@ def _train(
             best = trainer.state.best_step
             whose = "its latest weights" if best is None else f"its weights of step {best}"
             progress.message(f"stopped early at step {trainer.state.step}; {whose} are the final ones")
-        summary = trainer.summary(metrics, duration_s=time.perf_counter() - start)
+        summary = trainer.summary()
+        trainer.end(summary)
         if run is None:
             return 0
-        summary["evaluated_on"] = final
-        summary["skipped_rows"] = {
-            name: data.num_skipped for name, data in datasets.items() if data.num_skipped
-        }
-        run.write_summary(summary)
-        trainer.end(summary)
     results(summary, run.path)
     for name, data in datasets.items():
         skipped(data, name)

@@ -1,8 +1,8 @@
-"""Classes of the user's own that the ``config.toml`` of a run may name.
+"""Classes and functions of the user's own that the ``config.toml`` of a run may name.
 
-A run directory is data: others may have written it. Its config may name a class only if the user's config named the same
+A run directory is data: others may have written it. Its config may name one only if the user's config named the same
 one before. ``girih train`` records that in ``classes.json``, by a hash with a key that the user alone can read. The hash
-covers the files that are imported and the class, not the run: a copy of a run keeps its record.
+covers the files that are imported and the name, not the run: a copy of a run keeps its record.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from girih.runs.files import make_private, write_whole
 from girih.runs.sealed import parse
 
 RECORD = "classes.json"
-KINDS = ("model", "strategy")
-"""Sections that may name a class."""
+KINDS = {"model": "name", "strategy": "name", "train": "metrics"}
+"""Sections that may name a class, or functions in a list, and the key that does."""
 _KEY_BYTES = 32
 _SIGNS = (
     ".lock", "checkpoints", RECORD, "metrics.jsonl", "plan.json", "processes.json", "summary.json",
@@ -45,11 +45,11 @@ def run_of(config: Path, run: Path | None) -> Path | None:
     return None
 
 
-def record_classes(run: Path, classes: Mapping[str, str], directory: Path) -> None:
+def record_classes(run: Path, classes: Mapping[str, str | list[str]], directory: Path) -> None:
     """Notes in a run directory which classes its config may name; notes nothing if there is no key.
 
     Args:
-        classes: names by kind. directory: where relative paths start.
+        classes: names by kind, a key of :data:`KINDS`. directory: where relative paths start.
     """
     with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: there is no home directory
         key = _key()
@@ -57,8 +57,8 @@ def record_classes(run: Path, classes: Mapping[str, str], directory: Path) -> No
         write_whole(run / RECORD, json.dumps(hashes))
 
 
-def check_class(kind: str, name: str, config: Path, run: Path) -> None:
-    """Refuses a class that the config of a run names, unless the user's config named it.
+def check_class(kind: str, name: str | list[str], config: Path, run: Path) -> None:
+    """Refuses a class, or functions, that the config of a run names, unless the user's config named it.
 
     Args:
         config: the file, whose directory relative paths start from.
@@ -68,7 +68,8 @@ def check_class(kind: str, name: str, config: Path, run: Path) -> None:
     """
     directory = config.resolve().parent
     try:
-        files = files_of(name, directory)
+        names = [name] if isinstance(name, str) else name
+        files = [file for each in names for file in files_of(each, directory)]
         if any(parent.samefile(run) for file in files for parent in file.parents):
             raise ValueError("the file is in the run directory")
         if not (run / RECORD).is_file():
@@ -79,12 +80,16 @@ def check_class(kind: str, name: str, config: Path, run: Path) -> None:
     except (OSError, RuntimeError, ValueError, AttributeError, ImportError) as error:
         reason = " ".join(str(error).split())
         option = "--model file.py:Class" if kind == "model" else "--set strategy.name=file.py:Class"
+        if kind == "train":
+            option = "--set 'train.metrics=[\"file.py:function\"]' to girih train, or delete the key"
         raise ConfigError(
-            f"{config}: [{kind}].name = {name!r}: a run directory may only name a class that your own config named ({reason}); give {option}"
+            f"{config}: [{kind}].{KINDS[kind]} = {name!r}: a run directory may only name a {'function' if kind == 'train' else 'class'} that your own config named ({reason}); give {option}"
         ) from None
 
 
-def _hash(key: bytes, kind: str, name: str, directory: Path) -> str:
+def _hash(key: bytes, kind: str, name: str | list[str], directory: Path) -> str:
+    if not isinstance(name, str):
+        return " ".join(_hash(key, kind, each, directory) for each in name)
     files = [str(file) for file in files_of(name, directory)]
     module, _, class_name = name.rpartition(":")
     what: list[Any] = [kind, "" if module.endswith(".py") else module, files, class_name]

@@ -48,7 +48,7 @@ from girih.training.example import operators_of
 from girih.training.placing import PlacedNet, place_net
 from girih.training.planning import facts_of
 from girih.training.pricing import Calibrated, measured, measured_pass, threads_of
-from girih.training.specs import dense_spec, sparse_spec
+from girih.training.specs import check_metrics, dense_spec, sparse_spec
 
 _LOG = logging.getLogger(__name__)
 
@@ -167,7 +167,7 @@ class RunConfig:
             schema=Schema.from_dict(mapping, where),
             model_options=mapping["model"],
             data=section("data", DataOptions, None),
-            train=section("train", TrainOptions, TrainOptions()),
+            train=section("train", TrainOptions, TrainOptions()).with_functions(where, directory),
             checkpoint=saves,
             schedule=section("schedule", ScheduleOptions, ScheduleOptions()),
             store=store,
@@ -202,6 +202,9 @@ class RunConfig:
         strategy = {"name": strategy} if isinstance(strategy, str) else strategy
         if ".py:" in str(strategy.get("name")):
             mapping["strategy"] = strategy | {"name": self._absolute(strategy["name"])}
+        if self.train.metrics:
+            names = [each for each in mapping["train"]["metrics"] if isinstance(each, str)]
+            mapping["train"]["metrics"] = [self._absolute(each) if ".py:" in each else each for each in names]
         if self.store.directory is not None:
             mapping["store"]["directory"] = self._absolute(mapping["store"]["directory"])
         if self.store.ssd_dir is not None:
@@ -215,9 +218,10 @@ class RunConfig:
         return mapping
 
     def write(self, run: Path) -> None:
-        """Writes a run's ``config.toml``, and records which classes it may name."""
-        config.write_toml(run / "config.toml", self.with_absolute_paths())
-        record_classes(run, config.classes_in(self.mapping, self.where), self.directory)
+        """Writes a run's ``config.toml``, and records which classes and functions it may name."""
+        mapping = self.with_absolute_paths()
+        config.write_toml(run / "config.toml", mapping)
+        record_classes(run, config.classes_in(mapping, self.where), self.directory)
 
     def _absolute(self, written: str) -> str:
         """A path as it is written, below the file's directory unless it holds from anywhere once expanded."""
@@ -346,6 +350,7 @@ class RunConfig:
         sparse = self.sparse(model)
         dense = dense_spec(model, self.schema, self.train, self.dense_optimizer, Stats())
         try:
+            check_metrics(self.train, self.schema)
             facts = facts_of(sparse, dense, self.strategy.trainers, self.schedule)
             data = self.dataset("train")
             profile = measure_access(data, sparse, facts.num_trainers)

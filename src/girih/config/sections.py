@@ -107,7 +107,7 @@ def with_overrides(
         never_search(held, path.resolve().parent)
         classes = classes_in(written, str(path))
         for kind in classes:
-            written[kind] = {**_section(written, kind), "name": None}
+            written[kind] = {**_section(written, kind), KINDS[kind]: None}
     if strategy is not None:
         written["strategy"] = {"name": strategy}
     pairs = (
@@ -121,17 +121,18 @@ def with_overrides(
         _assign(written, *pair)
     if held is not None:
         for kind, name in classes.items():
-            if isinstance(section := written.get(kind), dict) and section.get("name", name) is None:
+            key, section = KINDS[kind], written.get(kind)
+            if isinstance(section, dict) and section.get(key, name) is None:
                 check_class(kind, name, path, held)
-                section["name"] = name
+                section[key] = name
     _check_nesting(written, f"{path}, with --set")
     return written
 
 
-def classes_in(mapping: Mapping[str, Any], where: str) -> dict[str, str]:
-    """The classes of the user's own that a config names, by section."""
-    names = {kind: expand(_section(mapping, kind).get("name"), where) for kind in KINDS}
-    return {kind: name for kind, name in names.items() if isinstance(name, str) and ":" in name}
+def classes_in(mapping: Mapping[str, Any], where: str) -> dict[str, str | list[str]]:
+    """The class, or the functions, of the user's own that each section of a config names."""
+    names = {kind: expand(_section(mapping, kind).get(key), where) for kind, key in KINDS.items()}
+    return {kind: name for kind, name in names.items() if isinstance(name, str | list) and ":" in str(name)}
 
 
 def _section(mapping: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from girih.config.bounds import Bounds, Count, NonNegative, Positive
 from girih.config.options import Options
+from girih.config.user_code import load_object
 from girih.errors import ConfigError, nearest
 
-METRICS = ("auc", "auprc", "gauc", "uauc", "logloss", "normalized_entropy", "mae", "rmse")
-"""Metrics that every evaluation computes where they are defined."""
+DIRECTIONS = dict.fromkeys(("auc", "auprc", "gauc", "uauc"), 1)
+DIRECTIONS |= dict.fromkeys(("logloss", "normalized_entropy", "mae", "rmse"), -1)
+"""Metrics that every evaluation computes where they are defined: 1 if more is better, -1 if less is."""
+RECORDED = {*DIRECTIONS, "calibration", "num_examples", "step", "examples", "epoch", "split"}
+"""Values in records of evaluations. The others are metrics that only some runs have."""
 
 Steps = Annotated[int, Bounds(0)]
 
@@ -23,10 +29,12 @@ class EarlyStopping(Options):
     The best weights are kept: they are the final ones.
 
     Attributes:
-        metric: one of :data:`METRICS`, or ``recall@k``, ``ndcg@k`` or ``mrr`` with the k of ``rank_at``.
+        metric: one of :data:`DIRECTIONS`, ``recall@k``, ``ndcg@k`` or ``mrr`` with the k of ``rank_at``, or one of ``metrics``.
+        mode: "max" if more is better, "min" if less is. Needed for a metric of your own only.
     """
 
     metric: str = "auc"
+    mode: Literal["min", "max"] | None = None
     patience: Steps = 0
     min_delta: NonNegative = 0.0
 
@@ -57,6 +65,8 @@ class TrainOptions(Options):
             lines, and every 50 steps later.
         gauc_by: a categorical feature whose ids group the examples for GAUC.
         rank_at: the ks of recall@k and NDCG@k, within the groups of ``gauc_by``; MRR comes with them.
+        metrics: your own metrics, as ``"file.py:function"`` or ``"package.module:function"``, from Python also functions;
+            see :mod:`girih.metrics.custom`.
         progressive_validation: score each batch by the forward pass it is trained with, before its update; see ``ProgressiveScores``.
         tensorboard: write scalars for TensorBoard into the run directory.
     """
@@ -77,6 +87,7 @@ class TrainOptions(Options):
     log_every_steps: Count | None = None
     gauc_by: str | None = None
     rank_at: tuple[Count, ...] = ()
+    metrics: tuple[Any, ...] = ()
     progressive_validation: bool = False
     tensorboard: bool = False
 
@@ -98,8 +109,12 @@ class TrainOptions(Options):
             )
         if self.rank_at and self.gauc_by is None:
             raise ConfigError("train: rank_at needs gauc_by, the feature whose ids are ranked within")
+        if len(set(self.metric_names)) < len(self.metrics):
+            raise ConfigError(f"train: metrics: {', '.join(self.metric_names)}: expected no name twice")
         for name, metric in self.watched.items():
             self._check_metric(name, metric)
+        if self.early_stopping is not None:
+            direction(self.early_stopping.metric, self.early_stopping.mode, "early_stopping")
 
     def _owner(self) -> str:
         return "train: "
@@ -107,7 +122,7 @@ class TrainOptions(Options):
     def _check_metric(self, where: str, metric: str) -> None:
         """Refuses to watch a metric that no evaluation computes."""
         ranked = [f"{kind}@{k}" for kind in ("recall", "ndcg") for k in self.rank_at]
-        known = [*METRICS, *ranked, *(["mrr"] if self.rank_at else [])]
+        known = [*DIRECTIONS, *ranked, *(["mrr"] if self.rank_at else []), *self.metric_names]
         if metric in ("gauc", "uauc") and self.gauc_by is None:
             raise ConfigError(f"{where}: metric = {metric!r} needs gauc_by, the feature that groups examples")
         if metric not in known:
@@ -117,11 +132,32 @@ class TrainOptions(Options):
             raise ConfigError(f"{where}: metric = {metric!r}: expected one of {', '.join(known)}{hint}")
 
     @property
+    def metric_names(self) -> list[str]:
+        """The names of ``metrics``, in their order."""
+        return [metric_name(metric) for metric in self.metrics]
+
+    def with_functions(self, where: str = "options", directory: Path | None = None) -> TrainOptions:
+        """A copy in which all ``metrics`` are functions: those given by name are imported.
+
+        Args:
+            where: names the options in errors. directory: where relative paths start.
+
+        Raises:
+            ConfigError: no such file, module or function, or a file that fails to load.
+        """
+        where, found = f"{where}: train.metrics", list(self.metrics)
+        for place, metric in enumerate(self.metrics):
+            if isinstance(metric, str):  # alone, the function may have another name
+                found[place] = partial(
+                    load_object(metric, where, directory, accepts=callable, expected="a function")
+                )
+                vars(found[place])["__name__"] = metric_name(metric)
+        return replace(self, metrics=tuple(found))
+
+    @property
     def watched(self) -> dict[str, str]:
         """Option → the metric of the first label that it looks at."""
-        found: dict[str, str] = {}
-        if self.early_stopping is not None:
-            found["early_stopping"] = self.early_stopping.metric
+        found = {} if self.early_stopping is None else {"early_stopping": self.early_stopping.metric}
         if self.lr_schedule is not None and self.lr_schedule.get("name") == "ReduceLROnPlateau":
             found["lr_schedule"] = str(self.lr_schedule.get("metric", "auc"))
         return found
@@ -129,8 +165,39 @@ class TrainOptions(Options):
     @property
     def needs_valid(self) -> str | None:
         """The option that does nothing without validation data, if there is one."""
-        if self.early_stopping is not None:
-            return "early_stopping"
-        if self.lr_schedule is not None and self.lr_schedule.get("name") == "ReduceLROnPlateau":
-            return "lr_schedule ReduceLROnPlateau"
-        return None if self.evaluate_every_steps is None else "evaluate_every_steps"
+        name = next(iter(self.watched), None if self.evaluate_every_steps is None else "evaluate_every_steps")
+        return "lr_schedule ReduceLROnPlateau" if name == "lr_schedule" else name
+
+
+def metric_name(metric: object) -> str:
+    """The name of a metric of the user's own: that of its function.
+
+    Raises:
+        ConfigError: not a function, or one whose name girih uses itself.
+    """
+    name = metric.rpartition(":")[2] if isinstance(metric, str) else str(getattr(metric, "__name__", ""))
+    if not name.isidentifier() or name in {*RECORDED, "mrr"}:
+        raise ConfigError(
+            f"train: metrics: {metric!r}: expected path/to/file.py:function, package.module:function, or from Python a function; names other than mrr, {', '.join(sorted(RECORDED))}"
+        )
+    return name
+
+
+def direction(metric: str, mode: object, where: str) -> int:
+    """1 if more of a metric is better, -1 if less is.
+
+    Args:
+        mode: "max", "min", or None for that of a built-in metric.
+        where: names the option that watches the metric, in errors.
+
+    Raises:
+        ConfigError: another mode than that of a built-in metric, or none for a metric of the user's own.
+    """
+    built_in = DIRECTIONS.get(metric, 1 if "@" in metric or metric == "mrr" else 0)
+    sign = {"max": 1, "min": -1}.get(str(mode), built_in)
+    if sign == -built_in:
+        told = ("your own: set mode to 'max' or 'min'", "better when maximal", "better when minimal")[
+            built_in
+        ]
+        raise ConfigError(f"{where}: mode = {mode!r}, but {metric} is {told}")
+    return sign

@@ -1,4 +1,4 @@
-"""Classes of the user's own, by ``path/to/file.py:Class`` or ``package.module:Class``."""
+"""Classes and functions of the user's own, by ``path/to/file.py:Class`` or ``package.module:Class``."""
 
 from __future__ import annotations
 
@@ -77,24 +77,24 @@ def _specs(module: str, path: list[str], *, within: bool = False) -> Iterator[Mo
         yield finder.find_spec(module, path if within or finder is PathFinder else None)
 
 
-def load_class(
+def load_object(
     name: str, where: str, directory: Path | None = None, *, accepts: Callable[[object], bool], expected: str
-) -> type[Any]:
-    """The class that ``file.py:Class`` or ``package.module:Class`` names.
+) -> Any:
+    """The class or function that ``file.py:Class`` or ``package.module:Class`` names.
 
     The file runs as ``python file.py`` would: with its own directory on the import path, at its end.
 
     Args:
-        where: names the value in errors, as in ``config.toml: [model]``.
+        where: names the option in errors, as in ``config.toml: [model].name``.
         directory: what a relative path is relative to, and where packages are looked for too, before the working
             directory.
         accepts: whether a value is what is wanted; expected: says what that is.
 
     Raises:
-        ConfigError: no such file, module or class, one that fails to load, or not what is expected.
+        ConfigError: no such file, module or name, one that fails to load, or not what is expected.
     """
     source, _, class_name = name.rpartition(":")
-    where = f"{where}.name = {name!r}"
+    where = f"{where} = {name!r}"
     if not source or not class_name:
         raise ConfigError(f"{where}: expected path/to/file.py:Class or package.module:Class")
     if source.endswith(".py"):
@@ -104,11 +104,12 @@ def load_class(
     found = getattr(module, class_name, None)
     if found is None:
         classes = {key: value for key, value in vars(module).items() if accepts(value)}
-        own = [key for key, value in classes.items() if value.__module__ == module.__name__]
-        raise ConfigError(f"{where}: {source} has no class {class_name!r}{nearest(class_name, own)}")
+        own = [key for key, value in classes.items() if getattr(value, "__module__", "") == module.__name__]
+        kind = expected.split()[1]  # class or function
+        raise ConfigError(f"{where}: {source} has no {kind} {class_name!r}{nearest(class_name, own)}")
     if not accepts(found):
         raise ConfigError(f"{where}: {class_name} is not {expected}")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def blame(error: Exception, file: str | None = None) -> str:

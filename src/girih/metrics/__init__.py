@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from girih.metrics.result import DIRECTIONS, CalibrationBin, LabelMetrics, Metrics
+from girih.metrics.result import CalibrationBin, LabelMetrics, Metrics
 from girih.metrics.scores import Scores
 
-__all__ = ["DIRECTIONS", "CalibrationBin", "LabelMetrics", "Metrics", "Scores"]
+__all__ = ["CalibrationBin", "LabelMetrics", "Metrics", "Scores"]

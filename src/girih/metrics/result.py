@@ -12,21 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from girih import config
+from girih.config.train import DIRECTIONS, RECORDED
 from girih.metrics.score_histogram import Floats, ScoreHistogram, auc, auprc, run_starts, sum_runs
 
 NUM_BINS = 20
 
-DIRECTIONS: Mapping[str, int] = {
-    "auc": 1,
-    "auprc": 1,
-    "gauc": 1,
-    "uauc": 1,
-    "logloss": -1,
-    "normalized_entropy": -1,
-    "mae": -1,
-    "rmse": -1,
-}
-"""Metrics with a field of their own: 1 if more is better, -1 if less is. More is better for all others."""
 OF_NUMBERS = ("mae", "rmse")
 """Those of labels whose loss is mse or huber; the others are of probabilities."""
 
@@ -65,6 +55,7 @@ class LabelMetrics:
         mean_prediction: None under the same conditions as mean_label.
         calibration_curve: up to 20 bins of about equally many examples, by ascending prediction.
         ranking: ``recall@k``, ``ndcg@k`` and ``mrr`` within groups; empty where none was asked for.
+        custom: metrics of the user's own by name; None for one that failed.
         mae, rmse: the mean absolute error, and the root of the mean squared error; None of a probability.
     """
 
@@ -82,11 +73,12 @@ class LabelMetrics:
     mae: float | None = None
     rmse: float | None = None
     ranking: Mapping[str, float] = field(default_factory=dict)
+    custom: Mapping[str, float | None] = field(default_factory=dict)
 
     def value(self, name: str) -> float | None:
-        """A metric by name: a field, or one of ``ranking``; None if the examples leave it undefined."""
-        value: float | None = getattr(self, name) if name in DIRECTIONS else self.ranking.get(name)
-        return value
+        """A metric by name: a field, or one of ``ranking`` or ``custom``; None if the examples leave it undefined."""
+        named: Mapping[str, float | None] = {**self.ranking, **self.custom}
+        return getattr(self, name) if name in RECORDED else named.get(name)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -124,12 +116,10 @@ class Metrics:
         return self.first.num_examples
 
     def record(self) -> dict[str, float | None]:
-        """The first label's part of an evaluation line in ``metrics.jsonl``; ``gauc``, ``uauc``, ``mae``, ``rmse`` if defined."""
-        names = ("auc", "auprc", "logloss", "normalized_entropy", "calibration")
-        line = {name: getattr(self.first, name) for name in names}
-        more = {name: getattr(self.first, name) for name in ("gauc", "uauc", *OF_NUMBERS)}
-        more.update(self.first.ranking)
-        return line | {name: value for name, value in more.items() if value is not None}
+        """The first label's part of an evaluation line in ``metrics.jsonl``; others than the first five if defined."""
+        always, first = ("auc", "auprc", "logloss", "normalized_entropy", "calibration"), self.first
+        names = dict.fromkeys((*always, *DIRECTIONS, *first.ranking, *first.custom))
+        return {name: first.value(name) for name in names if name in always or first.value(name) is not None}
 
     def as_dict(self) -> dict[str, dict[str, Any]]:
         """Label to plain values: ``by_label`` of ``summary.json``."""
@@ -144,7 +134,7 @@ class Metrics:
         lines = []
         for name, metrics in self.by_label.items():
             values = [(key, getattr(metrics, key)) for key in (*DIRECTIONS, "calibration")]
-            values += metrics.ranking.items()
+            values += [*metrics.ranking.items(), *metrics.custom.items()]
             shown = "  ".join(f"{key} {value:.5f}" for key, value in values if value is not None)
             lines.append(f"{name}: {shown}{'  ' if shown else ''}examples {metrics.num_examples:,}")
         return "\n".join(lines)

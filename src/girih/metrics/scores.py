@@ -6,12 +6,14 @@ Shapes: B examples of one call, n examples so far, T labels.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from girih.errors import ConfigError, DataError, NonFiniteError
+from girih.metrics.custom import Examples, Metric, custom_metrics
 from girih.metrics.ranking import ranking
 from girih.metrics.result import LabelMetrics, Metrics, label_metrics, regression_metrics
 from girih.metrics.score_histogram import grouped_aucs, tally
@@ -104,11 +106,14 @@ class Scores:
             scores.add(**arrays)
         return scores
 
-    def result(self, label_names: Sequence[str], rank_at: Sequence[int] = ()) -> Metrics:
+    def result(
+        self, label_names: Sequence[str], rank_at: Sequence[int] = (), metrics: Sequence[Metric] = ()
+    ) -> Metrics:
         """Computes the metrics of T labels; all are None without examples.
 
         Args:
             rank_at: the ks of :func:`girih.metrics.ranking.ranking`, within groups; empty computes no such metric.
+            metrics: functions of the user's own; see :mod:`girih.metrics.custom`.
 
         Raises:
             ConfigError: the number of names is not T, or a name is repeated.
@@ -123,12 +128,15 @@ class Scores:
         ranks = None
         if "groups" in self._columns:
             ranks = np.unique(self._column("groups"), return_inverse=True)[1].astype(np.int64, copy=False)
-        return Metrics(
-            {name: self._of_label(index, ranks, rank_at) for index, name in enumerate(label_names)}
-        )
+        by_label = {}
+        for index, name in enumerate(label_names):
+            examples = self._of_label(index, ranks)
+            custom = custom_metrics(metrics, name, examples)
+            by_label[name] = replace(_built_in(examples, rank_at), custom=custom)
+        return Metrics(by_label)
 
-    def _of_label(self, index: int, ranks: NDArray[np.int64] | None, rank_at: Sequence[int]) -> LabelMetrics:
-        """Metrics of one label, over the examples that count for it."""
+    def _of_label(self, index: int, groups: NDArray[np.int64] | None) -> Examples:
+        """The examples that count for a label."""
         logits, labels = self._column("logits")[:, index], self._column("labels")[:, index]
         weights = self._column("weights") if "weights" in self._columns else None
         if "label_weights" in self._columns:
@@ -136,13 +144,10 @@ class Scores:
             there = own > 0
             weights = own if weights is None else own * weights
             logits, labels, weights = logits[there], labels[there], weights[there]
-            ranks = None if ranks is None else ranks[there]
+            groups = None if groups is None else groups[there]
             weights = None if (weights == 1).all() else weights
-        if self._losses and self._losses[index] != "bce":
-            return regression_metrics(logits, labels, weights)
-        grouped = (None, None) if ranks is None else grouped_aucs(tally(logits, labels, weights, ranks))
-        ranked = ranking(logits, labels, ranks, rank_at) if rank_at and ranks is not None else {}
-        return label_metrics(tally(logits, labels, weights), grouped, ranked)
+        are_numbers = bool(self._losses) and self._losses[index] != "bce"
+        return Examples(logits, labels, weights, groups, are_numbers)
 
     def _extend(self, columns: Arrays) -> None:
         if not columns:
@@ -171,6 +176,15 @@ class Scores:
         if len(chunks) > 1:  # once, when asked for: growing an array with each batch would copy it each time
             chunks[:] = [np.concatenate(chunks)]
         return chunks[0]
+
+
+def _built_in(examples: Examples, rank_at: Sequence[int]) -> LabelMetrics:
+    logits, labels, weights, groups, are_numbers = examples
+    if are_numbers:
+        return regression_metrics(logits, labels, weights)
+    grouped = (None, None) if groups is None else grouped_aucs(tally(logits, labels, weights, groups))
+    ranked = ranking(logits, labels, groups, rank_at) if rank_at and groups is not None else {}
+    return label_metrics(tally(logits, labels, weights), grouped, ranked)
 
 
 def _ones(*shape: int) -> NDArray[np.float32]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from girih.config import check_call, plain
-from girih.config.user_code import blame, load_class
+from girih.config.user_code import blame, load_object
 from girih.errors import CheckpointError, ConfigError, nearest
 from girih.models.atbrg import ATBRG
 from girih.models.can import CAN
@@ -86,7 +86,9 @@ def create(
     own = isinstance(name, str) and ":" in name
     if own:
         expected = "a class derived from torch.nn.Module"
-        cls: type[nn.Module] = load_class(name, where, directory, accepts=_is_model, expected=expected)
+        cls: type[nn.Module] = load_object(
+            name, f"{where}.name", directory, accepts=_is_model, expected=expected
+        )
     elif isinstance(name, str) and name in BY_NAME:
         cls = BY_NAME[name]
     else:

@@ -10,10 +10,24 @@ from pathlib import Path
 from typing import Any
 
 from girih.config import parse_toml
+from girih.config.train import RECORDED
 from girih.errors import ConfigError
 from girih.report.record import RunRecord, masked, read_run
 from girih.report.text import DASH, count, duration, fraction, is_number, short
 
+TITLES = {
+    "auc": "AUC",
+    "auprc": "AUPRC",
+    "gauc": "GAUC",
+    "uauc": "user AUC",
+    "logloss": "logloss",
+    "normalized_entropy": "normalized entropy",
+    "calibration": "calibration",
+    "mae": "MAE",
+    "rmse": "RMSE",
+    "num_examples": "num examples",
+}
+"""Metrics of a label, and how people call them."""
 METRICS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "AUC": ("auc", fraction),
     "GAUC": ("gauc", fraction),
@@ -53,10 +67,11 @@ class Comparison:
 
     def shown_metrics(self) -> list[tuple[str, list[str]]]:
         """Rows of metrics as text, those that at least one run has."""
-        rows = ((title, self.metrics[name], show) for title, (name, show) in METRICS.items())
+        known = {name: (title, show) for title, (name, show) in METRICS.items()}
+        rows = ((*known.get(name, (name, fraction)), values) for name, values in self.metrics.items())
         return [
             (title, [DASH if value is None else show(value) for value in values])
-            for title, values, show in rows
+            for title, show, values in rows
             if any(value is not None for value in values)
         ]
 
@@ -67,14 +82,19 @@ class Comparison:
     def as_csv(self) -> str:
         """A line per run: its name, its options that differ from others', its metrics."""
         out = io.StringIO()
-        names = [name for name, _ in METRICS.values()]
         writer = csv.writer(out, lineterminator="\n")
-        writer.writerow(["run", *self.options, *names])
+        writer.writerow(["run", *self.options, *self.metrics])
         for place, name in enumerate(self.names):
             options = (_shown(values[place]) for values in self.options.values())
-            metrics = ("" if (value := self.metrics[each][place]) is None else value for each in names)
+            metrics = ("" if (value := each[place]) is None else value for each in self.metrics.values())
             writer.writerow([name, *options, *metrics])
         return out.getvalue()
+
+
+def named_metrics(values: Mapping[str, Any]) -> dict[str, Any]:
+    """``ranking`` and ``custom`` of a label in ``summary.json``, which only some runs have."""
+    parts = (values.get(key) for key in ("ranking", "custom"))
+    return {name: value for part in parts if isinstance(part, Mapping) for name, value in part.items()}
 
 
 def compare(runs: Sequence[Path]) -> Comparison:
@@ -87,19 +107,20 @@ def compare(runs: Sequence[Path]) -> Comparison:
     if len(runs) < 2:
         raise ConfigError(f"compare: received {len(runs)} run; expected at least two different ones")
     records = tuple(read_run(run) for run in runs)
-    settings = [_flat(_parsed(record)) for record in records]
+    settings = [flat(_parsed(record)) for record in records]
     keys = dict.fromkeys(key for each in settings for key in each)
     rows = ((key, tuple(each.get(key) for each in settings)) for key in keys if key not in NOT_OPTIONS)
     options = {key: values for key, values in rows if len(set(map(repr, values))) > 1}
     ended = [_ended(record) for record in records]
-    metrics = {name: tuple(each.get(name) for each in ended) for name, _ in METRICS.values()}
+    names = dict.fromkeys(name for each in (dict(METRICS.values()), *ended) for name in each)
+    metrics = {name: tuple(each.get(name) for each in ended) for name in names}
     return Comparison(tuple(str(run) for run in runs), records, options, metrics)
 
 
 def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """The options that differ between two configurations, as ``data.batch_size 256 → 1024``; secrets are masked."""
-    raw = [_flat(dict(each)) for each in (before, now)]
-    shown = [_flat(masked(dict(each))) for each in (before, now)]
+    raw = [flat(dict(each)) for each in (before, now)]
+    shown = [flat(masked(dict(each))) for each in (before, now)]
     keys = sorted({key for each in raw for key in each if raw[0].get(key) != raw[1].get(key)})
     return [f"{key} {' → '.join(_cut(_shown(each.get(key))) for each in shown)}" for key in keys]
 
@@ -109,12 +130,13 @@ def _ended(record: RunRecord) -> dict[str, Any]:
     if record.summary is not None:
         first: Mapping[str, Any] = next(iter((record.summary.get("by_label") or {}).values()), {})
         known = {name: record.summary.get(name, first.get(name)) for name, _ in METRICS.values()}
-        return known | {"finished": "yes"}
+        return named_metrics(first) | known | {"finished": "yes"}
     evaluated = [lines[-1] for split, lines in record.evaluations.items() if split != "progressive"]
     newest: Mapping[str, Any] = max(evaluated, key=lambda line: line["step"], default={})
     last = record.training[-1] if record.training else {}
     return {
         **{name: newest.get(name) for name in ("auc", "gauc", "logloss", "mae", "rmse")},
+        **{name: value for name, value in newest.items() if name not in RECORDED},
         "evaluated_on": newest.get("split"),
         "samples_per_s": last.get("samples_per_s"),
         "num_examples": last.get("examples"),
@@ -133,16 +155,16 @@ def _parsed(record: RunRecord) -> dict[str, Any]:
         return {}
 
 
-def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+def flat(value: Any, prefix: str = "") -> dict[str, Any]:
     """Values by dotted name; features and tables go by their own names, whatever their order."""
     if isinstance(value, list) and value and all(isinstance(each, dict) and "name" in each for each in value):
         value = {str(each["name"]): {k: v for k, v in each.items() if k != "name"} or True for each in value}
     if not isinstance(value, dict):
         return {prefix: value}
-    flat: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, item in value.items():
-        flat |= _flat(item, f"{prefix}.{key}" if prefix else str(key))
-    return flat
+        values |= flat(item, f"{prefix}.{key}" if prefix else str(key))
+    return values
 
 
 def _cut(text: str) -> str:

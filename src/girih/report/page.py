@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,12 @@ from typing import Any
 import jinja2
 import vl_convert
 
+from girih.config.train import RECORDED
 from girih.errors import RunDirectoryError, StorageFullError
 from girih.report.charts import MAX_POINTS, Axis, Records, Spec, line_chart
-from girih.report.comparing import Comparison, compare
+from girih.report.comparing import TITLES, Comparison, compare, named_metrics
 from girih.report.record import RunRecord, read_run
-from girih.report.text import DASH, count, duration, fraction, is_number, short
+from girih.report.text import DASH, count, duration, fraction, is_number, percent, short
 from girih.report.timeline import timeline
 from girih.runs.files import write_whole
 
@@ -44,20 +45,6 @@ EVALUATED = {*OF_PROBABILITIES, *OF_NUMBERS}
 """Curves of evaluations; a run has those of its first label's kind."""
 MAYBE = {"hit_rate", "gpu_share", "dram_share", "imbalance"}
 """Curves that only some runs have."""
-LABEL_COLUMNS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
-    "AUC": ("auc", fraction),
-    "AUPRC": ("auprc", fraction),
-    "GAUC": ("gauc", fraction),
-    "User AUC": ("uauc", fraction),
-    "Logloss": ("logloss", fraction),
-    "Normalised entropy": ("normalized_entropy", fraction),
-    "Calibration": ("calibration", fraction),
-    "MAE": ("mae", fraction),
-    "RMSE": ("rmse", fraction),
-    "Mean label": ("mean_label", fraction),
-    "Mean prediction": ("mean_prediction", fraction),
-    "Examples": ("num_examples", count),
-}
 _SPLITS = ("valid", "test")
 _SHOWN_ABOVE = {
     "auc",
@@ -68,6 +55,7 @@ _SHOWN_ABOVE = {
     "duration_s",
     "by_label",
     "phases_s",
+    "features",
 }
 
 _OF_SERVICES = {
@@ -121,8 +109,12 @@ def _written(target: Path, page: str) -> Path:
 
 def comparison_of(found: Comparison) -> str:
     """Renders the page of several runs as HTML."""
+    features = [_part(run.summary, "features") for run in found.records]
+    names = dict.fromkeys(name for each in features for name in each)
+    unseen = [(name, [percent(_part(each, name).get("unseen")) for each in features]) for name in names]
     metrics, options = found.shown_metrics(), found.shown_options()
     tables = [("Metrics", "With the final weights, or the latest ones.", metrics)]
+    tables += [("Unseen ids", "Share of ids in the last evaluation without a row.", unseen)] if unseen else []
     tables += [("Options", "Those that differ.", options)] if options else []
     return (
         _templates()
@@ -134,7 +126,12 @@ def comparison_of(found: Comparison) -> str:
 def page_of(run: RunRecord) -> str:
     """Renders the whole page as HTML, with the JavaScript that draws its charts in it once."""
     by_label = {str(k): v for k, v in _part(run.summary, "by_label").items() if isinstance(v, Mapping)}
+    by_label = {name: {**metrics, **named_metrics(metrics)} for name, metrics in by_label.items()}
     probabilities = [each for each in by_label.items() if not is_number(each[1].get("mae"))]
+    titles = TITLES | {"mean_label": "mean label", "mean_prediction": "mean prediction"}
+    titles |= {name: name for metrics in by_label.values() for name in named_metrics(metrics)}
+    computed = {name for metrics in by_label.values() for name, value in metrics.items() if value is not None}
+    titles = {name: title for name, title in titles.items() if name in computed}
     newest: Mapping[str, Any] = max(
         (lines[-1] for lines in run.evaluations.values()), key=lambda line: line["step"], default={}
     )
@@ -149,13 +146,14 @@ def page_of(run: RunRecord) -> str:
             judged=list(_judged(run, newest)),
             last=run.training[-1] if run.training else {},
             curves=list(_curves(run)),
-            label_titles=list(LABEL_COLUMNS),
+            label_titles=list(titles.values()),
             labels=[
-                (name, [show(metrics.get(key)) for key, show in LABEL_COLUMNS.values()])
+                (name, [(count if key == "num_examples" else fraction)(metrics.get(key)) for key in titles])
                 for name, metrics in by_label.items()
             ],
             calibration=[_calibration(*each) for each in probabilities[:MAX_CALIBRATION_PLOTS]],
             num_without_plot=len(probabilities[MAX_CALIBRATION_PLOTS:]),
+            features=list(_features(run)),
             timeline=timeline(run),
             totals=list(_totals(run)),
             javascript=_drawing_code(),
@@ -232,12 +230,11 @@ def _curves(run: RunRecord) -> Iterator[Card]:
     splits = sorted(run.evaluations, key=lambda split: (split not in _SPLITS, split != "valid", split))
     only = splits if len(splits) == 1 else []  # two or more have a legend
     evaluations, measures = {split: run.evaluations[split] for split in splits}, _measures(run)
+    judged = ", ".join([_first_label(run) or "first label", *only])
     for axis, unit in CURVES:
         if axis.field in EVALUATED:
-            if axis.field not in measures:
-                continue
-            told = ", ".join([_first_label(run) or "first label", *only])
-            yield axis.title, told, line_chart(STEP, axis, evaluations)
+            if axis.field in measures:
+                yield axis.title, judged, line_chart(STEP, axis, evaluations)
             continue
         values = [line.get(axis.field) for line in run.training]
         if axis.field in MAYBE and not any(map(is_number, values)):
@@ -246,6 +243,9 @@ def _curves(run: RunRecord) -> Iterator[Card]:
             continue
         told = f"{unit}; shaded: extremes" if len(values) > MAX_POINTS else unit
         yield axis.title, told, line_chart(STEP, axis, {axis.title: run.training})
+    lines = (line for split in _SPLITS for line in run.evaluations.get(split, ()))
+    for name in dict.fromkeys(name for line in lines for name in line if name not in RECORDED):
+        yield name, judged, line_chart(STEP, Axis(name, name), evaluations)
 
 
 def _overlaid(found: Comparison) -> Iterator[Card]:
@@ -271,6 +271,14 @@ def _calibration(name: str, metrics: Mapping[str, Any]) -> Card:
     return name, y.title, line_chart(x, y, {name: bins}, diagonal=True)
 
 
+def _features(run: RunRecord) -> Iterator[tuple[str, ...]]:
+    """Cells of each feature; none in runs of versions that did not count them."""
+    for name, each in _part(run.summary, "features").items():
+        if isinstance(each, Mapping):
+            rows, *ids = (count(each.get(key)) for key in ("rows", "ids", "evaluated_ids"))
+            yield str(name), str(each.get("table") or DASH), rows, percent(each.get("unseen")), *ids
+
+
 def _totals(run: RunRecord) -> Iterator[tuple[str, str]]:
     """Entries of the summary that the rest of the page does not show; those of nested tables have dotted names.
 
@@ -280,15 +288,22 @@ def _totals(run: RunRecord) -> Iterator[tuple[str, str]]:
         if key in _SHOWN_ABOVE or (key in _OF_SERVICES and not run.services and not value):
             continue
         if isinstance(value, Mapping) and value:
-            entries = ((inner, one) for inner, one in value.items() if one or key != "wire_bytes")
+            hidden = key in ("plan", "wire_bytes")
+            entries = ((inner, one) for inner, one in value.items() if not (hidden and _is_zero(one)))
             yield from ((f"{key}.{inner}", _plain(inner, one)) for inner, one in entries)
         else:
             yield str(key), _plain(key, value)
 
 
+def _is_zero(value: Any) -> bool:
+    return not any(value.values()) if isinstance(value, Mapping) else not value
+
+
 def _plain(key: Any, value: Any) -> str:
-    if value is None or value == {}:
+    if value is None:
         return DASH
+    if isinstance(value, Mapping):
+        return ", ".join(f"{inner} {_plain(inner, one)}" for inner, one in value.items()) or DASH
     if isinstance(value, bool):
         return "yes" if value else "no"
     if is_number(value):

@@ -12,6 +12,7 @@ from rich.progress import Progress as Bar
 from rich.table import Column
 from rich.text import Text
 
+from girih.config.train import RECORDED
 from girih.report.notebook import NotebookBar
 from girih.report.text import DASH, count, fraction, is_number, percent, short, size
 from girih.runs.callbacks import Callback
@@ -137,7 +138,7 @@ class Progress(Callback):
             self._progressive = record
             return
         names = ["auc", "gauc", "logloss", "normalized_entropy", "calibration", "mae", "rmse"]
-        names += [name for name in record if "@" in name or name == "mrr"]
+        names += [name for name in record if name not in RECORDED]
         values = [f"{name} {fraction(record[name])}" for name in names if is_number(record.get(name))]
         shown = "  ".join(values) or "no metric is defined here"
         self.message(f"step {count(record['step'])}  {record['split']}  {shown}")

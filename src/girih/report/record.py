@@ -38,7 +38,7 @@ class RunRecord:
         config: the text of ``config.toml``, secrets masked; None where there is none.
         settings: the same, parsed; empty where it cannot be.
         training: training lines of ``metrics.jsonl``, steps ascending.
-        evaluations: evaluation lines by split, steps ascending.
+        evaluations: evaluation lines by split, steps ascending; if there are none, the metrics of the summary.
         summary: None while the run goes on.
         events: the timeline, by start.
         totals_s: seconds by phase over the whole run, of which the timeline may hold only the beginning.
@@ -74,6 +74,8 @@ def read_run(directory: Path) -> RunRecord:
     _read_config(run, directory / "config.toml")
     _read_metrics(run, directory / "metrics.jsonl")
     _read_summary(run, directory / "summary.json")
+    if not run.evaluations:
+        run.notes.append("Nothing was evaluated yet: no curves of metrics.")
     _read_timeline(run, directory / "timeline.json")
     plan = _json(_text_of(directory / "plan.json") or "")
     roles = plan.get("roles") if isinstance(plan, dict) else None
@@ -122,8 +124,6 @@ def _read_metrics(run: RunRecord, path: Path) -> None:
         run.notes.append(f"{num_damaged} {lines_are} damaged in metrics.jsonl and left out.")
     if not run.training:
         run.notes.append("There is no training record yet in metrics.jsonl: no curves.")
-    if not run.evaluations:
-        run.notes.append("Nothing was evaluated yet: no curves of metrics.")
 
 
 def _read_summary(run: RunRecord, path: Path) -> None:
@@ -132,6 +132,10 @@ def _read_summary(run: RunRecord, path: Path) -> None:
         run.notes.append("There is no summary.json: the run goes on, or was stopped. Numbers are its latest.")
     elif isinstance(summary := _json(text), dict):
         run.summary = summary
+        labels, split, step = (summary.get(key) for key in ("by_label", "evaluated_on", "steps"))
+        first = next(iter(labels.values()), None) if isinstance(labels, dict) else None
+        if not run.evaluations and isinstance(first, dict) and isinstance(split, str) and is_number(step):
+            run.evaluations[split] = [{**first, "step": step, "examples": summary.get("num_examples")}]
     else:
         run.notes.append("summary.json is damaged and left out.")
 

@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any, Protocol, runtime_checkable
 
 from girih.errors import ConfigError
 
 Record = Mapping[str, Any]
 _NOT_DRAWN = frozenset({"step", "examples", "epoch", "elapsed_s"})
+_MOST_PARAMS, _MOST_IN_PARAM = 100, 6000
+"""Limits of MLflow: parameters in a request, and characters of one."""
 
 
+@runtime_checkable
 class Callback(Protocol):
     """Receives every record of a run, in the trainer process of rank 0, between two steps.
 
-    Any object with these methods will do; a subclass overrides only those it needs.
-    An exception raised by a callback stops the run.
+    A subclass overrides only the methods that it needs. An object of another class needs ``on_plan``, ``on_metrics``, ``on_evaluation``
+    and ``on_end``. An exception raised by a callback stops the run.
     """
+
+    def on_config(self, options: Record) -> None:
+        """Receives the options of the config by dotted name, secrets masked, before all else. A trainer without a config has none."""
+        return
 
     def on_plan(self, plan: Record) -> None:
         """Receives the plan, as ``plan.json`` has it, before training begins, and again where it goes on by another one, as a scaled run does."""
@@ -37,8 +46,26 @@ class Callback(Protocol):
         """Receives ``summary.json`` once, at the very end; None if the run was stopped early."""
         return
 
+    def on_error(self, error: BaseException) -> None:
+        """Receives the exception that ended the run, in place of ``on_end``; calls ``on_end(None)`` unless overridden."""
+        self.on_end(None)
 
-class TensorBoard(Callback):
+
+class _Service(Callback):
+    """Sends the numbers of records to another program."""
+
+    _options: Record = MappingProxyType({})
+
+    def on_config(self, options: Record) -> None:
+        """Keeps the options for the plan."""
+        self._options = options
+
+    def on_evaluation(self, record: Record) -> None:
+        """Does the same with an evaluation line, whose numbers have the split in their names."""
+        self.on_metrics(record)
+
+
+class TensorBoard(_Service):
     """Writes training records as ``train/<name>`` and evaluations as ``<split>/<name>``, by step.
 
     Args:
@@ -67,12 +94,12 @@ class TensorBoard(Callback):
         self._writer: Any = None
 
     def on_metrics(self, record: Record) -> None:
-        """Writes the numbers of a training line."""
-        self._write("train", record)
-
-    def on_evaluation(self, record: Record) -> None:
-        """Writes the numbers of an evaluation line."""
-        self._write(str(record["split"]), record)
+        """Writes the numbers of a line."""
+        step = int(record["step"])
+        if self._writer is None:  # the first record tells from which step on older events are void
+            self._writer = self._make_writer(str(self._directory), purge_step=step)
+        for name, value in _numbers(record).items():
+            self._writer.add_scalar(name, value, step)
 
     def on_end(self, summary: Record | None) -> None:
         """Closes the event file."""
@@ -80,72 +107,98 @@ class TensorBoard(Callback):
             self._writer.close()
             self._writer = None
 
-    def _write(self, prefix: str, record: Record) -> None:
-        step = int(record["step"])
-        if self._writer is None:  # the first record tells from which step on older events are void
-            self._writer = self._make_writer(str(self._directory), purge_step=step)
-        for name, value in _numbers(prefix, record).items():
-            self._writer.add_scalar(name, value, step)
 
+class MLflow(_Service):
+    """Logs records to MLflow by step, as :class:`TensorBoard` names them (``@`` is ``_at_``), and final metrics as ``final/<name>``.
 
-class MLflow(Callback):
-    """Logs records to MLflow by step, as :class:`TensorBoard` names them, and numbers of the summary as ``final/<name>``.
-
-    They go to the run that is active, else to a new one, where ``MLFLOW_TRACKING_URI`` or ``mlflow.set_tracking_uri`` says.
+    They go to the run that is active, else to a new one, where ``MLFLOW_TRACKING_URI`` or ``mlflow.set_tracking_uri`` says. The options
+    of the config become parameters of the run. A run that goes on keeps the parameters that it has.
 
     Args:
-        params: what the run was started with, as ``{"lr": 0.1}``.
+        params: more parameters, as ``{"lr": 0.1}``; they replace options of the same name.
 
     Raises:
-        ConfigError: mlflow is not installed.
+        ConfigError: mlflow is not installed; from each method, MLflow refused what was logged, or its server does not answer.
     """
 
     def __init__(self, params: Record | None = None) -> None:
         self._client, self._params = _imported("mlflow", "MLflow"), dict(params or {})
 
     def on_plan(self, plan: Record) -> None:
-        """Logs the parameters, and the strategy."""
-        self._client.log_params({**self._params, "strategy": plan["strategy"]})
+        """Begins MLflow's run, unless one is active, and logs its parameters: options, ``params`` and the strategy."""
+        run = self._client.active_run() or self._call("start_run")
+        params: dict[str, str] = {}
+        for key, value in {**self._options, "strategy": plan["strategy"], **self._params}.items():
+            name, text = _mlflow_name(key), str(value)
+            while name in params:
+                name += "_"
+            params[name] = text if len(text) <= _MOST_IN_PARAM else f"{text[: _MOST_IN_PARAM - 3]}..."
+        items = [item for item in params.items() if item[0] not in run.data.params]
+        for begin in range(0, len(items), _MOST_PARAMS):
+            self._call("log_params", dict(items[begin : begin + _MOST_PARAMS]))
 
     def on_metrics(self, record: Record) -> None:
-        """Logs the numbers of a training line."""
-        self._client.log_metrics(_numbers("train", record), step=int(record["step"]))
-
-    def on_evaluation(self, record: Record) -> None:
-        """Logs the numbers of an evaluation line."""
-        self._client.log_metrics(_numbers(str(record["split"]), record), step=int(record["step"]))
+        """Logs the numbers of a line."""
+        self._log(_numbers(record), step=int(record["step"]))
 
     def on_end(self, summary: Record | None) -> None:
         """Logs the summary and ends MLflow's run."""
-        self._client.log_metrics(_numbers("final", summary or {}))
-        self._client.end_run("FINISHED" if summary is not None else "KILLED")
+        if summary is not None:
+            self._log(_final_numbers(summary))
+        self._call("end_run", "KILLED" if summary is None else "FINISHED")
+
+    def on_error(self, error: BaseException) -> None:
+        """Ends MLflow's run as failed."""
+        self._call("end_run", "FAILED")
+
+    def _log(self, numbers: Mapping[str, float], **step: int) -> None:
+        self._call("log_metrics", {_mlflow_name(name): value for name, value in numbers.items()}, **step)
+
+    def _call(self, function: str, *values: Any, **step: int) -> Any:
+        try:
+            return getattr(self._client, function)(*values, **step)
+        except self._client.exceptions.MlflowException as error:
+            reason = " ".join(str(error).split()).partition(". ")[0][:300]
+            raise ConfigError(
+                f"MLflow: {reason}; set MLFLOW_TRACKING_URI to a server, or to file:./mlruns together with MLFLOW_ALLOW_FILE_STORE=true"
+            ) from None
 
 
-class WandB(Callback):
-    """Logs records to Weights & Biases by step, as :class:`TensorBoard` names them; the summary goes to the run's summary.
+class WandB(_Service):
+    """Logs records to Weights & Biases by step, as :class:`TensorBoard` names them; final metrics go to the run's summary.
 
-    They go to the run that is active, else to a new one with the ``options`` of ``wandb.init``.
+    They go to the run that is active as training begins, else to a new one with the ``options`` of ``wandb.init``. The options of
+    girih's config go to the run's config; those that it already has stay.
 
     Raises:
         ConfigError: wandb is not installed.
     """
 
     def __init__(self, **options: Any) -> None:
-        client = _imported("wandb", "WandB")
-        self._run = client.run or client.init(**options)
+        self._client, self._init = _imported("wandb", "WandB"), options
+
+    def on_plan(self, plan: Record) -> None:
+        """Begins the run, unless one is active, and adds options and the strategy to its config."""
+        run = self._client.run or self._client.init(**self._init)
+        options = {**self._options, "strategy": plan["strategy"]}
+        run.config.update({name: value for name, value in options.items() if name not in run.config})
+        run.define_metric(
+            "*", step_metric="step"
+        )  # an evaluation may come after training lines of later steps
 
     def on_metrics(self, record: Record) -> None:
-        """Logs the numbers of a training line."""
-        self._run.log(_numbers("train", record), step=int(record["step"]))
-
-    def on_evaluation(self, record: Record) -> None:
-        """Logs the numbers of an evaluation line."""
-        self._run.log(_numbers(str(record["split"]), record), step=int(record["step"]))
+        """Logs the numbers of a line."""
+        self._client.run.log({**_numbers(record), "step": int(record["step"])})
 
     def on_end(self, summary: Record | None) -> None:
-        """Notes the summary and ends the run."""
-        self._run.summary.update(_numbers("final", summary or {}))
-        self._run.finish(exit_code=0 if summary is not None else 130)
+        """Writes the final metrics to the run's summary and ends the run."""
+        if summary is not None:
+            self._client.run.summary.update(_final_numbers(summary))
+        self._client.finish(exit_code=130 if summary is None else 0)
+
+    def on_error(self, error: BaseException) -> None:
+        """Ends the run as failed."""
+        self._client.finish(exit_code=1)
 
 
 def _imported(package: str, callback: str) -> Any:
@@ -157,10 +210,23 @@ def _imported(package: str, callback: str) -> Any:
         ) from None
 
 
-def _numbers(prefix: str, record: Record) -> dict[str, float]:
-    """The numbers of a record to draw, as ``prefix/name``."""
+def _numbers(record: Record, prefix: str | None = None) -> dict[str, float]:
+    """The numbers of a record to draw, as ``prefix/name``; of a line of ``metrics.jsonl``, the prefix is its split, or ``train``."""
     return {
-        f"{prefix}/{name}": value
+        f"{prefix or record.get('split', 'train')}/{name}": value
         for name, value in record.items()
         if name not in _NOT_DRAWN and isinstance(value, int | float) and not isinstance(value, bool)
     }
+
+
+def _final_numbers(summary: Record) -> dict[str, float]:
+    """The numbers of a summary as ``final/name``, and those of each label as ``final/label/name``."""
+    numbers = _numbers(summary, "final")
+    for label, metrics in summary.get("by_label", {}).items():
+        numbers |= _numbers(metrics, f"final/{label}")
+    return numbers
+
+
+def _mlflow_name(name: str) -> str:
+    """A name that MLflow accepts, with room to make it unique."""
+    return re.sub(r"[^\w.\- /]|^/|/(?=[/.]|$)", "_", name[:200].replace("@", "_at_"))

@@ -110,10 +110,6 @@ class RunDirectory:
         """Replaces ``summary.json`` whole."""
         write_whole(self.path / "summary.json", json.dumps(summary, indent=2, allow_nan=False) + "\n")
 
-    def remove_summary(self) -> None:
-        """Takes away the summary of a run that goes on: it no longer tells how the run ended."""
-        remove_summary(self.path)
-
     def close(self) -> None:
         """Lets the directory go."""
         if not self._lock.closed:
@@ -205,5 +201,5 @@ def _any_file(directory: Path) -> bool:
 
 
 def remove_summary(run: Path) -> None:
-    """Takes away the summary in a run directory, if there is one."""
+    """Takes away the summary of a run that goes on: it no longer tells how the run ended."""
     (run / "summary.json").unlink(missing_ok=True)

@@ -59,6 +59,7 @@ class RunLog:
 
     Attributes:
         first_steps: the speed that the run began with.
+        evaluations: metrics on validation data, by step.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class RunLog:
         self._every_steps = every_steps
         self._start = time.perf_counter()
         self.first_steps = FirstSteps()
+        self.evaluations: dict[int, Metrics] = {}
         self._window_loss, self._window_examples, self._window_train_s = 0.0, 0, 0.0
         self._window_staleness: Counter[int] = Counter()
         self._last_counters: Mapping[str, int] = {}
@@ -141,6 +143,7 @@ class RunLog:
 
     def evaluation(self, split: str, metrics: Metrics, state: RunState) -> None:
         """Writes the metrics of one evaluation."""
+        self.evaluations[state.step] = metrics
         record = {"step": state.step, "examples": state.examples, "epoch": state.epoch, "split": split}
         record |= metrics.record()
         self._write(record)
@@ -159,11 +162,6 @@ class RunLog:
         """Notes how many examples were trained on, for a run that goes on after a crash."""
         if self._mark is not None:
             self._mark.write(state.examples, state.repeated_examples)
-
-    def end(self, summary: dict[str, Any] | None) -> None:
-        """Calls ``on_end`` of each callback."""
-        for callback in self._callbacks:
-            callback.on_end(summary)
 
     def _write(self, record: dict[str, Any]) -> None:
         if self._path is not None:

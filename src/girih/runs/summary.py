@@ -23,6 +23,8 @@ from girih.runs.stats import (
     Stats,
     wire_bytes,
 )
+from girih.schema import Schema
+from girih.sparse.groups.feature_counts import EVALUATED, READ, UNSEEN
 from girih.sparse.half import SparseStats
 
 WIRE_KINDS = ("ids", "embeddings", "gradients", "partials", "dense", "activations")
@@ -94,6 +96,27 @@ def summarize(
             name: round(seconds, 3) for name, seconds in own.spans.totals_s.items() if name != COMPILE
         },
         "by_label": {} if metrics is None else metrics.as_dict(),
+    }
+
+
+def features_of(
+    schema: Schema, sparse: SparseStats, evaluated: Mapping[str, int]
+) -> dict[str, dict[str, Any]]:
+    """Rows and ids of each feature that the model reads, by name.
+
+    Args:
+        evaluated: what the last evaluation added to ``sparse.features``.
+    """
+    tables = {f.name: f.table_name for f in schema.sparse if READ + f.name in sparse.features}
+    return {
+        name: {
+            "table": table,
+            "rows": sparse.rows.get(table, 0),
+            "ids": sparse.features[READ + name],
+            "evaluated_ids": (num_evaluated := evaluated.get(EVALUATED + name, 0)),
+            "unseen": evaluated[UNSEEN + name] / num_evaluated if num_evaluated else None,
+        }
+        for name, table in tables.items()
     }
 
 

@@ -195,7 +195,8 @@ def _write_dense(
             kind, reason = type(model).__name__, _reason(error)
             if is_own:
                 raise ConfigError(
-                    f"{kind}: a class of yours is served as what torch.export makes of it, which failed: {reason}; see docs/serving.md"
+                    f"{kind}: a class of yours is served as what torch.export makes of it, which failed: {reason}; pad by padded(max_length=...) and use sizes"
+                    " of tensors, not values; or girih.load(RUN), girih predict and girih serve --follow --model file.py:Class run the class itself"
                 ) from None
             tell(f"no {ONNX}: torch.export cannot follow {kind}: {reason}")
     if is_own:

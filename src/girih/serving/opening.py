@@ -18,7 +18,7 @@ from girih.checkpoint.load import load as load_checkpoint
 from girih.config.file import RunConfig
 from girih.config.schedule import ScheduleOptions
 from girih.config.train import TrainOptions
-from girih.config.user_code import naming
+from girih.config.user_code import reference
 from girih.data.dataset import BATCH_SIZE
 from girih.errors import CheckpointError, ConfigError, MissingFileError, RunDirectoryError
 from girih.models.zoo import from_recipe
@@ -64,11 +64,12 @@ def final_weights(run: str | os.PathLike[str]) -> tuple[Storage, bool]:
     return checkpoint.final_of(run)
 
 
-def open_config(run: Path, model: str | None = None) -> RunConfig:
+def open_config(run: Path, model: str | None = None, *, own_metrics: bool = False) -> RunConfig:
     """Loads the configuration in a run directory, for one process that reads.
 
     Args:
         model: the user's class, as ``file.py:Class``, in place of the one that the configuration names.
+        own_metrics: take the user's own metrics too, which the configuration names.
 
     Raises:
         MissingFileError: no such directory.
@@ -82,9 +83,11 @@ def open_config(run: Path, model: str | None = None) -> RunConfig:
         raise MissingFileError(f"{run}: no such run directory; girih train CONFIG --run {run} makes one")
     if not (run / "config.toml").is_file():
         raise RunDirectoryError(f"{run}: not a run directory (it has no config.toml)")
-    settings = RunConfig.load(
-        run / "config.toml", overrides=naming(model), strategy=Local.name, run=run
-    )  # one process is enough to read
+    overrides: dict[str, object] = {} if model is None else {"model.name": reference(model)}
+    overrides |= {"train.early_stopping": None, "train.lr_schedule": None}
+    overrides |= {} if own_metrics else {"train.metrics": []}
+    # one process is enough to read
+    settings = RunConfig.load(run / "config.toml", overrides=overrides, strategy=Local.name, run=run)
     settings = replace(settings, schedule=ScheduleOptions())  # and has nothing to lay out
     if settings.store.arena == "shared":  # as embedding servers had it
         settings = replace(settings, store=replace(settings.store, arena="heap"))

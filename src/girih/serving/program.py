@@ -13,6 +13,7 @@ Shapes: B examples, X numeric features, T labels.
 
 from __future__ import annotations
 
+import builtins
 import importlib.util
 import io
 import logging
@@ -31,6 +32,7 @@ from girih.models.embeddings import Block, Embeddings, Jagged
 MODULE = "module"
 """The name of the only child of a FlatNet."""
 POOLED, FIRST_ORDER, VALUES, OFFSETS = "pooled", "first_order", "values", "offsets"
+_LENGTH = len
 Inputs = Sequence[Mapping[str, Any]]
 """``{"name", "features"}`` of each tensor behind ``numeric``."""
 
@@ -98,12 +100,21 @@ def export_program(module: nn.Module, numeric: Tensor, embeddings: Embeddings) -
         sizes = {VALUES: torch.export.Dim(f"ids_of_{len(shapes)}"), OFFSETS: batch + 1}
         shapes.append({0: sizes.get(kind, batch)})
     with torch.no_grad(), quietly():
-        return torch.export.export(
-            net,
-            (numeric, *tensors),
-            dynamic_shapes={"numeric": {0: batch}, "tensors": tuple(shapes)},
-            strict=False,
-        )
+        try:
+            builtins.len = _length
+            return torch.export.export(
+                net,
+                (numeric, *tensors),
+                dynamic_shapes={"numeric": {0: batch}, "tensors": tuple(shapes)},
+                strict=False,
+            )
+        finally:
+            builtins.len = _LENGTH
+
+
+def _length(value: Any) -> Any:
+    """``len`` as torch can follow it: Python's own makes a constant of the size of a tensor, and so a program for one size of batch."""
+    return value.shape[0] if isinstance(value, Tensor) and value.dim() else _LENGTH(value)
 
 
 def missing_for_onnx() -> str | None:

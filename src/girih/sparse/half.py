@@ -81,12 +81,14 @@ class SparseStats:
         processes: title of a process behind this half → its ``Stats.snapshot``.
         balance: ``asked_keys`` and ``paced_keys`` of all trainers together, see :mod:`girih.runs.stats`; empty where nobody
             counts them.
+        features: ids of each feature, see :class:`girih.sparse.groups.feature_counts.FeatureCounts`; empty if nobody counts them.
     """
 
     store: Mapping[str, int] = field(default_factory=dict)
     rows: Mapping[str, int] = field(default_factory=dict)
     processes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     balance: Mapping[str, int] = field(default_factory=dict)
+    features: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def counters(self) -> dict[str, int]:

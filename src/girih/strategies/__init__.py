@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from girih import config
-from girih.config.user_code import load_class
+from girih.config.user_code import load_object
 from girih.errors import ConfigError, nearest
 from girih.strategies.strategy import Strategy, measures_of, one_host, outlives_trainers, roles_of, runs_alone
 
@@ -58,7 +58,7 @@ def create(options: Any, where: str, directory: Path | None = None) -> Strategy:
     name = options.get("name", "local")
     if isinstance(name, str) and ":" in name:
         expected = "a class with name, trainers, plan and build"
-        kind = load_class(name, where, directory, accepts=_is_strategy, expected=expected)
+        kind = load_object(name, f"{where}.name", directory, accepts=_is_strategy, expected=expected)
         rest = {key: value for key, value in options.items() if key != "name"}
         own = kind(**config.check_call(kind, rest, where, skip=0))
         if not isinstance(own, Strategy):

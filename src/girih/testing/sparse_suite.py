@@ -110,9 +110,15 @@ class SparseHalfSuite:
     def test_rows_and_counters_are_told(self) -> None:
         half, (batch, _) = self.make(), cases.batches()
         self._step(half, batch, 1)
+        # ids occur so often that flags of other keys would give other sums
+        half.peek(cases.batch_of([1, 1, 1, 11, 10], [7, 9, 9, 9, 7], [[7] * 4, [10, 10], [], [], []])).wait()
         stats = half.stats()
         assert dict(stats.rows) == {"user": 4, "item": 6}
         assert stats.store["rows"] == 10
+        # evaluated.history, .item, .user, ids.…, unseen.…
+        counts = self.contributors * np.array([6, 5, 5, 8, 5, 5, 2, 3, 2])
+        features = [count for _, count in sorted(stats.features.items())]
+        assert isinstance(half, FakeSparse) or features == counts.tolist()
         half.close()
 
     def test_batches_in_flight_are_applied_in_the_order_of_their_pushes(self) -> None:

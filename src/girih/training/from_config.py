@@ -10,7 +10,9 @@ from typing import Any
 
 from girih.config.file import RunConfig
 from girih.errors import ConfigError
+from girih.report.comparing import flat
 from girih.report.progress import Progress
+from girih.report.record import masked
 from girih.runs.callbacks import Callback, Record
 from girih.trainer import Trainer
 from girih.training.planning import joined
@@ -56,6 +58,9 @@ def trainer_of(
     cluster = joined(settings.strategy, settings.cluster)
     trainer = settings.trainer(run=directory, callbacks=callbacks, cluster=cluster)
     trainer.data = data
+    for callback in callbacks if cluster.ranks.first else ():
+        if isinstance(callback, Callback):
+            callback.on_config(flat(masked(settings.with_absolute_paths())))
     if progress and cluster.ranks.first:
         trainer.showing = bar
     return trainer

@@ -10,9 +10,10 @@ from torch.nn import Parameter
 
 from girih import config
 from girih.config import checks
+from girih.config.train import direction
 from girih.dense.options import schedule_class
 from girih.errors import CheckpointError, ConfigError
-from girih.metrics import DIRECTIONS, LabelMetrics
+from girih.metrics import LabelMetrics
 
 WHERE = "lr_schedule"
 """Names the option in messages."""
@@ -25,7 +26,7 @@ class LearningRate:
         optimizer: the dense one; without one (a model without parameters) a stand-in carries the schedule.
         options: ``{"name": "StepLR", "step_size": 8, "gamma": 0.1}``: torch's own options, and
             ``interval`` ("epoch" or "step", when to step) and ``metric`` (for ``ReduceLROnPlateau``, which
-            steps at each evaluation; its ``mode`` follows from the metric). None keeps the rate.
+            steps at each evaluation; its ``mode`` follows from the metric, unless that is the user's own). None keeps the rate.
 
     Raises:
         ConfigError: an unknown scheduler or option, or a value that torch refuses.
@@ -49,11 +50,8 @@ class LearningRate:
         cls = schedule_class(str(options.pop("name")), WHERE)
         if cls is torch.optim.lr_scheduler.ReduceLROnPlateau:
             self.metric = str(options.pop("metric", "auc"))
-            mode = "max" if DIRECTIONS.get(self.metric, 1) > 0 else "min"
-            if options.setdefault("mode", mode) != mode:
-                raise ConfigError(
-                    f"{WHERE}: mode = {options['mode']!r}, but {self.metric} is better when {mode}imal"
-                )
+            better = direction(self.metric, options.get("mode"), WHERE)
+            options.setdefault("mode", "max" if better > 0 else "min")
         else:
             self.interval = str(options.pop("interval", "epoch"))
             checks.choice(f"{WHERE}: interval", self.interval, ("epoch", "step"))

@@ -11,11 +11,11 @@ from functools import partial
 from itertools import islice
 
 from girih.comm.group import TrainerGroup
-from girih.config.train import EarlyStopping, TrainOptions
+from girih.config.train import EarlyStopping, TrainOptions, direction
 from girih.data import Batch, Position
 from girih.data.read_ahead import read_ahead
 from girih.errors import NonFiniteError
-from girih.metrics import DIRECTIONS, Metrics, Scores
+from girih.metrics import Metrics, Scores
 from girih.runs.background import BackgroundTasks
 from girih.runs.log import RunLog, is_logged
 from girih.runs.publisher import Publisher
@@ -272,14 +272,13 @@ class Loop:
             return
         self.state.evaluated_step = self.state.step
         tell = partial(self.log.evaluation, "valid", state=replace(self.state))
+        compute = partial(scores.result, self.label_names, self.options.rank_at, self.options.metrics)
         if self.options.early_stopping is None and self.learning_rate.metric is None:
             if self.ranks.first:
-                self._metrics.submit(partial(scores.result, self.label_names, self.options.rank_at), tell)
+                self._metrics.submit(compute, tell)
             return
         with self.spans("evaluate"):
-            own = (
-                scores.result(self.label_names, self.options.rank_at).as_dict() if self.ranks.first else None
-            )
+            own = compute().as_dict() if self.ranks.first else None
             metrics = Metrics.from_dict(self.ranks.broadcast(own))
         tell(metrics)
         self.learning_rate.after_evaluation(metrics.first)
@@ -296,7 +295,7 @@ class Loop:
     def _update_early_stopping(self, stopping: EarlyStopping, metrics: Metrics) -> None:
         self.fall_back()
         state, value = self.state, metrics.first.value(stopping.metric)
-        sign = DIRECTIONS.get(stopping.metric, 1)
+        sign = direction(stopping.metric, stopping.mode, "early_stopping")
         if value is not None and (
             state.best_value is None or sign * (value - state.best_value) > stopping.min_delta
         ):

@@ -24,6 +24,7 @@ from girih.models.dnn import DNN
 from girih.planner.calibration import Calibration
 from girih.planner.speed.overhead import Observed
 from girih.planner.speed.step import StepCost
+from girih.runs.callbacks import Callback
 from girih.schema import Categorical, Schema
 from girih.strategies import BY_NAME, roles_of
 from girih.strategies.strategy import Strategy, one_at_a_time, way_of
@@ -101,7 +102,7 @@ def _file(folder: Path, examples: int) -> Path:
 
 
 @dataclass
-class _Meter:
+class _Meter(Callback):
     """Hears records of a run, and notes time and processor time by then."""
 
     cluster: Cluster
@@ -115,9 +116,6 @@ class _Meter:
         self.first_step, self.window = step, window
         self.notes.clear()
 
-    def on_plan(self, plan: Mapping[str, Any]) -> None:
-        """Training begins."""
-
     def on_metrics(self, record: Mapping[str, Any]) -> None:
         """Notes the end of a window behind the first epoch, while all processes are there."""
         windows, within = divmod(record["step"] - self.first_step, self.window)
@@ -129,12 +127,6 @@ class _Meter:
             ]
             pids = [entry.pid for entry in entries if entry is not None] or [0]
             self.notes.append((record["step"], time.perf_counter(), sum(map(_cpu_s, pids))))
-
-    def on_evaluation(self, record: Mapping[str, Any]) -> None:
-        """Nothing is evaluated."""
-
-    def on_end(self, summary: Mapping[str, Any] | None) -> None:
-        """All is noted."""
 
     def windows(self) -> Iterator[tuple[float, float]]:
         """Core-seconds and seconds of a step, in each window."""

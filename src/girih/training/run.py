@@ -42,7 +42,7 @@ from girih.runs.log import RunLog, rewind
 from girih.runs.publisher import Publisher
 from girih.runs.state import RunState
 from girih.runs.stats import COMPILE, STALENESS, Spans
-from girih.runs.summary import summarize
+from girih.runs.summary import features_of, summarize
 from girih.runs.timeline import timelines, write_timeline
 from girih.runs.trained import TRAINED, repeated_from
 from girih.sparse.options import StoreOptions
@@ -434,6 +434,7 @@ class TrainingRun:
     def summary(self, metrics: Metrics | None, duration_s: float) -> dict[str, Any]:
         """The content of ``summary.json``."""
         (plan, session), progressive = self.opened(), self.standing.progressive
+        sparse = session.sparse.stats()
         facts = {
             "strategy": self.strategy.name,
             "trainers": self.ranks.size,
@@ -451,6 +452,7 @@ class TrainingRun:
             **_predicted_speed(plan, None if self._log is None else self._log.first_steps, self.state),
             **({} if progressive is None else {"progressive": progressive.metrics()}),
             **({} if self.publisher is None else {"published": dict(self.publisher.counts)}),
+            "features": features_of(self.facts.schema, sparse, self.scoring.features),
         }
         return summarize(
             self.state,
@@ -458,10 +460,29 @@ class TrainingRun:
             facts,
             ranks=self.ranks,
             own=self.context.stats,
-            sparse=session.sparse.stats(),
+            sparse=sparse,
             dense=session.dense,
             loaders={**self._ended_loaders, **self._loaders},
         )
+
+    def final_metrics(self) -> Metrics | None:
+        """Metrics of the final weights on validation data, if training evaluated them; on the first trainer only."""
+        step = self.state.step if self.state.best_step is None else self.state.best_step
+        return None if self._log is None else self._log.evaluations.get(step)
+
+    def end(self, summary: dict[str, Any] | None, error: BaseException | None = None) -> None:
+        """Ends every callback, whatever another one raises.
+
+        Args:
+            summary: None if the run was stopped, or failed.
+            error: what the run failed by.
+        """
+        with contextlib.ExitStack() as ending:
+            for callback in reversed(self.callbacks):
+                if isinstance(error, Exception) and isinstance(callback, Callback):
+                    ending.callback(callback.on_error, error)
+                else:
+                    ending.callback(callback.on_end, summary)
 
     def open_log(self) -> RunLog:
         """The log of records."""

@@ -12,6 +12,7 @@ from girih.config.train import TrainOptions
 from girih.data import Batch, Dataset, NormalizationStats
 from girih.metrics import Metrics, Scores
 from girih.schema import Labels
+from girih.sparse.half import SparseStats
 from girih.training import evaluation
 from girih.training.notes import Notes
 from girih.training.session import Session
@@ -34,8 +35,10 @@ class Scoring:
     ) -> None:
         self._ready, self._ranks, self._options = ready, ranks, options
         self._labels, self._notes = labels, notes
-        self._read: Mapping[str, int] | None = {}
-        """Counters of the store after the last evaluation; None where others have read without training since."""
+        self._read: SparseStats | None = None
+        """Statistics after the last evaluation; None if there is none, or if others have read without training since."""
+        self.features: Mapping[str, int] = {}
+        """Ids of each feature in the last evaluation; see :class:`girih.sparse.groups.feature_counts.FeatureCounts`."""
 
     def forget(self) -> None:
         """Counters of the store begin anew."""
@@ -46,11 +49,12 @@ class Scoring:
         session, normalization = self._ready()
         before, self._read = self._read, None
         if before is None:
-            before = session.sparse.stats().store
+            before = session.sparse.stats()
         losses = self._labels.losses
         scores = evaluation.score(data, session, normalization, self._ranks, self._options.gauc_by, losses)
-        self._read = session.sparse.stats().store
-        self._notes.evaluation(data.addresses[0], scores, before, self._read)
+        self._read = after = session.sparse.stats()
+        self._notes.evaluation(data.addresses[0], scores, before.store, after.store)
+        self.features = {name: max(0, n - before.features.get(name, 0)) for name, n in after.features.items()}
         return scores
 
     def evaluate(self, data: Dataset) -> Metrics:
@@ -59,7 +63,8 @@ class Scoring:
         if self._ranks.stopping:
             self._ranks.forget_stop()
             raise KeyboardInterrupt
-        own = None if scores is None else scores.result(self._labels.names, self._options.rank_at).as_dict()
+        names, options = self._labels.names, self._options
+        own = None if scores is None else scores.result(names, options.rank_at, options.metrics).as_dict()
         return Metrics.from_dict(self._ranks.broadcast(own))
 
     def predictions(self, data: Dataset) -> Iterator[tuple[Batch, NDArray[np.float32]]]:

@@ -17,6 +17,7 @@ from girih.dense.options import OptimizerFactory, optimizer_factory
 from girih.dense.scored import ScoredSteps
 from girih.dense.spec import DenseSpec
 from girih.errors import ConfigError, kind_of
+from girih.metrics.custom import custom_metrics, random_examples
 from girih.metrics.progressive import ProgressiveScores
 from girih.metrics.result import OF_NUMBERS
 from girih.models import needs_of
@@ -76,11 +77,13 @@ def expect_data(what: str, data: Dataset, schema: Schema, *, labels: bool = True
         raise ConfigError(f"{what}: read without labels; expected with_labels=True")
 
 
-def check_watched(options: TrainOptions, schema: Schema) -> None:
-    """Refuses to stop, or to lower the learning rate, by a metric that the first label does not have."""
+def check_metrics(options: TrainOptions, schema: Schema) -> None:
+    """Refuses metrics of the user's own that fail, and to stop or to lower the learning rate by one that the first label does not have."""
+    for label, loss in zip(schema.labels.names, schema.labels.losses, strict=True):
+        custom_metrics(options.metrics, label, random_examples(loss, options.gauc_by), strict=True)
     first, loss = schema.labels.names[0], schema.labels.losses[0]
     for name, metric in options.watched.items():
-        if (metric in OF_NUMBERS) == (loss == "bce"):
+        if metric not in options.metric_names and (metric in OF_NUMBERS) == (loss == "bce"):
             fitting = "auc or logloss" if loss == "bce" else " or ".join(OF_NUMBERS)
             raise ConfigError(
                 f"train: {name}: metric = {metric!r}: the loss of the first label, {first!r}, is {loss}; expected {fitting}"

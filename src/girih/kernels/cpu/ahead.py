@@ -30,6 +30,7 @@ from girih.kernels.cpu import (
     gradients,
     lookup,
     mapped,
+    pairs,
     pool,
     routing,
     strings,
@@ -59,8 +60,8 @@ MOST_PROCESSES = 4
 TELL_EVERY_S = 10.0
 """Seconds between two lines on how far compiling has come."""
 MODULES = (
-    dedup, device_slots, disk_reads, gradients, lookup, mapped, pool, routing, strings, take, tensor_codecs, tiers,
-    transfer, update, wire_codecs,
+    dedup, device_slots, disk_reads, gradients, lookup, mapped, pairs, pool, routing, strings, take, tensor_codecs,
+    tiers, transfer, update, wire_codecs,
 )  # fmt: skip
 """Those that, with what they import, make all kernels."""
 _LOG = logging.getLogger(__name__)
@@ -73,6 +74,7 @@ _LOADING = ("transfer.", "update.begin_states", *_LEAST_USED)
 _ON_DISK = ("disk.", "disk_reads.", "tiers.")
 _ABOVE_HOST = ("device_slots.",)
 _MAPPED = ("mapped.",)
+_LIBSVM = ("pairs.",)
 _SERVING = ("strings.unpack",)
 _ON_THE_WIRE = ("wire_codecs.", "tensor_codecs.")
 _AS_LOOKUP = ("index.", "recency.", "transfer.", "update.drop_rows")
@@ -99,6 +101,7 @@ def training(
         *_ON_DISK,
         *_ABOVE_HOST,
         *_MAPPED,
+        *_LIBSVM,
         *_SERVING,
         *_ON_THE_WIRE,
     }

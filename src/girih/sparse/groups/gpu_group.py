@@ -152,6 +152,10 @@ class GpuGroup:
         numbers: NDArray[np.int32] = read.keys.unique.inverse.cpu().numpy()
         return numbers
 
+    def absent(self, read: GpuRead) -> NDArray[np.bool_]:
+        """See :class:`~girih.sparse.groups.group.EmbeddingGroup`: waits for the GPU."""
+        return np.asarray((torch.as_tensor(read.rows) < 0).cpu())
+
     def _looked_up(
         self, keys: GpuKeys, batch: Batch | GpuBatch, step: int, *, train: bool
     ) -> tuple[GpuRead, Tensor]:

@@ -117,6 +117,10 @@ class EmbeddingGroup(Protocol):
         """int32[N]: the number of the key of each of the group's ids, by which one whose gradient is not finite is named."""
         ...
 
+    def absent(self, read: Any) -> NDArray[np.bool_]:
+        """bool[·]: whether the key of each number has no row."""
+        ...
+
 
 class CpuGroup:
     """A group in this machine's memory.
@@ -172,6 +176,10 @@ class CpuGroup:
         """See :class:`EmbeddingGroup`."""
         keys: GroupKeys = read.keys
         return keys.inverse
+
+    def absent(self, read: GroupRead) -> NDArray[np.bool_]:
+        """See :class:`EmbeddingGroup`."""
+        return read.keys.absent()
 
 
 def ids_of(batch: Batch, group: Group) -> Ids:

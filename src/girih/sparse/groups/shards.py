@@ -76,6 +76,13 @@ class GroupKeys:
         """Number of unique keys in all shards."""
         return sum(len(shard.keys) for shard in self.shards)
 
+    def absent(self) -> NDArray[np.bool_]:
+        """Whether each key has no row, by the keys' numbers: bool[·]. Their rows were read before."""
+        absent = np.zeros(self.end, np.bool_)
+        for shard in self.shards:
+            absent[shard.first : shard.first + len(shard.keys)] = shard.rows is not None and shard.rows < 0
+        return absent
+
 
 @dataclass(frozen=True)
 class Rows:

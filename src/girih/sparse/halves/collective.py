@@ -144,6 +144,9 @@ class CollectiveSparse(ShardedHalf[list[Traffic], Traffic]):
             for g in convoy:
                 coming[g].pooling.fill(parts[part])
             if convoy is self._convoys[-1]:
+                for each in [] if train else traffic:
+                    group, keys = self.groups_of_tables[each.group], each.own.keys
+                    self.features.add_evaluation(batch, group, keys.inverse, self._messages.send_absent(each))
                 outputs = [output for g in range(len(traffic)) for output in coming[g].pooling.outputs]
                 yield traffic, outputs
 
@@ -219,6 +222,7 @@ def over_all_ranks(here: SparseStats, ranks: TrainerGroup, stats: Stats) -> Spar
         ranks.sum_by_name(here.store),
         ranks.sum_by_name(here.rows),
         balance={**balance, PACED_KEYS: stats.counters[PACED_KEYS]},
+        features=ranks.sum_by_name(here.features),
     )
 
 

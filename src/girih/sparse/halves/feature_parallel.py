@@ -13,6 +13,7 @@ from girih.data.batch import Batch
 from girih.errors import GirihError, NonFiniteError
 from girih.planner.placement import Placement
 from girih.sparse.groups.bags import Gradients
+from girih.sparse.groups.feature_counts import FeatureCounts
 from girih.sparse.groups.group import ReadRows
 from girih.sparse.half import SparseStats
 from girih.sparse.halves.local import LocalSparse
@@ -38,6 +39,7 @@ class FeatureParallelSparse(LocalSparse):
     ) -> None:
         self._ranks = ranks
         self._all_tables = [table.name for table in spec.schema.tables]
+        self._all_features = FeatureCounts(spec.groups()).read()
         schema = placement.schema_of(ranks.rank, spec.schema)
         own = spec.narrowed(placement.features_of(ranks.rank), schema)
         # as many shards on all ranks, whatever tables each has: files are numbered by them
@@ -69,5 +71,6 @@ class FeatureParallelSparse(LocalSparse):
 
     def stats(self, *, spans: bool = False) -> SparseStats:
         """Sums over all shards of all ranks."""
-        rows = dict.fromkeys(self._all_tables, 0) | self._shards.rows()
-        return SparseStats(self._ranks.sum_by_name(self._shards.counters()), self._ranks.sum_by_name(rows))
+        total, rows = self._ranks.sum_by_name, dict.fromkeys(self._all_tables, 0) | self._shards.rows()
+        features = self._all_features | self.features.read()
+        return SparseStats(total(self._shards.counters()), total(rows), features=total(features))

@@ -187,6 +187,8 @@ class GpuCollectiveSparse(ShardedHalf[GpuRequest, GpuExchanged]):
             reads.append(GpuExchanged(each, served, places))
             alone = partial(reader.asked_once, served)
             rows.append(self._messages.send_rows(each, values, alone, train=train))
+        if not train:
+            self._count_absent(batch, reads)
         outputs = [router.bags.outputs(batch) for router in self._routers]
         fills = [
             router.fill(own, each, came, batch, parts)
@@ -302,6 +304,16 @@ class GpuCollectiveSparse(ShardedHalf[GpuRequest, GpuExchanged]):
                     for reader, each, came in zip(self._readers, request.traffic, coming, strict=True)
                 ]
         return request.served
+
+    def _count_absent(self, batch: Batch, reads: Sequence[GpuExchanged]) -> None:
+        """Counts the ids of an evaluation that have no row; waits for the GPU."""
+        for read, router in zip(reads, self._routers, strict=True):
+            asked, unique = read.traffic, read.traffic.keys.unique
+            absent = torch.as_tensor(read.rows, device=self._device) < 0
+            sent = absent[read.served.unique.inverse.long()].to(torch.uint8)
+            flags = sent.new_zeros(len(unique.keys))
+            flags[asked.order] = self._messages.send_back("embeddings", 1, asked, sent, train=False)()
+            self.features.add_evaluation(batch, router.group, to_host(unique.inverse), to_host(flags))
 
     def _begin_read(self, request: GpuRequest) -> None:
         """Brings in the rows of a batch that was served, beside whatever the GPU does."""

@@ -53,7 +53,7 @@ class GpuMessages:
             alone: bool[·] of a slice of the K keys: whether no other rank asks for the same.
         """
         codec, dim = self._rows, values.shape[1]
-        came = self._back("embeddings", codec.width(dim), each, codec.pack(values), train=train)
+        came = self.send_back("embeddings", codec.width(dim), each, codec.pack(values), train=train)
 
         def rows() -> Tensor:
             found = codec.unpack(came().view(int(each.asks.sum()), codec.width(dim)))
@@ -96,7 +96,7 @@ class GpuMessages:
         """Sends something of each key that this rank asks for to the key's owner."""
         return self._begin(kind, sent, width * each.asks, width * each.asked, train=train)
 
-    def _back(self, kind: str, width: int, each: GpuTraffic, sent: Tensor, *, train: bool) -> Coming:
+    def send_back(self, kind: str, width: int, each: GpuTraffic, sent: Tensor, *, train: bool) -> Coming:
         """Sends something of each key that this rank is asked for to who asked."""
         return self._begin(kind, sent, width * each.asked, width * each.asks, train=train)
 

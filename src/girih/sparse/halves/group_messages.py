@@ -151,6 +151,13 @@ class GroupMessages:
                 to.memory.append(rows)
                 at += size * width
 
+    def send_absent(self, each: Traffic) -> NDArray[Any]:
+        """Whether keys of a group have no row, to who asked for them in an evaluation; returns it for the keys that this rank asked for."""
+        absent = each.served.absent()[each.served.inverse].view(np.uint8)
+        self._stats.sent("embeddings", len(absent) - int(each.asked[self._ranks.rank].sum()))
+        flags = torch.from_numpy(absent)
+        return each.route.back(flags, lambda counts: counts[..., each.columns].sum(axis=-1)).numpy()
+
     def _restore_own(self, each: Traffic, coming: Coming, part: int, rows: NDArray[np.float32]) -> None:
         """Rows of this rank that no other one asks for are not rounded."""
         rank = self._ranks.rank

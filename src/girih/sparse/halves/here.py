@@ -26,6 +26,7 @@ from girih.models.embeddings import Embeddings
 from girih.publishing.shards import SegmentRows
 from girih.runs.busy import Busy, awaited
 from girih.sparse.groups.bags import Gradients
+from girih.sparse.groups.feature_counts import FeatureCounts
 from girih.sparse.groups.leaves import Leaves
 from girih.sparse.groups.local_shards import LocalShards, ShardsSave
 from girih.sparse.groups.pack import Group, by_group, sequence_bounds
@@ -116,6 +117,7 @@ class ShardedHalf(ABC, Generic[Found, Read]):
     Attributes:
         last_step: number of the last update.
         groups_of_tables: the packed tables, in the order of outputs.
+        features: counts of the ids of this process's batches.
     """
 
     def __init__(
@@ -123,6 +125,7 @@ class ShardedHalf(ABC, Generic[Found, Read]):
     ) -> None:
         self.last_step = 0
         self.groups_of_tables, self._shards = groups, shards
+        self.features = FeatureCounts(groups)
         self._micro_batches = micro_batches
         self._thread = ThreadPoolExecutor(1, "girih-sparse") if ahead or micro_batches > 1 else None
         self._busy = Busy()  # of the thread
@@ -186,6 +189,7 @@ class ShardedHalf(ABC, Generic[Found, Read]):
 
     def pull(self, batch: Batch, prepared: Future[Found] | None = None) -> PulledHere[Found, Read]:
         """Reads a batch's rows for training."""
+        self.features.add_training(batch)
         return self._pulled(batch, self._parts_of(batch), prepared, train=True)
 
     def peek(self, batch: Batch) -> PulledHere[Found, Read]:
@@ -224,7 +228,7 @@ class ShardedHalf(ABC, Generic[Found, Read]):
 
     def stats(self, *, spans: bool = False) -> SparseStats:
         """Sums over all shards."""
-        return SparseStats(self._shards.counters(), self._shards.rows())
+        return SparseStats(self._shards.counters(), self._shards.rows(), features=self.features.read())
 
     def live(self) -> dict[str, Any]:
         """See :meth:`girih.sparse.groups.local_shards.LocalShards.live`; asks no other process."""

@@ -80,6 +80,8 @@ class LocalSparse(ShardedHalf[list[Any], ReadRows]):
             fills += (
                 [fill] if later else []
             )  # which else has its rows let go of before those of the next group
+        for group, read in [] if train else zip(self.groups, reads, strict=True):
+            self.features.add_evaluation(batch, group.group, group.inverse(read), group.absent(read))
         outputs = [output for read in reads for output in read.outputs]
         yield reads, outputs
         for examples in later:

@@ -392,7 +392,10 @@ class RemoteSparse:
                 store.update(snapshot.pop("store", {}))
                 rows.update(snapshot.pop("rows", {}))
                 processes[f"{name} {number}"] = snapshot
-        return SparseStats(dict(store), dict(rows), processes)
+        features: Counter[str] = Counter()
+        for told in processes.values():
+            features.update(told.get("features", {}))
+        return SparseStats(dict(store), dict(rows), processes, features=dict(features))
 
     def live(self) -> dict[str, Any]:
         """Numbers of this process for :meth:`Stats.watch`; asks no other."""

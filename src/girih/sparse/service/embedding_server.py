@@ -163,7 +163,7 @@ class _Work(Service):
     def _lookup(self, request: Request) -> None:
         _, trainer, number, step, answered, train = request.frame.fields
         self._check_keys(request, number)
-        reads, values, staleness = [], [], 0
+        reads, values, absent, staleness = [], [], [], 0
         with self._stats.spans("lookup"):
             for g, reader in enumerate(self._readers):
                 lengths, keys, counts = request.frame.arrays[3 * g : 3 * g + 3]
@@ -172,14 +172,16 @@ class _Work(Service):
                 )
                 reads.append(_Read(np.array(keys), np.array(lengths), found))
                 values.append(rows)
+                if not train:
+                    absent.append(found.absent()[found.inverse].view(np.uint8))
                 self._stats.counters["served_keys"] += len(keys)
-        self._stats.sent("embeddings", sum(rows.nbytes for rows in values))
+        self._stats.sent("embeddings", sum(each.nbytes for each in values) + sum(map(len, absent)))
         if train:
             self._done[trainer].reach(answered)
             staleness = number - self._done[trainer].count
             self._last_step = max(self._last_step, step)
             self._reads[trainer, number] = reads, self._num_updates
-        request.reply((staleness,), values)
+        request.reply((staleness,), (*values, *absent))
 
     def _check_keys(self, request: Request, number: int) -> None:
         """Refuses what are no keys of all groups, before rows of one are made."""

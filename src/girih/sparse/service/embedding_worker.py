@@ -30,6 +30,7 @@ from girih.data.batch import Batch
 from girih.errors import GirihError, Lost, WireError
 from girih.runs.stats import Stats
 from girih.sparse.groups.bags import Gradients
+from girih.sparse.groups.feature_counts import FeatureCounts
 from girih.sparse.groups.pack import Group, by_group, sequence_bounds
 from girih.sparse.groups.shards import Rows, as_rows
 from girih.sparse.routing.key_router import KeyRouter, RoutedKeys
@@ -113,6 +114,7 @@ class _Work(Service):
         }, role.stats)  # fmt: skip
         self._codec, self._clients = role.codec, clients
         self._groups = role.spec.groups()
+        self._features = FeatureCounts(self._groups)
         self._routers = [KeyRouter(group, len(clients), role.shards_each) for group in self._groups]
         self._samples: dict[int, _Sample] = {}
         self._prefetch, self._resends = role.prefetch, role.resends
@@ -153,6 +155,7 @@ class _Work(Service):
             )
         sample = self._kept(number)
         sample.source = None
+        self._features.add_training(sample.batch)
         self._ask(request, sample, (*request.frame.fields, 1))
 
     def _peek(self, request: Request) -> None:
@@ -184,6 +187,10 @@ class _Work(Service):
                 )
                 take = None if self._codec.float16_embeddings else request.buffer
                 outputs += router.bags.pool(rows, asked.keys, sample.batch, take)
+                absent = [array for frame in frames for array in frame.arrays[len(self._groups) + g :][:1]]
+                if absent:  # in evaluations
+                    inverse = asked.keys.inverse
+                    self._features.add_evaluation(sample.batch, router.group, inverse, np.concatenate(absent))
             packed = self._codec.pack_embeddings(outputs)
         bounds = sequence_bounds(self._groups, sample.batch)
         self._stats.sent("embeddings", sum(each.nbytes for each in packed))
@@ -245,7 +252,8 @@ class _Work(Service):
 
     def _read_stats(self, request: Request) -> None:
         self._stats.gauges["kept_samples"] = len(self._samples)
-        request.reply((), (as_text(self._stats.snapshot(spans=bool(request.frame.fields[0]))),))
+        told = self._stats.snapshot(spans=bool(request.frame.fields[0]))
+        request.reply((), (as_text({**told, "features": self._features.read()}),))
 
     def _call_all(
         self,

@@ -34,7 +34,8 @@ class Verb(IntEnum):
         that share on, for nobody pulls them.
     PULL: (sample, trainer, number, step, answered: the trainer's batches before this number are applied or dropped) → (staleness,); the outputs of all groups, then bounds of sequences.
     PEEK: (examples); packed ids → as PULL. PUSH: (sample, trainer, number, turn, step, lr_scale); gradients of the outputs → ().
-    LOOKUP: (sample, trainer, number, step, answered, train); of each group: lengths int64[T], keys, counts → (staleness,); rows.
+    LOOKUP: (sample, trainer, number, step, answered, train); of each group: lengths int64[T], keys, counts → (staleness,); rows;
+        in evaluations also whether each key of each group has no row, uint8[K].
     UPDATE: (sample, trainer, number, turn, step, lr_scale); of each group: gradients of rows, or none; then, to a server that came
         back, of each group: lengths, keys → (), or (KEYS_MISSING,).
     DROP: to a worker, and on to its servers: (sample, trainer, number, turn); NO_TURN for a batch that was never

@@ -1,0 +1,87 @@
+"""Metrics of the user's own that cannot be loaded or called: one line, before the first step."""
+
+import pytest
+
+from girih import cli
+
+NAMED = {
+    "no such file": ("['nothing.py:f']", "train.metrics = 'nothing.py:f': no such file: "),
+    "no such package": (
+        "['no_such_package.metrics:f']",
+        "no module 'no_such_package.metrics' on the import path",
+    ),
+    "no such function": ("['own.py:brire']", "own.py has no function 'brire'; did you mean 'brier'?"),
+    "no function": ("['own.py:NUMBER']", "'own.py:NUMBER': NUMBER is not a function"),
+    "a class": ("['own.py:Brier']", "metric Brier of label 'click': TypeError: "),
+    "a built-in one": (
+        "['auc']",
+        "train: metrics: 'auc': expected path/to/file.py:function, package.module:",
+    ),
+    "a name of girih's": (
+        "['own.py:logloss']",
+        "names other than mrr, auc, auprc, calibration, epoch, examples,",
+    ),
+    "no source": ("['brier']", "train.metrics = 'brier': expected path/to/file.py:"),
+    "twice": ("['own.py:brier', './own.py:brier']", "train: metrics: brier, brier: expected no name twice"),
+    "a string": ("'own.py:brier'", "[train] metrics = 'own.py:brier': expected a list"),
+    "a number": ("[1]", "train: metrics: 1: expected path/to/file.py:function"),
+    "a table": ("{brier = 'own.py:brier'}", "expected a list"),
+}
+BODIES = {
+    "too few": ("def f(labels): return 0.0", "TypeError: f() takes 1 positional argument but 2 were given"),
+    "another argument": ("def f(a, b, c): return 0.0", "missing 1 required positional argument: 'c'"),
+    "no groups": ("def f(a, b, groups): return max(groups)", "TypeError: 'NoneType' object is not iterable"),
+    "it raises": ("def f(a, b):\n    raise KeyError('day')", "f of label 'click': KeyError: 'day' at "),
+    "nan": ("def f(a, b): return float('nan')", "f of label 'click': returned nan; expected a finite number for random"),
+    "infinite": ("def f(a, b): return 1e400", "returned inf; expected"),
+    "an array": ("def f(a, b): return a", "returned a ndarray; expected"),
+    "none": ("def f(a, b): pass", "returned None; expected"),
+    "text": ("def f(a, b): return '0.5'", "returned a str; expected"),
+    "a generator": ("def f(a, b): yield 0.5", "returned a generator; expected"),
+    "syntax": ("def f(a, b) return 0.5", "own.py failed to load: SyntaxError: "),
+}  # fmt: skip
+GOOD = "class Brier: pass\nNUMBER = 5\ndef logloss(a, b): return 0.0\ndef brier(a, b): return ((a - b) ** 2).mean()\n"
+
+
+def told_by_check(site, capsys, *words):
+    assert cli.run(["check", str(site.config_file), *words]) == 2
+    return capsys.readouterr().err.removeprefix("girih: ").removesuffix("\n")
+
+
+@pytest.mark.parametrize(("names", "told"), NAMED.values(), ids=NAMED)
+def test_a_name_that_is_no_metric(site, capsys, names, told):
+    (site / "own.py").write_text(GOOD)
+    site.configure(f"train.metrics = {names}")
+    line = site.told(*site.train())
+    assert line.startswith(f"{site.config_file}: ")
+    assert told in line
+    assert told_by_check(site, capsys) == line
+
+
+@pytest.mark.parametrize(("body", "told"), BODIES.values(), ids=BODIES)
+def test_a_function_that_is_no_metric(site, capsys, body, told):
+    (site / "own.py").write_text(body + "\n")
+    site.configure("train.metrics = ['own.py:f']")
+    line = site.told(*site.train())
+    assert line.startswith(f"{site.config_file}: ")
+    assert told in line
+    if "raise" in body:
+        assert f"{site / 'own.py'}:2" in line
+    assert told_by_check(site, capsys) == line
+    assert told_by_check(site, capsys, "--set", "strategy={name='synchronous', trainers=2}") == line
+
+
+WATCHED = {
+    "no mode": ("early_stopping = {metric = 'brier'}", "early_stopping: mode = None, but brier is your own: set mode to 'max' or 'min'"),
+    "of a schedule": ("lr_schedule = {name = 'ReduceLROnPlateau', metric = 'brier'}", "lr_schedule: mode = None, but brier is your own"),
+    "no such mode": ("early_stopping = {metric = 'brier', mode = 'less'}", "mode = 'less': expected one of 'min', 'max'"),
+    "a wrong mode": ("early_stopping = {metric = 'auc', mode = 'min'}", "early_stopping: mode = 'min', but auc is better when maximal"),
+    "not a metric": ("early_stopping = {metric = 'brire', mode = 'min'}", "'brire': expected one of auc, auprc, gauc, uauc, logloss, normalized_entropy, mae, rmse, brier; did you mean 'brier'?"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("option", "told"), WATCHED.values(), ids=WATCHED)
+def test_what_watches_it(site, option, told):
+    (site / "own.py").write_text(GOOD)
+    site.configure(f"train.metrics = ['own.py:brier']\ntrain.{option}")
+    assert told in site.told(*site.train())
