@@ -296,6 +296,7 @@ def test_what_a_script_saved_is_no_run_that_could_be_unfinished(log_source, tmp_
                 np.testing.assert_array_equal(model.predict(table), expected)
         assert caplog.text == ""
         Manifest.read(best).marked(best, final=False)  # as while the run is on
+        (tmp_path / "run" / "summary.json").unlink()
         for address in (tmp_path / "run", tmp_path / "run" / "checkpoints"):
             caplog.clear()
             with girih.load(address) as model:
