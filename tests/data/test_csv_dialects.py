@@ -6,9 +6,9 @@ import pickle
 
 import numpy as np
 import pytest
-from tests.data.test_list_cells import ids_of
 
 import girih
+from data.test_list_cells import ids_of
 from girih import Categorical, Numeric, Schema
 from girih.data import Position
 from girih.data.formats import text

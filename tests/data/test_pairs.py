@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from tests.data.test_list_cells import bags, weights
 
 import girih
+from data.test_list_cells import bags, weights
 from girih import Categorical, Labels, Numeric, Schema, Sequence
 from girih.data import Position
 from girih.errors import ConfigError, DataError
