@@ -165,7 +165,9 @@ def test_bytes_of_synchronous_are_those_of_keys_that_belong_to_another_trainer(
         for rank, share, _ in shares:
             elsewhere = sum(place_of(*key) != rank for key in Counted.keys(share))
             ids += 8 * TABLES + 8 * elsewhere + 8 * -(-elsewhere // 2)  # lengths, keys, counts of four bytes
-            embeddings += row_bytes * elsewhere
+            embeddings += (
+                row_bytes + (not train)
+            ) * elsewhere  # evaluations also learn which keys have no row
             gradients += row_bytes * elsewhere * train
     steps = -(-NUM_EXAMPLES // SIZE)
     assert told[name]["wire_bytes"] == {
@@ -212,7 +214,7 @@ def test_bytes_of_hybrid_are_those_of_each_share_on_its_way(directory, told, cou
             bags = 4 * FEATURES * (DIM + 1) * share.num_examples  # worker to trainer, and back
             ids += share.ids.nbytes + share.offsets.nbytes  # to the worker
             ids += SERVERS * TABLES * 8 + 12 * num_keys  # to servers: lengths, keys and counts
-            embeddings += bags + 4 * (DIM + 1) * num_keys
+            embeddings += bags + (4 * (DIM + 1) + (not train)) * num_keys  # and which keys have no row
             gradients += (bags + 4 * (DIM + 1) * num_keys) * train
             if train:  # loader to trainer: also the share's weight, and where the data goes on
                 dense += share.numeric.nbytes + share.labels.nbytes + 8 + len(json.dumps(after.to_dict()))
