@@ -87,4 +87,4 @@ def test_only_who_starts_processes_pickles():
             )
             if names & {"pickle", "marshal", "shelve", "dill", "cloudpickle"}:
                 users.add(str(file.relative_to(source)))
-    assert users == {"cluster/cluster.py", "cluster/child.py", "tests/support/launcher_suite.py"}
+    assert users == {"cluster/cluster.py", "cluster/child.py"}
