@@ -20,8 +20,6 @@ LINK = Link(1e-4, 1e8)
     [
         (costs.parameter_server_s, True, 0.04176),  # 2 · 4 · (0.1 + 5.12) ms
         (costs.parameter_server_s, False, 0.01044),  # 2 · (0.1 + 5.12) ms
-        (costs.mesh_s, True, 0.12368),  # 2 · 4 · (0.1 + 3 · 5.12) ms
-        (costs.mesh_s, False, 0.03092),  # 2 · (0.1 + 3 · 5.12) ms
     ],
 )
 def test_weights_that_are_fetched_take_what_the_paper_says(formula, synchronous, by_hand):

@@ -46,17 +46,6 @@ def parameter_server_s(
     return 2 * (num_workers if synchronous else 1) * one_way_s(batch_size * example_bytes, link)
 
 
-def mesh_s(
-    batch_size: int, example_bytes: float, num_workers: int, link: Link, *, synchronous: bool
-) -> float:
-    """T_sync,mesh = 2N(α + (N − 1)B(S_f + S_w) / C); T_async,mesh = 2(α + (N − 1)B(S_f + S_w) / C).
-
-    Weights lie on the workers themselves; arguments are those of :func:`parameter_server_s`.
-    """
-    others = (num_workers - 1) * example_bytes
-    return parameter_server_s(batch_size, others, num_workers, link, synchronous=synchronous)
-
-
 def half_ring_s(size_bytes: float, num_workers: int, link: Link) -> float:
     """(N − 1)(α + S / (N C)): reduce-scatter or all-gather, the halves of a ring; AllToAll of N equal parts too.
 
