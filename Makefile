@@ -54,9 +54,9 @@ test-newest:
 test-oldest:
 	PROCESSES=$(PROCESSES) $(PYTHON) dev/versions.py oldest $(if $(OLDEST),--refresh)
 
-# Kernels for GPUs, interpreted on the CPU where there is no GPU.
+# One small test or more for each GPU kernel, and one training, interpreted where there is no GPU. test-all interprets all GPU tests.
 test-gpu: setup
-	$(PYTEST) -m "not heavy and gpu"
+	$(PYTEST) -m "gpu and smoke"
 
 test-all: setup
 	GIRIH_KILLS=50 GIRIH_STEPS=200 GIRIH_MANY=1000000 GIRIH_FUZZED=2100 $(PYTEST)

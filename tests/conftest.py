@@ -94,12 +94,17 @@ _CHECKED = {}  # kernel → types by which it was compiled before the test at ha
 
 def pytest_configure(config):
     """Has Triton interpret kernels for GPUs if there is no GPU, before anything imports it. Other tests may run without torch."""
-    if "not gpu" in config.getoption("markexpr", "") or importlib.util.find_spec("torch") is None:
+    marks = config.getoption("markexpr", "")
+    if "not gpu" in marks or importlib.util.find_spec("torch") is None:
         return
     import torch
 
     if not torch.cuda.is_available():
         os.environ.setdefault("TRITON_INTERPRET", "1")
+    if "smoke" in marks:
+        import gpu_kernels
+
+        config.pluginmanager.register(gpu_kernels)
 
 
 def pytest_sessionstart(session):

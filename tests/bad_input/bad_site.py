@@ -117,20 +117,20 @@ class Site:
         assert status == 0, shown.err
         return shown.out + shown.err
 
-    def told(self, *words, before=0):
+    def refusal(self, *words, before=0):
         """Runs one command that must fail with status 2 and one line; returns the line.
 
         Nothing may be written by it. ``before`` progress lines may come before the one that tells.
         """
         here = tree(self.directory)
-        line = self.told_after_writing(*words, before=before)
+        line = self.refusal_after_writing(*words, before=before)
         after = tree(self.directory)
         assert sorted(after) == sorted(here), f"left behind or taken away by: {line}"
         assert after == here, f"written to by: {line}"
         return line
 
-    def told_after_writing(self, *words, before=0):
-        """As :meth:`told`, where part of the work was done and stays.
+    def refusal_after_writing(self, *words, before=0):
+        """As :meth:`refusal`, where part of the work was done and stays.
 
         ``before`` counts the lines that come before: so many, one of several numbers, or any for None.
         """

@@ -11,71 +11,64 @@ from bad_site import TRAINED
 def test_a_run_directory_that_is_taken(site):
     (site / "run").mkdir()
     (site / "run" / "notes.txt").write_text("mine")
-    told = site.told(*site.train())
+    line = site.refusal(*site.train())
     assert (
-        told
+        line
         == f"{site / 'run'}: not empty (it holds notes.txt); name another --run directory, or add --resume"
     )
 
 
 def test_a_finished_run_is_not_trained_again(trained):
-    assert "not empty (it holds checkpoints); name another --run" in trained.told(*trained.train())
+    assert "not empty (it holds checkpoints); name another --run" in trained.refusal(*trained.train())
 
 
 def test_a_finished_run_is_not_scaled(trained):
-    told = trained.told("scale", trained / "run", "trainer=2")
-    assert "this run has ended: there is nothing to scale; to train on, girih train" in told
-    assert "--resume --set train.epochs=N" in told
+    line = trained.refusal("scale", trained / "run", "trainer=2")
+    assert "this run has ended: there is nothing to scale; to train on, girih train" in line
+    assert "--resume --set train.epochs=N" in line
 
 
 def test_a_run_directory_that_is_a_file(site):
     (site / "run").write_text("mine")
-    assert site.told(*site.train()) == f"{site / 'run'}: is a file; expected a directory to write the run to"
+    assert (
+        site.refusal(*site.train()) == f"{site / 'run'}: is a file; expected a directory to write the run to"
+    )
 
 
 def test_a_run_directory_below_a_file(site):
-    told = site.told("train", site.config_file, "--run", site / "clicks.csv" / "deep" / "run")
-    assert told == f"{site / 'clicks.csv'}: is a file; expected a directory to write the run to"
+    line = site.refusal("train", site.config_file, "--run", site / "clicks.csv" / "deep" / "run")
+    assert line == f"{site / 'clicks.csv'}: is a file; expected a directory to write the run to"
 
 
 @pytest.mark.parametrize("parent", ["/proc", "/proc/self/fd"])
 def test_a_place_where_nobody_can_write(site, parent):
-    told = site.told("train", site.config_file, "--run", f"{parent}/run")
-    assert told.startswith(f"{parent}/run: cannot be written (")
-    assert told.endswith("); choose another --run")
+    line = site.refusal("train", site.config_file, "--run", f"{parent}/run")
+    assert line.startswith(f"{parent}/run: cannot be written (")
+    assert line.endswith("); choose another --run")
 
 
 def test_a_run_directory_in_use(site):
     (site / "run").mkdir()
     with (site / "run" / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        told = site.told(*site.train("--resume"))
-    assert told == f"{site / 'run'}: another process is writing this run; wait for it or stop it"
+        line = site.refusal(*site.train("--resume"))
+    assert line == f"{site / 'run'}: another process is writing this run; wait for it or stop it"
     assert "AUC" in site.girih(*site.train())
 
 
 def test_directories_made_on_the_way_are_taken_away_again(site):
     site.configure("model.name = 'deepmf'")
-    told = site.told("train", site.config_file, "--run", site / "a" / "b" / "run")
-    assert "did you mean 'deepfm'?" in told
+    line = site.refusal("train", site.config_file, "--run", site / "a" / "b" / "run")
+    assert "did you mean 'deepfm'?" in line
     assert not (site / "a").exists()
 
 
 RESUMED = [
-    (
-        "features.0.dim = 8\nfeatures.1.dim = 8\nfeatures.2.dim = 8",
-        "'user' has dim 4 in the checkpoint, 8 in the con",
-    ),
-    (
-        "features.0.name = 'rating'",
-        "was trained with features ['user', 'item', 'tags', 'history', 'price'] instead",
-    ),
+    ("features.0.dim = 8\nfeatures.1.dim = 8\nfeatures.2.dim = 8", "'user' has dim 4 in the checkpoint, 8 in the con"),
+    ("features.0.name = 'rating'", "was trained with features ['user', 'item', 'tags', 'history', 'price'] instead"),
     ("features.4.transform = 'log1p'", "features of other kinds, tables or transforms"),
     ("features.3 = {table = 'history', dim = 4}", "features of other kinds, tables or transforms"),
-    (
-        "labels.derive.rating = 'rating > 3'\nlabels.names = ['rating']",
-        "its labels are ['click'], the configurati",
-    ),
+    ("labels.derive.rating = 'rating > 3'\nlabels.names = ['rating']", "its labels are ['click'], the configurati"),
     ("model.hidden = [16]", "dense.safetensors: does not fit this model: "),
     ("model.hidden = [8, 8]", "dense.safetensors: does not fit this model: "),
     ("model.name = 'dcn'", "dense.safetensors: does not fit this model: "),
@@ -83,22 +76,22 @@ RESUMED = [
     ("sparse_optimizer.name = 'adagrad'", "optimizer is adam with "),
     ("first_order_optimizer.name = 'ftrl'", "optimizer is adam"),
     ("tables = [{name = 'user', dtype = 'bfloat16'}]", "step-00000010/tables/"),
-]
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("change", "told"), RESUMED, ids=[change for change, _ in RESUMED])
-def test_resuming_with_another_configuration(trained, change, told):
+@pytest.mark.parametrize(("change", "message"), RESUMED, ids=[change for change, _ in RESUMED])
+def test_resuming_with_another_configuration(trained, change, message):
     trained.configure(TRAINED, change)
-    line = trained.told(*trained.train("--resume", "--set", "train.epochs=3"))
+    line = trained.refusal(*trained.train("--resume", "--set", "train.epochs=3"))
     assert str(trained / "run" / "checkpoints" / "step-00000010") in line
-    assert told in line
+    assert message in line
 
 
 def test_resuming_amid_an_epoch_of_other_data(trained):
     shutil.rmtree(trained / "run" / "checkpoints" / "step-00000010")
     words = trained.train("--resume", "--set", "train.epochs=3")
-    told = trained.told(*words, "--set", "data.train=valid.parquet")
-    assert told == (
+    line = trained.refusal(*words, "--set", "data.train=valid.parquet")
+    assert line == (
         "position: from other files, or another shuffle, shuffle_rows, seed, on_bad_row or where; start the epoch anew"
     )
 
@@ -107,9 +100,9 @@ def test_resuming_with_another_schedule(site):
     site.configure("train.lr_schedule = {name = 'StepLR', step_size = 1}")
     site.girih(*site.train())
     site.configure("train.lr_schedule = {name = 'ExponentialLR', gamma = 0.5}\ntrain.epochs = 2")
-    told = site.told(*site.train("--resume"))
+    line = site.refusal(*site.train("--resume"))
     assert (
-        "lr_schedule: the checkpoint is of StepLR, the configuration says ExponentialLR; resume with" in told
+        "lr_schedule: the checkpoint is of StepLR, the configuration says ExponentialLR; resume with" in line
     )
 
 
@@ -133,9 +126,9 @@ def test_resuming_from_a_damaged_checkpoint(trained, damage):
         )
         if damage == "gone":
             file.unlink()
-        told = trained.told(*trained.train("--resume", "--set", "train.epochs=3"))
-        assert "step-00000010" in told
-        assert file.name in told
+        line = trained.refusal(*trained.train("--resume", "--set", "train.epochs=3"))
+        assert "step-00000010" in line
+        assert file.name in line
         file.write_bytes(content)
     assert "resumed from step-00000010" in trained.girih(
         *trained.train("--resume", "--set", "train.epochs=3")
@@ -147,21 +140,21 @@ NOT_RUNS = {
     "empty": (lambda site: site / "temporary", "temporary: "),
     "of something else": (lambda site: site.directory, "site: "),
     "a file": (lambda site: site / "clicks.csv", "clicks.csv: "),
-}
+}  # fmt: skip
 COMMANDS = {
     "evaluate": [],
     "predict": ["--data", "test.parquet", "--out", "out.parquet"],
     "inspect": [],
     "report": [],
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize(("where", "told"), NOT_RUNS.values(), ids=NOT_RUNS)
-def test_what_is_not_a_run(site, where, told, command):
+@pytest.mark.parametrize(("where", "message"), NOT_RUNS.values(), ids=NOT_RUNS)
+def test_what_is_not_a_run(site, where, message, command):
     site.config_file.rename(site / "other.toml")
-    line = site.told(command, where(site), *COMMANDS[command])
-    assert told.removesuffix("no such run") in line
+    line = site.refusal(command, where(site), *COMMANDS[command])
+    assert message.removesuffix("no such run") in line
     assert any(hint in line for hint in ("run directory", "no complete checkpoint", "no such run"))
 
 
@@ -169,22 +162,22 @@ def test_what_is_not_a_run(site, where, told, command):
 def test_a_run_without_a_checkpoint(trained, command):
     shutil.rmtree(trained / "run" / "checkpoints")
     (trained / "run" / "summary.json").unlink()
-    told = trained.told(command, trained / "run", *COMMANDS[command])
-    assert told == f"{trained / 'run'}: holds no complete checkpoint; train first, or name another directory"
+    line = trained.refusal(command, trained / "run", *COMMANDS[command])
+    assert line == f"{trained / 'run'}: holds no complete checkpoint; train first, or name another directory"
 
 
 @pytest.mark.parametrize("command", ["evaluate", "predict"])
 def test_a_summary_whose_checkpoint_is_gone(trained, command):
     shutil.rmtree(trained / "run" / "checkpoints" / "step-00000010")
-    told = trained.told(command, trained / "run", *COMMANDS[command])
-    assert "step-00000010: is gone, though it had the final weights; train with --resume" in told
+    line = trained.refusal(command, trained / "run", *COMMANDS[command])
+    assert "step-00000010: is gone, though it had the final weights; train with --resume" in line
 
 
 CONFIGS = {
     "cut short": lambda text: text[: len(text) // 2] + "[",
     "of another version": lambda text: text + "\n[telemetry]\nurl = 'a'\n",
     "not text": lambda text: "\0\1\2",
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("command", ["evaluate", "predict"])
@@ -192,9 +185,9 @@ CONFIGS = {
 def test_a_run_whose_config_is_damaged(trained, command, damage):
     config = trained / "run" / "config.toml"
     config.write_text(damage(config.read_text()))
-    told = trained.told(command, trained / "run", *COMMANDS[command])
-    assert told.startswith(f"{config}: ")
-    assert "not valid TOML" in told or "unknown section [telemetry]" in told
+    line = trained.refusal(command, trained / "run", *COMMANDS[command])
+    assert line.startswith(f"{config}: ")
+    assert "not valid TOML" in line or "unknown section [telemetry]" in line
 
 
 SUMMARIES = {
@@ -202,7 +195,7 @@ SUMMARIES = {
     "a list": lambda content: b"[]",
     "without a step": lambda content: json.dumps({"auc": 0.5}).encode(),
     "not text": lambda content: b"\xff\xfe\x00",
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("command", ["evaluate", "predict", "inspect"])
@@ -210,9 +203,9 @@ SUMMARIES = {
 def test_a_run_whose_summary_is_damaged(trained, command, damage):
     summary = trained / "run" / "summary.json"
     summary.write_bytes(damage(summary.read_bytes()))
-    told = trained.told(command, trained / "run", *COMMANDS[command])
-    assert told.startswith(f"{summary}: damaged: ")
-    assert told.endswith("; delete it, and train with --resume to have it written again")
+    line = trained.refusal(command, trained / "run", *COMMANDS[command])
+    assert line.startswith(f"{summary}: damaged: ")
+    assert line.endswith("; delete it, and train with --resume to have it written again")
     summary.unlink()
     assert "AUC" in trained.girih(*trained.train("--resume"))
     assert json.loads(summary.read_text())["checkpoint_step"] == 10
@@ -229,31 +222,19 @@ def test_report_draws_what_is_left_of_a_damaged_run(trained):
 
 
 OUTPUTS = [
-    (
-        ["--out", "nowhere/out.parquet"],
-        "--out nowhere/out.parquet: the directory nowhere does not exist; create",
-    ),
-    (
-        ["--out", "temporary"],
-        "--out temporary: is a directory; name a file, as temporary/predictions.parquet",
-    ),
+    (["--out", "nowhere/out.parquet"], "--out nowhere/out.parquet: the directory nowhere does not exist; create"),
+    (["--out", "temporary"], "--out temporary: is a directory; name a file, as temporary/predictions.parquet"),
     (["--out", "/proc/out.parquet"], "--out /proc/out.parquet: cannot be written ("),
     (["--out", "out.parquet", "--keep", "usre"], "no column 'usre' (keep); did you mean 'user'?"),
-    (
-        ["--out", "out.parquet", "--keep", "user", "--keep", "user"],
-        "--keep user: the column would be in the out",
-    ),
-    (
-        ["--out", "out.parquet", "--keep", "prediction"],
-        "--keep prediction: the column would be in the output twi",
-    ),
-]
+    (["--out", "out.parquet", "--keep", "user", "--keep", "user"], "--keep user: the column would be in the out"),
+    (["--out", "out.parquet", "--keep", "prediction"], "--keep prediction: the column would be in the output twi"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("words", "told"), OUTPUTS, ids=[" ".join(words) for words, _ in OUTPUTS])
-def test_predictions_that_cannot_be_written(trained, words, told):
+@pytest.mark.parametrize(("words", "message"), OUTPUTS, ids=[" ".join(words) for words, _ in OUTPUTS])
+def test_predictions_that_cannot_be_written(trained, words, message):
     (trained / "out.parquet").write_text("what was there before")
-    assert told in trained.told("predict", trained / "run", "--data", trained / "test.parquet", *words)
+    assert message in trained.refusal("predict", trained / "run", "--data", trained / "test.parquet", *words)
 
 
 @pytest.mark.parametrize("command", ["evaluate", "predict"])
@@ -262,12 +243,12 @@ def test_predictions_that_cannot_be_written(trained, words, told):
 )
 def test_data_on_the_command_line(trained, command, data):
     out = ["--out", "out.parquet"] if command == "predict" else []
-    assert f"{data}: " in trained.told(command, trained / "run", "--data", data, *out)
+    assert f"{data}: " in trained.refusal(command, trained / "run", "--data", data, *out)
 
 
 def test_a_run_without_data_to_evaluate_on(trained):
     config = trained / "run" / "config.toml"
     lines = config.read_text().splitlines()
     config.write_text("\n".join(line for line in lines if not line.startswith(("test =", "valid ="))))
-    told = trained.told("evaluate", trained / "run")
-    assert told == f"{trained / 'run'}: its configuration names no test or valid data; give --data PATH"
+    line = trained.refusal("evaluate", trained / "run")
+    assert line == f"{trained / 'run'}: its configuration names no test or valid data; give --data PATH"

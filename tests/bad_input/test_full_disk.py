@@ -1,4 +1,4 @@
-"""A disk that is full, or read-only: told, and nothing half-written stays. Needs to mount a small tmpfs."""
+"""A full or read-only disk gives an error and leaves no half-written file. The tests mount a small tmpfs."""
 
 import json
 import os
@@ -44,15 +44,15 @@ def files_in(directory):
 
 def test_no_room_for_a_run_directory(site, mount):
     disk = mount("size=64k", "nr_inodes=1")
-    told = site.told("train", site.config_file, "--run", disk / "run")
-    assert told == f"{disk / 'run'}: no space left on the disk; free some and try again"
+    line = site.refusal("train", site.config_file, "--run", disk / "run")
+    assert line == f"{disk / 'run'}: no space left on the disk; free some and try again"
 
 
 def test_no_room_for_the_config_of_a_run(site, mount):
     disk = mount("size=64k")
     fill(disk)
-    told = site.told("train", site.config_file, "--run", disk / "run")
-    assert told == f"{disk / 'run'}: no space left on the disk; free some and try again"
+    line = site.refusal("train", site.config_file, "--run", disk / "run")
+    assert line == f"{disk / 'run'}: no space left on the disk; free some and try again"
 
 
 def test_a_disk_that_fills_up_at_a_checkpoint(site, mount):
@@ -62,8 +62,8 @@ def test_a_disk_that_fills_up_at_a_checkpoint(site, mount):
     site.girih("train", site.config_file, "--run", run, "--set", "train.max_steps=2")
     fill(disk, leave=8192)
     before = files_in(run)
-    told = site.told_after_writing("train", site.config_file, "--run", run, "--resume", before=(3, 4))
-    assert told == f"{run / 'checkpoints'}: no space left for a checkpoint; free some, then --resume"
+    line = site.refusal_after_writing("train", site.config_file, "--run", run, "--resume", before=(3, 4))
+    assert line == f"{run / 'checkpoints'}: no space left for a checkpoint; free some, then --resume"
     assert files_in(run) == [
         name for name in before if name != "summary.json"
     ]  # the run goes on: it has not ended
@@ -83,8 +83,8 @@ def test_a_disk_that_is_full_once_a_run_goes_on(site, mount, leave):
     metrics = (run / "metrics.jsonl").read_text()
     fill(disk, leave)
     words = ("train", site.config_file, "--run", run, "--resume", "--set", "train.epochs=3")
-    told = site.told_after_writing(*words, before=None)
-    assert "no space left" in told
+    line = site.refusal_after_writing(*words, before=None)
+    assert "no space left" in line
     assert (run / "metrics.jsonl").read_text().startswith(metrics)
     assert not [name for name in files_in(run) if "unfinished" in name or "writing" in name or "new" in name]
     assert "logloss" in site.girih("evaluate", run)
@@ -100,7 +100,7 @@ def test_predictions_onto_a_full_disk(trained, mount):
         (disk / "ballast").unlink(missing_ok=True)
         fill(disk, leave)
         words = ("predict", site / "run", "--data", site / "many.parquet", "--out", out, "--keep", "price")
-        assert site.told(*words) == f"--out {out}: no space left on the disk; free some and try again"
+        assert site.refusal(*words) == f"--out {out}: no space left on the disk; free some and try again"
         assert files_in(disk) == ["ballast"]
 
 
@@ -108,8 +108,8 @@ def test_a_report_onto_a_full_disk(trained, mount):
     disk = mount("size=256k")
     shutil.copytree(trained / "run", disk / "run")
     fill(disk)
-    told = trained.told("report", disk / "run")
-    assert told == f"{disk / 'run' / 'report.html'}: no space left on the disk; free some and try again"
+    line = trained.refusal("report", disk / "run")
+    assert line == f"{disk / 'run' / 'report.html'}: no space left on the disk; free some and try again"
 
 
 def test_a_read_only_disk(trained, mount):
@@ -117,15 +117,17 @@ def test_a_read_only_disk(trained, mount):
     disk = mount("size=256k")
     shutil.copytree(site / "run", disk / "run")
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
-    told = site.told("train", site.config_file, "--run", disk / "new")
-    assert told == f"{disk / 'new'}: cannot be written (Read-only file system); choose another --run"
-    told = site.told("train", site.config_file, "--run", disk / "run", "--resume", "--set", "train.epochs=9")
-    assert told == f"{disk / 'run'}: cannot be written (Read-only file system); choose another --run"
+    line = site.refusal("train", site.config_file, "--run", disk / "new")
+    assert line == f"{disk / 'new'}: cannot be written (Read-only file system); choose another --run"
+    line = site.refusal(
+        "train", site.config_file, "--run", disk / "run", "--resume", "--set", "train.epochs=9"
+    )
+    assert line == f"{disk / 'run'}: cannot be written (Read-only file system); choose another --run"
     words = ("predict", disk / "run", "--data", site / "test.parquet", "--out", disk / "out.parquet")
-    assert site.told(*words) == (
+    assert site.refusal(*words) == (
         f"--out {disk / 'out.parquet'}: cannot be written (Read-only file system); name another file"
     )
-    assert "report.html" in site.told("report", disk / "run")
+    assert "report.html" in site.refusal("report", disk / "run")
     assert "logloss" in site.girih("evaluate", disk / "run")
     assert "step 10" in site.girih("inspect", disk / "run")
 
@@ -133,8 +135,8 @@ def test_a_read_only_disk(trained, mount):
 def test_tables_in_files_on_a_full_disk(site, mount):
     disk = mount("size=64k")
     site.configure(f"store = {{arena = 'file', directory = '{disk}'}}")
-    told = site.told(*site.train())
-    assert "no room for " in told
+    line = site.refusal(*site.train())
+    assert "no room for " in line
     assert files_in(disk) == []
 
 
@@ -149,6 +151,6 @@ def test_tables_in_files_leave_nothing_behind(site):
 def test_a_tier_on_a_full_disk(site, mount):
     disk = mount("size=64k")
     site.configure(f"store = {{tiers = ['dram', 'ssd'], hot_rows = 10, ssd_dir = '{disk}'}}")
-    told = site.told_after_writing(*site.train(), before=None)
-    assert told.startswith(f"SSD tier in {disk}: no room for ")
+    line = site.refusal_after_writing(*site.train(), before=None)
+    assert line.startswith(f"SSD tier in {disk}: no room for ")
     assert files_in(disk) == []

@@ -1,6 +1,7 @@
 """Goals of a GPU beside made-up figures, and their section of a page."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -133,84 +134,99 @@ def test_published_times_are_scaled_by_the_name_of_the_gpu(found, gpu, bounds, s
     assert ("ours are for an H200" in gpu_goals.section(found)) == ("H100" in gpu)
 
 
-def bench_gpu(*words):
-    done = subprocess.run(
-        [sys.executable, "-m", "girih", "bench", "gpu", *words], capture_output=True, text=True
-    )
-    return done.returncode, done.stdout, done.stderr
+@pytest.fixture
+def bench_gpu(monkeypatch, capsys):
+    """Runs the benchmark in this process; returns its status, output and errors. The interpreter's start takes seconds."""
+    import gpu
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["gpu.py", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            gpu.main()
+        return ended.value.code, *capsys.readouterr()
+
+    return run
 
 
-def test_a_page_is_written_from_results_without_measuring(found, tmp_path):
+def test_a_page_is_written_from_results_without_measuring(bench_gpu, found, tmp_path):
     import gpu_goals
 
     page, result = tmp_path / "gpu.md", tmp_path / "gpu.json"
     page.write_text(f"before\n{gpu_goals.BEGIN}\nold\n{gpu_goals.END}\n")
     result.write_text(json.dumps(found))
-    words = ("--from-results", "--json", str(result), "--page", str(page))
-    status, stdout, stderr = bench_gpu(*words)
+    status, stdout, stderr = bench_gpu("--from-results", "--json", result, "--page", page)
     assert (status, stderr) == (0, "")
     assert "missed: dedup of 1,048,576 ids, ms" in stdout
     assert page.read_text() == f"before\n{gpu_goals.BEGIN}\n{gpu_goals.section(found)}{gpu_goals.END}\n"
     assert json.loads(result.read_text()) == found
+
+
+def test_results_that_cannot_be_used_are_one_line(bench_gpu, found, tmp_path):
     found["machine"]["gpus"] = []
-    result.write_text(json.dumps(found))
-    for file in (result, tmp_path / "missing.json", page):
-        status, stdout, stderr = bench_gpu("--from-results", "--json", str(file), "--page", str(page))
+    contents = (
+        json.dumps(found),
+        "no JSON",
+        "[]",
+        "3",
+        '{"machine": 1}',
+        '{"machine": {"gpus": []}, "tables": []}',
+    )
+    files = [tmp_path / "missing.json"]
+    for number, content in enumerate(contents):
+        files.append(tmp_path / f"{number}.json")
+        files[-1].write_text(content)
+    page = tmp_path / "gpu.md"
+    page.write_text("unchanged")
+    for file in files:
+        status, stdout, stderr = bench_gpu("--from-results", "--json", file, "--page", page)
         assert (status, stdout) == (2, "")
         assert stderr.startswith(f"girih: bench gpu: {file}: ")
         assert stderr.count("\n") == 1
+    assert page.read_text() == "unchanged"
 
 
-@pytest.mark.parametrize("content", ["[]", "3", '{"machine": 1}', '{"machine": {"gpus": []}, "tables": []}'])
-def test_results_of_another_shape_are_one_line(tmp_path, content):
-    file = tmp_path / "x.json"
-    file.write_text(content)
-    status, stdout, stderr = bench_gpu("--from-results", "--json", str(file))
-    assert (status, stdout) == (2, "")
-    assert stderr.startswith(f"girih: bench gpu: {file}: ")
-    assert stderr.count("\n") == 1
-
-
-def test_a_page_that_cannot_be_written_is_named(found, tmp_path):
+def test_a_page_that_cannot_be_written_is_named(bench_gpu, found, tmp_path):
     result, page, plain = tmp_path / "gpu.json", tmp_path / "missing.md", tmp_path / "plain.md"
     result.write_text(json.dumps(found))
     plain.write_text("no markers\n")
     for file, reason in ((page, "No such file or directory"), (plain, "the markers ")):
-        status, stdout, stderr = bench_gpu("--from-results", "--json", str(result), "--page", str(file))
+        status, stdout, stderr = bench_gpu("--from-results", "--json", result, "--page", file)
         assert (status, stdout) == (2, "")
         assert stderr.startswith(f"girih: bench gpu: {file}: {reason}")
         assert stderr.count("\n") == 1
 
 
-def test_without_a_gpu_the_benchmark_is_one_line(tmp_path, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setenv("TRITON_INTERPRET", "0")
-    status, stdout, stderr = bench_gpu("--json", str(tmp_path / "x.json"))
-    assert (status, stdout) == (2, "")
-    assert stderr.startswith("girih: bench gpu: there is no GPU; ")
-    assert stderr.count("\n") == 1
-
-
-def test_a_full_disk_is_one_line(monkeypatch):
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    status, stdout, stderr = bench_gpu("--quick", "--parts", "keys", "--json", "/dev/full")
-    assert (status, stdout) == (1, "")
-    assert stderr.startswith("girih: bench gpu: /dev/full: no space left on the disk")
-    assert stderr.count("\n") == 1
+def test_a_choice_of_no_part_is_one_line(bench_gpu):
+    for words, message in (
+        (("--parts", "keys,tables"), "no part tables; expected some of sparse, keys, models, tiers, peers"),
+        (("--parts", "peers", "--no-peers"), "--parts peers and --no-peers leave no part"),
+    ):
+        status, _, stderr = bench_gpu(*words)
+        assert status == 2
+        assert message in stderr
+        assert stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("interpret", "words", "status", "error"),
     [
-        (("--parts", "keys,tables"), "no part tables; expected some of sparse, keys, models, tiers, peers"),
-        (("--parts", "peers", "--no-peers"), "--parts peers and --no-peers leave no part"),
+        ("0", ("--json", "x.json"), 2, "there is no GPU; "),
+        (
+            "1",
+            ("--quick", "--parts", "keys", "--json", "/dev/full"),
+            1,
+            "/dev/full: no space left on the disk",
+        ),
     ],
+    ids=["no GPU", "a full disk"],
 )
-def test_a_choice_of_no_part_is_one_line(words, message):
-    status, _, stderr = bench_gpu(*words)
-    assert status == 2
-    assert message in stderr
-    assert stderr.count("\n") == 1
+def test_the_program_ends_with_one_line(tmp_path, interpret, words, status, error):
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": interpret}
+    command = [sys.executable, "-m", "girih", "bench", "gpu", *words]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (status, "")
+    assert done.stderr.startswith(f"girih: bench gpu: {error}")
+    assert done.stderr.count("\n") == 1
 
 
 def test_training_is_compared_with_a_run_of_the_same_shape_on_a_cpu(capsys):

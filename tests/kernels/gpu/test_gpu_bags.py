@@ -19,6 +19,8 @@ from reference import weight_gradients as plain_gradients
 from support.store_verbs import by_key, group, keys_of, look
 from support.twins import optimizer_state, optimizer_step
 
+pytestmark = pytest.mark.smoke
+
 SIZE, WIDTH, FIRST, DIM = 5, 7, 2, 3
 
 

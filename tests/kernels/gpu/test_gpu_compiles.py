@@ -97,7 +97,10 @@ def gpu_launches(monkeypatch):
 
 
 @pytest.mark.timeout(900)
-def test_every_kernel_of_the_repository_passes_tritons_launcher(gpu_launches, tmp_path):
+@pytest.mark.parametrize(
+    "cases", [pytest.param(CASES[2:3], marks=pytest.mark.smoke), CASES], ids=["one", "all"]
+)
+def test_every_kernel_of_the_repository_passes_tritons_launcher(gpu_launches, tmp_path, cases):
     recorded = {}
 
     def note(launch):
@@ -105,7 +108,7 @@ def test_every_kernel_of_the_repository_passes_tritons_launcher(gpu_launches, tm
         recorded[json.dumps(launch)] = launch
 
     with gpu_launches.recording(note):
-        for optimizer, dtype in CASES:
+        for optimizer, dtype in cases:
             launches(optimizer, dtype, LRU(max_rows=9), MinCount(count=2, cells=100))
         test_gpu_values.test_keys_hash_as_on_a_cpu()
         test_gpu_values.test_initial_values_are_the_cpus_bit_for_bit(Normal(), 5)

@@ -38,6 +38,7 @@ def found_in(ids, offsets):
     return unique(to_device(ids, there), positions_of, to_device(TABLES, there), n), positions_of, n
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("most", [0, 1, 4])
 def test_keys_are_numbered_as_they_first_occur(most):
     ids, offsets, _ = batch_of(1, most)
@@ -80,6 +81,7 @@ def test_only_ids_that_read_a_free_slot_swap(monkeypatch):
     assert sum(swaps) == 8  # the first program's; its lanes read before they swap
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("weighted", [False, True])
 def test_terms_are_the_ids_of_each_key_in_their_order(weighted):
     ids, offsets, weights = batch_of(2)
@@ -106,6 +108,7 @@ def test_terms_are_the_ids_of_each_key_in_their_order(weighted):
         np.testing.assert_allclose(terms.factors[here].cpu(), [each[3] for each in own], rtol=1e-6)
 
 
+@pytest.mark.smoke
 def test_long_runs_are_cut_by_their_length_alone(monkeypatch):
     monkeypatch.setattr(gradients, "LONG", 10)
     counts = [1, 10, 11, 30, 31, 10 * gradients.MOST_PIECES + 1, 0]

@@ -15,6 +15,8 @@ from girih.store.store import Store
 from girih.tables import MinCount, Probability
 from support.store_verbs import group
 
+pytestmark = pytest.mark.smoke
+
 SLOTS, BITS, STRIDE = 64, 6, 8
 
 

@@ -17,6 +17,8 @@ from girih.store import GroupSpec, Segment, TableSpec
 from girih.store.rows.record import row_layout
 from girih.tables import Constant, Normal, Uniform, Zeros
 
+pytestmark = pytest.mark.smoke
+
 EXTREMES = np.array([0, 1, -1, 7, 2**63 - 1, -(2**63), 2**32, 12345678901234], np.int64)
 
 

@@ -54,7 +54,7 @@ RAGGED = torch.tensor([3, 3, -9, 10**15, 3, 5, 0]), torch.tensor([0, 0, 3, 6])  
 MANY = torch.arange(20) % 7, torch.tensor([0, 19, 19])  # a bag above SHORT_BAG
 
 
-@pytest.mark.parametrize("mode", ["sum", "mean", "sqrtn"])
+@pytest.mark.parametrize("mode", ["sum", "mean", pytest.param("sqrtn", marks=pytest.mark.smoke)])
 def test_bags_of_both_layouts_and_weights_are_the_cpus(mode):
     weights = torch.rand(7, generator=torch.Generator().manual_seed(0))
     cpu, gpu = pair(girih.nn.EmbeddingBag, 5, mode)
@@ -66,7 +66,14 @@ def test_bags_of_both_layouts_and_weights_are_the_cpus(mode):
     assert gpu.tables.shards.counters() == cpu.tables.shards.counters()
 
 
-@pytest.mark.parametrize(("mode", "batch"), [("sum", RAGGED), ("mean", RAGGED), ("sqrtn", MANY)])
+@pytest.mark.parametrize(
+    ("mode", "batch"),
+    [
+        ("sum", RAGGED),
+        ("mean", RAGGED),
+        pytest.param("sqrtn", MANY, marks=pytest.mark.smoke),
+    ],
+)
 @pytest.mark.parametrize("learns", [True, False])
 def test_weights_get_the_cpus_gradients(learns, mode, batch):
     given, own = [], []
@@ -94,6 +101,7 @@ def test_weights_of_two_uses_get_gradients_by_the_rows_that_each_saw():
     torch.testing.assert_close(own[1][0], own[1][1], rtol=0, atol=0)
 
 
+@pytest.mark.smoke
 def test_weights_of_several_features_get_gradients_and_those_left_out_are_one():
     features = (
         F(name="user", dim=4, pooling="sum"),
@@ -133,6 +141,7 @@ def test_padding_last_offsets_and_any_shape_are_the_cpus():
         assert_same(gpu, cpu)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("named", [True, False])
 def test_a_collection_of_several_groups_is_the_cpus(named):
     features = (
@@ -169,6 +178,7 @@ def test_a_collection_of_several_groups_is_the_cpus(named):
     assert_same(gpu, cpu)
 
 
+@pytest.mark.smoke
 def test_no_ids_no_bags_and_rows_that_are_only_read():
     cpu, gpu = pair(girih.nn.EmbeddingBag, 4)
     none, begin = torch.empty(0, dtype=torch.long), torch.zeros(2, dtype=torch.long)
@@ -188,6 +198,7 @@ def test_no_ids_no_bags_and_rows_that_are_only_read():
         assert module(none, begin[:1]).shape == (0, 2, 4)
 
 
+@pytest.mark.smoke
 def test_a_gradient_that_is_not_finite_is_raised_and_moves_no_row():
     _, gpu = pair(girih.nn.EmbeddingBagCollection, [F(name="a", dim=4), F(name="b", dim=2, table="c")])
     given = {"a": torch.tensor([[1], [2]]), "b": torch.tensor([[1], [2]])}
@@ -202,6 +213,7 @@ def test_a_gradient_that_is_not_finite_is_raised_and_moves_no_row():
     assert gpu.tables.step == 0
 
 
+@pytest.mark.smoke
 def test_rows_move_with_their_optimizer_state_bit_for_bit_and_train_on():
     rows = {"eviction": girih.tables.LRU(max_rows=50), "admission": girih.tables.MinCount(count=2, cells=500)}
     module, other = (girih.nn.EmbeddingBag(4, "sum", optimizer=ADAM, **rows) for _ in range(2))
@@ -225,6 +237,7 @@ def test_rows_move_with_their_optimizer_state_bit_for_bit_and_train_on():
     assert after["lookups"] > counters["lookups"] > 0
 
 
+@pytest.mark.smoke
 def test_modules_that_share_rows_move_together_from_and_to_any_number_of_shards():
     bag = girih.nn.EmbeddingBag(4, "sum", optimizer=ADAM, store=girih.StoreOptions(shards=3))
     same = girih.nn.Embedding(4, share=bag)
@@ -252,6 +265,7 @@ class Somewhere:
         self.device = CUDA
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("moved", [True, False])
 def test_a_model_that_goes_to_a_gpu_takes_rows_along_but_those_told_where_to_be(monkeypatch, moved):
     monkeypatch.setattr(torch.Tensor, "cuda", Somewhere)
@@ -266,6 +280,7 @@ def test_a_model_that_goes_to_a_gpu_takes_rows_along_but_those_told_where_to_be(
     assert bag(torch.tensor([[1]])).shape == (1, 4)
 
 
+@pytest.mark.smoke
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
 @pytest.mark.parametrize("move", [lambda m: m.cuda(), lambda m: m.to("cuda"), lambda m: m.to("cuda:1")])
 def test_without_a_gpu_it_is_one_line_and_rows_stay(move):
@@ -294,6 +309,7 @@ def test_cuda_moves_rows_and_ids_may_be_on_either_side(there):
         gpu(RAGGED[0].to(there), torch.tensor([0, 5, 2], device=there))
 
 
+@pytest.mark.smoke
 def test_state_goes_from_one_side_to_the_other():
     cpu, gpu = pair(girih.nn.EmbeddingBag, 4)
     step(cpu, *RAGGED)
@@ -305,6 +321,7 @@ def test_state_goes_from_one_side_to_the_other():
     assert rows_of(gpu) == rows_of(cpu)
 
 
+@pytest.mark.smoke
 def test_assign_from_torch_and_refusals_are_the_cpus():
     theirs = torch.nn.EmbeddingBag(6, 4, mode="sum")
     gpu = girih.nn.EmbeddingBag.from_torch(theirs, optimizer=girih.optim.SGD(lr=0.5), store=GPU)
@@ -324,6 +341,7 @@ class There(torch.Tensor):
     is_cuda = True
 
 
+@pytest.mark.smoke
 def test_what_the_host_asks_a_gpu_of_offsets_comes_by_one_copy(monkeypatch):
     copies = []
     cpu = torch.Tensor.cpu
@@ -333,11 +351,12 @@ def test_what_the_host_asks_a_gpu_of_offsets_comes_by_one_copy(monkeypatch):
         torch.arange(8).view(4, 2).as_subclass(There),
         torch.ones(4, 1).as_subclass(There),
     ]
-    found = inputs._brought(told)
+    found = inputs._copy_to_host(told)
     assert [np.asarray(each).tolist() for each in found] == [each.tolist() for each in told]
     assert copies == [(4, 3)]
 
 
+@pytest.mark.smoke
 def test_a_stream_that_comes_to_rows_waits_for_the_one_before(monkeypatch):
     _, gpu = pair(girih.nn.EmbeddingBag, 4, eviction=girih.tables.LRU(max_rows=9))
     order = gpu.tables._stream
@@ -365,6 +384,7 @@ def test_a_stream_that_comes_to_rows_waits_for_the_one_before(monkeypatch):
         pass
 
 
+@pytest.mark.smoke
 def test_the_docs_say_where_rows_go():
     with pytest.raises(ConfigError, match=re.escape("module.cuda() takes rows to a GPU; leave it out")):
         girih.nn.EmbeddingBag(4, device="cuda")

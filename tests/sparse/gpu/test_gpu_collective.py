@@ -375,6 +375,7 @@ def test_three_trainers_of_whom_one_has_no_example_and_one_no_id():
     assert on_gpus(of_three, 3) == [True] * 3
 
 
+@pytest.mark.smoke
 def test_rows_of_one_trainer_are_those_of_rows_in_dram():
     assert equal_to_rows_in_dram(TrainerGroup(), KINDS[:1])
 
@@ -404,6 +405,7 @@ def test_devices_decide_as_hosts_do():
     assert "of table" in other[1]
 
 
+@pytest.mark.smoke
 def test_keys_of_the_next_batch_travel_with_the_rows_of_this_one():
     """Their owners find them while this one is computed; the place among messages is the same on all trainers."""
     sent, stats = [], Stats()
@@ -426,6 +428,7 @@ def test_keys_of_the_next_batch_travel_with_the_rows_of_this_one():
     ]
 
 
+@pytest.mark.smoke
 def test_owners_are_those_of_the_cpu():
     ids = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, 60)
     ids[40:] = ids[:20]
@@ -445,6 +448,7 @@ def test_owners_are_those_of_the_cpu():
         np.testing.assert_array_equal(ends.cpu().numpy(), np.cumsum(counts))
 
 
+@pytest.mark.smoke
 def test_rows_are_rounded_on_the_wire_as_on_the_cpu():
     rng = np.random.default_rng(0)
     rows = (rng.normal(size=(50, 5)) * 10.0 ** rng.integers(-20, 20, (50, 1))).astype(np.float32)
@@ -458,6 +462,7 @@ def test_rows_are_rounded_on_the_wire_as_on_the_cpu():
         np.testing.assert_array_equal(there.unpack(packed).cpu().numpy(), expected)
 
 
+@pytest.mark.smoke
 def test_a_model_of_numbers_alone_takes_its_steps():
     schema = girih.Schema([girih.Numeric(name="x")], labels="y")
     spec = SparseSpec(schema=schema, needs={}, optimizer=girih.optim.SGD(lr=1.0), store=GPU)
@@ -471,6 +476,7 @@ def test_a_model_of_numbers_alone_takes_its_steps():
     half.close()
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("make", [LocalSparse, lambda spec: GpuCollectiveSparse(spec, TrainerGroup())])
 def test_rows_lie_on_the_gpu_that_the_specification_names(make):
     number = 3 if jit.INTERPRETED else torch.cuda.device_count() - 1
@@ -481,6 +487,7 @@ def test_rows_lie_on_the_gpu_that_the_specification_names(make):
     half.close()
 
 
+@pytest.mark.smoke
 def test_a_store_elsewhere_is_refused():
     with pytest.raises(girih.errors.ConfigError, match="expected one, in GPU memory"):
         GpuCollectiveSparse(replace(cases.spec(), store=StoreOptions(shards=1)), TrainerGroup())

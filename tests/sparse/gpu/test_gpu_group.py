@@ -119,7 +119,7 @@ def assert_same_rows(there, here, **tolerance):
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("longest", [1, 4, 40])
+@pytest.mark.parametrize("longest", [1, 4, pytest.param(40, marks=pytest.mark.smoke)])
 def test_bags_and_updates_are_the_cpus(longest, weighted):
     (gpu, there), (cpu, here) = both(groups_of())
     for step in range(1, 4):
@@ -276,6 +276,7 @@ def test_results_do_not_depend_on_how_work_is_cut(monkeypatch):
                 np.testing.assert_allclose(other[key][name], value, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("eviction", [Fixed(max_rows=9), LRU(max_rows=9)], ids=str)
 def test_a_full_table_serves_the_keys_that_a_cpus_serves(eviction):
     """Each batch has more keys than either table takes; what has no row is read, and moves nothing."""
@@ -291,6 +292,7 @@ def test_a_full_table_serves_the_keys_that_a_cpus_serves(eviction):
     assert there.counters()["full" if eviction.name == "none" else "evicted"] > 0
 
 
+@pytest.mark.smoke
 def test_zero_features_take_their_steps():
     schema = girih.Schema([girih.Numeric(name="x")], labels="y")
     store = StoreOptions(tiers=("gpu",))
@@ -328,6 +330,7 @@ def test_results_do_not_depend_on_the_order_in_which_programs_run(monkeypatch):
         assert other_counters == counters
 
 
+@pytest.mark.smoke
 def test_a_gradient_that_is_not_finite_moves_no_row():
     (gpu, there), _ = both(groups_of())
     batch = some_batch(1, 1)

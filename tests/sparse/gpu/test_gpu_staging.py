@@ -6,7 +6,10 @@ import torch
 
 from girih.comm.pinned import FromDevice, Parcels, ToDevice
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that torch can use")
+pytestmark = [
+    pytest.mark.smoke,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that torch can use"),
+]
 BUSY = 20_000_000  # cycles, about 10 ms
 
 

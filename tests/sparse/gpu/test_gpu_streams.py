@@ -122,6 +122,7 @@ def test_batches_that_are_found_ahead_give_the_same_bits_whichever_stream_is_lat
     assert rows_ahead == rows
 
 
+@pytest.mark.smoke
 def test_initial_values_last_as_long_as_what_reads_them():
     group = groups_of(admission=MinCount(count=99, cells=1000))
     with Store(group.spec, arena=Gpu(chunk_bytes=4096)) as store:

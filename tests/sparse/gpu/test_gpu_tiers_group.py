@@ -61,7 +61,9 @@ def assert_equal(found, expected):
     ("hot_rows", "ahead", "dtype", "optimizer"),
     [
         (0, True, "bfloat16", girih.optim.Adam(lr=0.1)),
-        (25, True, "float32", girih.optim.SGD(lr=0.1, momentum=0.9, l2=0.01)),
+        pytest.param(
+            25, True, "float32", girih.optim.SGD(lr=0.1, momentum=0.9, l2=0.01), marks=pytest.mark.smoke
+        ),
         (25, False, "float16", girih.optim.FTRL(l1=0.01)),
         (10_000, True, "float32", girih.optim.RowwiseAdagrad(lr=0.1)),
     ],
@@ -115,6 +117,7 @@ def test_edges(case, monkeypatch):
         assert by_key(several) == by_key(one)
 
 
+@pytest.mark.smoke
 def test_a_gradient_that_is_not_finite_moves_no_row():
     group = groups_of()
     with Store(group.spec, gpu_tier=GpuTier(hot_rows=0, chunk_bytes=4096)) as store:

@@ -7,6 +7,8 @@ from girih.store import Store
 from girih.store.gpu.options import Gpu
 from support.store_verbs import group
 
+pytestmark = pytest.mark.smoke
+
 
 def test_rows_in_gpu_memory_cannot_be_published():
     with (

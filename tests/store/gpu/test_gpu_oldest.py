@@ -22,7 +22,7 @@ def used_in(step):
 @pytest.mark.parametrize(
     ("eviction", "least"),
     [
-        (LRU(max_rows=60), 4),
+        pytest.param(LRU(max_rows=60), 4, marks=pytest.mark.smoke),
         (LRU(max_rows=60), 4096),
         (TTL(steps=6), 4096),
         (TTL(steps=8, max_rows=60), 4),

@@ -124,6 +124,7 @@ def test_it_is_of_its_moment(monkeypatch, eviction, dtype, actions):
             assert_same(read(snapshot), expected)
 
 
+@pytest.mark.smoke
 def test_its_file_is_that_of_a_store_at_rest_and_loads_on_a_cpu(monkeypatch, tmp_path):
     with (
         new_store(LRU(max_rows=40), admission=MinCount(count=2, cells=500)) as store,
@@ -223,6 +224,7 @@ def test_a_step_waits_for_room_aside_and_no_longer(monkeypatch):
             assert_same(read(snapshot), expected)
 
 
+@pytest.mark.smoke
 def test_a_save_that_is_not_wanted_ends_at_once(monkeypatch):
     gate = Gate(monkeypatch)
     with new_store() as store, changed(store).snapshot() as snapshot:
@@ -251,6 +253,7 @@ def read_like(store):
         return taken(other)
 
 
+@pytest.mark.smoke
 def test_no_memory_for_a_save_is_said_and_training_goes_on(monkeypatch):
     def none_left(cells):
         raise torch.OutOfMemoryError("no memory")

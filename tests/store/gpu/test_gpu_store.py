@@ -67,6 +67,7 @@ def test_any_sequence_of_verbs_is_the_dictionarys(tmp_path):
     )
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_checkpoints_go_from_a_gpu_to_a_cpu_and_back(tmp_path, dtype):
     spec = two_segments(dtype)
@@ -85,6 +86,7 @@ def test_checkpoints_go_from_a_gpu_to_a_cpu_and_back(tmp_path, dtype):
         store.close()
 
 
+@pytest.mark.smoke
 def test_memory_that_ends_serves_the_keys_before():
     with Store(group(), arena=Gpu(chunk_bytes=4096, reserve_rows=100)) as store:
         look(store, *keys_of(*range(90)), 1)
@@ -95,6 +97,7 @@ def test_memory_that_ends_serves_the_keys_before():
         assert (rows >= 0).all()
 
 
+@pytest.mark.smoke
 def test_tables_with_bounds_claim_no_more_and_are_never_asked_how_full_they_are(monkeypatch):
     known = []
     original = GpuMemory.known
@@ -111,6 +114,7 @@ def test_tables_with_bounds_claim_no_more_and_are_never_asked_how_full_they_are(
         assert len(known) == 1
 
 
+@pytest.mark.smoke
 def test_a_table_that_was_loaded_above_its_bound_leaves_the_others_their_rows(tmp_path):
     with Store(group(("t", "u"), eviction=Fixed(max_rows=40))) as store:
         look(store, *keys_of(*range(40)), 1)
@@ -148,6 +152,7 @@ def test_initial_values_take_memory_where_a_key_may_get_no_row(monkeypatch, rule
     assert taken == [20 * 4 * spec.dim if turned_away else 0, 20 * 4 * spec.dim]
 
 
+@pytest.mark.smoke
 def test_a_save_shows_one_moment_while_training_goes_on(tmp_path):
     with Store(two_segments(), arena=SMALL) as store, Store(two_segments()) as other:
         train(store)
@@ -159,6 +164,7 @@ def test_a_save_shows_one_moment_while_training_goes_on(tmp_path):
         assert by_key(other) == before != by_key(store)
 
 
+@pytest.mark.smoke
 def test_rows_that_left_are_used_again():
     with Store(group(), arena=SMALL) as store:
         rows, _ = look(store, *keys_of(*range(50)), 1)

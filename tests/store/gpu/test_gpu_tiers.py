@@ -96,7 +96,9 @@ def step_of(store, step, spec, *, fetches):
     [
         (20, "float32", optim.Adam(lr=0.1), None),
         (0, "bfloat16", optim.Adagrad(lr=0.1), LRU(max_rows=25)),
-        (20, "float16", optim.SGD(lr=0.1, momentum=0.9), LFU(max_rows=30)),
+        pytest.param(
+            20, "float16", optim.SGD(lr=0.1, momentum=0.9), LFU(max_rows=30), marks=pytest.mark.smoke
+        ),
         (10_000, "float32", optim.RowwiseAdagrad(lr=0.1), TTL(steps=2)),
     ],
     ids=["few", "none", "lfu", "all"],
@@ -115,6 +117,7 @@ def test_every_hot_size_is_all_in_gpu_memory_bit_for_bit(hot_rows, dtype, first,
         assert (reads["dram_reads"] == 0) == (hot_rows == 10_000)
 
 
+@pytest.mark.smoke
 def test_a_save_is_of_one_moment_and_goes_on_anywhere(few_slots, tmp_path):
     spec = two_segments("bfloat16", admission=MinCount(count=2, cells=5000))
     with Store(spec) as here, tiered(spec, 20) as there, tiered(spec, 5, tmp_path) as three:
@@ -134,6 +137,7 @@ def test_a_save_is_of_one_moment_and_goes_on_anywhere(few_slots, tmp_path):
         assert three.tier_counters()["ssd_reads"] > 0
 
 
+@pytest.mark.smoke
 def test_gpu_memory_that_ends_says_so_and_loses_no_row(monkeypatch):
     spec = group()
     with tiered(spec, 0) as store, Store(spec) as other:

@@ -91,6 +91,7 @@ def test_a_nan_refuses_the_step_and_the_run_goes_on_where_it_was(log_directory):
                 )
 
 
+@pytest.mark.smoke
 @pytest.mark.filterwarnings("ignore:invalid value")
 def test_a_gradient_of_rows_is_refused_and_named(log_directory):
     settings = settings_of(log_directory, GPU)
@@ -122,6 +123,7 @@ NOT_WAITING = {
 }
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("name", WAITING)
 def test_what_waits_is_counted(monkeypatch, name):
     counted = CountWaits(monkeypatch)
@@ -132,6 +134,7 @@ def test_what_waits_is_counted(monkeypatch, name):
     assert counted.found
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("name", NOT_WAITING)
 def test_what_does_not_wait_is_not_counted(monkeypatch, name):
     with CountWaits(monkeypatch) as counted:
@@ -139,6 +142,7 @@ def test_what_does_not_wait_is_not_counted(monkeypatch, name):
     assert not counted.found
 
 
+@pytest.mark.smoke
 def test_waits_are_found_in_a_trace_of_the_profiler():
     trace = json.loads((Path(__file__).parent / "trace.json").read_text())
     assert waits_in(trace) == {"cudaStreamSynchronize": 2, "cudaEventSynchronize": 1, TO_PAGEABLE: 1}

