@@ -223,7 +223,7 @@ class _Reporter(_Predictor):
         summary["skipped_rows"] = {n: data.num_skipped for n, data in self.data.items() if data.num_skipped}
         return summary
 
-    def end(self, summary: dict[str, Any] | None, error: BaseException | None = None) -> None:
+    def end(self, summary: dict[str, object] | None, error: BaseException | None = None) -> None:
         """Ends what ``fit`` began: writes ``summary.json`` and calls ``on_end`` of callbacks. The second call does nothing.
 
         Args:

@@ -86,7 +86,7 @@ def _collectives(ranks: TrainerGroup, size: int) -> Iterator[tuple[tuple[str, in
 def _to_rank_1(ranks: TrainerGroup, address: str, secret: bytes) -> Iterator[Client | None]:
     """On rank 0, a client of a server on rank 1 that answers with what it was asked with; the others wait."""
     with ExitStack() as stack:
-        served = None
+        served = ""
         if ranks.rank == 1:
             served = stack.enter_context(listen(_answer, address=address, secret=secret)).address
         addresses = ranks.gather(served)

@@ -36,6 +36,7 @@ from girih.planner.calibration import Calibration
 from girih.planner.facts import DenseCost, Facts
 from girih.planner.plan import Plan
 from girih.publishing.log import PublishOptions
+from girih.runs.callbacks import Callback
 from girih.runs.directory import RunDirectory
 from girih.schema import Schema
 from girih.sparse.access_profile import measure_access
@@ -105,7 +106,7 @@ class CheckedConfig:
         cls,
         path: Path,
         *,
-        overrides: Sequence[str] | Mapping[str, Any] = (),
+        overrides: Sequence[str] | Mapping[str, object] = (),
         strategy: str | None = None,
         run: Path | None = None,
     ) -> Self:
@@ -176,7 +177,7 @@ class CheckedConfig:
             ),
         )
 
-    def with_absolute_paths(self) -> dict[str, Any]:
+    def with_absolute_paths(self) -> dict[str, object]:
         """The configuration as it was written, with paths that hold from anywhere: for ``run/config.toml``."""
         mapping: dict[str, Any] = config.plain(self.mapping)
         for split in ("train", "valid", "test"):
@@ -416,7 +417,7 @@ class RunConfig(CheckedConfig):
         self,
         *,
         run: Path | RunDirectory | None = None,
-        callbacks: Sequence[Any] = (),
+        callbacks: Sequence[Callback] = (),
         cluster: Cluster | None = None,
     ) -> Trainer:
         """The trainer of this configuration; without a ``run`` it writes nothing."""

@@ -20,7 +20,7 @@ from girih.dense.outcome import ScoredSteps
 from girih.errors import NonFiniteError
 from girih.models.embeddings import Embeddings
 from girih.schema import LabelLoss
-from girih.telemetry.stats import Stats
+from girih.telemetry.stats import Snapshot, Stats
 
 
 class Computed(Protocol):
@@ -101,7 +101,7 @@ class DenseHalf(SavedParameters, Protocol):
         """Counts of this half: ``staleness_max``, the most steps between a gradient's parameters and its step."""
         ...
 
-    def processes(self, *, spans: bool = False) -> Mapping[str, Mapping[str, Any]]:
+    def processes(self, *, spans: bool = False) -> Mapping[str, Snapshot]:
         """Title of each process behind this half → its ``Stats.snapshot``; empty but on rank 0."""
         ...
 

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from girih.errors import ConfigError, WireError
 from girih.hierarchical.graph import CutParameter, ServerPart
-from girih.hierarchical.optimizer_recipe import OptimizerRecipe, Options, take_options
+from girih.hierarchical.optimizer_recipe import OptimizerOptions, OptimizerRecipe, take_options
 from girih.hierarchical.twins import twin_of
 
-Entry = tuple[str, str | None, Any]
+Entry = tuple[str, str | None, object]
 """Name of a parameter or buffer; None, or a key of the optimizer's state; a tensor or a plain value."""
 
 
@@ -42,7 +42,7 @@ class CutParameters:
                 parts.append((name, key, value))
                 continue
             sizes = list(split.sizes)
-            values: Sequence[Any] = [value] * len(sizes)
+            values: Sequence[object] = [value] * len(sizes)
             if isinstance(value, Tensor) and value.dim() > split.dim and value.shape[split.dim] == sum(sizes):
                 values = value.split(sizes, split.dim)  # type: ignore[no-untyped-call]
             parts += [(part, key, each) for part, each in zip(split.parts, values, strict=True)]
@@ -160,7 +160,7 @@ class LiveParts:
         for buffer, part in zip(means, moments.split([each.numel() for each in means]), strict=True):  # type: ignore[no-untyped-call]
             buffer.copy_(part.view_as(buffer))
 
-    def move(self, net: NetOnServer, options: Sequence[Options], scale: float = 1.0) -> None:
+    def move(self, net: NetOnServer, options: Sequence[OptimizerOptions], scale: float = 1.0) -> None:
         """Moves the live parameters by the gradients of a net, beside others that do the same.
 
         Args:
@@ -216,6 +216,7 @@ class LiveParts:
     def put(self, entries: Iterable[Entry]) -> None:
         """Sets what :meth:`entries` gave; optimizer state that is not among what is put stays."""
         copies = [_tensors(modules, self._known_by) for modules in (self.modules, self.evaluated)]
+        value: Any
         for name, key, value in entries:
             if key is None:
                 for each in copies:

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -45,7 +44,7 @@ from girih.sparse.options import StoreOptions
 from girih.store.clock import notes_of_future, refuse_expired
 from girih.strategies.strategy import Strategy, note_on_rows
 from girih.telemetry.peer_status import PeerStatus
-from girih.telemetry.stats import COMPILE, STALENESS, Spans
+from girih.telemetry.stats import COMPILE, STALENESS, LiveNumber, Snapshot, Spans
 from girih.telemetry.status_file import ProcessId
 from girih.training import random_state
 from girih.training.checkpoints import RunCheckpoints
@@ -56,7 +55,7 @@ from girih.training.loop import Loop
 from girih.training.notes import Notes
 from girih.training.publisher import Publisher
 from girih.training.session import RunContext, Session
-from girih.training.summary import features_of, summarize, timelines, write_timeline
+from girih.training.summary import Events, features_of, summarize, timelines, write_timeline
 
 
 @dataclass(kw_only=True)
@@ -96,8 +95,8 @@ class OpenRun:
     _read: LoadedCheckpoint | None = None
     """The checkpoint whose rows were loaded to be read, and not to go on with."""
     _compiled_in_steps_s: float = 0.0
-    _loaders: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    _ended_loaders: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    _loaders: Mapping[str, Snapshot] = field(default_factory=dict)
+    _ended_loaders: dict[str, Snapshot] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         ranks, dense, schema = self.context.ranks, self.context.dense, self.facts.schema
@@ -253,7 +252,7 @@ class OpenRun:
         """Adds up what a step on these data should take this machine, by its parts, on rank 0; None where nothing says so."""
         return self.planning.step_cost(self.opened()[0], self.strategy, train, calibration)
 
-    def summary(self, metrics: Metrics | None, duration_s: float) -> dict[str, Any]:
+    def summary(self, metrics: Metrics | None, duration_s: float) -> dict[str, object]:
         """The content of ``summary.json``."""
         (plan, session), progressive = self.opened(), self.trainer_state.progressive
         sparse, dense = session.sparse.stats(), session.dense
@@ -316,7 +315,7 @@ class OpenRun:
             if self.publisher is not None:
                 closing.callback(self.publisher.close)
 
-    def live(self) -> dict[str, Any]:
+    def live(self) -> dict[str, LiveNumber]:
         """Numbers of this trainer for :meth:`girih.telemetry.stats.Stats.watch`; examples are its share of those of each batch."""
         state = self.state
         return {
@@ -335,7 +334,7 @@ class OpenRun:
             None if failed else lambda: sparse.stats().counters,
         )
         if failed:
-            processes = {f"trainer {self.ranks.rank}": stats.spans.events()}
+            processes: dict[str, Events] = {f"trainer {self.ranks.rank}": stats.spans.events()}
         else:
             others = {**sparse.stats(spans=True).processes, **dense.processes(spans=True)}
             processes = timelines(self.ranks, stats, {**self._loaders, **others})
@@ -411,7 +410,7 @@ class TrainingRun(OpenRun):
         step = self.state.step if self.state.best_step is None else self.state.best_step
         return None if self._log is None else self._log.evaluations.get(step)
 
-    def end(self, summary: dict[str, Any] | None, error: BaseException | None = None) -> None:
+    def end(self, summary: dict[str, object] | None, error: BaseException | None = None) -> None:
         """Ends every callback, whatever another one raises.
 
         Args:

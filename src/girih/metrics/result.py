@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -126,7 +125,7 @@ class Metrics:
         return {name: metrics.as_dict() for name, metrics in self.by_label.items()}
 
     @classmethod
-    def from_dict(cls, mapping: Mapping[str, Mapping[str, Any]]) -> Metrics:
+    def from_dict(cls, mapping: Mapping[str, Mapping[str, object]]) -> Metrics:
         """The inverse of :meth:`as_dict`."""
         return cls({name: config.build(LabelMetrics, values, name) for name, values in mapping.items()})
 

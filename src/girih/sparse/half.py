@@ -18,6 +18,7 @@ from girih.checkpoint.save import SavedRows
 from girih.data.batch import Batch
 from girih.models.embeddings import Embeddings
 from girih.publishing.segment import PublishedRows
+from girih.telemetry.stats import Snapshot
 
 
 class Pending(Protocol):
@@ -86,7 +87,7 @@ class SparseStats:
 
     store: Mapping[str, int] = field(default_factory=dict)
     rows: Mapping[str, int] = field(default_factory=dict)
-    processes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    processes: Mapping[str, Snapshot] = field(default_factory=dict)
     balance: Mapping[str, int] = field(default_factory=dict)
     features: Mapping[str, int] = field(default_factory=dict)
 
@@ -99,7 +100,7 @@ class SparseStats:
 class SparseHalf(SavedRows, PublishedRows, Protocol):
     """Owns the rows. All methods but ``pull`` and ``peek`` are called by all trainers, in the same order."""
 
-    def prepare(self, batch: Batch) -> Any:
+    def prepare(self, batch: Batch) -> object:
         """Starts what depends on a batch's ids alone: it is done beside whatever comes next.
 
         Returns:

@@ -261,7 +261,7 @@ class RemoteStrategy(StrategyOptions):
         return 1 if self.in_step else num_trainers
 
     @abstractmethod
-    def _planned_schedule(self) -> dict[str, Any]:
+    def _planned_schedule(self) -> dict[str, object]:
         """The schedule's name and options, for the plan."""
 
     def _dense_bytes(self, facts: Facts, sent: float) -> float:
@@ -394,7 +394,7 @@ class PipelinedStrategy(RemoteStrategy):
         )
         return self.session(plan, context, dense, schedule, staged=deferred)
 
-    def _planned_schedule(self) -> dict[str, Any]:
+    def _planned_schedule(self) -> dict[str, object]:
         return {"name": "pipelined", "staleness": self.staleness}
 
 

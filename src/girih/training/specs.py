@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from types import UnionType
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ from girih.telemetry.stats import Stats
 from girih.training.learning_rate import LearningRate
 
 
-def expect(name: str, value: object, kind: Any, expected: str) -> None:
+def expect(name: str, value: object, kind: type | UnionType, expected: str) -> None:
     """Refuses a value of another type than ``kind``."""
     if not isinstance(value, kind):
         shown = repr(value) if isinstance(value, str | int | float | None) else kind_of(value)

@@ -25,6 +25,7 @@ from girih.telemetry.stats import (
     PACED_KEYS,
     SERVED_ROWS,
     UPDATES_SINCE_READ,
+    Snapshot,
     Stats,
     wire_bytes,
 )
@@ -40,7 +41,7 @@ def summarize(
     ranks: TrainerGroup,
     stats: Stats,
     sparse: SparseStats,
-    processes: Sequence[Mapping[str, Any]],
+    processes: Sequence[Snapshot],
 ) -> dict[str, object]:
     """Returns the summary of the run. All trainers call it together.
 
@@ -110,7 +111,7 @@ def summarize(
 
 def features_of(
     schema: Schema, sparse: SparseStats, evaluated: Mapping[str, int]
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, dict[str, object]]:
     """Rows and ids of each feature that the model reads, by name.
 
     Args:
@@ -129,7 +130,7 @@ def features_of(
     }
 
 
-def histogram_of(name: str, processes: Iterable[Mapping[str, Any]]) -> Counter[int]:
+def histogram_of(name: str, processes: Iterable[Snapshot]) -> Counter[int]:
     """A histogram over several processes.
 
     Args:
@@ -224,15 +225,13 @@ BESIDE = frozenset(
 """Names of spans that overlap others of their process, themselves included, and so need separate tracks."""
 
 
-def timelines(
-    ranks: TrainerGroup, stats: Stats, processes: Mapping[str, Mapping[str, Any]]
-) -> dict[str, Any]:
+def timelines(ranks: TrainerGroup, stats: Stats, processes: Mapping[str, Snapshot]) -> dict[str, Events]:
     """The spans of all processes by title, on rank 0; of this trainer alone on the others. All call it, together.
 
     Args:
         processes: title of a process → its ``Stats.snapshot``, of those that this trainer asks.
     """
-    mine = {f"trainer {ranks.rank}": stats.spans.events()}
+    mine: dict[str, Events] = {f"trainer {ranks.rank}": stats.spans.events()}
     others = {title: snapshot["spans"] for title, snapshot in processes.items()}
     gathered = ranks.gather({**mine, **others})
     return {title: events for each in gathered or [mine] for title, events in each.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -147,7 +147,7 @@ class _Measured(fx.Interpreter):
         self.num_rows: dict[str, int] = {}  # none of a tensor whose only dimension is the batch
         self.number_bytes: dict[str, int] = {}  # 0 where no codec writes them
 
-    def run_node(self, n: fx.Node) -> Any:
+    def run_node(self, n: fx.Node) -> object:
         """Runs a node."""
         with _Counter() as counter:
             result = super().run_node(n)
@@ -172,7 +172,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.flops, self._formulas = 0, flop_registry
 
-    def __torch_dispatch__(self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
         result = func(*args, **(kwargs or {}))
         formula: Callable[..., int] | None = self._formulas.get(func.overloadpacket)
         if formula is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from girih.comm.group import TrainerGroup
 from girih.data.batch import Batch
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from girih.sparse.halves.deferred import Agree, DeferredUpdate
 
 
-class LocalSparse(ShardedHalf[list[Any], ReadRows]):
+class LocalSparse(ShardedHalf[list[object], ReadRows]):
     """Tables in this process.
 
     Args:
@@ -62,11 +62,11 @@ class LocalSparse(ShardedHalf[list[Any], ReadRows]):
         places = [getattr(group, "device", None) for group in self.groups]
         return bool(places) and all(place is not None and place.type == device.type for place in places)
 
-    def find(self, batch: Batch, parts: Sequence[slice], *, train: bool) -> list[Any]:
+    def find(self, batch: Batch, parts: Sequence[slice], *, train: bool) -> list[object]:
         """The unique keys of each group."""
         return [group.find(batch) for group in self.groups]
 
-    def fetch(self, request: list[Any]) -> None:
+    def fetch(self, request: list[object]) -> None:
         """See :class:`ShardedHalf`."""
         for group, keys in zip(self.groups, request, strict=True):
             group.fetch(keys)
@@ -76,7 +76,7 @@ class LocalSparse(ShardedHalf[list[Any], ReadRows]):
         batch: Batch,
         step: int,
         parts: Sequence[slice],
-        request: list[Any] | None = None,
+        request: list[object] | None = None,
         *,
         train: bool,
     ) -> Iterator[Arrival[ReadRows]]:

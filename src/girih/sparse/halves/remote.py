@@ -39,7 +39,7 @@ from girih.sparse.halves.worker_requests import RetryingRequests
 from girih.sparse.protocol import NO_TURN, NO_VERSION, BatchCodec, DoneBatches, SparseVerb
 from girih.sparse.spec import SparseSpec
 from girih.telemetry.busy import awaited, waiting
-from girih.telemetry.stats import Stats
+from girih.telemetry.stats import LiveNumber, Stats
 
 
 class RemotePulled:
@@ -388,7 +388,7 @@ class RemoteSparse:
             features.update(snapshot.get("features", {}))
         return SparseStats(dict(store), dict(rows), processes, features=dict(features))
 
-    def live(self) -> dict[str, Any]:
+    def live(self) -> dict[str, LiveNumber]:
         """Numbers of this process for :meth:`Stats.watch`; asks no other."""
         queues = {"updates": len(self._pending)}
         return {"queues": queues, **calls_of((*self._workers, *self._servers))}

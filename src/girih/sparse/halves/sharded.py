@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from girih.checkpoint.parts import PartReader
 from girih.checkpoint.storage import Storage
@@ -40,7 +41,7 @@ Request = TypeVar("Request")
 """Facts about a batch that depend on its ids alone."""
 Read = TypeVar("Read")
 """Facts about one group's rows that a half needs to move them."""
-Arrival = tuple[list[Read], list[NDArray[np.float32]]]
+Arrival = tuple[list[Read], Sequence[NDArray[np.float32] | Tensor]]
 """The facts about each group that :meth:`ShardedHalf.update` needs, and the outputs of all groups."""
 
 
