@@ -123,7 +123,7 @@ def _tables(sparse: SparseSpec) -> Iterator[TableFacts]:
     for group in sparse.groups():
         size = sum(row_bytes(row_layout(group.spec, 0, 1).description).values())
         for table in group.spec.tables:
-            most = getattr(table.eviction, "max_rows", None)
+            most = None if table.eviction is None else table.eviction.max_rows
             yield TableFacts(name=table.name, row_bytes=size, max_rows=most)
 
 

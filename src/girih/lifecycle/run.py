@@ -31,6 +31,7 @@ from girih.lifecycle.rescaling import Rescaling, Scaling, autoscaler_of, rescale
 from girih.lifecycle.run_planner import RunPlanner
 from girih.lifecycle.run_state import Normalizing, TrainerState
 from girih.metrics import Metrics
+from girih.models.loss import is_over_batch
 from girih.planner.calibration import Calibration
 from girih.planner.facts import Facts
 from girih.planner.plan import Plan
@@ -101,7 +102,7 @@ class OpenRun:
     def __post_init__(self) -> None:
         ranks, dense, schema = self.context.ranks, self.context.dense, self.facts.schema
         self.ranks = ranks
-        self.notes = Notes(ranks, schema.labels.names, bool(getattr(dense.module, "loss_over_batch", False)))
+        self.notes = Notes(ranks, schema.labels.names, is_over_batch(dense.module))
         self.compiling = Compiling(self.notes.log)
         self.trainer_state = TrainerState(
             schema=schema,
@@ -159,8 +160,7 @@ class OpenRun:
                 self.compiling(ahead.publishing())
                 refuse_unpublished(self.context.sparse.store)
             self.session = self.strategy.build(plan, self.context)
-            if hasattr(self.session.sparse, "live"):
-                self.context.stats.watch(self.session.sparse.live)
+            self.context.stats.watch(self.session.sparse.live)
             if (note := note_on_rows(self.strategy, self.facts, sparse.store)) is not None:
                 self.notes.log(note)
             if self.context.dense.compile:

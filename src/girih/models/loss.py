@@ -91,6 +91,11 @@ def loss_of(module: nn.Module) -> Loss:
     return loss if callable(loss) else label_losses
 
 
+def is_over_batch(module: nn.Module) -> bool:
+    """Whether the model's own loss compares examples with each other: it needs the whole batch."""
+    return bool(getattr(module, "loss_over_batch", False))
+
+
 def label_losses(outputs: Tensor, batch: Targets) -> Tensor:
     """The mean over examples and labels of each label's own loss; see :meth:`Targets.mean`.
 

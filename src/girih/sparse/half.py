@@ -18,7 +18,7 @@ from girih.checkpoint.save import SavedRows
 from girih.data.batch import Batch
 from girih.models.embeddings import Embeddings
 from girih.publishing.segment import PublishedRows
-from girih.telemetry.stats import Snapshot
+from girih.telemetry.stats import LiveNumber, Snapshot
 
 
 class Pending(Protocol):
@@ -126,6 +126,10 @@ class SparseHalf(SavedRows, PublishedRows, Protocol):
 
     def stats(self, *, spans: bool = False) -> SparseStats:
         """Statistics so far; with the spans of the processes behind this half, where they are asked for."""
+        ...
+
+    def live(self) -> Mapping[str, LiveNumber]:
+        """Numbers of this process for :meth:`girih.telemetry.stats.Stats.watch`; asks no other process."""
         ...
 
     def close(self) -> None:

@@ -27,7 +27,7 @@ from girih.dense.half import DenseSpec, KnownAtOnce
 from girih.dense.options import OptimizerFactory
 from girih.errors import ConfigError, GirihError, NonFiniteError, kind_of
 from girih.models.embeddings import Embeddings, Jagged
-from girih.models.loss import Targets, loss_of
+from girih.models.loss import Targets, is_over_batch, loss_of
 from girih.telemetry.stats import Snapshot
 
 Gradients = list[Tensor | None]
@@ -99,7 +99,7 @@ class Replica:
         self._to_logits: Callable[[Tensor], Tensor] | None = getattr(self.module, "logits", None)
         self._loss_features = _places(self.module)
         # a loss over the whole batch is each trainer's part of the step's, and needs all trainers in it
-        self.whole_batch = bool(getattr(self.module, "loss_over_batch", False))
+        self.whole_batch = is_over_batch(self.module)
         self._modes: list[tuple[nn.Module, bool]] = []
 
     def compute(

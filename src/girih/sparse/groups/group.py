@@ -76,9 +76,13 @@ class EmbeddingGroup(Protocol):
 
     Attributes:
         group: tables, features and outputs.
+        device_type: the type of the torch device of its outputs; None for arrays of this machine's memory.
     """
 
     group: Group
+
+    @property
+    def device_type(self) -> str | None: ...
 
     def find(self, batch: Batch) -> Any:
         """The unique keys of a batch, which depend on its ids alone, as the group's other verbs take them."""
@@ -129,6 +133,8 @@ class CpuGroup:
         shards: the stores; keys are spread evenly over them.
         pool: runs the shards side by side; None runs them in turn.
     """
+
+    device_type = None
 
     def __init__(self, group: Group, shards: Sequence[Store], pool: ThreadPoolExecutor | None) -> None:
         self.group = group

@@ -59,8 +59,7 @@ class LocalSparse(ShardedHalf[list[object], ReadRows]):
 
     def is_on_gpu_of(self, device: torch.device) -> bool:
         """Whether all rows are in the memory of the GPU that a ``torch.device`` names; where kernels are interpreted, that is the CPU."""
-        places = [getattr(group, "device", None) for group in self.groups]
-        return bool(places) and all(place is not None and place.type == device.type for place in places)
+        return bool(self.groups) and all(group.device_type == device.type for group in self.groups)
 
     def find(self, batch: Batch, parts: Sequence[slice], *, train: bool) -> list[object]:
         """The unique keys of each group."""

@@ -9,7 +9,7 @@ each other in one order too. Without one, everything is done during the call.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -32,6 +32,7 @@ from girih.sparse.groups.pack import Group, by_group, sequence_bounds
 from girih.sparse.half import SparseStats
 from girih.store import Store
 from girih.telemetry.busy import Busy, awaited
+from girih.telemetry.stats import LiveNumber
 
 if TYPE_CHECKING:
     from girih.sparse.halves.deferred import Agree, DeferredUpdate
@@ -233,7 +234,7 @@ class ShardedHalf(ABC, Generic[Request, Read]):
         """Sums over all shards."""
         return SparseStats(self._shards.counters(), self._shards.rows(), features=self.features.read())
 
-    def live(self) -> dict[str, dict[str, int]]:
+    def live(self) -> Mapping[str, LiveNumber]:
         """See :meth:`girih.sparse.groups.local_shards.LocalShards.live`; asks no other process."""
         return self._shards.live()
 
