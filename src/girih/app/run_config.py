@@ -28,9 +28,8 @@ from girih.data.paths import relative_to
 from girih.dense.options import OptimizerFactory, optimizer_factory
 from girih.errors import ConfigError, nearest
 from girih.lifecycle.dense_cost import count_dense_cost, host_bytes
-from girih.lifecycle.planning import facts_of
-from girih.lifecycle.pricing import Calibrated, measured, measured_pass, threads_of
-from girih.lifecycle.run_planner import PlacedNet, place_net
+from girih.lifecycle.planning import facts_of, measure_access
+from girih.lifecycle.run_planner import Calibrated, PlacedNet, measured, measured_pass, place_net, threads_of
 from girih.optim import Adagrad, SparseOptimizer
 from girih.planner.calibration import Calibration
 from girih.planner.facts import DenseCost, Facts
@@ -39,7 +38,6 @@ from girih.publishing.log import PublishOptions
 from girih.runs.callbacks import Callback
 from girih.runs.directory import RunDirectory
 from girih.schema import Schema
-from girih.sparse.access_profile import measure_access
 from girih.sparse.options import StoreOptions
 from girih.sparse.spec import SparseSpec
 from girih.strategies import Strategy

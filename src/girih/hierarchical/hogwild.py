@@ -22,8 +22,8 @@ from girih.data.batch import Batch
 from girih.dense.half import DenseSpec
 from girih.dense.halves.replica import Replica, ReplicaComputed
 from girih.errors import NonFiniteError
+from girih.hierarchical.live_parts import twin_of
 from girih.hierarchical.shadow import Shadow, average_buffers, check_averaged
-from girih.hierarchical.twins import twin_of
 from girih.models.embeddings import Embeddings
 from girih.telemetry.stats import DENSE_STALENESS, Snapshot
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,19 @@ from torch import Tensor, nn
 from girih.errors import ConfigError, WireError
 from girih.hierarchical.graph import CutParameter, ServerPart
 from girih.hierarchical.optimizer_recipe import OptimizerOptions, OptimizerRecipe, take_options
-from girih.hierarchical.twins import twin_of
+
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
+
+
+def twin_of(module: AnyModule) -> AnyModule:
+    """A copy that reads and moves the same numbers, and that autograd watches apart: ``.data`` begins a count of versions of its own."""
+    held: dict[int, Any] = {
+        id(parameter): nn.Parameter(parameter.data, requires_grad=parameter.requires_grad)
+        for parameter in module.parameters()
+    }
+    held |= {id(buffer): buffer.data for buffer in module.buffers()}
+    return copy.deepcopy(module, held)
+
 
 Entry = tuple[str, str | None, object]
 """Name of a parameter or buffer; None, or a key of the optimizer's state; a tensor or a plain value."""

@@ -26,9 +26,8 @@ from girih.kernels.cpu import ahead
 from girih.kernels.cpu.jit import warm_up
 from girih.lifecycle.compiling import Compiling
 from girih.lifecycle.inheriting import Inherited, put_parameters, rows_that_fit
-from girih.lifecycle.pricing import Calibrated
 from girih.lifecycle.rescaling import Rescaling, Scaling, autoscaler_of, rescaled
-from girih.lifecycle.run_planner import RunPlanner
+from girih.lifecycle.run_planner import Calibrated, RunPlanner
 from girih.lifecycle.run_state import Normalizing, TrainerState
 from girih.metrics import Metrics
 from girih.models.loss import is_over_batch

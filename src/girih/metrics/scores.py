@@ -14,8 +14,15 @@ from numpy.typing import ArrayLike, NDArray
 
 from girih.errors import ConfigError, DataError, NonFiniteError
 from girih.metrics.custom import Examples, Metric, custom_metrics
-from girih.metrics.result import LabelMetrics, Metrics, label_metrics, ranking, regression_metrics
-from girih.metrics.score_histogram import grouped_aucs, tally
+from girih.metrics.result import (
+    LabelMetrics,
+    Metrics,
+    grouped_aucs,
+    label_metrics,
+    ranking,
+    regression_metrics,
+    tally,
+)
 from girih.schema import LabelLoss
 
 

@@ -28,10 +28,10 @@ from girih.dense.accel.arithmetic import arithmetic
 from girih.dense.accel.process_settings import keep_freed_memory
 from girih.errors import GirihError, WireError
 from girih.hierarchical.graph import ServerPart
+from girih.hierarchical.graph.operator_costs import draws
 from girih.hierarchical.live_parts import Entry, LiveParts
 from girih.hierarchical.open_batches import ForwardCall, OpenBatch, OpenBatches
 from girih.hierarchical.optimizer_recipe import OptimizerRecipe
-from girih.hierarchical.random_draws import draws
 from girih.hierarchical.shadow import Shadow
 from girih.hierarchical.wire import (
     MOST_ENTRIES,

@@ -82,7 +82,7 @@ class SparseStats:
         processes: title of a process behind this half → its ``Stats.snapshot``.
         balance: ``asked_keys`` and ``paced_keys`` of all trainers together, see :mod:`girih.telemetry.stats`; empty where nobody
             counts them.
-        features: ids of each feature, see :class:`girih.sparse.groups.feature_counts.FeatureCounts`; empty if nobody counts them.
+        features: ids of each feature, see :class:`girih.sparse.groups.group.FeatureCounts`; empty if nobody counts them.
     """
 
     store: Mapping[str, int] = field(default_factory=dict)

@@ -12,7 +12,7 @@ from torch import Tensor
 from girih.comm.group import TrainerGroup
 from girih.config.train import TrainOptions
 from girih.data import Batch, Dataset, NormalizationStats
-from girih.dense.outcome import ScoredSteps
+from girih.dense.half import ScoredSteps
 from girih.errors import ConfigError, NonFiniteError, nearest
 from girih.metrics import Metrics, Scores
 from girih.metrics.progressive import progressive_metrics
@@ -139,7 +139,7 @@ class Scoring:
         self._read: SparseStats | None = None
         """Statistics after the last evaluation; None if there is none, or if others have read without training since."""
         self.features: Mapping[str, int] = {}
-        """Ids of each feature in the last evaluation; see :class:`girih.sparse.groups.feature_counts.FeatureCounts`."""
+        """Ids of each feature in the last evaluation; see :class:`girih.sparse.groups.group.FeatureCounts`."""
 
     def forget(self) -> None:
         """Counters of the store begin anew."""

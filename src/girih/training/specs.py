@@ -13,10 +13,9 @@ from torch import nn
 from girih.config.train import TrainOptions
 from girih.data import Dataset
 from girih.dense.accel.compiled import require_compiler
-from girih.dense.half import DenseSpec
+from girih.dense.half import DenseSpec, ScoredSteps
 from girih.dense.halves.replica import made_by
 from girih.dense.options import OptimizerFactory, optimizer_factory
-from girih.dense.outcome import ScoredSteps
 from girih.errors import ConfigError, kind_of
 from girih.metrics.custom import custom_metrics, random_examples
 from girih.metrics.progressive import ProgressiveScores

@@ -10,12 +10,14 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from girih.checkpoint.state import RunState
 from girih.comm.group import TrainerGroup
 from girih.files.whole import write_whole
 from girih.metrics import Metrics
 from girih.schema import Schema
-from girih.sparse.groups.feature_counts import EVALUATED, READ, UNSEEN
+from girih.sparse.groups.group import EVALUATED, READ, UNSEEN
 from girih.sparse.half import SparseStats
 from girih.telemetry.stats import (
     ASKED_KEYS,
@@ -264,3 +266,26 @@ def _free_track(free_us: list[int], begin: int, end: int) -> int:
     track = next((number for number, free in enumerate(free_us) if free <= begin), len(free_us))
     free_us[track : track + 1] = [end]
     return 1 + track
+
+
+MOST_TABLES = 6  # that are named
+
+
+def summary_line(
+    owner: object, model: nn.Module, step: int, schema: Schema, rows: Mapping[str, int] | None
+) -> str:
+    """The model, the step and the tables.
+
+    Args:
+        rows: of each table; None where it would take asking other processes, or nothing is open.
+    """
+    names = [table.name for table in schema.tables]
+    if len(names) > MOST_TABLES:
+        tables = f"{len(names)} tables"
+        if rows is not None:
+            tables += f" with {sum(rows.values()):,} rows"
+    elif rows is None:
+        tables = f"tables {', '.join(names)}" if names else "no tables"
+    else:
+        tables = ", ".join(f"{name} {rows.get(name, 0):,} rows" for name in names) or "no tables"
+    return f"{type(owner).__name__}({type(model).__name__}, step {step}, {tables})"

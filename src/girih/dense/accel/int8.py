@@ -1,4 +1,4 @@
-"""Linear layers whose forward pass is 8-bit, for :class:`girih.dense.accel.linear.LinearBy` (HT §5.1's Model-B).
+"""Linear layers whose forward pass is 8-bit, for :class:`girih.dense.accel.arithmetic.LinearBy` (HT §5.1's Model-B).
 
 Activations and weights are rounded to 8 bits, each time anew, and multiplied as integers. The backward pass is the
 float32 layer's: rounding counts as the identity (straight-through: Bengio et al. 2013, arXiv 1308.3432).

@@ -1,4 +1,4 @@
-"""Float32 linear layers through oneDNN, for :class:`girih.dense.accel.linear.LinearBy`: only the order of summation differs.
+"""Float32 linear layers through oneDNN, for :class:`girih.dense.accel.arithmetic.LinearBy`: only the order of summation differs.
 
 PyTorch multiplies float32 matrices with MKL, which leaves AVX-512 alone on processors that are not Intel's:
 there oneDNN, which PyTorch carries along for bfloat16, takes half the time

@@ -12,9 +12,8 @@ from girih.data.batch import Batch
 from girih.errors import GirihError, NonFiniteError
 from girih.planner.placement import Placement
 from girih.sparse.groups.bags import Gradients
-from girih.sparse.groups.feature_counts import FeatureCounts
 from girih.sparse.groups.gpu_bags import SharedCopy
-from girih.sparse.groups.group import CpuGroup, EmbeddingGroup, ReadRows, apply_all
+from girih.sparse.groups.group import CpuGroup, EmbeddingGroup, FeatureCounts, ReadRows, apply_all
 from girih.sparse.groups.local_shards import LocalShards
 from girih.sparse.groups.pack import Group
 from girih.sparse.half import SparseStats

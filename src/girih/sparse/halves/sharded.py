@@ -25,7 +25,7 @@ from girih.data.batch import Batch, slices_of
 from girih.models.embeddings import Embeddings
 from girih.publishing.shards import SegmentRows
 from girih.sparse.groups.bags import Gradients
-from girih.sparse.groups.feature_counts import FeatureCounts
+from girih.sparse.groups.group import FeatureCounts
 from girih.sparse.groups.leaves import Leaves
 from girih.sparse.groups.local_shards import LocalShards, ShardsSave
 from girih.sparse.groups.pack import Group, by_group, sequence_bounds
