@@ -6,9 +6,8 @@ import hashlib
 import json
 import math
 import os
-import typing
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
@@ -273,7 +272,7 @@ class Schema:
         defaults: Defaults | None = None,
         null_values: Seq[str] = (),
     ) -> None:
-        _refuse_others("features", features, Categorical | Sequence | Numeric)
+        _refuse_others("features", features, Categorical, Sequence, Numeric)
         _refuse_others("tables", tables, Table)
         object.__setattr__(self, "features", tuple(features))
         sparse = tuple(f for f in self.features if not isinstance(f, Numeric))
@@ -401,7 +400,7 @@ class Schema:
         return cls.from_dict(config.read_toml(path), str(path))
 
 
-def list_of_texts(value: Any) -> Any:
+def list_of_texts(value: object) -> Any:
     """A list of texts as a list; one text is refused where a list is expected, and stays as it is."""
     return list(value) if isinstance(value, Seq) and not isinstance(value, str) else value
 
@@ -417,7 +416,7 @@ def _name_of(item: object, index: int) -> str:
     return repr(item["name"]) if isinstance(item, Mapping) and "name" in item else f"number {index + 1}"
 
 
-def _boundaries(owner: str, values: Any) -> tuple[float, ...]:
+def _boundaries(owner: str, values: Iterable[float]) -> tuple[float, ...]:
     try:
         edges = tuple(float(edge) for edge in values)
     except (TypeError, ValueError):
@@ -428,10 +427,10 @@ def _boundaries(owner: str, values: Any) -> tuple[float, ...]:
     return edges
 
 
-def _refuse_others(label: str, values: object, kind: Any) -> None:
-    others = [item for item in values if not isinstance(item, kind)] if isinstance(values, Seq) else [values]
+def _refuse_others(label: str, values: object, *kinds: type) -> None:
+    others = [item for item in values if not isinstance(item, kinds)] if isinstance(values, Seq) else [values]
     if others:
-        names = " or ".join(cls.__name__ for cls in typing.get_args(kind) or (kind,))
+        names = " or ".join(kind.__name__ for kind in kinds)
         raise ConfigError(f"{label}: {others[0]!r} is not a {names}; expected a list of those")
 
 

@@ -29,8 +29,8 @@ from girih.dense.options import OptimizerFactory
 from girih.errors import ConfigError
 from girih.lifecycle.inheriting import Inherited
 from girih.lifecycle.planning import facts_of, joined
-from girih.lifecycle.pricing import Calibrated
 from girih.lifecycle.run import TrainingRun
+from girih.lifecycle.run_planner import Calibrated
 from girih.metrics import Metrics
 from girih.optim import SparseOptimizer
 from girih.planner.plan import Plan
@@ -49,7 +49,6 @@ from girih.telemetry.status_writer import StatusWriter
 from girih.training import evaluation
 from girih.training.learning_rate import LearningRate
 from girih.training.session import RunContext
-from girih.training.shown import summary_line
 from girih.training.specs import (
     check_metrics,
     dense_spec,
@@ -60,6 +59,7 @@ from girih.training.specs import (
     scored_steps,
     sparse_spec,
 )
+from girih.training.summary import summary_line
 
 _EXPECTED: Mapping[str, tuple[Any, str]] = {
     "model": (nn.Module, "a torch.nn.Module, as girih.models.DeepFM(schema)"),
@@ -223,7 +223,7 @@ class _Reporter(_Predictor):
         summary["skipped_rows"] = {n: data.num_skipped for n, data in self.data.items() if data.num_skipped}
         return summary
 
-    def end(self, summary: dict[str, Any] | None, error: BaseException | None = None) -> None:
+    def end(self, summary: dict[str, object] | None, error: BaseException | None = None) -> None:
         """Ends what ``fit`` began: writes ``summary.json`` and calls ``on_end`` of callbacks. The second call does nothing.
 
         Args:

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from girih import cli
-from girih.app.codec_speeds import measure_codec
+from girih.app.links import measure_codec
 from girih.app.probe import ways
 from girih.app.run_config import RunConfig
 from girih.comm.codecs import BFloat16, TopK

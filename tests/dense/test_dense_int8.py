@@ -16,7 +16,7 @@ from girih.app.run_config import RunConfig
 from girih.data import Batch
 from girih.data.click_log import click_log
 from girih.dense.accel import int8, onednn
-from girih.dense.accel.linear import LinearBy
+from girih.dense.accel.arithmetic import LinearBy
 from girih.dense.half import DenseSpec
 from girih.dense.halves.replica import Replica
 from girih.errors import ConfigError

@@ -19,7 +19,7 @@ import girih
 from girih import models
 from girih.data import Batch
 from girih.dense.accel import onednn
-from girih.dense.accel.linear import LinearBy
+from girih.dense.accel.arithmetic import LinearBy
 from girih.dense.half import DenseSpec
 from girih.dense.halves.replica import Replica
 from girih.models import Block, Embeddings

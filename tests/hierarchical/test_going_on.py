@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from girih.hierarchical.random_draws import draws
+from girih.hierarchical.graph.operator_costs import draws
 from girih.hierarchical.wire import Wire
 from grouped_site import Dropping, InThread, Net, site
 from support.dense_suite import case

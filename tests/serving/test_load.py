@@ -22,7 +22,7 @@ from girih.serving.dense_graph import described, net_of
 from girih.serving.program import export_program
 from girih.serving.reading import RequestReader
 from girih.serving.served import Served, open_served
-from girih.training.example import example_for
+from girih.sparse.groups.leaves import example_for
 from models.zoo_cases import OPTIONS, features_for, required
 from serving.serving_site import tensors_of
 from support.store_verbs import read_snapshot

@@ -27,6 +27,7 @@ from girih.models.embeddings import Block, Embeddings, Jagged
 from girih.models.needs import EMBEDDING, FIRST_ORDER, SEQUENCE
 from girih.sparse.half import SparseStats
 from girih.sparse.spec import SparseSpec
+from girih.telemetry.stats import LiveNumber, Snapshot
 
 Key = tuple[str, str, int]
 """Table, segment ("embedding" or "first_order") and id."""
@@ -221,6 +222,10 @@ class FakeSparse:
         names = dict.fromkeys((table.name for table in self.spec.schema.tables), 0)
         return SparseStats({"rows": len(keys)}, names | Counter(table for table, _ in keys))
 
+    def live(self) -> dict[str, LiveNumber]:
+        """Reports none."""
+        return {}
+
     def begin_save(self, writer: Storage) -> FakeSave:
         """Takes the rows as they are."""
         return FakeSave(writer, self.rows)
@@ -371,7 +376,7 @@ class FakeDense:
         """Never behind."""
         return {"staleness_max": 0}
 
-    def processes(self, *, spans: bool = False) -> dict[str, dict[str, Any]]:
+    def processes(self, *, spans: bool = False) -> dict[str, Snapshot]:
         """Empty: there is this process alone."""
         return {}
 

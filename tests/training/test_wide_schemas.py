@@ -23,7 +23,7 @@ from girih.data.decode.batches import joined
 from girih.dense.accel import onednn
 from girih.kernels.buffers import Buffers
 from girih.kernels.cpu.jit import JIT_DISABLED
-from girih.sparse.access_profile import measure_access
+from girih.lifecycle.planning import measure_access
 from girih.sparse.spec import SparseSpec
 from girih.telemetry.stats import Spans
 

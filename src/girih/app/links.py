@@ -1,4 +1,4 @@
-"""Measures the links of a machine: collectives of trainers, and calls between two processes, by message size.
+"""Measures the links of a machine: collectives of trainers, calls between two processes by message size, and codecs of messages.
 
 A point is what the fastest tenth of rounds took at most, averaged over trainers; rounds begin when all are there. So
 it is the link's own time: a median jumps tenfold where other processes want the cores as well. Rounds are made in
@@ -21,11 +21,21 @@ from functools import partial
 import numpy as np
 import torch
 
+from girih.comm.codecs import ACTIVATIONS, GRADIENTS, Codec, ErrorFeedback, TopK
 from girih.comm.group import TrainerGroup
 from girih.comm.rpc import Client, Request
 from girih.comm.service import connect, listen
 from girih.dense.accel.process_settings import keep_freed_memory
-from girih.planner.calibration import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER, Links, Point
+from girih.kernels.cpu import ahead
+from girih.planner.calibration import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    REDUCE_SCATTER,
+    CodecSpeed,
+    Links,
+    Point,
+)
 from girih.planner.costs import fit, with_cpu
 
 SIZES = tuple(128 << 2 * power for power in range(9))
@@ -86,7 +96,7 @@ def _collectives(ranks: TrainerGroup, size: int) -> Iterator[tuple[tuple[str, in
 def _to_rank_1(ranks: TrainerGroup, address: str, secret: bytes) -> Iterator[Client | None]:
     """On rank 0, a client of a server on rank 1 that answers with what it was asked with; the others wait."""
     with ExitStack() as stack:
-        served = None
+        served = ""
         if ranks.rank == 1:
             served = stack.enter_context(listen(_answer, address=address, secret=secret)).address
         addresses = ranks.gather(served)
@@ -151,3 +161,36 @@ def _rounds_s(work: Work, ranks: TrainerGroup, num_rounds: int) -> list[float]:
         work()
         took.append(time.perf_counter() - start)
     return took
+
+
+SHAPE = (256, 1024)
+"""A message of 1 MiB of float32: 256 examples' outputs of a layer of 1,024. As most messages, it is larger than a core's own cache."""
+_ROUNDS = 30
+
+
+def measure_codecs(ranks: TrainerGroup) -> Mapping[str, CodecSpeed]:
+    """The speeds of all codecs of activations and gradients, by name; the mean over trainers, who measure at once, as they train."""
+    ahead.make_ready(ahead.packing_tensors())
+    speeds = {}
+    for name, codec in {**ACTIVATIONS, **GRADIENTS}.items():
+        speed = measure_codec(codec)
+        sums = ranks.sum([speed.pack_s_per_byte, speed.unpack_s_per_byte])
+        speeds[name] = CodecSpeed(*(each / ranks.size for each in sums))
+    return speeds
+
+
+def measure_codec(codec: Codec, rounds: int = _ROUNDS) -> CodecSpeed:
+    """The speed of one codec in this thread; of top-k with error feedback. A time is that of the fastest tenth of rounds."""
+    values = np.random.default_rng(0).normal(size=SHAPE).astype(np.float32)
+    stream = ErrorFeedback(codec) if isinstance(codec, TopK) else codec
+
+    def pack() -> object:
+        packed = stream.pack(values)
+        if isinstance(stream, ErrorFeedback):
+            stream.apply()
+        return packed
+
+    packed = codec.pack(values)
+    alone, unpack = TrainerGroup(), partial(codec.unpack, packed, SHAPE)
+    pack(), unpack()
+    return CodecSpeed(*(_fast_s(_rounds_s(work, alone, rounds)) / values.nbytes for work in (pack, unpack)))

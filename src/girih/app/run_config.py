@@ -28,17 +28,16 @@ from girih.data.paths import relative_to
 from girih.dense.options import OptimizerFactory, optimizer_factory
 from girih.errors import ConfigError, nearest
 from girih.lifecycle.dense_cost import count_dense_cost, host_bytes
-from girih.lifecycle.planning import facts_of
-from girih.lifecycle.pricing import Calibrated, measured, measured_pass, threads_of
-from girih.lifecycle.run_planner import PlacedNet, place_net
+from girih.lifecycle.planning import facts_of, measure_access
+from girih.lifecycle.run_planner import Calibrated, PlacedNet, measured, measured_pass, place_net, threads_of
 from girih.optim import Adagrad, SparseOptimizer
 from girih.planner.calibration import Calibration
 from girih.planner.facts import DenseCost, Facts
 from girih.planner.plan import Plan
 from girih.publishing.log import PublishOptions
+from girih.runs.callbacks import Callback
 from girih.runs.directory import RunDirectory
 from girih.schema import Schema
-from girih.sparse.access_profile import measure_access
 from girih.sparse.options import StoreOptions
 from girih.sparse.spec import SparseSpec
 from girih.strategies import Strategy
@@ -105,7 +104,7 @@ class CheckedConfig:
         cls,
         path: Path,
         *,
-        overrides: Sequence[str] | Mapping[str, Any] = (),
+        overrides: Sequence[str] | Mapping[str, object] = (),
         strategy: str | None = None,
         run: Path | None = None,
     ) -> Self:
@@ -176,7 +175,7 @@ class CheckedConfig:
             ),
         )
 
-    def with_absolute_paths(self) -> dict[str, Any]:
+    def with_absolute_paths(self) -> dict[str, object]:
         """The configuration as it was written, with paths that hold from anywhere: for ``run/config.toml``."""
         mapping: dict[str, Any] = config.plain(self.mapping)
         for split in ("train", "valid", "test"):
@@ -416,7 +415,7 @@ class RunConfig(CheckedConfig):
         self,
         *,
         run: Path | RunDirectory | None = None,
-        callbacks: Sequence[Any] = (),
+        callbacks: Sequence[Callback] = (),
         cluster: Cluster | None = None,
     ) -> Trainer:
         """The trainer of this configuration; without a ``run`` it writes nothing."""

@@ -13,7 +13,7 @@ import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 from safetensors.torch import load
 from safetensors.torch import save as serialize
@@ -42,11 +42,11 @@ from girih.store.snapshot.tensorfile import check_tensors
 TENSOR, ITEMS = "$tensor", "$items"
 
 
-def split(tree: Any, prefix: str = "") -> tuple[Any, dict[str, Tensor]]:
+def split(tree: object, prefix: str = "") -> tuple[Any, dict[str, Tensor]]:
     """Returns the tree with tensors replaced by their names, and the tensors by name."""
     tensors: dict[str, Tensor] = {}
 
-    def walk(node: Any, path: str) -> Any:
+    def walk(node: object, path: str) -> object:
         if isinstance(node, Tensor):
             while path in tensors:  # keys "a.b" and "b" in "a", or 1 and "1"
                 path += "'"
@@ -128,13 +128,21 @@ class SavedRows(Protocol):
         """
 
 
+class DenseState(TypedDict):
+    """State of a dense half: state dicts of its model and optimizer, and the name of the optimizer's class."""
+
+    model: dict[str, Any]
+    optimizer: dict[str, Any]
+    optimizer_name: str
+
+
 class SavedParameters(Protocol):
     """Interface of a dense half to checkpoints; all trainers are asked together."""
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> DenseState:
         """Parameters and optimizer state."""
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: DenseState) -> None:
         """The inverse of :meth:`state`."""
 
 

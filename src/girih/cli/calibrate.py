@@ -108,8 +108,7 @@ def _observe(trainers: int, way: str, folder: Path) -> None:
 
 def _measure(trainers: int, out: Path) -> None:
     """One trainer's part in measuring links, codecs and work; the first one's writes what was found, and which runs are to follow."""
-    from girih.app.codec_speeds import measure_codecs
-    from girih.app.links import measure_links
+    from girih.app.links import measure_codecs, measure_links
     from girih.app.probe import ways, write_data
     from girih.app.step_work import measure_work
     from girih.cli.info import processor

@@ -100,7 +100,7 @@ class LauncherControl:
         finally:
             self._pipe.send({"stoppable": False})
 
-    def _ask(self, verb: str, *arguments: Any) -> Any:
+    def _ask(self, verb: str, *arguments: object) -> Any:
         with self._asking:
             self._num_asked += 1
             self._pipe.send({"do": verb, "with": arguments, "number": self._num_asked})

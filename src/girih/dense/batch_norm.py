@@ -9,7 +9,7 @@ Shapes: B examples of this rank, C channels, R ranks; an input may have more dim
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
 from girih.comm.group import TrainerGroup
+from girih.models.layers.autograd import Context
 from girih.models.layers.mlp import lacks_variance
 from girih.telemetry.stats import Stats
 
@@ -116,12 +117,17 @@ class GlobalBatchNorm(TorchFunctionMode):
         return total
 
 
+class _NormalizedContext(Context, Protocol):
+    way: tuple[Callable[[Tensor], Tensor], float, bool]
+    dtype: torch.dtype
+
+
 class _Normalized(torch.autograd.Function):
     """(x − mean) · scale · weight + bias, where mean and scale are functions of x on all ranks."""
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: _NormalizedContext,
         input: Tensor,
         weight: Tensor | None,
         bias: Tensor | None,
@@ -140,7 +146,9 @@ class _Normalized(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, None, None, None]:
+    def backward(
+        ctx: _NormalizedContext, gradient: Tensor
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, None, None, None]:
         """Ioffe and Szegedy, "Batch normalization" (2015), §3: the sums over the batch are those over all ranks.
 
         Those of weight and bias stay this rank's, to be summed with the other parameters'.

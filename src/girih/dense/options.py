@@ -109,7 +109,9 @@ FUSED = ("sgd", "adagrad", "adam", "adamw")  # torch has one kernel for the whol
 GRAPH_ONLY = ("capturable", "differentiable")
 
 
-def optimizer_factory(options: Mapping[str, Any] | str, where: str = "[dense_optimizer]") -> OptimizerFactory:
+def optimizer_factory(
+    options: Mapping[str, object] | str, where: str = "[dense_optimizer]"
+) -> OptimizerFactory:
     """``{"name": "adam", "lr": 1e-3}`` to a function of parameters.
 
     Options are those of ``torch.optim``, or of :class:`Lamb`.
@@ -123,7 +125,7 @@ def optimizer_factory(options: Mapping[str, Any] | str, where: str = "[dense_opt
         raise ConfigError(f"{where} = {options!r}: expected a table of options, as in {{ name = 'adam' }}")
     arguments = dict(options)
     name = arguments.pop("name", "adam")
-    if name not in OPTIMIZERS:
+    if not isinstance(name, str) or name not in OPTIMIZERS:
         raise ConfigError(f"{where}: unknown name {name!r}{nearest(str(name), OPTIMIZERS)}")
     cls = OPTIMIZERS[name]
     checked = config.check_call(cls, arguments, where)

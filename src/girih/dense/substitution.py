@@ -10,11 +10,12 @@ Shapes: B examples, b of them this trainer's, W columns, w of them this trainer'
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
+from girih.checkpoint.save import DenseState
 from girih.comm.group import TrainerGroup
 from girih.models.operators import ParameterSplit
 from girih.telemetry.stats import Stats
@@ -137,14 +138,18 @@ def _crossed(partial: Tensor, there: Way, back: Way) -> Tensor:
     return whole
 
 
+class _CrossedContext(Protocol):
+    back: Way
+
+
 class _Crossed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, partial: Tensor, there: Way, back: Way) -> Tensor:
+    def forward(ctx: _CrossedContext, partial: Tensor, there: Way, back: Way) -> Tensor:
         ctx.back = back
         return there(partial)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: _CrossedContext, gradient: Tensor) -> tuple[Tensor, None, None]:
         return ctx.back(gradient), None, None
 
 
@@ -172,18 +177,18 @@ class ShardedParameters(dict[nn.Parameter, ParameterSplit]):
                 self._optimizer.state[parameter], split, ParameterSplit.part_of
             )
 
-    def whole(self, state: Mapping[str, object]) -> dict[str, object]:
+    def whole(self, state: DenseState) -> DenseState:
         """A dense half's state with every parameter, and what the optimizer keeps of it, whole.
 
         All trainers call it together.
         """
         return self._with(state, self._joined)
 
-    def part(self, state: Mapping[str, Any]) -> dict[str, Any]:
+    def part(self, state: DenseState) -> DenseState:
         """The inverse of :meth:`whole`, for this trainer."""
         return self._with(state, ParameterSplit.part_of)
 
-    def _with(self, state: Mapping[str, Any], change: Change) -> dict[str, Any]:
+    def _with(self, state: DenseState, change: Change) -> DenseState:
         splits = {name: self[p] for name, p in self._module.named_parameters() if p in self}
         model = {n: change(splits[n], value) if n in splits else value for n, value in state["model"].items()}
         optimizer = dict(state["optimizer"])

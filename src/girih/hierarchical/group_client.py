@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from girih.cluster.roles import RoleName, title
@@ -16,7 +17,7 @@ from girih.comm.service import as_text, connect, from_text
 from girih.errors import GirihError, RemoteError, WireError, WireTimeout, named
 from girih.hierarchical.graph import ServerPart
 from girih.hierarchical.live_parts import Entry
-from girih.hierarchical.optimizer_recipe import Options
+from girih.hierarchical.optimizer_recipe import OptimizerOptions
 from girih.hierarchical.wire import (
     MOST_ENTRIES,
     MOST_ENTRY_BYTES,
@@ -28,9 +29,9 @@ from girih.hierarchical.wire import (
     pack,
     unpack,
 )
-from girih.telemetry.stats import Stats
+from girih.telemetry.stats import Snapshot, Stats
 
-Waiting = Callable[[], object]
+T = TypeVar("T")
 
 
 class GroupClient:
@@ -134,7 +135,7 @@ class GroupClient:
         return norms
 
     def apply(
-        self, servers: Iterable[int], net: int, batch: int, options: Sequence[Options], scale: float
+        self, servers: Iterable[int], net: int, batch: int, options: Sequence[OptimizerOptions], scale: float
     ) -> None:
         """Has what a batch left on servers, times ``scale``, moved in; returns once it is."""
         self._all(servers, GroupVerb.APPLY, (net, batch), [as_text((options, scale))])
@@ -169,9 +170,9 @@ class GroupClient:
         for frame in _frames(entries):
             self._load_entries(server, GroupVerb.LOAD_EXTRA_STATE, (), frame)
 
-    def processes(self, *, spans: bool) -> dict[str, dict[str, Any]]:
+    def processes(self, *, spans: bool) -> dict[str, Snapshot]:
         """Title of a server → its ``Stats.snapshot``; with the first group, those of dense servers too."""
-        snapshots: dict[str, dict[str, Any]] = {}
+        snapshots: dict[str, Snapshot] = {}
         frames = self._all(self._every, GroupVerb.STATS, (int(spans),), [])
         for server, frame in zip(self._every, frames, strict=True):
             snapshots[self._titles[server]], of_dense_servers = from_text(frame.arrays[0])
@@ -214,11 +215,13 @@ class GroupClient:
         self._stats.sent("dense", num_bytes(arrays))
         self._answer(server, self._call(server, verb, fields, arrays))
 
-    def _call(self, server: int, verb: GroupVerb, fields: Sequence[int], arrays: Sequence[Any]) -> Reply:
+    def _call(
+        self, server: int, verb: GroupVerb, fields: Sequence[int], arrays: Sequence[NDArray[Any]]
+    ) -> Reply:
         return self._clients[server].call(verb, fields, arrays)
 
     def _all(
-        self, servers: Iterable[int], verb: GroupVerb, fields: Sequence[int], arrays: Sequence[Any]
+        self, servers: Iterable[int], verb: GroupVerb, fields: Sequence[int], arrays: Sequence[NDArray[Any]]
     ) -> list[Frame]:
         replies = [(server, self._call(server, verb, fields, arrays)) for server in servers]
         return settled([lambda s=s, r=r: self._answer(s, r) for s, r in replies])  # type: ignore[misc]
@@ -232,9 +235,9 @@ class GroupClient:
             raise type(error)(f"{self._titles[server]}: {error}") from None
 
 
-def settled(waiting: Sequence[Waiting]) -> list[Any]:
+def settled(waiting: Sequence[Callable[[], T]]) -> list[T]:
     """Returns all results. If some fail, raises the first error after all have ended."""
-    results, failed = [], None
+    results, failed = list[T](), None
     for wait in waiting:
         try:
             results.append(wait())

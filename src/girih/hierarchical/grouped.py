@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from girih.checkpoint.save import DenseState
 from girih.data.batch import Batch
 from girih.dense.half import DenseSpec, KnownAtOnce
 from girih.dense.halves.replica import Gradients, Replica, ReplicaComputed
@@ -26,7 +27,7 @@ from girih.hierarchical.shadow import average_buffers, check_averaged
 from girih.hierarchical.stage import BatchOnServers, Stage
 from girih.models.embeddings import Embeddings
 from girih.planner.operators import TRAINER
-from girih.telemetry.stats import DENSE_STALENESS
+from girih.telemetry.stats import DENSE_STALENESS, Snapshot
 
 
 class GroupRanks(Protocol):
@@ -167,11 +168,11 @@ class GroupedReplica:
         ]
         return {"staleness_max": max((int(value) for each in stats for value in each), default=0)}
 
-    def processes(self, *, spans: bool = False) -> Mapping[str, Mapping[str, Any]]:
+    def processes(self, *, spans: bool = False) -> Mapping[str, Snapshot]:
         """Title of each server of the group → its ``Stats.snapshot``; empty but on one trainer of the group."""
         return self._group.processes(spans=spans) if self._leads else {}
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> DenseState:
         """As :meth:`Replica.state`: gathered from the servers by one trainer of the group; others' has no optimizer state."""
         if self._leads:
             self._fetch(with_optimizer=True)
@@ -179,7 +180,7 @@ class GroupedReplica:
         self._forget_state()
         return state
 
-    def restore(self, state: Mapping[str, object]) -> None:
+    def restore(self, state: DenseState) -> None:
         """The inverse of :meth:`state`, on all servers of the group; all trainers go on once all are restored."""
         self.whole.restore(state)
         self._meet()  # so that nothing is added to what is put there
@@ -202,7 +203,7 @@ class GroupedReplica:
         if not self._leads:
             return {}
         alone = self._ranks.size == 1 and len(self._free) == 1
-        state = {
+        state: dict[str, Any] = {
             f"{server}/{name}" + ("" if key is None else f"/{key}"): value
             for server, (name, key, value) in self._group.extra_state()
             if key is None or alone

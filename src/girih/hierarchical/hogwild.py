@@ -11,21 +11,21 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from girih.checkpoint.save import DenseState
 from girih.comm.group import TrainerGroup
 from girih.comm.rpc import Client
 from girih.data.batch import Batch
 from girih.dense.half import DenseSpec
 from girih.dense.halves.replica import Replica, ReplicaComputed
 from girih.errors import NonFiniteError
+from girih.hierarchical.live_parts import twin_of
 from girih.hierarchical.shadow import Shadow, average_buffers, check_averaged
-from girih.hierarchical.twins import twin_of
 from girih.models.embeddings import Embeddings
-from girih.telemetry.stats import DENSE_STALENESS
+from girih.telemetry.stats import DENSE_STALENESS, Snapshot
 
 
 class HogwildNet(Replica):
@@ -119,7 +119,7 @@ class Nets:
         computed.computed.discard()
         self._give_back(computed.net)
 
-    def restore(self, state: Mapping[str, object]) -> None:
+    def restore(self, state: DenseState) -> None:
         """See :class:`~girih.dense.halves.replica.Replica`; while no net is at work."""
         self.first.restore(state)
         for net in self._all[1:]:
@@ -264,17 +264,17 @@ class HogwildReplica:
         """Writes of other nets between a net's read of the parameters and its write, at most."""
         return {"staleness_max": self._nets.staleness_max()}
 
-    def processes(self, *, spans: bool = False) -> Mapping[str, Mapping[str, Any]]:
+    def processes(self, *, spans: bool = False) -> Mapping[str, Snapshot]:
         """Statistics of the dense servers; empty but on rank 0."""
         if self._shadow is None or not self._ranks.first:
             return {}
         return self._shadow.processes(spans=spans)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> DenseState:
         """The state of the model that is evaluated, with this replica's optimizer; see :class:`~girih.dense.halves.replica.Replica`."""
         return {**self._nets.first.state(), "model": self.module.state_dict()}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: DenseState) -> None:
         """The inverse of :meth:`state`, for every replica and the servers; all trainers call it together."""
         if self._shadow is not None:
             self._shadow.meet()  # so that nothing is added to what is put here

@@ -9,17 +9,29 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from girih.errors import ConfigError, WireError
 from girih.hierarchical.graph import CutParameter, ServerPart
-from girih.hierarchical.optimizer_recipe import OptimizerRecipe, Options, take_options
-from girih.hierarchical.twins import twin_of
+from girih.hierarchical.optimizer_recipe import OptimizerOptions, OptimizerRecipe, take_options
 
-Entry = tuple[str, str | None, Any]
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
+
+
+def twin_of(module: AnyModule) -> AnyModule:
+    """A copy that reads and moves the same numbers, and that autograd watches apart: ``.data`` begins a count of versions of its own."""
+    held: dict[int, Any] = {
+        id(parameter): nn.Parameter(parameter.data, requires_grad=parameter.requires_grad)
+        for parameter in module.parameters()
+    }
+    held |= {id(buffer): buffer.data for buffer in module.buffers()}
+    return copy.deepcopy(module, held)
+
+
+Entry = tuple[str, str | None, object]
 """Name of a parameter or buffer; None, or a key of the optimizer's state; a tensor or a plain value."""
 
 
@@ -42,7 +54,7 @@ class CutParameters:
                 parts.append((name, key, value))
                 continue
             sizes = list(split.sizes)
-            values: Sequence[Any] = [value] * len(sizes)
+            values: Sequence[object] = [value] * len(sizes)
             if isinstance(value, Tensor) and value.dim() > split.dim and value.shape[split.dim] == sum(sizes):
                 values = value.split(sizes, split.dim)  # type: ignore[no-untyped-call]
             parts += [(part, key, each) for part, each in zip(split.parts, values, strict=True)]
@@ -160,7 +172,7 @@ class LiveParts:
         for buffer, part in zip(means, moments.split([each.numel() for each in means]), strict=True):  # type: ignore[no-untyped-call]
             buffer.copy_(part.view_as(buffer))
 
-    def move(self, net: NetOnServer, options: Sequence[Options], scale: float = 1.0) -> None:
+    def move(self, net: NetOnServer, options: Sequence[OptimizerOptions], scale: float = 1.0) -> None:
         """Moves the live parameters by the gradients of a net, beside others that do the same.
 
         Args:
@@ -216,6 +228,7 @@ class LiveParts:
     def put(self, entries: Iterable[Entry]) -> None:
         """Sets what :meth:`entries` gave; optimizer state that is not among what is put stays."""
         copies = [_tensors(modules, self._known_by) for modules in (self.modules, self.evaluated)]
+        value: Any
         for name, key, value in entries:
             if key is None:
                 for each in copies:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from girih.errors import ConfigError
 from girih.planner.operators import ELEMENTWISE
 
 _ASK_FOR_MORE = (torch.optim.LBFGS, torch.optim.SparseAdam)  # a closure; sparse gradients
-Options = Mapping[str, Any]
+OptimizerOptions = Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class OptimizerRecipe:
     """
 
     kind: type[torch.optim.Optimizer]
-    groups: tuple[Options, ...]
+    groups: tuple[OptimizerOptions, ...]
     group_of: Mapping[str, int]
     known_by: Mapping[str, str] = field(default_factory=dict)
 
@@ -89,7 +89,8 @@ class OptimizerRecipe:
                 groups[self.group_of[name]]["params"].append(parameter)
         if not any(group["params"] for group in groups):
             return None
-        return self.kind(groups, **self.groups[0])
+        kind: Callable[..., torch.optim.Optimizer] = self.kind
+        return kind(groups, **self.groups[0])
 
 
 def other_names(module: nn.Module) -> dict[str, str]:
@@ -102,7 +103,7 @@ def other_names(module: nn.Module) -> dict[str, str]:
     return names
 
 
-def options_of(optimizer: torch.optim.Optimizer | None) -> tuple[Options, ...]:
+def options_of(optimizer: torch.optim.Optimizer | None) -> tuple[OptimizerOptions, ...]:
     """The options that each group of an optimizer has now, as plain values: a learning rate schedule moves them."""
     if optimizer is None:
         return ()
@@ -117,7 +118,7 @@ def options_of(optimizer: torch.optim.Optimizer | None) -> tuple[Options, ...]:
     )
 
 
-def take_options(optimizer: torch.optim.Optimizer, options: Sequence[Options]) -> None:
+def take_options(optimizer: torch.optim.Optimizer, options: Sequence[OptimizerOptions]) -> None:
     """Sets the options of each group; lists, as JSON has them, are tuples."""
     for group, now in zip(optimizer.param_groups, options, strict=True):
         group.update({key: tuple(value) if isinstance(value, list) else value for key, value in now.items()})

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from girih.comm.service import answer, answers, from_text
 from girih.errors import ConfigError
 from girih.hierarchical.averaging import DenseVerb, ranges
 from girih.telemetry.busy import waiting
-from girih.telemetry.stats import Stats
+from girih.telemetry.stats import Snapshot, Stats
 
 
 class Shadow:
@@ -115,7 +115,7 @@ class Shadow:
         replies = self._wait(calls)
         return np.concatenate(replies[::2]), np.concatenate(replies[1::2])
 
-    def processes(self, *, spans: bool = False) -> Mapping[str, Mapping[str, Any]]:
+    def processes(self, *, spans: bool = False) -> Mapping[str, Snapshot]:
         """Title of each dense server → its ``Stats.snapshot``."""
         replies = answers(self._servers, DenseVerb.STATS, (int(spans),))
         return {f"dense-server {number}": from_text(frame.arrays[0]) for number, frame in enumerate(replies)}

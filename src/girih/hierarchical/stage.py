@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import accumulate, count, pairwise
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -11,8 +11,9 @@ from torch.autograd.function import once_differentiable
 
 from girih.errors import NonFiniteError
 from girih.hierarchical.group_client import GroupClient, settled
-from girih.hierarchical.optimizer_recipe import Options
+from girih.hierarchical.optimizer_recipe import OptimizerOptions
 from girih.hierarchical.wire import GradientStreams
+from girih.models.layers.autograd import Context
 
 Stage = list[tuple[str, list[Tensor]]]
 """Parts that run side by side: the name of each, and its inputs."""
@@ -50,7 +51,7 @@ class BatchOnServers:
         """The norms of the gradients there, by the names of parameters."""
         return self._group.norms(sorted(self._touched), self._net, self._number)
 
-    def apply(self, options: tuple[Options, ...], scale: float = 1.0) -> None:
+    def apply(self, options: tuple[OptimizerOptions, ...], scale: float = 1.0) -> None:
         """Moves the parameters there, by the gradients times ``scale``."""
         self._group.apply(sorted(self._touched), self._net, self._number, options, scale)
         self._streams.apply()
@@ -101,18 +102,23 @@ class BatchOnServers:
         return answers
 
 
+class _Passes(Context, Protocol):
+    passes: tuple[BatchOnServers, list[int], list[str]]
+    sizes: tuple[list[int], list[int]]
+
+
 class _StageFunction(torch.autograd.Function):
     """Inputs of all parts to the outputs of all parts, whose numbers are put into ``counts``."""
 
     @staticmethod
     def forward(
-        ctx: Any, leaf: Tensor, batch: BatchOnServers, stage: Stage, counts: list[int], *tensors: Tensor
+        ctx: _Passes, leaf: Tensor, batch: BatchOnServers, stage: Stage, counts: list[int], *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         numbers, outputs, has = batch.forward(stage, tensors, ctx.needs_input_grad[4:], train=True)
         counts.extend(map(len, outputs))
-        ctx.batch, ctx.numbers = batch, numbers
-        ctx.names, ctx.sizes, ctx.counts = [n for n, _ in stage], [len(i) for _, i in stage], list(counts)
+        ctx.passes = batch, numbers, [name for name, _ in stage]
+        ctx.sizes = [len(inputs) for _, inputs in stage], list(counts)
         flat = [output for each in outputs for output in each]
         known = [flag for each in has for flag in each]
         ctx.mark_non_differentiable(*(o for o, flag in zip(flat, known, strict=True) if not flag))
@@ -120,10 +126,10 @@ class _StageFunction(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        given = [gradients[begin:end] for begin, end in pairwise(accumulate(ctx.counts, initial=0))]
-        found = ctx.batch.backward(ctx.numbers, ctx.names, given)
+    def backward(ctx: _Passes, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        (batch, numbers, names), (sizes, counts) = ctx.passes, ctx.sizes
+        of_outputs = [gradients[begin:end] for begin, end in pairwise(accumulate(counts, initial=0))]
         flat: list[Tensor | None] = []
-        for size, of_inputs in zip(ctx.sizes, found, strict=True):
+        for size, of_inputs in zip(sizes, batch.backward(numbers, names, of_outputs), strict=True):
             flat += [None] * size if of_inputs is None else of_inputs
         return (None, None, None, None, *flat)

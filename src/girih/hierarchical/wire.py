@@ -102,8 +102,6 @@ def codec_of(coder: Coder) -> Codec:
     return coder.codec if isinstance(coder, ErrorFeedback) else coder
 
 
-Arrays = list[NDArray[Any]]
-
 MOST_DIMS = 8
 _NONE = -1
 _DTYPES = (
@@ -114,7 +112,7 @@ _CODED = (torch.float32, torch.bfloat16)
 _CARRIERS = {torch.bfloat16: torch.int16, torch.bool: torch.uint8}  # which numpy, or a frame, does not know
 
 
-def pack(tensors: Sequence[Tensor | None], take: Take, coders: Coders | None = None) -> Arrays:
+def pack(tensors: Sequence[Tensor | None], take: Take, coders: Coders | None = None) -> list[NDArray[Any]]:
     """Copies tensors into arrays that may be sent.
 
     Args:
@@ -125,7 +123,7 @@ def pack(tensors: Sequence[Tensor | None], take: Take, coders: Coders | None = N
         WireError: a tensor of another dtype, or of more than 8 dims.
     """
     described = np.zeros((len(tensors), 4 + MOST_DIMS), np.int64)
-    arrays: Arrays = [described]
+    arrays: list[NDArray[Any]] = [described]
     for number, (row, tensor) in enumerate(zip(described, tensors, strict=True)):
         if tensor is None:
             row[0] = _NONE

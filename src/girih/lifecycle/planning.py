@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 
+import numpy as np
 from torch import nn
 
 from girih.cluster.cluster import Cluster
 from girih.cluster.options import ClusterOptions
 from girih.config.train import ScheduleOptions
 from girih.data import Dataset
+from girih.data.batch import Batch, share_of
 from girih.dense.half import DenseSpec
 from girih.dense.halves.replica import made_by
 from girih.dense.options import OptimizerFactory
 from girih.errors import ConfigError
+from girih.kernels.buffers import Buffers
 from girih.lifecycle.dense_cost import count_dense_cost, host_bytes
 from girih.models.operators import operators_of
 from girih.planner.costs import BUCKET_BYTES
@@ -23,7 +26,9 @@ from girih.planner.facts import AccessProfile, Facts, GroupFacts, ModelFacts, Op
 from girih.planner.plan import Plan
 from girih.planner.traffic import FLOAT_BYTES
 from girih.schema import Schema
-from girih.sparse.access_profile import measure_access
+from girih.sparse.groups.group import ids_of
+from girih.sparse.groups.pack import Group
+from girih.sparse.groups.shards import Dedup
 from girih.sparse.spec import SparseSpec
 from girih.store.accounting import row_bytes
 from girih.store.rows.record import row_layout
@@ -123,7 +128,7 @@ def _tables(sparse: SparseSpec) -> Iterator[TableFacts]:
     for group in sparse.groups():
         size = sum(row_bytes(row_layout(group.spec, 0, 1).description).values())
         for table in group.spec.tables:
-            most = getattr(table.eviction, "max_rows", None)
+            most = None if table.eviction is None else table.eviction.max_rows
             yield TableFacts(name=table.name, row_bytes=size, max_rows=most)
 
 
@@ -223,3 +228,59 @@ def _adapt_to_hosts(draft: Plan, plan: Plan) -> Plan:
         if (plan.hosts, plan.groups) == (draft.hosts, groups)
         else replace(plan, hosts=draft.hosts, groups=groups)
     )
+
+
+SAMPLE_BATCHES = 4
+
+
+def measure_access(data: Dataset, spec: SparseSpec, num_trainers: int) -> AccessProfile:
+    """Reads the first batches in file order, ids alone.
+
+    Raises:
+        DataError: a bad row.
+    """
+    groups = spec.groups()
+    if not groups:  # numeric features alone
+        return AccessProfile(rows={}, rows_of_share={}, widths={})
+    batches = data.select([feature.name for feature in spec.schema.sparse]).in_order()
+    whole, share = _Counts(groups), _Counts(groups)
+    num_batches, num_ids = 0, 0
+    for batch, _ in zip(batches, range(SAMPLE_BATCHES), strict=False):
+        num_batches += 1
+        num_ids += len(batch.ids)
+        whole.add(batch)
+        share.add(share_of(batch, 0, num_trainers))
+    widths = {table.name: group.spec.dim for group in groups for table in group.spec.tables}
+    return AccessProfile(
+        rows=whole.means("keys", num_batches),
+        rows_of_share=share.means("keys", num_batches),
+        widths=widths,
+        ids=num_ids / max(1, num_batches),
+        ids_of_tables=whole.means("ids", num_batches),
+    )
+
+
+class _Counts:
+    """Unique keys and ids of each table, summed over batches."""
+
+    def __init__(self, groups: Iterable[Group]) -> None:
+        self._dedup = Dedup(Buffers())
+        self._groups = list(groups)
+        sizes = [len(group.spec.tables) for group in self._groups]
+        self._sums = {kind: [np.zeros(size, np.int64) for size in sizes] for kind in ("keys", "ids")}
+
+    def add(self, batch: Batch) -> None:
+        """Adds those of a batch."""
+        inverse = np.empty(len(batch.ids), np.int32)
+        for group, keys, ids in zip(self._groups, self._sums["keys"], self._sums["ids"], strict=True):
+            unique_keys = self._dedup.unique(ids_of(batch, group), inverse)
+            np.add.at(keys, unique_keys.tables, 1)
+            np.add.at(ids, unique_keys.tables, unique_keys.counts)
+
+    def means(self, kind: str, num_batches: int) -> dict[str, float]:
+        """Table → how many it had in a batch."""
+        return {
+            table.name: count / max(1, num_batches)
+            for group, sums in zip(self._groups, self._sums[kind], strict=True)
+            for table, count in zip(group.spec.tables, sums.tolist(), strict=True)
+        }

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -27,11 +26,11 @@ from girih.kernels.cpu import ahead
 from girih.kernels.cpu.jit import warm_up
 from girih.lifecycle.compiling import Compiling
 from girih.lifecycle.inheriting import Inherited, put_parameters, rows_that_fit
-from girih.lifecycle.pricing import Calibrated
 from girih.lifecycle.rescaling import Rescaling, Scaling, autoscaler_of, rescaled
-from girih.lifecycle.run_planner import RunPlanner
+from girih.lifecycle.run_planner import Calibrated, RunPlanner
 from girih.lifecycle.run_state import Normalizing, TrainerState
 from girih.metrics import Metrics
+from girih.models.loss import is_over_batch
 from girih.planner.calibration import Calibration
 from girih.planner.facts import Facts
 from girih.planner.plan import Plan
@@ -45,7 +44,7 @@ from girih.sparse.options import StoreOptions
 from girih.store.clock import notes_of_future, refuse_expired
 from girih.strategies.strategy import Strategy, note_on_rows
 from girih.telemetry.peer_status import PeerStatus
-from girih.telemetry.stats import COMPILE, STALENESS, Spans
+from girih.telemetry.stats import COMPILE, STALENESS, LiveNumber, Snapshot, Spans
 from girih.telemetry.status_file import ProcessId
 from girih.training import random_state
 from girih.training.checkpoints import RunCheckpoints
@@ -56,7 +55,7 @@ from girih.training.loop import Loop
 from girih.training.notes import Notes
 from girih.training.publisher import Publisher
 from girih.training.session import RunContext, Session
-from girih.training.summary import features_of, summarize, timelines, write_timeline
+from girih.training.summary import Events, features_of, summarize, timelines, write_timeline
 
 
 @dataclass(kw_only=True)
@@ -96,13 +95,13 @@ class OpenRun:
     _read: LoadedCheckpoint | None = None
     """The checkpoint whose rows were loaded to be read, and not to go on with."""
     _compiled_in_steps_s: float = 0.0
-    _loaders: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    _ended_loaders: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    _loaders: Mapping[str, Snapshot] = field(default_factory=dict)
+    _ended_loaders: dict[str, Snapshot] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         ranks, dense, schema = self.context.ranks, self.context.dense, self.facts.schema
         self.ranks = ranks
-        self.notes = Notes(ranks, schema.labels.names, bool(getattr(dense.module, "loss_over_batch", False)))
+        self.notes = Notes(ranks, schema.labels.names, is_over_batch(dense.module))
         self.compiling = Compiling(self.notes.log)
         self.trainer_state = TrainerState(
             schema=schema,
@@ -160,8 +159,7 @@ class OpenRun:
                 self.compiling(ahead.publishing())
                 refuse_unpublished(self.context.sparse.store)
             self.session = self.strategy.build(plan, self.context)
-            if hasattr(self.session.sparse, "live"):
-                self.context.stats.watch(self.session.sparse.live)
+            self.context.stats.watch(self.session.sparse.live)
             if (note := note_on_rows(self.strategy, self.facts, sparse.store)) is not None:
                 self.notes.log(note)
             if self.context.dense.compile:
@@ -253,7 +251,7 @@ class OpenRun:
         """Adds up what a step on these data should take this machine, by its parts, on rank 0; None where nothing says so."""
         return self.planning.step_cost(self.opened()[0], self.strategy, train, calibration)
 
-    def summary(self, metrics: Metrics | None, duration_s: float) -> dict[str, Any]:
+    def summary(self, metrics: Metrics | None, duration_s: float) -> dict[str, object]:
         """The content of ``summary.json``."""
         (plan, session), progressive = self.opened(), self.trainer_state.progressive
         sparse, dense = session.sparse.stats(), session.dense
@@ -316,7 +314,7 @@ class OpenRun:
             if self.publisher is not None:
                 closing.callback(self.publisher.close)
 
-    def live(self) -> dict[str, Any]:
+    def live(self) -> dict[str, LiveNumber]:
         """Numbers of this trainer for :meth:`girih.telemetry.stats.Stats.watch`; examples are its share of those of each batch."""
         state = self.state
         return {
@@ -335,7 +333,7 @@ class OpenRun:
             None if failed else lambda: sparse.stats().counters,
         )
         if failed:
-            processes = {f"trainer {self.ranks.rank}": stats.spans.events()}
+            processes: dict[str, Events] = {f"trainer {self.ranks.rank}": stats.spans.events()}
         else:
             others = {**sparse.stats(spans=True).processes, **dense.processes(spans=True)}
             processes = timelines(self.ranks, stats, {**self._loaders, **others})
@@ -411,7 +409,7 @@ class TrainingRun(OpenRun):
         step = self.state.step if self.state.best_step is None else self.state.best_step
         return None if self._log is None else self._log.evaluations.get(step)
 
-    def end(self, summary: dict[str, Any] | None, error: BaseException | None = None) -> None:
+    def end(self, summary: dict[str, object] | None, error: BaseException | None = None) -> None:
         """Ends every callback, whatever another one raises.
 
         Args:

@@ -25,7 +25,7 @@ from girih.errors import ConfigError, kind_of
 
 _LOG = logging.getLogger(__name__)
 
-Metric = Callable[..., Any]
+Metric = Callable[..., object]
 
 
 class Examples(NamedTuple):

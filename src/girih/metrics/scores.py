@@ -14,11 +14,16 @@ from numpy.typing import ArrayLike, NDArray
 
 from girih.errors import ConfigError, DataError, NonFiniteError
 from girih.metrics.custom import Examples, Metric, custom_metrics
-from girih.metrics.result import LabelMetrics, Metrics, label_metrics, ranking, regression_metrics
-from girih.metrics.score_histogram import grouped_aucs, tally
+from girih.metrics.result import (
+    LabelMetrics,
+    Metrics,
+    grouped_aucs,
+    label_metrics,
+    ranking,
+    regression_metrics,
+    tally,
+)
 from girih.schema import LabelLoss
-
-Arrays = dict[str, NDArray[Any]]
 
 
 class Scores:
@@ -64,7 +69,7 @@ class Scores:
             DataError: a label outside [0, 1], a weight that is negative or not finite.
             ConfigError: shapes differ from each other or from earlier ones; groups for some examples only.
         """
-        columns: Arrays = {"logits": _two_axes(logits), "labels": _two_axes(labels)}
+        columns: dict[str, NDArray[Any]] = {"logits": _two_axes(logits), "labels": _two_axes(labels)}
         if weights is not None:
             columns["weights"] = np.array(weights, np.float32)
         if groups is not None:
@@ -83,7 +88,7 @@ class Scores:
         """
         self._extend(other.arrays())
 
-    def arrays(self) -> Arrays:
+    def arrays(self) -> dict[str, NDArray[Any]]:
         """All scores, for :meth:`from_arrays`; treat them as read-only.
 
         Returns:
@@ -148,7 +153,7 @@ class Scores:
         are_numbers = bool(self._losses) and self._losses[index] != "bce"
         return Examples(logits, labels, weights, groups, are_numbers)
 
-    def _extend(self, columns: Arrays) -> None:
+    def _extend(self, columns: dict[str, NDArray[Any]]) -> None:
         if not columns:
             return
         if self._columns:
@@ -203,7 +208,7 @@ def _integers(groups: ArrayLike) -> NDArray[np.int64]:
     return np.array(array, np.int64)
 
 
-def _check_shapes(columns: Arrays) -> None:
+def _check_shapes(columns: dict[str, NDArray[Any]]) -> None:
     shape = columns["logits"].shape
     if len(shape) != 2 or not shape[1] or columns["labels"].shape != shape:
         raise ConfigError(
@@ -220,7 +225,7 @@ def _check_shapes(columns: Arrays) -> None:
         )
 
 
-def _check_values(columns: Arrays, losses: Sequence[LabelLoss]) -> None:
+def _check_values(columns: dict[str, NDArray[Any]], losses: Sequence[LabelLoss]) -> None:
     bad = ~np.isfinite(columns["logits"])
     if bad.any():
         example, label = np.argwhere(bad)[0]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from girih.errors import ConfigError
+from girih.models.layers.autograd import Context
 from girih.schema import LabelLoss
 
 
@@ -88,6 +89,11 @@ def loss_of(module: nn.Module) -> Loss:
     """The model's own loss, or that of each label."""
     loss = getattr(module, "loss", None)
     return loss if callable(loss) else label_losses
+
+
+def is_over_batch(module: nn.Module) -> bool:
+    """Whether the model's own loss compares examples with each other: it needs the whole batch."""
+    return bool(getattr(module, "loss_over_batch", False))
 
 
 def label_losses(outputs: Tensor, batch: Targets) -> Tensor:
@@ -163,7 +169,7 @@ class _LabelLosses(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, outputs: Tensor, labels: Tensor, shares: Tensor, losses: Sequence[str], delta: float
+        ctx: Context, outputs: Tensor, labels: Tensor, shares: Tensor, losses: Sequence[str], delta: float
     ) -> Tensor:
         z, y = outputs.float(), labels.float()
         if all(loss == "bce" for loss in losses):
@@ -175,7 +181,7 @@ class _LabelLosses(torch.autograd.Function):
         return (each * shares).sum()
 
     @staticmethod
-    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, None, None, None, None]:
+    def backward(ctx: Context, outer: Tensor) -> tuple[Tensor, None, None, None, None]:
         (gradient,) = ctx.saved_tensors
         return outer * gradient, None, None, None, None
 

@@ -65,7 +65,7 @@ _OPTIONS = "_girih_options"
 def create(
     name: str,
     schema: Schema,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, object] | None = None,
     where: str = "[model]",
     *,
     directory: Path | None = None,
@@ -154,7 +154,7 @@ class _Bounded(TorchFunctionMode):
         super().__init__()
         self._left = calls
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, function: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
         self._left -= 1
         if self._left < 0:
             raise ConfigError("its options describe more tensors than the file holds")

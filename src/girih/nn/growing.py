@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, NoReturn, Protocol, Self, SupportsIndex
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from girih.data.batch import Batch
 from girih.errors import CheckpointError, ConfigError
 from girih.models.embeddings import Block, Embeddings
+from girih.models.layers.autograd import Context
 from girih.models.needs import EMBEDDING, SEQUENCE
 from girih.nn.growing_tables import GrowingTables, TableReader
 from girih.nn.inputs import Bags
@@ -30,12 +31,19 @@ from girih.store import DiskFile, SnapshotFile, write_rows
 _POWERS = {POOLING_MODES["sum"]: 0.0, POOLING_MODES["mean"]: -1.0, POOLING_MODES["sqrtn"]: -0.5}
 
 
+class _ReadContext(Context, Protocol):
+    learns: bool
+    values: Sequence[Tensor] | None
+    module: GrowingModule
+    read: tuple[Sequence[EmbeddingGroup], LocalShards, Sequence[ReadRows], Any]
+
+
 class _Apply(torch.autograd.Function):
     """The outputs of groups as a node of autograd: backward pushes their gradients to the store, and gives weights theirs."""
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: _ReadContext,
         anchor: Tensor,
         weights: Tensor | None,
         module: GrowingModule,
@@ -51,23 +59,20 @@ class _Apply(torch.autograd.Function):
                 groups: list[Any] = reader.groups  # which are on a GPU then
                 found = [group.lookup_weighted(batch, tables.step + 1, train=ctx.learns) for group in groups]
                 reads, ctx.values = ([each[part] for each in found] for part in (0, 1))
-        ctx.module, ctx.groups, ctx.shards, ctx.batch, ctx.reads = (
-            module,
-            reader.groups,
-            tables.shards,
-            batch,
-            reads,
-        )
+        ctx.module, ctx.read = module, (reader.groups, tables.shards, reads, batch)
         ctx.set_materialize_grads(False)  # of groups that took no part in the loss, no row moves
         return _outputs(reads)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor, Tensor | None, None, None, None]:
+    def backward(
+        ctx: _ReadContext, *gradients: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, None, None, None]:
         if ctx.learns:
-            ctx.module.push(ctx.groups, ctx.shards, ctx.reads, ctx.batch, gradients)
+            ctx.module.push(*ctx.read, gradients)
         weights = None
         if ctx.values is not None:
-            weights = ctx.module.weight_gradients(ctx.groups, ctx.reads, ctx.values, ctx.batch, gradients)
+            groups, _, reads, batch = ctx.read
+            weights = ctx.module.weight_gradients(groups, reads, ctx.values, batch, gradients)
         return torch.zeros(0, device=ctx.module.tables.device), weights, None, None, None
 
 
@@ -85,13 +90,13 @@ class GrowingModule(nn.Module):
         self._frozen = False
         self._bags, self._vectors = (tables.read_by(features, kind) for kind in (EMBEDDING, SEQUENCE))
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         raise TypeError(f"{type(self).__name__}: {UNCOPIED}")
 
-    def __prepare_scriptable__(self) -> Any:  # torch.jit.script asks each module for it
+    def __prepare_scriptable__(self) -> NoReturn:  # torch.jit.script asks each module for it
         raise ConfigError(f"{type(self).__name__} {UNCAPTURED}")
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Tensor | nn.Module:
         try:
             return super().__getattr__(name)  # a subclass may have its own
         except AttributeError:
@@ -238,7 +243,7 @@ class GrowingModule(nn.Module):
         except CheckpointError as error:
             raise CheckpointError(f"{where}: {error}") from error
 
-    def get_extra_state(self) -> dict[str, Any]:
+    def get_extra_state(self) -> dict[str, object]:
         """Rows, optimizer state and use counts, as tensors of bytes in host memory: a part of ``state_dict()``."""
         shards = []
         for name, store in self.tables.shards.files():

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
@@ -142,8 +141,8 @@ def packed(ids: object, offsets: object, weights: object, num_features: int, *, 
 
 
 def joined(
-    inputs: Mapping[str, Any],
-    weights: Any,
+    inputs: Mapping[str, object],
+    weights: object,
     names: Sequence[str],
     *,
     device: torch.device,
@@ -168,7 +167,8 @@ def joined(
     for name in names:
         if name not in inputs:
             raise ConfigError(f"ids: feature {name!r} is missing; expected {', '.join(map(repr, names))}")
-        value = inputs[name] if isinstance(inputs[name], tuple | list) else (inputs[name], None)
+        value = inputs[name]
+        value = value if isinstance(value, tuple | list) else (value, None)
         if len(value) != 2:
             raise ConfigError(
                 f"feature {name!r}: received {len(value)} values, expected (ids, offsets), or ids of two dimensions"

@@ -130,7 +130,7 @@ def refuse_ranks(module: nn.Module, description: str) -> None:
         )
 
 
-def refuse_weights(module: nn.Module, where: str, state_dict: Mapping[str, Any], prefix: str) -> None:
+def refuse_weights(module: nn.Module, where: str, state_dict: Mapping[str, object], prefix: str) -> None:
     """Refuses the weights of torch's and TorchRec's modules in the place of a module's own state.
 
     Keys of parameters, buffers and modules that a subclass added are its own, and keys of other modules are left alone: with an
@@ -147,8 +147,7 @@ def refuse_weights(module: nn.Module, where: str, state_dict: Mapping[str, Any],
     own = {*module._parameters, *module._buffers, *module._modules}
     for key, value in state_dict.items():
         name = key.removeprefix(prefix) if key.startswith(prefix) else ""
-        is_weight = _WEIGHT.fullmatch(name) and isinstance(value, torch.Tensor)
-        if is_weight and name.partition(".")[0] not in own:
+        if isinstance(value, torch.Tensor) and _WEIGHT.fullmatch(name) and name.partition(".")[0] not in own:
             way = _TRAINED.get(type(module).__name__, "set rows by module.assign")
             raise CheckpointError(
                 f"{where}: state_dict has {key!r}, torch's weights of shape {tuple(value.shape)}; expected rows, as state_dict() of"

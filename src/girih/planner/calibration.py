@@ -176,7 +176,7 @@ class Calibration:
         """Returns the calibration of so many machines like this one, over which processes and their work are spread evenly."""
         return replace(self, machines=machines)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Plain values for JSON."""
         return asdict(self)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from girih import config
 from girih.config.bounds import Bounds, NonNegative
@@ -98,12 +98,12 @@ class OperatorGraph:
                     " operators in the order in which they run"
                 )
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Plain values for JSON."""
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, mapping: Any, where: str = "operator graph") -> OperatorGraph:
+    def from_dict(cls, mapping: object, where: str = "operator graph") -> OperatorGraph:
         """The inverse of :meth:`to_dict`.
 
         Raises:

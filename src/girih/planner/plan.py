@@ -60,15 +60,15 @@ class Plan:
     predicted: Mapping[str, Any] = field(default_factory=dict)
     measured: Mapping[str, Any] = field(default_factory=dict)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Plain values for JSON."""
-        values = {**asdict(self), "groups": [dict(group) for group in self.groups]}
+        values: dict[str, Any] = {**asdict(self), "groups": [dict(group) for group in self.groups]}
         if self.tagging is not None:
             values["tagging"]["cut"] = list(self.tagging.cut)
         return values
 
     @classmethod
-    def from_dict(cls, mapping: Any, where: str = "plan") -> Plan:
+    def from_dict(cls, mapping: object, where: str = "plan") -> Plan:
         """The inverse of :meth:`to_dict`.
 
         Raises:
@@ -178,12 +178,12 @@ class Plan:
             )
 
 
-def _is_like(value: Any, expected: Any) -> bool:
+def _is_like(value: object, expected: object) -> bool:
     """Whether a value of a plan has the type of the one that girih would write; no number is negative."""
     if value is None or expected is None:
         return True
     if type(expected) in (int, float):
-        return type(value) in (int, float) and value >= 0
+        return isinstance(value, int | float) and type(value) is not bool and value >= 0
     return type(value) is type(expected) or (isinstance(value, list) and isinstance(expected, tuple))
 
 

@@ -28,7 +28,7 @@ from girih.comm.service import Service, answer, as_text
 from girih.data.batch import Batch
 from girih.errors import GirihError, Lost, WireError
 from girih.sparse.groups.bags import Gradients
-from girih.sparse.groups.feature_counts import FeatureCounts
+from girih.sparse.groups.group import FeatureCounts
 from girih.sparse.groups.pack import Group, by_group, sequence_bounds
 from girih.sparse.groups.shards import UniqueRows, as_rows
 from girih.sparse.protocol import KEYS_MISSING, TOOK_NO_PART, BatchCodec, SparseVerb

@@ -28,17 +28,16 @@ from girih.dense.accel.arithmetic import arithmetic
 from girih.dense.accel.process_settings import keep_freed_memory
 from girih.errors import GirihError, WireError
 from girih.hierarchical.graph import ServerPart
+from girih.hierarchical.graph.operator_costs import draws
 from girih.hierarchical.live_parts import Entry, LiveParts
 from girih.hierarchical.open_batches import ForwardCall, OpenBatch, OpenBatches
 from girih.hierarchical.optimizer_recipe import OptimizerRecipe
-from girih.hierarchical.random_draws import draws
 from girih.hierarchical.shadow import Shadow
 from girih.hierarchical.wire import (
     MOST_ENTRIES,
     MOST_ENTRY_BYTES,
     PLAIN,
     RANDOM,
-    Arrays,
     GroupVerb,
     Wire,
     num_bytes,
@@ -230,7 +229,7 @@ class _GroupServerWork:
         part: int,
         inputs: Sequence[Tensor | None],
         needs: Sequence[int],
-    ) -> tuple[NDArray[np.int8], Arrays]:
+    ) -> tuple[NDArray[np.int8], list[NDArray[Any]]]:
         """The outputs of a part, packed, and which of them have gradients; what its backward pass needs is kept with the batch."""
         modules = self._live.evaluated if batch is None else batch.net.modules
         with self._stats.spans("part forward"), torch.set_grad_enabled(batch is not None):
@@ -315,6 +314,7 @@ class _GroupServerWork:
         self._send_entries(request, request.frame.fields[0], entries)
 
     def _load_extra_state(self, request: Request) -> None:
+        value: Any
         for name, key, value in _entries_of(request.frame.arrays):
             if key is None:
                 torch.set_rng_state(value)
@@ -329,12 +329,12 @@ class _GroupServerWork:
         described, tensors, size = [], list[Tensor](), 0
         for name, key, value in entries[first : first + MOST_ENTRIES]:
             is_tensor = isinstance(value, Tensor)
-            if is_tensor and tensors and size + value.nbytes > MOST_ENTRY_BYTES:
-                break
-            described.append((name, key, is_tensor, None if is_tensor else value))
-            if is_tensor:
+            if isinstance(value, Tensor):
+                if tensors and size + value.nbytes > MOST_ENTRY_BYTES:
+                    break
                 tensors.append(value)
                 size += value.nbytes
+            described.append((name, key, is_tensor, None if is_tensor else value))
         arrays = pack(tensors, request.buffer)
         self._stats.sent("dense", num_bytes(arrays))
         request.reply((first + len(described), len(entries)), (as_text(described), *arrays))
@@ -350,8 +350,7 @@ class _GroupServerWork:
 
     def _send_stats(self, request: Request) -> None:
         spans = bool(request.frame.fields[0])
-        snapshot = self._batches.snapshot(spans=spans)
-        snapshot["parts"] = self._names
+        snapshot = {**self._batches.snapshot(spans=spans), "parts": self._names}
         shadow = self._shadow.processes(spans=spans) if self._shadow is not None and self._index == 0 else {}
         request.reply((), (as_text((snapshot, shadow)),))
 

@@ -232,7 +232,7 @@ def net_of(
         if found != expected:
             raise ValueError(f"its inputs and output are {found}; expected {expected}")
         for node in graph.find_nodes(op="call_function", target=torch.ops.aten.linear.default):
-            node.target = F.linear  # which :class:`~girih.dense.accel.linear.LinearBy` knows
+            node.target = F.linear  # which :class:`~girih.dense.accel.arithmetic.LinearBy` knows
         return ProgramNet(type(fx.GraphModule(held, graph)).forward, held)
     except Exception as error:  # whatever torch says of a graph that is none
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]

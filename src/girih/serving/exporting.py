@@ -48,10 +48,10 @@ from girih.serving.signature import (
     inputs_of,
     outputs_of,
 )
+from girih.sparse.groups.leaves import example_for
 from girih.sparse.groups.pack import Group, served_groups
 from girih.store.mapped import MappedFileFacts, MappedWriter
 from girih.store.spec import Floats, Ints, Longs
-from girih.training.example import example_for
 
 PARAMETERS, PROGRAM, ONNX = "dense.safetensors", "dense.json", "dense.onnx"
 _OURS = re.compile(r"rows-\d+\.safetensors|dense\.(safetensors|json|onnx)|\..*\.unfinished")

@@ -53,8 +53,8 @@ from girih.training import evaluation
 from girih.training.feeds import ExampleFeed
 from girih.training.schedules import in_step
 from girih.training.session import Session
-from girih.training.shown import summary_line
 from girih.training.specs import dense_spec, expect_data, gpu_of
+from girih.training.summary import summary_line
 
 COLUMNS = ("ids", "tables", "counts", EMBEDDING)
 

@@ -32,11 +32,11 @@ from girih.schema import Schema
 from girih.serving.dense_graph import net_of
 from girih.serving.net import ServedNet
 from girih.serving.signature import AGAIN, NAME, Signature, check_file, inputs_of, outputs_of
+from girih.sparse.groups.leaves import example_for
 from girih.sparse.groups.pack import Group, served_groups
 from girih.sparse.halves.mapped import MappedSparse
 from girih.store.mapped import MappedFile, Stack
 from girih.telemetry.stats import Stats
-from girih.training.example import example_for
 from girih.training.specs import dense_spec
 
 

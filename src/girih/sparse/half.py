@@ -18,6 +18,7 @@ from girih.checkpoint.save import SavedRows
 from girih.data.batch import Batch
 from girih.models.embeddings import Embeddings
 from girih.publishing.segment import PublishedRows
+from girih.telemetry.stats import LiveNumber, Snapshot
 
 
 class Pending(Protocol):
@@ -81,12 +82,12 @@ class SparseStats:
         processes: title of a process behind this half → its ``Stats.snapshot``.
         balance: ``asked_keys`` and ``paced_keys`` of all trainers together, see :mod:`girih.telemetry.stats`; empty where nobody
             counts them.
-        features: ids of each feature, see :class:`girih.sparse.groups.feature_counts.FeatureCounts`; empty if nobody counts them.
+        features: ids of each feature, see :class:`girih.sparse.groups.group.FeatureCounts`; empty if nobody counts them.
     """
 
     store: Mapping[str, int] = field(default_factory=dict)
     rows: Mapping[str, int] = field(default_factory=dict)
-    processes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    processes: Mapping[str, Snapshot] = field(default_factory=dict)
     balance: Mapping[str, int] = field(default_factory=dict)
     features: Mapping[str, int] = field(default_factory=dict)
 
@@ -99,7 +100,7 @@ class SparseStats:
 class SparseHalf(SavedRows, PublishedRows, Protocol):
     """Owns the rows. All methods but ``pull`` and ``peek`` are called by all trainers, in the same order."""
 
-    def prepare(self, batch: Batch) -> Any:
+    def prepare(self, batch: Batch) -> object:
         """Starts what depends on a batch's ids alone: it is done beside whatever comes next.
 
         Returns:
@@ -125,6 +126,10 @@ class SparseHalf(SavedRows, PublishedRows, Protocol):
 
     def stats(self, *, spans: bool = False) -> SparseStats:
         """Statistics so far; with the spans of the processes behind this half, where they are asked for."""
+        ...
+
+    def live(self) -> Mapping[str, LiveNumber]:
+        """Numbers of this process for :meth:`girih.telemetry.stats.Stats.watch`; asks no other process."""
         ...
 
     def close(self) -> None:

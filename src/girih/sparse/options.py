@@ -158,7 +158,7 @@ class StoreOptions(Options):
         if self.shards is not None:
             return self.shards
         rules = [table.eviction for spec in specs for table in spec.tables]
-        if self.reserve_rows is not None or any(getattr(rule, "max_rows", None) for rule in rules):
+        if self.reserve_rows is not None or any(rule is not None and rule.max_rows for rule in rules):
             return 1
         return min(threads or len(os.sched_getaffinity(0)), MOST_THREADS)
 

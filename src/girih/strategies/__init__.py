@@ -9,7 +9,6 @@ import pkgutil
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from girih import config
 from girih.config.user_code import load_object
@@ -35,7 +34,7 @@ def _pages() -> Iterator[type[StrategyOptions]]:
 BY_NAME: dict[str, type[StrategyOptions]] = {kind.name: kind for kind in _pages()}
 
 
-def create(options: Any, where: str, directory: Path | None = None) -> Strategy:
+def create(options: object, where: str, directory: Path | None = None) -> Strategy:
     """The strategy that ``[strategy]`` describes: one of girih's, or your own by ``file.py:Class``.
 
     Args:

@@ -103,7 +103,7 @@ def trace_split(
     import torch
 
     from girih.hierarchical.graph import trace
-    from girih.training.example import example_of
+    from girih.sparse.groups.leaves import example_of
 
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16"):
         return split(trace(module, *example_of(sparse)))

@@ -251,7 +251,7 @@ class Hierarchical(RemoteStrategy):
             stateful=dense if isinstance(dense, GroupedReplica) else None,
         )
 
-    def _planned_schedule(self) -> dict[str, Any]:
+    def _planned_schedule(self) -> dict[str, object]:
         return {"name": "concurrent", "nets": self.nets}
 
     def _dense_bytes(self, facts: Facts, sent: float) -> float:

@@ -186,8 +186,7 @@ class RemoteStrategy(StrategyOptions):
         Args:
             staged: threads fetch rows and send gradients. With a GPU they always do.
         """
-        from girih.sparse.halves.remote import RemoteSparse
-        from girih.sparse.halves.staging import Staging
+        from girih.sparse.halves.remote import RemoteSparse, Staging
         from girih.sparse.protocol import BatchCodec
         from girih.training.session import Session
 
@@ -261,7 +260,7 @@ class RemoteStrategy(StrategyOptions):
         return 1 if self.in_step else num_trainers
 
     @abstractmethod
-    def _planned_schedule(self) -> dict[str, Any]:
+    def _planned_schedule(self) -> dict[str, object]:
         """The schedule's name and options, for the plan."""
 
     def _dense_bytes(self, facts: Facts, sent: float) -> float:
@@ -394,7 +393,7 @@ class PipelinedStrategy(RemoteStrategy):
         )
         return self.session(plan, context, dense, schedule, staged=deferred)
 
-    def _planned_schedule(self) -> dict[str, Any]:
+    def _planned_schedule(self) -> dict[str, object]:
         return {"name": "pipelined", "staleness": self.staleness}
 
 

@@ -331,16 +331,16 @@ def half_options(plan: Plan) -> dict[str, Any]:
     }
 
 
-def predicted_traffic(sent: Traffic, seconds: Mapping[str, float] | None) -> dict[str, Any]:
+def predicted_traffic(sent: Traffic, seconds: Mapping[str, float] | None) -> dict[str, object]:
     """Bytes that a trainer sends per step, for ``Plan.predicted``; and their milliseconds, if there are calibrated links."""
-    predicted: dict[str, Any] = {"bytes_per_step": round(sent.total), "bytes": asdict(sent)}
+    predicted: dict[str, object] = {"bytes_per_step": round(sent.total), "bytes": asdict(sent)}
     if seconds is not None:
         by_kind = {kind: 1e3 * kind_s for kind, kind_s in seconds.items()}
         predicted |= {"communication_ms_per_step": sum(by_kind.values()), "communication_ms": by_kind}
     return predicted
 
 
-def predicted_exchange(facts: Facts, half_of: Collection[str] = ()) -> dict[str, Any]:
+def predicted_exchange(facts: Facts, half_of: Collection[str] = ()) -> dict[str, object]:
     """Traffic of ``synchronous``, as from :func:`predicted_traffic`; empty without a profile.
 
     Args:

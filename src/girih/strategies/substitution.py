@@ -139,7 +139,7 @@ class Substitution(StrategyOptions):
         }
         return sizes, [op.columns for op in operators if op.aggregation == "concat"]
 
-    def _predicted(self, facts: Facts, placement: Placement, *, split: bool) -> dict[str, Any]:
+    def _predicted(self, facts: Facts, placement: Placement, *, split: bool) -> dict[str, object]:
         """Owners, and the bytes that a trainer sends per step with their time, by this strategy and by ``synchronous``."""
         if facts.num_trainers == 1 or facts.batch_size is None:
             return {}

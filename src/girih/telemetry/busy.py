@@ -19,7 +19,13 @@ T = TypeVar("T")
 _LOCK = threading.RLock()
 """Held while the seconds of any :class:`Busy` are counted: one may count what another one does. Whoever collects garbage meanwhile may
 end another wait."""
-_OWN = threading.local()
+
+
+class _ThreadState(threading.local):
+    spell: tuple[Busy, float] | None = None
+
+
+_OWN = _ThreadState()
 
 
 class Busy:
@@ -46,7 +52,7 @@ class Busy:
         Args:
             share: of the moments of a process where several threads do the same side by side: 1 divided by their number.
         """
-        before = getattr(_OWN, "spell", None)
+        before = _OWN.spell
         self._add(share)
         _OWN.spell = self, share
         try:
@@ -92,7 +98,7 @@ def waiting(helper: Busy | None = None) -> Iterator[None]:
     Args:
         helper: threads of this process that are waited for; what they work meanwhile is work all the same.
     """
-    spell: tuple[Busy, float] | None = getattr(_OWN, "spell", None)
+    spell = _OWN.spell
     if spell is None:
         yield
         return

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from girih.config.train import MetricsOptions
 from girih.errors import ConfigError
-from girih.telemetry.stats import BOUNDS_S, DENSE_STALENESS, STALENESS, UPDATES_SINCE_READ, WIRE, Stats
+from girih.telemetry.stats import (
+    BOUNDS_S,
+    DENSE_STALENESS,
+    STALENESS,
+    UPDATES_SINCE_READ,
+    WIRE,
+    Stats,
+)
 from girih.telemetry.status_file import BEGUN_S, ProcessId, StatusTarget, cpu_s, resident_bytes
 
 if TYPE_CHECKING:
@@ -142,13 +149,13 @@ def samples(reading: Mapping[str, Any]) -> Iterator[Sample]:
             yield _HISTOGRAMS[key], None, _of_integers(counts)
     for phase, durations in stats["phases"].items():
         label = None if phase in _PHASES else phase
-        yield _PHASES.get(phase, "girih_phase_seconds"), label, _of_durations(durations)
+        yield _PHASES.get(phase, "girih_phase_seconds"), label, _of_durations(**durations)
     for verb, durations in stats["requests"].items():
-        yield "girih_request_seconds", verb, _of_durations(durations)
+        yield "girih_request_seconds", verb, _of_durations(**durations)
 
 
-def _of_durations(durations: Mapping[str, Any]) -> Histogram:
-    return Histogram(BOUNDS_S, durations["counts"], durations["sum_s"])
+def _of_durations(counts: Sequence[int], sum_s: float) -> Histogram:
+    return Histogram(BOUNDS_S, counts, sum_s)
 
 
 def _of_integers(counts: Mapping[str, int]) -> Histogram:

@@ -8,13 +8,14 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 from girih.telemetry.busy import Busy
 
 T = TypeVar("T")
-StatsSource = Callable[[], Mapping[str, Any]]
-"""Numbers by name, read from another thread than that which moves them: plain integers and floats."""
+LiveNumber = float | Mapping[str, float]
+StatsSource = Callable[[], Mapping[str, LiveNumber]]
+"""Numbers by name, or by the name of a kind and their own, read from another thread than that which moves them: plain integers and floats."""
 WIRE = "wire."
 """Prefix of counters of bytes sent, by kind."""
 UPDATES_SINCE_READ = "updates since read"
@@ -36,6 +37,15 @@ BOUNDS_S = (
     1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0,
 )  # fmt: skip
 """Upper bounds of the buckets of durations, in seconds; one more bucket has the rest."""
+
+
+class Snapshot(TypedDict):
+    """The statistics of a process as plain values; see :class:`Stats`."""
+
+    counters: dict[str, int]
+    gauges: dict[str, float]
+    histograms: dict[str, dict[str, int]]
+    spans: list[tuple[str, float, float]]
 
 
 class Stats:
@@ -82,7 +92,7 @@ class Stats:
             ``counters``, ``histograms``, ``phases`` and ``requests`` (see :meth:`Durations.read`), ``busy_s``, and ``live``: what
             sources say, where several have one name its sum.
         """
-        live: dict[str, Any] = {}
+        live: dict[str, LiveNumber] = {}
         with self._reading:
             for source in self._sources:
                 for name, value in source().items():
@@ -107,7 +117,7 @@ class Stats:
         """Bytes sent by this process, by kind."""
         return wire_bytes(self.counters)
 
-    def snapshot(self, *, spans: bool = True) -> dict[str, object]:
+    def snapshot(self, *, spans: bool = True) -> Snapshot:
         """Everything, as plain values for JSON; ``spans`` may be many."""
         return {
             "counters": dict(self.counters),
@@ -117,7 +127,7 @@ class Stats:
         }
 
 
-def wire_bytes(counters: Any) -> dict[str, int]:
+def wire_bytes(counters: Mapping[str, int]) -> dict[str, int]:
     """Bytes by kind, from counters."""
     return {name.removeprefix(WIRE): n for name, n in counters.items() if name.startswith(WIRE)}
 
@@ -145,7 +155,7 @@ class Durations:
             self._counts[name][bucket] += 1
             self._sums_s[name] += seconds
 
-    def read(self) -> dict[str, dict[str, Any]]:
+    def read(self) -> dict[str, dict[str, object]]:
         """Name → ``counts`` in the buckets of ``BOUNDS_S`` and of the rest, and ``sum_s``."""
         with self._adding:
             return {n: {"counts": list(c), "sum_s": self._sums_s[n]} for n, c in self._counts.items()}

@@ -70,9 +70,9 @@ class StatusTarget:
         return json.dumps({"run": run, "metrics": asdict(self.metrics)})
 
     @classmethod
-    def from_hello(cls, hello: Mapping[str, Any]) -> StatusTarget:
+    def from_hello(cls, hello: Mapping[str, object]) -> StatusTarget:
         """The place that a launcher says first, if it says one."""
-        place = json.loads(hello.get("place") or "{}")
+        place = json.loads(str(hello.get("place") or "{}"))
         run, metrics = place.get("run"), place.get("metrics", {})
         return cls(None if run is None else Path(run), MetricsOptions(**metrics))
 
@@ -112,22 +112,21 @@ class ProcessStatus:
 
     def per_second(self, name: str) -> float | None:
         """Rate of a number that the process says; None where it is unknown."""
-        return self._rate(lambda reading: reading["stats"]["live"].get(name))
+        return self._rate(*(reading["stats"]["live"].get(name) for reading in (self.now, self.then)))
 
     @property
     def cpu_cores(self) -> float | None:
         """Cores in use."""
-        return self._rate(lambda reading: reading["cpu_s"])
+        return self._rate(self.now["cpu_s"], self.then["cpu_s"])
 
     @property
     def busy(self) -> float | None:
         """Share of the time in which the process worked, and did not wait for others; see :mod:`girih.telemetry.busy`."""
-        rate = self._rate(lambda reading: reading["stats"].get("busy_s"))
+        rate = self._rate(self.now["stats"].get("busy_s"), self.then["stats"].get("busy_s"))
         return None if rate is None else min(1.0, rate)  # the clock of days may have been set
 
-    def _rate(self, value: Any) -> float | None:
+    def _rate(self, now: float | None, then: float | None) -> float | None:
         seconds = self.now["at_s"] - self.then["at_s"]
-        now, then = value(self.now), value(self.then)
         if seconds <= 0 or now is None or then is None or now < then:
             return None
         rate: float = (now - then) / seconds

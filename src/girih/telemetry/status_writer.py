@@ -72,7 +72,7 @@ class StatusWriter:
     ) -> None:
         self.close()
 
-    def read(self) -> dict[str, Any]:
+    def read(self) -> dict[str, object]:
         """The numbers of this process now: ``at_s``, ``cpu_s``, ``rss_bytes`` and ``stats``."""
         return {
             "at_s": time.time(),

@@ -13,8 +13,7 @@ from queue import SimpleQueue
 import torch
 
 from girih.data.batch import Batch
-from girih.dense.half import DenseHalf
-from girih.dense.outcome import ReadyOutcome
+from girih.dense.half import DenseHalf, ReadyOutcome
 from girih.errors import NonFiniteError, WireError
 from girih.sparse.half import Pulled, SparseHalf
 from girih.telemetry.busy import Busy, waiting

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 from girih.comm.group import TrainerGroup
 from girih.config.train import TrainOptions
 from girih.data import Batch, Dataset, NormalizationStats
-from girih.dense.outcome import ScoredSteps
+from girih.dense.half import ScoredSteps
 from girih.errors import ConfigError, NonFiniteError, nearest
 from girih.metrics import Metrics, Scores
 from girih.metrics.progressive import progressive_metrics
@@ -140,7 +139,7 @@ class Scoring:
         self._read: SparseStats | None = None
         """Statistics after the last evaluation; None if there is none, or if others have read without training since."""
         self.features: Mapping[str, int] = {}
-        """Ids of each feature in the last evaluation; see :class:`girih.sparse.groups.feature_counts.FeatureCounts`."""
+        """Ids of each feature in the last evaluation; see :class:`girih.sparse.groups.group.FeatureCounts`."""
 
     def forget(self) -> None:
         """Counters of the store begin anew."""
@@ -195,11 +194,11 @@ class ProgressiveValidation:
     def __init__(self, steps: ScoredSteps, ranks: TrainerGroup, labels: Labels) -> None:
         self._steps, self._ranks, self._labels = steps, ranks, labels
 
-    def metrics(self) -> dict[str, dict[str, Any]]:
+    def metrics(self) -> dict[str, dict[str, object]]:
         """Label → metrics, over all trainers, which call it together."""
         return self._metrics(self._added())
 
-    def record(self) -> Mapping[str, Any]:
+    def record(self) -> Mapping[str, object]:
         """The first label's metrics: over all trainers in step, who call it together; where they are not, this one's own."""
         counts = self._counted() if self._ranks.unsynchronized else self._added()
         return self._metrics(counts)[self._labels.names[0]]

@@ -44,7 +44,7 @@ class LearningRate:
         if options is not None:
             self._make(dict(options))
 
-    def _make(self, options: dict[str, Any]) -> None:
+    def _make(self, options: dict[str, object]) -> None:
         if "name" not in options:
             raise ConfigError(f"{WHERE}: key 'name' is missing, as in name = \"StepLR\"")
         cls = schedule_class(str(options.pop("name")), WHERE)
@@ -66,14 +66,14 @@ class LearningRate:
         except Exception as error:
             raise ConfigError(f"{WHERE}: torch refuses these options: {_reason(error)}") from None
 
-    def _try_out(self, cls: type[Any], options: Mapping[str, Any]) -> None:
+    def _try_out(self, cls: Callable[..., object], options: Mapping[str, object]) -> None:
         """Takes one step with a stand-in: torch looks at some values only then, which may be hours later."""
         if not type(self._optimizer).__module__.startswith(("torch.optim", "girih.")):
             return
         groups = [{**group, "params": [Parameter(torch.zeros(1))]} for group in self._optimizer.param_groups]
         kind: Callable[..., torch.optim.Optimizer] = type(self._optimizer)
         stand_in = kind(groups)
-        scheduler = cls(stand_in, **options)
+        scheduler: Any = cls(stand_in, **options)
         stand_in.step()
         scheduler.step() if self.metric is None else scheduler.step(0.5)
         _check_rate(float(stand_in.param_groups[0]["lr"]))
@@ -108,7 +108,7 @@ class LearningRate:
             group["lr"] = before
             raise ConfigError(f"{WHERE}: {self._name}: {_reason(error)}") from None
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         """For a checkpoint."""
         scheduler = {} if self._scheduler is None else self._scheduler.state_dict()
         return {

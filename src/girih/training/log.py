@@ -21,7 +21,7 @@ from girih.runs.directory import TRAINED, TrainedMark
 from girih.telemetry.peer_status import PeerStatus
 from girih.telemetry.stats import ASKED_KEYS, PACED_KEYS
 from girih.telemetry.status_file import resident_bytes
-from girih.training.schedules import Step
+from girih.training.schedules import Step, Token
 
 LIMIT_S, NEW_STEPS = 2.0, 2
 """Seconds of training that are taken, behind so many steps in which rows and memory are new."""
@@ -155,7 +155,7 @@ class RunLog:
         self._window_loss, self._window_examples, self._window_train_s = 0.0, 0, state.train_s
 
     def step(
-        self, step: Step[Any], state: RunState, lr_scale: float, counters: Callable[[], Mapping[str, int]]
+        self, step: Step[Token], state: RunState, lr_scale: float, counters: Callable[[], Mapping[str, int]]
     ) -> None:
         """Add one step, and write a record if one is due."""
         self.first_steps.step(state)
@@ -225,7 +225,7 @@ class RunLog:
         if self._mark is not None:
             self._mark.write(state.examples, state.repeated_examples)
 
-    def _write(self, record: dict[str, Any]) -> None:
+    def _write(self, record: Mapping[str, object]) -> None:
         if self._path is not None:
             append_line(self._path, json.dumps(record, allow_nan=False))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +12,7 @@ from girih.comm.group import TrainerGroup
 
 def gather(
     ranks: TrainerGroup, device: torch.device, extra: Mapping[str, Tensor] | None = None
-) -> list[dict[str, object]]:
+) -> list[dict[str, Tensor]]:
     """State of each trainer's generators by rank, on rank 0; this trainer's alone on the others.
 
     Args:
@@ -27,19 +26,19 @@ def gather(
     return [{name: torch.from_numpy(array) for name, array in each.items()} for each in gathered]
 
 
-def extra_state(states: Sequence[dict[str, Any]], rank: int) -> dict[str, Tensor]:
+def extra_state(states: Sequence[Mapping[str, Tensor]], rank: int) -> dict[str, Tensor]:
     """Returns the ``extra`` that the trainer with a rank gave to :func:`gather`."""
     return {} if rank >= len(states) else {name: value for name, value in states[rank].items() if "/" in name}
 
 
-def check(states: Sequence[dict[str, Any]]) -> None:
+def check(states: Sequence[Mapping[str, Tensor]]) -> None:
     """Raises what torch does where :func:`restore` would meet no state of a generator."""
     for state in (states[0], *states[1:]):
         torch.Generator().set_state(state["cpu"])
 
 
 def restore(
-    states: Sequence[dict[str, Any]],
+    states: Sequence[Mapping[str, Tensor]],
     rank: int,
     *,
     alike: bool,

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from girih.data.batch import Batch, micro_batches
-from girih.dense.half import Computed, DenseHalf
-from girih.dense.outcome import Outcome, ReadyOutcome
+from girih.dense.half import Computed, DenseHalf, Outcome, ReadyOutcome
 from girih.errors import NonFiniteError, WireError
 from girih.models.embeddings import Embeddings
 from girih.sparse.half import Pending, Pulled, SparseHalf

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from types import UnionType
 from typing import Any
 
 import torch
@@ -12,10 +13,9 @@ from torch import nn
 from girih.config.train import TrainOptions
 from girih.data import Dataset
 from girih.dense.accel.compiled import require_compiler
-from girih.dense.half import DenseSpec
+from girih.dense.half import DenseSpec, ScoredSteps
 from girih.dense.halves.replica import made_by
 from girih.dense.options import OptimizerFactory, optimizer_factory
-from girih.dense.outcome import ScoredSteps
 from girih.errors import ConfigError, kind_of
 from girih.metrics.custom import custom_metrics, random_examples
 from girih.metrics.progressive import ProgressiveScores
@@ -29,7 +29,7 @@ from girih.telemetry.stats import Stats
 from girih.training.learning_rate import LearningRate
 
 
-def expect(name: str, value: object, kind: Any, expected: str) -> None:
+def expect(name: str, value: object, kind: type | UnionType, expected: str) -> None:
     """Refuses a value of another type than ``kind``."""
     if not isinstance(value, kind):
         shown = repr(value) if isinstance(value, str | int | float | None) else kind_of(value)

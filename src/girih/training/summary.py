@@ -10,12 +10,14 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from girih.checkpoint.state import RunState
 from girih.comm.group import TrainerGroup
 from girih.files.whole import write_whole
 from girih.metrics import Metrics
 from girih.schema import Schema
-from girih.sparse.groups.feature_counts import EVALUATED, READ, UNSEEN
+from girih.sparse.groups.group import EVALUATED, READ, UNSEEN
 from girih.sparse.half import SparseStats
 from girih.telemetry.stats import (
     ASKED_KEYS,
@@ -25,6 +27,7 @@ from girih.telemetry.stats import (
     PACED_KEYS,
     SERVED_ROWS,
     UPDATES_SINCE_READ,
+    Snapshot,
     Stats,
     wire_bytes,
 )
@@ -40,7 +43,7 @@ def summarize(
     ranks: TrainerGroup,
     stats: Stats,
     sparse: SparseStats,
-    processes: Sequence[Mapping[str, Any]],
+    processes: Sequence[Snapshot],
 ) -> dict[str, object]:
     """Returns the summary of the run. All trainers call it together.
 
@@ -110,7 +113,7 @@ def summarize(
 
 def features_of(
     schema: Schema, sparse: SparseStats, evaluated: Mapping[str, int]
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, dict[str, object]]:
     """Rows and ids of each feature that the model reads, by name.
 
     Args:
@@ -129,7 +132,7 @@ def features_of(
     }
 
 
-def histogram_of(name: str, processes: Iterable[Mapping[str, Any]]) -> Counter[int]:
+def histogram_of(name: str, processes: Iterable[Snapshot]) -> Counter[int]:
     """A histogram over several processes.
 
     Args:
@@ -224,15 +227,13 @@ BESIDE = frozenset(
 """Names of spans that overlap others of their process, themselves included, and so need separate tracks."""
 
 
-def timelines(
-    ranks: TrainerGroup, stats: Stats, processes: Mapping[str, Mapping[str, Any]]
-) -> dict[str, Any]:
+def timelines(ranks: TrainerGroup, stats: Stats, processes: Mapping[str, Snapshot]) -> dict[str, Events]:
     """The spans of all processes by title, on rank 0; of this trainer alone on the others. All call it, together.
 
     Args:
         processes: title of a process → its ``Stats.snapshot``, of those that this trainer asks.
     """
-    mine = {f"trainer {ranks.rank}": stats.spans.events()}
+    mine: dict[str, Events] = {f"trainer {ranks.rank}": stats.spans.events()}
     others = {title: snapshot["spans"] for title, snapshot in processes.items()}
     gathered = ranks.gather({**mine, **others})
     return {title: events for each in gathered or [mine] for title, events in each.items()}
@@ -265,3 +266,26 @@ def _free_track(free_us: list[int], begin: int, end: int) -> int:
     track = next((number for number, free in enumerate(free_us) if free <= begin), len(free_us))
     free_us[track : track + 1] = [end]
     return 1 + track
+
+
+MOST_TABLES = 6  # that are named
+
+
+def summary_line(
+    owner: object, model: nn.Module, step: int, schema: Schema, rows: Mapping[str, int] | None
+) -> str:
+    """The model, the step and the tables.
+
+    Args:
+        rows: of each table; None where it would take asking other processes, or nothing is open.
+    """
+    names = [table.name for table in schema.tables]
+    if len(names) > MOST_TABLES:
+        tables = f"{len(names)} tables"
+        if rows is not None:
+            tables += f" with {sum(rows.values()):,} rows"
+    elif rows is None:
+        tables = f"tables {', '.join(names)}" if names else "no tables"
+    else:
+        tables = ", ".join(f"{name} {rows.get(name, 0):,} rows" for name in names) or "no tables"
+    return f"{type(owner).__name__}({type(model).__name__}, step {step}, {tables})"

@@ -9,7 +9,7 @@ from itertools import pairwise
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from girih.dense.outcome import PendingOutcome
+from girih.dense.half import PendingOutcome
 from girih.sparse.halves.sharded import ShardedHalf
 
 ATEN = torch.ops.aten

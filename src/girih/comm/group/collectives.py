@@ -13,7 +13,7 @@ import socket
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from girih.comm.registry import LocalRegistry, Registry
 from girih.errors import GirihError
 from girih.telemetry.busy import waiting
 
+T = TypeVar("T")
 LOOPBACK = "127.0.0.1"
 _FOREVER_S = 1e9
 _LITTLE_BYTES = 256  # every rank adds up all of it
@@ -135,7 +136,7 @@ class Collectives:
         self.broadcast_tensor(content)
         return json.loads(bytes(content.numpy()))
 
-    def gather(self, value: Any) -> list[Any] | None:
+    def gather(self, value: T) -> list[T] | None:
         """On rank 0, what each rank has (anything that JSON can hold); None on the others."""
         arrays = self.gather_arrays({"": np.frombuffer(bytearray(json.dumps(value).encode()), np.uint8)})
         return None if arrays is None else [json.loads(bytes(each[""])) for each in arrays]
@@ -277,7 +278,7 @@ class Collectives:
         return arrays
 
 
-def await_work(work: Any) -> Any:
+def await_work(work: dist.Work) -> bool:
     """Waits for a collective: until the others have come to it, and all bytes are here."""
     with waiting():
         return work.wait()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
@@ -128,9 +128,15 @@ def gathered_rows(rows: Tensor, ranks: TrainerGroup, sizes: Sequence[int]) -> Te
     return found
 
 
+class _GatheredContext(Protocol):
+    ranks: TrainerGroup
+    sizes: tuple[int, ...]
+    counts: list[int]
+
+
 class _Gathered(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, ranks: TrainerGroup, sizes: tuple[int, ...]) -> Tensor:
+    def forward(ctx: _GatheredContext, rows: Tensor, ranks: TrainerGroup, sizes: tuple[int, ...]) -> Tensor:
         ctx.ranks, ctx.sizes = ranks, sizes
         width = rows.shape[1:].numel()
         ctx.counts = [size * width for size in sizes]
@@ -139,7 +145,7 @@ class _Gathered(torch.autograd.Function):
         return flat.view(sum(sizes), *rows.shape[1:])
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: _GatheredContext, gradient: Tensor) -> tuple[Tensor, None, None]:
         ranks, sizes = ctx.ranks, ctx.sizes
         own = [ctx.counts[ranks.rank]] * ranks.size
         parts = ranks.exchange(gradient.contiguous().reshape(-1), ctx.counts, own)

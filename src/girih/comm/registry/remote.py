@@ -117,7 +117,7 @@ class RemoteRegistry:
         """Whoever waits gets ``WireError``."""
         self._client.close()
 
-    def _ask(self, *asked: Any) -> Any:
+    def _ask(self, *asked: object) -> Any:
         try:
             reply = _unpacked(self._client.call(0, (), (_packed(asked),)).wait())
         except (WireError, WireTimeout, RemoteError) as error:

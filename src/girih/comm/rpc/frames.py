@@ -184,7 +184,7 @@ def unpack(parts: Sequence[Part]) -> tuple[Header, Frame]:
     return Header(status, *numbers), Frame(kind, fields, arrays)
 
 
-def _views(described: list[Any], parts: Sequence[Part], start: int) -> tuple[NDArray[Any], ...]:
+def _views(described: Sequence[Sequence[int]], parts: Sequence[Part], start: int) -> tuple[NDArray[Any], ...]:
     """The arrays as described, if they fill the parts exactly."""
     arrays: list[NDArray[Any]] = []
     num_bytes, next_part = 0, 1

@@ -9,7 +9,7 @@ import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 from girih.errors import WireError
 
@@ -42,7 +42,7 @@ class TCP:
             raise WireError(f"cannot listen at {str(self)!r}: {error}; expected tcp://HOST:PORT") from error
         return listener, str(TCP(self.host, listener.getsockname()[1], self.encrypted))
 
-    def dial(self) -> tuple[socket.socket, Any]:
+    def dial(self) -> tuple[socket.socket, tuple[object, ...] | str]:
         """A socket for it, and what it is to connect to.
 
         Raises:
@@ -94,7 +94,7 @@ class LocalAddress:
             raise WireError(f"cannot listen at {self.name!r}: {error}") from error
         return listener, f"shm://{self.name}"
 
-    def dial(self) -> tuple[socket.socket, Any]:
+    def dial(self) -> tuple[socket.socket, tuple[object, ...] | str]:
         """A socket for it, and what it is to connect to."""
         return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), self.sockaddr()
 

@@ -16,9 +16,12 @@ import ssl
 import tempfile
 import threading
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 from girih.errors import ConfigError, WireError
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 _NAME: Final = "girih"
 _BEGIN: Final = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)
@@ -141,7 +144,7 @@ def _context(secret: bytes, server: bool) -> ssl.SSLContext:
     return context
 
 
-def _certificate(secret: bytes) -> tuple[bytes, Any]:
+def _certificate(secret: bytes) -> tuple[bytes, Ed25519PrivateKey]:
     """The run's certificate in PEM, the same in each process, and its private key."""
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -164,7 +167,7 @@ def _certificate(secret: bytes) -> tuple[bytes, Any]:
     return made.public_bytes(Encoding.PEM), key
 
 
-def _encrypted(key: Any, password: str) -> bytes:
+def _encrypted(key: Ed25519PrivateKey, password: str) -> bytes:
     """The key in PEM, under a password that this process alone has."""
     from cryptography.hazmat.primitives import serialization
 

@@ -50,7 +50,7 @@ class CompiledModel(nn.Module):
         self._first_size: int | None = None
         self._replayed = False
 
-    def forward(self, numeric: Tensor, embeddings: Embeddings) -> Any:
+    def forward(self, numeric: Tensor, embeddings: Embeddings) -> object:
         """Returns the outputs of the model.
 
         Raises:

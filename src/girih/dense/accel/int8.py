@@ -1,4 +1,4 @@
-"""Linear layers whose forward pass is 8-bit, for :class:`girih.dense.accel.linear.LinearBy` (HT §5.1's Model-B).
+"""Linear layers whose forward pass is 8-bit, for :class:`girih.dense.accel.arithmetic.LinearBy` (HT §5.1's Model-B).
 
 Activations and weights are rounded to 8 bits, each time anew, and multiplied as integers. The backward pass is the
 float32 layer's: rounding counts as the identity (straight-through: Bengio et al. 2013, arXiv 1308.3432).
@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from girih.dense.accel import onednn
+from girih.models.layers.autograd import Context
 
 LEAST_STEP = 2.0**-100
 """Numbers so small that their steps would be smaller are 0."""
@@ -54,7 +54,7 @@ class _Int8Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, low: float, high: float
+        ctx: Context, input: Tensor, weight: Tensor, bias: Tensor | None, low: float, high: float
     ) -> Tensor:
         ctx.save_for_backward(input, weight)
         step = max((high - low) / 255, LEAST_STEP)
@@ -82,7 +82,7 @@ class _Int8Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(
-        ctx: Any, gradient: Tensor
+        ctx: Context, gradient: Tensor
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
         input, weight = ctx.saved_tensors
         return *onednn.gradients(ctx.needs_input_grad, gradient, input, weight), None, None

@@ -1,4 +1,4 @@
-"""Float32 linear layers through oneDNN, for :class:`girih.dense.accel.linear.LinearBy`: only the order of summation differs.
+"""Float32 linear layers through oneDNN, for :class:`girih.dense.accel.arithmetic.LinearBy`: only the order of summation differs.
 
 PyTorch multiplies float32 matrices with MKL, which leaves AVX-512 alone on processors that are not Intel's:
 there oneDNN, which PyTorch carries along for bfloat16, takes half the time
@@ -13,11 +13,12 @@ import platform
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from girih.models.layers.autograd import Context
 
 MIN_PRODUCTS = 1 << 22  # B · I · O below which MKL is as fast
 
@@ -84,12 +85,12 @@ class _OrderedLinear(torch.autograd.Function):
     """[B, I], [O, I] and [O] to [B, O]: three products, each only where it is wanted."""
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(ctx: Context, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(input, weight)
         return _product(input, weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         input, weight = ctx.saved_tensors
         # where someone differentiates the gradient only torch's own operators serve
         product = _differentiable_product if torch.is_grad_enabled() else _product

@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from girih.schema import Schema
@@ -70,6 +70,7 @@ def limit_primitive_caches(schema: Schema) -> None:
 
 
 NAME = "torch._dynamo"
+Decorated = TypeVar("Decorated", bound=Callable[..., object])
 
 
 def defer_dynamo() -> None:
@@ -82,14 +83,14 @@ class _Unloaded(ModuleType):
     utils = SimpleNamespace(get_optimize_ddp_mode=lambda: "ddp_optimizer")  # as without any setting
 
     @staticmethod
-    def disable(function: Callable[..., object], *_: object, **__: object) -> Callable[..., Any]:
+    def disable(function: Decorated, *_: object, **__: object) -> Decorated:
         return function
 
     @staticmethod
     def graph_break(*_: object) -> None:
         return
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         if name.startswith("__") and name != "__path__":  # who inspects all modules asks for these
             raise AttributeError(name)
         if sys.modules[NAME] is self:

@@ -11,7 +11,6 @@ import warnings
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -194,7 +193,7 @@ class AllReducedReplica(SynchronousReplica):
         gradients = torch.autograd.grad(logits.sum(), self.parameters, allow_unused=True)
         return any(gradient is None for gradient in gradients)
 
-    def _sum(self, bucket: Any) -> Any:
+    def _sum(self, bucket: torch._C._distributed_c10d.GradBucket) -> object:
         start, buffer = time.perf_counter(), bucket.buffer()
         # a ring passes each part on to the next rank, once to sum it and once to tell it
         stats, size = self.stats_of_process, self.ranks.size

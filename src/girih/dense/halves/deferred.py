@@ -23,11 +23,10 @@ from girih.comm.group import TrainerGroup
 from girih.comm.pinned import FromDevice
 from girih.comm.rpc import Client, Frame, Reply
 from girih.data.batch import Batch
-from girih.dense.half import DenseSpec
+from girih.dense.half import DenseSpec, PendingOutcome, ReadyOutcome
 from girih.dense.halves.allreduced import AllReducedReplica
 from girih.dense.halves.parameter_server import STEP, ParameterServer, ParameterServerReplica
 from girih.dense.halves.replica import Buffers, Gradients, Replica
-from girih.dense.outcome import PendingOutcome, ReadyOutcome
 from girih.errors import NonFiniteError
 from girih.models.embeddings import Embeddings
 

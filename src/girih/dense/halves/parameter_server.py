@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -22,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from girih.checkpoint.save import DenseState
 from girih.comm.group import TrainerGroup
 from girih.comm.pinned import Parcels
 from girih.comm.rpc import Client, Frame, Request
@@ -199,7 +200,7 @@ class ParameterServerReplica(Replica):
         """On rank 0: steps of others between a gradient's parameters and its step, at most."""
         return {"staleness_max": 0 if self._server is None else self._server.staleness_max}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: DenseState) -> None:
         """See :class:`Replica`."""
         super().restore(state)
         if self._server is not None:

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from girih.checkpoint.save import DenseState
 from girih.config.user_code import blame
 from girih.data.batch import Batch, label_scale
 from girih.dense.accel.arithmetic import arithmetic
@@ -26,7 +27,8 @@ from girih.dense.half import DenseSpec, KnownAtOnce
 from girih.dense.options import OptimizerFactory
 from girih.errors import ConfigError, GirihError, NonFiniteError, kind_of
 from girih.models.embeddings import Embeddings, Jagged
-from girih.models.loss import Targets, loss_of
+from girih.models.loss import Targets, is_over_batch, loss_of
+from girih.telemetry.stats import Snapshot
 
 Gradients = list[Tensor | None]
 """The gradient of each parameter, or None where it took no part in the loss."""
@@ -97,7 +99,7 @@ class Replica:
         self._to_logits: Callable[[Tensor], Tensor] | None = getattr(self.module, "logits", None)
         self._loss_features = _places(self.module)
         # a loss over the whole batch is each trainer's part of the step's, and needs all trainers in it
-        self.whole_batch = bool(getattr(self.module, "loss_over_batch", False))
+        self.whole_batch = is_over_batch(self.module)
         self._modes: list[tuple[nn.Module, bool]] = []
 
     def compute(
@@ -157,14 +159,14 @@ class Replica:
         """A copy that moves in its own step is never behind."""
         return {"staleness_max": 0}
 
-    def processes(self, *, spans: bool = False) -> Mapping[str, Mapping[str, Any]]:
+    def processes(self, *, spans: bool = False) -> Mapping[str, Snapshot]:
         """Empty: there is this process alone."""
         return {}
 
     def close(self) -> None:
         """No-op: it holds nothing but memory."""
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> DenseState:
         """``model`` and ``optimizer`` state dicts, and the optimizer's name."""
         return {
             "model": self.module.state_dict(),
@@ -172,7 +174,7 @@ class Replica:
             "optimizer_name": type(self.optimizer).__name__,
         }
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: DenseState) -> None:
         """The inverse of :meth:`state`; the optimizer's options stay those it has now.
 
         Raises:

@@ -10,16 +10,16 @@ Shapes: B examples, T labels, X numeric features.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from girih.checkpoint.save import DenseState
 from girih.comm.group import TrainerGroup
 from girih.data.batch import Batch, share_of
 from girih.dense.half import DenseSpec
@@ -77,11 +77,11 @@ class SubstitutedReplica(SynchronousReplica):
         if isinstance(self.optimizer, Lamb):
             self.optimizer.whole_squares = self._whole_squares
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> DenseState:
         """See :class:`Replica`; every parameter is whole. All trainers call it together."""
         return self._sharded.whole(super().state())
 
-    def restore(self, state: Mapping[str, object]) -> None:
+    def restore(self, state: DenseState) -> None:
         """See :class:`Replica`; each trainer takes its part."""
         super().restore(self._sharded.part(state))
 

@@ -7,12 +7,13 @@ c = a · size + b, or from whether the net trains; else the module that it occur
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.fx.node import Argument
 
 from girih.hierarchical.graph.batches import read
 from girih.hierarchical.graph.recording import (
@@ -156,10 +157,9 @@ def whole(name: str) -> fx.Graph:
     return graph
 
 
-def size_of(tensor: Any, dim: int) -> int:
+def size_of(tensor: Tensor, dim: int) -> int:
     """A size as a number that a graph can compute with."""
-    size: int = tensor.shape[dim]
-    return size
+    return tensor.shape[dim]
 
 
 class _Builder:
@@ -245,11 +245,12 @@ class _Builder:
             self._training = self._graph.create_node("get_attr", "training")
         return self._training if value else self._glue(operator.not_, self._training)
 
-    def _number(self, call: Call, values: Sequence[Any], refs: Sequence[Ref]) -> fx.Node:
+    def _number(self, call: Call, values: Sequence[object], refs: Sequence[Ref]) -> fx.Node:
         """A number that differs from recording to recording, as a function of a size."""
-        if all(type(value) is int for value in values):
+        numbers = [value for value in values if type(value) is int]
+        if len(numbers) == len(values):
             for plain in (True, False):
-                for ref, dim, factor, offset in self._sizes_like(values, refs):
+                for ref, dim, factor, offset in self._sizes_like(numbers, refs):
                     if not plain or (factor, abs(offset) < 2) == (1, True):
                         node = self._size(ref, dim)
                         node = node if factor == 1 else self._glue(operator.mul, node, factor)
@@ -273,7 +274,7 @@ class _Builder:
             self._sizes[ref, dim].meta["is_number"] = True
         return self._sizes[ref, dim]
 
-    def _glue(self, function: Any, *args: Any) -> fx.Node:
+    def _glue(self, function: Callable[..., object], *args: Argument) -> fx.Node:
         node = self._graph.call_function(function, args)
         node.meta |= {"glue": True, "is_number": function is not operator.getitem}
         return node

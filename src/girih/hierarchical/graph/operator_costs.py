@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch._ops import OpOverload, OpOverloadPacket
+from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from girih.hierarchical.graph.batches import isolated, read
@@ -147,7 +150,7 @@ class _Measured(fx.Interpreter):
         self.num_rows: dict[str, int] = {}  # none of a tensor whose only dimension is the batch
         self.number_bytes: dict[str, int] = {}  # 0 where no codec writes them
 
-    def run_node(self, n: fx.Node) -> Any:
+    def run_node(self, n: fx.Node) -> object:
         """Runs a node."""
         with _Counter() as counter:
             result = super().run_node(n)
@@ -172,7 +175,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.flops, self._formulas = 0, flop_registry
 
-    def __torch_dispatch__(self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
         result = func(*args, **(kwargs or {}))
         formula: Callable[..., int] | None = self._formulas.get(func.overloadpacket)
         if formula is not None:
@@ -215,3 +218,62 @@ def _containers(value: object) -> Iterator[object]:
             yield value
         for each in value.values() if isinstance(value, dict) else value:
             yield from _containers(each)
+
+
+FUNCTIONS = ("dropout", "gumbel", "fractional_max_pool", "rand", "uniform_", "normal_", "lowrank", "lobpcg")
+"""Parts of the names of torch's functions in Python that draw; its operators say it themselves, by a tag."""
+ATTENTION = {"scaled_dot_product_attention": 4, "multi_head_attention_forward": 10}
+"""Functions that draw where their ``dropout_p`` is not 0, and its place among the arguments."""
+MODULES = (nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
+KNOWN = ("torch", "girih")
+"""Packages whose functions and modules draw by none but those, and by modules that drop out."""
+PLAIN = ("operator", "_operator", "builtins", "math", "aten", "prims")
+"""Python's own functions and namespaces of torch's operators."""
+
+
+def draws(part: fx.GraphModule) -> bool:
+    """Whether a part may draw: it drops out, draws itself, or has code of a user's, which may."""
+    return any(_draws(part, node) for node in part.graph.nodes)
+
+
+def _draws(part: fx.GraphModule, node: fx.Node) -> bool:
+    if node.op == "call_module":
+        return any(_module_draws(each) for each in part.get_submodule(str(node.target)).modules())
+    if node.op not in ("call_function", "call_method"):
+        return False
+    if callable(node.target) and _package(node.target) not in (*KNOWN, *PLAIN):
+        return True
+    name = node.target if isinstance(node.target, str) else str(getattr(node.target, "__name__", ""))
+    name = name.partition(".")[0]  # an operator's name has its overload's
+    if name in ATTENTION:
+        place = ATTENTION[name]
+        probability = node.args[place] if len(node.args) > place else node.kwargs.get("dropout_p", 0.0)
+        return not isinstance(probability, (int, float)) or probability > 0
+    return any(each in name for each in FUNCTIONS) or _is_seeded(name)
+
+
+def _package(function: Callable[..., object]) -> str:
+    """The package of a function; built-in functions without one are torch's."""
+    if isinstance(function, (OpOverload, OpOverloadPacket)):
+        return str(function).partition(".")[0]  # which names its namespace
+    return (getattr(function, "__module__", None) or "torch").partition(".")[0]
+
+
+@cache
+def _is_seeded(name: str) -> bool:
+    """Whether torch says of one of its operators that it draws."""
+    operator = getattr(torch.ops.aten, name, None)
+    if not isinstance(operator, OpOverloadPacket):
+        return False
+    names: list[str] = operator.overloads()  # type: ignore[no-untyped-call]
+    overloads = (getattr(operator, name) for name in names)
+    return any(torch.Tag.nondeterministic_seeded in each.tags for each in overloads)
+
+
+def _module_draws(module: nn.Module) -> bool:
+    if type(module).__module__.partition(".")[0] not in KNOWN:
+        return True
+    if isinstance(module, _DropoutNd):
+        return module.p > 0
+    dropout = getattr(module, "dropout", 0.0)  # of attention and recurrent layers
+    return isinstance(module, MODULES) or (isinstance(dropout, float) and dropout > 0)

@@ -17,6 +17,7 @@ from girih.hierarchical.graph.building import LEFT, OUTPUT
 from girih.hierarchical.graph.operator_costs import free_nodes, is_movable, name_of, owners_of
 from girih.hierarchical.graph.runnable import RunnableGraph
 from girih.hierarchical.graph.tracing import TracedNet, net_of
+from girih.models.embeddings import Embeddings
 from girih.planner.operators import TRAINER, OperatorGraph, Tagging, server_name
 from girih.planner.tagging.components import components as tagging_components
 
@@ -244,7 +245,7 @@ class Stage(nn.Module):
         stage = [(name, [next(rest) for _ in range(inputs)]) for name, inputs in self.parts]
         return tuple(output for outputs in self.exchange(stage) for output in outputs)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Stage:
+    def __deepcopy__(self, memo: dict[int, object]) -> Stage:
         return Stage(self.parts, self.exchange)  # a connection has no copies
 
 
@@ -255,7 +256,7 @@ class PackedAlike(nn.Module):
         super().__init__()
         self.packing = packing
 
-    def forward(self, embeddings: Any) -> None:
+    def forward(self, embeddings: Embeddings) -> None:
         """Raises a ValueError where they are."""
         if packing_of(embeddings) != self.packing:
             raise ValueError(
@@ -360,9 +361,10 @@ def _embeddings(net: RunnableGraph) -> fx.Node:
     return node
 
 
-def _out_of_place(value: Any) -> Any:
+def _out_of_place(value: object) -> object:
     """The same module, but for one that works in place: one that does not."""
-    if isinstance(value, nn.Module) and getattr(value, "inplace", False) is True:
-        value = copy.copy(value)
-        value.inplace = False
-    return value
+    if not isinstance(value, nn.Module) or getattr(value, "inplace", False) is not True:
+        return value
+    copied: Any = copy.copy(value)
+    copied.inplace = False
+    return copied

@@ -66,6 +66,8 @@ class Result:
 
 
 Ref = NetInput | Attribute | ConstantTensor | Result
+Kind = Literal["module", "method", "function"]
+Target = str | Callable[..., object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +79,8 @@ class Call:
         shapes: of each leaf of the result. ways: to each; ((),) where the result is one tensor.
     """
 
-    kind: Literal["module", "method", "function"]
-    target: str | Callable[..., Any]
+    kind: Kind
+    target: Target
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     scope: str
@@ -163,11 +165,11 @@ class _Recorder(TorchFunctionMode):
 
     def __torch_function__(
         self,
-        func: Any,
+        func: Callable[..., object],
         types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
         kwargs = dict(kwargs or {})
         if self._silent or self._inside:
             return func(*args, **kwargs)
@@ -177,7 +179,7 @@ class _Recorder(TorchFunctionMode):
         kind, target, extra = _target(func, scope)
         tensors = [each for each in leaves((args, kwargs)) if isinstance(each, Tensor)]
         versions = [(tensor, tensor._version) for tensor in tensors]
-        result = func(*args, **kwargs)
+        result: Any = func(*args, **kwargs)
         walked = target == "unbind" and func is torch.Tensor.__iter__
         if walked:
             result = tuple(result)
@@ -186,7 +188,7 @@ class _Recorder(TorchFunctionMode):
             return result
         if any(tensor._version != version for tensor, version in versions):
             raise Opaque(scope, f"{target} works in place")
-        self._write(kind, target, (*args, *extra), kwargs, result)
+        self._write(kind, target, ((*args, *extra), kwargs), result)
         self._mark(target, tensors, kwargs, result)
         return iter(result) if walked else result
 
@@ -216,7 +218,7 @@ class _Recorder(TorchFunctionMode):
             raise Opaque(self._scopes[-1], f"{path} returns more than tensors")
         self._inside = ""
         self._silent = True
-        self._write("module", path, args, kwargs, output)
+        self._write("module", path, (args, kwargs), output)
         self._silent = False
 
     def finished(self, output: object) -> Recording:
@@ -234,9 +236,9 @@ class _Recorder(TorchFunctionMode):
                     self._recording.left[path, name] = self._known[id(value)][0]
         return self._recording
 
-    def _write(self, kind: Any, target: Any, args: Any, kwargs: Any, result: Any) -> None:
+    def _write(self, kind: Kind, target: Target, arguments: tuple[object, object], result: object) -> None:
         scope, number = self._scopes[-1], len(self._recording.calls)
-        args, kwargs = mapped((args, kwargs), self._ref)
+        args, kwargs = mapped(arguments, self._ref)
         values = list(leaves(result))
         shapes = tuple(each.shape if isinstance(each, Tensor) else torch.Size() for each in values)
         self._recording.calls.append(Call(kind, target, args, kwargs, scope, shapes, tuple(ways(result))))
@@ -290,11 +292,12 @@ def _state() -> tuple[bool, ...]:
     return torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")
 
 
-def _target(func: Any, scope: str) -> tuple[str, Any, tuple[Any, ...]]:
+def _target(func: Callable[..., object], scope: str) -> tuple[Kind, Target, tuple[str, ...]]:
     """Kind and target of a call, and what comes behind its arguments."""
     name = getattr(func, "__name__", "")
     if name == "__get__":
-        return "function", getattr, (func.__self__.__name__,)
+        getter: Any = func
+        return "function", getattr, (getter.__self__.__name__,)
     if func is torch.Tensor.__iter__:
         return "method", "unbind", ()
     if getattr(torch.Tensor, name, None) is func:

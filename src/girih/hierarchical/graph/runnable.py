@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from girih.config.user_code import is_found_by_others
 Key = int | str
 
 
-def leaves(value: object) -> Iterator[Any]:
+def leaves(value: object) -> Iterator[object]:
     """All that lies in tuples, lists, dicts and slices, in order."""
     if isinstance(value, (tuple, list)):
         for each in value:
@@ -30,7 +30,7 @@ def leaves(value: object) -> Iterator[Any]:
         yield value
 
 
-def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
+def mapped(value: object, function: Callable[[object], object]) -> Any:
     """The same structure with another value for each leaf, called in the order of :func:`leaves`."""
     if isinstance(value, tuple):
         items = [mapped(each, function) for each in value]
@@ -71,6 +71,10 @@ class _Named:
     name: str
 
 
+PlainNode = tuple[str, str, str | _Named, object, object, dict[str, object]]
+"""A node as plain values: name, kind, target, arguments, keyword arguments and ``meta``."""
+
+
 class RunnableGraph(fx.GraphModule):
     """The module of a graph over tensors that are a model's own: parameters keep their objects and names.
 
@@ -87,12 +91,11 @@ class RunnableGraph(fx.GraphModule):
             constants = self.get_submodule(CONSTANTS)
             constants._non_persistent_buffers_set |= constants._buffers.keys()
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return _loaded, (self.state(), nodes_of(self.graph))
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> RunnableGraph:
-        loaded: RunnableGraph = _loaded(copy.deepcopy(self.state(), memo), nodes_of(self.graph))
-        return loaded
+    def __deepcopy__(self, memo: dict[int, object]) -> RunnableGraph:
+        return _loaded(copy.deepcopy(self.state(), memo), nodes_of(self.graph))
 
     def objects(self) -> dict[str, object]:
         """Returns the objects that the graph's nodes name."""
@@ -102,7 +105,7 @@ class RunnableGraph(fx.GraphModule):
             named[name] = getattr(self.get_submodule(owner), last)
         return named
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         """All but the graph."""
         without = (
             "_graph",
@@ -122,10 +125,10 @@ def named_by(graph: fx.Graph) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def nodes_of(graph: fx.Graph) -> list[tuple[object, ...]]:
+def nodes_of(graph: fx.Graph) -> list[PlainNode]:
     """A graph as plain values."""
 
-    def plain(value: Any) -> Any:
+    def plain(value: object) -> object:
         return _Named(value.name) if isinstance(value, fx.Node) else value
 
     return [
@@ -146,7 +149,7 @@ def qualified(function: Callable[..., object]) -> str:
     return _get_qualified_name(function)
 
 
-def resolved(name: str) -> Any:
+def resolved(name: str) -> object:
     """A function by its qualified name; None where there is no such."""
     if name == "getattr":
         return getattr
@@ -164,14 +167,14 @@ def resolved(name: str) -> Any:
     return None
 
 
-def _loaded(state: dict[str, Any], nodes: list[tuple[Any, ...]]) -> RunnableGraph:
+def _loaded(state: Mapping[str, object], nodes: Sequence[PlainNode]) -> RunnableGraph:
     graph, known = fx.Graph(), dict[str, fx.Node]()
 
-    def node_of(value: Any) -> Any:
+    def node_of(value: object) -> object:
         return known[value.name] if isinstance(value, _Named) else value
 
     for name, op, target, args, kwargs, meta in nodes:
-        function = resolved(target.name) if isinstance(target, _Named) else target
+        function: Any = resolved(target.name) if isinstance(target, _Named) else target
         node = graph.create_node(op, function, mapped(args, node_of), mapped(kwargs, node_of), name)
         node.meta.update(meta)
         known[name] = node

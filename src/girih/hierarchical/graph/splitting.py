@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch.fx.node import Argument
 
 from girih.errors import ConfigError, nearest
 from girih.hierarchical.graph.operator_costs import operator_graph
@@ -108,7 +109,7 @@ class _Layer:
     parts: str
 
     @property
-    def x(self) -> Any:
+    def x(self) -> Argument:
         """Its input, as the graph is now."""
         return self.node.args[0]
 
@@ -185,12 +186,12 @@ class _Cutter:
             self.objects[name] = _linear_of(weight, bias, layer.weight.requires_grad)
         return names
 
-    def _linear(self, layer: _Layer, target: str, x: fx.Node, number: int) -> fx.Node:
+    def _linear(self, layer: _Layer, target: str, x: Argument, number: int) -> fx.Node:
         node = self.graph.create_node("call_module", target, (x,))
         node.meta["operator"] = f"{layer.name}.part_{number}"
         return node
 
-    def _function(self, function: Any, args: tuple[Any, ...], name: str) -> fx.Node:
+    def _function(self, function: Callable[..., Tensor], args: tuple[Argument, ...], name: str) -> fx.Node:
         node = self.graph.call_function(function, args)
         node.meta["operator"] = name
         return node

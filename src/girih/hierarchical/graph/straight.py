@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -78,7 +77,7 @@ def _flatten_graph(net: fx.GraphModule) -> bool:
     return True
 
 
-def _open(graph: fx.Graph, node: fx.Node, linear: Any, *, has_bias: bool) -> None:
+def _open(graph: fx.Graph, node: fx.Node, linear: Callable[..., Tensor], *, has_bias: bool) -> None:
     with graph.inserting_before(node):
         weight = graph.get_attr(f"{node.target}.weight")
         bias = graph.get_attr(f"{node.target}.bias") if has_bias else None

@@ -16,6 +16,7 @@ from girih.hierarchical.graph.operator_costs import operator_graph
 from girih.hierarchical.graph.recording import Opaque, record
 from girih.hierarchical.graph.runnable import Objects, RunnableGraph, named_by
 from girih.models.embeddings import Embeddings
+from girih.models.loss import label_losses, loss_of
 from girih.planner.operators import OperatorGraph
 
 
@@ -68,7 +69,7 @@ def net_of(model: nn.Module, left: Sequence[SideOutput], objects: Objects, graph
     more = {LEFT: LeftForLoss(shell, left)} if left else {}
     net = RunnableGraph({**objects, **more}, graph)
     net.training = model.training
-    if callable(getattr(model, "loss", None)):
+    if loss_of(model) is not label_losses:
         net.loss = Loss(shell)  # type: ignore[assignment]
     return net
 

@@ -5,11 +5,10 @@ Shapes: B examples, F fields, D dim, K width of a flat input.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
+from girih.models.layers.autograd import Context
 from girih.models.layers.inputs import lowered
 
 
@@ -45,13 +44,13 @@ class _Dots(torch.autograd.Function):
     what torch derives by itself is two products, two transposed copies, a scatter and a sum."""
 
     @staticmethod
-    def forward(ctx: Any, fields: Tensor, pairs: Tensor, square: Tensor) -> Tensor:
+    def forward(ctx: Context, fields: Tensor, pairs: Tensor, square: Tensor) -> Tensor:
         ctx.save_for_backward(fields, square)
         dots = torch.bmm(fields, fields.mT).flatten(1)
         return _columns(dots, pairs)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor, None, None]:
         fields, square = ctx.saved_tensors
         num_fields = fields.shape[1]
         symmetric = _columns(gradient, square).view(-1, num_fields, num_fields)

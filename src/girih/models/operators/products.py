@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from girih.models.embeddings import Embeddings
+from girih.models.layers.autograd import Context
 from girih.models.layers.inputs import DenseInput, places_of
 from girih.models.operators.operator import ParameterSplit, SubstitutableOperator
 from girih.schema import Schema
@@ -83,13 +83,13 @@ class _Sums(torch.autograd.Function):
     """Σ v and Σ ‖v‖² over fields, [B, F, D] to [B, D] and [B], with a gradient in one pass: Σv' + 2 ‖v‖²' v."""
 
     @staticmethod
-    def forward(ctx: Any, fields: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Context, fields: Tensor) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(fields)
         flat = fields.flatten(1)
         return fields.sum(1), torch.linalg.vecdot(flat, flat)
 
     @staticmethod
-    def backward(ctx: Any, of_sum: Tensor, of_square: Tensor) -> Tensor:
+    def backward(ctx: Context, of_sum: Tensor, of_square: Tensor) -> Tensor:
         (fields,) = ctx.saved_tensors
         return torch.addcmul(of_sum[:, None], fields, 2 * of_square[:, None, None])
 

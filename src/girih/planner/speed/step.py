@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Self
 
 from girih.planner.calibration import Calibration, Overhead, Rate, StepWork
 from girih.planner.facts import AccessProfile, DenseCost, Facts
@@ -64,7 +64,7 @@ class Prediction:
     seconds: Mapping[str, float]
     cost: StepCost
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Plain values, for ``Plan.predicted``; times are in milliseconds per step."""
         return {
             "samples_per_s": self.samples_per_s,

@@ -83,6 +83,11 @@ class GpuGroup:
         self._side = SideStream(self._state.device)
 
     @property
+    def device_type(self) -> str:
+        """See :class:`girih.sparse.groups.group.EmbeddingGroup`."""
+        return self.device.type
+
+    @property
     def device(self) -> torch.device:
         """The device of rows, bags and gradients."""
         return self._bags.device

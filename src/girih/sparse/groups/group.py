@@ -1,11 +1,11 @@
 """An embedding group on a device: ids to pooled rows and back, with one operation for all its tables.
 
-Shapes: N ids in the batch, W columns of a row.
+Shapes: F features, N ids in the batch, U unique keys of a group, W columns of a row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -76,9 +76,13 @@ class EmbeddingGroup(Protocol):
 
     Attributes:
         group: tables, features and outputs.
+        device_type: the type of the torch device of its outputs; None for arrays of this machine's memory.
     """
 
     group: Group
+
+    @property
+    def device_type(self) -> str | None: ...
 
     def find(self, batch: Batch) -> Any:
         """The unique keys of a batch, which depend on its ids alone, as the group's other verbs take them."""
@@ -129,6 +133,8 @@ class CpuGroup:
         shards: the stores; keys are spread evenly over them.
         pool: runs the shards side by side; None runs them in turn.
     """
+
+    device_type = None
 
     def __init__(self, group: Group, shards: Sequence[Store], pool: ThreadPoolExecutor | None) -> None:
         self.group = group
@@ -223,3 +229,43 @@ def feature_of(group: Group, inverse: NDArray[np.int32], key: int, batch: Sized)
         f: name for output in group.outputs for f, name in zip(output.features, output.names, strict=True)
     }
     return next((name for f, name in names.items() if (inverse[batch.ids_of(f)] == key).any()), "?")
+
+
+READ, EVALUATED, UNSEEN = KINDS = ("ids.", "evaluated.", "unseen.")
+"""Prefixes of a feature's name: ids in training steps, ids in evaluations, and ids in evaluations that had no row."""
+
+
+class FeatureCounts:
+    """Counts the ids of the features of some groups: how many training read, how many evaluations read, and how many of those had no row.
+
+    Every occurrence of an id counts.
+    """
+
+    def __init__(self, groups: Iterable[Group]) -> None:
+        outputs = [output for group in groups for output in group.outputs]
+        self._names = {
+            int(f): n for output in outputs for f, n in zip(output.features, output.names, strict=True)
+        }
+        self._counts = np.zeros((len(KINDS), 1 + max(self._names, default=-1)), np.int64)
+
+    def add_training(self, batch: Batch) -> None:
+        """Counts a batch of training."""
+        if batch.num_examples:
+            self._counts[0] += np.diff(batch.offsets[:: batch.num_examples])[: self._counts.shape[1]]
+
+    def add_evaluation(
+        self, batch: Batch, group: Group, inverse: NDArray[np.int32], absent: NDArray[np.generic]
+    ) -> None:
+        """Counts the ids that a batch of an evaluation has of one group.
+
+        Args:
+            inverse: int32[N], the number of the key of each of the group's ids.
+            absent: bool or uint8[U], whether the key of each number has no row.
+        """
+        for feature in group.features.tolist():
+            keys = inverse[batch.ids_of(feature)]
+            self._counts[1:, feature] += [len(keys), int(np.count_nonzero(absent[keys]))]
+
+    def read(self) -> dict[str, int]:
+        """The counts so far, by a prefix and the feature's name."""
+        return {k + n: int(self._counts[i, f]) for i, k in enumerate(KINDS) for f, n in self._names.items()}

@@ -1,5 +1,7 @@
 """The outputs of all groups as leaves of torch's graph: what a model takes, and where its gradients gather.
 
+An example batch of them serves tracing before there are data (HT §3.2).
+
 Shapes: B examples, L ids of a sequence feature in the batch, D width of an embedding.
 """
 
@@ -14,9 +16,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from girih.data.batch import Batch
 from girih.models.embeddings import Block, Embeddings, Jagged
 from girih.models.needs import EMBEDDING
-from girih.sparse.groups.pack import Group, GroupOutput
+from girih.schema import Schema
+from girih.sparse.groups.pack import Group, GroupOutput, sequence_bounds
+from girih.sparse.spec import SparseSpec
 
 
 class Leaves:
@@ -107,3 +112,34 @@ def _summed(
             whole[rows] += gradient
     whole = whole.reshape(-1, whole.shape[-1])
     return whole if isinstance(like, Tensor) else whole.numpy()
+
+
+EXAMPLES = 8
+MOST_IDS = 3
+SCALE = 0.01
+
+
+def example_of(spec: SparseSpec) -> tuple[Tensor, Embeddings]:
+    """An example batch packed as those of a run; see :func:`example_for`."""
+    return example_for(spec.schema, spec.groups())
+
+
+def example_for(schema: Schema, groups: Sequence[Group], *, train: bool = True) -> tuple[Tensor, Embeddings]:
+    """Numeric inputs float32[B, X], of zeros, and embeddings at random, packed in groups; ``train`` has them collect gradients.
+
+    Sequences have one to three ids.
+    """
+    random = np.random.default_rng(0)
+    lengths = np.array(
+        [1 + example % MOST_IDS for _ in schema.sparse for example in range(EXAMPLES)], np.int64
+    )
+    batch = Batch(
+        ids=np.zeros(int(lengths.sum()), np.int64),
+        offsets=np.concatenate([[0], lengths.cumsum()]).astype(np.int32),
+        numeric=np.zeros((EXAMPLES, len(schema.numeric)), np.float32),
+        labels=np.zeros((EXAMPLES, len(schema.labels.names)), np.float32),
+    )
+    shapes = [output.shape_in(batch) for group in groups for output in group.outputs]
+    outputs = [random.normal(scale=SCALE, size=shape).astype(np.float32) for shape in shapes]
+    leaves = Leaves(groups, outputs, sequence_bounds(groups, batch), train=train)
+    return torch.from_numpy(batch.numeric), leaves.embeddings()

@@ -6,7 +6,7 @@ All processes of a run hold the same number of shards, with consecutive numbers;
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -21,6 +21,7 @@ from girih.sparse.options import StoreOptions
 from girih.store import LiveSnapshot, Push, SnapshotFile, Store, write_rows
 from girih.store.clock import refuse_expired
 from girih.store.spec import shard_of
+from girih.telemetry.stats import LiveNumber
 
 
 class ShardsSave:
@@ -126,7 +127,7 @@ class LocalShards:
             rows.update(_rows_of(store))
         return dict(rows)
 
-    def live(self) -> dict[str, dict[str, int]]:
+    def live(self) -> Mapping[str, LiveNumber]:
         """Counters and rows for :meth:`girih.telemetry.stats.Stats.watch`; empty where rows are on a GPU, which to ask takes it time."""
         return {} if self._on_gpu else {"store": self.counters(), "rows": self.rows()}
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from girih.comm.group import TrainerGroup
 from girih.data.batch import Batch
 from girih.errors import NonFiniteError
-from girih.sparse.groups.group import EmbeddingGroup, feature_of
+from girih.sparse.groups.group import EmbeddingGroup, ReadRows, feature_of
 from girih.sparse.groups.local_shards import LocalShards
 from girih.store import Store
 from girih.store.gpu.gpu_memory import GpuMemory, to_device
@@ -84,7 +84,7 @@ class DeferredCounts:
 def apply_masked(
     agree: Agree,
     groups: Sequence[EmbeddingGroup],
-    reads: Sequence[Any],
+    reads: Sequence[ReadRows],
     gradients: Sequence[Sequence[Any]],
     batch: Batch,
     step: int,
@@ -95,9 +95,9 @@ def apply_masked(
     Args:
         groups: in GPU memory; other arguments are those of :func:`girih.sparse.groups.group.apply_all`.
     """
-    updates = []
+    updates: list[tuple[EmbeddingGroup, Any, Any]] = []
     for group, read, group_gradients in zip(groups, reads, gradients, strict=True):
-        summed: Any = group.gradients(read, group_gradients, batch)
+        summed = group.gradients(read, group_gradients, batch)
         if summed is not None:
             updates.append((group, read, summed))
     first_group: Any = groups[0]

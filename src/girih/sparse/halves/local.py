@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from girih.comm.group import TrainerGroup
 from girih.data.batch import Batch
 from girih.errors import GirihError, NonFiniteError
 from girih.planner.placement import Placement
 from girih.sparse.groups.bags import Gradients
-from girih.sparse.groups.feature_counts import FeatureCounts
 from girih.sparse.groups.gpu_bags import SharedCopy
-from girih.sparse.groups.group import CpuGroup, EmbeddingGroup, ReadRows, apply_all
+from girih.sparse.groups.group import CpuGroup, EmbeddingGroup, FeatureCounts, ReadRows, apply_all
 from girih.sparse.groups.local_shards import LocalShards
 from girih.sparse.groups.pack import Group
 from girih.sparse.half import SparseStats
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from girih.sparse.halves.deferred import Agree, DeferredUpdate
 
 
-class LocalSparse(ShardedHalf[list[Any], ReadRows]):
+class LocalSparse(ShardedHalf[list[object], ReadRows]):
     """Tables in this process.
 
     Args:
@@ -59,14 +58,13 @@ class LocalSparse(ShardedHalf[list[Any], ReadRows]):
 
     def is_on_gpu_of(self, device: torch.device) -> bool:
         """Whether all rows are in the memory of the GPU that a ``torch.device`` names; where kernels are interpreted, that is the CPU."""
-        places = [getattr(group, "device", None) for group in self.groups]
-        return bool(places) and all(place is not None and place.type == device.type for place in places)
+        return bool(self.groups) and all(group.device_type == device.type for group in self.groups)
 
-    def find(self, batch: Batch, parts: Sequence[slice], *, train: bool) -> list[Any]:
+    def find(self, batch: Batch, parts: Sequence[slice], *, train: bool) -> list[object]:
         """The unique keys of each group."""
         return [group.find(batch) for group in self.groups]
 
-    def fetch(self, request: list[Any]) -> None:
+    def fetch(self, request: list[object]) -> None:
         """See :class:`ShardedHalf`."""
         for group, keys in zip(self.groups, request, strict=True):
             group.fetch(keys)
@@ -76,7 +74,7 @@ class LocalSparse(ShardedHalf[list[Any], ReadRows]):
         batch: Batch,
         step: int,
         parts: Sequence[slice],
-        request: list[Any] | None = None,
+        request: list[object] | None = None,
         *,
         train: bool,
     ) -> Iterator[Arrival[ReadRows]]:

@@ -9,7 +9,7 @@ each other in one order too. Without one, everything is done during the call.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from girih.checkpoint.parts import PartReader
 from girih.checkpoint.storage import Storage
@@ -24,13 +25,14 @@ from girih.data.batch import Batch, slices_of
 from girih.models.embeddings import Embeddings
 from girih.publishing.shards import SegmentRows
 from girih.sparse.groups.bags import Gradients
-from girih.sparse.groups.feature_counts import FeatureCounts
+from girih.sparse.groups.group import FeatureCounts
 from girih.sparse.groups.leaves import Leaves
 from girih.sparse.groups.local_shards import LocalShards, ShardsSave
 from girih.sparse.groups.pack import Group, by_group, sequence_bounds
 from girih.sparse.half import SparseStats
 from girih.store import Store
 from girih.telemetry.busy import Busy, awaited
+from girih.telemetry.stats import LiveNumber
 
 if TYPE_CHECKING:
     from girih.sparse.halves.deferred import Agree, DeferredUpdate
@@ -40,7 +42,7 @@ Request = TypeVar("Request")
 """Facts about a batch that depend on its ids alone."""
 Read = TypeVar("Read")
 """Facts about one group's rows that a half needs to move them."""
-Arrival = tuple[list[Read], list[NDArray[np.float32]]]
+Arrival = tuple[list[Read], Sequence[NDArray[np.float32] | Tensor]]
 """The facts about each group that :meth:`ShardedHalf.update` needs, and the outputs of all groups."""
 
 
@@ -232,7 +234,7 @@ class ShardedHalf(ABC, Generic[Request, Read]):
         """Sums over all shards."""
         return SparseStats(self._shards.counters(), self._shards.rows(), features=self.features.read())
 
-    def live(self) -> dict[str, dict[str, int]]:
+    def live(self) -> Mapping[str, LiveNumber]:
         """See :meth:`girih.sparse.groups.local_shards.LocalShards.live`; asks no other process."""
         return self._shards.live()
 

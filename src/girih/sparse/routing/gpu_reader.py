@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -81,7 +80,7 @@ class GpuReader:
         """Has rows brought in from tiers below, on the current stream; waits for their keys where there are such tiers."""
         self.state.begin_read(served.keys)
 
-    def read(self, served: GpuServed, step: int, *, train: bool) -> tuple[Any, Tensor]:
+    def read(self, served: GpuServed, step: int, *, train: bool) -> tuple[object, Tensor]:
         """Reads rows: where they are, as the store has it, and float32[K, W], the row of each key of the message."""
         state: GroupState = self.state
         num_asked, segments = len(served.unique.inverse), state.kernels.segments
@@ -130,7 +129,7 @@ class GpuReader:
         return torch.where(refused < 0, torch.zeros_like(table), 1 + table)
 
     def apply(
-        self, served: GpuServed, rows: Any, totals: Tensor, refused: Tensor, step: int, lr_scale: float
+        self, served: GpuServed, rows: object, totals: Tensor, refused: Tensor, step: int, lr_scale: float
     ) -> None:
         """Moves rows, which are where :meth:`read` said, by the sums of gradients."""
         state: GroupState = self.state

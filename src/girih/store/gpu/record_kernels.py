@@ -134,7 +134,7 @@ class GroupState(Protocol):
         """Begins to bring in the rows of keys, on the current stream; changes no result."""
         ...
 
-    def read(self, keys: Keys, step: int) -> tuple[Any, Tensor]:
+    def read(self, keys: Keys, step: int) -> tuple[object, Tensor]:
         """Reads rows for training.
 
         Returns:
@@ -142,7 +142,7 @@ class GroupState(Protocol):
         """
         ...
 
-    def peeked(self, keys: Keys) -> tuple[Any, Tensor]:
+    def peeked(self, keys: Keys) -> tuple[object, Tensor]:
         """Reads rows for evaluation; see :meth:`read`."""
         ...
 
@@ -155,7 +155,7 @@ class GroupState(Protocol):
         step: int,
         lr_scale: float,
         direct: FusedInputs | None = None,
-    ) -> Any:
+    ) -> object:
         """One optimizer step on the row of each key, by ``gradients``, float32[n, W].
 
         Args:

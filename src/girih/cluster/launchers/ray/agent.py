@@ -20,7 +20,7 @@ from girih.processes.segments import hold
 ASKED_S = 20.0
 """An answer of :meth:`Agent.events` without events comes after so long."""
 
-Event = Mapping[str, Any]
+Event = Mapping[str, object]
 """One of ``address`` with ``found``; ``message``, of a trainer; ``printed`` and ``to`` (1 or 2); ``status`` and ``words``, the last one."""
 
 

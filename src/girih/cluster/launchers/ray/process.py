@@ -87,7 +87,7 @@ class RayProcess:
         """See :class:`Handle`."""
         self.send({"role": as_text(spec)})
 
-    def send(self, message: dict[str, Any]) -> None:
+    def send(self, message: dict[str, object]) -> None:
         """Sends a message to the process."""
         with self._calling, suppress(RayError):
             self._sent += 1
