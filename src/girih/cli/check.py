@@ -251,8 +251,9 @@ def _show_tables(sparse: SparseSpec, growth: Growth, total: float | None) -> flo
         description = row_layout(group.spec, 0, 1).description
         for table in group.spec.tables:
             rows = growth.rows(table.name, total or growth.num_examples)
-            most = getattr(own[table.name].eviction, "max_rows", None)
-            rows = rows if most is None else min(rows, most)
+            eviction = own[table.name].eviction
+            if eviction is not None and eviction.max_rows is not None:
+                rows = min(rows, eviction.max_rows)
             taken = sum(loaded_bytes(description, round(rows)).values())
             tables.append(
                 (taken, f"  {table.name}: dim {own[table.name].dim}, {short(rows)} rows, {size(taken)}")

@@ -6,7 +6,6 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -75,7 +74,7 @@ def plan(
     if calibration is not None:
         source = {"file": str(calibrated), "trainers": calibration.trainers}
         spread = {} if machines is None else {"machines": machines}
-        marked: dict[str, Any] = {"communication_from": source | spread}
+        marked: dict[str, object] = {"communication_from": source | spread}
         found = settings.offers(calibration, net)
         (own,) = (offer for offer in found if offer.is_configured)
         if own.prediction is not None:

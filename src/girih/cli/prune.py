@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -70,8 +69,8 @@ def _check_out(out: Path) -> None:
         raise RunDirectoryError(f"--out {out}: not empty (it holds {taken[0]}); name another directory")
 
 
-def _without_dir(mapping: dict[str, Any]) -> dict[str, Any]:
+def _without_dir(mapping: dict[str, object]) -> dict[str, object]:
     """A configuration whose checkpoints lie in the run directory."""
-    if isinstance(mapping.get("checkpoint"), dict):
-        mapping["checkpoint"].pop("dir", None)
+    if isinstance(options := mapping.get("checkpoint"), dict):
+        options.pop("dir", None)
     return mapping

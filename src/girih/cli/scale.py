@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ BEGINS_S = 120.0
 @click.argument("wanted", metavar="ROLE=COUNT...", nargs=-1, required=True)
 def scale(run: Path, wanted: tuple[str, ...]) -> int:
     """Add processes to a run that is on, or remove some."""
-    there = {each["role"] for each in status_of(run)["processes"]} & set(RoleName)
+    there = set(RoleName) & {process["role"] for process in status_of(run)["processes"]}
     counts = dict(_count(word, there or set(RoleName)) for word in wanted)
     if not _is_on(run):
         if read_summary(run) is not None:
@@ -55,7 +55,7 @@ def _count(word: str, there: Iterable[str]) -> tuple[str, int]:
     return RoleName(name), int(count)
 
 
-def _outcome(run: Path, request: ScaleRequest) -> dict[str, Any]:
+def _outcome(run: Path, request: ScaleRequest) -> dict[str, object]:
     """Waits for what becomes of a request.
 
     Raises:
@@ -97,7 +97,7 @@ def _is_told_over(run: Path) -> bool:
     return lease is None or lease.is_of_this_machine
 
 
-def _summary_line(outcome: dict[str, Any]) -> str:
+def _summary_line(outcome: Mapping[str, Any]) -> str:
     roles = [f"{name} {before} → {count}" for name, (before, count) in outcome["roles"].items()]
     if all(before == count for before, count in outcome["roles"].values()):
         return f"nothing to do: {', '.join(f'{name} is {count}' for name, (_, count) in outcome['roles'].items())}"

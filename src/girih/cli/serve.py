@@ -6,7 +6,7 @@ import contextlib
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -22,9 +22,10 @@ from girih.serving.server import require_packages, serve
 from girih.serving.signature import NAME, Signature
 
 _DEFAULT = ServeOptions()
+Command = TypeVar("Command", bound=Callable[..., object])
 
 
-def _number(name: str, help: str) -> Callable[[Any], Any]:
+def _number(name: str, help: str) -> Callable[[Command], Command]:
     """An option of :class:`ServeOptions` that is a number."""
     default = getattr(_DEFAULT, name.removeprefix("--").replace("-", "_"))
     return click.option(name, metavar="N", type=type(default), default=default, show_default=True, help=help)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ def screen() -> Console:
     return console if console.is_terminal else Console(highlight=False, markup=False, width=WIDE)
 
 
-def results(summary: dict[str, Any], run: Path) -> None:
+def results(summary: Mapping[str, Any], run: Path) -> None:
     """Prints how a run ended and where its files lie."""
     console = screen()
     if summary["by_label"]:
@@ -61,7 +61,9 @@ def show_skipped(data: Dataset, source: str) -> None:
         click.echo(f"{source}: {number} skipped, the first: {rows.first}", err=True)
 
 
-def metrics_table(metrics: dict[str, dict[str, Any]], title: str, names: Iterable[str] = TITLES) -> None:
+def metrics_table(
+    metrics: Mapping[str, Mapping[str, object]], title: str, names: Iterable[str] = TITLES
+) -> None:
     """Prints some metrics of each label, those that at least one label has; a metric a row where a terminal is narrower."""
     named = {label: named_metrics(values) for label, values in metrics.items()}
     metrics = {label: {**values, **named[label]} for label, values in metrics.items()}

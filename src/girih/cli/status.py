@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.live import Live
@@ -14,7 +13,7 @@ from rich.live import Live
 from girih.cli import cli
 from girih.cli.show import screen
 from girih.cli.words import PATH
-from girih.report.status import status_of
+from girih.report.status import RunStatus, status_of
 from girih.report.status_table import status_screen
 
 EVERY_S = 1.0
@@ -29,7 +28,7 @@ def status(run: Path, watch: bool, as_json: bool) -> int:
     """Show a run's processes: alive or not, load, bottleneck."""
     console = screen()
 
-    def show(report: dict[str, object]) -> None:
+    def show(report: RunStatus) -> None:
         if as_json:
             click.echo(json.dumps(report))
         else:
@@ -48,7 +47,7 @@ def status(run: Path, watch: bool, as_json: bool) -> int:
     return 0
 
 
-def _until_over(run: Path) -> Iterator[dict[str, Any]]:
+def _until_over(run: Path) -> Iterator[RunStatus]:
     """The state of a run each second, until the run is over."""
     while True:
         report = status_of(run)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import click
 
@@ -20,10 +20,11 @@ MODEL = click.option(
     "--model", "model_class", metavar="FILE.py:CLASS",
     help="Your own class, if the run's config may not name it, or there is none. See docs/security.md.",
 )  # fmt: skip
+Callback = TypeVar("Callback", bound=Callable[..., object])
 OVERRIDE = "Override one value; repeatable."
 
 
-def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def config_options(command: Callback) -> Callback:
     """Decorates a command that reads a config file: ``config_file, overrides, strategy``."""
     for option in (
         click.option("--strategy", metavar="NAME", help="Replace [strategy] whole."),

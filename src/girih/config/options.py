@@ -7,10 +7,10 @@ import functools
 import inspect
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Literal, Self
 
 from girih.config.bounds import Bounds, Fraction, Positive
-from girih.config.sections import build, hint_for, hints_of
+from girih.config.sections import Redirecting, build, hint_for, hints_of
 from girih.errors import ConfigError
 
 
@@ -45,7 +45,7 @@ def choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     build(Literal[choices], value, name)
 
 
-class Options:
+class Options(Redirecting):
     """Base of frozen dataclasses, with :func:`~girih.config.sections.build` for each field, from TOML or from Python.
 
     Raises:
@@ -54,10 +54,8 @@ class Options:
     """
 
     __slots__ = ()
-    misplaced_options: ClassVar[Mapping[str, str]] = {}
-    """Options of other classes, with a hint about the right place."""
 
-    def __new__(cls, *given: Any, **options: Any) -> Self:
+    def __new__(cls, *given: object, **options: object) -> Self:
         """Refuses what ``__init__`` does not take, before Python does in its own words."""
         signature = _signature(cls)  # type: ignore[arg-type]
         try:
@@ -69,8 +67,8 @@ class Options:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        cls: type[Any] = type(self)
-        for name, hint in _hints(cls).items():  # type: ignore[arg-type]
+        cls: type = type(self)
+        for name, hint in _hints(cls).items():
             built = build(hint, getattr(self, name), f"{self._owner()}{name}")
             object.__setattr__(self, name, built)
 
@@ -106,6 +104,6 @@ def _signature(cls: type) -> inspect.Signature:
 
 
 @functools.cache
-def _hints(cls: type[Any]) -> dict[str, Any]:
-    hints = hints_of(cls)  # type: ignore[arg-type]
+def _hints(cls: type) -> dict[str, object]:
+    hints = hints_of(cls)
     return {field.name: hints[field.name] for field in dataclasses.fields(cls)}

@@ -77,7 +77,7 @@ def parse_toml(text: str) -> dict[str, object]:
     return tomllib.loads(text)
 
 
-def write_toml(path: Path, mapping: Mapping[str, Any]) -> None:
+def write_toml(path: Path, mapping: Mapping[str, object]) -> None:
     """Writes a mapping, its ``None`` values left out, as TOML that :func:`read_toml` gives back."""
     import tomli_w  # only writing needs it
 
@@ -251,7 +251,7 @@ def _assign(mapping: dict[str, object], path: str, value: object, where: str) ->
     target[keys[-1]] = value
 
 
-def _named(tables: list[object], name: str, where: str) -> Any:
+def _named(tables: list[object], name: str, where: str) -> dict[str, object]:
     """The table of a list that has a name, as ``[[features]]`` have."""
     names = [str(each["name"]) for each in tables if isinstance(each, dict) and "name" in each]
     if name not in names:
@@ -259,7 +259,7 @@ def _named(tables: list[object], name: str, where: str) -> Any:
     return next(each for each in tables if isinstance(each, dict) and each.get("name") == name)
 
 
-def build(cls: Any, value: Any, where: str) -> Any:
+def build(cls: Any, value: object, where: str) -> Any:
     """Turns a plain value into ``cls`` by its type hints.
 
     A class may have ``misplaced_options``, which maps options of other classes to a hint about the right place.
@@ -329,7 +329,7 @@ def check_call(
     return checked
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """The inverse of :func:`build`: dataclasses to mappings, tuples to lists, ``None`` left out."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         tag = _tag_key(type(value))
@@ -349,16 +349,24 @@ def hints_of(cls: type[object]) -> dict[str, object]:
 
 
 @functools.cache
-def _fields_of(cls: type[Any]) -> dict[str, bool]:
+def _fields_of(cls: type) -> dict[str, bool]:
     """The fields that a class takes, and whether each must be given."""
     missing = dataclasses.MISSING
     init_fields = (f for f in dataclasses.fields(cls) if f.init)
     return {f.name: f.default is missing and f.default_factory is missing for f in init_fields}
 
 
+class Redirecting:
+    """Base of classes that know where options of other classes belong."""
+
+    __slots__ = ()
+    misplaced_options: ClassVar[Mapping[str, str]] = {}
+    """Options of other classes, with a hint about the right place."""
+
+
 def hint_for(cls: type, key: str, known: Iterable[str]) -> str:
     """The end of an error for a key that a class does not have: its own word for it, else the nearest."""
-    hint = getattr(cls, "misplaced_options", {}).get(key)
+    hint = cls.misplaced_options.get(key) if issubclass(cls, Redirecting) else None
     return f"; {hint}" if hint else nearest(key, known)
 
 
@@ -391,7 +399,7 @@ def _shown(value: object) -> str:
     return text if len(text) <= _MOST_SHOWN else text[: _MOST_SHOWN - 3] + "..."
 
 
-def _not_a_table(value: Any, where: str, tag: str, by_name: Mapping[str, Any]) -> str:
+def _not_a_table(value: object, where: str, tag: str, by_name: Mapping[str, type]) -> str:
     if isinstance(value, int | float | list):
         return f"{where} = {_shown(value)}: expected a table with the key {tag!r}"
     ours = ", ".join(f"{cls.__name__}(...)" for _, cls in sorted(by_name.items()))
@@ -445,7 +453,7 @@ def _build_tuple(arguments: tuple[object, ...], value: object, where: str) -> tu
     )
 
 
-def _build_bounded(kind: Any, bounds: Bounds, value: Any, where: str) -> Any:
+def _build_bounded(kind: type, bounds: Bounds, value: object, where: str) -> object:
     try:
         built = build(kind, value, where)
     except ConfigError:
@@ -455,17 +463,15 @@ def _build_bounded(kind: Any, bounds: Bounds, value: Any, where: str) -> Any:
     return built
 
 
-def _build_scalar(cls: Any, value: Any, where: str) -> Any:
+def _build_scalar(cls: object, value: object, where: str) -> object:
     if cls is Any:
         return value
     if cls is float and isinstance(value, int) and not isinstance(value, bool) and abs(value) < _TOO_LARGE:
         return float(value)
     if isinstance(cls, type) and isinstance(value, cls) and not (isinstance(value, bool) and cls is not bool):
         return value
-    expected = {str: "a string", int: "an integer", float: "a number", bool: "true or false"}.get(
-        cls, str(cls)
-    )
-    raise ConfigError(f"{where} = {_shown(value)}: expected {expected}")
+    words: dict[object, str] = {str: "a string", int: "an integer", float: "a number", bool: "true or false"}
+    raise ConfigError(f"{where} = {_shown(value)}: expected {words.get(cls, str(cls))}")
 
 
 @functools.cache

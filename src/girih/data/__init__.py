@@ -6,7 +6,7 @@ Names are loaded on first use: processes that keep rows know batches, and read n
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from girih.data.batch import NULL_ID, Batch
@@ -56,7 +56,7 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name in __all__:
         return getattr(import_module(f"girih.data.{_HOME_OF.get(name, 'readers')}"), name)
     raise AttributeError(f"module 'girih.data' has no attribute {name!r}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypedDict, Unpack
 
@@ -187,7 +187,7 @@ class Dataset:
             data = replace(self, shuffle=False, negatives=None)
         return data._over(data.source.so_far()) if data.source.endless else data
 
-    def within(self, bounds: object) -> Dataset:
+    def within(self, bounds: Sequence[Sequence[int]]) -> Dataset:
         """The same stream with the bounds of another reader, read as all its readers read it."""
         return self._over(self.source.within(bounds))
 

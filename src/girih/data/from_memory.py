@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from girih.data.decode.columns import is_list, value_type
 from girih.data.formats.objects import REFUSED, array_of, table_of_stream
 from girih.data.paths import one_line
 from girih.errors import DataError, kind_of
 from girih.schema import Categorical, Feature, Numeric, Schema, Sequence
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 EXPECTED = "expected a dict of columns, a list of dicts, a pandas DataFrame, or anything with Arrow's C stream interface"
 
@@ -43,6 +47,9 @@ def as_table(data: object, columns: Seq[str] | None = None, null_values: Seq[str
                 f"data: Arrow cannot take this {type(data).__name__}: {one_line(error)}"
             ) from None
     if isinstance(data, Seq) and not isinstance(data, str | bytes):
+        for number, row in enumerate(data):
+            if not isinstance(row, Mapping):
+                raise DataError(f"data: item {number} is {kind_of(row)}; {EXPECTED}")
         return _of_rows(data, columns, null_values)
     raise DataError(f"data: received an object of type {type(data).__name__}; {EXPECTED}")
 
@@ -103,10 +110,7 @@ def _of_columns(data: Mapping[str, object], columns: Seq[str] | None, null_value
     return pa.table(arrays)
 
 
-def _of_rows(rows: Seq[Any], columns: Seq[str] | None, null_values: Seq[str]) -> Any:
-    for number, row in enumerate(rows):
-        if not isinstance(row, Mapping):
-            raise DataError(f"data: item {number} is {kind_of(row)}; {EXPECTED}")
+def _of_rows(rows: Seq[Mapping[str, object]], columns: Seq[str] | None, null_values: Seq[str]) -> pa.Table:
     present = dict.fromkeys(name for row in rows for name in row)
     names = [name for name in present if columns is None or name in columns]
     if rows and not names:
@@ -121,7 +125,9 @@ def _unknown(received: Iterable[object], columns: Seq[str] | None) -> DataError:
     return DataError(f"data: columns {names[:10]}, of which no feature reads any; expected {known[:10]}")
 
 
-def _array(name: str, values: Any, null_values: Seq[str]) -> Any:
+def _array(
+    name: str, values: Seq[object] | NDArray[Any] | pa.Array | pa.ChunkedArray, null_values: Seq[str]
+) -> pa.Array | pa.ChunkedArray:
     if isinstance(values, pa.Array | pa.ChunkedArray):
         return values
     if isinstance(values, np.ndarray) and values.ndim > 1:
@@ -132,7 +138,7 @@ def _array(name: str, values: Any, null_values: Seq[str]) -> Any:
         raise DataError(f"data: column {name!r} cannot be an Arrow column: {one_line(error)}") from None
 
 
-def _of_series(data: Any, columns: Seq[str] | None, null_values: Seq[str]) -> Any:
+def _of_series(data: pd.Series, columns: Seq[str] | None, null_values: Seq[str]) -> pa.Table:
     """A row of a DataFrame; pandas makes one number type of its values, so that ids among floats are no ids any more."""
     if columns is not None and not set(columns) & set(data.index):
         raise DataError(f"data: a Series whose index names no feature, as {list(data.index[:3])}; {EXPECTED}")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,7 +117,7 @@ class NormalizationStats:
         side_by_side = self.places == tuple(range(first, first + size))
         return slice(first, first + size) if side_by_side else self.places
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """A mapping by feature, in numbers that JSON holds exactly."""
         rows = zip(self.features, self.count.tolist(), self.mean.tolist(), self.squares.tolist(), strict=True)
         return {

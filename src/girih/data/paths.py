@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import IO
 from urllib.parse import unquote
 
 import fsspec
@@ -32,13 +32,13 @@ class NothingThereError(MissingFileError):
 class DataFile:
     """One file on some file system; ``address`` is what users are shown, ``encoding`` a codec of text that is not UTF-8."""
 
-    filesystem: Any
+    filesystem: fsspec.AbstractFileSystem  # None where nothing can be opened
     path: str
     address: str
     size: int
     encoding: str | None = None
 
-    def open(self, *, in_arrow: bool = False) -> Any:
+    def open(self, *, in_arrow: bool = False) -> IO[bytes] | pa.NativeFile:
         """Opens the file for reading bytes.
 
         Args:
@@ -146,7 +146,13 @@ def _list(path: str, suffix: str | None) -> list[DataFile]:
     return below
 
 
-def _file(filesystem: Any, info: dict[str, Any], requested: str, *, exact: bool = False) -> DataFile:
+def _file(
+    filesystem: fsspec.AbstractFileSystem,
+    info: Mapping[str, str | float | None],
+    requested: str,
+    *,
+    exact: bool = False,
+) -> DataFile:
     name = str(info["name"])
     address = requested if exact else (filesystem.unstrip_protocol(name) if "://" in requested else name)
     return DataFile(filesystem, name, address, int(info.get("size") or 0))
@@ -166,7 +172,7 @@ class Partitions:
     def __init__(self, files: Sequence[DataFile]) -> None:
         self._values = [partitions_in(file.path) for file in files]
         names = dict.fromkeys(name for values in self._values for name in values)
-        self.types: dict[str, Any] = {name: self._type(name) for name in names}
+        self.types: dict[str, pa.DataType] = {name: self._type(name) for name in names}
 
     def names(self, file: int, file_columns: Sequence[str]) -> list[str]:
         """The partition columns of a file that has not a column of that name itself."""

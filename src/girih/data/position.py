@@ -63,7 +63,7 @@ class Position:
         """The beginning of the window."""
         return Cursor(self.part, self.byte, self.line, self.offsets)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """As a flat mapping that JSON can hold."""
         mapping = dataclasses.asdict(self)
         if self.offsets:

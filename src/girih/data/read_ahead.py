@@ -7,7 +7,7 @@ import queue
 import threading
 import weakref
 from collections.abc import Iterable, Iterator
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from girih.telemetry.busy import Busy, waiting
 
@@ -69,8 +69,13 @@ def read_ahead(items: Iterable[T], depth: int = 4) -> ReadAhead[T]:
     return ReadAhead(items, depth)
 
 
+@runtime_checkable
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
 def _produce(items: Iterable[object], out: queue.Queue[object], stop: threading.Event, busy: Busy) -> None:
-    iterator = None
+    iterator: Iterable[object] = ()
     try:
         iterator = iter(items)
         with busy.working():
@@ -83,9 +88,8 @@ def _produce(items: Iterable[object], out: queue.Queue[object], stop: threading.
     except BaseException as error:  # whatever it is, it belongs to the consumer
         out.put((None, error))
     finally:
-        close = getattr(iterator, "close", None)
-        if close is not None:
-            close()
+        if isinstance(iterator, _Closable):
+            iterator.close()
 
 
 def _shut(out: queue.Queue[object], stop: threading.Event, thread: threading.Thread) -> None:

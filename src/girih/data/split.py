@@ -9,9 +9,9 @@ from __future__ import annotations
 import datetime
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from girih.config.bounds import Fraction
 from girih.config.options import Options
@@ -157,7 +157,8 @@ def find_cuts(data: Dataset, split: Split) -> Cuts:
     return Cuts(split.by, orders.pop(), valid, test)
 
 
-def _at(values: Any, behind: Any, share: float) -> Any:
+def _at(values: NDArray[np.number], behind: NDArray[np.float64], share: float) -> int | float:
     """The first value that is behind a share of all rows."""
     place = int(np.searchsorted(behind, share * behind[-1] * (1 + 1e-12), side="right"))
-    return values[min(place, len(values) - 1)].item()
+    value: int | float = values[min(place, len(values) - 1)].item()
+    return value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, Self
 
@@ -102,14 +102,14 @@ class Source(Protocol):
     def endless(self) -> bool: ...
 
     @property
-    def bounds(self) -> object: ...
+    def bounds(self) -> Sequence[Sequence[int]] | None: ...
 
     @property
     def stopped(self) -> Callable[[], bool]:
         """Tells whether reading ended because somebody asked for it."""
         ...
 
-    def within(self, bounds: object) -> Source:
+    def within(self, bounds: Sequence[Sequence[int]]) -> Source:
         """The same stream with the bounds of another reader, read as all its readers read it."""
         ...
 

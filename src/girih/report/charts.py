@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ MAX_POINTS = 240
 MAX_DOTS = 40
 
 Spec = dict[str, object]
-Records = Sequence[Mapping[str, Any]]
+Records = Sequence[Mapping[str, object]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +51,10 @@ def line_chart(x: Axis, y: Axis, series: Mapping[str, Records], *, diagonal: boo
     if not rows:
         return None
     several, banded = len(series) > 1, any("least" in row for row in rows)
-    across, up = (
-        alt.X(f"{x.field}:Q", title=x.title, **_axis(x, rows)),
-        alt.Y(f"{y.field}:Q", title=None, **_axis(y, rows)),
-    )
+    ticks, scale = _axis(x, rows)
+    across = alt.X(f"{x.field}:Q", title=x.title, axis=ticks, scale=scale)
+    ticks, scale = _axis(y, rows)
+    up = alt.Y(f"{y.field}:Q", title=None, axis=ticks, scale=scale)
     told = [alt.Tooltip("series:N", title=" ")] if several else []
     told += [alt.Tooltip(f"{axis.field}:Q", title=axis.title, format=axis.show) for axis in (x, y)]
     if banded:
@@ -67,7 +67,7 @@ def line_chart(x: Axis, y: Axis, series: Mapping[str, Records], *, diagonal: boo
     if banded:
         layers.insert(0, base.mark_area(opacity=0.18).encode(y=alt.Y("least:Q"), y2="greatest:Q"))
     if diagonal:
-        most = max(row[axis.field] for row in rows for axis in (x, y))
+        most = max(value for axis in (x, y) for value in _numbers(axis, rows))
         ends = alt.Chart(alt.InlineData(values=[{x.field: at, y.field: at} for at in (0.0, most)]))
         layers.insert(0, ends.mark_line(strokeDash=[5, 4], color="var(--soft)").encode(x=across, y=up))
     return _spec(alt.layer(*layers, data=alt.InlineData(values=rows), height=190, width="container"))
@@ -99,23 +99,24 @@ def _spec(chart: alt.SchemaBase) -> Spec:
     return spec
 
 
-def _axis(axis: Axis, rows: Records) -> dict[str, Any]:
+def _axis(axis: Axis, rows: Records) -> tuple[alt.Axis, alt.Scale]:
     """Ticks and scale of an axis. If all values are equal, the one tick shows the value: Vega would round it to 1 or 0."""
-    values = {row[axis.field] for row in rows}
+    values = set(_numbers(axis, rows))
     if len(values) == 1 and not axis.from_zero:
         (value,) = values
         margin = max(0.01, abs(value) / 20)
         ticks = alt.Axis(values=[value], format=axis.show)
-        return {
-            "axis": ticks,
-            "scale": alt.Scale(domain=[value - margin, value + margin], zero=False, nice=False),
-        }
+        return ticks, alt.Scale(domain=[value - margin, value + margin], zero=False, nice=False)
     ticks = alt.Axis(format="~s") if axis.show == ",.0f" else alt.Axis()
     nice = axis.field not in ("step", "examples")
-    return {"axis": ticks, "scale": alt.Scale(zero=axis.from_zero, nice=nice)}
+    return ticks, alt.Scale(zero=axis.from_zero, nice=nice)
 
 
-def _thin(name: str, x: Axis, y: Axis, records: Records) -> list[dict[str, Any]]:
+def _numbers(axis: Axis, rows: Records) -> Iterator[float]:
+    return (value for row in rows if is_number(value := row[axis.field]))
+
+
+def _thin(name: str, x: Axis, y: Axis, records: Records) -> list[dict[str, object]]:
     """One row for each record; of many records, means of buckets and the least and greatest in them."""
     pairs = [(record.get(x.field), record.get(y.field)) for record in records]
     numbers = np.array([pair for pair in pairs if is_number(pair[0]) and is_number(pair[1])], np.float64)

@@ -28,7 +28,7 @@ TITLES = {
     "num_examples": "num examples",
 }
 """Metrics of a label, and how people call them."""
-METRICS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
+METRICS: Mapping[str, tuple[str, Callable[[object], str]]] = {
     "AUC": ("auc", fraction),
     "GAUC": ("gauc", fraction),
     "logloss": ("logloss", fraction),
@@ -62,8 +62,8 @@ class RunComparison:
 
     names: tuple[str, ...]
     records: tuple[RunRecord, ...]
-    options: Mapping[str, tuple[Any, ...]]
-    metrics: Mapping[str, tuple[Any, ...]]
+    options: Mapping[str, tuple[object, ...]]
+    metrics: Mapping[str, tuple[object, ...]]
 
     def shown_metrics(self) -> list[tuple[str, list[str]]]:
         """Rows of metrics as text, those that at least one run has."""
@@ -91,7 +91,7 @@ class RunComparison:
         return out.getvalue()
 
 
-def named_metrics(values: Mapping[str, Any]) -> dict[str, Any]:
+def named_metrics(values: Mapping[str, object]) -> dict[str, object]:
     """``ranking`` and ``custom`` of a label in ``summary.json``, which only some runs have."""
     parts = (values.get(key) for key in ("ranking", "custom"))
     return {name: value for part in parts if isinstance(part, Mapping) for name, value in part.items()}
@@ -112,7 +112,7 @@ def compare(runs: Sequence[Path]) -> RunComparison:
     rows = ((key, tuple(each.get(key) for each in settings)) for key in keys if key not in NOT_OPTIONS)
     options = {key: values for key, values in rows if len(set(map(repr, values))) > 1}
     ended = [_ended(record) for record in records]
-    names = dict.fromkeys(name for each in (dict(METRICS.values()), *ended) for name in each)
+    names = dict.fromkeys([*dict(METRICS.values()), *(name for values in ended for name in values)])
     metrics = {name: tuple(each.get(name) for each in ended) for name in names}
     return RunComparison(tuple(str(run) for run in runs), records, options, metrics)
 
@@ -125,7 +125,7 @@ def changed(before: Mapping[str, object], now: Mapping[str, object]) -> list[str
     return [f"{key} {' → '.join(_cut(_shown(each.get(key))) for each in shown)}" for key in keys]
 
 
-def _ended(record: RunRecord) -> dict[str, Any]:
+def _ended(record: RunRecord) -> dict[str, object]:
     """The summary of a run; of one that goes on, or was a script's, its latest records."""
     if record.summary is not None:
         first: Mapping[str, Any] = next(iter((record.summary.get("by_label") or {}).values()), {})
@@ -161,7 +161,7 @@ def flat(value: object, prefix: str = "") -> dict[str, object]:
         value = {str(each["name"]): {k: v for k, v in each.items() if k != "name"} or True for each in value}
     if not isinstance(value, dict):
         return {prefix: value}
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for key, item in value.items():
         values |= flat(item, f"{prefix}.{key}" if prefix else str(key))
     return values

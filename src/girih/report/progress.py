@@ -16,7 +16,7 @@ from rich.text import Text
 
 from girih.config.train import RECORDED
 from girih.report.text import DASH, count, fraction, is_number, percent, short, size
-from girih.runs.callbacks import Callback
+from girih.runs.callbacks import Callback, Record, number_of
 
 EVERY_S = 0.2
 
@@ -33,7 +33,7 @@ class NotebookBar:
         self._handle: Any = None
         self._shown_at = 0.0
 
-    def show(self, completed: int, done: str, values: str, *, last: bool = False) -> None:
+    def show(self, completed: float, done: str, values: str, *, last: bool = False) -> None:
         """Replaces what is shown, at most five times a second unless it is the last time."""
         now = time.monotonic()
         if not last and self._handle is not None and now - self._shown_at < EVERY_S:
@@ -52,8 +52,6 @@ class NotebookBar:
         """Leaves what is shown; what comes next is shown below it."""
         self._handle = None
 
-
-MetricsRecord = Mapping[str, Any]
 
 _BAR_WIDTH = 26  # the least that is kept for the share done and the bar; the values take the rest
 
@@ -82,10 +80,10 @@ class Progress(Callback):
         self._clock = clock
         self._started: tuple[float, float] | None = None  # clock and examples at the first record
         self._printed_at: float | None = None
-        self._unprinted: MetricsRecord | None = None
+        self._unprinted: Record | None = None
         self._bar: Bar | None = None
         self._notebook = NotebookBar(total_examples) if self._console.is_jupyter else None
-        self._progressive: MetricsRecord = {}
+        self._progressive: Record = {}
         if self._console.is_terminal:
             fill, keep = Column(ratio=1, min_width=8), Column(no_wrap=True)
             done, values = (
@@ -111,21 +109,21 @@ class Progress(Callback):
         elif self._unprinted is not None:
             self._print(self._unprinted)
 
-    def update(self, record: MetricsRecord) -> None:
+    def update(self, record: Record) -> None:
         """Shows a training record: step, examples, loss, samples_per_s, rows, hit_rate.
 
         What a record lacks is left out.
         """
         now = self._clock()
         if self._started is None:
-            self._started = now, record["examples"]
+            self._started = now, number_of(record, "examples")
         if self._bar is not None:
             values, room = "", self._console.width - _BAR_WIDTH
             for value, unit in self._parts(record):
                 room -= len(f"  {value} {unit}")
                 if room >= 0:
                     values += f"  [bold]{value}[/] {unit}"
-            examples = record["examples"]
+            examples = number_of(record, "examples")
             self._bar.update(
                 self._task, completed=examples, done=self._share(examples), values=values.strip()
             )
@@ -141,7 +139,7 @@ class Progress(Callback):
         """Shows a line of text that stays, above the bar."""
         self._console.print(Text(text), soft_wrap=True)
 
-    def on_plan(self, plan: MetricsRecord) -> None:
+    def on_plan(self, plan: Mapping[str, Any]) -> None:
         """Shows what was chosen: micro-batches, the owner of each feature, the bytes of a step beside those of a strategy that may send less."""
         predicted = plan["predicted"]
         if cut := predicted.get("micro_batches"):
@@ -164,11 +162,11 @@ class Progress(Callback):
                 text += ", which is less: substitution pays where an example has many ids and the first layer is narrow"
         self.message(text)
 
-    def on_metrics(self, record: MetricsRecord) -> None:
+    def on_metrics(self, record: Record) -> None:
         """See :meth:`update`."""
         self.update(record)
 
-    def on_evaluation(self, record: MetricsRecord) -> None:
+    def on_evaluation(self, record: Record) -> None:
         """Shows the metrics of one evaluation, on a line that stays."""
         if record["split"] == "progressive":
             self._progressive = record
@@ -184,19 +182,21 @@ class Progress(Callback):
             return f"{min(100 * examples / self._total, 100):3.0f} %"
         return f"{short(examples)} examples"
 
-    def _show(self, notebook: NotebookBar, record: MetricsRecord, *, last: bool = False) -> None:
+    def _show(self, notebook: NotebookBar, record: Record, *, last: bool = False) -> None:
         values = "  ".join(f"{value} {unit}" for value, unit in self._parts(record))
-        notebook.show(record["examples"], self._share(record["examples"]).strip(), values, last=last)
+        examples = number_of(record, "examples")
+        notebook.show(examples, self._share(examples).strip(), values, last=last)
 
-    def _print(self, record: MetricsRecord) -> None:
+    def _print(self, record: Record) -> None:
         examples = count(record["examples"])
         if self._total:
-            examples += f" of {count(self._total)} ({percent(min(record['examples'] / self._total, 1.0))})"
+            share = min(number_of(record, "examples") / self._total, 1.0)
+            examples += f" of {count(self._total)} ({percent(share)})"
         parts = [f"{value} {unit}" for value, unit in self._parts(record)]
         self.message("  ".join([f"step {count(record['step'])}", f"examples {examples}", *parts]))
         self._printed_at, self._unprinted = self._clock(), None
 
-    def _parts(self, record: MetricsRecord) -> list[tuple[str, str]]:
+    def _parts(self, record: Record) -> list[tuple[str, str]]:
         """Values, each with the unit that follows it."""
         measure, title = ("mae", "MAE") if "mae" in self._progressive else ("auc", "AUC")
         shown = [
@@ -210,15 +210,15 @@ class Progress(Callback):
         ]
         return [(value, unit) for value, unit in shown if value != DASH]
 
-    def _left(self, record: MetricsRecord) -> str:
+    def _left(self, record: Record) -> str:
         if not self._total or self._started is None:
             return DASH
-        left = max(self._total - record["examples"], 0)
-        then, examples = self._started
-        done, seconds = record["examples"] - examples, self._clock() - then
+        (then, examples), now = self._started, number_of(record, "examples")
+        left = max(self._total - now, 0)
+        done, seconds = now - examples, self._clock() - then
         # Over the whole run, so that evaluations and checkpoints count; at first only the record knows.
         rate = done / seconds if done > 0 and seconds > 0 else record.get("samples_per_s")
-        return _clock_time(left / rate) if rate and is_number(rate) else DASH
+        return _clock_time(left / rate) if is_number(rate) and rate else DASH
 
 
 def _clock_time(seconds: float) -> str:

@@ -177,7 +177,7 @@ def _text_of(path: Path) -> str | None:
         return None
 
 
-def _json(text: str) -> Any:
+def _json(text: str) -> object:
     """The parsed text; None where it is not JSON."""
     try:
         return json.loads(text)

@@ -8,17 +8,31 @@ import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from girih.errors import RunDirectoryError, UserError
 from girih.files.sealed import open_file
+from girih.report.text import is_number
 from girih.runs.directory import read_summary
 from girih.telemetry.peer_status import BOTTLENECK, SILENT_S, cores_used, is_full
 from girih.telemetry.stats import STALENESS
 from girih.telemetry.status_file import LIVE, ProcessStatus, num_cores, read_all, state_of
 
 
-def status_of(run: Path) -> dict[str, Any]:
+class RunStatus(TypedDict):
+    """The state of a run; see :func:`status_of`."""
+
+    run: str
+    state: str
+    processes: list[dict[str, object]]
+    totals: dict[str, object]
+    bottleneck: dict[str, object] | None
+    cores: dict[str, object]
+    record: dict[str, object] | None
+    summary: dict[str, Any] | None
+
+
+def status_of(run: Path) -> RunStatus:
     """The state of a run, as plain values for JSON.
 
     Returns:
@@ -114,20 +128,21 @@ def _state(processes: list[dict[str, object]], summary: Mapping[str, object] | N
 
 def _totals(processes: list[dict[str, object]]) -> dict[str, object]:
     """Sums over processes; None where none of them says it."""
-    totals: dict[str, Any] = {}
+    totals: dict[str, object] = {}
     for name in ("samples_per_s", "rows", "rss_bytes", "cpu_cores", "lost_updates", "incarnation"):
-        there = [p[name] for p in processes if p[name] is not None and p["state"] != "gone"]
+        there = [value for p in processes if is_number(value := p[name]) and p["state"] != "gone"]
         totals["restarts" if name == "incarnation" else name] = sum(there) if there else None
     return totals
 
 
-def _bottleneck(processes: list[dict[str, Any]]) -> dict[str, Any] | None:
+def _bottleneck(processes: list[dict[str, object]]) -> dict[str, object] | None:
     """The process that waits least for others, while the run trains; None where all wait for much of the time."""
     if not any(process["samples_per_s"] for process in processes):
         return None
-    busiest = max(processes, key=lambda process: process["busy"] or 0.0)
-    if (busiest["busy"] or 0.0) < BOTTLENECK:
+    shares = [busy if is_number(busy := process["busy"]) else 0.0 for process in processes]
+    if max(shares) < BOTTLENECK:
         return None
+    busiest = processes[shares.index(max(shares))]
     return {name: busiest[name] for name in ("role", "index", "busy")}
 
 

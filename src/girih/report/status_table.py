@@ -11,7 +11,8 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from girih.report.text import DASH, count, duration, fraction, percent, short, size
+from girih.report.status import RunStatus
+from girih.report.text import DASH, count, duration, fraction, is_number, percent, short, size
 from girih.telemetry.peer_status import BOTTLENECK
 
 SAID = {
@@ -23,7 +24,7 @@ SAID = {
 }
 
 
-def status_screen(status: Mapping[str, Any], width: int) -> RenderableType:
+def status_screen(status: RunStatus, width: int) -> RenderableType:
     """The screen for a status of :func:`girih.report.status.status_of`, with the columns that ``width`` has room for."""
     shown: list[RenderableType] = [_line(f"{status['run']}: {_headline(status)}")]
     if status["processes"]:
@@ -56,7 +57,7 @@ def _line(text: str) -> Text:
     return Text(text, no_wrap=True, overflow="ignore")
 
 
-def _headline(status: Mapping[str, Any]) -> str:
+def _headline(status: RunStatus) -> str:
     parts, record, summary = [SAID[status["state"]]], status["record"], status["summary"]
     if status["state"] == "ended" and summary is not None:
         parts += [
@@ -73,7 +74,7 @@ def _headline(status: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _table(status: Mapping[str, object], width: int) -> Table:
+def _table(status: RunStatus, width: int) -> Table:
     left_out: list[str] = []
     for name in ("", *LEAST):
         left_out.append(name)
@@ -83,7 +84,7 @@ def _table(status: Mapping[str, object], width: int) -> Table:
     return table
 
 
-def _table_without(status: Mapping[str, Any], left_out: Collection[str]) -> Table:
+def _table_without(status: RunStatus, left_out: Collection[str]) -> Table:
     totals = {name: _total(status["totals"], name) for name in COLUMNS}
     names = [name for name in COLUMNS if name not in left_out]
     table = Table(show_footer=True)
@@ -96,7 +97,7 @@ def _table_without(status: Mapping[str, Any], left_out: Collection[str]) -> Tabl
     return table
 
 
-def _total(totals: Mapping[str, Any], name: str) -> str:
+def _total(totals: Mapping[str, object], name: str) -> str:
     """The sum below a column, where it has one."""
     shown: dict[str, Callable[[], str]] = {
         "life": lambda: count(totals["restarts"]),
@@ -115,8 +116,8 @@ def _staleness(process: Mapping[str, object]) -> str:
     return f"{process['staleness_mean']:.1f} ≤ {process['staleness_max']}"
 
 
-def _cores(cores: float | None) -> str:
-    return DASH if cores is None else f"{cores:.2f}"
+def _cores(cores: object) -> str:
+    return f"{cores:.2f}" if is_number(cores) else DASH
 
 
 COLUMNS: dict[str, Callable[[Mapping[str, Any]], str]] = {

@@ -7,12 +7,12 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import Any, Protocol, runtime_checkable
 
 from girih.errors import ConfigError
 
-Record = Mapping[str, Any]
+Record = Mapping[str, object]
 _NOT_DRAWN = frozenset({"step", "examples", "epoch", "elapsed_s"})
 _MOST_PARAMS, _MOST_IN_PARAM = 100, 6000
 """Limits of MLflow: parameters in a request, and characters of one."""
@@ -95,7 +95,7 @@ class TensorBoard(_Tracker):
 
     def on_metrics(self, record: Record) -> None:
         """Writes the numbers of a line."""
-        step = int(record["step"])
+        step = record["step"]
         if self._writer is None:  # the first record tells from which step on older events are void
             self._writer = self._make_writer(str(self._directory), purge_step=step)
         for name, value in _numbers(record).items():
@@ -139,7 +139,7 @@ class MLflow(_Tracker):
 
     def on_metrics(self, record: Record) -> None:
         """Logs the numbers of a line."""
-        self._log(_numbers(record), step=int(record["step"]))
+        self._log(_numbers(record), step=record["step"])
 
     def on_end(self, summary: Record | None) -> None:
         """Logs the summary and ends MLflow's run."""
@@ -151,10 +151,10 @@ class MLflow(_Tracker):
         """Ends MLflow's run as failed."""
         self._call("end_run", "FAILED")
 
-    def _log(self, numbers: Mapping[str, float], **step: int) -> None:
+    def _log(self, numbers: Mapping[str, float], **step: object) -> None:
         self._call("log_metrics", {_mlflow_name(name): value for name, value in numbers.items()}, **step)
 
-    def _call(self, function: str, *values: Any, **step: int) -> Any:
+    def _call(self, function: str, *values: object, **step: object) -> Any:
         try:
             return getattr(self._client, function)(*values, **step)
         except self._client.exceptions.MlflowException as error:
@@ -174,7 +174,7 @@ class WandB(_Tracker):
         ConfigError: wandb is not installed.
     """
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, **options: object) -> None:
         self._client, self._init = _imported("wandb", "WandB"), options
 
     def on_plan(self, plan: Record) -> None:
@@ -188,7 +188,7 @@ class WandB(_Tracker):
 
     def on_metrics(self, record: Record) -> None:
         """Logs the numbers of a line."""
-        self._client.run.log({**_numbers(record), "step": int(record["step"])})
+        self._client.run.log({**_numbers(record), "step": record["step"]})
 
     def on_end(self, summary: Record | None) -> None:
         """Writes the final metrics to the run's summary and ends the run."""
@@ -201,13 +201,21 @@ class WandB(_Tracker):
         self._client.finish(exit_code=1)
 
 
-def _imported(package: str, callback: str) -> Any:
+def _imported(package: str, callback: str) -> ModuleType:
     try:
         return importlib.import_module(package)
     except ImportError:
         raise ConfigError(
             f"{callback}(...) needs a package that is not installed; pip install {package}"
         ) from None
+
+
+def number_of(record: Record, name: str) -> float:
+    """A number that each record of its kind has."""
+    value = record[name]
+    if not isinstance(value, int | float):
+        raise TypeError(f"{name} = {value!r}: expected a number")
+    return value
 
 
 def _numbers(record: Record, prefix: str | None = None) -> dict[str, float]:
@@ -222,7 +230,8 @@ def _numbers(record: Record, prefix: str | None = None) -> dict[str, float]:
 def _final_numbers(summary: Record) -> dict[str, float]:
     """The numbers of a summary as ``final/name``, and those of each label as ``final/label/name``."""
     numbers = _numbers(summary, "final")
-    for label, metrics in summary.get("by_label", {}).items():
+    by_label = summary.get("by_label", {})
+    for label, metrics in by_label.items() if isinstance(by_label, dict) else ():
         numbers |= _numbers(metrics, f"final/{label}")
     return numbers
 

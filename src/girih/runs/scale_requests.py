@@ -101,9 +101,8 @@ def begin(
 
 def fail(run: Path, request: ScaleRequest, why: str) -> None:
     """Notes why a scaling that was begun comes to nothing, as is told once training goes on."""
-    write_whole(
-        run / REQUEST, json.dumps(asdict(replace(request, begun={**(request.begun or {}), "failed": why})))
-    )
+    begun = {**(request.begun or {}), "failed": why}
+    write_whole(run / REQUEST, json.dumps(asdict(replace(request, begun=begun))))
 
 
 def end(run: Path, request: ScaleRequest) -> dict[str, Any]:
@@ -152,7 +151,7 @@ def history(run: Path) -> list[dict[str, object]]:
     return [{key: value for key, value in line.items() if key != "name"} for line in done]
 
 
-def _record_outcome(run: Path, request: ScaleRequest, **facts: Any) -> dict[str, object]:
+def _record_outcome(run: Path, request: ScaleRequest, **facts: object) -> dict[str, Any]:
     append_line(run / OUTCOMES, json.dumps({"name": request.name, **facts}))
     withdraw(run)
     return facts

@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch._ops import OpOverload
+from torch.export import ExportedProgram
 
 from girih.errors import CheckpointError
 from girih.files.sealed import parse
@@ -48,7 +49,7 @@ _COMPOSITE = frozenset(
     }
 )  # fmt: skip
 """Operators of usual layers, which stay whole: taken apart, they are slower, or differ in their last bit."""
-_WORDS: dict[str, Any] = {
+_WORDS: Mapping[str, object] = {
     str(value): value
     for value in (
         torch.bfloat16, torch.bool, torch.float16, torch.float32, torch.float64, torch.int8, torch.int16, torch.int32,
@@ -61,10 +62,10 @@ _MOST_ELEMENTS = 1 << 28
 """Elements of all results for the example together."""
 
 
-def _on_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
+def _on_numbers(function: Callable[..., float]) -> Callable[..., float]:
     """An operator of Python for sizes alone: on lists or large integers it could fill memory."""
 
-    def compute(*numbers: Any) -> Any:
+    def compute(*numbers: object) -> float:
         result = function(*numbers) if all(isinstance(each, int | float) for each in numbers) else None
         if result is None or abs(result) >= 1 << 63:
             raise ValueError(f"{function.__name__}: expected numbers below 2^63")
@@ -87,12 +88,12 @@ def _repeat(repeats: Tensor, *, output_size: int | None = None) -> Tensor:
 
 def _batch_norm(
     values: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, *rates: float
-) -> Any:
+) -> tuple[Tensor]:
     """Batch norm in evaluation mode, by the function that checks sizes."""
     return (F.batch_norm(values, mean, var, weight, bias, False, *rates),)
 
 
-_CHECKED: dict[str, Callable[..., Any]] = {
+_CHECKED: dict[str, Callable[..., object]] = {
     "operator.add": _on_numbers(operator.add),
     "operator.sub": _on_numbers(operator.sub),
     "operator.mul": _on_numbers(operator.mul),
@@ -108,7 +109,7 @@ _CHECKED: dict[str, Callable[..., Any]] = {
 """Operators that need a check before they run."""
 
 
-def operator_named(name: Any) -> Callable[..., Any] | None:
+def operator_named(name: str) -> Callable[..., object] | None:
     """The operator of a name, if files may name it: those of ATen that torch calls core, less a few, and a few more."""
     if name in _CHECKED:
         return _CHECKED[name]
@@ -119,14 +120,14 @@ def operator_named(name: Any) -> Callable[..., Any] | None:
     return found if isinstance(found, OpOverload) and _is_allowed(found) else None
 
 
-def _is_allowed(operator: Any) -> bool:
+def _is_allowed(operator: OpOverload) -> bool:
     name = str(operator).removeprefix("aten.")
     if name in _UNSAFE or name.endswith("_backward.default") or operator._schema.is_mutable:
         return False
     return name in _COMPOSITE or torch.Tag.core in operator.tags
 
 
-def described(program: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def described(program: ExportedProgram) -> tuple[dict[str, object], dict[str, Tensor]]:
     """An exported program as the content of ``dense.json``, and its tensors by name.
 
     Args:
@@ -156,7 +157,7 @@ def described(program: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
     calls = [node for node in graph.nodes if node.op == "call_function"]
     numbers = {node: number for number, node in enumerate([*inputs, *held, *calls])}
 
-    def written(value: Any) -> Any:
+    def written(value: object) -> object:
         if isinstance(value, fx.Node):
             return f"node:{numbers[value]}"
         if isinstance(value, str):
@@ -180,8 +181,8 @@ def described(program: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return content, tensors
 
 
-def _name_of(target: Any) -> str:
-    name = str(target) if isinstance(target, OpOverload) else f"operator.{target.__name__}"
+def _name_of(target: Callable[..., object] | str) -> str:
+    name = str(target) if isinstance(target, OpOverload | str) else f"operator.{target.__name__}"
     if operator_named(name) is None:
         raise ValueError(f"the operator {name} cannot be served")
     return name
@@ -248,7 +249,7 @@ def _graph_of(content: Mapping[str, Any]) -> fx.Graph:
     for number in range(len(content["tensors"])):
         known[len(known)] = graph.get_attr(f"t{number}")
 
-    def read(value: Any) -> Any:
+    def read(value: object) -> object:
         if not isinstance(value, str):
             return value
         kind, _, name = value.partition(":")
@@ -273,7 +274,7 @@ class _Trial(fx.Interpreter):
 
     _left = _MOST_ELEMENTS
 
-    def run_node(self, n: fx.Node) -> Any:
+    def run_node(self, n: fx.Node) -> object:
         """See :class:`fx.Interpreter`."""
         if isinstance(n.target, OpOverload):
             from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode

@@ -17,12 +17,12 @@ import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from safetensors.torch import save as serialize
 from torch import Tensor, nn
+from torch.export import ExportedProgram
 
 from girih.checkpoint import Manifest, Storage
 from girih.checkpoint.load import LoadedCheckpoint, load_model
@@ -33,6 +33,7 @@ from girih.errors import CheckpointError, ConfigError, RunDirectoryError
 from girih.files.whole import disk_full, sync
 from girih.kernels.cpu import ahead
 from girih.models import needs_of
+from girih.models.embeddings import Embeddings
 from girih.publishing.part import widened
 from girih.schema import Schema
 from girih.serving import dense_graph, program
@@ -223,7 +224,7 @@ def _write_dense(
 
 
 def _operators(
-    model: nn.Module, exported: Any, example: tuple[Any, Any], num_labels: int
+    model: nn.Module, exported: ExportedProgram, example: tuple[Tensor, Embeddings], num_labels: int
 ) -> tuple[bytes, dict[str, Tensor]]:
     """The content of ``dense.json`` and all its tensors, which compute what the model does.
 
@@ -247,7 +248,7 @@ def _can_write_onnx(notify: Notify) -> bool:
     return missing is None
 
 
-def _onnx(exported: object, inputs: program.Inputs, path: Path, notify: Notify) -> bool:
+def _onnx(exported: ExportedProgram, inputs: program.Inputs, path: Path, notify: Notify) -> bool:
     try:
         program.write_onnx(exported, inputs, path)
     except Exception as error:  # whatever the converter meets in a program

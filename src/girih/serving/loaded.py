@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -199,7 +199,9 @@ class LoadedModel(contextlib.AbstractContextManager["LoadedModel"]):
             raise ConfigError("outputs: the data have no examples")
         return np.concatenate(parts)
 
-    def embedding(self, table: str, ids: Any) -> NDArray[np.float32]:
+    def embedding(
+        self, table: str, ids: Sequence[int] | Sequence[str] | NDArray[Any] | pa.Array | torch.Tensor
+    ) -> NDArray[np.float32]:
         """The embeddings of some ids, float32[n, D]; an id without a row has its initial value.
 
         Args:

@@ -18,14 +18,15 @@ import importlib.util
 import io
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import contextmanager, redirect_stderr
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import torch
 from torch import Tensor, nn
+from torch.export import ExportedProgram
 
 from girih.models.embeddings import Block, Embeddings, Jagged
 
@@ -33,8 +34,16 @@ MODULE = "module"
 """The name of the only child of a FlatNet."""
 POOLED, FIRST_ORDER, VALUES, OFFSETS = "pooled", "first_order", "values", "offsets"
 _LENGTH = len
-Inputs = Sequence[Mapping[str, Any]]
-"""``{"name", "features"}`` of each tensor behind ``numeric``."""
+
+
+class InputTensor(TypedDict):
+    """A tensor behind ``numeric``."""
+
+    name: str
+    features: list[str]
+
+
+Inputs = Sequence[InputTensor]
 
 
 class FlatNet(nn.Module):
@@ -56,16 +65,16 @@ class FlatNet(nn.Module):
         return outputs if self._logits is None else self._logits(outputs)
 
 
-def inputs_of(embeddings: Embeddings) -> list[dict[str, Any]]:
+def inputs_of(embeddings: Embeddings) -> list[InputTensor]:
     """Describes the tensors of some embeddings, in the order of :meth:`~girih.models.embeddings.Embeddings.tensors`."""
-    found = [
+    inputs: list[InputTensor] = [
         {"name": f"{kind}.{number}", "features": list(block.features)}
         for kind, blocks in ((POOLED, embeddings.blocks), (FIRST_ORDER, embeddings.first_order))
         for number, block in enumerate(blocks)
     ]
     for name in embeddings.sequences:
-        found += [{"name": f"{kind}.{name}", "features": [name]} for kind in (VALUES, OFFSETS)]
-    return found
+        inputs += [{"name": f"{kind}.{name}", "features": [name]} for kind in (VALUES, OFFSETS)]
+    return inputs
 
 
 def embeddings_of(tensors: Sequence[Tensor], inputs: Inputs) -> Embeddings:
@@ -83,7 +92,7 @@ def embeddings_of(tensors: Sequence[Tensor], inputs: Inputs) -> Embeddings:
     return Embeddings(tuple(blocks[POOLED]), sequences, tuple(blocks[FIRST_ORDER]))
 
 
-def export_program(module: nn.Module, numeric: Tensor, embeddings: Embeddings) -> Any:
+def export_program(module: nn.Module, numeric: Tensor, embeddings: Embeddings) -> ExportedProgram:
     """A model as a ``torch.export.ExportedProgram``, for batches of any size.
 
     Args:
@@ -94,7 +103,7 @@ def export_program(module: nn.Module, numeric: Tensor, embeddings: Embeddings) -
     """
     net, tensors = FlatNet(module, inputs_of(embeddings)), embeddings.tensors()
     batch = torch.export.Dim("batch", min=1)
-    shapes: list[dict[int, Any]] = []
+    shapes: list[dict[int, object]] = []
     for described in inputs_of(embeddings):
         kind = described["name"].partition(".")[0]
         sizes = {VALUES: torch.export.Dim(f"ids_of_{len(shapes)}"), OFFSETS: batch + 1}
@@ -112,7 +121,7 @@ def export_program(module: nn.Module, numeric: Tensor, embeddings: Embeddings) -
             builtins.len = _LENGTH
 
 
-def _length(value: Any) -> Any:
+def _length(value: Sized) -> int:
     """``len`` as torch can follow it: Python's own makes a constant of the size of a tensor, and so a program for one size of batch."""
     return value.shape[0] if isinstance(value, Tensor) and value.dim() else _LENGTH(value)
 
@@ -122,7 +131,7 @@ def missing_for_onnx() -> str | None:
     return next((name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None), None)
 
 
-def write_onnx(program: Any, inputs: Inputs, path: Path) -> None:
+def write_onnx(program: ExportedProgram, inputs: Inputs, path: Path) -> None:
     """Writes an exported program as ONNX, its inputs and its output, ``logits``, by name.
 
     Raises:

@@ -9,7 +9,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -191,14 +191,14 @@ def answer(
     described, tail = [], []
     for wanted in request.outputs:
         output, values = outputs[wanted.place], predictions[:, wanted.place]
-        tensor: dict[str, Any] = {"name": output.name, "datatype": output.datatype, "shape": [len(values)]}
+        tensor: dict[str, object] = {"name": output.name, "datatype": output.datatype, "shape": [len(values)]}
         if wanted.binary:
             tail.append(to_bytes(values))
             tensor["parameters"] = {"binary_data_size": len(tail[-1])}
         else:
             tensor["data"] = values.tolist()
         described.append(tensor)
-    content: dict[str, Any] = {"model_name": name, "model_version": version, "outputs": described}
+    content: dict[str, object] = {"model_name": name, "model_version": version, "outputs": described}
     if request.id is not None:
         content["id"] = request.id
     head = json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
@@ -209,9 +209,9 @@ def answer(
 
 def metadata(signature: Signature, name: str, version: str) -> dict[str, object]:
     """The answer to ``GET /v2/models/NAME``; ``datatypes`` are all that ids may have beside the one announced."""
-    inputs: list[dict[str, Any]] = []
+    inputs: list[dict[str, object]] = []
     for each in signature.inputs:
-        described: dict[str, Any] = {"name": each.name, "datatype": each.datatype, "shape": [-1]}
+        described: dict[str, object] = {"name": each.name, "datatype": each.datatype, "shape": [-1]}
         if each.kind == "ids":
             described["parameters"] = {"datatypes": [*INTEGERS, BYTES]}
         inputs.append(described)
@@ -238,7 +238,7 @@ def _length(text: str, size: int) -> int:
     return int(text)
 
 
-def _parameters(tensor: Any, owner: str) -> Mapping[str, Any]:
+def _parameters(tensor: Mapping[str, object], owner: str) -> Mapping[str, object]:
     parameters = tensor.get("parameters") or {}
     if not isinstance(parameters, dict):
         raise DataError(f"{owner}: parameters are no object")

@@ -34,6 +34,7 @@ from girih.data.unit import Unit
 from girih.errors import DataError, UserError, nearest
 from girih.kernels.buffers import Buffers
 from girih.schema import Categorical, Feature, Numeric, Schema
+from girih.schema import Sequence as SequenceFeature
 from girih.serving.plain import MOST_IDS, PlainReader
 from girih.serving.protocol import InferRequest
 from girih.serving.signature import LENGTHS, inputs_of
@@ -99,7 +100,7 @@ class RequestReader:
         """
         columns = self._columns_in(tensors)
         size = self._size(columns)
-        features: list[tuple[Any, int]] = []  # those for the decoder, with the rows that they are read of
+        features: list[tuple[Feature, int]] = []  # those for the decoder, with the rows that they are read of
         bags: list[BagColumn | None] = []
         for feature in self._schema.sparse:
             own = (
@@ -183,7 +184,9 @@ class RequestReader:
         most = max(pc.sum(pc.count_substring(values, each)).as_py() or 0 for each in separators or ())
         return len(values) + most
 
-    def _plain_bags(self, feature: Any, column: RequestColumn, size: int) -> BagColumn | None:
+    def _plain_bags(
+        self, feature: Categorical | SequenceFeature, column: RequestColumn, size: int
+    ) -> BagColumn | None:
         """The ids of a feature that are integers; None where the decoder is to read them."""
         ids, offsets, num_rows = column
         if not isinstance(ids, np.ndarray) or ids.dtype.kind not in "iu":

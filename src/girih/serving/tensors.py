@@ -22,6 +22,7 @@ from girih.kernels.cpu import strings
 from girih.kernels.cpu.arrays import sealed
 
 BYTES = "BYTES"
+JsonValue = str | float | None
 NUMPY: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype(np.bool_),
     "UINT8": np.dtype("<u1"), "UINT16": np.dtype("<u2"), "UINT32": np.dtype("<u4"), "UINT64": np.dtype("<u8"),
@@ -50,7 +51,7 @@ class RequestTensor:
     name: str
     datatype: str
     shape: tuple[int, ...]
-    values: Any
+    values: NDArray[Any] | pa.Array
 
     @property
     def num_values(self) -> int:
@@ -113,26 +114,26 @@ def from_json(name: str, datatype: str, shape: tuple[int, ...], data: object) ->
     return RequestTensor(name, datatype, shape, values.to_numpy() if plain else values)
 
 
-def _infinite(values: pa.Array, data: Sequence[object]) -> list[object]:
+def _infinite(values: pa.Array, data: Sequence[JsonValue]) -> list[JsonValue]:
     """The data that became infinite: some are numbers too large."""
     numbers: NDArray[Any] = values.to_numpy(zero_copy_only=False)  # null is NaN there
     return [data[place] for place in np.flatnonzero(np.isinf(numbers)).tolist()]
 
 
-def _floats(datatype: str, data: Sequence[Any]) -> Any:
+def _floats(datatype: str, data: Sequence[float | None]) -> pa.Array:
     """Numbers as Arrow does not take them: integers beyond int64, and halves in its earlier versions."""
     missing = np.array([value is None for value in data], np.bool_)
     numbers = [0.0 if value is None else float(value) for value in data]
     return pa.array(np.array(numbers, NUMPY[datatype]), mask=missing)
 
 
-def _fits(datatype: str, value: Any) -> bool:
+def _fits(datatype: str, value: JsonValue) -> bool:
     """Whether a value of JSON is one of a datatype; null is of all."""
     if value is None:
         return True
     if type(value) not in _OF_JSON[datatype]:
         return False
-    if datatype == BYTES:
+    if isinstance(value, str):
         return not any("\ud800" <= letter <= "\udfff" for letter in value)
     if datatype == "BOOL":
         return True
@@ -143,7 +144,7 @@ def _fits(datatype: str, value: Any) -> bool:
     return bool(not is_finite or abs(value) <= float(np.finfo(NUMPY[datatype]).max))
 
 
-def _refused(name: str, datatype: str, data: Sequence[object]) -> DataError:
+def _refused(name: str, datatype: str, data: Sequence[JsonValue]) -> DataError:
     """The error of data that hold a value of another type, or out of its range: the first one, as JSON writes it."""
     expected = f"expected values of {datatype}, {_described(datatype)}"
     for place, value in enumerate(data):
@@ -177,16 +178,16 @@ def _described(datatype: str) -> str:
     return f"numbers up to {float(np.finfo(NUMPY[datatype]).max):.3g}"
 
 
-def shape_of(name: str, sizes: Any) -> tuple[int, ...]:
+def shape_of(name: str, sizes: object) -> tuple[int, ...]:
     """The shape of a tensor, as JSON says it.
 
     Raises:
         DataError: none, or of more than two dims.
     """
-    fits = isinstance(sizes, list) and 1 <= len(sizes) <= _MOST_DIMS
-    if not fits or not all(type(size) is int and size >= 0 for size in sizes):
+    dims = sizes if isinstance(sizes, list) else []
+    if not 1 <= len(dims) <= _MOST_DIMS or not all(type(size) is int and size >= 0 for size in dims):
         raise DataError(f"input {name!r}: shape = {preview(sizes)}; expected [n], or [n, length]")
-    return tuple(sizes)
+    return tuple(dims)
 
 
 def _known(name: str, datatype: str) -> np.dtype[np.generic]:

@@ -24,7 +24,7 @@ from girih.kernels.cpu import strings, take
 from girih.kernels.cpu.arrays import sealed
 
 
-def table_without_views(table: Any) -> Any:
+def table_without_views(table: pa.Table) -> pa.Table:
     """A table without views in its columns; those that have none stay as they are."""
     for place, column in enumerate(table.columns):
         found = without_views(column)
@@ -33,7 +33,7 @@ def table_without_views(table: Any) -> Any:
     return table
 
 
-def without_views(array: Any) -> Any:
+def without_views(array: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
     """An array, or one in chunks, without views in it, or in the lists, structs and dictionaries that it holds."""
     kind = _plain(array.type)
     if kind == array.type:
@@ -45,12 +45,12 @@ def without_views(array: Any) -> Any:
     return _dictionary(array, kind)
 
 
-def _dictionary(array: Any, kind: Any) -> Any:
+def _dictionary(array: pa.DictionaryArray, kind: pa.DataType) -> pa.DictionaryArray:
     values = array.dictionary.cast(kind.value_type)
     return pa.DictionaryArray.from_arrays(array.indices, values, ordered=kind.ordered)
 
 
-def _plain(kind: Any) -> Any:
+def _plain(kind: pa.DataType) -> pa.DataType:
     types = pa.types
     if types.is_string_view(kind):
         return pa.large_string()
@@ -104,7 +104,7 @@ class Notation(Options):
             if not unit.strip() or any(mark.isdigit() for mark in unit):
                 raise ConfigError(f"units: {unit!r}: expected texts without digits, as '%', '$' or 'EUR'")
 
-    def plain(self, words: Any) -> Any:
+    def plain(self, words: pa.Array) -> pa.Array:
         """Numbers in text as programs write them, ``1234.56``; other text becomes ``?``, null and blank text null."""
         mark = re.escape(self.thousands or "")
         groups = rf"|[1-9]\d{{0,2}}(?:{mark}\d{{2,3}})*{mark}\d{{3}}" if mark else ""
@@ -132,7 +132,7 @@ _BLANK = ord(" ")
 _BYTES: Final = {pa.binary().id, pa.large_binary().id, pa.binary_view().id, pa.binary(1).id}
 
 
-def kind_of(kind: Any) -> str:
+def kind_of(kind: pa.DataType) -> str:
     """The kind of a column's values, a word by which two files can be compared: ``integers``, ``lists of strings``…"""
     types = pa.types
     if types.is_dictionary(kind):
@@ -150,27 +150,27 @@ def kind_of(kind: Any) -> str:
     return "nulls" if types.is_null(kind) else str(kind)
 
 
-def value_type(kind: Any) -> Any:
+def value_type(kind: pa.DataType) -> pa.DataType:
     """The Arrow type of a column's values, of a dictionary or not."""
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
-def is_list(kind: Any) -> bool:
+def is_list(kind: pa.DataType) -> bool:
     """True for columns whose rows are lists."""
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
-def is_string(kind: Any) -> bool:
+def is_string(kind: pa.DataType) -> bool:
     """True for columns of text or bytes."""
     return kind.id in _TEXT | _BYTES
 
 
-def is_bytes(kind: Any) -> bool:
+def is_bytes(kind: pa.DataType) -> bool:
     """True for columns of bytes, which need be no text."""
     return kind.id in _BYTES
 
 
-def flat(column: Any) -> Any:
+def flat(column: pa.ChunkedArray) -> pa.Array:
     """The one array that a table's column consists of."""
     if column.num_chunks == 1:
         return column.chunk(0)  # combine_chunks would copy it
@@ -181,7 +181,7 @@ def flat(column: Any) -> Any:
     return array
 
 
-def null_mask(array: Any) -> NDArray[np.bool_] | None:
+def null_mask(array: pa.Array) -> NDArray[np.bool_] | None:
     """bool[R], or None where nothing is null."""
     if array.null_count == 0:
         return None
@@ -189,7 +189,7 @@ def null_mask(array: Any) -> NDArray[np.bool_] | None:
     return mask
 
 
-def without_texts(array: Any, texts: tuple[str, ...]) -> Any:
+def without_texts(array: pa.Array, texts: tuple[str, ...]) -> pa.Array:
     """A column of strings, its values of some texts made null; any other column as it is."""
     if pa.types.is_dictionary(array.type):
         words = without_texts(array.dictionary, texts)
@@ -203,7 +203,7 @@ def without_texts(array: Any, texts: tuple[str, ...]) -> Any:
     return pc.if_else(among, pa.scalar(None, array.type), array) if pc.any(among).as_py() else array
 
 
-def scalar_ids(array: Any) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]:
+def scalar_ids(array: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]:
     """One id a row, of strings, integers or booleans; null is :data:`NULL_ID`.
 
     Returns:
@@ -227,7 +227,7 @@ def scalar_ids(array: Any) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]
     return ids if null is None else np.where(null, NULL_ID, ids), floats
 
 
-def pieces(array: Any, separator: str | None) -> tuple[Any, NDArray[np.int64] | None]:
+def pieces(array: pa.Array, separator: str | None) -> tuple[pa.Array, NDArray[np.int64] | None]:
     """The values of R bags: of lists, or of strings split at a separator, without blanks around pieces and without empty ones.
 
     Returns:
@@ -247,12 +247,12 @@ def pieces(array: Any, separator: str | None) -> tuple[Any, NDArray[np.int64] | 
     return words, offsets
 
 
-def trimmed(words: Any) -> Any:
+def trimmed(words: pa.Array) -> pa.Array:
     """Strings, as bytes, without blanks around them."""
     return pc.ascii_trim_whitespace(words.cast(pa.large_string(), safe=False)).cast(pa.large_binary())
 
 
-def list_offsets(array: Any) -> NDArray[np.int64]:
+def list_offsets(array: pa.Array) -> NDArray[np.int64]:
     """Offsets int64[R+1] into ``array.flatten()``, which leaves out what lies under a null list."""
     offsets = np.zeros(len(array) + 1, dtype=np.int64)
     lengths = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
@@ -275,7 +275,7 @@ def keep_last(
 
 
 def numbers(
-    array: Any, notation: Notation | None = None, *, keep_float32: bool = False
+    array: pa.Array, notation: Notation | None = None, *, keep_float32: bool = False
 ) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
     """One number a row, as float64 (or float32 where the column is and may stay so); strings are parsed, by a notation if they have one.
 
@@ -295,7 +295,7 @@ def numbers(
 
 
 def string_numbers(
-    words: Any, notation: Notation | None = None
+    words: pa.Array, notation: Notation | None = None
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_] | None]:
     """R strings as decimal numbers, correctly rounded; spaces around them do not count.
 
@@ -316,7 +316,7 @@ def string_numbers(
     return np.array(read, dtype=np.float64), null_mask(text)
 
 
-def spans(array: Any) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
+def spans(array: pa.Array) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
     """The bytes of a string column, and where each row starts and ends: uint8[·], int64[R], int64[R]."""
     array = array.cast(pa.large_binary())
     _, offset_bytes, data_bytes = array.buffers()
@@ -327,12 +327,12 @@ def spans(array: Any) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.
     return sealed(data), sealed(offsets[:-1]), sealed(offsets[1:])
 
 
-def string_values(array: Any) -> Any:
+def string_values(array: pa.Array) -> pa.Array:
     """A string column, dictionaries and views resolved, as an array of bytes."""
     return plain(array).cast(pa.large_binary())
 
 
-def plain(array: Any) -> Any:
+def plain(array: pa.Array) -> pa.Array:
     """A column whose dictionary is resolved."""
     return without_views(array).dictionary_decode() if pa.types.is_dictionary(array.type) else array
 

@@ -108,7 +108,9 @@ class _ColumnReader:
             return BagColumn(ids, short, weights)
         return bags
 
-    def _pieces(self, feature: Categorical | Sequence, column: str) -> tuple[Any, NDArray[np.int64] | None]:
+    def _pieces(
+        self, feature: Categorical | Sequence, column: str
+    ) -> tuple[pa.Array, NDArray[np.int64] | None]:
         """M values of a feature's bags, and offsets int64[R+1] into them; None where each row is one value."""
         array, offsets = self._column(column), None
         if feature.list_format:
@@ -253,13 +255,13 @@ class _ColumnReader:
         self._expect(good if looked_at is None else good | ~looked_at, column, "a finite weight ≥ 0")
         return weights
 
-    def kept(self) -> Any:
+    def kept(self) -> pa.Table:
         """The columns to keep as they are; those of text files as strings."""
         if not self._unit.is_text:
             return table_without_views(self._unit.table.select(self._plan.keep)).combine_chunks()
         return pa.table({name: self._text(name) for name in self._plan.keep})
 
-    def _text(self, name: str) -> Any:
+    def _text(self, name: str) -> pa.Array:
         array = self._column(name)
         if not columns.is_string(array.type):
             return array
@@ -333,7 +335,7 @@ class _ColumnReader:
         self._expect(finite if null is None else finite | null, column, "a finite number")
         return values, null
 
-    def _column(self, name: str) -> Any:
+    def _column(self, name: str) -> pa.Array:
         return columns.flat(self._columns[name])
 
 

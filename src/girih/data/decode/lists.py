@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import json
 import re
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -34,7 +33,7 @@ _ITEM = re.compile(
 )
 
 
-def in_brackets(array: Any) -> tuple[Any, NDArray[np.int64], Flags]:
+def in_brackets(array: pa.Array) -> tuple[pa.Array, NDArray[np.int64], Flags]:
     """The values of R lists in brackets, as JSON, Python and NumPy write them: ``[1, 2]``, ``['a', 'b']``, ``[1 2]``.
 
     Returns:
@@ -97,8 +96,8 @@ def _items(cell: str) -> list[str | None] | None:
 
 
 def ids_and_weights(
-    words: Any, separator: str, notation: Notation | None = None
-) -> tuple[Any, NDArray[np.float32], Flags]:
+    words: pa.Array, separator: str, notation: Notation | None = None
+) -> tuple[pa.Array, NDArray[np.float32], Flags]:
     """Strings such as ``7:0.5`` as an id and a weight, split at the last separator.
 
     Returns:
@@ -116,7 +115,7 @@ def ids_and_weights(
     return ids, numbers, good.to_numpy(zero_copy_only=False) & present & np.isfinite(numbers)
 
 
-def ids_of_floats(array: Any) -> tuple[NDArray[np.int64], Flags]:
+def ids_of_floats(array: pa.Array) -> tuple[NDArray[np.int64], Flags]:
     """Ids that may be written as floats, as pandas writes integers beside missing ones: 7.0 is the id 7.
 
     Returns:

@@ -30,7 +30,7 @@ Order = Literal["number", "time"]
 Flags = NDArray[np.bool_]
 
 
-def part_of_time(array: Any, part: Part, unit: str) -> tuple[NDArray[np.int64], Flags | None, Flags]:
+def part_of_time(array: pa.Array, part: Part, unit: str) -> tuple[NDArray[np.int64], Flags | None, Flags]:
     """The hour, 0 to 23, or the weekday, 0 (Monday) to 6, of times.
 
     Args:
@@ -58,7 +58,7 @@ def part_of_time(array: Any, part: Part, unit: str) -> tuple[NDArray[np.int64], 
     return out, null, good if null is None else good | null
 
 
-def ordinals(array: Any, column: str, order: Order | None = None) -> tuple[NDArray[Any], Order]:
+def ordinals(array: pa.Array, column: str, order: Order | None = None) -> tuple[NDArray[Any], Order]:
     """Numbers by which rows can be put in order: int64[R] or float64[R] of numbers, int64[R] microseconds of times.
 
     Args:
@@ -85,19 +85,19 @@ def ordinals(array: Any, column: str, order: Order | None = None) -> tuple[NDArr
     return _whole(found, ~read if null is None else ~read | null, column), "time"
 
 
-def order_of(kind: Any) -> Order | None:
+def order_of(kind: pa.DataType) -> Order | None:
     """The order of an Arrow type's values; None for text, which may have either."""
     if columns.is_string(kind):
         return None
     return "time" if is_time(kind) else "number"
 
 
-def is_time(kind: Any) -> bool:
+def is_time(kind: pa.DataType) -> bool:
     """True for timestamps and dates."""
     return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind))
 
 
-def moment(text: str, kind: Any) -> Any | None:
+def moment(text: str, kind: pa.DataType) -> pa.Scalar | None:
     """A time in text as a scalar of an Arrow type of times; None where it is none. Without an offset it is UTC, where a zone matters."""
     try:
         if getattr(kind, "tz", None) is None:
@@ -109,7 +109,7 @@ def moment(text: str, kind: Any) -> Any | None:
         return None
 
 
-def doubt(array: Any, unit: str | None = None) -> str | None:
+def doubt(array: pa.Array, unit: str | None = None) -> str | None:
     """Says why the times of a column are implausible; None if they are not.
 
     Args:
@@ -142,7 +142,7 @@ def _plausible(seconds: NDArray[np.float64]) -> Flags:
     return (seconds >= _EARLIEST_S) & (seconds < _LAST_S)
 
 
-def text_times(words: Any) -> tuple[NDArray[np.int64], Flags]:
+def text_times(words: pa.Array) -> tuple[NDArray[np.int64], Flags]:
     """Microseconds since 1970, int64[R], of text as ISO 8601 writes it; bool[R], whether it is such, which null is too."""
     text = words.cast(pa.string(), safe=False)
     try:

@@ -13,7 +13,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -25,11 +25,13 @@ from girih.data.decode.columns import Notation
 from girih.data.paths import one_line
 from girih.errors import ConfigError, DataError
 
+Value = bool | int | float | str
+
 
 class Columns(NamedTuple):
     """Columns by name, each as one array, and how text of theirs is read as numbers."""
 
-    read: Callable[[str], Any]
+    read: Callable[[str], pa.Array]
     notation: Notation | None = None
 
 
@@ -39,14 +41,14 @@ class Comparison:
 
     column: str
     operator: str
-    value: bool | int | float | str
+    value: Value
 
-    def mask(self, source: Columns) -> Any:
+    def mask(self, source: Columns) -> pa.BooleanArray:
         """Which of R rows meet it, null where nobody can say."""
         array = source.read(self.column)
         return pc.call_function(self.operator, list(_comparable(array, self.value, source.notation)))
 
-    def trouble(self, kind: Any) -> str | None:
+    def trouble(self, kind: pa.DataType) -> str | None:
         """Says why values of an Arrow type cannot be compared with the value; None where they can."""
         return _trouble(kind, self.value)
 
@@ -56,9 +58,9 @@ class OneOf:
     """``column in [value, …]``."""
 
     column: str
-    values: tuple[bool | int | float | str, ...]
+    values: tuple[Value, ...]
 
-    def mask(self, source: Columns) -> Any:
+    def mask(self, source: Columns) -> pa.BooleanArray:
         """Which of R rows meet it, null where nobody can say."""
         array = source.read(self.column)
         if isinstance(self.values[0], str) and not times.is_time(array.type):
@@ -71,7 +73,7 @@ class OneOf:
             found = equal if found is None else pc.or_kleene(found, equal)
         return found
 
-    def trouble(self, kind: Any) -> str | None:
+    def trouble(self, kind: pa.DataType) -> str | None:
         """Says why values of an Arrow type cannot be compared with the values; None where they can."""
         return next(filter(None, (_trouble(kind, value) for value in self.values)), None)
 
@@ -82,11 +84,11 @@ class Missing:
 
     column: str
 
-    def mask(self, source: Columns) -> Any:
+    def mask(self, source: Columns) -> pa.BooleanArray:
         """Which of R rows meet it."""
         return source.read(self.column).is_null()
 
-    def trouble(self, kind: Any) -> str | None:
+    def trouble(self, kind: pa.DataType) -> str | None:
         """Nothing: any column may have missing values."""
         return None
 
@@ -100,7 +102,7 @@ class Between:
     low: int | float | None
     high: int | float | None
 
-    def mask(self, source: Columns) -> Any:
+    def mask(self, source: Columns) -> pa.BooleanArray:
         """Which of R rows meet it, null where there is no value: :mod:`girih.data.split` has refused such rows, but for those left out.
 
         Raises:
@@ -114,7 +116,7 @@ class Between:
         met[there] = good if self.high is None else good & (values < self.high)
         return pa.array(met, mask=~there)
 
-    def trouble(self, kind: Any) -> str | None:
+    def trouble(self, kind: pa.DataType) -> str | None:
         """Says why values of an Arrow type have no order of this kind; None where they have."""
         return (
             None
@@ -130,7 +132,7 @@ class Joined:
     operator: str
     parts: tuple[Condition, ...]
 
-    def mask(self, source: Columns) -> Any:
+    def mask(self, source: Columns) -> pa.BooleanArray:
         """Which of R rows meet it, null where nobody can say."""
         found = self.parts[0].mask(source)
         for part in self.parts[1:]:
@@ -144,7 +146,7 @@ class Not:
 
     part: Condition
 
-    def mask(self, source: Columns) -> Any:
+    def mask(self, source: Columns) -> pa.BooleanArray:
         """Which of R rows meet it, null where nobody can say."""
         return pc.invert(self.part.mask(source))
 
@@ -164,7 +166,7 @@ class Where:
         """The columns that it looks at."""
         return tuple(dict.fromkeys(leaf.column for leaf in _leaves(self.condition)))
 
-    def keep(self, read: Callable[[str], Any], notation: Notation | None = None) -> NDArray[np.bool_]:
+    def keep(self, read: Callable[[str], pa.Array], notation: Notation | None = None) -> NDArray[np.bool_]:
         """bool[R]: which rows meet the condition.
 
         Raises:
@@ -177,7 +179,7 @@ class Where:
         kept: NDArray[np.bool_] = pc.fill_null(mask, False).to_numpy(zero_copy_only=False)
         return kept
 
-    def troubles(self, types: Mapping[str, Any]) -> Iterator[str]:
+    def troubles(self, types: Mapping[str, pa.DataType]) -> Iterator[str]:
         """Which column has a type that the condition does not go with, and why."""
         for leaf in _leaves(self.condition):
             if trouble := leaf.trouble(types[leaf.column]):
@@ -198,7 +200,7 @@ def _leaves(condition: Condition) -> Iterator[Comparison | OneOf | Missing | Bet
         yield condition
 
 
-def _comparable(array: Any, value: Any, notation: Notation | None) -> tuple[Any, Any]:
+def _comparable(array: pa.Array, value: Value, notation: Notation | None) -> tuple[pa.Array, pa.Scalar]:
     """A column and a value, in types that can be compared."""
     array = columns.plain(array)
     kind = array.type
@@ -216,7 +218,7 @@ def _comparable(array: Any, value: Any, notation: Notation | None) -> tuple[Any,
     return array, pa.scalar(int(value) if isinstance(value, bool) else value)
 
 
-def _trouble(kind: Any, value: Any) -> str | None:
+def _trouble(kind: pa.DataType, value: Value) -> str | None:
     word = columns.kind_of(kind)
     if times.is_time(kind):
         if isinstance(value, str) and times.moment(value, kind) is not None:
@@ -328,14 +330,14 @@ def _column(node: ast.expr, where: str) -> str:
     raise _refused(node, "is no column: expected a name, or column('any name')", where)
 
 
-def _known(node: ast.expr, where: str) -> bool | int | float | str:
+def _known(node: ast.expr, where: str) -> Value:
     value = _value(node, where)
     if value is None:
         raise _refused(node, "is compared: write 'is null', or 'is not null'", where)
     return value
 
 
-def _value(node: ast.expr, where: str) -> bool | int | float | str | None:
+def _value(node: ast.expr, where: str) -> Value | None:
     if isinstance(node, ast.Name) and node.id in _WORDS:
         return _WORDS[node.id]
     negative = isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +23,9 @@ from girih.data.read_plan import ReadPlan
 from girih.data.unit import FileSource, Source, Unit
 from girih.errors import ConfigError, DataError
 
+if TYPE_CHECKING:
+    import pyarrow.dataset as pads
+
 PART_ROWS = 1 << 20
 """Rows of a unit: as many as pyarrow puts into a row group of Parquet."""
 LOADED_BYTES = 256 << 20
@@ -31,7 +34,7 @@ _SAMPLED_ROWS = 16
 _TABLE = "the Arrow table"
 
 
-def arrow_source(data: Any) -> Source:
+def arrow_source(data: object) -> Source:
     """The source of whatever holds Arrow data: see :func:`girih.read_arrow`.
 
     Raises:
@@ -55,7 +58,7 @@ class TableSource(FileSource):
         DataError: no rows.
     """
 
-    def __init__(self, table: Any, where: str = _TABLE) -> None:
+    def __init__(self, table: pa.Table, where: str = _TABLE) -> None:
         if not table.num_rows:
             raise DataError(f"{where}: no rows; expected at least one")
         self._table, self._where = table.replace_schema_metadata(None), where
@@ -78,7 +81,7 @@ class TableSource(FileSource):
             numbers = range(first + 1, first + rows.num_rows + 1)
             yield Unit(rows, self._where, Cursor(part + 1), numbers)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[Callable[[bytes], TableSource], tuple[bytes]]:
         """A table goes to another process as an Arrow stream, if it is small."""
         if _num_bytes(self._table) > LOADED_BYTES:
             raise ConfigError(
@@ -91,7 +94,7 @@ class TableSource(FileSource):
         return _from_stream, (stream.getvalue(),)
 
 
-def _num_bytes(table: Any) -> int:
+def _num_bytes(table: pa.Table) -> int:
     try:
         return int(table.nbytes)
     except pa.ArrowTypeError:  # string views, before pyarrow 24: the buffers of all rows, if this is a slice
@@ -105,7 +108,7 @@ class FragmentSource(FileSource):
         ConfigError: a dataset that is filtered. DataError: no rows, or a file that cannot be read.
     """
 
-    def __init__(self, data: Any) -> None:
+    def __init__(self, data: pads.Dataset) -> None:
         self._schema = data.schema
         try:
             files = list(data.get_fragments())
@@ -113,7 +116,7 @@ class FragmentSource(FileSource):
             raise ConfigError(
                 f"read_arrow: {one_line(error).rstrip('.')}; give the whole dataset, or read_arrow(data.to_table(), ...)"
             ) from None
-        self._fragments: list[tuple[Any, int]] = []  # each with the number of its first row in its file
+        self._fragments: list[tuple[pads.Fragment, int]] = []  # with the number of its first row in its file
         counts: list[int] = []
         for file in files:
             first = 0
@@ -154,7 +157,7 @@ class FragmentSource(FileSource):
             yield Unit(rows, path, Cursor(part + 1), range(first + 1, first + rows.num_rows + 1))
 
 
-def _table_of(data: Any) -> Any:
+def _table_of(data: object) -> pa.Table:
     """The rows of a container or a stream as one table."""
     import pyarrow.dataset as pads
 
@@ -174,9 +177,8 @@ def _table_of(data: Any) -> Any:
             and hasattr(type(data), "__len__")
             and not isinstance(data, Mapping)
         ):
-            return data.with_format("arrow")[
-                :
-            ]  # Hugging Face's; without a selection it is the table that it maps
+            rows: Any = data  # of Hugging Face; without a selection these are the table that it maps
+            return rows.with_format("arrow")[:]
     except REFUSED as error:
         raise ConfigError(f"data: {_name(data)} is no table of columns: {one_line(error)}") from None
     raise ConfigError(
@@ -185,7 +187,7 @@ def _table_of(data: Any) -> Any:
     )
 
 
-def _name(data: Any) -> str:
+def _name(data: object) -> str:
     kind = type(data)
     return (
         kind.__name__
@@ -194,7 +196,7 @@ def _name(data: Any) -> str:
     )
 
 
-def _mend(data: Any) -> str:
+def _mend(data: object) -> str:
     if isinstance(data, str):
         return "; for files there is read_parquet and its siblings"
     if isinstance(data, Mapping) and any(
@@ -214,14 +216,14 @@ def _mend(data: Any) -> str:
     return ""
 
 
-def _digest(table: Any) -> str:
+def _digest(table: pa.Table) -> str:
     """A digest of some rows and of all names: of rows in another order it is most likely another."""
     places = sorted({place * (table.num_rows - 1) // (_SAMPLED_ROWS - 1) for place in range(_SAMPLED_ROWS)})
     rows = [table.slice(place, 1).to_pylist() for place in places]
     return hashlib.sha256(repr([table.column_names, rows]).encode()).hexdigest()[:16]
 
 
-def _decoded(rows: Any) -> Any:
+def _decoded(rows: pa.Table) -> pa.Table:
     """Rows whose dictionaries are larger than they are, as of a whole table's categories, as plain values."""
     for place, column in enumerate(rows.columns):
         if pa.types.is_dictionary(column.type) and (
@@ -232,7 +234,7 @@ def _decoded(rows: Any) -> Any:
     return rows
 
 
-def _row_groups(file: Any) -> list[Any]:
+def _row_groups(file: pads.Fragment) -> list[pads.Fragment]:
     import pyarrow.dataset as pads
 
     if not isinstance(file, pads.ParquetFileFragment):
@@ -243,7 +245,7 @@ def _row_groups(file: Any) -> list[Any]:
         raise DataError(f"{_path(file)}: not a readable Parquet file: {one_line(error)}") from None
 
 
-def _num_rows(fragment: Any) -> int | None:
+def _num_rows(fragment: pads.Fragment) -> int | None:
     """Rows of a row group; None for other files, whose rows nobody has counted."""
     import pyarrow.dataset as pads
 
@@ -252,7 +254,7 @@ def _num_rows(fragment: Any) -> int | None:
     return int(sum(group.num_rows for group in fragment.row_groups))
 
 
-def _path(fragment: Any) -> str:
+def _path(fragment: pads.Fragment) -> str:
     return str(getattr(fragment, "path", "the pyarrow dataset"))
 
 

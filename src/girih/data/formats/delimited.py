@@ -10,7 +10,6 @@ import csv
 import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -39,13 +38,13 @@ _SEPARATOR, _LINE_BREAK = b"\x1f", b"\x1e"
 def split_cells(
     data: bytes,
     names: Sequence[str],
-    columns: Mapping[str, Any],
+    columns: Mapping[str, pa.DataType],
     separator: str,
     quote: str,
     address: str,
     *,
     until_bad: bool = False,
-) -> tuple[Any, list[Any]]:
+) -> tuple[pa.Table | None, list[pacsv.InvalidRow]]:
     """Splits lines into cells: some columns as a table, null where empty, and the lines with more or fewer cells.
 
     Args:
@@ -55,9 +54,9 @@ def split_cells(
     Raises:
         DataError: lines that Arrow cannot split, or cells of another type, with the file's address.
     """
-    broken: list[Any] = []
+    broken: list[pacsv.InvalidRow] = []
 
-    def note(row: Any) -> str:
+    def note(row: pacsv.InvalidRow) -> str:
         broken.append(row)
         return "error" if until_bad else "skip"
 
@@ -205,7 +204,7 @@ class DelimitedSource(TextSource):
                 f"{where}: holds the byte {mark[0]:#04x}, which girih needs to split these lines; remove it"
             )
 
-    def _as_written(self, table: Any, data: bytes) -> Any:
+    def _as_written(self, table: pa.Table, data: bytes) -> pa.Table:
         """Cells with separators and line breaks in the place of what stood for them."""
         written = b" " if self._separator == BLANKS else self._separator.encode()
         marks = [(_LINE_BREAK, b"\n")] if self.mask is not None and _LINE_BREAK in data else []
@@ -223,6 +222,7 @@ class DelimitedSource(TextSource):
         separator = self._separator if self._is_one else _SEPARATOR.decode()
         splitting = (names, columns, separator, self._quote, address)
         block = block._replace(data=self._with_one(block.data, address))
+        table: pa.Table  # None where a bad line came first
         table, broken = split_cells(block.data, *splitting, until_bad=plan.until_bad)
         if table is None:
             block = _up_to_line(block, broken[0].number)

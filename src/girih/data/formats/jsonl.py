@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Collection, Iterator
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -49,7 +48,7 @@ class JsonlSource(TextSource):
     def __init__(
         self, files: tuple[DataFile, ...], block_bytes: int, null_values: Collection[str] = ()
     ) -> None:
-        self._types: dict[str, Any] = {}
+        self._types: dict[str, pa.DataType] = {}
         self._null_values = frozenset(null_values)
         starts = []
         for file in files:
@@ -79,7 +78,7 @@ class JsonlSource(TextSource):
         rows = objects_to_rows(filled, names, plan, "line", self.partitions.types | self._types_of(plan))
         return Unit(rows.table, address, after, rows.numbers, place="line", bad=rows.bad)
 
-    def _by_arrow(self, block: LineBlock, names: list[str], plan: ReadPlan) -> Any | None:
+    def _by_arrow(self, block: LineBlock, names: list[str], plan: ReadPlan) -> pa.Table | None:
         """The columns of a block by the types that are known; None where it does not go by them."""
         types = self._types_of(plan)
         try:
@@ -94,7 +93,7 @@ class JsonlSource(TextSource):
         except pa.ArrowException:
             return None
 
-    def _types_of(self, plan: ReadPlan) -> dict[str, Any]:
+    def _types_of(self, plan: ReadPlan) -> dict[str, pa.DataType]:
         """The types of the plan's columns; integers that are read as numbers alone are read as floats, which may come later."""
         types = {
             name: self._types.get(name, pa.null())
@@ -103,17 +102,17 @@ class JsonlSource(TextSource):
         }
         return types | {name: _WIDER.get(types[name], types[name]) for name in plan.numbers if name in types}
 
-    def _learn(self, name: str, value: Any) -> None:
+    def _learn(self, name: str, value: object) -> None:
         """Learns a column's type from the first of its values that has one."""
         for item in value if isinstance(value, list) else [value]:
             kind = _TYPES.get(type(item))
             if kind is not None and not (kind == pa.string() and item in self._null_values):
                 known = self._types.setdefault(name, pa.list_(kind) if isinstance(value, list) else kind)
-                if kind == pa.int64() and item >= 1 << 63:
+                if isinstance(item, int) and kind == pa.int64() and item >= 1 << 63:
                     self._types[name] = _LARGE.get(known, known)
 
 
-def _first_objects(file: DataFile, byte: int, line: int) -> Iterator[dict[str, Any]]:
+def _first_objects(file: DataFile, byte: int, line: int) -> Iterator[dict[str, object]]:
     """The objects among the first lines of a file.
 
     Raises:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +18,9 @@ from girih.data.read_plan import ReadPlan
 from girih.data.unit import BadRow
 from girih.errors import DataError
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 _TOP = 1 << 63
 REFUSED = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
@@ -25,7 +28,7 @@ REFUSED = (pa.ArrowException, TypeError, ValueError, OverflowError)
 class ObjectRows(NamedTuple):
     """Objects as a ``pyarrow.Table`` of R rows, the number of each row int64[R], and those that are not rows."""
 
-    table: Any
+    table: pa.Table
     numbers: NDArray[np.int64]
     bad: list[BadRow]
 
@@ -35,7 +38,7 @@ def objects_to_rows(
     names: Sequence[str],
     plan: ReadPlan,
     noun: str,
-    known: Mapping[str, Any],
+    known: Mapping[str, pa.DataType],
 ) -> ObjectRows:
     """One row per object. What an object lacks is missing; whole objects that do not serve are bad.
 
@@ -58,7 +61,7 @@ def objects_to_rows(
         numbers.append(number)
         rows.append(row)
 
-    def table(rows: Sequence[Mapping[str, Any]]) -> Any:
+    def table(rows: Sequence[Mapping[str, object]]) -> pa.Table:
         made = pa.table({name: array_of([row.get(name) for row in rows], plan.null_values) for name in names})
         types = {**known, **dict(zip(names, made.schema.types, strict=True))}
         for place, name in enumerate(names):
@@ -83,13 +86,15 @@ def objects_to_rows(
     return ObjectRows(made, np.array(numbers, np.int64), bad)
 
 
-def preview(value: Any) -> str:
+def preview(value: object) -> str:
     """A value in words, as much of it as a line has room for."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def array_of(values: Sequence[Any], null_values: Sequence[str] = ()) -> Any:
+def array_of(
+    values: Sequence[object] | NDArray[Any], null_values: Sequence[str] = ()
+) -> pa.Array | pa.ChunkedArray:
     """Build the Arrow array of a column's Python values: numbers, strings, lists of these, or None, which ``null_values`` mean too.
 
     Integers from -2**63 to 2**64 - 1 that share no Arrow type, with each other or with strings, become strings. Their ids stay the same.
@@ -104,16 +109,15 @@ def array_of(values: Sequence[Any], null_values: Sequence[str] = ()) -> Any:
             return pa.array(values, kind)
         except REFUSED:
             continue
-    plain = [value for value in values if value is not None]
+    numbers = [value for value in values if value is None or isinstance(value, int | float)]
+    plain = [value for value in numbers if value is not None]
     are_integers = all(isinstance(value, int) for value in plain)
-    if not (are_integers and _TOP <= max(plain) < 2 * _TOP) and all(
-        isinstance(value, bool | int | float) for value in plain
-    ):
-        return pa.array([None if value is None else float(value) for value in values])
+    if len(numbers) == len(values) and not (are_integers and _TOP <= max(plain) < 2 * _TOP):
+        return pa.array([None if value is None else float(value) for value in numbers])
     return pa.array([_as_text(value) for value in values])
 
 
-def table_of_stream(data: Any, null_values: Sequence[str] = ()) -> Any:
+def table_of_stream(data: object, null_values: Sequence[str] = ()) -> pa.Table:
     """The ``pyarrow.Table`` of an object with ``__arrow_c_stream__``.
 
     Object columns of a pandas DataFrame may hold integers above the largest int64, which Arrow refuses by itself.
@@ -126,10 +130,11 @@ def table_of_stream(data: Any, null_values: Sequence[str] = ()) -> Any:
     except REFUSED:
         if type(data).__module__.partition(".")[0] != "pandas":
             raise
-        return pa.table({str(name): array_of(data[name].tolist(), null_values) for name in data.columns})
+        frame: pd.DataFrame = data
+        return pa.table({str(name): array_of(frame[name].tolist(), null_values) for name in frame.columns})
 
 
-def _as_text(value: Any) -> Any:
+def _as_text(value: object) -> object:
     if isinstance(value, list):
         return [_as_text(each) for each in value]
     if isinstance(value, bool):

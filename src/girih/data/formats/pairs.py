@@ -9,7 +9,7 @@ Shapes: R lines that are not blank, P pairs of all lines.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -137,10 +137,13 @@ class PairsSource(TextSource):
         made = pa.table({name: table[name] for name in self.own_columns(plan, number)})
         return Unit(made, self.files[number].address, after, numbers + block.line, is_text=True, bad=bad)
 
-    def _pairs_of(self, place: int, feature: Feature, fields: NDArray[np.int64] | None) -> Any:
+    def _pairs_of(
+        self, place: int, feature: Feature, fields: NDArray[np.int64] | None
+    ) -> NDArray[np.bool_] | slice:
         """The pairs of a feature, of lines that are good."""
         if fields is not None:
-            return fields == _field(feature)
+            mine: NDArray[np.bool_] = fields == _field(feature)
+            return mine
         return slice(None) if self._is_bag else slice(place - 1, None, len(self._features))
 
     def _find_other_faults(
@@ -175,7 +178,7 @@ def _field(feature: Feature) -> int:
     return int(scalar_ids(pa.array([feature.source]))[0][0])
 
 
-def _words(data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Any:
+def _words(data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]) -> pa.Array:
     """Words of a text as an array of bytes, null where there is none."""
     starts, ends = np.ascontiguousarray(starts), np.ascontiguousarray(ends)
     offsets, missing = np.zeros(len(starts) + 1, np.int64), starts == ends

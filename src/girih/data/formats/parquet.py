@@ -6,7 +6,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -42,8 +42,8 @@ class ParquetSource(FileSource):
     def __init__(self, files: tuple[DataFile, ...]) -> None:
         self.files = files
         self.partitions = Partitions(files)
-        self._footers: list[Any] = []
-        self._schemas: list[Any] = []
+        self._footers: list[pq.FileMetaData] = []
+        self._schemas: list[pa.Schema] = []
         self._groups: list[_RowGroup] = []
         for number, file in enumerate(files):
             footer = _footer(file)
@@ -118,14 +118,18 @@ class _Readers:
     """
 
     def __init__(
-        self, files: Sequence[DataFile], footers: Sequence[Any], schemas: Sequence[Any], plan: ReadPlan
+        self,
+        files: Sequence[DataFile],
+        footers: Sequence[pq.FileMetaData],
+        schemas: Sequence[pa.Schema],
+        plan: ReadPlan,
     ) -> None:
         self._files, self._footers, self._schemas = files, footers, schemas
         self._wanted = {f.source for f in plan.schema.sparse if not f.is_split} - set(plan.keep)
         self._strings: dict[int, list[tuple[int, str]]] = {}
-        self._opened: OrderedDict[Any, Any] = OrderedDict()
+        self._opened: OrderedDict[tuple[int, tuple[str, ...]], pq.ParquetFile] = OrderedDict()
 
-    def of(self, group: _RowGroup) -> Any:
+    def of(self, group: _RowGroup) -> pq.ParquetFile:
         """The reader of a row group's file."""
         key = (group.file, self._dictionaries(group))
         if key not in self._opened:
@@ -168,7 +172,7 @@ class _Readers:
         return [(number, path) for number, path in enumerate(paths) if path in names]
 
 
-def _footer(file: DataFile) -> Any:
+def _footer(file: DataFile) -> pq.FileMetaData:
     if file.size == 0:
         raise DataError(f"{file.address}: the file is empty; expected Parquet")
     told = f"{file.address}: not a readable Parquet file"

@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any, ClassVar, NamedTuple
+from typing import IO, ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -234,7 +234,7 @@ def read_blocks(
 
 
 @contextmanager
-def _opened(file: DataFile) -> Iterator[Any]:
+def _opened(file: DataFile) -> Iterator[IO[bytes] | io.BufferedIOBase]:
     """A file's decompressed bytes; damage that is found while it is open becomes one error that names the file."""
     kind = None
     with ExitStack() as stack:
@@ -247,8 +247,8 @@ def _opened(file: DataFile) -> Iterator[Any]:
             if named and kind is None:
                 trouble = f"not {named}-compressed in spite of its name" if first else "the file is empty"
                 raise DataError(f"{file.address}: {trouble}; compress it, or rename it")
-            text = text if kind is None else stack.enter_context(_decompressed(kind, text))
-            yield text if file.encoding is None else io.BufferedReader(_Forward(_Transcoder(text, file).read))
+            data = text if kind is None else stack.enter_context(_decompressed(kind, text))
+            yield data if file.encoding is None else io.BufferedReader(_Forward(_Transcoder(data, file).read))
         except UserError:
             raise
         except (OSError, *_DAMAGED) as error:
@@ -262,7 +262,7 @@ def _compression(first: bytes) -> str | None:
     return next((kind for kind, magic in _MAGIC.items() if first.startswith(magic)), None)
 
 
-def _decompressed(kind: str, file: Any) -> Any:
+def _decompressed(kind: str, file: IO[bytes]) -> io.BufferedIOBase:
     """The bytes that were compressed; seeking forward reads them."""
     if kind == "gzip":
         return gzip.GzipFile(fileobj=file)
@@ -276,7 +276,7 @@ def _decompressed(kind: str, file: Any) -> Any:
 class _Transcoder:
     """Text of another encoding as UTF-8, a piece at a time."""
 
-    def __init__(self, text: Any, file: DataFile) -> None:
+    def __init__(self, text: IO[bytes] | io.BufferedIOBase, file: DataFile) -> None:
         self._text, self._file = text, file
         self._decoder = codecs.getincrementaldecoder(file.encoding or "utf-8")()
         self._buffered, self._line, self._at_end = memoryview(b""), 1, False
@@ -309,7 +309,7 @@ class _Transcoder:
 class _Forward(io.RawIOBase):
     """Bytes that are read in one direction; seeking reads on."""
 
-    def __init__(self, read: Callable[[int], Any]) -> None:
+    def __init__(self, read: Callable[[int], bytes | memoryview]) -> None:
         self._read = read
         self._byte = 0
 
@@ -319,7 +319,7 @@ class _Forward(io.RawIOBase):
     def seekable(self) -> bool:
         return True
 
-    def readinto(self, buffer: Any) -> int:
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         found = self._read(len(buffer))
         buffer[: len(found)] = found
         self._byte += len(found)
@@ -337,7 +337,7 @@ class _Forward(io.RawIOBase):
         return self._byte
 
 
-def _read(text: Any, size: int) -> bytes:
+def _read(text: IO[bytes] | io.BufferedIOBase, size: int) -> bytes:
     """``size`` bytes, fewer only at the end."""
     pieces = []
     while size > 0 and (piece := text.read(size)):

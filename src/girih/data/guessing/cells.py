@@ -8,10 +8,11 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable
-from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from girih.data.decode import columns, lists, times
 from girih.data.decode.columns import Notation
@@ -29,7 +30,6 @@ _SEPARATORS, _WEIGHT_MARKS = ("||", "|", ";", "\x02", "#", ",", " ", ""), ":=\x0
 _NUMBER = r"[-+]?(?:\d+[.,]?\d*|[.,]\d+)(?:[eE][-+]?\d+)?"
 _SPELLED = r"^\D*(?:\d+|\d{1,3}(?:[,.'\x{2019}\p{Zs}]\d{2,3}){1,2})(?:[.,]\d*)?(?:[eE][-+]?\d+)?\D*$"
 _LEAST_ROWS, _LEAST_PADDED, _MOST_WORDS = 20, 0.2, 2
-Options = dict[str, Any]
 
 
 class Cells:
@@ -44,9 +44,9 @@ class Cells:
         features: options of a column's feature; ``doubt`` says why it cannot be one.
     """
 
-    def __init__(self, table: Any, *, is_text: bool) -> None:
-        self.data: dict[str, tuple[Any, str]] = {}
-        self.features: dict[str, Options] = {}
+    def __init__(self, table: pa.Table, *, is_text: bool) -> None:
+        self.data: dict[str, tuple[object, str]] = {}
+        self.features: dict[str, dict[str, object]] = {}
         arrays = {name: columns.flat(table[name]) for name in table.column_names}
         nulls = {name: _null_words(name, array) for name, array in arrays.items()}
         words = sorted(set(itertools.chain(*nulls.values())))
@@ -62,7 +62,7 @@ class Cells:
             self._pad(name, read[name])
         self.table = pa.table(read)
 
-    def _local_numbers(self, read: dict[str, Any], arrays: dict[str, Any]) -> dict[str, Any]:
+    def _local_numbers(self, read: dict[str, pa.Array], arrays: dict[str, pa.Array]) -> dict[str, pa.Array]:
         """Columns that are numbers in the notation that reads most of them, and as text those that it does not read."""
         kinds = {name: columns.kind_of(array.type) for name, array in read.items() if not is_of_ids(name)}
         spelled = {name: text(arrays[name]) for name, kind in kinds.items() if kind in ("strings", "floats")}
@@ -86,7 +86,7 @@ class Cells:
         self.data |= chosen
         return spelled | {name: array.cast(pa.float64()) for name, array in best.items()}
 
-    def _lists(self, name: str, array: Any) -> Any:
+    def _lists(self, name: str, array: pa.Array) -> pa.Array:
         """The lists that a column of strings holds; the column as it is if it holds none."""
         present = array.filter(pc.greater(pc.utf8_length(pc.utf8_trim_whitespace(array)), 0))
         if _share(present, _LIST) > 0.5:
@@ -119,7 +119,7 @@ class Cells:
             return typed(ids, True) if bounds is None else _as_lists(ids, bounds)
         return array
 
-    def _pad(self, name: str, array: Any) -> None:
+    def _pad(self, name: str, array: pa.Array) -> None:
         """Notes the id that fills the lists of a column up to one length, if there is such an id."""
         if columns.is_string(array.type) and array.null_count < len(array):
             separator = separator_in(name, columns.trimmed(array.drop_null()))
@@ -144,16 +144,16 @@ class Cells:
                 return
 
 
-def _any(array: Any, part: str) -> bool:
+def _any(array: pa.Array, part: str) -> bool:
     return bool(pc.any(pc.match_substring(array, part)).as_py())
 
 
-def _share(words: Any, pattern: str) -> float:
+def _share(words: pa.Array, pattern: str) -> float:
     """The share of strings that match, null left out; 0 if there is none."""
     return pc.mean(pc.match_substring_regex(text(words), pattern).cast(pa.int8())).as_py() or 0.0
 
 
-def text(words: Any) -> Any:
+def text(words: pa.Array) -> pa.Array:
     """A column of strings or bytes as strings; what is no UTF-8 becomes a replacement character."""
     words = columns.string_values(words)
     try:
@@ -163,13 +163,13 @@ def text(words: Any) -> Any:
         return pa.array(read, pa.large_string())
 
 
-def _as_lists(values: Any, offsets: Any) -> Any:
+def _as_lists(values: pa.Array, offsets: NDArray[np.int64]) -> pa.Array:
     """Lists of text, of integers where all of it is such."""
     values = typed(values, True)
     return pa.LargeListArray.from_arrays(pa.array(offsets), values)
 
 
-def _null_words(name: str, array: Any) -> list[str]:
+def _null_words(name: str, array: pa.Array) -> list[str]:
     """Words of a column that mean a missing value: known ones, and one or two among numbers."""
     array = columns.plain(array)
     if not columns.is_string(array.type):
@@ -188,7 +188,7 @@ def _null_words(name: str, array: Any) -> list[str]:
     return few + [word for word in known_words if sure or word.strip() not in _DOUBTFUL]
 
 
-def typed(array: Any, numbers: bool) -> Any:
+def typed(array: pa.Array, numbers: bool) -> pa.Array:
     """A column; cells of text that all are such as integers, floats or times.
 
     Args:
@@ -200,7 +200,7 @@ def typed(array: Any, numbers: bool) -> Any:
     if not columns.is_string(array.type):
         return array
     words = columns.string_values(array)
-    kinds: tuple[Callable[[], Any], ...] = (pa.int64, pa.uint64, pa.float64)
+    kinds: tuple[Callable[[], pa.DataType], ...] = (pa.int64, pa.uint64, pa.float64)
     if _share(words, "[.eE+]") == 0:
         kinds = kinds[:2]  # integers beyond 64 bits are text
     if not numbers and pc.count_distinct(words).as_py() <= 2:

@@ -6,7 +6,6 @@ import itertools
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -123,7 +122,7 @@ def _splits(guess: Guess, sample: Sample) -> bool:
     return guess.kind == "time" and not values.null_count and len(values.unique()) >= _LEAST_TIMES
 
 
-def _features(guess: Guess, table: Any) -> list[Guess]:
+def _features(guess: Guess, table: pa.Table) -> list[Guess]:
     """The features of a column: of a time, its hour and its weekday."""
     if guess.kind == "left out":
         return []
@@ -146,7 +145,7 @@ def _readable(guess: Guess, sample: Sample, refused: Mapping[str, str]) -> Guess
     return guess
 
 
-def _told_apart(guess: Guess, table: Any, label: Label) -> Guess:
+def _told_apart(guess: Guess, table: pa.Table, label: Label) -> Guess:
     """A feature, unless it is the label in other words, or another outcome."""
     if guess.kind == "left out":
         return guess
@@ -162,7 +161,7 @@ def _told_apart(guess: Guess, table: Any, label: Label) -> Guess:
     return guess
 
 
-def _tells(numbers: Any, label: Any) -> bool:
+def _tells(numbers: pa.Array, label: pa.Array) -> bool:
     """Whether a bound on some numbers parts the two values of the label, as one on a rating does where the label is made of it."""
     kind = columns.kind_of(numbers.type)
     if not (kind in ("integers", "floats") or kind.startswith("decimal")) or pa.types.is_nested(label.type):
@@ -182,7 +181,7 @@ def _tells(numbers: Any, label: Any) -> bool:
     return bool(one.max() < other.min() or other.max() < one.min())
 
 
-def _with_same_ids(guess: Guess, features: Sequence[Guess], table: Any) -> list[str]:
+def _with_same_ids(guess: Guess, features: Sequence[Guess], table: pa.Table) -> list[str]:
     """Features whose ids a list has too, the likeliest first: one, with which it is to share a table, or several that may be it.
 
     Small numbers are ids of everything: then the names decide, if one has words of the list's. Whose list it is does not count.
@@ -201,11 +200,11 @@ def _with_same_ids(guess: Guess, features: Sequence[Guess], table: Any) -> list[
     return by_name if len(by_name) == 1 else sorted(found, key=found.__getitem__, reverse=True)
 
 
-def _is_bag(guess: Guess, table: Any) -> bool:
+def _is_bag(guess: Guess, table: pa.Table) -> bool:
     return "separator" in guess.options or columns.is_list(table[guess.column].type)
 
 
-def _ids(guess: Guess, table: Any) -> set[str]:
+def _ids(guess: Guess, table: pa.Table) -> set[str]:
     array = columns.flat(table[guess.column]).drop_null()
     if "separator" in guess.options and not columns.is_list(array.type):
         array = pc.split_pattern(array, guess.options["separator"])
@@ -231,7 +230,7 @@ def _with_comment(line: str, why: str) -> str:
     return f"{line + '  ' if len(line) > 38 else line:40}# {_one_line(why)}"
 
 
-def _toml(options: dict[str, Any]) -> list[str]:
+def _toml(options: Mapping[str, object]) -> list[str]:
     """Keys and values, each in a line of its own."""
     lines = []
     for name, value in options.items():

@@ -7,7 +7,6 @@ import itertools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from girih.data.decode import columns
 from girih.data.formats.delimited import BLANKS, DelimitedSource
@@ -26,10 +25,10 @@ _LETTERS = {
 """Encodings, and the bytes of their frequent letters."""
 _RUN = r"[^\w\s\"'.+-]+|\t+"
 _ALIKE = 0.9
-Options = dict[str, tuple[Any, str]]
+GuessedOptions = dict[str, tuple[object, str]]
 
 
-def with_encoding(files: tuple[DataFile, ...]) -> tuple[tuple[DataFile, ...], Options]:
+def with_encoding(files: tuple[DataFile, ...]) -> tuple[tuple[DataFile, ...], GuessedOptions]:
     """The files with the encoding that their first bytes tell of, and the option for it."""
     head = head_of(files[0], HEAD_BYTES)
     name = _encoding(head)
@@ -61,7 +60,7 @@ def _encoding(head: bytes) -> str | None:
 
 def open_delimited(
     files: tuple[DataFile, ...], block_bytes: int, label: str | None = None
-) -> tuple[DelimitedSource, Options]:
+) -> tuple[DelimitedSource, GuessedOptions]:
     """The source of files of cells, and how they are to be read; ``label`` is a name that a header has."""
     read_head(files[0])  # which refuses an empty file
     text = head_of(files[0], HEAD_BYTES).decode("utf-8", "replace").removeprefix("\ufeff")
@@ -82,7 +81,7 @@ def open_delimited(
     )
     separator = next((run for run in whole if sizes[run] > 1), separator)
     best, rows = sizes[separator], tried[separator]
-    options: Options = {}
+    options: GuessedOptions = {}
     if separator not in _WEAK and all(row[1:] and all(c.startswith(" ") for c in row[1:]) for row in rows):
         separator, rows = f"{separator} ", [[cell.strip() for cell in row] for row in rows]
     quote, unquoted = '"', [line.split(separator) for line in lines]

@@ -8,11 +8,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from girih.data.decode import columns, times
 
@@ -44,17 +45,17 @@ class Guess:
     column: str
     kind: Kind
     why: str
-    options: dict[str, Any] = field(default_factory=dict)
+    options: Mapping[str, object] = field(default_factory=dict)
 
 
-def guess_kind(name: str, array: Any, *, counts: bool, cells: Mapping[str, Any]) -> Guess:
+def guess_kind(name: str, array: pa.Array, *, counts: bool, cells: Mapping[str, object]) -> Guess:
     """Guesses one column's kind from R values.
 
     Args:
         counts: its numbers are no ids. cells: the options by which its cells are read, or the doubt that they can be.
     """
     if "doubt" in cells:
-        return Guess(name, "left out", cells["doubt"])
+        return Guess(name, "left out", str(cells["doubt"]))
     guess = _guess_any(name, array, counts)
     if guess.kind not in ("categorical", "sequence"):
         return guess
@@ -66,7 +67,7 @@ def guess_kind(name: str, array: Any, *, counts: bool, cells: Mapping[str, Any])
     return replace(guess, why=why, options={**cells, **guess.options})
 
 
-def _guess_any(name: str, array: Any, counts: bool) -> Guess:
+def _guess_any(name: str, array: pa.Array, counts: bool) -> Guess:
     present = array.drop_null()
     if not len(present):
         return Guess(name, "left out", "it is missing in every row of the sample")
@@ -96,7 +97,7 @@ def words_of(name: str) -> list[str]:
     return _NUMBERED.findall(re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name).lower())
 
 
-def _guess(name: str, values: Any) -> Guess:
+def _guess(name: str, values: pa.Array) -> Guess:
     kind = values.type
     word = columns.kind_of(kind)
     if times.is_time(kind):
@@ -125,13 +126,13 @@ def _guess(name: str, values: Any) -> Guess:
     return Guess(name, "left out", f"{kind} is no number, text, time or list of these")
 
 
-def _are_whole(values: Any) -> bool:
+def _are_whole(values: pa.Array) -> bool:
     numbers = values.cast(pa.float64()).drop_null().to_numpy(zero_copy_only=False)
     numbers = numbers[~np.isnan(numbers)]
     return bool((numbers == np.floor(numbers)).all() and np.abs(numbers).max(initial=0.0) <= _BEYOND)
 
 
-def _of_list(name: str, values: Any, word: str) -> Guess:
+def _of_list(name: str, values: pa.Array, word: str) -> Guess:
     options = {"float_ids": True} if word == "lists of floats" and _are_whole(values.flatten()) else {}
     if not options and word.removeprefix("lists of ") not in ("integers", "strings", "booleans"):
         return Guess(name, "left out", f"{word}: ids are integers or strings")
@@ -139,7 +140,7 @@ def _of_list(name: str, values: Any, word: str) -> Guess:
     return _bag(name, f"{word}, {lengths.mean():.1f} each", lengths, options)
 
 
-def _bag(name: str, why: str, lengths: Any, options: dict[str, Any]) -> Guess:
+def _bag(name: str, why: str, lengths: NDArray[np.int64], options: Mapping[str, object]) -> Guess:
     """A list of ids: in order, where the name speaks of what was before."""
     longest, usual = int(lengths.max()), int(np.percentile(lengths, 95))
     if longest > 2 * max(1, usual):
@@ -149,7 +150,7 @@ def _bag(name: str, why: str, lengths: Any, options: dict[str, Any]) -> Guess:
     return Guess(name, "categorical", f"{why}: a bag", options)
 
 
-def _of_strings(name: str, values: Any) -> Guess:
+def _of_strings(name: str, values: pa.Array) -> Guess:
     distinct, size = pc.count_distinct(values).as_py(), len(values)
     words = pc.ascii_trim_whitespace(values.cast(pa.large_string())).cast(pa.large_binary())
     separator = separator_in(name, words)
@@ -162,7 +163,7 @@ def _of_strings(name: str, values: Any) -> Guess:
                 name, "left out", "lists of floats: the option weights of another list may name them"
             )
         _, floats = columns.scalar_ids(pieces)
-        options: dict[str, Any] = {"float_ids": True} if floats is not None and floats.any() else {}
+        options = {"float_ids": True} if floats is not None and floats.any() else {}
         why = f"{lengths.mean():.1f} pieces each between {separator!r}"
         return _bag(name, why, lengths, {"separator": separator, **options})
     if distinct == 1:
@@ -181,7 +182,7 @@ def _of_strings(name: str, values: Any) -> Guess:
     return Guess(name, "categorical", why)
 
 
-def separator_in(name: str, words: Any) -> str | None:
+def separator_in(name: str, words: pa.Array) -> str | None:
     """The character between pieces: in many values, with pieces that come again, and, where it is a space, without letters."""
     is_number = not named(name, _LISTS) and pc.all(pc.match_substring_regex(words, _THOUSANDS)).as_py()
     for separator in _SEPARATORS:
@@ -199,7 +200,7 @@ def separator_in(name: str, words: Any) -> str | None:
     return None
 
 
-def _of_integers(name: str, values: Any) -> Guess:
+def _of_integers(name: str, values: pa.Array) -> Guess:
     distinct, size = pc.count_distinct(values).as_py(), len(values)
     least, most = (each.as_py() for each in pc.min_max(values).values())
     if distinct == 1:
@@ -231,7 +232,7 @@ def _of_integers(name: str, values: Any) -> Guess:
     return Guess(name, "categorical", why)
 
 
-def _of_numbers(name: str, values: Any, subject: str) -> Guess:
+def _of_numbers(name: str, values: pa.Array, subject: str) -> Guess:
     numbers = values.to_numpy(zero_copy_only=False)
     numbers = numbers[np.isfinite(numbers)]
     if not len(numbers) or numbers.min() == numbers.max():
@@ -246,7 +247,7 @@ def _of_numbers(name: str, values: Any, subject: str) -> Guess:
     return Guess(name, "numeric", why, {"transform": transform})
 
 
-def _constant(name: str, values: Any) -> Guess:
+def _constant(name: str, values: pa.Array) -> Guess:
     return Guess(name, "left out", f"{str(values[0].as_py())[:40]!r} in every row of the sample")
 
 

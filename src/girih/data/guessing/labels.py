@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,7 +18,7 @@ _RATINGS = r"rating|ratings|stars|score"
 _YES = ("yes", "true", "y", "t", "1", "click", "clicked")
 
 
-_Candidate = tuple[str, dict[str, Any], str]
+_Candidate = tuple[str, dict[str, object], str]
 """A column, the section ``[labels]``, and why."""
 
 
@@ -26,7 +26,7 @@ class Label(NamedTuple):
     """The column to predict, the section ``[labels]``, why it is that one, and other columns that it might have been."""
 
     column: str
-    section: dict[str, Any]
+    section: dict[str, object]
     why: str
     others: frozenset[str]
 
@@ -63,7 +63,7 @@ def guess_label(sample: Sample, requested: str | None) -> Label:
     raise ConfigError(f"{which}; name one of {', '.join(names[:20])} by --label COLUMN")
 
 
-def _by_values(table: Any, unnamed: bool) -> list[_Candidate]:
+def _by_values(table: pa.Table, unnamed: bool) -> list[_Candidate]:
     """The column that is a label by its values: in a table of names most often the last one, without names the first one."""
     names = table.column_names
     if not unnamed:
@@ -81,7 +81,7 @@ def _by_values(table: Any, unnamed: bool) -> list[_Candidate]:
     return flag or _find_candidates(table, names[-1:], words=True)
 
 
-def _is_rating(array: Any) -> bool:
+def _is_rating(array: pa.Array) -> bool:
     """Whether values are grades from 0 or 1 to 5 or 10, halves included."""
     values = [value for value in _distinct(array.drop_null()) if isinstance(value, int | float)]
     is_scale = len(values) > 2 and max(values) in (5, 10) and min(values) in (0, 0.5, 1)
@@ -94,7 +94,7 @@ def _doubted(candidates: list[_Candidate]) -> list[_Candidate]:
 
 
 def _find_candidates(
-    table: Any, names: list[str], *, numbers: bool = False, words: bool = False, requested: bool = False
+    table: pa.Table, names: list[str], *, numbers: bool = False, words: bool = False, requested: bool = False
 ) -> list[_Candidate]:
     """Those of some columns that may be labels, with the section and the reason."""
     words = words or numbers
@@ -111,7 +111,9 @@ def _of_one_value(name: str, value: int) -> str:
     return f"WARNING: {name} is {value} throughout the sample, from which a model learns to say {value} of everything: {mend}"
 
 
-def _with_missing(column: Any, section: dict[str, Any], why: str) -> tuple[dict[str, Any], str]:
+def _with_missing(
+    column: pa.ChunkedArray, section: dict[str, object], why: str
+) -> tuple[dict[str, object], str]:
     """The section of a label that some rows lack has these left out of it."""
     if not column.null_count:
         return section, why
@@ -119,8 +121,8 @@ def _with_missing(column: Any, section: dict[str, Any], why: str) -> tuple[dict[
 
 
 def _of_label(
-    name: str, array: Any, numbers: bool, words: bool, requested: bool
-) -> tuple[dict[str, Any], str] | None:
+    name: str, array: pa.Array, numbers: bool, words: bool, requested: bool
+) -> tuple[dict[str, object], str] | None:
     """A label of a column: 0 and 1, one of two words that say yes and no, or
 
     Args:
@@ -132,17 +134,17 @@ def _of_label(
     values = _distinct(present)
     if values and set(values) <= {0, 1} and (len(values) == 2 or requested or named(name, _LABELS)):
         if len(values) == 1:
-            return {"names": [name]}, _of_one_value(name, int(values[0]))
+            return {"names": [name]}, _of_one_value(name, int(1 in values))
         share = pc.mean(present.cast(pa.float64())).as_py()
         return {"names": [name]}, f"{name} is 0 or 1, and 1 in {share:.1%} of the sample"
     if set(values) == {-1, 1}:
         return {"names": [name], "derive": {name: f"{column_text(name)} > 0"}}, f"{name} is -1 or 1"
     if len(values) == 2 and columns.kind_of(present.type) == "strings":
-        yes = next((value for value in values if value.lower() in _YES), None)
+        yes = next((value for value in values if str(value).lower() in _YES), None)
         if yes is not None or words:
             yes = yes or min(values, key=lambda value: pc.sum(pc.equal(present, value)).as_py())
-            section = {"names": [name], "derive": {name: f"{column_text(name)} == {yes!r}"}}
-            return section, f"{name} is one of two words, {values}"
+            derived = {name: f"{column_text(name)} == {yes!r}"}
+            return {"names": [name], "derive": derived}, f"{name} is one of two words, {values}"
     kind = columns.kind_of(present.type)
     if not numbers or kind not in ("integers", "floats"):
         return None
@@ -152,13 +154,13 @@ def _of_label(
         return None
     good, numeric = f"{name}_high", f'names = ["{name}"], loss = {{ {name} = "mse" }}'
     why = f"{name} goes from {ordered[0]} to {ordered[-1]}: its upper half is 1; choose the bound that you mean,"
-    section = {"names": [good], "derive": {good: f"{column_text(name)} >= {cut}"}}
-    return section, f"{why} or predict the number: {numeric}"
+    derived = {good: f"{column_text(name)} >= {cut}"}
+    return {"names": [good], "derive": derived}, f"{why} or predict the number: {numeric}"
 
 
-def _distinct(present: Any) -> list[Any]:
+def _distinct(present: pa.Array) -> list[object]:
     """The values of a column where they are few; none of lists and structs, which Arrow does not compare."""
     if not len(present) or pa.types.is_nested(present.type) or pc.count_distinct(present).as_py() > FEW:
         return []
-    found: list[Any] = pc.unique(present).to_pylist()
+    found: list[object] = pc.unique(present).to_pylist()
     return found

@@ -22,7 +22,7 @@ from girih.data.formats.objects import array_of
 from girih.data.formats.parquet import ParquetSource
 from girih.data.formats.text import SUFFIXES, head_of, look_at
 from girih.data.guessing.cells import Cells
-from girih.data.guessing.dialect import Options, open_delimited, with_encoding
+from girih.data.guessing.dialect import GuessedOptions, open_delimited, with_encoding
 from girih.data.paths import DataFile, find_files
 from girih.data.position import Cursor
 from girih.data.read_plan import ReadPlan
@@ -57,10 +57,10 @@ class Sample:
         strings: columns that are strings in a format with types, whatever these spell.
     """
 
-    table: Any
-    options: Options
+    table: pa.Table
+    options: GuessedOptions
     num_rows: int
-    cells: dict[str, dict[str, Any]]
+    cells: dict[str, dict[str, object]]
     strings: frozenset[str]
 
 
@@ -74,7 +74,7 @@ def take_sample(paths: Sequence[str], label: str | None = None) -> Sample:
     train, files = _files(paths[0]) if len(paths) == 1 else (list(paths), find_files(list(paths)))
     form, files, encoding = _format(files)
     by = "name" if _ENDINGS.get(_ending(files[0].path) or "") == form else "first line"
-    options: Options = {"format": (form, f"by the file's {by}"), "train": (train, ""), **encoding}
+    options: GuessedOptions = {"format": (form, f"by the file's {by}"), "train": (train, ""), **encoding}
     if form in ("libsvm", "libffm"):
         table = _pairs(files, form)
         size = sum(file.size for file in files)
@@ -147,14 +147,14 @@ def _ending(name: str) -> str | None:
     return ending if ending in _ENDINGS else None
 
 
-def _format(files: tuple[DataFile, ...]) -> tuple[str, tuple[DataFile, ...], Options]:
+def _format(files: tuple[DataFile, ...]) -> tuple[str, tuple[DataFile, ...], GuessedOptions]:
     """The format of files, these with their encoding, and the option for that.
 
     Raises:
         ConfigError: a format that girih does not read; names it.
     """
     look = look_at(files[0])
-    options: Options = {}
+    options: GuessedOptions = {}
     if look is None or look.form == "csv":
         files, options = with_encoding(files)
         look = look_at(files[0]) if options else look
@@ -168,7 +168,7 @@ def _format(files: tuple[DataFile, ...]) -> tuple[str, tuple[DataFile, ...], Opt
     return form, files, options
 
 
-def _pairs(files: tuple[DataFile, ...], form: str) -> Any:
+def _pairs(files: tuple[DataFile, ...], form: str) -> pa.Table:
     """The table of libsvm, or of each field of libffm."""
     labels: list[float | None] = []
     fields: dict[str, list[list[int]]] = {}
@@ -184,7 +184,7 @@ def _pairs(files: tuple[DataFile, ...], form: str) -> Any:
             ids += ([] for _ in range(len(labels) - len(ids)))
             ids[-1].append(int(index))
             numbers.setdefault(field[0] if field else "features", []).append(float(value))
-    columns: dict[str, Any] = {"label": labels}
+    columns: dict[str, Sequence[object]] = {"label": labels}
     for name, ids in sorted(fields.items(), key=lambda each: (len(each[0]), each[0])):
         ids += ([] for _ in range(len(labels) - len(ids)))
         one = form == "libffm" and all(len(row) <= 1 for row in ids)

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +26,9 @@ from girih.data.read_plan import ReadPlan
 from girih.data.unit import BadRow, Unit
 from girih.errors import DataError
 from girih.telemetry.busy import waiting
+
+if TYPE_CHECKING:
+    import confluent_kafka
 
 
 class Message(NamedTuple):
@@ -46,7 +49,7 @@ def json_rows(messages: Sequence[Message], plan: ReadPlan) -> ObjectRows:
 def arrow_rows(messages: Sequence[Message], plan: ReadPlan) -> ObjectRows:
     """The rows of each message's record batches, one below the other."""
     names = list(plan.columns)
-    tables: list[Any] = []
+    tables: list[pa.Table] = []
     offsets: list[int] = []
     bad = []
     for message in messages:
@@ -180,7 +183,7 @@ class Incoming:
         """Whether no partition has any record here, and all are at their end."""
         return not any(self._kept.values()) and self._at_end >= self._kept.keys()
 
-    def _keep(self, record: Any) -> None:
+    def _keep(self, record: confluent_kafka.Message) -> None:
         self._trouble.over()
         partition, offset = record.partition(), record.offset()
         if offset < self._behind[partition]:
@@ -246,7 +249,7 @@ class KafkaSource:
         """The partitions' beginnings and ends, on which several readers have to agree."""
         return [list(span) for span in self.spans]
 
-    def within(self, bounds: Any) -> KafkaSource:
+    def within(self, bounds: Sequence[Sequence[int]]) -> KafkaSource:
         """The same topic with the bounds of another reader, each batch as all its readers see it."""
         return replace(self, spans=tuple(Span(*each) for each in bounds), patient=True)
 

@@ -5,14 +5,18 @@ Nothing is committed to Kafka: where reading goes on is in our own checkpoints.
 
 from __future__ import annotations
 
+import importlib
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from girih.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    import confluent_kafka
 
 SCHEME = "kafka://"
 ANSWER_S = 10.0
@@ -69,7 +73,7 @@ class Topic:
         """``kafka://host:port/topic``."""
         return f"{SCHEME}{self.brokers}/{self.name}"
 
-    def consumer(self, trouble: Trouble) -> Any:
+    def consumer(self, trouble: Trouble) -> confluent_kafka.Consumer:
         """A consumer of no partition yet.
 
         Raises:
@@ -85,7 +89,8 @@ class Topic:
             "error_cb": trouble.note,
         }
         try:
-            return kafka.Consumer({"log_level": 0, **self.options, **own})
+            consumer: confluent_kafka.Consumer = kafka.Consumer({"log_level": 0, **self.options, **own})
+            return consumer
         except kafka.KafkaException as error:
             raise ConfigError(f"kafka: {_error_text(error)}") from None
         except (TypeError, ValueError) as error:
@@ -139,7 +144,7 @@ class Trouble:
         self._topic, self._down = topic, False
         self.last: str | None = None
 
-    def note(self, error: Any) -> None:
+    def note(self, error: confluent_kafka.KafkaError) -> None:
         """Takes note of an error that the client goes on after."""
         self.last = _first_line(error)
         if error.code() == client().KafkaError._ALL_BROKERS_DOWN and not self._down:
@@ -160,12 +165,11 @@ def client() -> ModuleType:
         ConfigError: it is not installed.
     """
     try:
-        import confluent_kafka
+        return importlib.import_module("confluent_kafka")
     except ImportError:
         raise ConfigError(
             "format 'kafka' needs a package that is not installed; pip install 'girih[kafka]'"
         ) from None
-    return confluent_kafka
 
 
 def as_offsets(offsets: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
@@ -190,7 +194,7 @@ def _milliseconds(start: str) -> int:
     return int(moment.timestamp() * 1000)
 
 
-def _error_text(error: Any) -> str:
+def _error_text(error: confluent_kafka.KafkaException) -> str:
     return _first_line(error.args[0])
 
 
