@@ -1,9 +1,6 @@
 """``girih bench``: listed, started, refused; and the benchmarks of this folder run end to end at toy sizes."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -118,22 +115,8 @@ def test_rows_from_an_ssd_are_read_back_by_all_contestants(tmp_path):
 
 @pytest.mark.slow
 def test_wide_schemas_are_compared_at_as_many_ids(tmp_path):
-    words = [
-        "--features",
-        "3",
-        "12",
-        "--batch",
-        "8",
-        "--rows",
-        "60",
-        "--steps",
-        "3",
-        "--rounds",
-        "1",
-        "--hidden",
-        "4",
-    ]
-    done = ran(bench.FOLDER / "wide_features.py", *words, "--json", "found.json", cwd=tmp_path)
+    words = "--features 3 12 --batch 8 --rows 60 --steps 3 --rounds 1 --hidden 4 --json found.json"
+    done = ran(bench.FOLDER / "wide_features.py", *words.split(), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     ids, batch = json.loads((tmp_path / "found.json").read_text())["tables"]
     assert [(row["features"], row["batch"]) for row in ids["rows"]] == [(3, 32), (12, 8)]
@@ -188,21 +171,6 @@ def test_json_lies_below_runs_unless_told_otherwise(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_des_papers_table_2_is_what_its_formulas_give(tmp_path):
-    file = tmp_path / "des.json"
-    environment = {key: value for key, value in os.environ.items() if key != "GIRIH_DATA"}
-    words = [sys.executable, "-m", "girih", "bench", "des_table2", "--batches", "--json", str(file)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0, done.stderr
-    report = json.loads(file.read_text())
-    assert [row["batch"] for row in report["tables"][0]["rows"]] == [512, 1024, 2048, 4096, 8192]
-    assert (
-        max(row["largest deviation"] for row in report["tables"][0]["rows"]) <= 0.0005
-    )  # as printed, rounded
-    assert "narrow data" in report["skipped"]
-
-
-@pytest.mark.slow
 def test_calls_are_measured_without_zeromq_and_the_pages_get_their_parts(tmp_path):
     words = ["--rounds", "2", "--blocks", "2", "--out-mb", "0.01", "--back-mb", "0.02", "--json", "wire.json"]
     done = ran(bench.FOLDER / "wire.py", *words, cwd=tmp_path, hidden=("zmq",))
@@ -222,11 +190,7 @@ def test_calls_are_measured_without_zeromq_and_the_pages_get_their_parts(tmp_pat
     for _ in range(2):  # a page that has its parts stays as it is
         assert ran(tmp_path / "pages.py", cwd=tmp_path).returncode == 0
         before, begin, header, _, *lines, end, after = page.read_text().splitlines()
-        assert (before, begin, end, after) == (
-            "before",
-            "<!-- wire: round trips -->",
-            "<!-- end -->",
-            "after",
-        )
+        marks = ("<!-- wire: round trips -->", "<!-- end -->")
+        assert (before, begin, end, after) == ("before", *marks, "after")
         assert header.startswith("| over | cold, ms |")
         assert len(lines) == len(rows)

@@ -18,14 +18,9 @@ def table(title, *rows):
 
 def of_sparse_half(keys, dim, optimizer, step_ms, num_bytes, forward=0.72, backward=0.49):
     return {
-        "keys": keys,
-        "D": dim,
-        "optimizer": optimizer,
-        "step ms": step_ms,
-        "bytes": num_bytes,
-        "forward, of copies": forward,
-        "backward, of copies": backward,
-    }
+        "keys": keys, "D": dim, "optimizer": optimizer, "step ms": step_ms, "bytes": num_bytes,
+        "forward, of copies": forward, "backward, of copies": backward,
+    }  # fmt: skip
 
 
 @pytest.fixture

@@ -26,9 +26,13 @@ def code():
 gpu_stages.STAGES = ({stages})
 gpu_stages.TOTAL_S = {total_s}
 gpu_stages.code = code
+gpu_stages.PROBE = "print('{{\\"gpu\\": null, \\"versions\\": {{}}}}')"
 sys.exit(gpu_stages.main())
 """
-"""A script with other stages and a made-up hash of the code. Its time begins when it has probed the interpreter."""
+"""A script with other stages, a made-up hash of the code, and a probe that does not import torch.
+
+Its time begins when it has probed the interpreter.
+"""
 ROWS = """
 import itertools, json, subprocess, sys, time
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"], start_new_session=True)

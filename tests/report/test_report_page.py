@@ -376,23 +376,29 @@ def test_a_run_from_python_has_no_config(run_directory):
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "note"),
+    ("summary", "timeline", "config"),
     [
-        ("summary.json", "{", "summary.json is damaged"),
-        ("summary.json", "[1]", "summary.json is damaged"),
-        ("timeline.json", "[{", "timeline.json is damaged"),
-        ("timeline.json", "{}", "timeline.json is damaged"),
-        ("timeline.json", "[]", "holds no spans"),
-        ("timeline.json", "[" * 100_000, "timeline.json is damaged"),
-        ("config.toml", "[model", "config.toml is not valid TOML"),
-        ("config.toml", f"x = {'9' * 5000}", "config.toml is not valid TOML"),
-        ("config.toml", f"x = {'[' * 5000}", "config.toml is not valid TOML"),
-        ("metrics.jsonl", "\x00\x01", "1 line is damaged"),
+        ("{", "[{", "[model"),
+        ("[1]", "{}", f"x = {'9' * 5000}"),
+        ("{", "[" * 100_000, f"x = {'[' * 5000}"),
     ],
+    ids=["cut short", "other types", "too deep"],
 )
-def test_a_damaged_part_is_left_out(run_directory, name, text, note):
-    (run_directory / name).write_text(text)
-    assert note in page_in(run_directory)[1]
+def test_damaged_parts_are_left_out(run_directory, summary, timeline, config):
+    (run_directory / "summary.json").write_text(summary)
+    (run_directory / "timeline.json").write_text(timeline)
+    (run_directory / "config.toml").write_text(config)
+    notes = page_in(run_directory)[1]
+    for note in ("summary.json is damaged", "timeline.json is damaged", "config.toml is not valid TOML"):
+        assert note in notes
+
+
+def test_missing_spans_and_damaged_lines_are_noted(run_directory):
+    (run_directory / "timeline.json").write_text("[]")
+    (run_directory / "metrics.jsonl").write_text("\x00\x01")
+    notes = page_in(run_directory)[1]
+    assert "holds no spans" in notes
+    assert "1 line is damaged" in notes
 
 
 def test_odd_values_are_shown_as_a_dash_or_a_gap(run_directory):

@@ -96,7 +96,7 @@ def tiered(spec, directory, hot_rows):
     return Store(spec, arena=Heap(reserve_rows=20_000), clock=lambda: 1.7e9, tiers=tiers)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["float32"] if JIT_DISABLED else ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize(
     ("hot_rows", "eviction"),
     [

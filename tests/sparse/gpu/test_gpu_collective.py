@@ -398,6 +398,7 @@ def test_working_ahead_changes_no_bit_and_what_one_refuses_moves_nothing_anywher
     assert all("of table" in each for each in one)
 
 
+@pytest.mark.smoke
 def test_devices_decide_as_hosts_do():
     own, other = on_gpus(late_or_not, 2)
     assert own[0] == other[0] == "None"

@@ -60,6 +60,7 @@ def trainer_of(settings, model):
     return girih.Trainer(model(settings.schema), options=options, store=settings.store)
 
 
+@pytest.mark.smoke
 @pytest.mark.filterwarnings("ignore:invalid value")  # of the interpreter, which computes with numpy
 def test_a_nan_refuses_the_step_and_the_run_goes_on_where_it_was(log_directory):
     found = []
