@@ -58,6 +58,11 @@ class Variant:
         return self.name
 
     @property
+    def can_interleave(self):
+        """Whether trainers exchange rows group by group."""
+        return BY_NAME[self.strategy].capabilities.interleaving
+
+    @property
     def reads_ahead(self):
         """Whether loaders and embedding workers read ids ahead of the trainers, which makes rows."""
         return "loader" in BY_NAME[self.strategy].capabilities.scalable_roles

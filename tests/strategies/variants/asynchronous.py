@@ -3,6 +3,7 @@
 from matrix import Variant
 
 SHARES = "each trainer learns from the mean over its own share, when it comes to it"
+TRAINER = frozenset({"read", "forward", "backward", "apply", "push", "wait for rows"})
 VARIANTS = [
     Variant(
         "asynchronous-one",
@@ -20,6 +21,12 @@ VARIANTS = [
         ("staleness=2",),
         unequal=SHARES,
         staleness=2,
+        phases={
+            **dict.fromkeys(("trainer 0", "trainer 1"), TRAINER),
+            "loader 0": frozenset({"dispatch"}),
+            "embedding-worker 0": frozenset({"unpack", "dedup", "pool", "scatter"}),
+            "embedding-server 0": frozenset({"lookup", "update"}),
+        },
         slow="plain deepfm",
     ),
     Variant(

@@ -1,13 +1,17 @@
-"""What runs of two trainers tell: a timeline that Perfetto takes as it is meant, and bytes that can be counted again."""
+"""Reports of runs of several trainers: a timeline that Perfetto can read, and bytes that can be counted again, also by the kernel."""
 
 import json
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
-from scenes import play_all, write
+import sent
+from matrix import VARIANTS, Runs, Workload, cells
+from scenes import write
 
 from girih.app.run_config import RunConfig
 from girih.data.batch import share_of
+from girih.data.click_log import click_log
 from runs import dense_of, latest
 from support.twins import shard_of_key
 
@@ -16,97 +20,87 @@ pytestmark = pytest.mark.slow
 TRAINERS, SERVERS, SHARDS_EACH = 2, 2, 2
 NUM_EXAMPLES, SIZE = 161, 16  # the last batch has one example, so one share is empty
 FEATURES, TABLES, DIM = 3, 3, 4
-SCENES = [
-    {"name": "synchronous", "strategy": "synchronous"},
-    {
-        "name": "halves",
-        "strategy": "synchronous",
-        "options": ['wire_embeddings="float16"', 'wire_gradients="float16"'],
-    },
-    {
-        "name": "hybrid",
-        "strategy": "hybrid",
-        "options": ["staleness=2", f"embedding_servers={SERVERS}", "embedding_workers=2"],
-    },
-    {"name": "asynchronous", "strategy": "asynchronous", "options": ["staleness=2"]},
-]
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    return write(tmp_path_factory.mktemp("told"), num_examples=NUM_EXAMPLES, size=SIZE, held_out=101)
-
-
-@pytest.fixture(scope="module")
-def told(directory):
-    return play_all(directory, SCENES, TRAINERS)
-
-
-OF_A_TRAINER = {"read", "forward", "backward", "apply", "push", "wait for rows"}
-EXCHANGES = {"exchange ids", "exchange embeddings", "exchange gradients", "exchange vote"}
-EXPECTED = {
-    "synchronous": {
-        "trainer 0": OF_A_TRAINER | {"pull", "allreduce"} | EXCHANGES,
-        "trainer 1": OF_A_TRAINER | {"pull", "allreduce"} | EXCHANGES,
-    },
-    "hybrid": {
-        "trainer 0": OF_A_TRAINER | {"allreduce"},
-        "trainer 1": OF_A_TRAINER | {"allreduce"},
-        "loader 0": {"dispatch"},
-        "embedding-worker 0": {"unpack", "dedup", "pool", "scatter"},
-        "embedding-worker 1": {"unpack", "dedup", "pool", "scatter"},
-        "embedding-server 0": {"lookup", "update"},
-        "embedding-server 1": {"lookup", "update"},
-    },
-    "asynchronous": {
-        "trainer 0": OF_A_TRAINER,
-        "trainer 1": OF_A_TRAINER,
-        "loader 0": {"dispatch"},
-        "embedding-worker 0": {"unpack", "dedup", "pool", "scatter"},
-        "embedding-server 0": {"lookup", "update"},
-    },
+LARGE_SIZE, LARGE_STEPS = 1024, 6
+WORKLOADS = {"plain": Workload()}
+LARGE_WORKLOADS = {
+    name: Workload(overrides=(f"train.max_steps={steps}",), scene={"sent": True})
+    for name, steps in (("kernel-bytes", LARGE_STEPS), ("kernel-bytes-long", 2 * LARGE_STEPS))
 }
 
 
-@pytest.mark.parametrize("strategy", EXPECTED)
-def test_the_timeline_has_the_phases_of_every_process(directory, told, strategy):
-    trace = json.loads((directory / strategy / "timeline.json").read_text())
-    names, tracks = {}, {}
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    directory = write(tmp_path_factory.mktemp("reports"), num_examples=NUM_EXAMPLES, size=SIZE, held_out=101)
+    return Runs(directory, WORKLOADS)
+
+
+@pytest.fixture(scope="module")
+def large_runs(tmp_path_factory):
+    """Runs with so many bytes a step that headers are few of them."""
+    if (reason := sent.missing()) is not None:
+        pytest.skip(reason)
+    directory = write(tmp_path_factory.mktemp("bytes"), num_examples=1, size=LARGE_SIZE, held_out=101)
+    table, _ = click_log(2 * LARGE_STEPS * LARGE_SIZE, cardinality=20_000)
+    pq.write_table(table, directory / "train.parquet")
+    config = (directory / "deepfm.toml").read_text().replace("dim = 4", "dim = 32").replace("[16, 8]", "[64]")
+    (directory / "deepfm.toml").write_text(config)
+    return Runs(directory, LARGE_WORKLOADS)
+
+
+@pytest.mark.parametrize(("variant", "workload"), cells("kernel-bytes"))
+def test_counted_bytes_are_those_that_the_kernel_sent(large_runs, variant, workload):
+    """The start and the end of a run are left out: a run of six steps is subtracted from one of twelve."""
+    short, long = (large_runs.of(variant, each).summary for each in (workload, f"{workload}-long"))
+    counted = sum(long["wire_bytes"].values()) - sum(short["wire_bytes"].values())
+    measured = long["sent_bytes"] - short["sent_bytes"]
+    assert counted <= measured <= counted + LARGE_STEPS * variant.uncounted_bytes
+    assert measured <= 1.025 * counted
+
+
+@pytest.mark.parametrize(("variant", "workload"), cells("plain", lambda variant: variant.phases))
+def test_the_timeline_has_the_phases_of_every_process(runs, variant, workload):
+    run = runs.of(variant, workload)
+    trace = json.loads((run.path / "timeline.json").read_text())
+    titles, tracks = {}, {}
     for event in trace["traceEvents"]:
         assert isinstance(event["pid"], int)
         if event["ph"] == "M":
             assert event["name"] == "process_name"
-            names[event["pid"]] = event["args"]["name"]
+            titles[event["pid"]] = event["args"]["name"]
             continue
         assert event["ph"] == "X"
-        assert isinstance(event["ts"], int)
-        assert isinstance(event["dur"], int)
-        assert event["ts"] >= 0
-        assert event["dur"] >= 0
+        for name in ("ts", "dur"):
+            assert isinstance(event[name], int)
+            assert event[name] >= 0
         tracks.setdefault((event["pid"], event["tid"]), []).append(event)
-    found = {
-        title: {e["name"] for (pid, _), events in tracks.items() if pid == number for e in events}
-        for number, title in names.items()
+    phases = {
+        title: {event["name"] for (pid, _), events in tracks.items() if pid == number for event in events}
+        for number, title in titles.items()
     }
-    assert found.keys() == EXPECTED[strategy].keys()
-    for title, phases in EXPECTED[strategy].items():
-        assert phases <= found[title], title
+    assert phases.keys() == variant.phases.keys()
+    for title, expected in variant.phases.items():
+        assert expected <= phases[title], title
     for events in tracks.values():
         assert_nested(events)
-    steps = [e for e in tracks[0, 0] if e["name"] == "forward"]
-    assert len(steps) == told[strategy]["steps"]
-    assert sum(e["dur"] for e in steps) == pytest.approx(
+    steps = [event for event in tracks[0, 0] if event["name"] == "forward"]
+    assert len(steps) == run.summary["steps"]
+    assert sum(event["dur"] for event in steps) == pytest.approx(
         1e6 * trace["totals_s"]["forward"], abs=2 * len(steps)
     )
-    if strategy != "synchronous":  # one clock for all: an update comes after its lookup, and within the run
-        server = next(pid for pid, name in names.items() if name == "embedding-server 0")
+    if (
+        "embedding-server 0" in phases
+    ):  # one clock for all: an update comes after its lookup, and within the run
+        server = next(pid for pid, title in titles.items() if title == "embedding-server 0")
         begins = {
-            name: min(e["ts"] for e in tracks[server, 0] if e["name"] == name)
+            name: min(event["ts"] for event in tracks[server, 0] if event["name"] == name)
             for name in ("lookup", "update")
         }
-        trainers = [pid for pid, name in names.items() if name.startswith("trainer")]
+        trainers = [pid for pid, title in titles.items() if title.startswith("trainer")]
         computed = min(  # by whichever trainer was the first
-            e["ts"] + e["dur"] for pid in trainers for e in tracks[pid, 0] if e["name"] == "forward"
+            event["ts"] + event["dur"]
+            for pid in trainers
+            for event in tracks[pid, 0]
+            if event["name"] == "forward"
         )
         assert begins["lookup"] < computed <= begins["update"]
 
@@ -146,8 +140,12 @@ class Counted:
 
 
 @pytest.fixture(scope="module")
-def counted(directory):
-    return Counted(directory)
+def counted(runs):
+    return Counted(runs.directory)
+
+
+def summary_of(runs, name):
+    return runs.of(VARIANTS[name], "plain").summary
 
 
 def place_of(table, key):
@@ -155,30 +153,32 @@ def place_of(table, key):
 
 
 @pytest.mark.parametrize(
-    ("name", "row_bytes"), [("synchronous", 4 * (DIM + 1)), ("halves", 2 * (DIM + 1) + 4)]
+    ("name", "row_bytes"), [("synchronous", 4 * (DIM + 1)), ("synchronous-float16", 2 * (DIM + 1) + 4)]
 )
 def test_bytes_of_synchronous_are_those_of_keys_that_belong_to_another_trainer(
-    directory, told, counted, name, row_bytes
+    runs, counted, name, row_bytes
 ):
     ids = embeddings = gradients = 0
     for train, shares in ((True, counted.train), (False, counted.evaluated)):
         for rank, share, _ in shares:
-            elsewhere = sum(place_of(*key) != rank for key in Counted.keys(share))
-            ids += 8 * TABLES + 8 * elsewhere + 8 * -(-elsewhere // 2)  # lengths, keys, counts of four bytes
-            embeddings += (row_bytes + (not train)) * elsewhere  # evaluations also learn absent keys
-            gradients += row_bytes * elsewhere * train
+            remote_keys = sum(place_of(*key) != rank for key in Counted.keys(share))
+            ids += (
+                8 * TABLES + 8 * remote_keys + 8 * -(-remote_keys // 2)
+            )  # lengths, keys, counts of four bytes
+            embeddings += (row_bytes + (not train)) * remote_keys  # evaluations also learn absent keys
+            gradients += row_bytes * remote_keys * train
     steps = -(-NUM_EXAMPLES // SIZE)
-    assert told[name]["wire_bytes"] == {
+    assert summary_of(runs, name)["wire_bytes"] == {
         "ids": ids,
         "embeddings": embeddings,
         "gradients": gradients,
         "partials": 0,
         "activations": 0,
-        "dense": dense_bytes(directory, steps),
+        "dense": dense_bytes(runs, steps),
     }
 
 
-def test_loads_of_synchronous_are_those_of_each_step(directory, told, counted):
+def test_loads_of_synchronous_are_those_of_each_step(runs, counted):
     asked, rows, paced = [0] * TRAINERS, [0] * TRAINERS, 0
     for first in range(0, len(counted.train), TRAINERS):
         keys = [key for _, share, _ in counted.train[first : first + TRAINERS] for key in Counted.keys(share)]
@@ -186,25 +186,26 @@ def test_loads_of_synchronous_are_those_of_each_step(directory, told, counted):
         asked = [total + len(each) for total, each in zip(asked, of_step, strict=True)]
         rows = [total + len(set(each)) for total, each in zip(rows, of_step, strict=True)]
         paced += TRAINERS * max(len(each) for each in of_step)
-    loads, imbalance = told["synchronous"]["loads"], told["synchronous"]["imbalance"]
+    run = runs.of(VARIANTS["synchronous"], "plain")
+    loads, imbalance = run.summary["loads"], run.summary["imbalance"]
     assert (loads["asked_keys"], loads["served_rows"]) == (asked, rows)
     assert len(loads["exchange_s"]) == TRAINERS
     assert min(loads["exchange_s"]) > 0
     assert imbalance["asked_keys"] == max(asked) * TRAINERS / sum(asked)
     assert imbalance["served_rows"] == max(rows) * TRAINERS / sum(rows)
     assert imbalance["asked_keys_per_step"] == paced / sum(asked) >= imbalance["asked_keys"]
-    lines = map(json.loads, (directory / "synchronous" / "metrics.jsonl").read_text().splitlines())
-    assert [line["imbalance"] for line in lines] == [paced / sum(asked)]
+    assert [record["imbalance"] for record in run.records] == [paced / sum(asked)]
 
 
-def test_loads_of_hybrid_are_those_of_its_servers(told):
-    asked = told["hybrid"]["loads"]["asked_keys"]
+def test_loads_of_hybrid_are_those_of_its_servers(runs):
+    summary = summary_of(runs, "hybrid-stale")
+    asked = summary["loads"]["asked_keys"]
     assert len(asked) == SERVERS
-    assert told["hybrid"]["imbalance"] == {"asked_keys": max(asked) * SERVERS / sum(asked)}
-    assert told["hybrid"]["server_load"] == told["hybrid"]["imbalance"]["asked_keys"]
+    assert summary["imbalance"] == {"asked_keys": max(asked) * SERVERS / sum(asked)}
+    assert summary["server_load"] == summary["imbalance"]["asked_keys"]
 
 
-def test_bytes_of_hybrid_are_those_of_each_share_on_its_way(directory, told, counted):
+def test_bytes_of_hybrid_are_those_of_each_share_on_its_way(runs, counted):
     ids = embeddings = gradients = dense = 0
     for train, shares in ((True, counted.train), (False, counted.evaluated)):
         for _, share, after in shares:
@@ -217,20 +218,22 @@ def test_bytes_of_hybrid_are_those_of_each_share_on_its_way(directory, told, cou
             if train:  # loader to trainer: also the share's weight, and where the data goes on
                 dense += share.numeric.nbytes + share.labels.nbytes + 8 + len(json.dumps(after.to_dict()))
     steps = -(-NUM_EXAMPLES // SIZE)
-    assert told["hybrid"]["wire_bytes"] == {
+    assert summary_of(runs, "hybrid-stale")["wire_bytes"] == {
         "ids": ids,
         "embeddings": embeddings,
         "gradients": gradients,
         "partials": 0,
         "activations": 0,
-        "dense": dense + dense_bytes(directory, steps),
+        "dense": dense + dense_bytes(runs, steps),
     }
 
 
-def dense_bytes(directory, steps):
+def dense_bytes(runs, steps):
     """Of AllReduce in a ring: 2 (n - 1) / n of the gradients a trainer."""
     model = {
-        n: v for n, v in dense_of(latest(directory / "synchronous")).items() if n.startswith("dense.model")
+        n: v
+        for n, v in dense_of(latest(runs.of(VARIANTS["synchronous"], "plain").path)).items()
+        if n.startswith("dense.model")
     }
     size = sum(4 * int(np.prod(value.shape)) for value in model.values())
     assert size > 0
