@@ -42,6 +42,6 @@ VARIANTS = [
         ("staleness=3", "embedding_servers=2"),
         unequal=SHARES,
         staleness=3,
-        slow="ragged tiered skipped tail-16 tail-1 tail-weighted evaluated-deepfm evaluated-din",
+        slow="ragged tiered tiered-resumed skipped tail-16 tail-1 tail-weighted evaluated-deepfm evaluated-din",
     ),
 ]

@@ -63,7 +63,7 @@ VARIANTS = [
             **dict.fromkeys(("embedding-server 0", "embedding-server 1"), SERVER),
             "loader 0": frozenset({"dispatch"}),
         },
-        slow="plain tiered",
+        slow="plain tiered tiered-resumed",
     ),
     Variant(
         "hybrid-two-loaders",
