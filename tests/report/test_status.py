@@ -1,4 +1,4 @@
-"""``girih status`` of runs that are over, or of what is none; tests/strategies/test_shown.py has those under way."""
+"""``girih status`` of runs that are over, or of what is none; tests/strategies/test_reports.py has those under way."""
 
 import io
 import json

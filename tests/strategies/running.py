@@ -99,6 +99,21 @@ def processes_of(mark):
     return found
 
 
+def process_of(running, role, index):
+    """The process of a role, by its command line or rank; None while there is none."""
+    pids = []
+    for process in processes_of(running.mark):
+        words = (process / "cmdline").read_bytes().split(b"\0")
+        variables = (process / "environ").read_bytes().split(b"\0")
+        if (role.encode() in words and b"girih.cluster.child" in words) or (
+            role == "trainer" and f"RANK={index}".encode() in variables
+        ):
+            pids.append(int(process.name))
+    pids.sort()
+    place = 0 if role == "trainer" else index
+    return pids[place] if len(pids) > place else None
+
+
 def names_of(processes):
     """Files in shared memory and sockets that some processes use, by name."""
     found, inodes = set(), set()

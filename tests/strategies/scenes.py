@@ -31,7 +31,7 @@ from girih.comm.registry.remote import RemoteRegistry
 from girih.data.click_log import click_log
 from girih.errors import NonFiniteError
 
-STEPS, SIZE = int(os.environ.get("GIRIH_STEPS", "60")), 32
+STEPS, SIZE = int(os.environ.get("GIRIH_STEPS", "20")), 32
 SECRET = b"of these scenes"
 MOST_S = int(os.environ.get("GIRIH_PATIENCE_S", "280"))
 ODD = 5
@@ -325,7 +325,9 @@ def _play(directory, scene, ranks, change, act):
             trainer._run.open(datasets["train"])
             act(trainer)
         if "spoil" in scene:
-            spoil(trainer, ranks.rank, *scene["spoil"])
+            spoils = scene["spoil"] if isinstance(scene["spoil"], list) else [scene["spoil"]]
+            for kind, rank, step in spoils:
+                spoil(trainer, ranks.rank, kind, rank % ranks.size, step)
         if scene.get("slow_rank", -1) == ranks.rank:
             trainer.model.register_forward_pre_hook(lambda module, given: time.sleep(0.02))
         if "waits" in scene:

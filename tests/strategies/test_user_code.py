@@ -1,18 +1,27 @@
-"""A strategy, a loss and a plan of the user's own."""
+"""Code of the user's own: strategies, losses and plans, and modules that lie where the user works."""
 
+import ast
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from scenes import write
 from torch import nn
 
 import girih
+from companions import ran
 from girih.app.run_config import RunConfig
 from girih.cli import run as cli
 from girih.cluster.launch import launch
+from girih.config import user_code
 from girih.config.user_code import RECORD
 from girih.errors import ConfigError
+from girih.hierarchical.graph.runnable import is_importable
 from girih.lifecycle.planning import decide, facts_of
 from girih.planner.plan import Plan
 from girih.strategies import Strategy, create
@@ -20,6 +29,7 @@ from girih.strategies.local import Local
 from girih.training.feeds import ExampleFeed
 from girih.training.schedules import Pipelined
 from girih.training.session import RunContext, Session
+from runs import command
 from support.fakes import FakeDense, FakeSparse
 
 MINE = """
@@ -128,7 +138,7 @@ class TestFromAFile:
         assert num_rows[0] == num_rows[1]
 
     @pytest.mark.parametrize(
-        ("options", "told"),
+        ("options", "message"),
         [
             (
                 {"name": "mine.py:NoStrategy"},
@@ -141,8 +151,8 @@ class TestFromAFile:
             ({"name": "missing.py:Mine"}, "missing.py"),
         ],
     )
-    def test_what_cannot_be_one_is_refused(self, directory, options, told):
-        with pytest.raises(ConfigError, match=told):
+    def test_what_cannot_be_one_is_refused(self, directory, options, message):
+        with pytest.raises(ConfigError, match=message):
             create(options, "config.toml: [strategy]", directory)
 
 
@@ -269,7 +279,7 @@ class TestPlan:
         assert strategy.plan(facts) == plan
 
     @pytest.mark.parametrize(
-        ("mapping", "told"),
+        ("mapping", "message"),
         [
             ([], "expected a table of options; girih plan prints a plan"),
             ({}, "key 'strategy' is missing"),
@@ -279,8 +289,8 @@ class TestPlan:
             ({"strategy": "local", "groups": {}}, "groups = {}"),
         ],
     )
-    def test_what_is_no_plan_is_refused(self, mapping, told):
-        with pytest.raises(ConfigError, match=told):
+    def test_what_is_no_plan_is_refused(self, mapping, message):
+        with pytest.raises(ConfigError, match=message):
             Plan.from_dict(mapping)
 
     def test_a_pinned_plan_is_held_and_one_of_another_strategy_refused(self):
@@ -389,3 +399,134 @@ def test_processes_run_the_classes_that_their_launcher_checked(log_directory, ca
     named = f"strategy.name={log_directory / 'several.py:Apart'}"
     assert cli([*resumed, "--model", str(log_directory / "several.py:Net"), "--set", named]) == 0
     assert json.loads((path / "summary.json").read_text())["steps"] == 6
+
+
+SOURCE = Path(girih.__file__).resolve().parents[1]
+
+
+SHADOWS = ("http", "queue", "token", "socket", "select", "numbers", "code")
+
+"""Not ``types``, which Python itself imports for ``-m`` before girih begins."""
+
+
+LOOKING_MODEL = '''
+import torch
+from torch import nn
+
+
+class Looking(nn.Linear):
+    """One operator, since its code looks into data: whoever computes it has to find this class."""
+
+    def forward(self, values):
+        return super().forward(values if float(values.sum()) < 1e30 else -values)
+
+
+class Mine(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(12, 32), Looking(32, 32), nn.ReLU(), nn.Linear(32, 1))
+
+    def forward(self, numeric, embeddings):
+        return self.layers(torch.cat([embeddings[name] for name in ("user", "item", "tags")], dim=1))
+
+
+def cross_entropy(labels, predictions):
+    labels, predictions = torch.from_numpy(labels), torch.from_numpy(predictions)
+    return float(nn.functional.binary_cross_entropy(predictions, labels))
+'''
+
+
+@pytest.fixture(scope="module")
+def shadowed_directory(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("shadowed"), num_examples=321)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("strategy", "options"),
+    [
+        pytest.param("synchronous", ["strategy.trainers=2"], marks=pytest.mark.heavy),
+        pytest.param("hybrid", ["strategy.trainers=2"], marks=pytest.mark.heavy),
+        ("hierarchical", ["strategy.trainers_per_group=2", "strategy.servers_per_group=1"]),
+    ],
+)
+def test_files_of_the_working_directory_hide_no_module_and_models_there_are_found(
+    shadowed_directory, tmp_path, strategy, options
+):
+    for name in SHADOWS:
+        (tmp_path / f"{name}.py").write_text(f"raise SystemExit('imported in place of {name}')\n")
+    (tmp_path / "mine.py").write_text(LOOKING_MODEL)
+    mine = ("train.max_steps=4", "model={name='mine:Mine'}", "train.metrics=['mine:cross_entropy']")
+    done = subprocess.run(
+        command(shadowed_directory, strategy, tmp_path / "run", *options, *mine),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(SOURCE),
+        },  # an empty entry in it would be the working shadowed_directory
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["steps"] == 4
+    metrics = summary["by_label"]["click"]  # of the examples of both trainers
+    assert (metrics["num_examples"], metrics["custom"]) == (
+        101,
+        {"cross_entropy": pytest.approx(metrics["logloss"])},
+    )
+    plan = json.loads((tmp_path / "run" / "plan.json").read_text())
+    assert strategy != "hierarchical" or plan["tagging"]["devices"]["layers.1"] == "server 0"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mine:Mine", "mine.py:Mine"])
+def test_other_processes_find_a_module_where_the_user_works_and_no_file_and_none_beside_a_config(
+    tmp_path, monkeypatch, name
+):
+    (tmp_path / "mine.py").write_text(LOOKING_MODEL)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if each not in user_code._BESIDE])
+    monkeypatch.setattr(user_code, "_BESIDE", set())
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    found = user_code.load_object(name, "[model].name", tmp_path, accepts=callable, expected="a class")
+    try:
+        assert not is_importable(found)
+        monkeypatch.chdir(tmp_path)
+        assert is_importable(found) == (name == "mine:Mine")
+    finally:
+        del sys.modules[found.__module__]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["mine:Mine", pytest.param("mine.py:Mine", marks=pytest.mark.heavy)])
+def test_parameters_of_a_class_that_group_servers_cannot_import_are_refused_before_the_run(
+    shadowed_directory, tmp_path, model
+):
+    for file in shadowed_directory.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "mine.py").write_text(LOOKING_MODEL)
+    for name in ("elsewhere", "program"):
+        (tmp_path / name).mkdir()
+    program = tmp_path / "program" / "train.py"
+    program.write_text("import sys\nfrom girih import cli\n\nsys.exit(cli.run(sys.argv[1:]))\n")
+    options = ["strategy.trainers_per_group=1", "strategy.servers_per_group=1", "train.max_steps=4"]
+    words = command(tmp_path, "hierarchical", tmp_path / "run", *options, f"model={{name='{model}'}}")
+    done = ran(program, *words[3:], cwd=tmp_path / "elsewhere")
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "operator 'layers.1' has a parameter, 'layers.1.weight', and stays on the trainers" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_one_function_makes_the_command_of_every_process():
+    """Who writes ``python -m`` out would leave the working shadowed_directory in front of the import path."""
+    writers = {
+        file.relative_to(SOURCE).as_posix()
+        for file in SOURCE.glob("girih/**/*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Constant) and node.value == "-m"
+    }
+    assert writers == {"girih/processes/pipe.py"}

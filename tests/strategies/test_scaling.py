@@ -1,4 +1,4 @@
-"""Roles that are added and removed while a run trains: it ends as one that was stopped, and went on with as many."""
+"""Roles that are added and removed while a run trains, by ``girih scale``, by autoscaling, and beside a trainer of a program's own."""
 
 import json
 import os
@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from contextlib import suppress
 
 import pyarrow as pa
@@ -15,18 +16,41 @@ import pytest
 from running import environment, processes_of
 from scenes import SIZE, write
 
-from runs import difference, train
+import girih
+from girih.cluster.launchers.local import LocalProcess
+from girih.cluster.roles import RoleName
+from girih.lifecycle import rescaling
+from girih.lifecycle.run_planner import Calibrated
+from girih.planner.calibration import LINKS, Calibration, Link, Rate, StepWork
+from girih.processes.segments import SHARED_MEMORY
+from girih.runs import scale_requests
+from girih.runs.callbacks import Callback
+from girih.strategies.strategy import price
+from girih.training import log
+from runs import difference, latest, train
 
 pytestmark = pytest.mark.heavy
+
+
 STEPS = 400
+
+
 TABLE = """
 [[tables]]
 name = "{}"
 eviction = {{ name = "lru", max_rows = 150 }}
 """
+
+
 SHORT = [f"train.max_steps={STEPS}", "train.epochs=1000000", "train.log_every_steps=5", "checkpoint.keep=9"]
+
+
 IN_STEP = [*SHORT, "strategy.staleness=0"]
+
+
 ENDLESS = IN_STEP[1:]
+
+
 OPTIONS = {
     "embedding-server": "embedding_servers",
     "embedding-worker": "embedding_workers",
@@ -57,14 +81,14 @@ def start_scaling(running, *wanted):
 def scale(running, *wanted, status=0):
     """What ``girih scale`` tells."""
     asking = start_scaling(running, *wanted)
-    told, error = asking.communicate(timeout=120)
+    reported, error = asking.communicate(timeout=120)
     assert "Traceback" not in error
-    assert asking.returncode == status, told + error
-    return told if status == 0 else error
+    assert asking.returncode == status, reported + error
+    return reported if status == 0 else error
 
 
-def step_of(told):
-    return int(re.match(r"scaled at step (\d+): ", told)[1])
+def step_of(reported):
+    return int(re.match(r"scaled at step (\d+): ", reported)[1])
 
 
 def counts_of(running):
@@ -107,8 +131,8 @@ def test_embedding_servers(begin, directory, full_tables, tmp_path):
     running.ends(0)
     summary = summary_of(running)
     assert (summary["steps"], summary["lost_updates"]) == (STEPS, 0)
-    told = [(each["step"], each["roles"]) for each in summary["scalings"]]
-    assert told == [
+    reported = [(each["step"], each["roles"]) for each in summary["scalings"]]
+    assert reported == [
         (up, {"embedding-server": [2, 3], "embedding-worker": [1, 2]}),
         (down, {"embedding-server": [3, 1]}),
     ]
@@ -158,8 +182,8 @@ def test_groups_of_trainers(begin):
     groups = [f"strategy.{name}=2" for name in ("groups", "nets", "average_every_steps")]
     running = begin("hierarchical", *SHORT, *groups)
     running.until_it_trains()
-    told = scale(running, "trainer=3", status=2)
-    assert "strategy 'hierarchical' has no trainer whose number could change" in told
+    reported = scale(running, "trainer=3", status=2)
+    assert "strategy 'hierarchical' has no trainer whose number could change" in reported
     scale(running, "embedding-server=2", "embedding-worker=2", "loader=2")
     assert counts_of(running)["embedding-server"] == 2
     running.ends(0)
@@ -209,11 +233,13 @@ def test_a_kill_meanwhile(begin, directory, role, index, after_s):
     for pid in killed:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    told, error = asking.communicate(timeout=120)
+    reported, error = asking.communicate(timeout=120)
     try:
         error = running.ends(0)
         assert summary_of(running)["steps"] == STEPS
-        assert asking.returncode == 0 or "not scaled: a process was killed meanwhile" in error, told + error
+        assert asking.returncode == 0 or "not scaled: a process was killed meanwhile" in error, (
+            reported + error
+        )
     except AssertionError:
         assert running.process.returncode == 1, error
         last = running.process.communicate()[1].strip().splitlines()[-1]
@@ -234,9 +260,9 @@ def test_restarts_count_on(begin, role):
     pid_of(running, role, life=1)
     scale(running, "trainer=2")
     os.kill(pid_of(running, role, life=0), signal.SIGKILL)
-    told = running.ends(1)
-    assert told.count("(restart 1 of at most 1)") == 1
-    assert f"{role} 0 was killed by signal 9" in told.splitlines()[-1]
+    reported = running.ends(1)
+    assert reported.count("(restart 1 of at most 1)") == 1
+    assert f"{role} 0 was killed by signal 9" in reported.splitlines()[-1]
 
 
 def pid_of(running, role, life):
@@ -285,9 +311,9 @@ def test_what_is_refused(begin):
         ("loader=3", "loaders = 3: expected at most one per trainer, 2 in all"),
         ("embedding-server=4096", "expected an integer from 1 to 1024"),
     ):
-        told = scale(running, wanted, status=2)
-        assert why in told
-        assert told.count("\n") == 1
+        reported = scale(running, wanted, status=2)
+        assert why in reported
+        assert reported.count("\n") == 1
     assert scale(running, "loader=1") == "nothing to do: loader is 1\n"
     first = start_scaling(running, "embedding-worker=2")
     while not (running.run / "scale.json").exists():
@@ -300,3 +326,244 @@ def test_what_is_refused(begin):
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     assert "this run is not on; train it with --resume, with other counts by --set" in done.stderr
+
+
+EPOCH = 24
+
+"""Steps of an epoch: 3,000 examples, 128 at a time."""
+
+
+class Scales(Callback):
+    """Asks for a scaling at some steps, and keeps the plans that it hears of."""
+
+    def __init__(self, run, wanted):
+        self.run, self.wanted, self.plans = run, wanted, []
+
+    def on_plan(self, plan):
+        self.plans.append(plan)
+
+    def on_metrics(self, record):
+        if record["step"] in self.wanted:
+            scale_requests.ask(self.run, self.wanted[record["step"]])
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch):
+    """Has a request be seen between the same two steps, however fast they are."""
+    monkeypatch.setattr(rescaling, "LOOK_S", 0.0)
+
+
+@pytest.fixture
+def begin_trainer(log_directory):
+    """A trainer whose run asks for scalings, by step; with the callback that does."""
+
+    def begin_trainer(wanted, **overrides):
+        run = log_directory / "run"
+        scales = Scales(run, wanted)
+        overrides = {"train.log_every_steps": 1, "store.shards": 1, **overrides}
+        trainer = girih.Trainer.from_config(
+            log_directory / "config.toml",
+            overrides,
+            strategy="hybrid",
+            run=run,
+            callbacks=[scales],
+            progress=False,
+        )
+        return trainer, scales
+
+    return begin_trainer
+
+
+def counts_in(run):
+    options = tomllib.loads((run / "config.toml").read_text())["strategy"]
+    return options.get("embedding_servers"), options.get("embedding_workers")
+
+
+def test_the_config_has_the_new_counts_and_keeps_them(begin_trainer):
+    trainer, scales = begin_trainer({3: {"embedding-worker": 2}}, **{"strategy.embedding_servers": 1})
+    with trainer:
+        trainer.fit()
+        assert [each["roles"] for each in scale_requests.history(scales.run)] == [
+            {"embedding-worker": [1, 2]}
+        ]
+        assert len(scales.plans) == 2
+        assert counts_in(scales.run) == (1, 2)
+        trainer.fit()
+        assert counts_in(scales.run) == (1, 2)
+
+
+def test_servers_that_are_killed_as_they_end_leave_nothing_in_the_way_of_others(begin_trainer, monkeypatch):
+    """As the supervisor does with those that take too long; later there are fewer, whose names would not be wanted."""
+    end = LocalProcess.end
+
+    def end_by_force(self):
+        (LocalProcess.kill if self.name == RoleName.EMBEDDING_SERVER else end)(self)
+
+    monkeypatch.setattr(LocalProcess, "end", end_by_force)
+    trainer, scales = begin_trainer({3: {"embedding-server": 3}, 9: {"embedding-server": 1}})
+    with trainer:
+        trainer.fit()
+        assert trainer.state.step == EPOCH
+        assert [each["roles"] for each in scale_requests.history(scales.run)] == [
+            {"embedding-server": [1, 3]},
+            {"embedding-server": [3, 1]},
+        ]
+        segment = trainer._cluster.segment
+        left = [name for name in os.listdir(SHARED_MEMORY) if name.startswith(segment)]
+        assert left
+        assert all(name.startswith(f"{segment}-0-") for name in left)
+    assert not [name for name in os.listdir(SHARED_MEMORY) if name.startswith(segment)]
+
+
+@pytest.mark.parametrize("last", [EPOCH, 9])
+def test_a_scaling_at_the_last_step_takes_no_evaluation_along(begin_trainer, last):
+    """The run has an evaluation left, that of the epoch's end, or nothing at all."""
+    trainer, scales = begin_trainer({last: {"embedding-worker": 2}}, **{"train.max_steps": last})
+    with trainer:
+        trainer.fit()
+        state = trainer.state
+        assert (state.step, state.epoch) == (last, int(last == EPOCH))
+        lines = map(json.loads, (scales.run / "metrics.jsonl").read_text().splitlines())
+        assert [line["step"] for line in lines if "split" in line] == [last] * state.epoch
+        assert [each["step"] for each in scale_requests.history(scales.run)] == [last] * state.epoch
+        assert scale_requests.pending(scales.run) is None
+
+
+def narrow():
+    """A machine whose links are so slow that those of embedding servers and workers decide."""
+    work = StepWork(
+        lookup=Rate(0, 0, 0), updates={"adam": Rate(0, 0, 0)}, example_s=0, value_s=0, step_s=0, products=((64, 1e12),)
+    )  # fmt: skip
+    links = dict.fromkeys(LINKS, Link(latency_s=0.0, bytes_per_s=1e3))
+    return Calibration(trainers=2, machine={"cores": 4}, links=links, work=work)
+
+
+def test_a_speed_is_predicted_of_the_new_counts(begin_trainer):
+    trainer, scales = begin_trainer({3: {"embedding-server": 2, "embedding-worker": 2}})
+    with trainer:
+        trainer._run.planning.calibrated = Calibrated(narrow(), "narrow.json")
+        trainer.fit()
+        before, after = (plan["predicted"]["speed"] for plan in scales.plans)
+        assert after["from"] == before["from"] == "narrow.json"
+        assert after["samples_per_s"] > 1.5 * before["samples_per_s"]
+        expected = price(
+            girih.Hybrid(embedding_servers=2, embedding_workers=2), trainer._run.planning._priced_by
+        )
+        assert after["samples_per_s"] == expected.samples_per_s
+        assert json.loads((scales.run / "plan.json").read_text())["predicted"]["speed"] == after
+        summary = trainer.summary(None, duration_s=0.0)
+        assert summary["predicted_samples_per_s"] == summary["plan"]["speed"]["samples_per_s"]
+        assert summary["predicted_samples_per_s"] == after["samples_per_s"]
+
+
+def test_a_speed_that_first_steps_predict_is_that_of_those_since(begin_trainer, monkeypatch):
+    monkeypatch.setattr(log, "LIMIT_S", 0.0)
+    monkeypatch.setattr(log, "MOST_OF_RUN", 1.0)
+    trainer, _ = begin_trainer({7: {"embedding-worker": 2}})
+    with trainer:
+        trainer.fit()
+        summary = trainer.summary(None, duration_s=0.0)
+        assert summary["predicted_from"] == "its first step since it was scaled at step 7"
+        assert summary["predicted_samples_per_s"] > 0
+
+
+WORKER = "embedding-worker"
+
+
+SLOW_S = 0.06
+
+
+BY_ITSELF = ["cluster.autoscale={embedding-worker=[1,2]}", "cluster.autoscale_every_s=4.0"]
+
+
+AUTOSCALED = [
+    "train.epochs=1000000",
+    "train.log_every_steps=5",
+    "strategy.staleness=0",
+    "strategy.trainers=2",
+]
+
+
+def until_scaled(running, times, within_s=90):
+    """What was scaled, once it was so many times."""
+    file, until_s = running.run / "scaled.jsonl", time.monotonic() + within_s
+    while not file.exists() or len(lines := file.read_text().splitlines()) < times:
+        assert running.process.poll() is None, running.process.communicate()
+        assert time.monotonic() < until_s, running.abort()
+        time.sleep(0.1)
+    return [json.loads(line) for line in lines]
+
+
+def until_logged(running, words, within_s=60):
+    """Waits for a line in the log of the first trainer."""
+    file, until_s = running.run / "logs" / "trainer-0.log", time.monotonic() + within_s
+    while not any(words in json.loads(line)["message"] for line in file.read_text().splitlines()):
+        assert running.process.poll() is None, running.process.communicate()
+        assert time.monotonic() < until_s, running.abort()
+        time.sleep(0.1)
+
+
+def test_numbers_follow_how_busy_processes_are(begin, directory, slowing, tmp_path):
+    """Bit for bit as a run in which nothing changed: workers are too slow, then idle, then slow however many there are."""
+    running = begin("hybrid", *AUTOSCALED, *BY_ITSELF)
+    running.until_it_trains()
+    slowing.roles({WORKER: SLOW_S})
+    until_scaled(running, 1)
+    until_logged(running, "autoscale keeps embedding-worker 1 → 2")
+    slowing.roles({"trainer": 2 * SLOW_S})
+    until_scaled(running, 2)
+    until_logged(running, "autoscale keeps embedding-worker 2 → 1")
+    slowing.roles({WORKER: 2 * SLOW_S}, lock=str(tmp_path / "lock"))
+    scalings = until_scaled(running, 4)
+    slowing.roles()
+    assert [each["roles"] for each in scalings] == 2 * [{WORKER: [1, 2]}, {WORKER: [2, 1]}]
+    for each, why in zip(scalings, (
+        r"embedding-worker works \d+% of the time, and is the bottleneck",
+        r"embedding-worker works \d+% of the time; 1 would work less than 50%",
+        r"embedding-worker works \d+% of the time, and is the bottleneck",
+        r"embedding-worker 1 → 2 brought nothing: \d+ → \d+ samples/s",
+    ), strict=True):  # fmt: skip
+        assert re.fullmatch(why, each["why"]), each["why"]
+    running.process.send_signal(signal.SIGINT)
+    error = running.ends(130)
+    shown = error + running.told
+    assert f"autoscale asks for embedding-worker 1 → 2: {scalings[0]['why']}" in shown
+    assert f"scaled at step {scalings[0]['step']}: embedding-worker 1 → 2" in shown
+    manifest = json.loads((latest(running.run) / "manifest.json").read_text())
+    assert manifest["plan"]["roles"][WORKER] == 1
+    steps = manifest["state"]["run"]["step"] + 20
+    own = [*AUTOSCALED, f"train.max_steps={steps}"]
+    summary = train(directory, "hybrid", running.run, *own, resume=True)
+    assert [(each["step"], each["why"]) for each in summary["scalings"]] == [
+        (each["step"], each["why"]) for each in scalings
+    ]
+    assert (summary["steps"], summary["lost_updates"]) == (steps, 0)
+    train(directory, "hybrid", tmp_path / "whole", *own)
+    assert difference(running.run, tmp_path / "whole") == (0, 0)
+
+
+def test_what_cannot_change_by_itself_is_told_in_a_line(directory, tmp_path):
+    for strategy, bounds, why in (
+        (
+            "hybrid",
+            "{trainer=[1,2]}",
+            "trainers begin anew where their number changes, so it never does by itself",
+        ),
+        ("hybrid", "{loader=[1,3]}", "loaders = 3: expected at most one per trainer, 2 in all"),
+        (
+            "hybrid",
+            "{embedding-worker=[3,2]}",
+            "embedding-worker = [3, 2]: expected the fewest and then the most",
+        ),
+        ("synchronous", "{embedding-worker=[1,2]}", "strategy 'synchronous' has no embedding-worker"),
+    ):
+        scalings = train(
+            directory,
+            strategy,
+            tmp_path / "run",
+            f"cluster.autoscale={bounds}",
+            "strategy.trainers=2",
+            status=2,
+        )
+        assert why in scalings
+        assert scalings.count("\n") == 1

@@ -1,23 +1,106 @@
-"""How runs of real processes end: nothing is left of them, whatever ended them, and what went wrong is told."""
+"""Starts and ends of runs of real processes: signals, killed processes, bad data. Nothing is left of a run, and errors are reported."""
 
 import json
 import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from running import Running
+from running import BEGIN_S, Running, process_of
 from scenes import play, play_all, write
 
-from runs import command, difference, latest
+from runs import command, difference, latest, train
 
 pytestmark = pytest.mark.slow
 
+
+TWO_SERVERS = ["strategy.trainers=2", "strategy.embedding_servers=2"]
+
+
+SOON_S = 10  # two on an idle machine
+
+
+def wait_for(running, condition):
+    until = time.monotonic() + BEGIN_S
+    while not (found := condition()):
+        assert running.process.poll() is None, running.process.communicate()
+        assert time.monotonic() < until, running.abort()
+        time.sleep(0.005)
+    return found
+
+
+def has_begun(running):
+    """Whether a process loads what it needs: numpy, or torch."""
+    maps = Path("/proc", str(running.process.pid), "maps").read_text()
+    return "numpy" in maps or "torch" in maps
+
+
+def ended_by_signal(running, started_s):
+    reported = running.ends(130)
+    took_s = time.monotonic() - started_s
+    assert "Traceback" not in reported
+    assert not (running.run / "processes.json").exists()
+    assert took_s < SOON_S
+    return reported
+
+
+@pytest.mark.parametrize(
+    ("strategy", "number"),
+    [
+        ("local", signal.SIGTERM),
+        ("hybrid", signal.SIGINT),
+        pytest.param("local", signal.SIGINT, marks=pytest.mark.heavy),
+        pytest.param("hybrid", signal.SIGTERM, marks=pytest.mark.heavy),
+    ],
+)
+def test_a_signal_before_any_role_is_started_leaves_nothing(begin, strategy, number):
+    running = begin(strategy)
+    wait_for(running, lambda: has_begun(running))
+    running.process.send_signal(number)
+    ended_by_signal(running, time.monotonic())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.heavy)])
+def test_a_signal_while_roles_begin_leaves_nothing(begin, number):
+    running = begin("hybrid", *TWO_SERVERS)
+    wait_for(running, lambda: process_of(running, "loader", 0))
+    running.process.send_signal(number)
+    ended_by_signal(running, time.monotonic())
+
+
+@pytest.mark.parametrize(
+    ("role", "index"),
+    [
+        ("trainer", 1),
+        pytest.param("embedding-server", 1, marks=pytest.mark.heavy),
+        pytest.param("loader", 0, marks=pytest.mark.heavy),
+    ],
+)
+def test_a_process_that_dies_while_others_begin_is_named(begin, role, index):
+    running = begin("hybrid", *TWO_SERVERS, "cluster.max_restarts=0")
+    os.kill(wait_for(running, lambda: process_of(running, role, index)), signal.SIGKILL)
+    reported = running.ends(
+        1
+    ).splitlines()  # twice where the machine is so busy that the launcher tells it too
+    why = (
+        ""
+        if role == "trainer"
+        else "a process that has not begun is started again at most cluster.max_restarts = 0 times; "
+    )
+    way_on = "there is no checkpoint yet: give the same command again"
+    assert set(reported) == {f"girih: {role} {index} was killed by signal 9; {why}{way_on}"}
+
+
 TWO = ["strategy.trainers=2"]
+
+
 ROLES = ["strategy.embedding_servers=2", "strategy.embedding_workers=2"]
+
+
 LONG = ["train.epochs=1000000", "train.log_every_steps=2"]
 
 
@@ -27,6 +110,8 @@ def directory(tmp_path_factory):
 
 
 heavy = pytest.mark.heavy
+
+
 SIGNALS = [
     ("hybrid", [*TWO, *ROLES], signal.SIGINT),
     pytest.param("asynchronous", TWO, signal.SIGTERM, marks=heavy),
@@ -63,6 +148,8 @@ def test_ctrl_c_in_a_terminal_while_trainers_evaluate(begin):
 
 
 NEVER = "cluster.max_restarts=0"  # else trainers come back, see test_reload.py
+
+
 # quick: a trainer under substitution, in test_substitution.py
 KILLED = [
     pytest.param("hybrid", [*TWO, *ROLES, NEVER], "embedding-server", marks=heavy),
@@ -85,11 +172,11 @@ def test_a_process_that_is_killed_ends_the_run_and_is_named(begin, strategy, cou
     role, _, index = role.partition(" ")
     victim = [each for each in processes if each["role"] == role and index in ("", str(each["index"]))][-1]
     os.kill(victim["pid"], signal.SIGKILL)
-    told = running.ends(1)
-    assert f"{role} {victim['index']} was killed by signal 9" in told
-    assert f"with: girih train {running.run}/config.toml --run {running.run} --resume" in told
+    reported = running.ends(1)
+    assert f"{role} {victim['index']} was killed by signal 9" in reported
+    assert f"with: girih train {running.run}/config.toml --run {running.run} --resume" in reported
     assert not (running.run / "processes.json").exists()
-    assert "Traceback" not in told
+    assert "Traceback" not in reported
 
 
 FIRST = [
@@ -120,11 +207,11 @@ def test_what_a_loader_finds_wrong_with_the_data_is_the_users_mistake(directory,
     words = command(directory, "hybrid", directory / f"bad-{len(counts)}", "data.train=bad.svm", *counts)
     words[words.index(str(directory / "config.toml"))] = str(directory / "weighted.toml")
     running = Running(words)
-    told = running.ends(2)
-    assert "bad.svm" in told
-    assert "701" in told
-    assert "Traceback" not in told
-    assert len(told.strip().splitlines()) <= 2
+    reported = running.ends(2)
+    assert "bad.svm" in reported
+    assert "701" in reported
+    assert "Traceback" not in reported
+    assert len(reported.strip().splitlines()) <= 2
 
 
 BAD_VALUES = [  # synchronous: the first trainer finds it as it standardizes; asynchronous: the loader, amid training
@@ -147,15 +234,15 @@ def test_data_that_is_not_finite_is_the_users_mistake_whoever_reads_it(
     running = Running(
         command(directory, strategy, tmp_path / "run", f"data.train={tmp_path}/bad.parquet", *TWO)
     )
-    told = running.ends(2)
-    assert "bad.parquet" in told
-    assert f"row 1001 (row group 1): column '{column}' = {value}" in told
-    assert "Traceback" not in told
+    reported = running.ends(2)
+    assert "bad.parquet" in reported
+    assert f"row 1001 (row group 1): column '{column}' = {value}" in reported
+    assert "Traceback" not in reported
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "reported"),
     [
         ("trainers=0", "trainers = 0"),
         ("embedding_servers=1.5", "embedding_servers"),
@@ -167,7 +254,7 @@ def test_data_that_is_not_finite_is_the_users_mistake_whoever_reads_it(
         ("compress_ids=1", "compress_ids"),
     ],
 )
-def test_wrong_counts_are_the_users_mistake(directory, tmp_path, change, told):
+def test_wrong_counts_are_the_users_mistake(directory, tmp_path, change, reported):
     from girih.cli import run
 
     words = command(directory, "hybrid", tmp_path / "run", f"strategy.{change}")[3:]
@@ -175,7 +262,7 @@ def test_wrong_counts_are_the_users_mistake(directory, tmp_path, change, told):
         said = []
         patch.setattr("click.echo", lambda text="", **_: said.append(str(text)))
         assert run(words) == 2
-    assert told in said[-1]
+    assert reported in said[-1]
     assert not (tmp_path / "run").exists()
 
 
@@ -233,3 +320,17 @@ def test_a_script_that_nobody_started_several_times_is_told_how(directory):
     schema = girih.Schema([girih.Categorical(name="user", dim=4)], labels="click")
     with pytest.raises(girih.errors.ConfigError, match="torchrun --nproc-per-node=2"):
         girih.Trainer(models.DNN(schema, hidden=(4,)), strategy=girih.Synchronous(trainers=2))
+
+
+@pytest.mark.heavy
+def test_a_directory_that_a_live_run_uses_is_refused_and_its_process_named(directory, begin):
+    running = begin("hybrid", *TWO_SERVERS, *LONG)
+    running.until_it_trains()
+    host = os.uname().nodename
+    for resume in (False, True):
+        told = train(directory, "local", running.run, resume=resume, status=2)
+        used = f"{running.run}: process {running.process.pid} on {host} is writing this run"
+        assert told == f"girih: {used}; wait for it or stop it\n"
+    assert running.process.poll() is None
+    running.process.send_signal(signal.SIGTERM)
+    running.ends(130)
