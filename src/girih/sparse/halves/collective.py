@@ -74,7 +74,7 @@ class CollectiveSparse(ShardedHalf[list[GroupExchange], GroupExchange]):
         super().__init__(groups, shards, micro_batches=micro_batches, ahead=ahead)
         self.ranks = ranks
         several = micro_batches > 1 or len(self._interleaving_sets) > 1
-        # gloo is not for two threads: what is exchanged beside a backward pass has connections of its own
+        # gloo allows one thread; exchanges during a backward pass have their own connections
         threaded = ranks.size > 1 and (several or ahead)
         self._part = ranks.split(range(ranks.size)) if threaded else None
         between = self._part or ranks

@@ -111,7 +111,7 @@ class GpuCollectiveSparse(ShardedHalf[GpuRequest, GpuExchanged]):
         )
         super().__init__(groups, shards, micro_batches=micro_batches, ahead=ahead)
         self.ranks = ranks
-        # counts are told over gloo beside whatever the trainer does, and gloo is not for two threads
+        # counts go over gloo while the trainer computes, and gloo allows one thread
         self._part = ranks.split(range(ranks.size)) if ranks.size > 1 and ahead else None
         self._exchange = DirectExchange(self._part or ranks)
         self._stats = stats or Stats()

@@ -255,7 +255,7 @@ class GpuMemory:
     def check_open(self) -> None:
         """Refuses use after :meth:`close`."""
         if self._closed:
-            raise ConfigError("GPU memory: the store was closed; open it anew")
+            raise ConfigError("GPU memory: the store was closed; open it again")
 
     @property
     def num_rows(self) -> int:

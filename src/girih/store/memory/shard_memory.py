@@ -129,7 +129,7 @@ class ShardMemory:
     def check_open(self) -> None:
         """Refuses use after :meth:`close`."""
         if self._closed:
-            raise ConfigError(f"{self.arena.where}: the store was closed; open it anew")
+            raise ConfigError(f"{self.arena.where}: the store was closed; open it again")
 
     @contextlib.contextmanager
     def changing(self, step: int = 0) -> Iterator[None]:
