@@ -49,7 +49,7 @@ def pytest_sessionfinish(session):
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["functions_run"] = sorted(RUN)
     elif session.exitstatus == pytest.ExitCode.OK and not any(
-        map(session.config.getoption, ("file_or_dir", "keyword"))
+        map(session.config.getoption, ("file_or_dir", "keyword", "collectonly"))
     ):
         missing = sorted(all_functions() - RUN)
         if missing:

@@ -67,7 +67,7 @@ WATCHED = {
 
 
 @pytest.mark.parametrize(("option", "message"), WATCHED.values(), ids=WATCHED)
-def test_what_watches_it(site, option, message):
+def test_a_metric_that_cannot_be_watched(site, option, message):
     (site / "own.py").write_text(GOOD)
     site.configure(f"train.metrics = ['own.py:brier']\ntrain.{option}")
     assert message in site.refusal(*site.train())

@@ -151,7 +151,7 @@ COMMANDS = {
 
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize(("where", "message"), NOT_RUNS.values(), ids=NOT_RUNS)
-def test_what_is_not_a_run(site, where, message, command):
+def test_a_path_that_is_no_run(site, where, message, command):
     site.config_file.rename(site / "other.toml")
     line = site.refusal(command, where(site), *COMMANDS[command])
     assert message.removesuffix("no such run") in line
