@@ -1,4 +1,4 @@
-"""``summary.json``: how a run ended, in one flat object, over all its processes."""
+"""``summary.json``: how a run ended, in one flat object, over all its processes. Also the line that ``print`` shows of a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facts of a net's operators: floating-point operations, bytes, and whose parameters they use."""
+"""Facts of a net's operators: floating-point operations, bytes, whose parameters they use, and whether they draw random numbers."""
 
 from __future__ import annotations
 
