@@ -41,7 +41,7 @@ class Running:
         return json.loads((self.run / "processes.json").read_text())
 
     def ends(self, status, within_s=END_S):
-        """What was told, after it ended in time and left nothing.
+        """Standard error of the run, after it ended in time and left nothing.
 
         One that has yet to begin gets the time for that too, and one that began slowly (the machine is busy) as long again.
         """
@@ -52,7 +52,7 @@ class Running:
             pytest.fail(f"no end within {within_s:.0f} s: {self.abort()}")
         assert self.process.returncode == status, (out, error)
         self.leaves_nothing()
-        self.told = out
+        self.output = out
         return error
 
     def abort(self):

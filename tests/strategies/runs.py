@@ -75,17 +75,19 @@ def difference(one, other):
     rows = difference_of_rows(columns_of(latest(one)), columns_of(latest(other)))
     mine, theirs = dense_of(latest(one)), dense_of(latest(other))
     assert mine.keys() == theirs.keys()
-    return rows, np.max([apart(mine[name].reshape(-1, 1), theirs[name].reshape(-1, 1)) for name in mine])
+    return rows, np.max(
+        [relative_difference(mine[name].reshape(-1, 1), theirs[name].reshape(-1, 1)) for name in mine]
+    )
 
 
 def difference_of_rows(mine, theirs):
     """See :func:`difference`; takes what :func:`columns_of` returns."""
     assert mine.keys() == theirs.keys()
     assert all(np.array_equal(ids, theirs[name][0]) for name, (ids, _) in mine.items())
-    return np.max([apart(values, theirs[name][1]) for name, (_, values) in mine.items()])
+    return np.max([relative_difference(values, theirs[name][1]) for name, (_, values) in mine.items()])
 
 
-def apart(one, other):
+def relative_difference(one, other):
     """The largest difference of two arrays[n, width], relative to the largest number in the same place of all rows."""
     largest = np.abs(one).max(axis=0, initial=0)
     return float((np.abs(one - other) / np.where(largest > 0, largest, 1)).max(initial=0))

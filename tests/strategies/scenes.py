@@ -348,7 +348,7 @@ def _play(directory, scene, ranks, change, act):
         summary = trainer.summary(metrics, duration_s=0.0)
         if counting is not None:
             summary["sent_bytes"] = ranks.sum([counting.end()])[0]
-        if settings.strategy.name == "hierarchical":
+        if "groups" in trainer.plan.options:
             summary["rounds"] = ranks.gather(rounds_of(trainer))
         if "tell" in scene:
             summary["told"] = ranks.gather(tell(trainer, datasets["test"]))

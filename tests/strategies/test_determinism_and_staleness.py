@@ -150,7 +150,7 @@ def short_scene(name, strategy, **more):
 
 
 @pytest.mark.parametrize("strategy", ["hybrid", "asynchronous"])
-def test_what_devices_decide_is_what_hosts_do(tmp_path, monkeypatch, strategy):
+def test_deferred_outcomes_equal_immediate_ones(tmp_path, monkeypatch, strategy):
     directory = write(
         tmp_path, num_examples=DEFERRED_STEPS * DEFERRED_SIZE, size=DEFERRED_SIZE, held_out=DEFERRED_SIZE
     )
@@ -320,7 +320,7 @@ ALL_ROWS = list(range(SLOPES_STEPS * SLOPES_SIZE))
 
 
 @pytest.mark.slow
-def test_a_trainer_trains_all_its_epochs_while_another_has_not_begun(reports):
+def test_a_trainer_does_not_wait_for_another_that_has_not_started(reports):
     fast, slow = (each["own paces"] for each in reports)
     assert epochs_of(fast["seen"], slow["seen"]) == [ALL_ROWS] * EPOCHS
     for each in (fast, slow):
@@ -330,7 +330,7 @@ def test_a_trainer_trains_all_its_epochs_while_another_has_not_begun(reports):
 
 
 @pytest.mark.slow
-def test_trainers_that_were_stopped_at_different_steps_go_on_where_each_was(reports):
+def test_trainers_that_stopped_at_different_steps_resume_there(reports):
     one, other = ([each["stopped"][part] for part in ("first", "then")] for each in reports)
     assert [one[0]["state"]["step"], other[0]["state"]["step"]] == [9, 12]
     assert [one[1]["state"]["step"], other[1]["state"]["step"]] == [2 * SLOPES_STEPS, 2 * SLOPES_STEPS]
@@ -361,7 +361,7 @@ def test_each_trainer_learns_from_the_mean_over_its_own_examples(reports):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("staleness", [0, 2])
-def test_what_hybrid_says_of_staleness_is_what_the_rows_say(reports, staleness):
+def test_staleness_is_that_of_the_rows_under_hybrid(reports, staleness):
     """Before the update of step k there are k; both trainers' are one."""
     behind = []
     for each in reports:
@@ -376,7 +376,7 @@ def test_what_hybrid_says_of_staleness_is_what_the_rows_say(reports, staleness):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("staleness", [0, 2])
-def test_what_asynchronous_says_of_updates_since_a_read_is_what_the_rows_say(reports, staleness):
+def test_updates_since_a_read_are_those_of_the_rows_under_asynchronous(reports, staleness):
     """Each of all updates comes at a place of its own, whatever the order: the sum of places is known."""
     here = [each[f"asynchronous {staleness}"] for each in reports]
     reads = [[-round(value) for value in each["pulled"]] for each in here]

@@ -57,7 +57,7 @@ def ended_by_signal(running, started_s):
         pytest.param("hybrid", signal.SIGTERM, marks=pytest.mark.heavy),
     ],
 )
-def test_a_signal_before_any_role_is_started_leaves_nothing(begin, strategy, number):
+def test_a_signal_before_roles_start_ends_all_processes(begin, strategy, number):
     running = begin(strategy)
     wait_for(running, lambda: has_begun(running))
     running.process.send_signal(number)
@@ -65,7 +65,7 @@ def test_a_signal_before_any_role_is_started_leaves_nothing(begin, strategy, num
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.heavy)])
-def test_a_signal_while_roles_begin_leaves_nothing(begin, number):
+def test_a_signal_while_roles_start_ends_all_processes(begin, number):
     running = begin("hybrid", *TWO_SERVERS)
     wait_for(running, lambda: process_of(running, "loader", 0))
     running.process.send_signal(number)
@@ -80,7 +80,7 @@ def test_a_signal_while_roles_begin_leaves_nothing(begin, number):
         pytest.param("loader", 0, marks=pytest.mark.heavy),
     ],
 )
-def test_a_process_that_dies_while_others_begin_is_named(begin, role, index):
+def test_a_process_that_dies_while_others_start_is_named(begin, role, index):
     running = begin("hybrid", *TWO_SERVERS, "cluster.max_restarts=0")
     os.kill(wait_for(running, lambda: process_of(running, role, index)), signal.SIGKILL)
     reported = running.ends(
@@ -122,9 +122,7 @@ SIGNALS = [
 
 
 @pytest.mark.parametrize(("strategy", "counts", "number"), SIGNALS)
-def test_a_signal_ends_a_run_with_a_checkpoint_from_which_it_goes_on(
-    directory, begin, strategy, counts, number
-):
+def test_a_run_resumes_from_the_checkpoint_of_a_signal(directory, begin, strategy, counts, number):
     running = begin(strategy, *counts, *LONG)
     running.until_it_trains()
     running.process.send_signal(number)
@@ -163,7 +161,7 @@ KILLED = [
 
 
 @pytest.mark.parametrize(("strategy", "counts", "role"), KILLED)
-def test_a_process_that_is_killed_ends_the_run_and_is_named(begin, strategy, counts, role):
+def test_a_killed_process_ends_the_run_and_is_named(begin, strategy, counts, role):
     running = begin(strategy, *counts, *LONG, "checkpoint.every_steps=2")
     processes = running.until_it_trains()
     while not list((running.run / "checkpoints").glob("step-*")):
@@ -188,7 +186,7 @@ FIRST = [
 
 
 @pytest.mark.parametrize(("strategy", "counts"), FIRST)
-def test_nothing_outlives_the_first_process(begin, strategy, counts):
+def test_no_process_outlives_the_launcher(begin, strategy, counts):
     running = begin(strategy, *counts, *LONG)
     running.until_it_trains()
     running.process.kill()
@@ -200,7 +198,7 @@ def test_nothing_outlives_the_first_process(begin, strategy, counts):
 
 
 @pytest.mark.parametrize("counts", [[], pytest.param(TWO, marks=heavy)])
-def test_what_a_loader_finds_wrong_with_the_data_is_the_users_mistake(directory, begin, counts):
+def test_bad_data_in_a_loader_is_an_error_with_file_and_line(directory, begin, counts):
     text = (directory / "train.svm").read_text().splitlines()
     text[700] = "1 7:nonsense"
     (directory / "bad.svm").write_text("\n".join(text))
@@ -223,9 +221,7 @@ BAD_VALUES = [  # synchronous: the first trainer finds it as it standardizes; as
 
 
 @pytest.mark.parametrize(("strategy", "column", "value"), BAD_VALUES)
-def test_data_that_is_not_finite_is_the_users_mistake_whoever_reads_it(
-    directory, tmp_path, strategy, column, value
-):
+def test_data_that_is_not_finite_is_refused_by_every_reader(directory, tmp_path, strategy, column, value):
     table = pq.read_table(directory / "train.parquet")
     values = table[column].to_pylist()
     values[1000] = value
@@ -254,7 +250,7 @@ def test_data_that_is_not_finite_is_the_users_mistake_whoever_reads_it(
         ("compress_ids=1", "compress_ids"),
     ],
 )
-def test_wrong_counts_are_the_users_mistake(directory, tmp_path, change, reported):
+def test_wrong_options_are_refused(directory, tmp_path, change, reported):
     from girih.cli import run
 
     words = command(directory, "hybrid", tmp_path / "run", f"strategy.{change}")[3:]
@@ -270,7 +266,7 @@ def torchrun(*words):
     running = Running([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", *words])
     error = running.ends(0, within_s=150)
     assert "Traceback" not in error
-    return running.told
+    return running.output
 
 
 def test_torchrun_starts_the_trainers_of_a_command(directory, tmp_path):
@@ -313,7 +309,7 @@ def test_torchrun_starts_the_trainers_of_a_script_which_may_make_several(directo
         assert float(one) > 0.55
 
 
-def test_a_script_that_nobody_started_several_times_is_told_how(directory):
+def test_a_script_for_several_trainers_names_torchrun(directory):
     import girih
     from girih import models
 
@@ -323,7 +319,7 @@ def test_a_script_that_nobody_started_several_times_is_told_how(directory):
 
 
 @pytest.mark.heavy
-def test_a_directory_that_a_live_run_uses_is_refused_and_its_process_named(directory, begin):
+def test_the_directory_of_a_live_run_is_refused(directory, begin):
     running = begin("hybrid", *TWO_SERVERS, *LONG)
     running.until_it_trains()
     host = os.uname().nodename

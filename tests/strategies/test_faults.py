@@ -22,7 +22,7 @@ from girih.errors import CheckpointError, GirihError, WireTimeout
 from girih.services.loader import _Pass
 from girih.sparse.protocol import SparseVerb
 from girih.sparse.routing.shard_reader import ShardReader
-from runs import apart, columns_of, command, difference, latest, train
+from runs import columns_of, command, difference, latest, relative_difference, train
 from support.faults import Faults
 from support.faults import connect as connect_with_faults
 
@@ -59,9 +59,7 @@ def test_hybrid_with_1_trainer_1_worker_1_server_equals_local(directory):
 
 
 @pytest.mark.parametrize("verb", ["read", "apply"])
-def test_persia_defect_3_a_lookup_or_an_update_that_fails_ends_the_run_and_is_told(
-    directory, monkeypatch, verb
-):
+def test_persia_defect_3_a_failed_lookup_or_update_ends_the_run_with_its_error(directory, monkeypatch, verb):
     original, calls = getattr(ShardReader, verb), []
 
     def fail_once(self, *arguments, **options):
@@ -76,7 +74,7 @@ def test_persia_defect_3_a_lookup_or_an_update_that_fails_ends_the_run_and_is_to
     assert not (directory / f"failing-{verb}" / "checkpoints").exists()  # nothing that lacks a batch
 
 
-def test_persia_defect_4_what_nobody_will_pull_is_forgotten(directory):
+def test_persia_defect_4_workers_forget_batches_that_no_trainer_will_pull(directory):
     seen = []
 
     def watch(trainer):
@@ -90,7 +88,7 @@ def test_persia_defect_4_what_nobody_will_pull_is_forgotten(directory):
     assert seen
 
 
-def test_persia_defect_6_what_one_server_wrote_goes_on_on_eight_and_on_three(directory):
+def test_persia_defect_6_a_checkpoint_of_one_server_loads_on_eight_and_on_three(directory):
     first = play(directory, hybrid("of-one", "train.max_steps=10", options=ONE_EACH))
     assert first["steps"] == 10
     for number in (8, 3):
@@ -114,7 +112,10 @@ def test_persia_defect_7_momentum_and_weight_decay_are_not_ignored(directory):
         for other in columns:
             if one != other:  # each option moves rows in a way of its own
                 embeddings = [name for name in columns[one] if name[-1] == "embedding"]
-                assert max(apart(columns[one][n][1], columns[other][n][1]) for n in embeddings) > 1e-5, (
+                assert (
+                    max(relative_difference(columns[one][n][1], columns[other][n][1]) for n in embeddings)
+                    > 1e-5
+                ), (
                     one,
                     other,
                 )
@@ -132,9 +133,7 @@ def test_persia_defect_8_a_checkpoint_of_another_dim_is_refused_and_leaves_all_r
 
 
 @pytest.mark.parametrize("transport", ["shared", "tcp"])
-def test_persia_defect_9_no_process_answers_who_lacks_the_secret_of_the_run(
-    directory, monkeypatch, transport
-):
+def test_persia_defect_9_no_process_answers_without_the_secret_of_the_run(directory, monkeypatch, transport):
     seen = []
 
     def strangers(trainer):
@@ -226,7 +225,7 @@ def quick(choices, *of_them):
     ("kind", "transport"),
     quick([(k, t) for k in FAULTS for t in ("shared", "tcp")], ("broken", "shared"), ("all", "tcp")),
 )
-def test_persia_defect_3_lookups_and_updates_whose_connection_breaks_are_made_again_once(
+def test_persia_defect_3_lookups_and_updates_are_repeated_once_after_a_broken_connection(
     faults_directory, local_din, faulty, kind, transport
 ):
     clients = faulty(FAULTS[kind])
@@ -283,9 +282,7 @@ def test_persia_defect_5_staleness_is_bounded_and_measured(
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("strategy", ["hybrid", "asynchronous"])
 @pytest.mark.parametrize("transport", ["shared", "tcp"])
-def test_minutes_of_faults_move_no_row_otherwise_than_one_process_does(
-    faults_directory, local_din, faulty, strategy, transport
-):
+def test_minutes_of_faults_change_no_row(faults_directory, local_din, faulty, strategy, transport):
     """Each run is the same training over other dice; the model of what rows are to be is the local_din run."""
     num_reconnects = 0
     for seed in range(SEEDS):
@@ -304,7 +301,7 @@ def test_minutes_of_faults_move_no_row_otherwise_than_one_process_does(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["hybrid", "asynchronous"])
-def test_a_connection_that_is_cut_for_good_ends_the_run_with_an_error(faults_directory, faulty, strategy):
+def test_a_connection_cut_for_good_ends_the_run_with_an_error(faults_directory, faulty, strategy):
     faulty(Faults(cut_after=40))
     scene = {
         "name": f"cut-{strategy}",
@@ -511,7 +508,7 @@ def rows_of(run):
 @pytest.mark.heavy
 @pytest.mark.timeout(60 * MINUTES + 2 * RUN_S + 60)
 @pytest.mark.parametrize("transport", ["shared", "tcp"])
-def test_a_run_in_step_ends_bit_for_bit_as_on_a_sound_network(
+def test_a_run_in_step_equals_one_on_a_sound_network(
     run_directory, network, rounds, tmp_path, monkeypatch, transport
 ):
     sets = [*RUN_ROLES, "strategy.staleness=0", f"strategy.transport={transport}", "train.log_every_steps=5"]
@@ -546,7 +543,7 @@ def test_every_update_of_several_trainers_moves_its_rows_once(counting, network,
 @pytest.mark.heavy
 @pytest.mark.timeout(60 * MINUTES + RUN_S + 60)
 @pytest.mark.parametrize("transport", ["shared", "tcp"])
-def test_what_a_killed_trainer_takes_along_is_counted_exactly(counting, network, rounds, transport):
+def test_updates_that_a_killed_trainer_loses_are_counted_exactly(counting, network, rounds, transport):
     """Against journals of the servers: what was read and never ended is lost, and rows are the sum of what was applied."""
     sets = [
         *RUN_ROLES,

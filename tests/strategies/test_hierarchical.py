@@ -536,9 +536,7 @@ def with_state(directory):
         ("without-topk", {"options": TOPK[:2]}),
     ],
 )
-def test_state_that_a_group_had_beside_its_parameters_is_dropped_elsewhere(
-    directory, with_state, caplog, name, change
-):
+def test_state_of_group_servers_is_dropped_under_other_options(directory, with_state, caplog, name, change):
     assert play(directory, {**with_state, **change, "name": f"dropped-{name}"})["steps"] == 6
     warnings = [message for message in caplog.messages if "what top-k has left out are dropped" in message]
     assert len(warnings) == 1

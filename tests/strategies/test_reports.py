@@ -419,7 +419,7 @@ def test_encrypted_runs_equal_others(directory, begin, tmp_path, strategy, optio
 
 @pytest.mark.slow
 @pytest.mark.heavy
-def test_a_run_that_ends_in_good_order_leaves_its_logs_alone(begin):
+def test_a_completed_run_keeps_only_its_logs(begin):
     running = begin("asynchronous", "train.max_steps=6", "strategy.trainers=2", "train.log_every_steps=2")
     running.ends(0)
     left = {path.name for path in running.run.iterdir()}
@@ -465,7 +465,7 @@ def busy_seconds(run):
 
 
 @pytest.mark.heavy
-def test_the_role_that_is_slow(begin, slowing):
+def test_the_slow_role_is_the_bottleneck(begin, slowing):
     """A slow worker shows as such, and not as a busy loader, whose batches wait for it; a role that sleeps is slow too."""
     running = begin("hybrid", *ENDLESS, "strategy.staleness=0")
     running.until_it_trains()
@@ -496,7 +496,7 @@ def test_the_role_that_is_slow(begin, slowing):
 
 
 @pytest.mark.heavy
-def test_a_trainer_that_the_others_wait_for(begin, slowing):
+def test_a_slow_trainer_is_the_bottleneck(begin, slowing):
     """Those that wait in a collective do not work, whether it is of keys, rows, gradients or losses."""
     running = begin("synchronous", *ENDLESS, "strategy.trainers=2")
     running.until_it_trains()
@@ -511,7 +511,7 @@ def test_a_trainer_that_the_others_wait_for(begin, slowing):
 
 
 @pytest.mark.heavy
-def test_a_group_server(begin, slowing):
+def test_a_slow_group_server_is_the_bottleneck(begin, slowing):
     running = begin(
         "hierarchical", *ENDLESS, "strategy.servers_per_group=1", "strategy.nets=2", "strategy.tagging=rules"
     )

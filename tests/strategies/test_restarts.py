@@ -96,7 +96,7 @@ def test_a_server_that_is_killed_comes_back_bit_for_bit(begin, undisturbed):
 
 @heavy
 @pytest.mark.parametrize("seed", range(20))
-def test_at_any_moment(begin, undisturbed, seed):
+def test_servers_are_killed_at_any_moment(begin, undisturbed, seed):
     """Both servers, one soon after the other, amid steps, evaluations and checkpoints."""
     moments = random.Random(seed)
     often = ["checkpoint.every_steps=10"] if seed % 2 else []
@@ -111,7 +111,7 @@ def test_at_any_moment(begin, undisturbed, seed):
 @heavy
 @pytest.mark.parametrize("strategy", ["hybrid", "asynchronous"])
 @pytest.mark.parametrize("seed", range(3))
-def test_with_batches_read_ahead(begin, strategy, seed):
+def test_a_server_is_killed_with_batches_read_ahead(begin, strategy, seed):
     running = begin(strategy, *TWO, "strategy.staleness=3", "strategy.transport=tcp")
     kill(running, seed % 2, after_s=random.Random(seed).random() / 2)
     summary, _ = ended(running, 1)
@@ -119,14 +119,14 @@ def test_with_batches_read_ahead(begin, strategy, seed):
 
 
 @heavy
-def test_under_one_trainer_which_starts_the_servers_itself(begin):
+def test_a_server_of_a_single_trainer_restarts(begin):
     running = begin("asynchronous", *SHORT)
     kill(running, 1)
     ended(running, 1)
 
 
 @heavy
-def test_a_second_kill_while_it_comes_back(begin, undisturbed):
+def test_a_server_is_killed_again_while_it_restarts(begin, undisturbed):
     running = begin("hybrid", *TWO, "strategy.staleness=0")
     running.until_it_trains()
     before = {process.name for process in processes_of(running.mark)}
@@ -143,7 +143,7 @@ def test_a_second_kill_while_it_comes_back(begin, undisturbed):
 
 
 @heavy
-def test_one_that_is_held_up_is_waited_for(begin, undisturbed):
+def test_a_stopped_process_is_waited_for(begin, undisturbed):
     running = begin("hybrid", *TWO, "strategy.staleness=0")
     running.until_it_trains()
     pid = life_of(running, 1)["pid"]
@@ -158,7 +158,7 @@ LONG = ["train.epochs=1000000", "train.log_every_steps=2", "strategy.trainers=2"
 
 
 @heavy
-def test_one_that_dies_too_often_ends_the_run(begin):
+def test_a_process_that_dies_too_often_ends_the_run(begin):
     running = begin("hybrid", *LONG, "cluster.max_restarts=1")
     kill(running, 1)
     kill(running, 1, life=1)
@@ -176,7 +176,7 @@ def test_one_that_dies_too_often_ends_the_run(begin):
         (['store.tiers=["dram","ssd"]', "store.hot_rows=100"], "only tiers = ['dram'] is kept"),
     ],
 )
-def test_a_run_that_cannot_bear_it_ends_and_says_which_option_would_change_that(begin, change, why):
+def test_a_run_without_restarts_names_the_option_that_would_allow_them(begin, change, why):
     running = begin("hybrid", *LONG, *change)
     kill(running, 0)
     reported = running.ends(1)
@@ -184,7 +184,7 @@ def test_a_run_that_cannot_bear_it_ends_and_says_which_option_would_change_that(
     assert why in reported
 
 
-def test_what_a_run_can_bear():
+def test_failure_policies_of_strategies():
     kept, own = StoreOptions(), StoreOptions(arena="heap")
     assert girih.Hybrid(staleness=87).failure_policy(ROLE, kept, 1000).policy is RestartPolicy.RESTART
     assert girih.Asynchronous(staleness=43).failure_policy(ROLE, kept, 2).policy is RestartPolicy.RESTART
@@ -209,7 +209,7 @@ TWO_LOADERS = [*ONE_LOADER, "strategy.loaders=2"]
 
 
 @heavy
-def test_a_loader_that_is_killed_goes_on_behind_the_last_share_of_each_trainer(begin, undisturbed):
+def test_a_killed_loader_goes_on_after_the_last_share_of_each_trainer(begin, undisturbed):
     running = begin("hybrid", *ONE_LOADER, "strategy.staleness=0")
     kill(running, 0, role="loader", after_s=random.Random(3).random() / 4)
     ended(running, 1, "loader")
@@ -218,7 +218,7 @@ def test_a_loader_that_is_killed_goes_on_behind_the_last_share_of_each_trainer(b
 
 @heavy
 @pytest.mark.parametrize("seed", range(20))
-def test_a_loader_at_any_moment(begin, undisturbed, seed):
+def test_loaders_are_killed_at_any_moment(begin, undisturbed, seed):
     """Loaders of trainers in step, one of which may be killed again as it comes back; epochs end between."""
     moments = random.Random(seed)
     counts = TWO_LOADERS if seed % 2 else ONE_LOADER
@@ -240,7 +240,7 @@ def test_a_worker_that_is_killed_comes_back_bit_for_bit(begin, undisturbed):
 
 @heavy
 @pytest.mark.parametrize("seed", range(20))
-def test_a_worker_at_any_moment(begin, undisturbed, seed):
+def test_workers_are_killed_at_any_moment(begin, undisturbed, seed):
     """Amid steps, evaluations and checkpoints; one of them may be killed again as it comes back, or the only one there is."""
     moments = random.Random(seed)
     often = ["checkpoint.every_steps=10"] if seed % 2 else ["train.evaluate_every_steps=20"]
@@ -257,7 +257,7 @@ def test_a_worker_at_any_moment(begin, undisturbed, seed):
 @pytest.mark.parametrize("strategy", ["hybrid", "asynchronous"])
 @pytest.mark.parametrize("role", ["loader", WORKER])
 @pytest.mark.parametrize("seed", range(3))
-def test_others_with_batches_read_ahead(begin, strategy, role, seed):
+def test_loaders_and_workers_are_killed_with_batches_read_ahead(begin, strategy, role, seed):
     running = begin(strategy, *TWO, "strategy.staleness=3", "strategy.transport=tcp")
     kill(running, 0, role=role, after_s=random.Random(seed).random())
     summary, _ = ended(running, 1, role)
@@ -265,7 +265,7 @@ def test_others_with_batches_read_ahead(begin, strategy, role, seed):
 
 
 @pytest.mark.parametrize("seed", [7, *(pytest.param(seed, marks=heavy) for seed in range(6))])
-def test_all_roles_at_once(begin, undisturbed, seed):
+def test_all_roles_are_killed_at_once(begin, undisturbed, seed):
     running = begin("hybrid", *TWO, "strategy.staleness=0")
     running.until_it_trains()
     roles = [(ROLE, seed % 2), (WORKER, seed // 2 % 2), ("loader", 0)]
@@ -359,7 +359,7 @@ MOMENTS = [
 
 
 @pytest.mark.parametrize(("strategy", "rank", "every", "happened"), MOMENTS)
-def test_trainers_with_rows_of_their_own_go_on_bit_for_bit(
+def test_killed_trainers_with_rows_equal_an_undisturbed_run(
     begin, undisturbed_run, strategy, rank, every, happened
 ):
     whole = undisturbed_run(strategy, *TRAINERS_TWO)
@@ -373,7 +373,7 @@ def test_trainers_with_rows_of_their_own_go_on_bit_for_bit(
 
 @heavy
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_kill_amid_an_evaluation(begin, undisturbed_run, rank):
+def test_a_trainer_is_killed_during_an_evaluation(begin, undisturbed_run, rank):
     often = "train.evaluate_every_steps=2"
     running = begin("synchronous", *TRAINERS_TWO, "checkpoint.every_steps=20", often)
     kill_trainer(running, rank, has_saved(running))
@@ -415,7 +415,7 @@ SERVED = [
 
 
 @pytest.mark.parametrize(("strategy", "rank"), SERVED)
-def test_rows_of_servers_stay_as_they_are(begin, ever_new, strategy, rank):
+def test_rows_of_servers_survive_killed_trainers(begin, ever_new, strategy, rank):
     more = [f"train.max_steps={TRAINER_STEPS // 2}", "checkpoint.every_steps=40", "checkpoint.keep=9"]
     running = begin(strategy, *TRAINERS_TWO, *SERVERS, *ever_new, *more)
     kill_trainer(running, rank, lambda: has_saved(running, 1)() and passed(running, 60)())
@@ -431,7 +431,7 @@ def test_rows_of_servers_stay_as_they_are(begin, ever_new, strategy, rank):
 
 @heavy
 @pytest.mark.parametrize("rank", [0, 1])
-def test_trainers_of_groups_come_back_too(begin, rank):
+def test_trainers_of_groups_restart(begin, rank):
     groups = ["strategy.groups=2", "strategy.nets=2", "strategy.average_every_steps=2"]
     running = begin("hierarchical", *TRAINERS_SHORT, *groups, "checkpoint.every_steps=40")
     kill_trainer(running, rank, has_saved(running))
@@ -439,7 +439,7 @@ def test_trainers_of_groups_come_back_too(begin, rank):
 
 
 @heavy
-def test_without_a_checkpoint_all_begins_anew_rows_too(begin, ever_new):
+def test_without_a_checkpoint_trainers_and_rows_start_again(begin, ever_new):
     running = begin("hybrid", *TRAINERS_TWO, *SERVERS, *ever_new)
     kill_trainer(running, 1, passed(running, 40))
     killed_at = records_of(running)[-1]
@@ -456,7 +456,7 @@ def came_back_to(running):
 
 @heavy
 @pytest.mark.parametrize("strategy", ["synchronous", "hybrid"])
-def test_a_trainer_comes_back_as_often_as_it_may(begin, strategy):
+def test_trainers_restart_at_most_as_often_as_allowed(begin, strategy):
     running = begin(
         strategy,
         *TRAINERS_TWO,
@@ -485,7 +485,7 @@ LOST_TO_ALL = [
 
 
 @pytest.mark.parametrize(("role", "options"), LOST_TO_ALL)
-def test_all_trainers_begin_anew_for_a_role_of_groups(begin, role, options):
+def test_all_trainers_restart_with_a_role_of_groups(begin, role, options):
     running = begin("hierarchical", *TRAINERS_SHORT, *options)
     kill_trainer(running, 0, has_saved(running), role=role)
     assert ended_after_trainers(running, role=role, within_s=5 * END_S)["steps"] == TRAINER_STEPS
@@ -503,7 +503,7 @@ APART = 0.03
 @pytest.mark.parametrize(
     "role", ["trainer", "loader", "embedding-server", "embedding-worker", "group-server"]
 )
-def test_a_group_learns_as_much_after_a_death(begin, undisturbed_run, role):
+def test_a_group_learns_as_much_after_a_killed_process(begin, undisturbed_run, role):
     whole = undisturbed_run("hierarchical", *TRAINERS_SHORT, *ONE_GROUP)
     running = begin("hierarchical", *TRAINERS_SHORT, *ONE_GROUP)
     kill_trainer(running, 0, has_saved(running), role=role)
@@ -522,7 +522,7 @@ def test_a_group_learns_as_much_after_a_death(begin, undisturbed_run, role):
 
 @heavy
 @pytest.mark.parametrize("seed", range(20))
-def test_a_role_of_groups_at_any_moment(begin, seed):
+def test_servers_of_groups_are_killed_at_any_moment(begin, seed):
     moments = random.Random(seed)
     role = ("group-server", "dense-server")[seed % 2]
     running = begin("hierarchical", *TRAINERS_SHORT, *GROUPS, "strategy.servers_per_group=1")
@@ -533,7 +533,7 @@ def test_a_role_of_groups_at_any_moment(begin, seed):
 
 
 @heavy
-def test_loaders_of_groups_come_back_alone(begin):
+def test_loaders_of_groups_restart_alone(begin):
     running = begin("hierarchical", *TRAINERS_SHORT, *GROUPS, "strategy.nets=2")
     kill_trainer(running, 0, has_saved(running), role="loader")
     reported = running.ends(0)
@@ -543,7 +543,7 @@ def test_loaders_of_groups_come_back_alone(begin):
 
 
 @heavy
-def test_a_loader_that_dies_just_before_a_trainer_is_counted_too(begin):
+def test_a_loader_killed_just_before_a_trainer_is_counted(begin):
     running = begin("hierarchical", *TRAINERS_SHORT, *GROUPS, "cluster.max_restarts=1")
     kill_trainer(running, 0, has_saved(running), role="loader")
     kill_trainer(running, 1, lambda: True)
@@ -640,7 +640,7 @@ START_MOMENTS = ["there", "imports", 1.0, 2.5]
         for moment in START_MOMENTS
     ],
 )
-def test_a_process_that_is_killed_as_roles_start_comes_back(
+def test_a_process_killed_while_roles_start_restarts(
     begin, undisturbed_start, strategy, words, role, index, moment
 ):
     running = begin(strategy, *words, *START_SHORT)
@@ -667,7 +667,7 @@ def test_a_process_that_is_killed_as_roles_start_comes_back(
         for after_s in (0.3, 0.7, 1.5, 3.0, 6.0)
     ],
 )
-def test_nothing_is_left_ten_seconds_after_the_launcher_is_killed(begin, strategy, words, after_s):
+def test_all_processes_end_within_ten_seconds_of_the_launcher(begin, strategy, words, after_s):
     """On a busy machine: twice as many processes compute as there are cores."""
     others = [
         subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * (os.cpu_count() or 1))

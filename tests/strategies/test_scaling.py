@@ -118,7 +118,7 @@ def went_on(directory, run, strategy, *lives):
     return run
 
 
-def test_embedding_servers(begin, directory, full_tables, tmp_path):
+def test_scaling_embedding_servers(begin, directory, full_tables, tmp_path):
     """More, then fewer; with tables that are full, so that the order of rows in each shard counts, too."""
     own = [*IN_STEP, *full_tables]
     two, three, one = (options(embedding_servers=count) for count in (2, 3, 1))
@@ -140,7 +140,7 @@ def test_embedding_servers(begin, directory, full_tables, tmp_path):
     assert difference(running.run, went_on(directory, tmp_path / "whole", "hybrid", *lives)) == (0, 0)
 
 
-def test_embedding_workers_and_loaders(begin, directory, tmp_path):
+def test_scaling_embedding_workers_and_loaders(begin, directory, tmp_path):
     before = options(trainers=2, loaders=2)
     running = begin("hybrid", *IN_STEP, *before)
     running.until_it_trains()
@@ -164,7 +164,7 @@ def ever_new(directory):
     return [f"data.train={directory}/ever-new.parquet", "train.epochs=1", "train.log_every_steps=5"]
 
 
-def test_asynchronous_sees_each_example_once(begin, directory, ever_new, tmp_path):
+def test_scaling_asynchronous_reads_each_example_once(begin, directory, ever_new, tmp_path):
     own = [*ever_new, "strategy.trainers=2", "strategy.staleness=3"]
     running = begin("asynchronous", *own)
     running.until_it_trains()
@@ -178,7 +178,7 @@ def test_asynchronous_sees_each_example_once(begin, directory, ever_new, tmp_pat
     assert summary["staleness_max"] <= 3
 
 
-def test_groups_of_trainers(begin):
+def test_scaling_roles_of_groups(begin):
     groups = [f"strategy.{name}=2" for name in ("groups", "nets", "average_every_steps")]
     running = begin("hierarchical", *SHORT, *groups)
     running.until_it_trains()
@@ -196,7 +196,7 @@ def test_groups_of_trainers(begin):
     ("synchronous", {"trainers": 2}, {"trainers": 1}),
     ("hybrid", {"trainers": 1}, {"trainers": 2, "embedding_servers": 2}),
 ])  # fmt: skip
-def test_trainers(begin, directory, tmp_path, strategy, first, wanted):
+def test_scaling_trainers(begin, directory, tmp_path, strategy, first, wanted):
     own = IN_STEP if strategy == "hybrid" else SHORT
     role = {option: name for name, option in OPTIONS.items()}
     running = begin(strategy, *own, *options(**first))
@@ -219,7 +219,7 @@ def begun(running):
 
 @pytest.mark.parametrize("after_s", [0.0, 0.3, 2.0, 4.0])
 @pytest.mark.parametrize(("role", "index"), [("trainer", 0), ("trainer", 1), ("embedding-server", 0)])
-def test_a_kill_meanwhile(begin, directory, role, index, after_s):
+def test_a_process_is_killed_while_the_run_is_scaled(begin, directory, role, index, after_s):
     """The run goes on with the old numbers or the new ones, or ends with a line, and a checkpoint to go on from."""
     before = options(trainers=2, embedding_servers=2)
     running = begin("hybrid", *SHORT, *before)
@@ -252,7 +252,7 @@ def test_a_kill_meanwhile(begin, directory, role, index, after_s):
 
 
 @pytest.mark.parametrize("role", ["trainer", "embedding-worker"])
-def test_restarts_count_on(begin, role):
+def test_restarts_count_across_scalings(begin, role):
     """A process that has come back as often as it may does not come back because all began anew meanwhile."""
     running = begin("hybrid", *ENDLESS, "checkpoint.every_steps=20", "cluster.max_restarts=1")
     until(running, 40)
@@ -276,7 +276,7 @@ def pid_of(running, role, life):
         time.sleep(0.01)
 
 
-def test_all_killed_meanwhile(begin, directory):
+def test_all_processes_are_killed_while_the_run_is_scaled(begin, directory):
     before = options(trainers=2, embedding_servers=2)
     running = begin("hybrid", *SHORT, *before)
     running.until_it_trains()
@@ -294,7 +294,7 @@ def test_all_killed_meanwhile(begin, directory):
     assert (last["steps"], last["scalings"]) == (STEPS, [])
 
 
-def test_what_is_refused(begin):
+def test_requests_that_are_refused(begin):
     running = begin("hybrid", *ENDLESS, *options(trainers=2))
     running.until_it_trains()
     for wanted, why in (
@@ -379,7 +379,7 @@ def counts_in(run):
     return options.get("embedding_servers"), options.get("embedding_workers")
 
 
-def test_the_config_has_the_new_counts_and_keeps_them(begin_trainer):
+def test_scaling_changes_the_counts_in_the_config(begin_trainer):
     trainer, scales = begin_trainer({3: {"embedding-worker": 2}}, **{"strategy.embedding_servers": 1})
     with trainer:
         trainer.fit()
@@ -392,7 +392,7 @@ def test_the_config_has_the_new_counts_and_keeps_them(begin_trainer):
         assert counts_in(scales.run) == (1, 2)
 
 
-def test_servers_that_are_killed_as_they_end_leave_nothing_in_the_way_of_others(begin_trainer, monkeypatch):
+def test_servers_killed_while_they_end_leave_no_shared_memory(begin_trainer, monkeypatch):
     """As the supervisor does with those that take too long; later there are fewer, whose names would not be wanted."""
     end = LocalProcess.end
 
@@ -416,7 +416,7 @@ def test_servers_that_are_killed_as_they_end_leave_nothing_in_the_way_of_others(
 
 
 @pytest.mark.parametrize("last", [EPOCH, 9])
-def test_a_scaling_at_the_last_step_takes_no_evaluation_along(begin_trainer, last):
+def test_scaling_at_the_last_step_repeats_no_evaluation(begin_trainer, last):
     """The run has an evaluation left, that of the epoch's end, or nothing at all."""
     trainer, scales = begin_trainer({last: {"embedding-worker": 2}}, **{"train.max_steps": last})
     with trainer:
@@ -456,7 +456,7 @@ def test_a_speed_is_predicted_of_the_new_counts(begin_trainer):
         assert summary["predicted_samples_per_s"] == after["samples_per_s"]
 
 
-def test_a_speed_that_first_steps_predict_is_that_of_those_since(begin_trainer, monkeypatch):
+def test_the_first_steps_after_scaling_predict_the_speed(begin_trainer, monkeypatch):
     monkeypatch.setattr(log, "LIMIT_S", 0.0)
     monkeypatch.setattr(log, "MOST_OF_RUN", 1.0)
     trainer, _ = begin_trainer({7: {"embedding-worker": 2}})
@@ -526,7 +526,7 @@ def test_numbers_follow_how_busy_processes_are(begin, directory, slowing, tmp_pa
         assert re.fullmatch(why, each["why"]), each["why"]
     running.process.send_signal(signal.SIGINT)
     error = running.ends(130)
-    shown = error + running.told
+    shown = error + running.output
     assert f"autoscale asks for embedding-worker 1 → 2: {scalings[0]['why']}" in shown
     assert f"scaled at step {scalings[0]['step']}: embedding-worker 1 → 2" in shown
     manifest = json.loads((latest(running.run) / "manifest.json").read_text())
@@ -542,7 +542,7 @@ def test_numbers_follow_how_busy_processes_are(begin, directory, slowing, tmp_pa
     assert difference(running.run, tmp_path / "whole") == (0, 0)
 
 
-def test_what_cannot_change_by_itself_is_told_in_a_line(directory, tmp_path):
+def test_autoscaling_that_a_strategy_does_not_support_is_refused(directory, tmp_path):
     for strategy, bounds, why in (
         (
             "hybrid",

@@ -149,7 +149,7 @@ def test_a_run_on_a_cluster_equals_one_of_plain_processes_bit_for_bit(
 @needs_ray
 @pytest.mark.heavy
 @pytest.mark.parametrize("killed", ["process", "actor"])
-def test_a_trainer_that_is_killed_comes_back_where_it_was_placed(directory, ray_address, tmp_path, killed):
+def test_a_killed_trainer_restarts_in_its_place(directory, ray_address, tmp_path, killed):
     """Its process is, or Ray kills its actor; the run goes on, and ends with the parameters of an undisturbed one."""
     strategy, overrides = SYNCHRONOUS
     run, overrides = tmp_path / "ray", [*overrides, "train.max_steps=200"]
@@ -171,7 +171,7 @@ def test_a_trainer_that_is_killed_comes_back_where_it_was_placed(directory, ray_
 
 
 @needs_ray
-def test_a_cluster_that_is_not_there_is_one_line_and_status_2(directory, tmp_path):
+def test_a_missing_cluster_is_an_error_of_one_line_and_status_2(directory, tmp_path):
     status, output, error = on_ray(directory, "127.0.0.1:1", tmp_path / "run", *SYNCHRONOUS)
     assert status == 2, (output, error)
     assert output == ""

@@ -131,7 +131,7 @@ def whole(summary, num_records):
     assert summary["progressive"]["click"]["num_examples"] == num_records
 
 
-def test_a_run_from_a_topic_is_that_from_a_file_of_the_same_order(directory, tmp_path, broker):
+def test_a_topic_trains_the_same_as_a_file_in_the_same_order(directory, tmp_path, broker):
     summary = train_here(directory, "local", tmp_path / "run", TO_THE_END)
     whole(summary, FIRST)
     told = summary["progressive"]["click"]
@@ -155,7 +155,7 @@ def test_a_run_from_a_topic_is_that_from_a_file_of_the_same_order(directory, tmp
         ("hierarchical", ["strategy.groups=2"]),
     ],
 )
-def test_other_strategies_read_each_record_once_too(directory, tmp_path, broker, strategy, counts):
+def test_other_strategies_read_each_record_once(directory, tmp_path, broker, strategy, counts):
     whole(train(directory, strategy, tmp_path / "run", *counts, TO_THE_END), FIRST)
 
 
@@ -179,7 +179,7 @@ def test_no_record_is_skipped_after_a_crash_and_those_read_twice_are_counted(
 
 @heavy
 @pytest.mark.parametrize(("strategy", "counts"), SEVERAL[:1])
-def test_a_trainer_that_is_killed_comes_back_and_goes_on(directory, broker, begin, strategy, counts):
+def test_a_killed_trainer_restarts_and_reads_on(directory, broker, begin, strategy, counts):
     running = begin(strategy, *counts)
     until(running, lambda run: trained(run) >= READ and saved(20, run))
     processes = json.loads((running.run / "processes.json").read_text())
@@ -218,7 +218,7 @@ def test_a_loader_or_worker_that_comes_back_skips_no_record_and_reads_none_twice
 
 
 @heavy
-def test_a_crash_before_the_first_checkpoint_counts_what_is_read_again(directory, broker, begin):
+def test_a_crash_before_the_first_checkpoint_counts_repeated_examples(directory, broker, begin):
     running = begin("local", "checkpoint.every_steps=1000")
     until(running, all_read(READ))
     running.process.kill()
@@ -247,7 +247,7 @@ def test_a_signal_ends_a_run_that_waits_for_records(directory, broker, begin, st
 
 @heavy
 @pytest.mark.parametrize(("strategy", "counts"), [("local", []), SEVERAL[0]])
-def test_a_run_whose_brokers_die_waits_and_goes_on_with_others(directory, broker, begin, strategy, counts):
+def test_a_run_waits_if_its_brokers_die_and_resumes_with_others(directory, broker, begin, strategy, counts):
     running = begin(strategy, *counts)
     until(running, all_read(READ))
     broker.close()

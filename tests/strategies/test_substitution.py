@@ -360,7 +360,7 @@ def test_a_checkpoint_of_three_trainers_loads_under_any_strategy(directory, thre
 
 
 @pytest.mark.heavy
-def test_a_killed_trainer_ends_the_run_and_it_goes_on_from_the_last_checkpoint(directory, tmp_path):
+def test_a_run_resumes_after_a_killed_trainer_has_ended_it(directory, tmp_path):
 
     words = [
         "train.max_steps=60",

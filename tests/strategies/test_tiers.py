@@ -98,7 +98,7 @@ def assert_same(place, expected):
         pytest.param("synchronous", marks=pytest.mark.heavy),
     ],
 )
-def test_a_run_with_tiers_is_one_without_bit_for_bit_and_so_is_one_that_resumes(log_directory, strategy):
+def test_runs_with_tiers_equal_one_in_memory_also_if_resumed(log_directory, strategy):
     words = {"hybrid": ["strategy.staleness=0"], "synchronous": ["strategy.trainers=2"]}.get(strategy, [])
     words += [*COMMON, "checkpoint.every_steps=5"]
     runs = {name: log_directory / name for name in ("one", "several", "halves")}
@@ -120,7 +120,7 @@ def directory(tmp_path_factory):
     return write(tmp_path_factory.mktemp("tiered"), num_examples=320, held_out=100)
 
 
-def test_micro_batches_of_tables_in_turn_learn_with_tiers_what_they_learn_in_memory(directory):
+def test_interleaved_micro_batches_with_tiers_equal_those_in_memory(directory):
     words = ["data.batch_size=16", "model.dropout=0.1", *SCHEDULE]
     scenes = [
         {"name": name, "strategy": "synchronous", "staged": 8, "overrides": [*words, *tiers]}
@@ -135,7 +135,7 @@ def test_micro_batches_of_tables_in_turn_learn_with_tiers_what_they_learn_in_mem
 
 
 @pytest.mark.timeout(300 + 60 * NUM_KILLS)
-def test_a_run_that_is_killed_again_and_again_loses_nothing_that_a_checkpoint_holds(log_directory):
+def test_a_run_killed_again_and_again_keeps_everything_in_checkpoints(log_directory):
     words = [*COMMON, "train.epochs=6", "checkpoint.every_steps=2", "checkpoint.keep=1000"]
     whole, killed = log_directory / "whole", log_directory / "killed"
     end(begin(log_directory, whole, *words))

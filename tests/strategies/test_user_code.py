@@ -116,7 +116,7 @@ class TestFromAFile:
         assert plan.options == {"ahead": 2}
         assert plan.schedule == {"name": "pipelined", "staleness": 2}
 
-    def test_what_it_does_is_what_the_same_halves_do(self, directory):
+    def test_it_equals_local_with_the_same_halves(self, directory):
         losses = []
         for name in ("mine.py:Mine", "local"):
             strategy = create({"name": name, "ahead": 0} if ":" in name else name, "here", directory)
@@ -151,7 +151,7 @@ class TestFromAFile:
             ({"name": "missing.py:Mine"}, "missing.py"),
         ],
     )
-    def test_what_cannot_be_one_is_refused(self, directory, options, message):
+    def test_other_classes_are_refused(self, directory, options, message):
         with pytest.raises(ConfigError, match=message):
             create(options, "config.toml: [strategy]", directory)
 
@@ -180,7 +180,7 @@ class Played(Strategy):
 
 
 class TestAnObject:
-    def test_a_trainer_runs_whatever_halves_it_builds(self, log_directory):
+    def test_a_trainer_runs_the_halves_that_it_builds(self, log_directory):
         played = Played()
         schema_of = girih.Schema(
             [girih.Categorical(name="user", dim=2), girih.Categorical(name="item", dim=2)], labels="click"
@@ -196,7 +196,7 @@ class TestAnObject:
         assert played.dense.closed
         assert played.dense.num_batches == 3
 
-    def test_what_is_no_strategy_is_refused(self):
+    def test_other_objects_are_refused(self):
         with pytest.raises(ConfigError, match=r"strategy = an object: expected a strategy, as girih\.Local"):
             girih.Trainer(model(), strategy=object())
 
@@ -228,7 +228,7 @@ class Squared(nn.Module):
 
 
 class TestLossOfTheModel:
-    def test_it_is_what_training_lowers(self, log_directory):
+    def test_training_lowers_it(self, log_directory):
         records = []
 
         class Losses(girih.Callback):
@@ -289,7 +289,7 @@ class TestPlan:
             ({"strategy": "local", "groups": {}}, "groups = {}"),
         ],
     )
-    def test_what_is_no_plan_is_refused(self, mapping, message):
+    def test_other_mappings_are_refused(self, mapping, message):
         with pytest.raises(ConfigError, match=message):
             Plan.from_dict(mapping)
 
@@ -309,7 +309,7 @@ class TestPlan:
                 pinned=girih.Hybrid(staleness=2).plan(facts),
             )
 
-    def test_an_earlier_plan_is_held_where_it_fits(self):
+    def test_an_earlier_plan_is_kept_if_it_fits(self):
         facts, context = self.facts()
         earlier = Plan.from_dict({**Local().plan(facts).to_dict(), "predicted": {"noted": 1}})
         assert decide(Local(), facts, context, earlier=earlier) is earlier
@@ -450,7 +450,7 @@ def shadowed_directory(tmp_path_factory):
         ("hierarchical", ["strategy.trainers_per_group=2", "strategy.servers_per_group=1"]),
     ],
 )
-def test_files_of_the_working_directory_hide_no_module_and_models_there_are_found(
+def test_files_in_the_working_directory_hide_no_module_and_define_models(
     shadowed_directory, tmp_path, strategy, options
 ):
     for name in SHADOWS:
@@ -483,9 +483,7 @@ def test_files_of_the_working_directory_hide_no_module_and_models_there_are_foun
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["mine:Mine", "mine.py:Mine"])
-def test_other_processes_find_a_module_where_the_user_works_and_no_file_and_none_beside_a_config(
-    tmp_path, monkeypatch, name
-):
+def test_other_processes_import_modules_of_the_working_directory_but_no_files(tmp_path, monkeypatch, name):
     (tmp_path / "mine.py").write_text(LOOKING_MODEL)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.setattr(sys, "path", [each for each in sys.path if each not in user_code._BESIDE])
