@@ -287,7 +287,7 @@ def test_what_is_unusual_is_noted(tmp_path, capsys):
 
 def test_rows_are_estimated_from_a_sample():
     from girih.data import Batch
-    from girih.data.growth import Growth
+    from girih.data.dataset import Growth
     from girih.schema import Categorical, Schema
 
     rng, total = np.random.default_rng(0), 400_000

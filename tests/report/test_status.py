@@ -9,8 +9,7 @@ import pytest
 from rich.console import Console
 
 from girih import cli
-from girih.report.status import _bottleneck, status_of
-from girih.report.status_table import COLUMNS
+from girih.report.status import COLUMNS, _bottleneck, status_of
 from girih.telemetry.peer_status import BOTTLENECK
 
 SUMMARY = {

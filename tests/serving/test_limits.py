@@ -14,8 +14,7 @@ import pytest
 from girih import cli
 from girih.cli import bench
 from girih.errors import ConfigError
-from girih.serving.limits import DRAIN_S
-from girih.serving.options import ServeOptions
+from girih.serving.limits import DRAIN_S, ServeOptions
 from serving.serving_site import Site
 
 pytest.importorskip("uvicorn")

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from girih import cli
-from girih.serving.options import ServeOptions
+from girih.serving.limits import ServeOptions
 from girih.serving.server import Workers, bind_socket
 from girih.serving.signature import LENGTHS
 from serving.serving_site import Site, inputs_of, tensors_of

@@ -18,9 +18,10 @@ from girih.cli import cli
 from girih.cli.show import show_skipped
 from girih.cli.words import MODEL, config_options
 from girih.config.user_code import naming
-from girih.data import NULL_ID, Batch, Dataset
+from girih.data import NULL_ID
+from girih.data.batch import Batch
+from girih.data.dataset import Dataset, Growth, examples_of
 from girih.data.decode import columns, times
-from girih.data.growth import Growth, examples_of
 from girih.data.guessing.kinds import separator_in
 from girih.lifecycle.dense_cost import host_bytes
 from girih.models import ESMM

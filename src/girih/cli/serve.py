@@ -17,7 +17,7 @@ from girih.errors import ConfigError
 from girih.publishing.log import find_log
 from girih.serving.cached import exported, model_name
 from girih.serving.following import Following
-from girih.serving.options import HOST, PORT, ServeOptions
+from girih.serving.limits import HOST, PORT, ServeOptions
 from girih.serving.server import require_packages, serve
 from girih.serving.signature import NAME, Signature
 

@@ -13,8 +13,7 @@ from rich.live import Live
 from girih.cli import cli
 from girih.cli.show import screen
 from girih.cli.words import PATH
-from girih.report.status import RunStatus, status_of
-from girih.report.status_table import status_screen
+from girih.report.status import RunStatus, status_of, status_screen
 
 EVERY_S = 1.0
 UNDER_WAY = ("running", "silent")

@@ -195,7 +195,7 @@ _SOURCES = {
     "strategy": ("class", "--set strategy.name=file.py:Class"),
     "train": ("function", "--set 'train.metrics=[\"file.py:function\"]' to girih train, or delete the key"),
 }
-"""Noun for a name of each kind, and the option of a command that gives it."""
+"""The noun for a name of each kind, and the command's option that gives it."""
 _KEY_BYTES = 32
 _SIGNS = (
     ".lock", "checkpoints", RECORD, "metrics.jsonl", "plan.json", "processes.json", "summary.json",

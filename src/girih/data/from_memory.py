@@ -12,7 +12,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from girih.data.decode.columns import is_list, value_type
-from girih.data.formats.objects import REFUSED, array_of, table_of_stream
 from girih.data.paths import one_line
 from girih.errors import DataError, kind_of
 from girih.schema import Categorical, Feature, Numeric, Schema, Sequence
@@ -20,6 +19,8 @@ from girih.schema import Categorical, Feature, Numeric, Schema, Sequence
 if TYPE_CHECKING:
     import pandas as pd
 
+_TOP = 1 << 63
+REFUSED = (pa.ArrowException, TypeError, ValueError, OverflowError)
 EXPECTED = "expected a dict of columns, a list of dicts, a pandas DataFrame, or anything with Arrow's C stream interface"
 
 
@@ -163,3 +164,63 @@ def _is_scalar(value: object) -> bool:
     return (
         isinstance(value, str | bytes) or not hasattr(value, "__len__") or getattr(value, "shape", None) == ()
     )
+
+
+def preview(value: object) -> str:
+    """A value in words, as much of it as a line has room for."""
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def array_of(values: Seq[object] | NDArray[Any], null_values: Seq[str] = ()) -> pa.Array | pa.ChunkedArray:
+    """Build the Arrow array of a column's Python values: numbers, strings, lists of these, or None, which ``null_values`` mean too.
+
+    Integers from -2**63 to 2**64 - 1 that share no Arrow type, with each other or with strings, become strings. Their ids stay the same.
+
+    Raises:
+        OverflowError: an integer of more than 64 bits. TypeError, ValueError, pyarrow.ArrowException: no common type.
+    """
+    if null_values:
+        values = [None if isinstance(value, str) and value in null_values else value for value in values]
+    for kind in (None, pa.uint64()):  # the second is for integers above the largest int64
+        try:
+            return pa.array(values, kind)
+        except REFUSED:
+            continue
+    numbers = [value for value in values if value is None or isinstance(value, int | float)]
+    plain = [value for value in numbers if value is not None]
+    are_integers = all(isinstance(value, int) for value in plain)
+    if len(numbers) == len(values) and not (are_integers and _TOP <= max(plain) < 2 * _TOP):
+        return pa.array([None if value is None else float(value) for value in numbers])
+    return pa.array([_as_text(value) for value in values])
+
+
+def table_of_stream(data: object, null_values: Seq[str] = ()) -> pa.Table:
+    """The ``pyarrow.Table`` of an object with ``__arrow_c_stream__``.
+
+    Object columns of a pandas DataFrame may hold integers above the largest int64, which Arrow refuses by itself.
+
+    Raises:
+        OverflowError, TypeError, ValueError, pyarrow.ArrowException: a column has no common type.
+    """
+    try:
+        return pa.table(data)
+    except REFUSED:
+        if type(data).__module__.partition(".")[0] != "pandas":
+            raise
+        frame: pd.DataFrame = data
+        return pa.table({str(name): array_of(frame[name].tolist(), null_values) for name in frame.columns})
+
+
+def _as_text(value: object) -> object:
+    if isinstance(value, list):
+        return [_as_text(each) for each in value]
+    if isinstance(value, bool):
+        return str(int(value))
+    if isinstance(value, int | np.integer):
+        if not -_TOP <= value < 2 * _TOP:
+            raise OverflowError(f"{value}: an id is an integer from -2**63 to 2**64 - 1")
+        return str(value)
+    if value is None or isinstance(value, str):
+        return value
+    raise TypeError(f"{preview(value)}: expected an id, an integer or a string")

@@ -16,11 +16,10 @@ import vl_convert
 from girih.config.train import RECORDED
 from girih.errors import RunDirectoryError, StorageFullError
 from girih.files.whole import write_whole
-from girih.report.charts import MAX_POINTS, Axis, Records, Spec, line_chart
+from girih.report.charts import MAX_POINTS, Axis, Records, Spec, line_chart, timeline
 from girih.report.comparing import TITLES, RunComparison, compare, named_metrics
 from girih.report.record import RunRecord, read_run
 from girih.report.text import DASH, count, duration, fraction, is_number, percent, short
-from girih.report.timeline import timeline
 
 MAX_CALIBRATION_PLOTS = 12
 STEP = Axis("step", "step", ",.0f", from_zero=True)

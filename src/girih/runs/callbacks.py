@@ -182,9 +182,8 @@ class WandB(_Tracker):
         run = self._client.run or self._client.init(**self._init)
         options = {**self._options, "strategy": plan["strategy"]}
         run.config.update({name: value for name, value in options.items() if name not in run.config})
-        run.define_metric(
-            "*", step_metric="step"
-        )  # an evaluation may come after training lines of later steps
+        # an evaluation may come after training lines of later steps
+        run.define_metric("*", step_metric="step")
 
     def on_metrics(self, record: Record) -> None:
         """Logs the numbers of a line."""

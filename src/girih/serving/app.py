@@ -22,8 +22,8 @@ from starlette.types import ASGIApp
 from girih.errors import DataError, GirihError, UserError
 from girih.schema import Schema
 from girih.serving import protocol
+from girih.serving.limits import ServeOptions
 from girih.serving.metrics import CONTENT_TYPE, ServingMetrics
-from girih.serving.options import ServeOptions
 from girih.serving.reading import RequestReader, TooLarge
 from girih.serving.served import Served, ServedModel, open_served
 from girih.version import __version__

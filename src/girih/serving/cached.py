@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from girih.errors import CheckpointError, MissingFileError
-from girih.serving.options import Notify
+from girih.serving.limits import Notify
 from girih.serving.signature import NAME, Signature
 
 EXPORTED = "exported"

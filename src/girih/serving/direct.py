@@ -21,8 +21,7 @@ from uvicorn import Config
 from uvicorn.server import ServerState
 
 from girih.serving.app import INFER, InferenceServer
-from girih.serving.limits import DRAIN_S, Clients
-from girih.serving.options import ServeOptions
+from girih.serving.limits import DRAIN_S, Clients, ServeOptions
 from girih.serving.protocol import JSON_LENGTH
 
 LINGER_S = 1.0

@@ -37,8 +37,8 @@ from girih.models.embeddings import Embeddings
 from girih.publishing.part import widened
 from girih.schema import Schema
 from girih.serving import dense_graph, program
+from girih.serving.limits import Notify
 from girih.serving.opening import OpenedModel
-from girih.serving.options import Notify
 from girih.serving.signature import (
     NAME,
     Dense,

@@ -27,9 +27,18 @@ from girih.kernels.cpu import ahead
 from girih.publishing.log import Log
 from girih.publishing.manifest import LogHead, SegmentManifest, VersionFacts
 from girih.publishing.part import SegmentPart
-from girih.serving.follow_rows import Merging, concerns, most_to_merge, replaced, write_rows
-from girih.serving.followed import CURRENT, Followed, RowsFile, check_version
-from girih.serving.options import Notify
+from girih.serving.followed import (
+    CURRENT,
+    Followed,
+    Merging,
+    RowsFile,
+    check_version,
+    concerns,
+    most_to_merge,
+    replaced,
+    write_rows,
+)
+from girih.serving.limits import Notify
 from girih.sparse.groups.pack import Group
 from girih.store.snapshot.tensorfile import StoredTensor, check_tensors
 

@@ -20,7 +20,7 @@ from girih.errors import GirihError, RoleError
 from girih.publishing.log import Log
 from girih.serving.children import AGAIN_S, release_input, start_process
 from girih.serving.follow import Follower
-from girih.serving.options import Notify
+from girih.serving.limits import Notify
 
 READY = "ready"
 

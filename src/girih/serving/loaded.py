@@ -30,8 +30,7 @@ from girih.data import Batch, Dataset, NormalizationStats
 from girih.data.dataset import make_dataset
 from girih.data.decode.columns import scalar_ids
 from girih.data.formats.arrow import TableSource
-from girih.data.formats.objects import array_of
-from girih.data.from_memory import as_table, check_sequences, columns_as_given, columns_of
+from girih.data.from_memory import array_of, as_table, check_sequences, columns_as_given, columns_of
 from girih.data.paths import one_line
 from girih.data.read_plan import make_read_plan
 from girih.dense.half import DenseSpec

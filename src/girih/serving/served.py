@@ -3,13 +3,13 @@
 A server answers each request by one :class:`Served` from begin to end, and moves to another version by putting another one in its
 place (:class:`ServedModel`): an attribute is set at once or not at all.
 
-Shapes: B examples, T labels.
+Shapes: B examples, F categorical and sequence features, T labels.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,15 +22,18 @@ from girih.checkpoint.recipe import train_options
 from girih.checkpoint.save import check_dtypes, tensors_in
 from girih.data import Batch, NormalizationStats
 from girih.dense.half import DenseSpec
+from girih.dense.halves.replica import Replica
 from girih.errors import CheckpointError
 from girih.files.sealed import open_file, refusing
+from girih.hierarchical.graph.straight import FlatForward, flatten_module
 from girih.kernels.cpu import ahead
+from girih.models.embeddings import Embeddings
 from girih.models.loss import probabilities
 from girih.models.needs import check_needs, check_same_needs
 from girih.models.zoo import from_recipe
 from girih.schema import Schema
+from girih.schema import Sequence as SequenceFeature
 from girih.serving.dense_graph import net_of
-from girih.serving.net import ServedNet
 from girih.serving.signature import AGAIN, NAME, Signature, check_file, inputs_of, outputs_of
 from girih.sparse.groups.leaves import example_for
 from girih.sparse.groups.pack import Group, served_groups
@@ -38,6 +41,9 @@ from girih.sparse.halves.mapped import MappedSparse
 from girih.store.mapped import MappedFile, Stack
 from girih.telemetry.stats import Stats
 from girih.training.specs import dense_spec
+
+_EXAMPLES = 16
+_LONGEST = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,3 +210,47 @@ def filled(module: nn.Module, parameters: Mapping[str, Tensor], where: object) -
         check_dtypes(parameters, module.state_dict())
         module.load_state_dict(dict(parameters))
     return module
+
+
+class ServedNet(Replica):
+    """A replica whose module is called by straight-line code, where there is such.
+
+    Args:
+        by: of a module like this one; None has the module called as it is.
+    """
+
+    def __init__(self, spec: DenseSpec, by: FlatForward | None = None) -> None:
+        super().__init__(spec)
+        self.flat_forward = by
+        self._set_mode(False)
+
+    def outputs(self, batch: Batch, embeddings: Embeddings) -> Tensor:
+        """See :meth:`Replica.outputs`."""
+        if self.flat_forward is None:
+            return super().outputs(batch, embeddings)
+        with torch.inference_mode():
+            return self.flat_forward(self.module, torch.from_numpy(batch.numeric), embeddings)
+
+    def flatten(self, spec: DenseSpec, schema: Schema, read: Callable[[Batch], Embeddings]) -> None:
+        """Finds straight-line code for the module.
+
+        Args:
+            spec: that of this half. read: reads the rows of a batch.
+        """
+        batch = example_batch(schema)
+        self.flat_forward = flatten_module(spec, torch.from_numpy(batch.numeric), read(batch))
+
+
+def example_batch(schema: Schema) -> Batch:
+    """A few examples: one id for each feature, and lists of several lengths for sequences."""
+    rng = np.random.default_rng(0)
+    lengths = np.ones((len(schema.sparse), _EXAMPLES), np.int64)
+    for place, feature in enumerate(schema.sparse):
+        if isinstance(feature, SequenceFeature):
+            lengths[place] = rng.integers(1, _LONGEST + 1, _EXAMPLES)
+    return Batch(
+        ids=rng.integers(0, 2, int(lengths.sum())),  # a domain, say, has no others
+        offsets=np.concatenate([[0], lengths.reshape(-1).cumsum()]).astype(np.int32),
+        numeric=rng.normal(size=(_EXAMPLES, len(schema.numeric))).astype(np.float32),
+        labels=np.empty((_EXAMPLES, 0), np.float32),
+    )

@@ -1,7 +1,8 @@
 """A server as processes: one that answers itself, or several workers that share its port, and one that looks after them.
 
 Workers are started anew as processes of their own, with the socket handed over: they all wait for connections at the same one.
-They end when the pipe that they were given is closed, so that none outlives who looks after it.
+They end when the pipe that they were given is closed, so that none outlives who looks after it. A worker is
+``python -m girih.serving.server DESCRIPTOR``.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from girih.errors import ConfigError, RoleError
+from girih.dense.accel import process_settings
+from girih.errors import ConfigError, GirihError, RoleError
 from girih.kernels.cpu import ahead
 from girih.serving.children import AGAIN_S, release_input, start_process
-from girih.serving.limits import DRAIN_S, allow_files
+from girih.serving.limits import DRAIN_S, Notify, ServeOptions, allow_files
 from girih.serving.metrics import SHARED
-from girih.serving.options import Notify, ServeOptions
 from girih.serving.signature import check_all, check_name
 
 READY = "ready"
@@ -277,7 +278,7 @@ class Workers(contextlib.AbstractContextManager["Workers"]):
     def _start_worker(self) -> _Worker:
         descriptor = self._listening.fileno()
         process = start_process(
-            "girih.serving.worker",
+            "girih.serving.server",
             str(descriptor),
             instructions=self._instructions,
             environment={**os.environ, SHARED: self._shared.name},
@@ -292,7 +293,7 @@ class Workers(contextlib.AbstractContextManager["Workers"]):
 
 
 def worker(descriptor: int, pipe: IO[str]) -> None:
-    """A worker's work: see :mod:`girih.serving.worker`.
+    """A worker's work.
 
     Args:
         descriptor: of the socket. pipe: the pipe that begins with what to serve; its end means that this process is to end.
@@ -316,3 +317,24 @@ def _end_when_closed(pipe: IO[str]) -> None:
 
 def _port_in_use(host: str, port: int) -> ConfigError:
     return ConfigError(f"--port {port}: {host}:{port} is taken; name another, or 0 for any that is free")
+
+
+def main() -> int:
+    """Answers until it is told to end; returns the status of the process."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
+    process_settings.defer_dynamo()
+    try:
+        worker(int(sys.argv[1]), sys.stdin)
+    except KeyboardInterrupt:
+        return 0
+    except GirihError as error:
+        print(f"girih: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    status = main()
+    gc.freeze()  # see girih.cli.main
+    sys.exit(status)

@@ -16,7 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from girih.data.decode.columns import without_views
-from girih.data.formats.objects import REFUSED, table_of_stream
+from girih.data.from_memory import REFUSED, table_of_stream
 from girih.data.paths import DataFile, one_line
 from girih.data.position import Cursor
 from girih.data.read_plan import ReadPlan

@@ -1,25 +1,29 @@
 """JSON lines: an object a line, whose keys are columns.
 
 Arrow reads a block by the types that the first lines of all files show. A block that holds anything else (integers beside
-strings, a line that is no object) is read line by line instead: that finds bad rows, and gives the same ids and numbers.
+strings, a line that is no object) is read line by line instead: that finds bad rows, and gives the same ids and numbers. Messages of a stream are read so, too.
+
+Shapes: R rows.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.json as pajson
+from numpy.typing import NDArray
 
-from girih.data.formats.objects import objects_to_rows, preview
 from girih.data.formats.text import LineBlock, RowsStart, TextSource, look_at, read_blocks, read_head
+from girih.data.from_memory import REFUSED, array_of, preview
 from girih.data.paths import DataFile, one_line
 from girih.data.position import Cursor
 from girih.data.read_plan import ReadPlan
-from girih.data.unit import Unit
+from girih.data.unit import BadRow, Unit
 from girih.errors import DataError
 
 _LOOK_LINES = 1000
@@ -31,6 +35,67 @@ _WIDER = {
     kind: pa.list_(pa.float64()) if pa.types.is_list(kind) else pa.float64()
     for kind in (*_LARGE, *_LARGE.values())
 }
+
+
+class ObjectRows(NamedTuple):
+    """Objects as a ``pyarrow.Table`` of R rows, the number of each row int64[R], and those that are not rows."""
+
+    table: pa.Table
+    numbers: NDArray[np.int64]
+    bad: list[BadRow]
+
+
+def objects_to_rows(
+    objects: Sequence[tuple[int, bytes]],
+    names: Sequence[str],
+    plan: ReadPlan,
+    noun: str,
+    known: Mapping[str, pa.DataType],
+) -> ObjectRows:
+    """One row per object. What an object lacks is missing; whole objects that do not serve are bad.
+
+    Args:
+        objects: the number and the text of each.
+        names: the columns to read.
+        noun: an object's word in errors, as ``message``.
+        known: types of columns that come from elsewhere, or are all missing here.
+    """
+    numbers, rows, bad = [], [], []
+    for number, text in objects:
+        try:
+            row = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            bad.append(BadRow(number, f"not a JSON {noun}", f"not a JSON {noun}: {one_line(error)}"))
+            continue
+        if not isinstance(row, dict):
+            bad.append(BadRow(number, "not a JSON object", f"expected a JSON object, not {preview(row)}"))
+            continue
+        numbers.append(number)
+        rows.append(row)
+
+    def table(rows: Sequence[Mapping[str, object]]) -> pa.Table:
+        made = pa.table({name: array_of([row.get(name) for row in rows], plan.null_values) for name in names})
+        types = {**known, **dict(zip(names, made.schema.types, strict=True))}
+        for place, name in enumerate(names):
+            if pa.types.is_null(types[name]) and name in known:
+                types[name] = known[name]  # a list that is missing has no ids, an id that is missing is one
+                made = made.set_column(place, name, made[name].cast(known[name]))
+        plan.check_types(types, f"the {noun}")
+        return made
+
+    try:
+        made = table(rows)
+    except (DataError, *REFUSED):  # some value has a type that its column does not take: which?
+        good = []
+        for place, row in enumerate(rows):
+            try:
+                table([row])
+                good.append(place)
+            except (DataError, *REFUSED) as error:
+                bad.append(BadRow(numbers[place], "a value of another type", one_line(error)))
+        numbers, rows = [numbers[place] for place in good], [rows[place] for place in good]
+        made = table(rows)
+    return ObjectRows(made, np.array(numbers, np.int64), bad)
 
 
 class JsonlSource(TextSource):

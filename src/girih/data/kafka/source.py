@@ -18,7 +18,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from girih.data.formats.objects import REFUSED, ObjectRows, objects_to_rows
+from girih.data.formats.jsonl import ObjectRows, objects_to_rows
+from girih.data.from_memory import REFUSED
 from girih.data.kafka.topic import Span, Topic, Trouble, as_offsets, client, total
 from girih.data.paths import DataFile, one_line
 from girih.data.position import Cursor
