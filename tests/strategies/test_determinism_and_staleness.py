@@ -27,23 +27,11 @@ from girih.strategies import asynchronous, hybrid
 from runs import difference, train
 
 STEPS = 12
-
-
 SHORT = [f"train.max_steps={STEPS}", "train.log_every_steps=1"]
-
-
 TWO, SERVERS = ["strategy.trainers=2"], ["strategy.embedding_servers=2"]
-
-
 AUTO = ["schedule.micro_batches=auto", "schedule.interleaving_groups=auto"]
-
-
 ONE_GROUP = ["strategy.servers_per_group=2"]
-
-
 heavy = pytest.mark.heavy
-
-
 SAME = [
     pytest.param("substitution", TWO, marks=heavy, id="substitution"),
     pytest.param("substitution", [*TWO, "strategy.dense=split"], marks=heavy, id="split"),
@@ -54,8 +42,6 @@ SAME = [
     pytest.param("hybrid", [*TWO, *SERVERS, "strategy.staleness=0"], marks=heavy, id="hybrid"),
     pytest.param("hierarchical", [*ONE_GROUP, "model.dropout=0.1"], marks=heavy, id="hierarchical"),
 ]
-
-
 BOUNDED = [
     pytest.param("hybrid", [*TWO, *SERVERS, "strategy.staleness=3"], 3, marks=heavy, id="hybrid"),
     pytest.param("asynchronous", [*TWO, *SERVERS, "strategy.staleness=3"], 3, marks=heavy, id="asynchronous"),
@@ -174,11 +160,7 @@ SCHEMA = girih.Schema(
     [girih.Categorical(name="user", dim=1), girih.Numeric(name="slope"), girih.Numeric(name="row")],
     labels=Labels(names=("click",), weight="importance"),
 )
-
-
 SLOPES_SIZE, SLOPES_STEPS, EPOCHS = 8, 10, 3  # of a batch, of an epoch
-
-
 MOST_S = 100
 
 

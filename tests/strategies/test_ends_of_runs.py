@@ -16,11 +16,7 @@ from scenes import play, play_all, write
 from runs import command, difference, latest, train
 
 pytestmark = pytest.mark.slow
-
-
 TWO_SERVERS = ["strategy.trainers=2", "strategy.embedding_servers=2"]
-
-
 SOON_S = 10  # two on an idle machine
 
 
@@ -96,11 +92,7 @@ def test_a_process_that_dies_while_others_start_is_named(begin, role, index):
 
 
 TWO = ["strategy.trainers=2"]
-
-
 ROLES = ["strategy.embedding_servers=2", "strategy.embedding_workers=2"]
-
-
 LONG = ["train.epochs=1000000", "train.log_every_steps=2"]
 
 
@@ -110,8 +102,6 @@ def directory(tmp_path_factory):
 
 
 heavy = pytest.mark.heavy
-
-
 SIGNALS = [
     ("hybrid", [*TWO, *ROLES], signal.SIGINT),
     pytest.param("asynchronous", TWO, signal.SIGTERM, marks=heavy),

@@ -27,14 +27,8 @@ from support.faults import Faults
 from support.faults import connect as connect_with_faults
 
 STEPS = 30
-
-
 ONE_EACH = ["trainers=1", "embedding_workers=1", "embedding_servers=1", "loaders=1", "staleness=0"]
-
-
 TWO_EACH = ["embedding_workers=2", "embedding_servers=2", "staleness=0"]
-
-
 ROLES_BESIDE = ("embedding-server", "embedding-worker", "loader")
 
 
@@ -163,11 +157,7 @@ def test_persia_defect_9_no_process_answers_without_the_secret_of_the_run(direct
 
 
 SEEDS = int(os.environ.get("GIRIH_SEEDS", "10"))
-
-
 CONNECTING = ("girih.comm.peers", "girih.dense.halves.parameter_server", "girih.training.feeds")
-
-
 FAULTS = {
     "broken": Faults(broken=0.05),
     "corrupt": Faults(corrupt=0.05),
@@ -184,8 +174,6 @@ FAULTS = {
         dropped=0.01,
     ),
 }
-
-
 ROLES = ["embedding_servers=2", "embedding_workers=2"]
 
 
@@ -333,26 +321,14 @@ def watch_staleness(seen, trainer):
 
 
 MINUTES = float(os.environ.get("GIRIH_MINUTES", "0"))
-
-
 RUN_S = 240
-
-
 ALL_KINDS = {"broken", "refused", "corrupt", "doubled", "swapped", "dropped", "delay", "parted"}
-
-
 NETWORK_FAULTS = {
     "broken": 0.01, "refused": 0.1, "corrupt": 0.01, "doubled": 0.05, "swapped": 0.05, "dropped": 0.005, "delay": 0.1, "delay_s": 0.005,
     "parted": 0.001, "parted_s": 0.5,
 }  # fmt: skip
-
-
 RUN_ROLES = ["strategy.trainers=2", "strategy.embedding_servers=2", "strategy.embedding_workers=2"]
-
-
 SIZE, RUN_STEPS, EPOCHS = 32, 64, 3
-
-
 MODEL = '''
 import torch
 from torch import nn
@@ -371,8 +347,6 @@ class Counting(nn.Module):
         total = embeddings["user"].sum(1, keepdim=True) + embeddings["item"].sum(1, keepdim=True) + self.bias
         return total - total.detach()
 '''
-
-
 CONFIG = f"""
 [data]
 train = "train.parquet"

@@ -26,11 +26,7 @@ from runs import command, dense_of, difference, latest, train
 from support.dense_suite import case, dense_spec
 
 heavy = pytest.mark.heavy
-
-
 EPOCHS = ["train.epochs=3"]
-
-
 GROUPS = {
     averaging: {
         "name": f"groups-{averaging}",
@@ -40,8 +36,6 @@ GROUPS = {
     }
     for averaging in ("easgd", "ma", "bmuf")
 }
-
-
 NETS_AND_GROUPS = {
     "name": "nets-and-groups",
     "strategy": "hierarchical",
@@ -49,8 +43,6 @@ NETS_AND_GROUPS = {
     "overrides": [*EPOCHS, "train.evaluate_every_steps=70"],
     "valid": True,
 }
-
-
 EXAMPLES = 60 * SIZE
 
 
@@ -188,8 +180,6 @@ TWO_GROUPS = [
     "strategy.dense_servers=2",
     "strategy.average_every_steps=2",
 ]
-
-
 LONG = ["train.epochs=1000000", "train.log_every_steps=2"]
 
 
@@ -255,12 +245,8 @@ def test_the_number_of_trainers_must_fit_the_groups(directory):
 
 
 EXACT = {}
-
 """Of ``local``."""
-
-
 FEW = "data.test=few.parquet"
-
 """For runs whose parameters are compared, and not how well they predict."""
 
 
@@ -389,11 +375,7 @@ def test_groups_are_averaged_by_dense_servers(directory):
 
 
 SERVERS = 2
-
-
 SPLIT = [f"servers_per_group={SERVERS}", "split_fc=true"]
-
-
 SWAPPED = {TRAINER: TRAINER, "server 0": "server 1", "server 1": "server 0"}
 
 

@@ -27,20 +27,10 @@ from runs import dense_of, difference, latest, train, train_here
 from support.twins import shard_of_key
 
 TRAINERS, SERVERS, SHARDS_EACH = 2, 2, 2
-
-
 NUM_EXAMPLES, SIZE = 161, 16  # the last batch has one example, so one share is empty
-
-
 FEATURES, TABLES, DIM = 3, 3, 4
-
-
 LARGE_SIZE, LARGE_STEPS = 1024, 6
-
-
 WORKLOADS = {"plain": Workload()}
-
-
 LARGE_WORKLOADS = {
     name: Workload(overrides=(f"train.max_steps={steps}",), scene={"sent": True})
     for name, steps in (("kernel-bytes", LARGE_STEPS), ("kernel-bytes-long", 2 * LARGE_STEPS))
@@ -266,16 +256,9 @@ def dense_bytes(runs, steps):
 
 
 LONG = ["train.epochs=1000000", "train.log_every_steps=5", "metrics.port=0"]
-
-
 ENCRYPTED = ["cluster.encrypt=true", 'strategy.transport="tcp"']
-
-
 ELSEWHERE = {"girih_dense_staleness_writes", "girih_tier_reads_total", "girih_ssd_bytes_total"}
-
 """Metrics of other strategies, and of stores with tiers."""
-
-
 needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc here")
 
 
@@ -430,13 +413,8 @@ def test_a_completed_run_keeps_only_its_logs(begin):
 
 
 ENDLESS = ["train.epochs=1000000", "train.log_every_steps=5", "metrics.port=0"]
-
-
 SLOW_S = 0.06
-
-
 WINDOW_S = 8.0
-
 """Shares are over the last five seconds, which files show up to a second late; and a slow batch may be under way."""
 
 

@@ -21,23 +21,11 @@ from girih.sparse.options import StoreOptions
 from runs import difference, train
 
 pytestmark = pytest.mark.slow
-
-
 SERVERS = ["strategy.embedding_servers=2", "strategy.embedding_workers=2"]
-
-
 STEPS = 300
-
-
 SHORT = [f"train.max_steps={STEPS}", "train.epochs=1000000", "train.log_every_steps=5", *SERVERS]
-
-
 TWO = ["strategy.trainers=2", *SHORT]
-
-
 ROLE, WORKER = "embedding-server", "embedding-worker"
-
-
 heavy = pytest.mark.heavy
 
 
@@ -203,8 +191,6 @@ def test_failure_policies_of_strategies():
 
 
 ONE_LOADER = [*TWO]
-
-
 TWO_LOADERS = [*ONE_LOADER, "strategy.loaders=2"]
 
 
@@ -282,11 +268,7 @@ def test_all_roles_are_killed_at_once(begin, undisturbed, seed):
 
 
 TRAINER_STEPS = 400
-
-
 TRAINERS_SHORT = [f"train.max_steps={TRAINER_STEPS}", "train.epochs=1000000", "train.log_every_steps=5"]
-
-
 TRAINERS_TWO = ["strategy.trainers=2", *TRAINERS_SHORT]
 
 
@@ -473,8 +455,6 @@ def test_trainers_restart_at_most_as_often_as_allowed(begin, strategy):
 
 
 GROUPS = ["strategy.groups=2", "strategy.average_every_steps=2", "checkpoint.every_steps=40"]
-
-
 LOST_TO_ALL = [
     pytest.param("group-server", ["strategy.servers_per_group=2", "checkpoint.every_steps=40"], marks=heavy),
     pytest.param("group-server", [*GROUPS, "strategy.servers_per_group=1"], marks=heavy),
@@ -492,10 +472,7 @@ def test_all_trainers_restart_with_a_role_of_groups(begin, role, options):
 
 
 ONE_GROUP = ["strategy.trainers_per_group=2", "strategy.servers_per_group=2", "checkpoint.every_steps=40"]
-
-
 APART = 0.03
-
 """AUC by which two runs may differ; trainers of a group share no step, so that no run is like another."""
 
 
@@ -568,14 +545,8 @@ def test_a_group_server_that_dies_too_often_ends_the_run(begin):
 
 
 START_STEPS = 20
-
-
 START_SHORT = [f"train.max_steps={START_STEPS}", "train.epochs=1000000", "train.log_every_steps=5"]
-
-
 START_SERVED = ["strategy.trainers=2", "strategy.embedding_servers=2"]
-
-
 GROUPED = ["strategy.groups=2", "strategy.servers_per_group=1"]
 
 
@@ -624,11 +595,7 @@ START_KILLED = [
     ("synchronous", ["strategy.trainers=2"], "trainer", 1),
     ("substitution", ["strategy.trainers=2"], "trainer", 0),
 ]
-
-
 QUICK = {(0, "imports")}
-
-
 START_MOMENTS = ["there", "imports", 1.0, 2.5]
 
 

@@ -30,27 +30,15 @@ from girih.training import log
 from runs import difference, latest, train
 
 pytestmark = pytest.mark.heavy
-
-
 STEPS = 400
-
-
 TABLE = """
 [[tables]]
 name = "{}"
 eviction = {{ name = "lru", max_rows = 150 }}
 """
-
-
 SHORT = [f"train.max_steps={STEPS}", "train.epochs=1000000", "train.log_every_steps=5", "checkpoint.keep=9"]
-
-
 IN_STEP = [*SHORT, "strategy.staleness=0"]
-
-
 ENDLESS = IN_STEP[1:]
-
-
 OPTIONS = {
     "embedding-server": "embedding_servers",
     "embedding-worker": "embedding_workers",
@@ -329,7 +317,6 @@ def test_requests_that_are_refused(begin):
 
 
 EPOCH = 24
-
 """Steps of an epoch: 3,000 examples, 128 at a time."""
 
 
@@ -468,14 +455,8 @@ def test_the_first_steps_after_scaling_predict_the_speed(begin_trainer, monkeypa
 
 
 WORKER = "embedding-worker"
-
-
 SLOW_S = 0.06
-
-
 BY_ITSELF = ["cluster.autoscale={embedding-worker=[1,2]}", "cluster.autoscale_every_s=4.0"]
-
-
 AUTOSCALED = [
     "train.epochs=1000000",
     "train.log_every_steps=5",

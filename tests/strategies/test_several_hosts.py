@@ -20,17 +20,9 @@ from ray_head import ray_address
 from runs import command, difference, latest, train
 
 pytestmark = pytest.mark.slow
-
-
 HOST_STEPS, SIZE = 12, 32
-
-
 ADDRESSES = ("127.0.0.1", "127.0.0.2", "127.0.0.2", "127.0.0.1")
-
-
 HALVES = ['wire_embeddings="float16"', 'wire_gradients="float16"']
-
-
 WIRES = {"float32": [], "float16": HALVES}
 
 
@@ -89,22 +81,12 @@ def test_the_plan_has_the_hosts_and_each_exchange_is_a_message_between_them(host
 
 
 __all__ = ["ray_address"]
-
-
 needs_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None, reason="needs pip install girih[cluster]"
 )
-
-
 STEPS = ["train.max_steps=40", "checkpoint.every_steps=10"]
-
-
 TWO = ["strategy.trainers=2"]
-
-
 SYNCHRONOUS = ("synchronous", [*TWO, *STEPS])
-
-
 HYBRID = ("hybrid", [*TWO, *STEPS, "strategy.embedding_servers=2", "strategy.staleness=0"])
 
 

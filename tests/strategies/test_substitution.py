@@ -26,7 +26,6 @@ ROWS_OF = {"two_tower": 1e-4}
 """Where one number needs more: in a row of ``user`` the terms of a gradient cancel to 1.6e-9, sixteen times Adagrad's eps, so that their
 rounding is in the step. All others of that run differ by 2e-7, and ``local`` from itself by 7e-5 when its batch is cut in two."""
 TESTED = 501
-
 CONFIG = f"""
 [data]
 train = "train.parquet"
@@ -79,7 +78,6 @@ seed = 3
 clip_norm = 0.5
 log_every_steps = 20
 """
-
 FEATURES = {
     "user": ("user", "user"),
     "item": ("item", "item"),

@@ -19,7 +19,6 @@ from girih.store.tiers import slot_memory
 from runs import command, dense_of, train, train_here
 
 pytestmark = pytest.mark.slow
-
 TIERS = [
     'store.tiers=["dram","ssd"]', "store.hot_rows=150", "store.warm_up_steps=4", "store.flush_every_steps=3",
 ]  # fmt: skip

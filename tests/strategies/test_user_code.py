@@ -402,13 +402,8 @@ def test_processes_run_the_classes_that_their_launcher_checked(log_directory, ca
 
 
 SOURCE = Path(girih.__file__).resolve().parents[1]
-
-
 SHADOWS = ("http", "queue", "token", "socket", "select", "numbers", "code")
-
 """Not ``types``, which Python itself imports for ``-m`` before girih begins."""
-
-
 LOOKING_MODEL = '''
 import torch
 from torch import nn
