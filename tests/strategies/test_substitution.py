@@ -332,9 +332,7 @@ def test_bytes_on_the_wire_are_those_of_the_plan(played):
             planned, num_examples = summary["plan"]["bytes"], summary["num_examples"]
             partials = 2 * planned["partials"] / SIZE * (num_examples + TESTED)
             assert summary["wire_bytes"]["partials"] == pytest.approx(partials, rel=1e-3)
-            assert summary["wire_bytes"]["dense"] == pytest.approx(
-                FEW_TRAINERS * planned["dense"] * STEPS, rel=1e-3
-            )
+            assert summary["wire_bytes"]["dense"] == pytest.approx(2 * planned["dense"] * STEPS, rel=1e-3)
             assert (planned["dense"] > 0) == (dense == "split")
 
 
