@@ -7,7 +7,7 @@ These belong to a strategy NAME with class CLASS:
 - its page, ``src/girih/strategies/NAME.py``;
 - its room: modules that nothing imports once the page is gone, nor names as a string, and so on;
 - its public names: lines of ``src/girih/__init__.py`` with its module or ``"CLASS"``;
-- its tests and benchmarks: Python files of ``tests/``, ``benchmarks/`` and ``recipes/`` that contain ``CLASS``, ``"NAME"`` or one of these modules, and files that import them.
+- its tests and benchmarks: Python files of ``tests/``, ``benchmarks/`` and ``recipes/`` that contain ``CLASS``, ``"NAME"`` or one of these modules, and files that import them. Of ``tests/strategies/variants/`` it is ``NAME.py``.
 
 Prints a line for each step. The status is 1 if a step fails. ``--keep`` leaves the copy in place.
 """
@@ -122,7 +122,12 @@ def remove(tree: Path, name: str) -> None:
     named = re.compile(rf"""\b{kind}\b|["']{name}["']|\b({modules})\b""")
     folders = (tree / "tests", tree / "benchmarks", tree / "recipes")
     texts = {file: file.read_text() for folder in folders for file in folder.rglob("*.py")}
-    count = 0
+    variants = [file for file in texts if file.parent.name == "variants"]
+    for file in variants:  # its own file alone: others may name it as what they equal
+        if file.stem == name:
+            file.unlink()
+        del texts[file]
+    count = 1 if variants else 0
     while files := [file for file, text in texts.items() if named.search(text)]:
         for file in files:
             file.unlink()

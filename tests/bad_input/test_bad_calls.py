@@ -78,6 +78,8 @@ SCHEMAS = [
 ]  # fmt: skip
 
 TRAINERS = [
+    (lambda: girih.Trainer("deepfm"), "model = 'deepfm': expected a torch.nn.Module, as girih.models.DeepFM(schema)"),
+    (lambda: girih.nn.EmbeddingBag(dim=4, mode="max"), "mode = 'max': expected 'sum', 'mean' or 'sqrtn'"),
     (lambda: girih.Trainer(nn.Linear(1, 1), schema="config.toml"), "schema = 'config.toml': expected a girih.Sch"),
     (lambda: trainer(schema=SCHEMA, sparse_optimizer="adam"), "sparse_optimizer = 'adam': expected one of girih.o"),
     (lambda: trainer(sparse_optimizer=torch.optim.SparseAdam), "sparse_optimizer = the class SparseAdam: expected one of girih.optim; give an instance, not a class"),

@@ -50,6 +50,9 @@ def test_a_catalogue_that_is_not_there_names_its_key(site):
 PARQUET = {
     "cut short": (lambda path: path.write_bytes(path.read_bytes()[:-50]), "not a readable Parquet file: "),
     "empty": (lambda path: path.write_bytes(b""), "the file is empty; expected Parquet"),
+    "text": (lambda path: path.write_text("user,item\n1,2\n"), "not a readable Parquet file: "),
+    "magic only": (lambda path: path.write_bytes(b"PAR1" * 3), "not a readable Parquet file: "),
+    "no columns": (lambda path: pq.write_table(pa.table({}), path), "no rows in the file; expected at least one"),
     "no rows": (lambda path: pq.write_table(pq.read_table(path).slice(0, 0), path), "no rows in the file; expected at least one"),
 }  # fmt: skip
 

@@ -232,3 +232,42 @@ def test_groups_run_over_links_and_are_kept(tmp_path):
         row for row in use["rows"] if row["process"] in ("trainer 0", "group-server 0", "group-server 1")
     ]
     assert all(0 < row["link out"] < 1 for row in asked)
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(1200)  # six runs of up to six processes
+def test_quality_runs_on_a_log(tmp_path, monkeypatch):
+    import pyarrow.parquet as pq
+
+    from girih.data.click_log import click_log
+
+    for split, start in (("train", 0), ("valid", 1), ("test", 2)):
+        pq.write_table(click_log(8192, start=8192 * start)[0], tmp_path / f"{split}.parquet")
+    monkeypatch.setenv("CLICKLOG", str(tmp_path))
+    words = [
+        sys.executable,
+        str(bench.FOLDER / "hierarchical_quality.py"),
+        "--quick",
+        "--data",
+        "generated",
+        "--counts",
+        "2",
+        "--groups",
+        "1",
+    ]
+    done = subprocess.run(
+        [*words, "--json", "found.json"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    rows = {row["arm"]: row for row in json.loads((tmp_path / "found.json").read_text())["tables"][0]["rows"]}
+    assert list(rows) == [
+        "one trainer, one net",
+        "2 nets of one trainer",
+        "2 trainers, EASGD",
+        "1 group of 2 trainers",
+        "one trainer, one net, 8 bits forward",
+        "1 group of 2 trainers, 8 bits forward",
+    ]
+    assert all(0.5 < float(row["test NE"]) < 2 for row in rows.values())
+    assert {row["updates"] for row in rows.values()} == {"16"}
+    assert (tmp_path / "runs" / "experiments" / "hierarchical-quality.svg").is_file()

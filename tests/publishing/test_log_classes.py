@@ -11,6 +11,7 @@ from following import EVERY, follower, publish_here
 import girih
 from girih import cli
 from girih.checkpoint import Storage
+from girih.checkpoint.recipe import check_recipe
 from girih.errors import CheckpointError, ConfigError
 from girih.publishing.log import Log
 from girih.serving.followed import Followed
@@ -40,6 +41,12 @@ def rewritten(log, recipe):
 
     snapshot = replace(head.snapshot, manifest_crc32=zlib.crc32(content))
     found.write_head(replace(head, newest=snapshot, snapshot=snapshot))
+
+
+@pytest.mark.parametrize("value", [True, 0.5, [8], "sum", {"a": 1}, None])
+def test_a_recipe_may_have_options_of_any_type(value):
+    options = {"seed": 0, "precision": "float32", "dense_forward": "float32"}
+    check_recipe({"model": {"name": "deepfm", "options": {"batch_norm": value}}, "train": options})
 
 
 def test_a_recipe_in_a_log_names_no_code(log_source, tmp_path, monkeypatch):

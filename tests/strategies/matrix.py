@@ -127,9 +127,14 @@ def load_variants():
 VARIANTS = load_variants()
 
 
+ASKED = set()
+"""Workloads that tests ask for."""
+
+
 def cells(workloads, fits=lambda variant: True):
     """Parameters (variant, workload) of a test, for the names in ``workloads`` and the variants that fit."""
     listed = workloads.split() if isinstance(workloads, str) else list(workloads)
+    ASKED.update(listed)
     return [
         pytest.param(variant, workload, marks=marks, id=f"{variant}-{workload}")
         for variant in VARIANTS.values()

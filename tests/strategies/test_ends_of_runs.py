@@ -135,7 +135,7 @@ def test_ctrl_c_in_a_terminal_while_trainers_evaluate(begin):
     assert latest(running.run)
 
 
-NEVER = "cluster.max_restarts=0"  # else trainers come back, see test_reload.py
+NEVER = "cluster.max_restarts=0"  # else trainers come back, see test_restarts.py
 
 
 # quick: a trainer under substitution, in test_substitution.py
@@ -147,6 +147,9 @@ KILLED = [
     pytest.param("asynchronous", [*TWO, NEVER], "trainer 0", marks=heavy),  # which writes the run's files
     pytest.param("asynchronous", [NEVER], "embedding-server", marks=heavy),
     pytest.param("hierarchical", ["strategy.servers_per_group=2", NEVER], "group-server", marks=heavy),
+    pytest.param(
+        "hierarchical", ["strategy.groups=2", "strategy.dense_servers=2", NEVER], "dense-server", marks=heavy
+    ),
 ]
 
 

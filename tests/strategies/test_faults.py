@@ -271,7 +271,7 @@ def test_persia_defect_5_staleness_is_bounded_and_measured(
 @pytest.mark.parametrize("strategy", ["hybrid", "asynchronous"])
 @pytest.mark.parametrize("transport", ["shared", "tcp"])
 def test_minutes_of_faults_change_no_row(faults_directory, local_din, faulty, strategy, transport):
-    """Each run is the same training over other dice; the model of what rows are to be is the local_din run."""
+    """Each run is the same training over other dice; the model of what rows are to be is the local run."""
     num_reconnects = 0
     for seed in range(SEEDS):
         clients = faulty(replace(FAULTS["all"], seed=seed))
@@ -419,7 +419,7 @@ class Network:
         return found
 
     def journals(self):
-        """What each server was reported and did, by line and word."""
+        """What each server received and did, by line and word."""
         return [
             [line.split() for line in file.read_text().splitlines()] for file in self._folder.glob("server-*")
         ]
@@ -432,7 +432,7 @@ def network(tmp_path, monkeypatch):
 
 @pytest.fixture
 def rounds(network, tmp_path, request):
-    """Seeds, and a run_directory for the run of each, until the time is over."""
+    """Seeds, and a directory for the run of each, until the time is over."""
 
     def seeds():
         until_s, seed = time.monotonic() + 60 * MINUTES, 0

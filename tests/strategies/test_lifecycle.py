@@ -26,7 +26,7 @@ EARLY_STOP = 'train.early_stopping={metric="auc", patience=0, min_delta=0.5}'
 PLATEAU = 'train.lr_schedule={name="ReduceLROnPlateau", factor=0.1, patience=0, threshold=0.5}'
 ENDS = {
     "early-stop": ("train.evaluate_every_steps=2", EARLY_STOP, "train.epochs=2"),
-    "plateau": ("train.epochs=3", PLATEAU),
+    "plateau": ("train.epochs=2", "train.evaluate_every_steps=3", PLATEAU),
     "max-steps": ("train.max_steps=7", "train.evaluate_every_steps=4"),
 }
 SPOILS = [("nan", 1, 3), ("inf", 1, 6)]
@@ -77,6 +77,13 @@ def test_a_resumed_run_equals_an_uninterrupted_one(runs, variant, workload):
     resumed, whole = runs.of(variant, workload), runs.of(variant, "interrupted")
     assert resumed.summary["steps"] == whole.summary["steps"] == STEPS
     assert difference(whole.path, resumed.path) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("variant", "workload"), cells("interrupted", lambda variant: variant.exact and variant.trainers == 1)
+)
+def test_one_trainer_with_dropout_equals_the_reference(runs, variant, workload):
+    assert_equal_to_reference(runs, variant, workload)
 
 
 @pytest.mark.slow

@@ -461,7 +461,7 @@ def test_files_in_the_working_directory_hide_no_module_and_define_models(
         env={
             **os.environ,
             "PYTHONPATH": str(SOURCE),
-        },  # an empty entry in it would be the working shadowed_directory
+        },  # an empty entry in it would be the working directory
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -515,7 +515,7 @@ def test_parameters_of_a_class_that_group_servers_cannot_import_are_refused_befo
 
 @pytest.mark.slow
 def test_one_function_makes_the_command_of_every_process():
-    """Who writes ``python -m`` out would leave the working shadowed_directory in front of the import path."""
+    """Who writes ``python -m`` out would leave the working directory in front of the import path."""
     writers = {
         file.relative_to(SOURCE).as_posix()
         for file in SOURCE.glob("girih/**/*.py")

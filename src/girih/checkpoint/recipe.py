@@ -34,7 +34,7 @@ def train_options(kept: Mapping[str, object]) -> TrainOptions:
     Raises:
         ConfigError: an option that there is not.
     """
-    for name in config.build(Mapping[str, object], kept, "recipe"):
+    for name in config.build(Mapping[str, Any], kept, "recipe"):
         if name not in _KEPT:
             raise ConfigError(f"recipe: unknown option {name!r}{nearest(name, _KEPT)}")
     built: TrainOptions = config.build(TrainOptions, kept, "recipe")
@@ -48,7 +48,7 @@ def check_recipe(tree: Mapping[str, Any]) -> None:
         ConfigError: an unknown model or option, or a value of another type. KeyError: it lacks something.
     """
     train_options(tree["train"])
-    model = config.build(Mapping[str, object] | None, tree["model"], "recipe")
+    model = config.build(Mapping[str, Any] | None, tree["model"], "recipe")
     if model is not None:
         config.build(Literal[NAMES], model["name"], "recipe: model")
-        config.build(Mapping[str, object], model["options"], "recipe: options")
+        config.build(Mapping[str, Any], model["options"], "recipe: options")

@@ -262,7 +262,7 @@ def _named(tables: list[object], name: str, where: str) -> dict[str, object]:
 def build(cls: Any, value: object, where: str) -> Any:
     """Turns a plain value into ``cls`` by its type hints.
 
-    A class may have ``misplaced_options``, which maps options of other classes to a hint about the right place.
+    A class that inherits :class:`Redirecting` has hints about the options of other classes.
 
     Args:
         cls: a dataclass, or any type hint made of them and of plain types. A union of dataclasses is

@@ -7,7 +7,7 @@ import queue
 import threading
 import weakref
 from collections.abc import Iterable, Iterator
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, TypeVar
 
 from girih.telemetry.busy import Busy, waiting
 
@@ -69,11 +69,6 @@ def read_ahead(items: Iterable[T], depth: int = 4) -> ReadAhead[T]:
     return ReadAhead(items, depth)
 
 
-@runtime_checkable
-class _Closable(Protocol):
-    def close(self) -> None: ...
-
-
 def _produce(items: Iterable[object], out: queue.Queue[object], stop: threading.Event, busy: Busy) -> None:
     iterator: Iterable[object] = ()
     try:
@@ -88,8 +83,8 @@ def _produce(items: Iterable[object], out: queue.Queue[object], stop: threading.
     except BaseException as error:  # whatever it is, it belongs to the consumer
         out.put((None, error))
     finally:
-        if isinstance(iterator, _Closable):
-            iterator.close()
+        if callable(close := getattr(iterator, "close", None)):
+            close()
 
 
 def _shut(out: queue.Queue[object], stop: threading.Event, thread: threading.Thread) -> None:

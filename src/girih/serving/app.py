@@ -1,7 +1,7 @@
 """The server as an ASGI application: the Open Inference Protocol over HTTP, health and metrics.
 
 A request is answered where it arrives, in the one thread of the process: what it waits for is arithmetic alone. So requests of one
-worker follow each other, and each reads :attr:`~girih.serving.served.Model.current` once.
+worker follow each other, and each reads :attr:`~girih.serving.served.ServedModel.current` once.
 """
 
 from __future__ import annotations

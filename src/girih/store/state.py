@@ -1,6 +1,6 @@
 """One shard's rows in one memory: what the verbs of a store do once their arguments were checked.
 
-This is the seam below :class:`girih.store.Store`. :class:`girih.store.tiers.TieredState` answers the same verbs where
+This is the seam below :class:`girih.store.Store`. :class:`girih.store.tiers.tiered_state.TieredState` answers the same verbs where
 values lie in several tiers. A state whose values lie above another one's asks that for those of some rows, and gives them
 back: :meth:`ShardState.forget`, ``choose``, ``copy_values``, ``put_values``, with the lock held. A repair
 (:mod:`girih.store.memory.repair`) finds all there is to know of a row in the row itself (``memory.arrays.meta``), and makes

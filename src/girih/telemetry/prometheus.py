@@ -122,7 +122,7 @@ _SSD_BYTES = {"ssd_bytes_read": "read", "ssd_bytes_written": "written"}
 
 
 def samples(reading: Mapping[str, Any]) -> Iterator[Sample]:
-    """All samples of a reading of :meth:`girih.telemetry.status_writer.Shower.read`."""
+    """All samples of a reading of :meth:`girih.telemetry.status_writer.StatusWriter.read`."""
     stats = reading["stats"]
     counters, live = stats["counters"], stats["live"]
     yield "process_resident_memory_bytes", None, reading["rss_bytes"]

@@ -82,7 +82,7 @@ class ProcessStatus:
     """A process as its file shows it.
 
     Attributes:
-        now, then: readings, see :meth:`girih.telemetry.status_writer.Shower.read`; ``then`` is the older one, or the same.
+        now, then: readings, see :meth:`girih.telemetry.status_writer.StatusWriter.read`; ``then`` is the older one, or the same.
         endpoint: where it serves metrics; "" where it does not.
     """
 

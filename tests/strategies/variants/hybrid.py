@@ -28,7 +28,7 @@ VARIANTS = [
         equals="synchronous",
         exact=True,
         fast="din",
-        slow="labels kernel-bytes kernel-bytes-long",
+        slow="labels kernel-bytes",
         uncounted_bytes=12_000,
         heavy="four-trainers",
     ),

@@ -2,7 +2,7 @@
 
 from matrix import Variant
 
-SLOW = "deepfm mmoe wide-labels interrupted resumed tiered tiered-resumed kernel-bytes kernel-bytes-long"
+SLOW = "deepfm mmoe wide-labels interrupted resumed tiered tiered-resumed kernel-bytes"
 RESUMED = "interrupted resumed"
 REPLICATED, SPLIT = ('dense="replicated"',), ('dense="split"',)
 VARIANTS = [

@@ -14,7 +14,7 @@ VARIANTS = [
         uncounted_bytes=5000,
         fast="deepfm din mmoe weighted batch-norm lamb",
         slow=f"labels labels-cut softmax bpr plain {RESUMED} tiered tiered-resumed early-stop plateau max-steps"
-        " evaluated-deepfm evaluated-din skipped stopped tail-16 tail-1 tail-weighted kernel-bytes kernel-bytes-long"
+        " evaluated-deepfm evaluated-din skipped stopped tail-16 tail-1 tail-weighted kernel-bytes"
         " packed unpacked no-prefetch then-unpacked then-packed turns turns-ahead turns-auto unpacked-turns cut cut-mlp cut-unpacked cut-turns",
         heavy="deepfm-packed deepfm-unpacked deepfm-no-prefetch deepfm-turns deepfm-turns-ahead deepfm-cut deepfm-cut-mlp deepfm-cut-unpacked deepfm-cut-turns mmoe-packed mmoe-unpacked mmoe-no-prefetch mmoe-turns mmoe-turns-ahead mmoe-cut mmoe-cut-mlp mmoe-cut-unpacked mmoe-cut-turns star four-trainers dien",
     ),
