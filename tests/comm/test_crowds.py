@@ -1,6 +1,7 @@
 """Many strangers at once, peers that do not take their answers, and messages that are said again."""
 
 import logging
+import os
 import resource
 import socket
 import time
@@ -31,8 +32,18 @@ def server(request):
 
 @pytest.fixture
 def few_descriptors():
+    """Leaves this process twenty descriptors more. Gaps below those that it has are filled until the test closes what is returned."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    yield lambda most: resource.setrlimit(resource.RLIMIT_NOFILE, (most, before[1]))
+
+    def leave_few():
+        highest = max(map(int, os.listdir("/proc/self/fd")))
+        held = [socket.socket()]
+        while held[-1].fileno() <= highest:
+            held.append(socket.socket())
+        resource.setrlimit(resource.RLIMIT_NOFILE, (held[-1].fileno() + 20, before[1]))
+        return held
+
+    yield leave_few
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
@@ -62,8 +73,7 @@ def test_thousands_who_say_nothing_keep_nobody_out_and_take_few_descriptors(serv
 def test_a_crowd_that_takes_all_descriptors_makes_room(server, few_descriptors):
     with connect(server.address, secret=SECRET) as early:
         assert early.call(1, (1,)).wait(10).fields == (1,)
-        held = socket.socket()
-        few_descriptors(held.fileno() + 20)
+        held = few_descriptors()
         crowd = []
         try:
             for _ in range(60):
@@ -73,9 +83,8 @@ def test_a_crowd_that_takes_all_descriptors_makes_room(server, few_descriptors):
         crowd.pop().close()
         assert early.call(1, (2,)).wait(10).fields == (2,)
         until(lambda: server.num_refused or len(server._strangers) < 20)
-        for stranger in crowd:
-            stranger.close()
-        held.close()
+        for opened in (*crowd, *held):
+            opened.close()
         assert works(server)
 
 
