@@ -41,6 +41,16 @@ def test_the_launcher_loads_no_library_of_numbers(module):
     assert names == set()
 
 
+@pytest.mark.parametrize(
+    "module",
+    ["girih.trainer", "girih.sparse.halves.remote", "girih.dense.halves.deferred", "girih.serving.loaded"],
+)
+def test_who_has_rows_in_host_memory_loads_no_gpu_kernels(module):
+    say = f"import importlib, sys; importlib.import_module('{module}'); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", say], capture_output=True, text=True, check=True)
+    assert not {"triton", "girih.kernels.gpu.jit"} & set(done.stdout.split())
+
+
 def test_help_loads_no_command():
     say = "import sys; from girih import cli; cli.run(['--help']); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", say], capture_output=True, text=True, check=True)

@@ -1,6 +1,6 @@
 """Groups share one copy of a batch, and a batch that is read again is copied again."""
 
-from girih.sparse.groups.gpu_bags import SharedCopy
+from girih.sparse.groups.gpu_batch import SharedCopy
 from support import cases
 
 

@@ -22,7 +22,7 @@ from girih.nn.growing_tables import GrowingTables, TableReader
 from girih.nn.inputs import Bags
 from girih.nn.refusals import ATTRIBUTES, UNCAPTURED, UNCOPIED, refuse_ranks, refuse_weights
 from girih.schema import Categorical
-from girih.sparse.groups.gpu_bags import GpuBatch
+from girih.sparse.groups.gpu_batch import GpuBatch
 from girih.sparse.groups.group import EmbeddingGroup, ReadRows, apply_all
 from girih.sparse.groups.local_shards import LocalShards
 from girih.sparse.groups.pack import POOLING_MODES, GroupOutput, by_group

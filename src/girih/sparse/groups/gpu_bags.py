@@ -8,8 +8,7 @@ Shapes: F features of the group, B examples, N ids in the batch, n of the group,
 from __future__ import annotations
 
 import contextlib
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -26,56 +25,10 @@ from girih.kernels.gpu import jit, pool
 from girih.kernels.gpu.dedup import BagTerms, Unique, describe_terms, unique
 from girih.kernels.gpu.gradients import Pieces, Sources
 from girih.kernels.gpu.pool import SHORT_BAG
+from girih.sparse.groups.gpu_batch import GpuBatch, SharedCopy
 from girih.sparse.groups.pack import Group, GroupOutput
 from girih.store.gpu.gpu_memory import reached, to_device
 from girih.store.gpu.record_kernels import Keys
-
-
-@dataclass(frozen=True)
-class GpuBatch:
-    """The ids of a batch on a GPU, and what the host has to know of them.
-
-    Shapes: B examples, F features, N ids.
-
-    Attributes:
-        ids, offsets, weights: int64[N], int32[F·B+1], float32[N] or None: on the GPU, as a
-            :class:`~girih.data.batch.Batch` has them.
-        num_examples: B.
-        bounds: int64[F+1], where the ids of each feature begin, and the last one's end.
-        longest: int64[F], ids of the longest bag of each feature, or more; it chooses a kernel.
-        ready: when the tensors are there, for other streams; None if the current stream made them.
-    """
-
-    ids: Tensor
-    offsets: Tensor
-    weights: Tensor | None
-    num_examples: int
-    bounds: NDArray[np.int64]
-    longest: NDArray[np.int64]
-    ready: torch.cuda.Event | None = None
-
-    def ids_of(self, feature: int) -> slice:
-        """Slice of a feature's ids."""
-        return slice(int(self.bounds[feature]), int(self.bounds[feature + 1]))
-
-
-class SharedCopy:
-    """The GPU copy of the latest batch, shared by all groups of a sparse half. It holds no reference to the batch itself."""
-
-    def __init__(self) -> None:
-        self._source: Callable[[], Batch | None] = lambda: None
-        self._readers: set[str] = set()
-
-    def of(self, batch: Batch, group: str, copy: Callable[[Batch], GpuBatch]) -> GpuBatch:
-        """Returns the copy of a batch for a group.
-
-        Calls ``copy`` if the latest batch is another one, or if the group has read this copy: a caller may reuse its arrays.
-        """
-        known = self._source() is batch and group not in self._readers
-        if not known or not batch.num_examples:  # an empty batch has no number of features
-            self._copy, self._source, self._readers = copy(batch), weakref.ref(batch), set()
-        self._readers.add(group)
-        return self._copy
 
 
 class SideStream:

@@ -20,7 +20,8 @@ from torch import Tensor
 from girih.data.batch import Batch
 from girih.errors import ConfigError
 from girih.kernels.gpu.gradients import FusedInputs
-from girih.sparse.groups.gpu_bags import GpuBags, GpuBatch, GpuKeys, RowAddresses, SharedCopy, SideStream
+from girih.sparse.groups.gpu_bags import GpuBags, GpuKeys, RowAddresses, SideStream
+from girih.sparse.groups.gpu_batch import GpuBatch, SharedCopy
 from girih.sparse.groups.group import Fill
 from girih.sparse.groups.pack import Group
 from girih.store import Store

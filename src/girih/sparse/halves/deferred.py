@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from girih.comm.group import TrainerGroup
 from girih.data.batch import Batch
 from girih.errors import NonFiniteError
 from girih.sparse.groups.group import EmbeddingGroup, ReadRows, feature_of
-from girih.sparse.groups.local_shards import LocalShards
-from girih.store import Store
-from girih.store.gpu.gpu_memory import GpuMemory, to_device
-from girih.store.gpu.gpu_state import GpuState
 
 Numbers = Sequence[float]
 Agree = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -69,18 +62,6 @@ def nonfinite_gradient(feature: str) -> NonFiniteError:
     return NonFiniteError(f"the gradient of feature {feature!r} is NaN or infinite")
 
 
-@dataclass(frozen=True)
-class DeferredCounts:
-    """Counters on their way to the host.
-
-    Attributes:
-        numbers: float64[K], on the device. by_name: these on the host → counters, as ``SparseStats`` has them.
-    """
-
-    numbers: Tensor
-    by_name: Callable[[Numbers], Mapping[str, int]]
-
-
 def apply_masked(
     agree: Agree,
     groups: Sequence[EmbeddingGroup],
@@ -117,43 +98,3 @@ def apply_masked(
         return None
 
     return DeferredUpdate(refused, keys.double(), error_from)
-
-
-def with_counts(update: DeferredUpdate, shards: LocalShards) -> DeferredUpdate:
-    """The same update, which also reports the counters of the shards if all of them are in GPU memory alone."""
-    stores = [store for _, store in shards.files()]
-    memories = [store.state.memory for store in stores if isinstance(store.state, GpuState)]
-    if len(memories) < len(stores):
-        return update
-    counts, num_words = counts_of(stores, memories), len(update.reported)
-    return replace(
-        update,
-        reported=torch.cat([update.reported, counts.numbers]),
-        error_from=lambda numbers: update.error_from(numbers[:num_words]),
-        counters_from=lambda numbers: counts.by_name(numbers[num_words:]),
-    )
-
-
-def counts_of(stores: Sequence[Store], memories: Sequence[GpuMemory]) -> DeferredCounts:
-    """Counters of stores in GPU memory, after all launched work."""
-    parts = [memory.counts() for memory in memories]
-    ends = np.cumsum([len(part) for part in parts])
-    # the host counts requests to the stores themselves
-    of_host = [sum(store.num_peeks for store in stores), sum(store.num_absent for store in stores)]
-    there = to_device(np.array(of_host, np.int64), memories[0].device)
-
-    def by_name(numbers: Numbers) -> Mapping[str, int]:
-        *of_memories, (peeks, absent) = np.split(np.array(numbers).astype(np.int64), ends)
-        total = Counter(peeks=int(peeks), absent=int(absent))
-        for memory, part in zip(memories, of_memories, strict=True):
-            total.update(memory.counters_of(part))
-        return dict(total)
-
-    return DeferredCounts(torch.cat([*parts, there]).double(), by_name)
-
-
-def summed_over(counts: DeferredCounts, ranks: TrainerGroup) -> DeferredCounts:
-    """The counters of all trainers together, which have the same tables; their message is launched."""
-    numbers = counts.numbers.clone()
-    ranks.all_reduce(numbers)
-    return replace(counts, numbers=numbers)

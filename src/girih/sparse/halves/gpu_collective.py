@@ -25,18 +25,13 @@ from girih.comm.group import TrainerGroup
 from girih.comm.group.exchange import DirectExchange
 from girih.data.batch import Batch
 from girih.errors import NonFiniteError
-from girih.sparse.groups.gpu_bags import SharedCopy, SideStream, take_over
+from girih.sparse.groups.gpu_bags import SideStream, take_over
+from girih.sparse.groups.gpu_batch import SharedCopy
 from girih.sparse.groups.local_shards import LocalShards
 from girih.sparse.half import SparseStats
 from girih.sparse.halves.collective import over_all_ranks
-from girih.sparse.halves.deferred import (
-    Agree,
-    DeferredUpdate,
-    Numbers,
-    counts_of,
-    nonfinite_gradient,
-    summed_over,
-)
+from girih.sparse.halves.deferred import Agree, DeferredUpdate, Numbers, nonfinite_gradient
+from girih.sparse.halves.gpu_counters import counts_of, summed_over
 from girih.sparse.halves.gpu_messages import GpuMessages
 from girih.sparse.halves.sharded import Arrival, ShardedHalf
 from girih.sparse.routing.gpu_reader import GpuReader, GpuServed

@@ -12,7 +12,7 @@ from girih.data.batch import Batch
 from girih.errors import GirihError, NonFiniteError
 from girih.planner.placement import Placement
 from girih.sparse.groups.bags import Gradients
-from girih.sparse.groups.gpu_bags import SharedCopy
+from girih.sparse.groups.gpu_batch import SharedCopy
 from girih.sparse.groups.group import CpuGroup, EmbeddingGroup, FeatureCounts, ReadRows, apply_all
 from girih.sparse.groups.local_shards import LocalShards
 from girih.sparse.groups.pack import Group
@@ -114,7 +114,8 @@ class LocalSparse(ShardedHalf[list[object], ReadRows]):
         lr_scale: float,
     ) -> DeferredUpdate:
         """See :class:`ShardedHalf`; returns a :class:`girih.sparse.halves.deferred.DeferredUpdate`."""
-        from girih.sparse.halves.deferred import apply_masked, with_counts
+        from girih.sparse.halves.deferred import apply_masked
+        from girih.sparse.halves.gpu_counters import with_counts
 
         update = apply_masked(agree, self.groups, reads, gradients, batch, step, lr_scale)
         return with_counts(update, self._shards)

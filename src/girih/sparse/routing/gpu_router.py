@@ -20,7 +20,8 @@ from girih.kernels.cpu import layout as at
 from girih.kernels.cpu.wire_codecs import KAPPA, SMALL
 from girih.kernels.gpu import jit
 from girih.kernels.gpu.dedup import route
-from girih.sparse.groups.gpu_bags import GpuBags, GpuKeys, RowAddresses, SharedCopy, places_and_positions
+from girih.sparse.groups.gpu_bags import GpuBags, GpuKeys, RowAddresses, places_and_positions
+from girih.sparse.groups.gpu_batch import SharedCopy
 from girih.sparse.groups.group import feature_of
 from girih.sparse.groups.pack import Group
 from girih.store.gpu.gpu_memory import to_device

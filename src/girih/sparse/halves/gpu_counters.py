@@ -1,0 +1,70 @@
+"""Counters of rows in GPU memory that reach the host one step later, with the outcome of an update."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from girih.comm.group import TrainerGroup
+from girih.sparse.groups.local_shards import LocalShards
+from girih.sparse.halves.deferred import DeferredUpdate, Numbers
+from girih.store import Store
+from girih.store.gpu.gpu_memory import GpuMemory, to_device
+from girih.store.gpu.gpu_state import GpuState
+
+
+@dataclass(frozen=True)
+class DeferredCounts:
+    """Counters on their way to the host.
+
+    Attributes:
+        numbers: float64[K], on the device. by_name: these on the host → counters, as ``SparseStats`` has them.
+    """
+
+    numbers: Tensor
+    by_name: Callable[[Numbers], Mapping[str, int]]
+
+
+def with_counts(update: DeferredUpdate, shards: LocalShards) -> DeferredUpdate:
+    """The same update, which also reports the counters of the shards if all of them are in GPU memory alone."""
+    stores = [store for _, store in shards.files()]
+    memories = [store.state.memory for store in stores if isinstance(store.state, GpuState)]
+    if len(memories) < len(stores):
+        return update
+    counts, num_words = counts_of(stores, memories), len(update.reported)
+    return replace(
+        update,
+        reported=torch.cat([update.reported, counts.numbers]),
+        error_from=lambda numbers: update.error_from(numbers[:num_words]),
+        counters_from=lambda numbers: counts.by_name(numbers[num_words:]),
+    )
+
+
+def counts_of(stores: Sequence[Store], memories: Sequence[GpuMemory]) -> DeferredCounts:
+    """Counters of stores in GPU memory, after all launched work."""
+    parts = [memory.counts() for memory in memories]
+    ends = np.cumsum([len(part) for part in parts])
+    # the host counts requests to the stores themselves
+    of_host = [sum(store.num_peeks for store in stores), sum(store.num_absent for store in stores)]
+    there = to_device(np.array(of_host, np.int64), memories[0].device)
+
+    def by_name(numbers: Numbers) -> Mapping[str, int]:
+        *of_memories, (peeks, absent) = np.split(np.array(numbers).astype(np.int64), ends)
+        total = Counter(peeks=int(peeks), absent=int(absent))
+        for memory, part in zip(memories, of_memories, strict=True):
+            total.update(memory.counters_of(part))
+        return dict(total)
+
+    return DeferredCounts(torch.cat([*parts, there]).double(), by_name)
+
+
+def summed_over(counts: DeferredCounts, ranks: TrainerGroup) -> DeferredCounts:
+    """The counters of all trainers together, which have the same tables; their message is launched."""
+    numbers = counts.numbers.clone()
+    ranks.all_reduce(numbers)
+    return replace(counts, numbers=numbers)
