@@ -27,7 +27,7 @@ from girih.models.embeddings import Block, Embeddings, Jagged
 from girih.models.needs import EMBEDDING, FIRST_ORDER, SEQUENCE
 from girih.sparse.half import SparseStats
 from girih.sparse.spec import SparseSpec
-from girih.telemetry.stats import LiveNumber, Snapshot
+from girih.telemetry.stats import LiveNumber, StatsSnapshot
 
 Key = tuple[str, str, int]
 """Table, segment ("embedding" or "first_order") and id."""
@@ -376,7 +376,7 @@ class FakeDense:
         """Never behind."""
         return {"staleness_max": 0}
 
-    def processes(self, *, spans: bool = False) -> dict[str, Snapshot]:
+    def processes(self, *, spans: bool = False) -> dict[str, StatsSnapshot]:
         """Empty: there is this process alone."""
         return {}
 

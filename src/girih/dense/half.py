@@ -23,7 +23,7 @@ from girih.metrics.progressive import ProgressiveScores
 from girih.models.embeddings import Embeddings
 from girih.models.loss import Targets
 from girih.schema import LabelLoss
-from girih.telemetry.stats import Snapshot, Stats
+from girih.telemetry.stats import Stats, StatsSnapshot
 
 
 class Outcome(Protocol):
@@ -265,7 +265,7 @@ class DenseHalf(SavedParameters, Protocol):
         """Counts of this half: ``staleness_max``, the most steps between a gradient's parameters and its step."""
         ...
 
-    def processes(self, *, spans: bool = False) -> Mapping[str, Snapshot]:
+    def processes(self, *, spans: bool = False) -> Mapping[str, StatsSnapshot]:
         """Title of each process behind this half → its ``Stats.snapshot``; empty but on rank 0."""
         ...
 

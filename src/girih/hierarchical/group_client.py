@@ -29,7 +29,7 @@ from girih.hierarchical.wire import (
     pack,
     unpack,
 )
-from girih.telemetry.stats import Snapshot, Stats
+from girih.telemetry.stats import Stats, StatsSnapshot
 
 T = TypeVar("T")
 
@@ -170,9 +170,9 @@ class GroupClient:
         for frame in _frames(entries):
             self._load_entries(server, GroupVerb.LOAD_EXTRA_STATE, (), frame)
 
-    def processes(self, *, spans: bool) -> dict[str, Snapshot]:
+    def processes(self, *, spans: bool) -> dict[str, StatsSnapshot]:
         """Title of a server → its ``Stats.snapshot``; with the first group, those of dense servers too."""
-        snapshots: dict[str, Snapshot] = {}
+        snapshots: dict[str, StatsSnapshot] = {}
         frames = self._all(self._every, GroupVerb.STATS, (int(spans),), [])
         for server, frame in zip(self._every, frames, strict=True):
             snapshots[self._titles[server]], of_dense_servers = from_text(frame.arrays[0])

@@ -27,7 +27,7 @@ from girih.hierarchical.shadow import average_buffers, check_averaged
 from girih.hierarchical.stage import BatchOnServers, Stage
 from girih.models.embeddings import Embeddings
 from girih.planner.operators import TRAINER
-from girih.telemetry.stats import DENSE_STALENESS, Snapshot
+from girih.telemetry.stats import DENSE_STALENESS, StatsSnapshot
 
 
 class GroupRanks(Protocol):
@@ -168,7 +168,7 @@ class GroupedReplica:
         ]
         return {"staleness_max": max((int(value) for each in stats for value in each), default=0)}
 
-    def processes(self, *, spans: bool = False) -> Mapping[str, Snapshot]:
+    def processes(self, *, spans: bool = False) -> Mapping[str, StatsSnapshot]:
         """Title of each server of the group → its ``Stats.snapshot``; empty but on one trainer of the group."""
         return self._group.processes(spans=spans) if self._leads else {}
 

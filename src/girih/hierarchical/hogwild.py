@@ -25,7 +25,7 @@ from girih.errors import NonFiniteError
 from girih.hierarchical.live_parts import twin_of
 from girih.hierarchical.shadow import Shadow, average_buffers, check_averaged
 from girih.models.embeddings import Embeddings
-from girih.telemetry.stats import DENSE_STALENESS, Snapshot
+from girih.telemetry.stats import DENSE_STALENESS, StatsSnapshot
 
 
 class HogwildNet(Replica):
@@ -264,7 +264,7 @@ class HogwildReplica:
         """Writes of other nets between a net's read of the parameters and its write, at most."""
         return {"staleness_max": self._nets.staleness_max()}
 
-    def processes(self, *, spans: bool = False) -> Mapping[str, Snapshot]:
+    def processes(self, *, spans: bool = False) -> Mapping[str, StatsSnapshot]:
         """Statistics of the dense servers; empty but on rank 0."""
         if self._shadow is None or not self._ranks.first:
             return {}

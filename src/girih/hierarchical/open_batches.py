@@ -12,7 +12,7 @@ from torch import Tensor
 from girih.errors import GirihError
 from girih.hierarchical.live_parts import LiveParts, NetOnServer
 from girih.hierarchical.wire import GradientStreams, Wire
-from girih.telemetry.stats import DENSE_STALENESS, Snapshot, Stats
+from girih.telemetry.stats import DENSE_STALENESS, Stats, StatsSnapshot
 
 Key = tuple[int, int, int]
 """Client, net and batch."""
@@ -158,7 +158,7 @@ class OpenBatches:
             for streams in self._streams.values():
                 streams.forget()
 
-    def snapshot(self, *, spans: bool) -> Snapshot:
+    def snapshot(self, *, spans: bool) -> StatsSnapshot:
         """The server's statistics, while no write is being counted."""
         with self._lock:
             self._stats.gauges["batches"] = len(self)

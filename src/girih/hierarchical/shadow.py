@@ -21,7 +21,7 @@ from girih.comm.service import answer, answers, from_text
 from girih.errors import ConfigError
 from girih.hierarchical.averaging import DenseVerb, ranges
 from girih.telemetry.busy import waiting
-from girih.telemetry.stats import Snapshot, Stats
+from girih.telemetry.stats import Stats, StatsSnapshot
 
 
 class Shadow:
@@ -115,7 +115,7 @@ class Shadow:
         replies = self._wait(calls)
         return np.concatenate(replies[::2]), np.concatenate(replies[1::2])
 
-    def processes(self, *, spans: bool = False) -> Mapping[str, Snapshot]:
+    def processes(self, *, spans: bool = False) -> Mapping[str, StatsSnapshot]:
         """Title of each dense server → its ``Stats.snapshot``."""
         replies = answers(self._servers, DenseVerb.STATS, (int(spans),))
         return {f"dense-server {number}": from_text(frame.arrays[0]) for number, frame in enumerate(replies)}

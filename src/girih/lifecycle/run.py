@@ -44,7 +44,7 @@ from girih.sparse.options import StoreOptions
 from girih.store.clock import notes_of_future, refuse_expired
 from girih.strategies.strategy import Strategy, note_on_rows
 from girih.telemetry.peer_status import PeerStatus
-from girih.telemetry.stats import COMPILE, STALENESS, LiveNumber, Snapshot, Spans
+from girih.telemetry.stats import COMPILE, STALENESS, LiveNumber, Spans, StatsSnapshot
 from girih.telemetry.status_file import ProcessId
 from girih.training import random_state
 from girih.training.checkpoints import RunCheckpoints
@@ -95,8 +95,8 @@ class OpenRun:
     _read: LoadedCheckpoint | None = None
     """The checkpoint whose rows were loaded to be read, and not to go on with."""
     _compiled_in_steps_s: float = 0.0
-    _loaders: Mapping[str, Snapshot] = field(default_factory=dict)
-    _ended_loaders: dict[str, Snapshot] = field(default_factory=dict)
+    _loaders: Mapping[str, StatsSnapshot] = field(default_factory=dict)
+    _ended_loaders: dict[str, StatsSnapshot] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         ranks, dense, schema = self.context.ranks, self.context.dense, self.facts.schema

@@ -18,7 +18,7 @@ from girih.checkpoint.save import SavedRows
 from girih.data.batch import Batch
 from girih.models.embeddings import Embeddings
 from girih.publishing.segment import PublishedRows
-from girih.telemetry.stats import LiveNumber, Snapshot
+from girih.telemetry.stats import LiveNumber, StatsSnapshot
 
 
 class Pending(Protocol):
@@ -87,7 +87,7 @@ class SparseStats:
 
     store: Mapping[str, int] = field(default_factory=dict)
     rows: Mapping[str, int] = field(default_factory=dict)
-    processes: Mapping[str, Snapshot] = field(default_factory=dict)
+    processes: Mapping[str, StatsSnapshot] = field(default_factory=dict)
     balance: Mapping[str, int] = field(default_factory=dict)
     features: Mapping[str, int] = field(default_factory=dict)
 

@@ -39,7 +39,7 @@ BOUNDS_S = (
 """Upper bounds of the buckets of durations, in seconds; one more bucket has the rest."""
 
 
-class Snapshot(TypedDict):
+class StatsSnapshot(TypedDict):
     """The statistics of a process as plain values; see :class:`Stats`."""
 
     counters: dict[str, int]
@@ -117,7 +117,7 @@ class Stats:
         """Bytes sent by this process, by kind."""
         return wire_bytes(self.counters)
 
-    def snapshot(self, *, spans: bool = True) -> Snapshot:
+    def snapshot(self, *, spans: bool = True) -> StatsSnapshot:
         """Everything, as plain values for JSON; ``spans`` may be many."""
         return {
             "counters": dict(self.counters),

@@ -25,7 +25,7 @@ from girih.data.read_ahead import read_ahead
 from girih.errors import ConfigError, GirihError, Lost
 from girih.schema import Schema
 from girih.sparse.protocol import SparseVerb
-from girih.telemetry.stats import Snapshot
+from girih.telemetry.stats import StatsSnapshot
 
 LOADER = RoleName.LOADER
 END_S = 5.0
@@ -60,7 +60,7 @@ class TrainingFeed:
         """This trainer's share of every batch of an epoch, from a position on, read in a thread."""
         return self.data.ahead(epoch, position, self.prepare, self.stopped)
 
-    def stats(self) -> Mapping[str, Snapshot]:
+    def stats(self) -> Mapping[str, StatsSnapshot]:
         """Title of a process behind this feed → its ``Stats.snapshot``."""
         return {}
 
@@ -228,7 +228,7 @@ class LoaderDataset(TrainingFeed):
         self.num_passes += 1
         return self._arriving(self.num_passes, epoch, position)
 
-    def stats(self) -> Mapping[str, Snapshot]:
+    def stats(self) -> Mapping[str, StatsSnapshot]:
         """Statistics of the loader, asked by the first trainer that it serves."""
         if not self.first:
             return {}

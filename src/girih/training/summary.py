@@ -27,8 +27,8 @@ from girih.telemetry.stats import (
     PACED_KEYS,
     SERVED_ROWS,
     UPDATES_SINCE_READ,
-    Snapshot,
     Stats,
+    StatsSnapshot,
     wire_bytes,
 )
 
@@ -43,7 +43,7 @@ def summarize(
     ranks: TrainerGroup,
     stats: Stats,
     sparse: SparseStats,
-    processes: Sequence[Snapshot],
+    processes: Sequence[StatsSnapshot],
 ) -> dict[str, object]:
     """Returns the summary of the run. All trainers call it together.
 
@@ -132,7 +132,7 @@ def features_of(
     }
 
 
-def histogram_of(name: str, processes: Iterable[Snapshot]) -> Counter[int]:
+def histogram_of(name: str, processes: Iterable[StatsSnapshot]) -> Counter[int]:
     """A histogram over several processes.
 
     Args:
@@ -227,7 +227,7 @@ BESIDE = frozenset(
 """Names of spans that overlap others of their process, themselves included, and so need separate tracks."""
 
 
-def timelines(ranks: TrainerGroup, stats: Stats, processes: Mapping[str, Snapshot]) -> dict[str, Events]:
+def timelines(ranks: TrainerGroup, stats: Stats, processes: Mapping[str, StatsSnapshot]) -> dict[str, Events]:
     """The spans of all processes by title, on rank 0; of this trainer alone on the others. All call it, together.
 
     Args:

@@ -28,7 +28,7 @@ from girih.dense.options import OptimizerFactory
 from girih.errors import ConfigError, GirihError, NonFiniteError, kind_of
 from girih.models.embeddings import Embeddings, Jagged
 from girih.models.loss import Targets, is_over_batch, loss_of
-from girih.telemetry.stats import Snapshot
+from girih.telemetry.stats import StatsSnapshot
 
 Gradients = list[Tensor | None]
 """The gradient of each parameter, or None where it took no part in the loss."""
@@ -159,7 +159,7 @@ class Replica:
         """A copy that moves in its own step is never behind."""
         return {"staleness_max": 0}
 
-    def processes(self, *, spans: bool = False) -> Mapping[str, Snapshot]:
+    def processes(self, *, spans: bool = False) -> Mapping[str, StatsSnapshot]:
         """Empty: there is this process alone."""
         return {}
 
