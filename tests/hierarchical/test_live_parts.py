@@ -1,6 +1,7 @@
 """Live parameters of a group server: one copy of each, by its name in the whole model."""
 
 import copy
+import gc
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -129,6 +130,7 @@ def tell_taken(pipe, averaged):
     round_of(small[0])
     before = resident("VmRSS")
     live, nets = nets_at_work(1000, averaged)
+    gc.collect()  # the optimizer that the recipe was read from is in a cycle, and holds parameters
     taken = resident("VmRSS") - before
     if averaged:
         Path("/proc/self/clear_refs").write_text("5")  # begins the peak anew
