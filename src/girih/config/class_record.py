@@ -25,6 +25,11 @@ from girih.runs.sealed import parse
 RECORD = "classes.json"
 KINDS = {"model": "name", "strategy": "name", "train": "metrics"}
 """Sections that may name a class, or functions in a list, and the key that does."""
+_WAYS_ON = {
+    "model": ("class", "--model file.py:Class"),
+    "strategy": ("class", "--set strategy.name=file.py:Class"),
+    "train": ("function", "--set 'train.metrics=[\"file.py:function\"]' to girih train, or delete the key"),
+}
 _KEY_BYTES = 32
 _SIGNS = (
     ".lock", "checkpoints", RECORD, "metrics.jsonl", "plan.json", "processes.json", "summary.json",
@@ -79,11 +84,9 @@ def check_class(kind: str, name: str | list[str], config: Path, run: Path) -> No
             raise ValueError(f"{RECORD} records another class, or is another user's")
     except (OSError, RuntimeError, ValueError, AttributeError, ImportError) as error:
         reason = " ".join(str(error).split())
-        option = "--model file.py:Class" if kind == "model" else "--set strategy.name=file.py:Class"
-        if kind == "train":
-            option = "--set 'train.metrics=[\"file.py:function\"]' to girih train, or delete the key"
+        noun, option = _WAYS_ON[kind]
         raise ConfigError(
-            f"{config}: [{kind}].{KINDS[kind]} = {name!r}: a run directory may only name a {'function' if kind == 'train' else 'class'} that your own config named ({reason}); give {option}"
+            f"{config}: [{kind}].{KINDS[kind]} = {name!r}: a run directory may only name a {noun} that your own config named ({reason}); give {option}"
         ) from None
 
 

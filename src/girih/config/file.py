@@ -126,12 +126,8 @@ class RunConfig:
         where = str(path)
         written = config.with_overrides(path, overrides, strategy, run)
         if dropped := config.dropped_options(config.read_toml(path, expanded=False), written):
-            _LOG.warning(
-                "%s: [model] %s: dropped %s of the old model",
-                where,
-                written["model"].get("name"),
-                ", ".join(dropped),
-            )
+            name, options = written["model"].get("name"), ", ".join(dropped)
+            _LOG.warning("%s: [model] %s: dropped %s of the old model", where, name, options)
         mapping = config.expand(written, where)
         for name in mapping:
             if name not in SECTIONS:
