@@ -1,7 +1,7 @@
 """Shows whether tests find small errors: changes one place of the library at a time and runs the tests of its room.
 
     python dev/mutants.py choose mutants.json [--before TREE] [--count 30] [--seed 43]
-    python dev/mutants.py run mutants.json results.json [--tree TREE] [--room]
+    python dev/mutants.py run mutants.json results.json [--tree TREE]
     python dev/mutants.py compare before.json after.json
 
 ``choose`` picks lines of ``src/girih`` and changes each in one way: another comparison, sign, number or condition. With
