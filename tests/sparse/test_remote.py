@@ -16,7 +16,7 @@ from girih.errors import GirihError, NonFiniteError, StorageFullError, WireError
 from girih.sparse.groups.bags import BagPooler
 from girih.sparse.groups.local_shards import LocalShards
 from girih.sparse.groups.shards import as_rows
-from girih.sparse.halves.remote import Staging
+from girih.sparse.halves.staging import Staging
 from girih.sparse.protocol import BatchCodec, SparseVerb
 from girih.sparse.routing.shard_reader import ShardReader
 from girih.tables import LRU, MinCount

@@ -13,7 +13,7 @@ from girih.checkpoint.parts import PartReader
 from girih.planner.placement import Placement
 from girih.sparse.halves.collective import CollectiveSparse
 from girih.sparse.halves.local import FeatureParallelSparse, LocalSparse
-from girih.sparse.halves.remote import Staging
+from girih.sparse.halves.staging import Staging
 from remote_site import site
 from support import cases
 from support.fakes import FakeSparse

@@ -8,7 +8,7 @@ import torch
 
 import girih
 from girih.errors import GirihError
-from girih.sparse.halves.remote import Staging
+from girih.sparse.halves.staging import Staging
 from remote_site import batch_of, give, site, spec_of
 
 CPU = torch.device("cpu")

@@ -186,7 +186,8 @@ class RemoteStrategy(StrategyOptions):
         Args:
             staged: threads fetch rows and send gradients. With a GPU they always do.
         """
-        from girih.sparse.halves.remote import RemoteSparse, Staging
+        from girih.sparse.halves.remote import RemoteSparse
+        from girih.sparse.halves.staging import Staging
         from girih.sparse.protocol import BatchCodec
         from girih.training.session import Session
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from girih.app.run_config import RunConfig
-from girih.sparse.halves.remote import Staging
+from girih.sparse.halves.staging import Staging
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that torch can use")
 
