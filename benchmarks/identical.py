@@ -4,7 +4,8 @@
     python benchmarks/identical.py compare before.json after.json
 
 ``record`` runs ``python -m girih train`` with ``TREE/src`` in front of the path, one case at a time: two data sets
-below ``GIRIH_DATA``, every strategy that promises equal results, four sparse optimizers, and some extra cases. It keeps
+below ``GIRIH_DATA``, every strategy that promises equal results, four sparse optimizers, and some extra cases:
+strategies that repeat themselves with one process of each role, two tiers, and answers of ``girih serve``. It keeps
 the loss of each step as Python writes it, and a SHA-256 of each dense tensor (parameters, the optimizer's state, the
 random state) and of each column of each table (ids, weights, the optimizer's state), rows sorted by id. When a row was
 used last and how often is left out, and so is which shard it lay in. ``compare`` tells for each case whether all of it
@@ -23,13 +24,17 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,7 +50,7 @@ from torch import Tensor
 
 Config = dict[str, Any]
 Record = dict[str, Any]
-"""One case: ``losses``, ``dense`` and ``tables``; the latter two are flat, name → digest."""
+"""One case: ``losses``, ``dense``, ``tables`` and perhaps ``answers``; the latter three are flat: name → digest or text."""
 
 STEPS, BATCH_SIZE, DIM, SEED, SHARDS = 200, 512, 8, 7, 2
 LIMIT_S = 600
@@ -57,6 +62,12 @@ STRATEGIES: dict[str, Config] = {
     "substitution": {"name": "substitution", "trainers": 2, "dense": "replicated"},
     "hybrid": {"name": "hybrid", "trainers": 2, "embedding_servers": 2, "staleness": 0},
 }
+ALONE: dict[str, Config] = {
+    "asynchronous": {"trainers": 1, "embedding_servers": 1, "staleness": 0},
+    "hierarchical": {"trainers_per_group": 1, "servers_per_group": 1, "embedding_servers": 1, "nets": 1},
+}
+"""One process of each role: then nothing depends on who comes first."""
+NUM_REQUESTS, CANDIDATES = 20, 64
 OPTIMIZERS: dict[str, Config] = {
     "adagrad": {"name": "adagrad", "lr": 0.05, "l2": 1e-4},
     "rowwise_adagrad": {"name": "rowwise_adagrad", "lr": 0.05, "l2": 1e-4},
@@ -72,11 +83,13 @@ class Case:
     Attributes:
         data: "frappe" or "kuairand".
         sections: of the config, laid over those that all cases share.
+        served: whether ``girih serve`` answers requests from the run as well.
     """
 
     name: str
     data: str
     sections: Mapping[str, Any] = field(default_factory=dict)
+    served: bool = False
 
     def config(self, folder: Path, steps: int) -> Config:
         """The config file's content; ``folder`` holds ``train.parquet`` of this data set."""
@@ -126,7 +139,27 @@ def cases() -> list[Case]:
             ],
         },
     )
-    return [*grid, split, eviction]
+    alone = [
+        Case(f"kuairand/{name}-alone", "kuairand", {"strategy": {"name": name, **options}})
+        for name, options in ALONE.items()
+    ]
+    tiers = Case(
+        "kuairand/tiers",
+        "kuairand",
+        {
+            "strategy": STRATEGIES["local"],
+            "store": {
+                "tiers": ["dram", "ssd"],
+                "hot_rows": 2_000,
+                "flush_every_steps": 20,
+                "warm_up_steps": 20,
+            },
+        },
+    )
+    served = [
+        Case(f"{data}/served", data, {"strategy": STRATEGIES["local"]}, served=True) for data in FEATURES
+    ]
+    return [*grid, split, eviction, *alone, tiers, *served]
 
 
 # --- data -----------------------------------------------------------------------------------------------------------
@@ -209,8 +242,11 @@ def record(tree: Path, chosen: Sequence[Case], steps: int) -> tuple[dict[str, Re
             try:
                 folder = data_folder(case.data, source, Path(work))
                 with tempfile.TemporaryDirectory(dir=work) as place:
-                    run = train(case.config(folder, steps), Path(place), environment)
+                    config = case.config(folder, steps)
+                    run = train(config, Path(place), environment)
                     records[case.name] = read_run(run, steps)
+                    if case.served:
+                        records[case.name]["answers"] = answers(run, config, environment)
             except RunFailed as error:
                 failed.append(case.name)
                 print(f"{case.name}: FAILED\n{error}", file=sys.stderr, flush=True)
@@ -236,6 +272,65 @@ def train(config: Config, place: Path, environment: Mapping[str, str]) -> Path:
     if done.returncode != 0:
         raise RunFailed(f"status {done.returncode}\n{done.stderr}")
     return place / "run"
+
+
+def answers(run: Path, config: Config, environment: Mapping[str, str]) -> dict[str, str]:
+    """What ``girih serve`` answers to requests of examples from the training data, by the request's number.
+
+    Raises:
+        RunFailed: the server does not start or refuses a request.
+    """
+    command = [sys.executable, "-m", "girih", "serve", str(run), "--port", "0", "--name", "model"]
+    with tempfile.TemporaryFile() as errors:
+        server = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True)
+        try:
+            address = None
+            while address is None:
+                line = server.stdout.readline()  # type: ignore[union-attr]
+                if not line:
+                    errors.seek(0)
+                    raise RunFailed(f"the server ended\n{_text(errors.read())}")
+                address = re.search(r"http://[0-9.]+:\d+", line)
+            url = f"{address.group()}/v2/models/model/infer"
+            return {str(number): _answer(url, body) for number, body in enumerate(_requests(config))}
+        finally:
+            server.terminate()
+            server.communicate(timeout=LIMIT_S)
+
+
+def _requests(config: Config) -> Iterator[bytes]:
+    names = [feature["name"] for feature in config["features"]]
+    with pq.ParquetFile(config["data"]["train"]) as file:
+        batches = file.iter_batches(batch_size=CANDIDATES, columns=names)
+        for batch in itertools.islice(batches, NUM_REQUESTS):
+            inputs = [tensor for name in names for tensor in _tensors(name, batch[name])]
+            yield json.dumps({"inputs": inputs}).encode()
+
+
+def _tensors(name: str, column: pa.Array) -> Iterator[dict[str, object]]:
+    """One input of a request. Lists are their values, then their lengths."""
+    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+        lengths = pc.fill_null(pc.list_value_length(column), 0).to_pylist()
+        yield {"name": f"{name}.lengths", "datatype": "INT32", "shape": [len(lengths)], "data": lengths}
+        column = pc.list_flatten(column)
+    kind = (
+        "INT64"
+        if pa.types.is_integer(column.type)
+        else "FP64"
+        if pa.types.is_floating(column.type)
+        else "BYTES"
+    )
+    yield {"name": name, "datatype": kind, "shape": [len(column)], "data": column.to_pylist()}
+
+
+def _answer(url: str, body: bytes) -> str:
+    """The outputs of an answer as text."""
+    request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=LIMIT_S) as answer:
+            return json.dumps(json.load(answer)["outputs"])
+    except urllib.error.HTTPError as error:
+        raise RunFailed(f"{error.code}: {error.read().decode(errors='replace')}") from None
 
 
 def _text(output: bytes | str | None) -> str:
@@ -275,11 +370,12 @@ def made_with(tree: Path, steps: int) -> dict[str, Any]:
 
 
 def difference(before: Record, after: Record) -> str | None:
-    """Where two records of a case differ first, in the order of training: loss, dense, tables. None: nowhere."""
+    """Where two records of a case differ first, in the order of training: loss, dense, tables, answers. None: nowhere."""
     told = [
         _loss_difference(before["losses"], after["losses"]),
         _names_difference("dense tensor", _of_trainer_0(before["dense"]), _of_trainer_0(after["dense"])),
         _names_difference("table column", before["tables"], after["tables"]),
+        _names_difference("answer", before.get("answers", {}), after.get("answers", {})),
     ]
     return "; ".join(text for text in told if text is not None) or None
 
