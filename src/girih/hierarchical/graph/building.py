@@ -7,98 +7,54 @@ c = a · size + b, or from whether the net trains; else the module that it occur
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 from torch.fx.node import Argument
 
 from girih.hierarchical.graph.batches import read
-from girih.hierarchical.graph.recording import (
-    Attribute,
-    Call,
-    ConstantTensor,
-    NetInput,
-    Opaque,
-    Recording,
-    Ref,
-    Result,
-)
-from girih.hierarchical.graph.runnable import CONSTANTS, leaves, mapped
+from girih.hierarchical.graph.recording import Opaque, Recording
+from girih.hierarchical.graph.runnable import leaves, mapped
 
 
-def live(recording: Recording, more: Collection[Ref]) -> tuple[Recording, list[int]]:
-    """The calls of which something comes of what is returned, or of ``more``; and their numbers before."""
-    kept = (recording.logits, *more)
-    needed = {ref.call for ref in kept if isinstance(ref, Result)}
-    for number in reversed(range(len(recording.calls))):
-        if number in needed:
-            call = recording.calls[number]
-            needed |= {ref.call for ref in leaves((call.args, call.kwargs)) if isinstance(ref, Result)}
-    numbers = sorted(needed)
-    places = {number: place for place, number in enumerate(numbers)}
-
-    def moved(value: Any) -> Any:
-        return replace(value, call=places[value.call]) if isinstance(value, Result) else value
-
-    calls = []
-    for call in (recording.calls[number] for number in numbers):
-        args, kwargs = mapped((call.args, call.kwargs), moved)
-        calls.append(replace(call, args=args, kwargs=kwargs))
-    left = {where: moved(ref) for where, ref in recording.left.items() if more}
-    return replace(recording, calls=calls, logits=moved(recording.logits), left=left), numbers
-
-
-def check_alike(one: Recording, other: Recording) -> None:
-    """Raises Opaque with the deeper scope where two recordings are not of the same calls."""
-    for a, b in zip(one.calls, other.calls, strict=False):
-        if not _alike(a, b):
+def check_alike(one: Mapping[fx.Node, str], other: Mapping[fx.Node, str]) -> None:
+    """Raises Opaque with the deeper scope where two recordings, see :meth:`Recording.nodes`, are not of the same calls."""
+    places = {node: place for nodes in (one, other) for place, node in enumerate(nodes)}
+    for a, b in zip(one, other, strict=False):
+        if one[a] != other[b] or not _is_alike(a, b, places):
             raise Opaque(
-                max(a.scope, b.scope, key=len),
+                max(one[a], other[b], key=len),
                 f"its calls differ from batch to batch, or as it trains: {word_of(a)}, {word_of(b)}",
             )
-    if (
-        len(one.calls) != len(other.calls)
-        or one.left.keys() != other.left.keys()
-        or one.logits != other.logits
-    ):
-        scope = max(each.calls[-1].scope if each.calls else "" for each in (one, other))
+    if len(one) != len(other):
+        scope = max(([*each.values()] or [""])[-1] for each in (one, other))
         raise Opaque(scope, "it makes another number of calls in other batches, or as it trains")
 
 
-def _alike(a: Call, b: Call) -> bool:
-    if (a.kind, a.target, a.scope, a.ways) != (b.kind, b.target, b.scope, b.ways):
+def _is_alike(a: fx.Node, b: fx.Node, places: Mapping[fx.Node, int]) -> bool:
+    structures = [mapped((each.args, each.kwargs), lambda _: None) for each in (a, b)]
+    if (a.op, a.target) != (b.op, b.target) or structures[0] != structures[1]:
         return False
-    pairs = list(zip(leaves((a.args, a.kwargs)), leaves((b.args, b.kwargs)), strict=False))
-    if mapped((a.args, a.kwargs), lambda _: None) != mapped((b.args, b.kwargs), lambda _: None):
-        return False
-    return all(
-        type(x) is type(y)
-        and (x == y or not isinstance(x, (NetInput, Attribute, ConstantTensor, Result, str)))
-        for x, y in pairs
-    )
+    for x, y in zip(_arguments(a), _arguments(b), strict=True):
+        if isinstance(x, fx.Node) and isinstance(y, fx.Node):
+            if places[x] != places[y]:
+                return False
+        elif type(x) is not type(y) or (isinstance(x, str) and x != y):
+            return False
+    return True
 
 
-def flags_of(trained: Recording, evaluated: Recording) -> frozenset[tuple[int, int]]:
-    """Arguments that follow the mode: the call's number, and the argument's place."""
-    flags = set()
-    for number, (a, b) in enumerate(zip(trained.calls, evaluated.calls, strict=True)):
-        pairs = zip(leaves((a.args, a.kwargs)), leaves((b.args, b.kwargs)), strict=True)
-        for place, (x, y) in enumerate(pairs):
-            if x != y:
-                if type(x) is not bool:
-                    raise Opaque(a.scope, f"{word_of(a)} is given {x!r} as it trains, and else {y!r}")
-                flags.add((number, place))
-    return frozenset(flags)
+def _arguments(node: fx.Node) -> list[object]:
+    return list(leaves((node.args, node.kwargs)))
 
 
-def word_of(call: Call) -> str:
+def word_of(node: fx.Node) -> str:
     """The name of what is called."""
-    if call.kind == "function" and call.target is getattr:
-        return str(call.args[1])
-    return str(getattr(call.target, "__name__", call.target)).strip("_")
+    if node.target is getattr:
+        return str(node.args[1])
+    return str(getattr(node.target, "__name__", node.target)).strip("_")
 
 
 LEFT = "_left_for_loss"
@@ -121,10 +77,10 @@ class SideOutput:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A graph, what it names that is no attribute of its model, and what it leaves on modules (the arguments of its node LEFT)."""
+    """A graph, the tensors that it names and its model has not, and what it leaves on modules (the arguments of its node LEFT)."""
 
     graph: fx.Graph
-    constants: Mapping[str, Tensor | nn.Module]
+    constants: Mapping[str, Tensor]
     left: tuple[SideOutput, ...]
 
 
@@ -136,24 +92,29 @@ def build(training: Sequence[Recording], evaluating: Recording) -> Built:
     Raises:
         Opaque: the recordings differ in more than sizes and mode.
     """
-    (first, numbers), *others = [live(each, each.left.values()) for each in training]
-    for other, _ in others:
-        check_alike(first, other)
     always = bool(evaluating.left)
-    trained, compared = live(training[0], training[0].left.values() if always else ())
-    evaluated, _ = live(evaluating, evaluating.left.values())
+    runs = [each.nodes() for each in training]
+    trained, evaluated = training[0].nodes(left=always), evaluating.nodes()
+    for run in runs[1:]:
+        check_alike(runs[0], run)
     check_alike(trained, evaluated)
-    flags = {(numbers.index(compared[call]), place) for call, place in flags_of(trained, evaluated)}
-    return _Builder([first, *(other for other, _ in others)], flags, always=always).built()
+    builder = _Builder(training)
+    for a, b in zip(trained, evaluated, strict=True):
+        for place, (x, y) in enumerate(zip(_arguments(a), _arguments(b), strict=True)):
+            if x != y and not isinstance(x, fx.Node):
+                if type(x) is not bool:
+                    raise Opaque(trained[a], f"{word_of(a)} is given {x!r} as it trains, and else {y!r}")
+                builder.flags.add((a, place))
+    for nodes in zip(*runs, strict=True):
+        builder.add(nodes, runs[0][nodes[0]])
+    return builder.built(always=always)
 
 
-def whole(name: str) -> fx.Graph:
-    """The graph of a model that is one operator."""
+def begin_graph() -> fx.Graph:
+    """A graph with the inputs of a net."""
     graph = fx.Graph()
-    numeric, embeddings = _beginning(graph)
-    node = graph.call_module(name, (numeric, embeddings))
-    node.meta["operator"] = name
-    graph.output(node)
+    graph.placeholder(NUMERIC).meta["operator"] = NUMERIC
+    graph.placeholder("embeddings")
     return graph
 
 
@@ -163,126 +124,115 @@ def size_of(tensor: Tensor, dim: int) -> int:
 
 
 class _Builder:
-    def __init__(
-        self, recordings: Sequence[Recording], flags: Collection[tuple[int, int]], *, always: bool
-    ) -> None:
-        self._recordings, self._flags, self._always = recordings, flags, always
-        self._graph = fx.Graph()
-        self._nodes: dict[Ref, fx.Node] = {}
-        self._sizes: dict[tuple[Ref, int], fx.Node] = {}
-        self._shapes: dict[Ref, list[torch.Size]] = {}
+    """A graph on its way.
+
+    Attributes:
+        flags: arguments that follow the mode: a node of the first recording, and the argument's place.
+    """
+
+    def __init__(self, recordings: Sequence[Recording]) -> None:
+        self.flags = set[tuple[fx.Node, int]]()
+        self._recordings, self._graph = recordings, begin_graph()
+        self._nodes = dict(zip(recordings[0].graph.nodes, self._graph.nodes, strict=False))  # of the inputs
+        self._alike = {nodes[0]: nodes for nodes in zip(*(each.inputs for each in recordings), strict=True)}
+        self._sizes: dict[tuple[fx.Node, int], fx.Node] = {}
         self._names = {NUMERIC, OUTPUT}
         self._constants: dict[str, Tensor] = {}
         self._training: fx.Node | None = None
-        numeric, embeddings = _beginning(self._graph)
-        self._nodes |= {NetInput("numeric"): numeric, NetInput("embeddings"): embeddings}
-        for ref in recordings[0].shapes:
-            self._shapes[ref] = [each.shapes[ref] for each in recordings]
 
-    def built(self) -> Built:
+    def add(self, nodes: tuple[fx.Node, ...], scope: str) -> None:
+        """Adds a node of the graph, from those of all recordings."""
+        node, resolved = nodes[0], list[object]()
+        if node in self._nodes:
+            return
+        if node.target in self._recordings[0].constants:
+            self._keep(str(node.target))
+        for place, values in enumerate(zip(*map(_arguments, nodes), strict=True)):
+            if (node, place) in self.flags:
+                resolved.append(self._mode(values[0]))
+            elif isinstance(values[0], fx.Node):
+                resolved.append(self._nodes[values[0]])
+            elif all(value == values[0] for value in values):
+                resolved.append(values[0])
+            else:
+                resolved.append(self._number(node, scope, values))
+        self._make(node, resolved, scope)
+        self._alike[node] = nodes
+
+    def built(self, *, always: bool) -> Built:
+        """The whole graph; see :class:`SideOutput`."""
         first = self._recordings[0]
-        for number, call in enumerate(first.calls):
-            self._emit(number, call, [each.calls[number] for each in self._recordings])
-        left = tuple(SideOutput(*where, self._always) for where in first.left)
+        left = tuple(SideOutput(*where, always) for where in first.left)
         if left:
-            node = self._graph.call_module(LEFT, tuple(self._node(ref) for ref in first.left.values()))
+            node = self._graph.call_module(LEFT, tuple(self._nodes[each] for each in first.left.values()))
             node.meta |= {"operator": self._unique("left for loss"), "stays": True}
-        if first.logits is not None:
-            self._graph.output(self._node(first.logits))
+        self._graph.output(self._nodes[first.logits])
         return Built(self._graph, self._constants, left)
 
-    def _emit(self, number: int, call: Call, calls: Sequence[Call]) -> None:
-        columns = [list(leaves((each.args, each.kwargs))) for each in calls]
-        refs = [ref for ref in columns[0] if isinstance(ref, (NetInput, Attribute, ConstantTensor, Result))]
-        resolved = []
-        for place, values in enumerate(zip(*columns, strict=True)):
-            if (number, place) in self._flags:
-                resolved.append(self._mode(values[0]))
-            elif all(value == values[0] for value in values):
-                is_ref = isinstance(values[0], (NetInput, Attribute, ConstantTensor, Result))
-                resolved.append(self._node(values[0]) if is_ref else values[0])
-            else:
-                resolved.append(self._number(call, values, refs))
-        arguments = iter(resolved)
-        args, kwargs = mapped((call.args, call.kwargs), lambda _: next(arguments))
-        node = self._graph.create_node(f"call_{call.kind}", call.target, args, kwargs)
-        node.meta["operator"] = self._named(call)
-        for leaf, way in enumerate(call.ways):
-            ref = Result(number, leaf)
-            self._shapes[ref] = [each.shapes[leaf] for each in calls]
-            if not way:
-                self._nodes[ref] = node
-        if call.ways != ((),):
-            self._nodes[Result(number, -1)] = node
+    def _make(self, node: fx.Node, arguments: Iterable[object], scope: str) -> fx.Node:
+        values = iter(arguments)
+        args, kwargs = mapped((node.args, node.kwargs), lambda _: next(values))
+        made = self._nodes[node] = self._graph.create_node(node.op, node.target, args, kwargs)
+        if node.target is operator.getitem:
+            made.meta |= {"glue": True, "is_number": False}
+        elif node.target is read:
+            made.meta["operator"] = self._unique(f"embeddings.{args[1]}.{args[2]}")
+        elif node.op == "call_module":
+            made.meta["operator"] = self._unique(str(node.target))
+        elif node.op != "get_attr":
+            made.meta["operator"] = self._unique(f"{scope}.{word_of(node)}" if scope else word_of(node))
+        return made
 
-    def _node(self, ref: Ref) -> fx.Node:
-        if ref in self._nodes:
-            return self._nodes[ref]
-        if isinstance(ref, NetInput):
-            node = self._graph.call_function(read, (self._nodes[NetInput("embeddings")], ref.kind, ref.key))
-            node.meta["operator"] = self._unique(f"embeddings.{ref.kind}.{ref.key}")
-        elif isinstance(ref, Attribute):
-            node = self._graph.create_node("get_attr", ref.name)
-        elif isinstance(ref, ConstantTensor):
-            node = self._constant(ref)
-        else:
-            node = self._nodes[Result(ref.call, -1)]
-            for key in self._recordings[0].calls[ref.call].ways[ref.leaf]:
-                node = self._glue(operator.getitem, node, key)
-        self._nodes[ref] = node
-        return node
-
-    def _constant(self, ref: ConstantTensor) -> fx.Node:
-        tensors = [each.constants[ref.number] for each in self._recordings]
+    def _keep(self, name: str) -> None:
+        tensors = [each.constants[name] for each in self._recordings]
         if not all(torch.equal(each, tensors[0]) for each in tensors):
             raise Opaque("", "it makes a tensor beside torch's functions, which differs from batch to batch")
-        name = f"{CONSTANTS}.number_{ref.number}"
         self._constants[name] = tensors[0].detach()
-        return self._graph.create_node("get_attr", name)
 
     def _mode(self, value: object) -> fx.Node:
         if self._training is None:
             self._training = self._graph.create_node("get_attr", "training")
         return self._training if value else self._glue(operator.not_, self._training)
 
-    def _number(self, call: Call, values: Sequence[object], refs: Sequence[Ref]) -> fx.Node:
+    def _number(self, node: fx.Node, scope: str, values: Sequence[object]) -> fx.Node:
         """A number that differs from recording to recording, as a function of a size."""
         numbers = [value for value in values if type(value) is int]
         if len(numbers) == len(values):
             for plain in (True, False):
-                for ref, dim, factor, offset in self._sizes_like(numbers, refs):
+                for read_from, dim, factor, offset in self._sizes_like(numbers, node.all_input_nodes):
                     if not plain or (factor, abs(offset) < 2) == (1, True):
-                        node = self._size(ref, dim)
-                        node = node if factor == 1 else self._glue(operator.mul, node, factor)
-                        return node if offset == 0 else self._glue(operator.add, node, offset)
+                        size = self._size(read_from, dim)
+                        size = size if factor == 1 else self._glue(operator.mul, size, factor)
+                        return size if offset == 0 else self._glue(operator.add, size, offset)
         raise Opaque(
-            call.scope, f"{word_of(call)} is given {values[0]!r} or {values[1]!r}, which follows from no size"
+            scope, f"{word_of(node)} is given {values[0]!r} or {values[1]!r}, which follows from no size"
         )
 
-    def _sizes_like(self, values: Sequence[int], refs: Sequence[Ref]) -> Iterator[tuple[Ref, int, int, int]]:
-        for ref in dict.fromkeys((*refs, *self._shapes)):
-            for dim, sizes in enumerate(zip(*self._shapes.get(ref, ()), strict=False)):
+    def _sizes_like(
+        self, values: Sequence[int], inputs: Sequence[fx.Node]
+    ) -> Iterator[tuple[fx.Node, int, int, int]]:
+        for node in dict.fromkeys((*inputs, *self._alike)):
+            shapes = [each.meta.get("shape", ()) for each in self._alike[node]]
+            for dim, sizes in enumerate(zip(*shapes, strict=True)):
                 if sizes[0] != sizes[1]:
                     factor = (values[1] - values[0]) // (sizes[1] - sizes[0])
                     offset = values[0] - factor * sizes[0]
                     if factor and all(v == factor * s + offset for v, s in zip(values, sizes, strict=True)):
-                        yield ref, dim, factor, offset
+                        yield node, dim, factor, offset
 
-    def _size(self, ref: Ref, dim: int) -> fx.Node:
-        if (ref, dim) not in self._sizes:
-            self._sizes[ref, dim] = self._glue(size_of, self._node(ref), dim)
-            self._sizes[ref, dim].meta["is_number"] = True
-        return self._sizes[ref, dim]
+    def _size(self, node: fx.Node, dim: int) -> fx.Node:
+        if (node, dim) not in self._sizes:
+            made = self._nodes.get(node)
+            if made is None:  # an input that nothing else reads
+                made = self._make(node, [self._nodes.get(each, each) for each in _arguments(node)], "")
+            self._sizes[node, dim] = self._glue(size_of, made, dim)
+            self._sizes[node, dim].meta["is_number"] = True
+        return self._sizes[node, dim]
 
     def _glue(self, function: Callable[..., object], *args: Argument) -> fx.Node:
         node = self._graph.call_function(function, args)
-        node.meta |= {"glue": True, "is_number": function is not operator.getitem}
+        node.meta |= {"glue": True, "is_number": True}
         return node
-
-    def _named(self, call: Call) -> str:
-        if call.kind == "module":
-            return self._unique(str(call.target))
-        return self._unique(f"{call.scope}.{word_of(call)}" if call.scope else word_of(call))
 
     def _unique(self, name: str) -> str:
         unique, number = name, 0
@@ -291,9 +241,3 @@ class _Builder:
             unique = f"{name}_{number}"
         self._names.add(unique)
         return unique
-
-
-def _beginning(graph: fx.Graph) -> tuple[fx.Node, fx.Node]:
-    numeric, embeddings = graph.placeholder("numeric"), graph.placeholder("embeddings")
-    numeric.meta["operator"] = NUMERIC
-    return numeric, embeddings

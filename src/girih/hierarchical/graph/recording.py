@@ -7,19 +7,20 @@ recorded.
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.fx.node import _get_qualified_name
 from torch.overrides import TorchFunctionMode
 
-from girih.hierarchical.graph.batches import tensors_of
-from girih.hierarchical.graph.runnable import Key, leaves, mapped, resolved, ways
+from girih.hierarchical.graph.batches import read, tensors_of
+from girih.hierarchical.graph.runnable import CONSTANTS, leaves, mapped, resolved
 from girih.models.embeddings import Embeddings
 
 
@@ -35,75 +36,52 @@ class Opaque(BaseException):
         self.scope, self.reason = scope, reason
 
 
-@dataclass(frozen=True, slots=True)
-class NetInput:
-    """``numeric``, ``embeddings`` as a whole, or a tensor of these: see :data:`girih.hierarchical.graph.batches.Place`."""
-
-    kind: str
-    key: int | str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Attribute:
-    """A parameter or buffer, by its name."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class ConstantTensor:
-    """A tensor that the model has from elsewhere, by its number."""
-
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """A tensor of what a call returned: the call's number, and the leaf's."""
-
-    call: int
-    leaf: int
-
-
-Ref = NetInput | Attribute | ConstantTensor | Result
-Kind = Literal["module", "method", "function"]
-Target = str | Callable[..., object]
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One operator in one pass; tensors in its arguments are :data:`Ref`.
-
-    Attributes:
-        scope: path of the module whose code called it.
-        shapes: of each leaf of the result. ways: to each; ((),) where the result is one tensor.
-    """
-
-    kind: Kind
-    target: Target
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    scope: str
-    shapes: tuple[torch.Size, ...]
-    ways: tuple[tuple[Key, ...], ...]
-
-
 @dataclass(eq=False)
 class Recording:
     """A forward pass.
 
     Attributes:
+        graph: its inputs, and a node for each operator, with ``meta["scope"]``, the path of the module whose code called it. A node of
+            a tensor has ``meta["shape"]``.
+        inputs: parameters, buffers, and what the model is given.
+        constants: tensors that the model has from elsewhere, by their names.
         logits: what it returned. left: tensors that it left on modules: (path, attribute) → which.
-        shapes: of inputs.
     """
 
-    calls: list[Call] = field(default_factory=list)
-    constants: list[Tensor] = field(default_factory=list)
-    shapes: dict[Ref, torch.Size] = field(default_factory=dict)
-    logits: Ref | None = None
-    left: dict[tuple[str, str], Ref] = field(default_factory=dict)
+    graph: fx.Graph = field(default_factory=fx.Graph)
+    inputs: list[fx.Node] = field(default_factory=list)
+    constants: dict[str, Tensor] = field(default_factory=dict)
+    logits: fx.Node | None = None
+    left: dict[tuple[str, str], fx.Node] = field(default_factory=dict)
+
+    def nodes(self, *, left: bool = True) -> dict[fx.Node, str]:
+        """Returns the nodes of which something comes, with the scope that reads them first: calls in their order, inputs as they are read.
+
+        Args:
+            left: whether something comes of what is left on modules.
+        """
+        ends = [node for node in (self.logits, *(self.left.values() if left else ())) if node is not None]
+        needed = set(ends)
+        for node in reversed(self.graph.nodes):
+            if node in needed:
+                needed.update(node.all_input_nodes)
+        scopes: dict[fx.Node, str] = {}
+
+        def read(node: fx.Node, scope: str) -> None:
+            if node not in scopes:
+                for each in node.all_input_nodes:
+                    read(each, scope)
+                scopes[node] = scope
+
+        for node in self.graph.nodes:
+            if node in needed and "scope" in node.meta:
+                read(node, node.meta["scope"])
+        for node in ends:
+            read(node, "")
+        return scopes
 
 
+Target = str | Callable[..., object]
 CONTAINERS = (nn.Module, nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 PLAIN = (int, float, bool, str, complex, type(None), type(...), torch.dtype, torch.device, torch.layout, torch.memory_format)  # fmt: skip
 SHAPES = frozenset({"shape", "size", "numel", "nelement", "__len__", "stride"})
@@ -149,19 +127,24 @@ class _Recorder(TorchFunctionMode):
         self, module: nn.Module, numeric: Tensor, embeddings: Embeddings, opaque: Collection[str]
     ) -> None:
         super().__init__()
-        self._module, self._opaque, self._embeddings = module, opaque, embeddings
+        self._module, self._opaque = module, opaque
         self._recording = Recording()
-        self._known: dict[int, tuple[Ref, Any]] = {id(embeddings): (NetInput("embeddings"), embeddings)}
+        self._graph = self._recording.graph
+        first, whole = self._graph.placeholder("numeric"), self._graph.placeholder("embeddings")
+        self._known: dict[int, tuple[fx.Node, object]] = {id(embeddings): (whole, embeddings)}
         self._shaped_by_data: set[int] = set()
         self._scopes, self._inside, self._silent = [""], "", False
         self._versions: list[tuple[Tensor, int]] = []
         self._state = _state()
         self._before = {path: dict(vars(each)) for path, each in module.named_modules()}
-        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-            self._know(tensor, Attribute(name))
-        for (kind, key), tensor in tensors_of(embeddings):
-            self._know(tensor, NetInput(kind, key))
-        self._know(numeric, NetInput("numeric"))
+        named = (*module.named_parameters(), *module.named_buffers())
+        inputs = [(self._graph.get_attr(name), tensor) for name, tensor in named]
+        for place, tensor in tensors_of(embeddings):
+            inputs.append((self._graph.call_function(read, (whole, *place)), tensor))
+        for node, tensor in (*inputs, (first, numeric)):
+            if id(tensor) not in self._known:
+                self._recording.inputs.append(node)
+                self._hand_on(node, tensor)
 
     def __torch_function__(
         self,
@@ -236,32 +219,32 @@ class _Recorder(TorchFunctionMode):
                     self._recording.left[path, name] = self._known[id(value)][0]
         return self._recording
 
-    def _write(self, kind: Kind, target: Target, arguments: tuple[object, object], result: object) -> None:
-        scope, number = self._scopes[-1], len(self._recording.calls)
-        args, kwargs = mapped(arguments, self._ref)
-        values = list(leaves(result))
-        shapes = tuple(each.shape if isinstance(each, Tensor) else torch.Size() for each in values)
-        self._recording.calls.append(Call(kind, target, args, kwargs, scope, shapes, tuple(ways(result))))
-        for leaf, each in enumerate(values):
-            if isinstance(each, Tensor):
-                self._known[id(each)] = Result(number, leaf), each
+    def _write(self, kind: str, target: Target, arguments: tuple[object, object], result: object) -> None:
+        args, kwargs = mapped(arguments, self._argument)
+        node = self._graph.create_node(f"call_{kind}", target, args, kwargs)
+        node.meta["scope"] = self._scopes[-1]
+        self._hand_on(node, result)
 
-    def _ref(self, value: object) -> object:
+    def _hand_on(self, node: fx.Node, value: object) -> None:
+        """Takes a node for a value, and nodes that read from it for what lies in the value."""
+        if isinstance(value, Tensor):
+            self._known[id(value)] = node, value
+            node.meta["shape"] = value.shape
+        items = enumerate(value) if isinstance(value, (tuple, list)) else ()
+        for key, each in value.items() if isinstance(value, dict) else items:
+            self._hand_on(self._graph.call_function(operator.getitem, (node, key)), each)
+
+    def _argument(self, value: object) -> Any:
         if id(value) in self._known and self._known[id(value)][1] is value:
             return self._known[id(value)][0]
         if isinstance(value, Tensor):
-            self._recording.constants.append(value)
-            ref = ConstantTensor(len(self._recording.constants) - 1)
-            self._known[id(value)] = ref, value
-            return ref
+            name = f"{CONSTANTS}.number_{len(self._recording.constants)}"
+            self._recording.constants[name] = value
+            self._known[id(value)] = self._graph.get_attr(name), value
+            return self._known[id(value)][0]
         if isinstance(value, PLAIN):
             return value
         raise Opaque(self._scopes[-1], f"a {type(value).__name__} is no input of an operator")
-
-    def _know(self, tensor: Tensor, ref: Ref) -> None:
-        if id(tensor) not in self._known:
-            self._known[id(tensor)] = ref, tensor
-            self._recording.shapes[ref] = tensor.shape
 
     def _check_fact(self, scope: str, name: object, tensors: list[Tensor]) -> None:
         """Refuses facts about tensors that depend on data."""
@@ -292,7 +275,7 @@ def _state() -> tuple[bool, ...]:
     return torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")
 
 
-def _target(func: Callable[..., object], scope: str) -> tuple[Kind, Target, tuple[str, ...]]:
+def _target(func: Callable[..., object], scope: str) -> tuple[str, Target, tuple[str, ...]]:
     """Kind and target of a call, and what comes behind its arguments."""
     name = getattr(func, "__name__", "")
     if name == "__get__":

@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import fx, nn
-from torch.fx.node import _get_qualified_name
+from torch.fx.node import _get_qualified_name, map_aggregate
 
 from girih.config.user_code import is_found_by_others
-
-Key = int | str
 
 
 def leaves(value: object) -> Iterator[object]:
@@ -32,30 +30,8 @@ def leaves(value: object) -> Iterator[object]:
 
 def mapped(value: object, function: Callable[[object], object]) -> Any:
     """The same structure with another value for each leaf, called in the order of :func:`leaves`."""
-    if isinstance(value, tuple):
-        items = [mapped(each, function) for each in value]
-        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
-    if isinstance(value, list):
-        return [mapped(each, function) for each in value]
-    if isinstance(value, dict):
-        return {key: mapped(each, function) for key, each in value.items()}
-    if isinstance(value, slice):
-        return slice(function(value.start), function(value.stop), function(value.step))
-    return function(value)
-
-
-def ways(value: object) -> Iterator[tuple[Key, ...]]:
-    """The keys that lead to each leaf, in the order of :func:`leaves`."""
-    if isinstance(value, (tuple, list)):
-        items: Any = enumerate(value)
-    elif isinstance(value, dict):
-        items = value.items()
-    else:
-        yield ()
-        return
-    for key, each in items:
-        for way in ways(each):
-            yield (key, *way)
+    arguments: Any = value
+    return map_aggregate(arguments, function)  # type: ignore[arg-type]
 
 
 CONSTANTS = "_constants"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from girih.hierarchical.graph.batches import SIZES, batches_of, isolated
-from girih.hierarchical.graph.building import LEFT, Built, SideOutput, build, whole
+from girih.hierarchical.graph.building import LEFT, Built, SideOutput, begin_graph, build
 from girih.hierarchical.graph.operator_costs import operator_graph
 from girih.hierarchical.graph.recording import Opaque, record
 from girih.hierarchical.graph.runnable import Objects, RunnableGraph, named_by
@@ -138,16 +138,26 @@ def trace(module: nn.Module, numeric: Tensor, embeddings: Embeddings) -> TracedN
             except Opaque as error:
                 built = None
                 opaque[error.scope] = error.reason
-    name = type(module).__name__
+    objects: dict[str, object] = {type(module).__name__: module}
     if built is None:
-        built = Built(whole(name), {name: module}, ())
-    graph, left, objects = built.graph, built.left, _objects(module, built)
+        built = Built(_whole(type(module).__name__), {}, ())
+    else:
+        objects = _objects(module, built)
     example = (
         numeric.detach(),
         embeddings.mapped(Tensor.detach, lambda each: each._replace(values=each.values.detach())),
     )
-    net = net_of(module, left, objects, graph)
-    return TracedNet(net, operator_graph(net, example), module, example, opaque, left)
+    net = net_of(module, built.left, objects, built.graph)
+    return TracedNet(net, operator_graph(net, example), module, example, opaque, built.left)
+
+
+def _whole(name: str) -> fx.Graph:
+    """The graph of a model that is one operator."""
+    graph = begin_graph()
+    node = graph.call_module(name, tuple(graph.nodes))
+    node.meta["operator"] = name
+    graph.output(node)
+    return graph
 
 
 def _built(
