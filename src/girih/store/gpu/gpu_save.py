@@ -32,7 +32,7 @@ from girih.kernels.cpu import saving, update
 from girih.kernels.gpu import counting, jit, records
 from girih.kernels.gpu.layout import STAMP
 from girih.store.gpu.gpu_memory import GpuMemory, reached
-from girih.store.state import ShardState
+from girih.store.values import Values
 
 _PIECE_BYTES = 16 << 20
 _PIECES_ASIDE = 8
@@ -61,7 +61,7 @@ class GpuSave:
         StorageFullError: there is not as much GPU memory.
     """
 
-    def __init__(self, memory: GpuMemory, host: ShardState) -> None:
+    def __init__(self, memory: GpuMemory, host: Values) -> None:
         self._memory, self._host = memory, host
         self._device, self._num_words = memory.device, host.layout.num_words
         words = memory.known()
@@ -123,7 +123,7 @@ class GpuSave:
                 return
             self._copy_aside(chosen[start : start + self._most], piece)
 
-    def wait(self) -> ShardState:
+    def wait(self) -> Values:
         """Blocks until all rows are on the host.
 
         Raises:

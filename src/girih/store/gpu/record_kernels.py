@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from girih.errors import ConfigError
 from girih.kernels.cpu import layout as at
 from girih.kernels.gpu import jit, lookup, update
 from girih.kernels.gpu.dedup import BagTerms
@@ -30,20 +29,13 @@ from girih.kernels.gpu.gradients import (
     sum_terms,
 )
 from girih.store.gpu.gpu_memory import RecordChunks, to_device
+from girih.store.keys import Keys
 from girih.store.rows.record import RowLayout
-from girih.store.spec import Ints, Longs
-
-
-class HostKeys(NamedTuple):
-    """Keys on the host: int64[U], int32[U], and how often each occurs, int32[U] or of length 0 for once."""
-
-    ids: Longs
-    tables: Ints
-    counts: Ints
+from girih.store.spec import Longs
 
 
 @dataclass
-class Keys:
+class DeviceKeys:
     """Unique keys on a device; those of one table stand together.
 
     Attributes:
@@ -58,17 +50,11 @@ class Keys:
     counts: Tensor
     num: Tensor
     most: Longs
-    on_host: HostKeys | None = None
+    on_host: Keys | None = None
 
     def __len__(self) -> int:
         """n."""
         return len(self.ids)
-
-
-def check_unique(ids: Longs, tables: Ints) -> None:
-    """Refuses keys of which one is there twice."""
-    if len(np.unique(np.stack([ids, tables]), axis=1).T) < len(ids):
-        raise ConfigError("a key is there twice; rows in GPU memory are asked for by unique keys")
 
 
 @dataclass(frozen=True)
@@ -117,64 +103,15 @@ class DeviceSegments:
         return jit.aligned(first_column * self.value_bytes, dim * self.value_bytes)
 
 
-class GroupState(Protocol):
-    """A shard whose embeddings a group reads in GPU memory."""
-
-    @property
-    def device(self) -> torch.device:
-        """The device of rows."""
-        ...
-
-    @property
-    def kernels(self) -> RecordKernels:
-        """Those of its records."""
-        ...
-
-    def begin_read(self, keys: Keys) -> None:
-        """Begins to bring in the rows of keys, on the current stream; changes no result."""
-        ...
-
-    def read(self, keys: Keys, step: int) -> tuple[object, Tensor]:
-        """Reads rows for training.
-
-        Returns:
-            Where the rows are, as :meth:`move` takes it, and where the columns of each key lie until the next verb, int64[n].
-        """
-        ...
-
-    def peeked(self, keys: Keys) -> tuple[object, Tensor]:
-        """Reads rows for evaluation; see :meth:`read`."""
-        ...
-
-    def move(
-        self,
-        keys: Keys,
-        rows: Any,
-        gradients: Tensor,
-        refused: Tensor,
-        step: int,
-        lr_scale: float,
-        direct: FusedInputs | None = None,
-    ) -> object:
-        """One optimizer step on the row of each key, by ``gradients``, float32[n, W].
-
-        Args:
-            rows: hints.
-            refused: int32[1]: where it is not negative, no row moves.
-            direct: what :meth:`RecordKernels.direct_sums` returned beside the gradients.
-        """
-        ...
-
-
 class RecordKernels:
-    """Launches kernels on records; waits for nothing."""
+    """Launches kernels on records of a ``device``; waits for nothing."""
 
     def __init__(self, records: RecordChunks, row_layout: RowLayout) -> None:
-        self._records, self._device = records, records.device
-        self.segments = DeviceSegments.of(row_layout, self._device)
-        self._first_hyper = to_device(row_layout.first_hyper, self._device)
+        self._records, self.device = records, records.device
+        self.segments = DeviceSegments.of(row_layout, self.device)
+        self._first_hyper = to_device(row_layout.first_hyper, self.device)
 
-    def begin(self, keys: Keys, rows: Tensor, takes: Tensor, *, all_there: bool = False) -> Tensor:
+    def begin(self, keys: DeviceKeys, rows: Tensor, takes: Tensor, *, all_there: bool = False) -> Tensor:
         """Writes the values of records that are new; returns where the columns of all keys lie until the next call, int64[n].
 
         Initial values of keys without a row share memory with the returned tensor, and last as long as it does.
@@ -192,7 +129,7 @@ class RecordKernels:
         memory = torch.empty(
             first_value + (0 if all_there else n * row_bytes // 8),
             dtype=torch.int64,
-            device=self._device,
+            device=self.device,
         )
         # never 0, even without values: Triton would compile the kernel again for 0, an int32
         addresses, scratch = memory[:n], memory.data_ptr() + 8 * first_value
@@ -206,10 +143,10 @@ class RecordKernels:
             )  # fmt: skip
         return addresses
 
-    def columns(self, keys: Keys, addresses: Tensor) -> Tensor:
+    def columns(self, keys: DeviceKeys, addresses: Tensor) -> Tensor:
         """Columns at addresses, int64[n], as float32[n, W]."""
         segments = self.segments
-        values = torch.empty((len(keys), segments.num_columns), dtype=torch.float32, device=self._device)
+        values = torch.empty((len(keys), segments.num_columns), dtype=torch.float32, device=self.device)
         columns = jit.columns_of(segments.num_columns)
         jit.launch(
             lookup.gather, len(keys), jit.rows_at_once(columns), addresses, keys.num, values, segments.num_columns,
@@ -218,7 +155,7 @@ class RecordKernels:
         return values
 
     def sums(
-        self, keys: Keys, terms: BagTerms, pieces: Pieces, sources: Sequence[Sources]
+        self, keys: DeviceKeys, terms: BagTerms, pieces: Pieces, sources: Sequence[Sources]
     ) -> tuple[Tensor, Tensor]:
         """Sums the gradients of keys.
 
@@ -236,7 +173,12 @@ class RecordKernels:
         return totals, nonfinite
 
     def direct_sums(
-        self, keys: Keys, terms: BagTerms, pieces: Pieces, sources: Sequence[Sources], lent: Sequence[Tensor]
+        self,
+        keys: DeviceKeys,
+        terms: BagTerms,
+        pieces: Pieces,
+        sources: Sequence[Sources],
+        lent: Sequence[Tensor],
     ) -> tuple[Tensor, Tensor, FusedInputs]:
         """:meth:`sums`, unless none can overflow: :meth:`move` forms them then, by the third of what is returned.
 
@@ -256,7 +198,7 @@ class RecordKernels:
 
     def move(
         self,
-        keys: Keys,
+        keys: DeviceKeys,
         moving: Tensor,
         gradients: Tensor,
         hyper: NDArray[np.float64],
@@ -270,7 +212,7 @@ class RecordKernels:
             gradients: float32[n, W]. hyper: float64[S, 8].
             direct: what :meth:`direct_sums` returned beside the gradients.
         """
-        segments, there = self.segments, to_device(hyper, self._device)
+        segments, there = self.segments, to_device(hyper, self.device)
         for number, (first, dim, state, width, optimizer) in enumerate(segments.described):
             columns = jit.columns_of(dim)
             kernel: Any = update.move_rows
@@ -295,12 +237,12 @@ class RecordKernels:
                 STRIDE=self._records.stride, COLUMNS=columns,
             )  # fmt: skip
 
-    def _no_sums(self, keys: Keys) -> tuple[Tensor, Tensor]:
+    def _no_sums(self, keys: DeviceKeys) -> tuple[Tensor, Tensor]:
         """Sums of gradients that are still to be written, float32[n, W], and no key whose own is not finite, int32[1]."""
-        totals = torch.empty((len(keys), self.segments.num_columns), dtype=torch.float32, device=self._device)
-        return totals, torch.full((1,), -1, dtype=torch.int32, device=self._device)
+        totals = torch.empty((len(keys), self.segments.num_columns), dtype=torch.float32, device=self.device)
+        return totals, torch.full((1,), -1, dtype=torch.int32, device=self.device)
 
-    def assign(self, keys: Keys, rows: Tensor, values: Tensor, step: int) -> None:
+    def assign(self, keys: DeviceKeys, rows: Tensor, values: Tensor, step: int) -> None:
         """Sets the records of keys, int32[n], to ``values``, float32[n, W]; optimizer state is made to agree."""
         segments = self.segments
         for number, (first, dim, state, _, optimizer) in enumerate(segments.described):
