@@ -156,10 +156,11 @@ def test_a_full_reservation_says_how_to_mend_it():
     ],
 )
 def test_wrong_arrays_are_refused(change, message):
-    ids, tables = keys_of(1)
-    arguments = {"ids": ids, "tables": tables, "counts": None, "step": 1, "out": np.empty((1, 4), np.float32)}
+    of_keys = {name: change[name] for name in ("ids", "tables", "counts") if name in change}
+    others = {name: value for name, value in change.items() if name not in of_keys}
+    arguments = {"step": 1, "out": np.empty((1, 4), np.float32)} | others
     with pytest.raises(ConfigError, match=message):
-        Store(group()).lookup(**(arguments | change))
+        Store(group()).lookup(Keys(*keys_of(1))._replace(**of_keys), **arguments)
 
 
 def test_a_closed_store_is_refused():

@@ -16,7 +16,16 @@ from typing import Any
 import numpy as np
 
 from girih.kernels.cpu.arrays import F32, I32, I64
-from girih.kernels.cpu.jit import JIT_DISABLED, cgutils, extending, intrinsic, njit_lean, types
+from girih.kernels.cpu.jit import (
+    JIT_DISABLED,
+    cgutils,
+    extending,
+    intrinsic,
+    njit_lean,
+    reading,
+    types,
+    writing,
+)
 
 _LANES = 16
 
@@ -113,37 +122,8 @@ else:
 
         return types.void(array, at, lanes), generate
 
-    @intrinsic
-    def _lanes_at(typing_context: Any, address: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            lanes = builder.load(builder.inttoptr(arguments[0], _VECTOR.as_pointer()))
-            lanes.align = 4
-            return lanes
-
-        return lanes_type(types.int64), generate
-
-    @intrinsic
-    def _float_at(typing_context: Any, address: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return builder.load(builder.inttoptr(arguments[0], ir.FloatType().as_pointer()))
-
-        return types.float32(types.int64), generate
-
-    @intrinsic
-    def _put_at(typing_context: Any, address: Any, lanes: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            builder.store(arguments[1], builder.inttoptr(arguments[0], _VECTOR.as_pointer())).align = 4
-            return context.get_dummy_value()
-
-        return types.void(types.int64, lanes), generate
-
-    @intrinsic
-    def _put_float_at(typing_context: Any, address: Any, value: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            builder.store(arguments[1], builder.inttoptr(arguments[0], ir.FloatType().as_pointer()))
-            return context.get_dummy_value()
-
-        return types.void(types.int64, types.float32), generate
+    _lanes_at, _put_at = reading(lanes_type, 4), writing(lanes_type, 4)
+    _float_at, _put_float_at = reading(types.float32, 4), writing(types.float32, 4)
 
     @intrinsic
     def _all_lanes(typing_context: Any, value: Any) -> Any:

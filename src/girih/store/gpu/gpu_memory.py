@@ -24,6 +24,7 @@ from girih.errors import ConfigError, StorageFullError
 from girih.kernels.cpu import layout as at
 from girih.kernels.gpu import counting, index, jit
 from girih.kernels.gpu.layout import stride_of
+from girih.kernels.gpu.records import copy_words
 from girih.store.gpu.options import Gpu
 from girih.store.memory.shard_memory import READS, TableCounts, counters_of
 from girih.store.rows.record import RowLayout
@@ -89,6 +90,15 @@ class RecordChunks:
                 return
             self.chunks[len(self._records)] = chunk.data_ptr()
             self._records.append(chunk)
+
+    def copy(self, rows: Tensor, values: Tensor, *, fills: bool = False, numbered: bool = False) -> None:
+        """See :func:`girih.kernels.gpu.records.copy_words`; launched on the current stream."""
+        num_words = values.shape[1] - numbered
+        width = jit.columns_of(num_words)
+        jit.launch(
+            copy_words, len(rows), jit.rows_at_once(width), self.chunks, rows, values, len(rows), num_words, FILLS=fills,
+            NUMBERED=int(numbered), CHUNK_BITS=self.chunk_bits, STRIDE=self.stride, WORDS=width,
+        )  # fmt: skip
 
     def upto(self, rows_ever: int) -> Iterator[tuple[int, Tensor]]:
         """(first row, int32[·, V] of the rows of a chunk), of the first ``rows_ever``."""

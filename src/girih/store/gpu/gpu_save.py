@@ -29,7 +29,7 @@ from torch import Tensor
 from girih.errors import CheckpointError, StorageFullError
 from girih.kernels.cpu import layout as at
 from girih.kernels.cpu import saving, update
-from girih.kernels.gpu import counting, jit, records
+from girih.kernels.gpu import counting
 from girih.kernels.gpu.layout import STAMP
 from girih.store.gpu.gpu_memory import GpuMemory, reached
 from girih.store.values import Values
@@ -151,11 +151,7 @@ class GpuSave:
         arrays.state[[at.ROWS_EVER, at.NUM_ROWS]] = self._rows_ever, num_rows
 
     def _copy_aside(self, rows: Tensor, piece: Tensor) -> None:
-        memory, width = self._memory, jit.columns_of(self._num_words)
-        jit.launch(
-            records.copy_records, len(rows), jit.rows_at_once(width), memory.chunks, rows, piece, len(rows), self._num_words,
-            CHUNK_BITS=memory.chunk_bits, STRIDE=memory.stride, WORDS=width,
-        )  # fmt: skip
+        self._memory.rows.copy(rows, piece[: len(rows)], numbered=True)
         self._asides.put(_Aside(piece, len(rows), reached(self._device)))
 
     def _copy(self) -> None:

@@ -33,7 +33,7 @@ from girih.kernels.cpu.tiers import (
     NUM_SLOTS,
     USED_SINCE,
 )  # fmt: skip
-from girih.kernels.gpu import jit, records
+from girih.kernels.gpu import jit
 from girih.store.gpu.gpu_memory import RecordChunks, to_device
 from girih.store.gpu.options import GpuTier
 from girih.store.memory import mapping
@@ -316,7 +316,7 @@ class GpuSlots:
             values = self._staged(len(cold))
             self._host.copy(rows[cold], values.numpy(), reads=reads)
             there = values.to(self.records.device, non_blocking=True)
-            self._launch(records.put_values, to_device(row_slots[cold], self.records.device), there)
+            self.records.copy(to_device(row_slots[cold], self.records.device), there, fills=True)
         if going is not None:
             self._finish_sending_home(left_rows, *going)
 
@@ -328,7 +328,7 @@ class GpuSlots:
         """Copies what slots hold to the host, in the order of the stream; the event says when it is there."""
         device = self.records.device
         values = torch.empty((len(slots), self._num_words), dtype=torch.int32, device=device)
-        self._launch(records.copy_values, to_device(slots, device), values)
+        self.records.copy(to_device(slots, device), values)
         if device.type == "cpu":
             return values, None
         copy = self._staged(len(slots))
@@ -346,13 +346,6 @@ class GpuSlots:
         """Memory of the host that a GPU reads and writes without it, int32[K, V - 8]."""
         pinned = self.records.device.type == "cuda"
         return torch.empty((num_rows, self._num_words), dtype=torch.int32, pin_memory=pinned)
-
-    def _launch(self, kernel: object, slots: Tensor, values: Tensor) -> None:
-        width = jit.columns_of(self._num_words)
-        jit.launch(
-            kernel, len(slots), jit.rows_at_once(width), self.records.chunks, slots, values, len(slots), self._num_words,
-            CHUNK_BITS=self.records.chunk_bits, STRIDE=self.records.stride, WORDS=width,
-        )  # fmt: skip
 
     def _claim(self, num_slots: int) -> None:
         self.records.claim(num_slots)

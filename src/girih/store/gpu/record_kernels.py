@@ -134,12 +134,10 @@ class RecordKernels:
         # never 0, even without values: Triton would compile the kernel again for 0, an int32
         addresses, scratch = memory[:n], memory.data_ptr() + 8 * first_value
         for number, (first, dim, state, width, optimizer) in enumerate(segments.described):
-            columns = jit.columns_of(dim)
-            jit.launch(
-                lookup.write_initial, n, jit.rows_at_once(columns), self._records.chunks, keys.ids, keys.tables, keys.num,
-                rows, takes, scratch, addresses, segments.seeds, segments.kinds, segments.options, self._first_hyper, number,
-                len(segments.described), first, dim, state, row_bytes, OPTIMIZER=optimizer, STATE_WIDTH=width,
-                DTYPE=segments.dtype, ALIGNED=segments.aligned(first, dim), CHUNK_BITS=self._records.chunk_bits, STRIDE=self._records.stride, COLUMNS=columns,
+            self._launch(
+                lookup.write_initial, keys, dim, keys.ids, keys.tables, keys.num, rows, takes, scratch, addresses, segments.seeds,
+                segments.kinds, segments.options, self._first_hyper, number, len(segments.described), first, dim, state, row_bytes,
+                OPTIMIZER=optimizer, STATE_WIDTH=width, ALIGNED=segments.aligned(first, dim),
             )  # fmt: skip
         return addresses
 
@@ -166,10 +164,7 @@ class RecordKernels:
         Returns:
             float32[n, W], and int32[1]: a key whose gradient is not finite, or -1.
         """
-        totals, nonfinite = self._no_sums(keys)
-        for source, (first, dim, *_) in zip(sources, self.segments.described, strict=True):
-            sums = sum_pieces(source, terms, pieces, keys.num, dim)
-            sum_terms(source, terms, pieces, sums, keys.num, totals, first, dim, nonfinite)
+        totals, nonfinite, _ = self._sums(keys, terms, pieces, sources)
         return totals, nonfinite
 
     def direct_sums(
@@ -185,15 +180,9 @@ class RecordKernels:
         Args:
             lent: the gradients that sources are of, float32 and contiguous; factors of terms are 1 at most.
         """
-        segments, limit = self.segments.described, safe_limit(len(keys))
-        totals, nonfinite = self._no_sums(keys)
-        largest = torch.zeros_like(nonfinite)
+        limit, largest = safe_limit(len(keys)), torch.zeros(1, dtype=torch.int32, device=self.device)
         find_largest(lent, largest)
-        parts = []
-        for source, (first, dim, *_) in zip(sources, segments, strict=True):
-            sums = sum_pieces(source, terms, pieces, keys.num, dim)
-            sum_terms(source, terms, pieces, sums, keys.num, totals, first, dim, nonfinite, largest, limit)
-            parts.append(sums)
+        totals, nonfinite, parts = self._sums(keys, terms, pieces, sources, largest, limit)
         return totals, nonfinite, FusedInputs(terms, pieces, sources, lent, parts, largest, limit)
 
     def move(
@@ -214,7 +203,6 @@ class RecordKernels:
         """
         segments, there = self.segments, to_device(hyper, self.device)
         for number, (first, dim, state, width, optimizer) in enumerate(segments.described):
-            columns = jit.columns_of(dim)
             kernel: Any = update.move_rows
             more: tuple[Any, ...] = ()
             first_state = 4 * state if width > 1 else 0
@@ -230,25 +218,46 @@ class RecordKernels:
                     "POOLED": source.pooled,
                     "WHOLE": source.whole,
                 }
-            jit.launch(
-                kernel, len(keys), jit.rows_at_once(columns), self._records.chunks, moving, keys.ids, keys.tables,
-                keys.num, there[number], segments.table_seeds, step, gradients, segments.num_columns, first, dim, state, *more,
-                OPTIMIZER=optimizer, STATE_WIDTH=width, DTYPE=segments.dtype, **kinds, CHUNK_BITS=self._records.chunk_bits,
-                STRIDE=self._records.stride, COLUMNS=columns,
+            self._launch(
+                kernel, keys, dim, moving, keys.ids, keys.tables, keys.num, there[number], segments.table_seeds, step, gradients,
+                segments.num_columns, first, dim, state, *more, OPTIMIZER=optimizer, STATE_WIDTH=width, **kinds,
             )  # fmt: skip
 
-    def _no_sums(self, keys: DeviceKeys) -> tuple[Tensor, Tensor]:
-        """Sums of gradients that are still to be written, float32[n, W], and no key whose own is not finite, int32[1]."""
+    def _sums(
+        self,
+        keys: DeviceKeys,
+        terms: BagTerms,
+        pieces: Pieces,
+        sources: Sequence[Sources],
+        largest: Tensor | None = None,
+        limit: int = 0,
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """See :meth:`sums`; also returns the sums of pieces, by segment."""
         totals = torch.empty((len(keys), self.segments.num_columns), dtype=torch.float32, device=self.device)
-        return totals, torch.full((1,), -1, dtype=torch.int32, device=self.device)
+        nonfinite = torch.full((1,), -1, dtype=torch.int32, device=self.device)
+        parts = []
+        for source, (first, dim, *_) in zip(sources, self.segments.described, strict=True):
+            parts.append(sum_pieces(source, terms, pieces, keys.num, dim))
+            sum_terms(
+                source, terms, pieces, parts[-1], keys.num, totals, first, dim, nonfinite, largest, limit
+            )
+        return totals, nonfinite, parts
 
     def assign(self, keys: DeviceKeys, rows: Tensor, values: Tensor, step: int) -> None:
         """Sets the records of keys, int32[n], to ``values``, float32[n, W]; optimizer state is made to agree."""
         segments = self.segments
         for number, (first, dim, state, _, optimizer) in enumerate(segments.described):
-            columns = jit.columns_of(dim)
-            jit.launch(
-                update.assign_rows, len(keys), jit.rows_at_once(columns), self._records.chunks, rows, keys.num, values,
-                segments.num_columns, self._first_hyper[number], step, first, dim, state, OPTIMIZER=optimizer, DTYPE=segments.dtype,
-                ALIGNED=segments.aligned(first, dim), CHUNK_BITS=self._records.chunk_bits, STRIDE=self._records.stride, COLUMNS=columns,
+            self._launch(
+                update.assign_rows, keys, dim, rows, keys.num, values, segments.num_columns, self._first_hyper[number], step,
+                first, dim, state, OPTIMIZER=optimizer, ALIGNED=segments.aligned(first, dim),
             )  # fmt: skip
+
+    def _launch(
+        self, kernel: object, keys: DeviceKeys, dim: int, *arguments: object, **options: object
+    ) -> None:
+        """Launches a kernel on the records of keys, with tiles for ``dim`` columns."""
+        columns, records = jit.columns_of(dim), self._records
+        jit.launch(
+            kernel, len(keys), jit.rows_at_once(columns), records.chunks, *arguments, **options, DTYPE=self.segments.dtype,
+            CHUNK_BITS=records.chunk_bits, STRIDE=records.stride, COLUMNS=columns,
+        )  # fmt: skip

@@ -108,7 +108,7 @@ class RowTable:
         in_place = addresses is not None
         if addresses is None:
             addresses = np.empty(len(ids), np.int64)
-        num_rows = memory.num_rows
+        num_rows = int(memory.arrays.state[layout.NUM_ROWS])
         for part in memory.stretches(len(ids), _RECORDS_PER_READ):
             lookup.read_known(
                 memory.arrays, kernel, ids[part], tables[part], counts[part], now, tags, touched, in_place, rows[part],
@@ -134,7 +134,7 @@ class RowTable:
                     wanted = max(1, int(kernel.rules[table, layout.MAX_ROWS]) // LFU_SHARE)
                     stuck[table] = self.evict_least_used(table, step, wanted) == 0
                     memory.make_room(_RECORDS_PER_READ * (len(of_part[0]) - start))
-        if memory.num_rows == num_rows:
+        if memory.arrays.state[layout.NUM_ROWS] == num_rows:
             memory.grow_on(len(ids))
         memory.give_back()
         return rows

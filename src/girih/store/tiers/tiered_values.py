@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -34,7 +35,7 @@ from girih.store.memory.shard_memory import ShardMemory
 from girih.store.rows.record import RowLayout
 from girih.store.rows.row_table import MadeRows, RowTable
 from girih.store.spec import Bytes, Floats, GroupSpec, Ints, Longs
-from girih.store.tiers.cold_file import ColdFile, PendingRead
+from girih.store.tiers.cold_file import ColdFile
 from girih.store.tiers.slot_memory import SlotMemory, shard_of_records
 from girih.store.values import FrozenValues, LoadedColumn, Values
 
@@ -66,7 +67,7 @@ _RECORDS_PER_KEY = 3  # its own, that of the row which leaves for it, and one to
 class _Fetch(NamedTuple):
     loads: Ints
     records: Ints
-    read: PendingRead
+    read: Future[None]
 
 
 class SlotExchange(Values):
@@ -242,7 +243,7 @@ class SlotExchange(Values):
 
     def _store_fetched(self, fetch: _Fetch) -> None:
         try:
-            fetch.read.wait()
+            fetch.read.result()
         except Exception as error:
             self._error = error
             raise
@@ -254,7 +255,7 @@ class SlotExchange(Values):
     def _records_at(self, places: Longs, keys: Ints) -> Ints:
         """The records of keys, int32[K, 3], at places of the file, int32[K, V]."""
         records = np.empty((len(places), self.layout.num_words), np.int32)
-        self.cold.begin_read(places, _bytes(records)).wait()
+        self.cold.begin_read(places, _bytes(records)).result()
         self.check(records, keys)
         return records
 
@@ -467,7 +468,7 @@ class _FrozenPlaces(FrozenValues):
             stored = np.flatnonzero(places > 0)
             stored_records = np.empty((len(stored), num_words), np.int32)
             read = values.cold.begin_read(places[stored] - 1, _bytes(stored_records))
-        read.wait()
+        read.result()
         values.check(stored_records, records[stored, :3])
         made = np.flatnonzero(places <= 0).astype(np.int32)
         whole = stored_records
