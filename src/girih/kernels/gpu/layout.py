@@ -16,6 +16,7 @@ import triton.language as tl
 from triton.language import constexpr, tensor
 
 from girih.kernels.cpu import layout as at
+from girih.kernels.gpu.jit import kernel
 
 ID, TABLE, LAST_USED, COUNT, VERSION, VALUES = map(
     constexpr, (0, at.TABLE, at.LAST_USED, at.COUNT, at.VERSION, at.VALUES)
@@ -108,3 +109,30 @@ def holds_key(address: tensor, key_id: tensor, table: tensor, mask: tensor) -> A
     found_id = load(longs_at(address), mask)
     found_table = tl.load(words_at(address) + TABLE, mask=mask, other=NO_ROW)
     return mask & (found_id == key_id) & (found_table == table)
+
+
+@kernel
+def copy_words(
+    chunks: tensor, rows: tensor, values: tensor, n: tensor, num_words: tensor, FILLS: constexpr, NUMBERED: constexpr, CHUNK_BITS: constexpr,
+    STRIDE: constexpr, WORDS: constexpr, BLOCK: constexpr,
+) -> None:  # fmt: skip
+    """Copies what lies behind the meta of records, int32[K], to ``values``, int32[K, V - 8]; ``FILLS`` copies the other way.
+
+    Args:
+        NUMBERED: 1 copies whole records to int32[K, 1 + V]: the number of each, then its words. Else 0.
+    """
+    i = items(BLOCK)
+    mask = i < n
+    word = tl.arange(0, WORDS)[None, :]
+    inside = mask[:, None] & (word < num_words)
+    row = load(rows + i, mask)
+    first = 0 if NUMBERED else VALUES
+    words = words_at(record(chunks, row, mask, CHUNK_BITS, STRIDE))[:, None] + first + word
+    start = values + i.to(tl.int64) * (num_words + NUMBERED)
+    if NUMBERED:
+        tl.store(start, row, mask=mask)
+    place = start[:, None] + NUMBERED + word
+    if FILLS:
+        tl.store(words, load(place, inside), mask=inside)
+    else:
+        tl.store(place, load(words, inside), mask=inside)

@@ -5,6 +5,8 @@ Shapes: U unique keys, W columns of a row, D of a segment, S segments.
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
 from triton.language import constexpr, tensor
@@ -62,6 +64,14 @@ def rows_to_move(
     tl.store(moving + i, tl.where(known, row, NO_ROW), mask=i < tl.load(num_keys))
 
 
+@triton.jit
+def _tile(rows: tensor, num_keys: tensor, BLOCK: constexpr, COLUMNS: constexpr) -> Any:
+    """The keys of a program, their rows, which of them there are, and the columns of a segment, int32[1, C]."""
+    i = items(BLOCK)
+    row = tl.load(rows + i, mask=i < tl.load(num_keys), other=NO_ROW)
+    return i, row, row >= 0, tl.arange(0, COLUMNS)[None, :]
+
+
 @kernel
 def move_rows(
     chunks: tensor, rows: tensor, keys: tensor, tables: tensor, num_keys: tensor, hyper: tensor,
@@ -77,11 +87,7 @@ def move_rows(
         gradients: float32[U, W], W being ``num_columns``.
         first_column, dim, state_start: the segment's columns among a row's, and where its state begins, in words.
     """
-    i = items(BLOCK)
-    mask = i < tl.load(num_keys)
-    row = tl.load(rows + i, mask=mask, other=NO_ROW)
-    mask = mask & (row >= 0)
-    column = tl.arange(0, COLUMNS)[None, :]
+    i, row, mask, column = _tile(rows, num_keys, BLOCK, COLUMNS)
     dim = whole_vectors(dim, DTYPE, ALIGNED)
     place = i[:, None].to(tl.int64) * num_columns + first_column + column
     gradient = load(gradients + place, mask[:, None] & (column < dim))
@@ -101,11 +107,7 @@ def sum_and_move_rows(
     COLUMNS: constexpr, BLOCK: constexpr,
 ) -> None:  # fmt: skip
     """:func:`move_rows`, where gradients are summed here if none can overflow: see :class:`girih.kernels.gpu.gradients.FusedInputs`."""
-    i = items(BLOCK)
-    mask = i < tl.load(num_keys)
-    row = tl.load(rows + i, mask=mask, other=NO_ROW)
-    mask = mask & (row >= 0)
-    column = tl.arange(0, COLUMNS)[None, :]
+    i, row, mask, column = _tile(rows, num_keys, BLOCK, COLUMNS)
     dim = whole_vectors(dim, DTYPE, ALIGNED)
     here = mask & (tl.load(largest) <= limit)
     gradient = summed(
@@ -156,11 +158,7 @@ def assign_rows(
     ALIGNED: constexpr, CHUNK_BITS: constexpr, STRIDE: constexpr, COLUMNS: constexpr, BLOCK: constexpr,
 ) -> None:  # fmt: skip
     """Sets one segment of rows to columns of ``source``, float32[U, W]; optimizer state stays, and is made to agree."""
-    i = items(BLOCK)
-    mask = i < tl.load(num_keys)
-    row = tl.load(rows + i, mask=mask, other=NO_ROW)
-    mask = mask & (row >= 0)
-    column = tl.arange(0, COLUMNS)[None, :]
+    i, row, mask, column = _tile(rows, num_keys, BLOCK, COLUMNS)
     dim = whole_vectors(dim, DTYPE, ALIGNED)
     inside = mask[:, None] & (column < dim)
     place = i.to(tl.int64)[:, None] * num_columns + first_column + column

@@ -23,8 +23,7 @@ from torch import Tensor
 from girih.errors import ConfigError, StorageFullError
 from girih.kernels.cpu import layout as at
 from girih.kernels.gpu import counting, index, jit
-from girih.kernels.gpu.layout import stride_of
-from girih.kernels.gpu.records import copy_words
+from girih.kernels.gpu.layout import copy_words, stride_of
 from girih.store.gpu.options import Gpu
 from girih.store.memory.shard_memory import READS, TableCounts, counters_of
 from girih.store.rows.record import RowLayout
@@ -92,7 +91,7 @@ class RecordChunks:
             self._records.append(chunk)
 
     def copy(self, rows: Tensor, values: Tensor, *, fills: bool = False, numbered: bool = False) -> None:
-        """See :func:`girih.kernels.gpu.records.copy_words`; launched on the current stream."""
+        """See :func:`girih.kernels.gpu.layout.copy_words`; launched on the current stream."""
         num_words = values.shape[1] - numbered
         width = jit.columns_of(num_words)
         jit.launch(
