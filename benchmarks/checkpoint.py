@@ -27,7 +27,7 @@ from ids import Shape, Stream
 from numpy.typing import NDArray
 
 from girih import optim
-from girih.store import GroupSpec, Segment, Snapshot, Store, TableSpec
+from girih.store import GroupSpec, Keys, Segment, Snapshot, Store, TableSpec, Update
 from girih.store.spec import shard_of
 from girih.tables import LRU, Normal
 from girih.telemetry.status_file import resident_bytes
@@ -84,8 +84,8 @@ def step_of(stores: list[Store], ids: NDArray[np.int64], tables: NDArray[np.int3
     for shard, store in enumerate(stores):
         mine = np.flatnonzero(owner == shard)
         out = np.empty((len(mine), store.spec.dim), np.float32)
-        rows = store.lookup(ids[mine], tables[mine], None, step, out)
-        store.apply_gradients(ids[mine], tables[mine], rows, out, step)
+        rows = store.lookup(Keys(ids[mine], tables[mine]), step, out)
+        store.apply_gradients(Keys(ids[mine], tables[mine], rows=rows), Update(out, step))
 
 
 def at_rest(
@@ -189,7 +189,7 @@ def in_training(
         lock.waits.clear()
     memory = resident_bytes()
     begin = time.perf_counter()
-    snapshots = [TimedSnapshot(store.state, directory) for store in stores]
+    snapshots = [TimedSnapshot(store.state.values, directory) for store in stores]
     begun_s = time.perf_counter() - begin
     num_bytes: list[int] = []
 

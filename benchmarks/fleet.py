@@ -368,7 +368,7 @@ def _tiers(trainer: Trainer | None) -> Counter[str]:
     for _, store in sparse.stores() if hasattr(sparse, "stores") else ():
         if counters := store.tier_counters():
             state = store.state
-            slots = state.slots.table if hasattr(state, "slots") else state.values.memory
+            slots = state.slots.table if hasattr(state, "slots") else state.values.slots
             found.update({**counters, "room_rows": slots.num_slots})
     return found
 

@@ -54,7 +54,7 @@ from girih.sparse.groups.pack import pack
 from girih.store import Store
 from girih.store.gpu.gpu_memory import to_device
 from girih.store.gpu.options import Gpu, GpuTier
-from girih.store.gpu.record_kernels import Keys
+from girih.store.gpu.record_kernels import DeviceKeys
 
 OPTIMIZERS = {"sgd": girih.optim.SGD(lr=0.01), "adam": girih.optim.Adam(lr=0.01)}
 STATE = {"sgd": 0, "adam": 2}
@@ -96,7 +96,7 @@ class Girih:
             for table in range(features):
                 tables = torch.full_like(ids, table, dtype=torch.int32)
                 ones, most = torch.ones_like(tables), np.zeros(features, np.int64)
-                self.store.state.read(Keys(ids, tables, ones, ones[:1] * len(ids), most), 1)
+                self.store.state.read(DeviceKeys(ids, tables, ones, ones[:1] * len(ids), most), 1)
         self.gradient = torch.randn(examples * features, dim, device=jit.device())
 
     def batch(self, ids: Any) -> Batch:
@@ -435,7 +435,7 @@ def find(size: int, rounds: int) -> tuple[int, int, float]:
     tables = torch.zeros(len(keys), dtype=torch.int32, device=device)
     num = torch.full((1,), len(keys), dtype=torch.int32, device=device)
     ids = to_device(keys.astype(np.int64), device)
-    asked = Keys(ids, tables, torch.ones_like(tables), num, np.array([len(keys)]))
+    asked = DeviceKeys(ids, tables, torch.ones_like(tables), num, np.array([len(keys)]))
     side.store.state.read(asked, 1)
     times = [timed(lambda: rows._find(asked, None, marks=False)) for _ in range(rounds + 3)][3:]
     side.store.close()

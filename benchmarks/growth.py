@@ -15,14 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from girih.kernels.cpu import layout
-from girih.store import Store
+from girih.store import Keys, Store, Update
 
 FEATURES = 26
 STEPS_BEFORE = 20  # usual steps before the index begins to grow
 SLOTS_A_KEY = 8  # of a usual step; smaller indexes grow within a step or two
 WATCHED = ("grow_index", "grow_rows", "give_back")
 
-Keys = tuple[NDArray[np.int64], NDArray[np.int32]]
+Arrays = tuple[NDArray[np.int64], NDArray[np.int32]]
 
 
 class KeyStream:
@@ -32,13 +32,13 @@ class KeyStream:
         self.known = 0  # ids of each table that were given so far: 0 to known - 1
         self._rng = np.random.default_rng(seed)
 
-    def fresh(self, per_table: int) -> Keys:
+    def fresh(self, per_table: int) -> Arrays:
         """Keys that never were before."""
         ids = np.arange(self.known, self.known + per_table)
         self.known += per_table
         return np.tile(ids, FEATURES), tables_of(per_table)
 
-    def uniform(self, per_table: int, num_new: int = 0) -> Keys:
+    def uniform(self, per_table: int, num_new: int = 0) -> Arrays:
         """Keys that are known, any alike, each once, but for so many new ones of each table."""
         parts = []
         for _ in range(FEATURES):
@@ -93,7 +93,7 @@ class Watch:
         for name in WATCHED:
             self._time(name)
 
-    def run(self, keys: Keys, *, usual: bool = True) -> float:
+    def run(self, keys: Arrays, *, usual: bool = True) -> float:
         """One step: lookup and, if it is a usual one, update. Returns its seconds."""
         ids, tables = keys
         growing = bool(self.store.state.memory.arrays.state[layout.GROWING])
@@ -102,9 +102,9 @@ class Watch:
         out, grads = self._out[: len(ids)], self._grads[: len(ids)]
         faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         start = time.perf_counter()
-        rows = self.store.lookup(ids, tables, None, self.number, out)
+        rows = self.store.lookup(Keys(ids, tables), self.number, out)
         if usual:
-            self.store.apply_gradients(ids, tables, rows, grads, self.number)
+            self.store.apply_gradients(Keys(ids, tables, rows=rows), Update(grads, self.number))
         seconds = time.perf_counter() - start
         faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
         growing = growing or bool(self.store.state.memory.arrays.state[layout.GROWING])

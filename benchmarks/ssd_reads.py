@@ -164,7 +164,7 @@ def girih_turn(file: ColdFile, places: NDArray[np.int64]) -> Turn:
         return places[numbers], np.zeros((len(numbers), size), np.uint8)
 
     def run(wanted: NDArray[np.int64], out: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        file.begin_read(wanted, out).wait()
+        file.begin_read(wanted, out).result()
         return out
 
     def check(numbers: NDArray[np.int64], out: object) -> None:

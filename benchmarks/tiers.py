@@ -30,7 +30,8 @@ from train_sides import Girih, Task
 
 from girih.data import Batch
 from girih.sparse.options import StoreOptions
-from girih.store.tiers.tiered_state import TieredState
+from girih.store.state import ShardState
+from girih.store.tiers.tiered_values import TieredValues
 
 
 def main() -> None:
@@ -134,7 +135,8 @@ def train(side: Girih, batches: list[Batch]) -> None:
 def num_slots(side: Girih) -> int:
     """Rows that memory has room for, of a side with tiers."""
     states = [store.state for _, store in side.sparse.stores()]
-    return sum(state.values.memory.num_slots for state in states if isinstance(state, TieredState))
+    values = [state.values for state in states if isinstance(state, ShardState)]
+    return sum(of_one.slots.num_slots for of_one in values if isinstance(of_one, TieredValues))
 
 
 def expected_ratio(options: argparse.Namespace, num_rows: int) -> float:

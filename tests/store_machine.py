@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from girih import optim
 from girih.errors import ConfigError
 from girih.kernels.cpu.jit import JIT_DISABLED
-from girih.store import GroupSpec, Heap, Segment, Store, TableSpec
+from girih.store import GroupSpec, Heap, Keys, Segment, Store, TableSpec, Update
 from girih.tables import LFU, LRU, TTL, Constant, Fixed, MinCount, Normal, Probability, Uniform, Zeros
 from support.fake_store import FakeStore
 from support.store_verbs import contents, evict, look, read_snapshot, write_snapshot
@@ -109,8 +109,12 @@ class StoreMachine(RuleBasedStateMachine):
         self.stale.append((keys, rows))
         if seed % 2:
             grads = self.gradients(len(keys), seed)
-            dropped = self.store.apply_gradients(ids, tables, rows, grads, step, lr_scale=seed / 5)
-            assert dropped == self.model.apply_gradients(ids, tables, None, grads, step, lr_scale=seed / 5)
+            dropped = self.store.apply_gradients(
+                Keys(ids, tables, rows=rows), Update(grads, step, lr_scale=seed / 5)
+            )
+            assert dropped == self.model.apply_gradients(
+                Keys(ids, tables), Update(grads, step, lr_scale=seed / 5)
+            )
 
     @rule(pick=st.integers(0, 5), hint=st.booleans(), seed=st.integers(0, 9))
     def apply_late(self, pick, hint, seed):
@@ -118,14 +122,16 @@ class StoreMachine(RuleBasedStateMachine):
             return
         keys, rows = self.stale[-1 - pick % len(self.stale)]
         grads = self.gradients(len(keys), seed)
-        dropped = self.store.apply_gradients(*self.arrays(keys), rows if hint else None, grads, self.step)
-        assert dropped == self.model.apply_gradients(*self.arrays(keys), None, grads, self.step)
+        dropped = self.store.apply_gradients(
+            Keys(*self.arrays(keys), rows=rows if hint else None), Update(grads, self.step)
+        )
+        assert dropped == self.model.apply_gradients(Keys(*self.arrays(keys)), Update(grads, self.step))
 
     @rule(keys=KEYS)
     def peek(self, keys):
         def read(store, ids, tables):
             out = np.empty((len(keys), self.spec.dim), np.float32)
-            return store.peek(ids, tables, out), out
+            return store.peek(Keys(ids, tables), out), out
 
         self.same_read(read, *self.arrays(keys))
 
@@ -135,7 +141,7 @@ class StoreMachine(RuleBasedStateMachine):
         refused = []
         for store in (self.model, self.store):
             try:
-                store.assign(*self.arrays(keys), values)
+                store.assign(Keys(*self.arrays(keys)), values)
                 refused.append("")
             except ConfigError as error:
                 refused.append(str(error))

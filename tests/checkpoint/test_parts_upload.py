@@ -9,7 +9,7 @@ from girih.checkpoint import Storage, storage
 from girih.checkpoint.storage import PartsUpload
 from girih.errors import CheckpointError, MissingFileError
 from girih.optim import Adagrad
-from girih.store import GroupSpec, Segment, SnapshotFile, Store, TableSpec, write_rows
+from girih.store import GroupSpec, Keys, Segment, SnapshotFile, Store, TableSpec, write_rows
 from girih.tables import Normal
 
 PART = 5 << 20  # the least that S3 takes
@@ -34,7 +34,7 @@ def test_a_shard_is_sent_in_parts_and_never_lies_on_a_disk_of_this_machine(
     store, num_rows = Store(spec), 60_000
     ids = np.arange(num_rows, dtype=np.int64)
     tables, before = np.zeros(num_rows, np.int32), np.empty((num_rows, 32), np.float32)
-    store.lookup(ids, tables, None, 1, before)
+    store.lookup(Keys(ids, tables), 1, before)
     root = Storage.at(s3_address)
     with store.snapshot() as snapshot, monkeypatch.context() as patch:
         patch.setattr(storage, "tempfile", None)
@@ -49,7 +49,7 @@ def test_a_shard_is_sent_in_parts_and_never_lies_on_a_disk_of_this_machine(
     other, after = Store(spec), np.empty_like(before)
     with root.fetch("shard") as file:
         other.restore([SnapshotFile(file, "shard", facts["crc32"])])
-    other.peek(ids, tables, after)
+    other.peek(Keys(ids, tables), after)
     np.testing.assert_array_equal(before, after)
 
 

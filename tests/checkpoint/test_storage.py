@@ -5,7 +5,7 @@ import pytest
 
 from girih.checkpoint import Storage
 from girih.errors import CheckpointError, ConfigError, MissingFileError
-from girih.store import GroupSpec, Segment, SnapshotFile, Store, TableSpec, write_rows
+from girih.store import GroupSpec, Keys, Segment, SnapshotFile, Store, TableSpec, write_rows
 from girih.tables import Normal
 
 
@@ -106,7 +106,7 @@ def test_a_shard_goes_anywhere_and_comes_back(root):
     store = Store(spec)
     ids = np.arange(500, dtype=np.int64)
     tables, before = np.zeros(500, np.int32), np.empty((500, 3), np.float32)
-    store.lookup(ids, tables, None, 1, before)
+    store.lookup(Keys(ids, tables), 1, before)
     root.make()
     with store.snapshot(root.scratch) as snapshot, root.create("shard") as sink:
         facts = write_rows(snapshot, sink, "shard")
@@ -114,7 +114,7 @@ def test_a_shard_goes_anywhere_and_comes_back(root):
     other, after = Store(spec), np.empty_like(before)
     with root.fetch("shard") as file:
         other.restore([SnapshotFile(file, "shard", facts["crc32"])])
-    other.peek(ids, tables, after)
+    other.peek(Keys(ids, tables), after)
     np.testing.assert_array_equal(before, after)
 
 

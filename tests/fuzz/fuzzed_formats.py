@@ -27,6 +27,7 @@ from girih.runs.directory import RunDirectory, read_summary
 from girih.serving.follow import Follower
 from girih.serving.served import open_served
 from girih.serving.watching import Watched
+from girih.store import Keys
 from girih.training.log import rewind
 
 
@@ -46,7 +47,9 @@ def rows_in(stack):
         keys = [key for key, there in own.items() if there and key not in known]
         known |= own.keys()
         out = np.empty((len(keys), stack.spec.dim), np.float32)
-        stack.peek(np.array([i for _, i in keys], np.int64), np.array([t for t, _ in keys], np.int32), out)
+        stack.peek(
+            Keys(np.array([i for _, i in keys], np.int64), np.array([t for t, _ in keys], np.int32)), out
+        )
         rows |= {(names[t], i): row.tobytes() for (t, i), row in zip(keys, out, strict=True)}
     return rows
 

@@ -24,6 +24,7 @@ from girih.models.loss import Targets
 from girih.sparse.halves.local import LocalSparse
 from girih.sparse.options import StoreOptions
 from girih.sparse.spec import SparseSpec
+from girih.store import Keys
 from girih.telemetry.stats import Spans
 from girih.training.schedules import in_step
 from models.naive_models import SEQUENCE_MODELS, Twin
@@ -136,7 +137,7 @@ class Reference:
         for _, store in half.stores():
             for number, table in enumerate(store.spec.tables):
                 values = np.empty((IDS, store.spec.dim), np.float32)
-                store.peek(np.arange(IDS), np.full(IDS, number, np.int32), values)
+                store.peek(Keys(np.arange(IDS), np.full(IDS, number, np.int32)), values)
                 column = 0
                 for segment in store.spec.segments:
                     part = torch.from_numpy(values[:, column : column + segment.dim].copy())

@@ -6,7 +6,7 @@ import pytest
 from girih import optim
 from girih.kernels.cpu import optimizers
 from girih.kernels.cpu.jit import JIT_DISABLED
-from girih.store import GroupSpec, Segment, Store, TableSpec
+from girih.store import GroupSpec, Keys, Segment, Store, TableSpec, Update
 from girih.tables import Normal, Zeros
 from support.twins import optimizer_state, optimizer_step
 
@@ -53,7 +53,7 @@ def store_of(options, dim=6, initializer=None):
 
 def weights_of(store, num_rows):
     out = np.empty((num_rows, store.spec.dim), np.float32)
-    store.peek(np.arange(num_rows), np.zeros(num_rows, np.int32), out)
+    store.peek(Keys(np.arange(num_rows), np.zeros(num_rows, np.int32)), out)
     return out
 
 
@@ -99,7 +99,7 @@ def test_training_from_equal_values_equals_torch(torch, case):
     store = store_of(options)
     tables = np.zeros(num_rows, np.int32)
     start = np.empty((num_rows, 6), np.float32)
-    store.lookup(np.arange(num_rows), tables, None, 1, start)
+    store.lookup(Keys(np.arange(num_rows), tables), 1, start)
     embedding = torch.nn.Embedding(num_rows, 6, sparse=sparse, _weight=torch.from_numpy(start.copy()))
     torch_optimizer = make(torch, list(embedding.parameters()))
     rng = np.random.default_rng(1)
@@ -111,8 +111,8 @@ def test_training_from_equal_values_equals_torch(torch, case):
         with torch.sparse.check_sparse_tensor_invariants(enable=False):  # it warns unless told
             torch_optimizer.step()
         out = np.empty_like(grads)
-        rows = store.lookup(ids, tables[: len(ids)], None, step, out)
-        assert store.apply_gradients(ids, tables[: len(ids)], rows, grads, step) == 0
+        rows = store.lookup(Keys(ids, tables[: len(ids)]), step, out)
+        assert store.apply_gradients(Keys(ids, tables[: len(ids)], rows=rows), Update(grads, step)) == 0
         theirs = embedding.weight.detach().numpy()
         np.testing.assert_allclose(weights_of(store, num_rows), theirs, rtol=2e-5, atol=2e-6)
 
@@ -124,8 +124,8 @@ def test_rowwise_adagrad_is_adagrad_for_one_column():
     for step in range(1, 30):
         grads = rng.normal(size=(9, 1)).astype(np.float32)
         for store in stores:
-            rows = store.lookup(ids, tables, None, step, np.empty_like(grads))
-            store.apply_gradients(ids, tables, rows, grads, step)
+            rows = store.lookup(Keys(ids, tables), step, np.empty_like(grads))
+            store.apply_gradients(Keys(ids, tables, rows=rows), Update(grads, step))
     np.testing.assert_allclose(weights_of(stores[0], 9), weights_of(stores[1], 9), rtol=1e-6)
 
 
@@ -158,8 +158,8 @@ def test_ftrl_is_algorithm_1_with_exact_zeros():
     expected = np.array([mcmahan(column, 0.1, 1.0, 2.0, 0.5) for column in gradients.T.astype(np.float64)]).T
     key = np.zeros(1, np.int64), np.zeros(1, np.int32)
     for step in range(1, STEPS + 1):
-        rows = store.lookup(*key, None, step, np.empty((1, 8), np.float32))
-        store.apply_gradients(*key, rows, gradients[step - 1 : step], step)
+        rows = store.lookup(Keys(*key), step, np.empty((1, 8), np.float32))
+        store.apply_gradients(Keys(*key, rows=rows), Update(gradients[step - 1 : step], step))
         mine = weights_of(store, 1)[0]
         np.testing.assert_allclose(mine, expected[step - 1], rtol=1e-4, atol=1e-5)
         clear = np.abs(expected[step - 1]) > 1e-5
@@ -175,13 +175,13 @@ def test_ftrl_keeps_a_value_that_was_set():
     key = np.zeros(1, np.int64), np.zeros(1, np.int32)
     start = np.empty((1, 3), np.float32)
     for step, value in enumerate([None, [0.5, -2.0, 0.0], [3.0, 0.0, -1.0]], start=1):
-        rows = store.lookup(*key, None, step, start)
+        rows = store.lookup(Keys(*key), step, start)
         if value is not None:
-            store.assign(*key, np.array([value], np.float32))
+            store.assign(Keys(*key), np.array([value], np.float32))
             start[:] = value
-        store.apply_gradients(*key, rows, np.zeros((1, 3), np.float32), step)
+        store.apply_gradients(Keys(*key, rows=rows), Update(np.zeros((1, 3), np.float32), step))
         np.testing.assert_allclose(weights_of(store, 1), start, rtol=1e-5)
-        store.apply_gradients(*key, rows, np.full((1, 3), 0.3, np.float32), step)
+        store.apply_gradients(Keys(*key, rows=rows), Update(np.full((1, 3), 0.3, np.float32), step))
 
 
 SCALES = np.resize([1.0, 0.5, 0.1, 0.0, 1e-3, 2.0], STEPS)
@@ -270,8 +270,8 @@ def test_segments_move_by_their_own_optimizers():
     segments = (Segment("a", 2, optim.SGD(lr=0.5)), Segment("b", 1, optim.SGD(lr=0.25)))
     store = Store(GroupSpec("g", (TableSpec("t", (Zeros(), Zeros())),), segments))
     key = np.zeros(1, np.int64), np.zeros(1, np.int32)
-    store.lookup(*key, None, 1, np.empty((1, 3), np.float32))
-    store.apply_gradients(*key, None, np.array([[1, 2, 4]], np.float32), 1)
+    store.lookup(Keys(*key), 1, np.empty((1, 3), np.float32))
+    store.apply_gradients(Keys(*key), Update(np.array([[1, 2, 4]], np.float32), 1))
     assert weights_of(store, 1).tolist() == [[-0.5, -1.0, -1.0]]
 
 
@@ -281,8 +281,8 @@ def test_segments_move_by_their_own_optimizers():
 def test_a_zero_gradient_makes_no_nan(options):
     store = store_of(options, initializer=Zeros())
     key = np.zeros(1, np.int64), np.zeros(1, np.int32)
-    store.lookup(*key, None, 1, np.empty((1, 6), np.float32))
-    store.apply_gradients(*key, None, np.zeros((1, 6), np.float32), 1)
+    store.lookup(Keys(*key), 1, np.empty((1, 6), np.float32))
+    store.apply_gradients(Keys(*key), Update(np.zeros((1, 6), np.float32), 1))
     assert (weights_of(store, 1) == 0).all()
-    store.apply_gradients(*key, None, np.ones((1, 6), np.float32), 2, lr_scale=0.0)
+    store.apply_gradients(Keys(*key), Update(np.ones((1, 6), np.float32), 2, lr_scale=0.0))
     assert (weights_of(store, 1) == 0).all()

@@ -22,6 +22,7 @@ from girih.lifecycle.run import TrainingRun
 from girih.publishing.log import Log, name_of
 from girih.publishing.manifest import Pointer
 from girih.serving.follow import Follower
+from girih.store import Keys
 from girih.training.publisher import Publisher
 from support.store_verbs import read_snapshot
 
@@ -120,7 +121,7 @@ def rows_in(version, directory):
         for (table, number), row in rows.items():  # as whoever asks for it reads it
             if table in names:
                 out = np.empty((1, stack.spec.dim), np.float32)
-                stack.peek(np.array([number]), np.array([names.index(table)], np.int32), out)
+                stack.peek(Keys(np.array([number]), np.array([names.index(table)], np.int32)), out)
                 assert out.tobytes() == row
     return rows
 

@@ -25,6 +25,7 @@ from girih.serving.program import inputs_of, missing_for_onnx
 from girih.serving.reading import RequestReader
 from girih.serving.served import ModelVersion, open_served
 from girih.serving.signature import NAME, Signature
+from girih.store import Keys
 from girih.store.mapped import MappedFile, MappedWriter
 from serving.serving_site import tensors_of
 
@@ -305,9 +306,9 @@ def test_a_new_version_on_top_hides_rows_and_buries_keys(made, log_source, tmp_p
     newer = served.with_files([[MappedFile(tmp_path / "newer", facts), *stack.files]], ModelVersion(9, 1))
     assert (str(served.version), str(newer.version)) == ("9", "9.1")
     out = np.empty((len(ids), stack.spec.dim), np.float32)
-    newer.stacks[0].peek(ids, tables, out)
+    newer.stacks[0].peek(Keys(ids, tables), out)
     np.testing.assert_array_equal(out[1::2], rows[1::2] + 1)
-    assert (served.stacks[0].peek(ids, tables, out) == 0).all()
+    assert (served.stacks[0].peek(Keys(ids, tables), out) == 0).all()
     np.testing.assert_array_equal(out, rows)
     table = pq.read_table(log_source / "test.parquet").select(COLUMNS).slice(0, 64)
     batch = RequestReader(served.schema, 200).read(tensors_of(table))

@@ -329,7 +329,7 @@ def test_persia_defect_10_a_request_is_one_call_of_a_store_however_many_keys_it_
     calls, original = [], Store.lookup
 
     def lookup(self, keys, *arguments):
-        calls.append(len(keys))
+        calls.append(len(keys.ids))
         return original(self, keys, *arguments)
 
     monkeypatch.setattr(Store, "lookup", lookup)

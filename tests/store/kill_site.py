@@ -21,7 +21,7 @@ import numpy as np
 from girih.errors import ConfigError
 from girih.kernels.cpu import index, layout
 from girih.kernels.cpu.jit import JIT_DISABLED
-from girih.store import File, GroupSpec, Push, Shared, Store, TableSpec, remove_arena
+from girih.store import File, GroupSpec, Keys, Push, Shared, Store, TableSpec, Update, remove_arena
 from girih.store.memory import shard_memory
 from girih.store.memory.arena import _WRITING_AT
 from girih.tables import LFU, LRU, TTL, Fixed, MinCount, Normal, Probability
@@ -86,13 +86,15 @@ def do(store, verb, saves=None):
         look(store, ids, tables, step, counts=1 + ids % 3)
     elif name == "push":
         if real:
-            rows = None if number % 2 else store.peek(ids, tables, np.empty_like(values))
-            store.apply_gradients(ids, tables, rows, values, step, push=Push(number % 3, number + 1))
+            rows = None if number % 2 else store.peek(Keys(ids, tables), np.empty_like(values))
+            store.apply_gradients(
+                Keys(ids, tables, rows=rows), Update(values, step, push=Push(number % 3, number + 1))
+            )
         else:
-            store.apply_gradients(ids, tables, None, values, step)
+            store.apply_gradients(Keys(ids, tables), Update(values, step))
     elif name == "assign":
         with contextlib.suppress(ConfigError):  # full
-            store.assign(ids, tables, values)
+            store.assign(Keys(ids, tables), values)
     elif name == "evict":
         evict(store, ids[::3], tables[::3])
     elif (

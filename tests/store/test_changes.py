@@ -5,7 +5,7 @@ import pytest
 
 from girih.errors import ConfigError, StorageFullError
 from girih.kernels.cpu.jit import JIT_DISABLED
-from girih.store import Heap, Store, Tiers, changes
+from girih.store import Heap, Keys, Store, Tiers, Update, changes
 from girih.store.memory import shard_memory
 from girih.tables import LFU, LRU, TTL, MinCount
 from support.store_verbs import evict, group, keys_of, look, peek, taken, train
@@ -46,7 +46,9 @@ def step_on(store, rng, step):
     tables = (ids % 2).astype(np.int32)
     rows, values = look(store, ids, tables, step)
     if rng.random() < 0.8:  # a refused step reads and moves nothing
-        store.apply_gradients(ids, tables, rows, rng.normal(size=values.shape).astype(np.float32), step)
+        store.apply_gradients(
+            Keys(ids, tables, rows=rows), Update(rng.normal(size=values.shape).astype(np.float32), step)
+        )
 
 
 @pytest.mark.parametrize("dtype", ["float32"] if JIT_DISABLED else ["float32", "bfloat16"])
@@ -100,7 +102,7 @@ def test_what_is_read_alone_is_no_change_and_what_is_assigned_is():
         look(store, ids, np.zeros(4, np.int32), 3)
         peek(store, ids, np.zeros(4, np.int32))
         assert not len(store.changes_since(1).ids)
-        store.assign(ids[:2], np.zeros(2, np.int32), np.ones((2, 4), np.float32))
+        store.assign(Keys(ids[:2], np.zeros(2, np.int32)), np.ones((2, 4), np.float32))
         found = store.changes_since(1)
         assert sorted(found.ids.tolist()) == sorted(ids[:2].tolist())
         assert (found.rows == 1).all()

@@ -49,7 +49,7 @@ class Owners:
 
 def read(file, places, record_bytes=96):
     out = np.zeros((len(places), record_bytes), np.uint8)
-    file.begin_read(places, out).wait()
+    file.begin_read(places, out).result()
     return out
 
 
@@ -99,8 +99,8 @@ def test_several_reads_are_in_flight_while_records_are_appended_and_freed(tmp_pa
     for _ in range(4):
         file.free(file.append(random_records(rng, 5000), np.arange(5000, dtype=np.int32)))
     for rows, out, each in reversed(list(zip(asked, outs, pending, strict=True))):
-        each.wait()
-        assert each.done
+        each.result()
+        assert each.done()
         np.testing.assert_array_equal(out, records[rows])
     file.close()
 
@@ -216,7 +216,7 @@ def test_blocks_that_the_disk_does_not_give_back_are_an_error(tmp_path, engine):
         os.ftruncate(file._file.descriptor, left)
         pending = file.begin_read(places[:1000], np.zeros((1000, 96), np.uint8))
         with pytest.raises(OSError, match=r"rows cannot be read back \(Input/output error\)"):
-            pending.wait()
+            pending.result()
     file.close()
 
 
@@ -327,7 +327,7 @@ file = ColdFile(sys.argv[2], 96)
 records = np.random.default_rng(8).integers(0, 256, (100_000, 96), np.uint8)
 places, out = file.append(records, np.arange(100_000, dtype=np.int32)), np.zeros((1000, 96), np.uint8)
 file._log.settle(wait=True)
-file.begin_read(places[:1000], out).wait()
+file.begin_read(places[:1000], out).result()
 assert (out == records[:1000]).all() and file.counters.device_reads > 0
 print(file.engine)
 try:

@@ -6,7 +6,7 @@ import pytest
 import girih
 from girih.errors import StorageFullError
 from girih.kernels.cpu import layout
-from girih.store import Store
+from girih.store import Keys, Store
 from girih.store.spec import GroupSpec, Segment, TableSpec
 from girih.tables import Normal
 
@@ -32,7 +32,7 @@ def growing_store():
 
 def read(store, ids):
     out = np.empty((len(ids), DIM), np.float32)
-    rows = store.lookup(ids, np.zeros(len(ids), np.int32), None, 1, out)
+    rows = store.lookup(Keys(ids, np.zeros(len(ids), np.int32)), 1, out)
     return rows, out
 
 
@@ -49,7 +49,7 @@ def test_reads_of_known_keys_end_it():
     for one, other in zip(before, read(store, ids), strict=True):
         np.testing.assert_array_equal(one, other)
     unknown = np.array([-1, -2])
-    assert (store.peek(unknown, np.zeros(2, np.int32), np.empty((2, DIM), np.float32)) == -1).all()
+    assert (store.peek(Keys(unknown, np.zeros(2, np.int32)), np.empty((2, DIM), np.float32)) == -1).all()
 
 
 def test_reading_goes_on_where_memory_ends(monkeypatch):

@@ -17,7 +17,7 @@ from girih.kernels.cpu import mapped as kernels
 from girih.kernels.cpu.arrays import sealed
 from girih.kernels.cpu.jit import JIT_DISABLED
 from girih.optim import SGD
-from girih.store import GroupSpec, Heap, Segment, Store, TableSpec
+from girih.store import GroupSpec, Heap, Keys, Segment, Store, TableSpec
 from girih.store.mapped import MappedFile, MappedFileFacts, MappedWriter, Stack, merge, writer
 from girih.store.mapped.writer import joined
 from girih.tables import Constant, Normal, Uniform, Zeros
@@ -61,11 +61,11 @@ def read(stack, keys):
     ids, tables = arrays(keys)
     out = np.full((len(keys), stack.spec.dim), np.nan, np.float32)
     addresses = np.zeros(len(keys), np.int64)
-    found = stack.peek(ids, tables, out, addresses)
+    found = stack.peek(Keys(ids, tables), out, addresses)
     floats = ctypes.c_float * stack.spec.dim
     values = np.stack([np.array(floats.from_address(int(address)), np.float32) for address in addresses])
     copied = np.full_like(out, np.nan)
-    np.testing.assert_array_equal(stack.peek(ids, tables, copied), found)
+    np.testing.assert_array_equal(stack.peek(Keys(ids, tables), copied), found)
     np.testing.assert_array_equal(copied, values)
     return values, found
 
@@ -154,7 +154,7 @@ def test_rows_are_written_in_large_pieces_and_the_index_in_memory_or_in_the_file
     assert (found.num_rows, found.num_buried) == (3000, 3000)
     np.testing.assert_array_equal(found.rows, rows)
     out = np.empty((3000, 17), np.float32)
-    Stack(spec, [found]).peek(ids, tables, out)
+    Stack(spec, [found]).peek(Keys(ids, tables), out)
     np.testing.assert_array_equal(out, rows)
 
 

@@ -6,8 +6,7 @@ import numpy as np
 
 from girih import optim
 from girih.kernels.cpu import layout
-from girih.store import Heap, Store
-from girih.store.rows.row_table import ONCE
+from girih.store import Heap, Keys, Store, Update
 from girih.store.snapshot.columns import META, value_columns
 from girih.store.state import open_state
 from girih.tables import LRU
@@ -23,27 +22,30 @@ class TwoTiers:
         self.spec, self.cold = spec, cold
         self.hot = open_state(spec, 0, 1, Heap(reserve_rows=1000), time.time)
 
-    def lookup(self, ids, tables, counts, step, out, addresses=None):
+    def lookup(self, keys, step, out, addresses=None):
+        ids, tables, counts, _ = keys
         rows = np.empty(len(ids), np.int32)
         for tier, part in ((self.hot, ids > 0), (self.cold, ids <= 0)):
             found = np.empty((part.sum(), self.spec.dim), np.float32)
-            rows[part] = tier.lookup(
-                ids[part], tables[part], ONCE if counts is None else counts[part], step, found
-            )
+            rows[part] = tier.lookup(Keys(ids[part], tables[part], counts[part]), step, found)
             out[part] = found
         return rows
 
-    def peek(self, ids, tables, out, addresses=None):
+    def peek(self, keys, out, addresses=None):
+        ids, tables, *_ = keys
         rows = np.empty(len(ids), np.int32)
         for tier, part in ((self.hot, ids > 0), (self.cold, ids <= 0)):
             found = np.empty((part.sum(), self.spec.dim), np.float32)
-            rows[part] = tier.peek(ids[part], tables[part], found)
+            rows[part] = tier.peek(Keys(ids[part], tables[part]), found)
             out[part] = found
         return rows
 
-    def apply_gradients(self, ids, tables, rows, grads, step, lr_scale):
+    def apply_gradients(self, keys, change):
+        ids, tables, _, rows = keys
         return sum(
-            tier.apply_gradients(ids[part], tables[part], rows[part], grads[part], step, lr_scale)
+            tier.apply_gradients(
+                Keys(ids[part], tables[part], rows=rows[part]), change._replace(grads=change.grads[part])
+            )
             for tier, part in ((self.hot, ids > 0), (self.cold, ids <= 0))
         )
 
@@ -57,7 +59,7 @@ def test_a_tier_over_another_store_moves_rows_as_one_store_does():
         grads = rng.normal(size=(len(ids), 4)).astype(np.float32)
         for store in (one, tier):
             rows, _ = look(store, ids, tables, step, counts)
-            store.apply_gradients(ids, tables, rows, grads, step, 1.0)
+            store.apply_gradients(Keys(ids, tables, rows=rows), Update(grads, step, 1.0))
         np.testing.assert_array_equal(peek(one, ids, tables), peek(tier, ids, tables))
     assert one.num_rows == cold.num_rows + tier.hot.memory.num_rows
     assert cold.num_rows > 0

@@ -7,8 +7,7 @@ from girih import optim
 from girih.errors import ConfigError, StorageFullError
 from girih.kernels.cpu.jit import JIT_DISABLED
 from girih.kernels.cpu.update import Terms
-from girih.store import Heap, Store
-from girih.store.state import GradientTerms
+from girih.store import Heap, Keys, Store, Update
 from girih.tables import LRU, Probability
 from support.fake_store import FakeStore
 from support.store_verbs import evict, group, keys_of, look, peek
@@ -30,8 +29,8 @@ def test_arrays_that_a_kernel_would_follow_astray_are_refused():
         ids, tables = keys_of(1, 2, 3)
         out = np.empty((3, store.spec.dim), np.float32)
         with pytest.raises(ConfigError, match="addresses: received an array in pieces"):
-            store.lookup(ids, tables, None, 1, out, np.empty(6, np.int64)[::2])
-        rows = store.lookup(ids, tables, None, 1, out)
+            store.lookup(Keys(ids, tables), 1, out, np.empty(6, np.int64)[::2])
+        rows = store.lookup(Keys(ids, tables), 1, out)
         starts, order, nothing = (
             np.arange(4, dtype=np.int32),
             np.arange(3, dtype=np.int32),
@@ -42,8 +41,12 @@ def test_arrays_that_a_kernel_would_follow_astray_are_refused():
                     {"factors": np.ones(2, np.float32)}, {"tail": np.ones((2, 1), np.float32)}):  # fmt: skip
             grads = np.ones((3, store.spec.dim - ("tail" in bad)), np.float32)
             with pytest.raises(ConfigError, match="terms"):
-                store.apply_gradients(ids, tables, rows, GradientTerms(grads, good._replace(**bad)), 1)
-        assert store.apply_gradients(ids, tables, rows, GradientTerms(np.ones_like(out), good), 1) == 0
+                store.apply_gradients(
+                    Keys(ids, tables, rows=rows), Update(grads, 1, terms=good._replace(**bad))
+                )
+        assert (
+            store.apply_gradients(Keys(ids, tables, rows=rows), Update(np.ones_like(out), 1, terms=good)) == 0
+        )
 
 
 def test_many_rows_and_rehashes(arena, small_index):
@@ -58,8 +61,8 @@ def test_many_rows_and_rehashes(arena, small_index):
             rows, values = look(store, ids, tables, step)
             np.testing.assert_array_equal(values, look(model, ids, tables, step)[1])
             grads = rng.normal(size=values.shape).astype(np.float32)
-            store.apply_gradients(ids, tables, rows, grads, step)
-            model.apply_gradients(ids, tables, None, grads, step)
+            store.apply_gradients(Keys(ids, tables, rows=rows), Update(grads, step))
+            model.apply_gradients(Keys(ids, tables), Update(grads, step))
             gone = [position for position in range(len(keys)) if position % 3 == 0]
             evict(store, ids[gone], tables[gone])
             evict(model, ids[gone], tables[gone])
@@ -91,7 +94,7 @@ def test_16_bit_rows_read_back_as_rounded(dtype):
     expected = [nearest_16(initial_value(spec, 0, i), dtype) for i in (1, 2)]
     np.testing.assert_array_equal(values, expected)
     np.testing.assert_array_equal(peek(Store(spec), ids, tables), expected)  # without rows the same
-    store.assign(ids, tables, np.full((2, 5), 1 / 3, np.float32))
+    store.assign(Keys(ids, tables), np.full((2, 5), 1 / 3, np.float32))
     np.testing.assert_array_equal(peek(store, ids, tables), nearest_16(np.full((2, 5), 1 / 3), dtype))
 
 
@@ -100,10 +103,10 @@ def test_16_bit_updates_are_right_on_average(dtype):
     num_keys = 100 if JIT_DISABLED else 4000
     store = Store(group(dim=8, dtype=dtype, optimizer=optim.SGD(lr=1.0)))
     ids, tables = keys_of(*range(num_keys))
-    store.assign(ids, tables, np.ones((num_keys, 8), np.float32))
+    store.assign(Keys(ids, tables), np.ones((num_keys, 8), np.float32))
     tiny = np.full((num_keys, 8), 1e-4, np.float32)  # far below the spacing of 16-bit floats at 1
     for step in range(1, 6):
-        store.apply_gradients(ids, tables, None, tiny, step)
+        store.apply_gradients(Keys(ids, tables), Update(tiny, step))
     values = peek(store, ids, tables).astype(np.float64)
     spread = values.std() / values.size**0.5
     assert spread > 0
@@ -115,7 +118,7 @@ def test_16_bit_updates_are_the_same_every_time():
     for _ in range(2):
         store = Store(group(dtype="bfloat16"))
         rows, values = look(store, *keys_of(1, 2), 1)
-        store.apply_gradients(*keys_of(1, 2), rows, values / 77, 1)
+        store.apply_gradients(Keys(*keys_of(1, 2), rows=rows), Update(values / 77, 1))
         results.append(peek(store, *keys_of(1, 2)))
     np.testing.assert_array_equal(*results)
 
@@ -153,10 +156,11 @@ def test_a_full_reservation_says_how_to_mend_it():
     ],
 )
 def test_wrong_arrays_are_refused(change, message):
-    ids, tables = keys_of(1)
-    arguments = {"ids": ids, "tables": tables, "counts": None, "step": 1, "out": np.empty((1, 4), np.float32)}
+    of_keys = {name: change[name] for name in ("ids", "tables", "counts") if name in change}
+    others = {name: value for name, value in change.items() if name not in of_keys}
+    arguments = {"step": 1, "out": np.empty((1, 4), np.float32)} | others
     with pytest.raises(ConfigError, match=message):
-        Store(group()).lookup(**(arguments | change))
+        Store(group()).lookup(Keys(*keys_of(1))._replace(**of_keys), **arguments)
 
 
 def test_a_closed_store_is_refused():

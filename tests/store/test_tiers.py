@@ -11,7 +11,7 @@ from test_live_snapshot import NUM_IDS, assert_equal, change, read, spec_of
 from test_store_suite import with_the_jit
 
 from girih.kernels.cpu.jit import JIT_DISABLED
-from girih.store import Heap, Store, Tiers
+from girih.store import Heap, Keys, Store, Tiers
 from girih.tables import LFU, LRU, TTL, MinCount
 from store_machine import KEYS, StoreMachine
 from support.store_verbs import contents, taken
@@ -78,7 +78,7 @@ def test_any_sequence_of_verbs_does_what_a_dictionary_does(dtype, small_index, f
 
         @rule(keys=KEYS)
         def fetch(self, keys):
-            self.store.fetch(*self.arrays(keys))
+            self.store.fetch(Keys(*self.arrays(keys)))
 
     run_state_machine_as_test(
         Machine,
@@ -118,7 +118,7 @@ def test_every_hot_size_gives_the_same_store_bit_for_bit(
             change(store, seed)
         rng = np.random.default_rng(seed)
         ids = np.unique(rng.integers(-NUM_IDS, NUM_IDS, 40))
-        several.fetch(ids, (ids % 3).astype(np.int32))
+        several.fetch(Keys(ids, (ids % 3).astype(np.int32)))
     assert several.counters() == one.counters()
     assert_equal(contents(several), contents(one))
     if hot_rows < 10**4:

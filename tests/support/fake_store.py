@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from girih.errors import CheckpointError, ConfigError
-from girih.store import GroupSpec, Segment
+from girih.store import GroupSpec, Keys, Segment, Update
 from support.fake_snapshot import FakeSnapshot, Row
 from support.twins import (
     Floats,
@@ -53,9 +53,7 @@ class FakeStore:
         self.last_step = 0
         self._clear()
 
-    def lookup(
-        self, ids: Ids, tables: Tables, counts: NDArray[np.int32] | None, step: int, out: Floats
-    ) -> NDArray[np.int32]:
+    def lookup(self, keys: Keys, step: int, out: Floats) -> NDArray[np.int32]:
         """Reads rows for training; the row numbers that it returns say only whether there is a row."""
         self.last_step = max(self.last_step, step)
         for table, spec in enumerate(self.spec.tables):
@@ -65,28 +63,21 @@ class FakeStore:
                     break
                 del self.tables[table][key_id]
                 self._counts[table]["expired"] += 1
-        return self._read(ids, tables, counts, step, out)
+        return self._read(keys, step, out)
 
-    def peek(self, ids: Ids, tables: Tables, out: Floats) -> NDArray[np.int32]:
+    def peek(self, keys: Keys, out: Floats) -> NDArray[np.int32]:
         """Reads rows for evaluation."""
-        for position, (key_id, table) in enumerate(_keys(ids, tables)):
+        for position, (key_id, table) in enumerate(_pairs(keys)):
             row = self.tables[table].get(key_id)
             out[position] = self._initial(table, key_id) if row is None else row.value
-        return self._found(ids, tables)
+        return self._found(keys)
 
-    def apply_gradients(
-        self,
-        ids: Ids,
-        tables: Tables,
-        rows: NDArray[np.int32] | None,
-        grads: Floats,
-        step: int,
-        lr_scale: float = 1.0,
-    ) -> int:
-        """Moves rows by gradients; the hint ``rows`` is ignored."""
+    def apply_gradients(self, keys: Keys, change: Update) -> int:
+        """Moves rows by gradients; hints are ignored."""
+        grads, step, lr_scale = change.grads, change.step, change.lr_scale
         self.last_step = max(self.last_step, step)
         dropped = 0
-        for (key_id, table), grad in zip(_keys(ids, tables), grads, strict=True):
+        for (key_id, table), grad in zip(_pairs(keys), grads, strict=True):
             row = self.tables[table].get(key_id)
             self._counts[table]["dropped" if row is None else "updates"] += 1
             if row is None:
@@ -102,11 +93,11 @@ class FakeStore:
             row.version = max(row.version, step)
         return dropped
 
-    def assign(self, ids: Ids, tables: Tables, values: Floats) -> None:
+    def assign(self, keys: Keys, values: Floats) -> None:
         """Sets rows, making them without asking admission."""
         step = self.last_step + 1
-        self._read(ids, tables, None, step, np.empty_like(values), forced=True)
-        for (key_id, table), value in zip(_keys(ids, tables), values, strict=True):
+        self._read(Keys(keys.ids, keys.tables), step, np.empty_like(values), forced=True)
+        for (key_id, table), value in zip(_pairs(keys), values, strict=True):
             if key_id in self.tables[table]:
                 row = self.tables[table][key_id]
                 row.value[:] = nearest_16(value, self.spec.dtype)
@@ -114,17 +105,17 @@ class FakeStore:
                 for number, segment, columns in self.segments():
                     if segment.optimizer.name == "ftrl":
                         ftrl_settle(segment.optimizer, value[columns], row.state[number])
-        missing = self._found(ids, tables) < 0
+        missing = self._found(keys) < 0
         if missing.any():
-            table = int(tables[np.argmax(missing)])
+            table = int(keys.tables[np.argmax(missing)])
             raise ConfigError(
                 f"table {self.spec.tables[table].name!r}: full at {self._max_rows(table):,} rows in this shard;"
-                f" {missing.sum():,} of {len(ids):,} keys not assigned; raise max_rows"
+                f" {missing.sum():,} of {len(missing):,} keys not assigned; raise max_rows"
             )
 
     def evict(self, ids: Ids, tables: Tables) -> int:
         """Removes keys; returns how many had a row."""
-        found = [t for i, t in _keys(ids, tables) if self.tables[t].pop(i, None) is not None]
+        found = [t for i, t in _pairs(Keys(ids, tables)) if self.tables[t].pop(i, None) is not None]
         for table in found:
             self._counts[table]["evicted"] += 1
         return len(found)
@@ -197,21 +188,12 @@ class FakeStore:
     def _initial(self, table: int, key_id: int) -> Floats:
         return nearest_16(initial_value(self.spec, table, key_id), self.spec.dtype)
 
-    def _found(self, ids: Ids, tables: Tables) -> NDArray[np.int32]:
-        return np.array([0 if i in self.tables[t] else -1 for i, t in _keys(ids, tables)], np.int32)
+    def _found(self, keys: Keys) -> NDArray[np.int32]:
+        return np.array([0 if i in self.tables[t] else -1 for i, t in _pairs(keys)], np.int32)
 
-    def _read(
-        self,
-        ids: Ids,
-        tables: Tables,
-        counts: NDArray[np.int32] | None,
-        step: int,
-        out: Floats,
-        forced: bool = False,
-    ) -> NDArray[np.int32]:
-        keys = list(
-            zip(_keys(ids, tables), [1] * len(ids) if counts is None else counts.tolist(), strict=True)
-        )
+    def _read(self, asked: Keys, step: int, out: Floats, forced: bool = False) -> NDArray[np.int32]:
+        counts = asked.counts.tolist() or [1] * len(asked.ids)
+        keys = list(zip(_pairs(asked), counts, strict=True))
         used: set[tuple[int, int]] = set()
         for position, ((key_id, table), count) in enumerate(keys):
             rows, policy = self.tables[table], self.spec.tables[table].eviction
@@ -239,7 +221,7 @@ class FakeStore:
                 self.tables[table][key_id] = Row(value.copy(), state, self._now(table, step), count, step)
                 self._counts[table]["new"] += 1
                 used.add((key_id, table))
-        return self._found(ids, tables)
+        return self._found(asked)
 
     def _admits(self, key_id: int, table: int, count: int, step: int) -> bool:
         rule: Any = self.spec.tables[table].admission
@@ -314,5 +296,5 @@ class FakeStore:
             self._drop(table, leaving[: int(surplus)])
 
 
-def _keys(ids: Ids, tables: Tables) -> list[tuple[int, int]]:
-    return list(zip(ids.tolist(), tables.tolist(), strict=True))
+def _pairs(keys: Keys) -> list[tuple[int, int]]:
+    return list(zip(keys.ids.tolist(), keys.tables.tolist(), strict=True))

@@ -10,24 +10,24 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from girih.kernels.cpu import index
 from girih.kernels.cpu.jit import JIT_DISABLED
 from girih.optim import FTRL, SGD, Adam, SparseOptimizer
 from girih.store import (
     DiskFile,
     GroupSpec,
+    Keys,
     LiveSnapshot,
     Segment,
     SnapshotFile,
     Store,
     TableSpec,
+    Update,
     shard_of,
     write_rows,
 )
 from girih.store.snapshot.columns import Chunk
 from girih.store.snapshot.file import FileFacts
 from girih.store.spec import Description
-from girih.store.state import ShardState
 from girih.tables import Dtype, Normal, Zeros
 from support.fake_store import FakeStore
 
@@ -80,7 +80,7 @@ def train(store: S, steps: Iterable[int] = range(1, 6)) -> S:
         rng = np.random.default_rng(step)
         rows, values = look(store, ids, tables, step, counts=1 + ids % 3)
         grads = rng.normal(size=values.shape) if store.num_shards == 1 else values / np.float32(3)
-        store.apply_gradients(ids, tables, rows, grads.astype(np.float32), step)
+        store.apply_gradients(Keys(ids, tables, rows=rows), Update(grads.astype(np.float32), step))
     return store
 
 
@@ -98,14 +98,14 @@ def look(
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """A training read; returns rows and values."""
     out = np.full((len(ids), store.spec.dim), np.nan, np.float32)
-    counts = None if counts is None else np.asarray(counts, np.int32)
-    return store.lookup(ids, tables, counts, step, out), out
+    keys = Keys(ids, tables) if counts is None else Keys(ids, tables, np.asarray(counts, np.int32))
+    return store.lookup(keys, step, out), out
 
 
 def peek(store: AnyStore, ids: NDArray[np.int64], tables: NDArray[np.int32]) -> NDArray[np.float32]:
     """The values of keys."""
     out = np.full((len(ids), store.spec.dim), np.nan, np.float32)
-    store.peek(ids, tables, out)
+    store.peek(Keys(ids, tables), out)
     return out
 
 
@@ -113,14 +113,14 @@ def evict(store: AnyStore, ids: NDArray[np.int64], tables: NDArray[np.int32]) ->
     """Removes keys; returns how many had a row."""
     if isinstance(store, FakeStore):
         return store.evict(ids, tables)
-    ids, tables = np.ascontiguousarray(ids), np.ascontiguousarray(tables)
-    with store.state.memory.changing():
-        if isinstance(store.state, ShardState):
-            rows = np.empty(len(ids), np.int32)
-            index.find_all(store.state.memory.arrays, ids, tables, rows)
+    state: Any = store.state
+    keys = Keys(np.ascontiguousarray(ids), np.ascontiguousarray(tables))
+    with state.memory.changing():
+        if hasattr(state, "values"):
+            rows = state.values.find(keys)
         else:
-            rows = store.state.peek(ids, tables, np.empty((len(ids), store.spec.dim), np.float32))
-        return store.state.rows.drop(np.unique(rows))
+            rows = state.peek(keys, np.empty((len(ids), store.spec.dim), np.float32))
+        return int(state.rows.drop(np.unique(rows)))
 
 
 def write_snapshot(source: Store | LiveSnapshot, path: Path) -> FileFacts:

@@ -12,7 +12,7 @@ import pytest
 
 from girih import optim
 from girih.errors import CheckpointError, ConfigError
-from girih.store import GroupSpec, shard_of
+from girih.store import GroupSpec, Keys, Update, shard_of
 from girih.tables import LFU, LRU, TTL, Fixed, MinCount, Probability
 from support.fake_store import FakeStore
 from support.store_verbs import (
@@ -78,7 +78,9 @@ class StoreSuite:
                 results = []
                 for each in (store, model):
                     rows, values = look(each, ids, tables, step, counts)
-                    dropped = each.apply_gradients(ids, tables, rows, grads, step, lr_scale=step / 3)
+                    dropped = each.apply_gradients(
+                        Keys(ids, tables, rows=rows), Update(grads, step, lr_scale=step / 3)
+                    )
                     gone = evict(each, ids[::7], tables[::7])
                     results.append((values.tolist(), (rows >= 0).tolist(), dropped, gone))
                 assert results[0] == results[1]
@@ -120,7 +122,7 @@ class StoreSuite:
             _, values = look(store, ids, tables, 1)
             assert store.num_rows == 2
             assert (values[0] != values[1]).all()
-            store.apply_gradients(ids[:1], tables[:1], None, np.ones((1, 4), np.float32), 1)
+            store.apply_gradients(Keys(ids[:1], tables[:1]), Update(np.ones((1, 4), np.float32), 1))
             np.testing.assert_array_equal(peek(store, ids, tables)[1], values[1])
 
     def test_peek_changes_nothing(self) -> None:
@@ -128,7 +130,7 @@ class StoreSuite:
             ids, tables = keys_of(1, 2, 3)
             look(store, ids, tables, 1)
             before, counters = contents(store), store.counters()
-            assert list(store.peek(*keys_of(3, 9, 1), np.empty((3, 4), np.float32)) >= 0) == [
+            assert list(store.peek(Keys(*keys_of(3, 9, 1)), np.empty((3, 4), np.float32)) >= 0) == [
                 True,
                 False,
                 True,
@@ -142,7 +144,12 @@ class StoreSuite:
             ids, tables = keys_of(1, 2, 3)
             rows, values = look(store, ids, tables, 1)
             grads = np.arange(8, dtype=np.float32).reshape(2, 4)
-            assert store.apply_gradients(ids[:2], tables[:2], rows[:2], grads, 1, lr_scale=0.5) == 0
+            assert (
+                store.apply_gradients(
+                    Keys(ids[:2], tables[:2], rows=rows[:2]), Update(grads, 1, lr_scale=0.5)
+                )
+                == 0
+            )
             np.testing.assert_array_equal(
                 peek(store, ids, tables),
                 values - np.float32(0.25) * np.vstack([grads, np.zeros(4, np.float32)]),
@@ -153,7 +160,7 @@ class StoreSuite:
         with self.make(group()) as store:
             ids, tables = keys_of(5, 6)
             rows, values = look(store, ids, tables, 1)
-            store.apply_gradients(ids, tables, rows, np.ones_like(values), 1)
+            store.apply_gradients(Keys(ids, tables, rows=rows), Update(np.ones_like(values), 1))
             assert evict(store, *keys_of(5, 99)) == 1
             assert store.num_rows == 1
             rows, after = look(store, ids, tables, 2)
@@ -163,7 +170,7 @@ class StoreSuite:
     def test_assign_sets_values_and_makes_rows(self) -> None:
         with self.make(group(admission=MinCount(count=9))) as store:
             values = np.arange(8, dtype=np.float32).reshape(2, 4)
-            store.assign(*keys_of(1, 2), values)
+            store.assign(Keys(*keys_of(1, 2)), values)
             np.testing.assert_array_equal(peek(store, *keys_of(2, 1)), values[::-1])
             assert store.num_rows == 2
             assert store.counters()["lookups"] == 0
@@ -256,7 +263,12 @@ class StoreSuite:
                 rows, values = look(store, *keys_of(4), step, counts=[count])
                 assert rows.tolist() == [-1]
                 np.testing.assert_array_equal(values[0], initial_value(store.spec, 0, 4))
-                assert store.apply_gradients(*keys_of(4), rows, np.ones((1, 4), np.float32), step) == 1
+                assert (
+                    store.apply_gradients(
+                        Keys(*keys_of(4), rows=rows), Update(np.ones((1, 4), np.float32), step)
+                    )
+                    == 1
+                )
             assert look(store, *keys_of(4), 3)[0][0] >= 0
             assert look(store, *keys_of(5), 4, counts=[3])[0][0] >= 0
             counters = store.counters()
@@ -270,15 +282,15 @@ class StoreSuite:
     def test_a_full_table_refuses_assignment_and_names_itself(self) -> None:
         store = self.make(group(("users",), eviction=Fixed(max_rows=1)))
         with pytest.raises(ConfigError, match="table 'users': full at 1 rows in this shard; 1 of 2 keys"):
-            store.assign(*keys_of(1, 2), np.ones((2, 4), np.float32))
+            store.assign(Keys(*keys_of(1, 2)), np.ones((2, 4), np.float32))
 
     def test_no_keys_are_no_trouble(self) -> None:
         with self.make(group(eviction=LRU(max_rows=2))) as store:
             ids, tables = keys_of()
             assert len(look(store, ids, tables, 1)[0]) == 0
-            assert store.apply_gradients(ids, tables, None, np.empty((0, 4), np.float32), 1) == 0
+            assert store.apply_gradients(Keys(ids, tables), Update(np.empty((0, 4), np.float32), 1)) == 0
             assert evict(store, ids, tables) == 0
-            store.assign(ids, tables, np.empty((0, 4), np.float32))
+            store.assign(Keys(ids, tables), np.empty((0, 4), np.float32))
             with store.snapshot() as snapshot:
                 assert snapshot.num_rows == 0
 

@@ -25,7 +25,7 @@ from girih.sparse.groups.local_shards import LocalShards
 from girih.sparse.groups.pack import Group, pack
 from girih.sparse.halves.local import open_group
 from girih.sparse.options import StoreOptions
-from girih.store import LiveSnapshot, SnapshotFile, Store, shard_of
+from girih.store import Keys, LiveSnapshot, SnapshotFile, Store, shard_of
 from girih.store.clock import refuse_expired
 from girih.store.snapshot.file import add_newest_uses
 from girih.tables import Table
@@ -216,7 +216,7 @@ class GrowingTables:
         with self.used():
             for store in self.shards.stores[group]:
                 part = np.flatnonzero(shards == store.shard)
-                store.assign(keys[part], tables[part], values[part])
+                store.assign(Keys(keys[part], tables[part]), values[part])
 
     def restore(self, sources: Sequence[SnapshotFile]) -> None:
         """Replaces all rows by those of shards, of any number.

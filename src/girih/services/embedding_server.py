@@ -52,7 +52,7 @@ from girih.sparse.routing.shard_reader import MergedRequest as KeysOfAll
 from girih.sparse.routing.shard_reader import ShardReader
 from girih.sparse.spec import SparseSpec
 from girih.store import Push
-from girih.store.state import LAST_STEP
+from girih.store.spec import LAST_STEP
 from girih.telemetry.stats import UPDATES_SINCE_READ, Stats
 
 

@@ -34,7 +34,7 @@ from girih.sparse.groups.shards import UniqueRows, as_rows
 from girih.sparse.protocol import KEYS_MISSING, TOOK_NO_PART, BatchCodec, SparseVerb
 from girih.sparse.routing.key_router import KeyRouter, RoutedKeys
 from girih.sparse.spec import SparseSpec
-from girih.store.state import LAST_STEP
+from girih.store.spec import LAST_STEP
 from girih.telemetry.stats import Stats
 
 LIFE_BITS = 40

@@ -1,5 +1,6 @@
 """One shard in one process: rows by key, in flat arrays on one arena."""
 
+from girih.store.keys import Keys, Update
 from girih.store.memory.mapping import ArenaOptions, File, Heap, Shared, remove_arena
 from girih.store.memory.pushes import CutPush, Push
 from girih.store.memory.repair import Repaired
@@ -17,6 +18,7 @@ __all__ = [
     "File",
     "GroupSpec",
     "Heap",
+    "Keys",
     "LiveSnapshot",
     "Push",
     "Repaired",
@@ -28,6 +30,7 @@ __all__ = [
     "Store",
     "TableSpec",
     "Tiers",
+    "Update",
     "remove_arena",
     "shard_of",
     "write_rows",

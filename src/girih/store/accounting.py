@@ -6,18 +6,12 @@ table), ``padding``, ``index`` and the like.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from girih.kernels.cpu import layout
 from girih.store.memory.arena import PAGE_BYTES, SLOT_BYTES
-from girih.store.memory.repair import Repaired
 from girih.store.memory.shard_memory import index_bytes
 from girih.store.snapshot.columns import columns_of
 from girih.store.spec import Description
-from girih.store.state import ShardState
-
-if TYPE_CHECKING:
-    from girih.store.gpu.gpu_state import GpuState
+from girih.store.values import Values
 
 _ROW_ALIGNMENT, _NEIGHBOURS, _PLACE = 8, 8, 8
 
@@ -49,7 +43,7 @@ def loaded_bytes(description: Description, num_rows: int) -> dict[str, int]:
     return {"index": index_bytes(num_rows), **rows}
 
 
-def held_bytes(state: ShardState) -> dict[str, dict[str, int]]:
+def held_bytes(values: Values) -> dict[str, dict[str, int]]:
     """Bytes ``used`` and ``reserved`` by part: all memory of a shard, but for what a call holds.
 
     Beside the columns of live rows: ``free_rows`` had a key and wait for another one; ``unfilled`` was claimed
@@ -59,11 +53,10 @@ def held_bytes(state: ShardState) -> dict[str, dict[str, int]]:
     once it was touched; that of Bloom filters counts as a whole. Where there are tiers, ``slots`` hold the values of
     hot rows and of those on their way, ``ssd_buffers`` what is written behind, and ``gpu_slots`` are in GPU memory.
     """
-    memory, tiers = state.memory, state.tier_bytes()
+    memory, tiers = values.memory, values.tier_bytes()
     arena, arrays = memory.arena, memory.arrays
     row_size = 4 * arrays.meta.shape[1]
-    is_whole = arrays.meta.shape[1] == state.layout.num_words
-    of_row = (row_bytes if is_whole else tiered_row_bytes)(state.layout.description)
+    of_row = (row_bytes if values.in_place else tiered_row_bytes)(values.layout.description)
     num_rows, rows_ever = memory.num_rows, int(arrays.state[layout.ROWS_EVER])
     committed = int(arrays.state[layout.ROWS_COMMITTED]) if arena.is_claimed_ahead else rows_ever
     most_rows = arena.reserve_rows - committed + num_rows
@@ -75,7 +68,7 @@ def held_bytes(state: ShardState) -> dict[str, dict[str, int]]:
         "bloom": arena.size_bytes("cells"),
         "header": PAGE_BYTES * pages,
         "saving": 0 if memory.saving is None else saving,
-        "scratch": state.rows.scratch_bytes,
+        "scratch": values.rows.scratch_bytes,
     }
     used_slots = len(arrays.slots) - memory.num_returned_slots
     parts = {
@@ -86,65 +79,3 @@ def held_bytes(state: ShardState) -> dict[str, dict[str, int]]:
         **tiers,
     }
     return {part: {"used": used, "reserved": reserved} for part, (used, reserved) in parts.items()}
-
-
-class StoreCounts:
-    """The contents of a store, and counts of what happened to it.
-
-    Attributes:
-        num_peeks, num_absent: keys that this process asked for by ``peek``, and those of them that had no row.
-    """
-
-    state: ShardState | GpuState
-    num_peeks: int
-    num_absent: int
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of all tables."""
-        return self.state.memory.num_rows
-
-    def num_rows_of(self, table: int) -> int:
-        """Rows of one table."""
-        return self.state.memory.num_rows_of(table)
-
-    def rows_of_tables(self) -> list[int]:
-        """Rows of each table."""
-        return self.state.memory.rows_of_tables()
-
-    @property
-    def last_step(self) -> int:
-        """The largest step seen; 0 before the first."""
-        return self.state.memory.last_step
-
-    @property
-    def repaired(self) -> Repaired | None:
-        """The state in which an attached arena was found whose writer was killed amid a change; None where none was."""
-        return self.state.repaired if isinstance(self.state, ShardState) else None
-
-    def counters(self, table: int | None = None) -> dict[str, int]:
-        """Counts of what happened so far, in one table or in all.
-
-        ``lookups`` keys read for training, of which ``hits`` had a row, ``new`` got one, ``refused`` were not
-        admitted and ``full`` found their table full; rows ``evicted`` and ``expired``; gradients applied
-        (``updates``) and ``dropped``.
-        """
-        return self.state.memory.counters(table)
-
-    def peek_counters(self) -> dict[str, int]:
-        """``peeks``, ``absent``: keys peeked at by this process, by groups on a GPU too, and those of them that had no row."""
-        others = self.state.peek_counters()
-        of_process = {"peeks": self.num_peeks, "absent": self.num_absent}
-        return {name: count + others.get(name, 0) for name, count in of_process.items()}
-
-    def tier_counters(self) -> dict[str, int]:
-        """Counts of what tiers did; empty where there is one.
-
-        ``dram_reads``, ``ssd_reads`` rows that training read from each; ``ssd_bytes_read``, ``ssd_bytes_written``.
-        """
-        return self.state.tier_counters()
-
-    def memory(self) -> dict[str, dict[str, int]]:
-        """Bytes ``used`` and ``reserved`` by part; see :func:`held_bytes`."""
-        state = self.state
-        return held_bytes(state) if isinstance(state, ShardState) else state.memory.held_bytes()

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from girih.kernels.cpu import index, layout
 from girih.store.spec import Ints, Longs
-from girih.store.state import ShardState
+from girih.store.values import Values
 
 MOST_BYTES = 256 << 20
 """Bytes that a shard's changes may take in memory; where there are more, all rows are as quickly written as those."""
@@ -43,38 +43,38 @@ class Changes:
     left_tables: Ints
 
 
-def num_changed(state: ShardState) -> int:
+def num_changed(values: Values) -> int:
     """The number of rows that changed, some of which may have left."""
-    return int(np.bitwise_count(_bits(state)).sum())
+    return int(np.bitwise_count(_bits(values)).sum())
 
 
-def too_many(state: ShardState) -> bool:
+def too_many(values: Values) -> bool:
     """Whether changes are no longer known by notes, or too many to be held in memory."""
-    lost = bool(state.memory.arrays.left[0, layout.LEFT_LOST])
-    width = state.spec.dim * (4 if state.spec.dtype == "float32" else 2)
-    return lost or num_changed(state) * (width + 12) > MOST_BYTES
+    lost = bool(values.memory.arrays.left[0, layout.LEFT_LOST])
+    width = values.spec.dim * (4 if values.spec.dtype == "float32" else 2)
+    return lost or num_changed(values) * (width + 12) > MOST_BYTES
 
 
-def changes_of(state: ShardState) -> Changes:
+def changes_of(values: Values) -> Changes:
     """Copies what changed since notes began; called with the lock held."""
-    memory = state.memory
+    memory = values.memory
     arrays = memory.arrays
-    changed = _set_bits(_bits(state))
+    changed = _set_bits(_bits(values))
     tables = arrays.meta[changed, layout.TABLE]
     live = changed[tables >= 0]
-    halves = state.spec.dtype != "float32"
-    rows = np.empty((len(live), state.spec.dim), np.uint16 if halves else np.float32)
+    halves = values.spec.dtype != "float32"
+    rows = np.empty((len(live), values.spec.dim), np.uint16 if halves else np.float32)
     for first in range(0, len(live), _AT_ONCE):
         some = live[first : first + _AT_ONCE]
         for part in memory.stretches(len(some), 4):
-            words = np.empty((len(some[part]), state.layout.num_words - layout.META_COLUMNS), np.int32)
-            state.copy_values(some[part], words, reads=False)
-            rows[first : first + _AT_ONCE][part] = words.view(rows.dtype)[:, : state.spec.dim]
-    return Changes(arrays.keys[live, 0], arrays.meta[live, layout.TABLE], rows, *_left(state))
+            words = np.empty((len(some[part]), values.layout.num_words - layout.META_COLUMNS), np.int32)
+            values.copy(some[part], words, reads=False)
+            rows[first : first + _AT_ONCE][part] = words.view(rows.dtype)[:, : values.spec.dim]
+    return Changes(arrays.keys[live, 0], arrays.meta[live, layout.TABLE], rows, *_left(values))
 
 
-def _bits(state: ShardState) -> NDArray[np.uint8]:
-    arrays = state.memory.arrays
+def _bits(values: Values) -> NDArray[np.uint8]:
+    arrays = values.memory.arrays
     return arrays.changed[: -(-int(arrays.state[layout.ROWS_EVER]) // 8)]
 
 
@@ -85,9 +85,9 @@ def _set_bits(bits: NDArray[np.uint8]) -> Ints:
     return (8 * some[:, None] + np.arange(8))[flags].astype(np.int32)
 
 
-def _left(state: ShardState) -> tuple[Longs, Ints]:
+def _left(values: Values) -> tuple[Longs, Ints]:
     """Keys whose rows left and that have none again, each once."""
-    arrays = state.memory.arrays
+    arrays = values.memory.arrays
     noted = arrays.left[1 : 1 + int(arrays.left[0, layout.NUM_LEFT])]
     ids, tables = np.ascontiguousarray(noted[:, 0]), noted[:, 1].astype(np.int32)
     rows = np.empty(len(ids), np.int32)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
 import numpy as np
@@ -42,7 +42,8 @@ class GroupSpec:
     """Tables of equal row layout, which one store holds side by side.
 
     A key is (table number, id). ``seed`` and the table's name decide initial values, so that they
-    depend on neither packing, nor arrival order, nor shard count.
+    depend on neither packing, nor arrival order, nor shard count. ``dim`` is W: the columns of a row that training sees, all segments
+    side by side.
     """
 
     name: str
@@ -50,11 +51,10 @@ class GroupSpec:
     segments: tuple[Segment, ...]
     dtype: Dtype = "float32"
     seed: int = 0
+    dim: int = field(init=False, repr=False, compare=False)
 
-    @property
-    def dim(self) -> int:
-        """W: the columns of a row that training sees, all segments side by side."""
-        return sum(segment.dim for segment in self.segments)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dim", sum(segment.dim for segment in self.segments))
 
     def table_seed(self, table: int) -> int:
         """64 bits from the run's seed and the table's name."""
@@ -108,6 +108,10 @@ Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 Bools = NDArray[np.bool_]
+
+
+LAST_STEP = (1 << 31) - 1
+"""The largest step that rows can note."""
 
 
 def shard_of(ids: Longs, tables: Ints, num_shards: int) -> Ints:

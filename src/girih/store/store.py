@@ -8,33 +8,29 @@ Shapes: U unique keys, W columns of a row that training sees, T tables, S segmen
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Collection, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from girih.errors import ConfigError
 from girih.kernels.cpu import layout
-from girih.store.accounting import StoreCounts
+from girih.kernels.cpu.update import Terms
 from girih.store.changes import Changes, changes_of, too_many
 from girih.store.clock import Clock, steady_clock
 from girih.store.gpu.options import Gpu, GpuTier
+from girih.store.keys import Keys, Update
 from girih.store.memory.mapping import ArenaOptions, Heap
-from girih.store.memory.pushes import Push
-from girih.store.rows.row_table import ONCE
+from girih.store.memory.pushes import Push, Pushes
 from girih.store.snapshot.inherit import inherit
 from girih.store.snapshot.restore import RowSource, check_sources, restore
-from girih.store.snapshot.snapshot import ArrivingSnapshot, LiveSnapshot, Snapshot
-from girih.store.spec import Floats, GroupSpec, Ints, Longs
-from girih.store.state import LAST_STEP, GradientTerms, ShardState, open_state
-from girih.store.tiers.tiered_state import open_tiered_state
+from girih.store.snapshot.snapshot import LiveSnapshot
+from girih.store.spec import LAST_STEP, Floats, GroupSpec, Ints, Longs
+from girih.store.state import State, StoreCounts, open_state
 from girih.store.tiers.tiered_values import Tiers
-
-if TYPE_CHECKING:
-    from girih.store.gpu.gpu_state import GpuState
+from girih.store.values import Values
 
 
 class Store(StoreCounts):
@@ -54,7 +50,6 @@ class Store(StoreCounts):
             memory that is attached to.
 
     Attributes:
-        on_gpu: whether rows lie in GPU memory, or the hottest of them.
         num_peeks, num_absent: keys that :meth:`peek` was asked for by this process, and those of them that had no row.
 
     Raises:
@@ -75,23 +70,12 @@ class Store(StoreCounts):
     ) -> None:
         self.spec, self.shard, self.num_shards, self._dim = spec, shard, num_shards, spec.dim
         self.num_peeks, self.num_absent = 0, 0
-        self.on_gpu = isinstance(arena, Gpu) or gpu_tier is not None
         self.state = _open_state(spec, shard, num_shards, arena, clock, tiers, gpu_tier)
 
-    def lookup(
-        self,
-        ids: Longs,
-        tables: Ints,
-        counts: Ints | None,
-        step: int,
-        out: Floats,
-        addresses: Longs | None = None,
-    ) -> Ints:
+    def lookup(self, keys: Keys, step: int, out: Floats, addresses: Longs | None = None) -> Ints:
         """Reads rows for training: marks them used, and makes rows for new keys that are admitted.
 
         Args:
-            ids: int64[U]; with ``tables``, int32[U], the keys, each once.
-            counts: int32[U], how often each key occurs in the batch; None where all occur once.
             step: from 1.
             out: float32[U, W], contiguous, written.
             addresses: int64[U], written: where each key's float32[W] lie, until the next verb. Rows of 32 bits are then
@@ -104,52 +88,30 @@ class Store(StoreCounts):
             ConfigError: arrays of other shapes or types, a table or step out of range.
             StorageFullError: no memory for more rows; the keys before were served.
         """
-        ids, tables = self._keys(ids, tables)
-        counts = ONCE if counts is None else _checked("counts", counts, np.int32, (len(ids),))
-        _check_step(step)
-        self._check_out(out, len(ids))
-        return self.state.lookup(ids, tables, counts, step, out, _addresses(addresses, len(ids)))
+        keys = self._checked(keys, step)
+        _check_out(out, addresses, len(keys.ids), self._dim)
+        return self.state.lookup(keys, step, out, addresses)
 
-    def peek(self, ids: Longs, tables: Ints, out: Floats, addresses: Longs | None = None) -> Ints:
+    def peek(self, keys: Keys, out: Floats, addresses: Longs | None = None) -> Ints:
         """Reads rows for evaluation and changes nothing; arguments and result as in :meth:`lookup`."""
-        ids, tables = self._keys(ids, tables)
-        self._check_out(out, len(ids))
-        rows = self.state.peek(ids, tables, out, _addresses(addresses, len(ids)))
+        keys = self._checked(keys)
+        _check_out(out, addresses, len(keys.ids), self._dim)
+        rows = self.state.peek(keys, out, addresses)
         self.num_peeks += len(rows)
         self.num_absent += int(np.count_nonzero(rows < 0))
         return rows
 
-    def fetch(self, ids: Longs, tables: Ints) -> None:
+    def fetch(self, keys: Keys) -> None:
         """Begins to read, from tiers below memory, the rows of keys that the next :meth:`lookup` will want.
 
         Changes no result. May be called by another thread than the verbs.
-
-        Args:
-            ids, tables: the keys, as in :meth:`lookup`.
         """
-        self.state.fetch(*self._keys(ids, tables))
+        self.state.fetch(self._checked(keys))
 
-    def apply_gradients(
-        self,
-        ids: Longs,
-        tables: Ints,
-        rows: Ints | None,
-        grads: Floats | GradientTerms,
-        step: int,
-        lr_scale: float = 1.0,
-        push: Push | None = None,
-    ) -> int:
-        """One optimizer step on the row of each key, by its gradient; sets the row's version to ``step``.
+    def apply_gradients(self, keys: Keys, change: Update) -> int:
+        """One optimizer step on the row of each key, by its gradient; sets the row's version to the step.
 
-        ``rows``, int32[U] from :meth:`lookup`, saves the search. Each is checked against its key: where
-        another key lives now, the key is searched, and one without a row drops its gradient.
-
-        Args:
-            ids, tables: the keys, as in :meth:`lookup`.
-            grads: float32[U, W], those of equal keys summed, all finite; or terms to be summed, whose rows a kernel reads unchecked.
-            lr_scale: multiplies every learning rate.
-            push: what the push is called, which may be sent again: a row that it moved it does not move again, in a later
-                process neither.
+        Where another key lives now in the row that a hint of ``keys`` names, the key is searched. One without a row drops its gradient.
 
         Returns:
             How many gradients were dropped now.
@@ -157,34 +119,31 @@ class Store(StoreCounts):
         Raises:
             ConfigError: a push to rows in several tiers, or on a GPU; see also :meth:`girih.store.memory.pushes.Pushes.taking`.
         """
-        ids, tables = self._keys(ids, tables)
-        if isinstance(grads, GradientTerms):
-            grads = _checked_terms(grads, len(ids), self._dim)
+        keys = self._checked(keys, change.step)
+        if change.terms is not None:
+            change = _checked_terms(change, change.terms, len(keys.ids), self._dim)
         else:
-            grads = _checked("grads", grads, np.float32, (len(ids), self._dim))
-        _check_step(step)
-        if rows is not None:
-            rows = _checked("rows", rows, np.int32, (len(ids),))
-        if push is None:
-            return self.state.apply_gradients(ids, tables, rows, grads, step, lr_scale)
-        return _state_of_pushes(self, push).apply_push(push, ids, tables, rows, grads, step, lr_scale)
+            change = change._replace(grads=_matrix("grads", change.grads, len(keys.ids), self._dim))
+        if change.push is not None:
+            self._pushes(change.push)
+        return self.state.apply_gradients(keys, change)
 
     def note_push(self, push: Push) -> None:
         """Notes as applied a push that has no keys here. Raises as :meth:`apply_gradients` does."""
-        with self.state.memory.changing(), _state_of_pushes(self, push).memory.pushes.taking(push, 0):
+        with self.state.memory.changing(), self._pushes(push).taking(push, 0):
             return
 
     def has_applied(self, push: Push) -> bool:
         """Whether a push, or a later one of its lane, was applied whole."""
-        return _state_of_pushes(self, push).memory.pushes.last(push.lane) >= push.number
+        return self._pushes(push).last(push.lane) >= push.number
 
     def forget_pushes(self) -> None:
         """Forgets all pushes: whoever numbered them begins anew."""
-        if type(self.state) is ShardState:
+        if self.state.pushes is not None:
             with self.state.memory.changing():
-                self.state.memory.pushes.clear()
+                self.state.pushes.clear()
 
-    def assign(self, ids: Longs, tables: Ints, values: Floats) -> None:
+    def assign(self, keys: Keys, values: Floats) -> None:
         """Sets the rows of keys to ``values``, float32[U, W], making rows without asking admission.
 
         Optimizer state stays (FTRL's z is made to agree). It counts as a use, and as a change, in the step
@@ -193,15 +152,14 @@ class Store(StoreCounts):
         Raises:
             ConfigError: a table is full and none of its rows may leave; all other keys are assigned.
         """
-        ids, tables = self._keys(ids, tables)
-        values = _checked("values", values, np.float32, (len(ids), self._dim))
-        rows = self.state.assign(ids, tables, values)
+        keys = self._checked(keys)
+        rows = self.state.assign(keys, _matrix("values", values, len(keys.ids), self._dim))
         if (rows < 0).any():
-            table = int(tables[np.argmin(rows)])
+            table = int(keys.tables[np.argmin(rows)])
             most = self.state.layout.kernel.rules[table, layout.MAX_ROWS]
             raise ConfigError(
                 f"table {self.spec.tables[table].name!r}: full at {most:,} rows"
-                f" in this shard; {(rows < 0).sum():,} of {len(ids):,} keys not assigned; raise max_rows"
+                f" in this shard; {(rows < 0).sum():,} of {len(rows):,} keys not assigned; raise max_rows"
             )
 
     def snapshot(self, directory: str | os.PathLike[str] | None = None) -> LiveSnapshot:
@@ -213,10 +171,7 @@ class Store(StoreCounts):
         Raises:
             ConfigError: one was taken and not closed.
         """
-        state = self.state.at_rest()
-        if isinstance(state, ShardState):
-            return Snapshot(state, directory)
-        return ArrivingSnapshot(state, directory)
+        return self.state.snapshot(directory)
 
     def note_changes(self, since: int) -> None:
         """Keeps notes from now on of what changes, for :meth:`changes_since`; earlier ones are forgotten.
@@ -227,9 +182,9 @@ class Store(StoreCounts):
         Raises:
             ConfigError: rows lie in GPU memory, where nobody notes what changes.
         """
-        state = _noting_state(self)
-        with state.memory.lock:
-            state.memory.note_changes(since)
+        memory = self._noted().memory
+        with memory.lock:
+            memory.note_changes(since)
 
     def knows_changes(self, since: int) -> bool:
         """Whether :meth:`changes_since` can tell what changed since then.
@@ -238,8 +193,8 @@ class Store(StoreCounts):
         :data:`~girih.store.memory.shard_memory.MOST_LEFT` rows left, or what changed takes more than
         :data:`girih.store.changes.MOST_BYTES`.
         """
-        state = _noting_state(self)
-        return state.memory.noted_since == since and not too_many(state)
+        values = self._noted()
+        return values.memory.noted_since == since and not too_many(values)
 
     def changes_since(self, since: int) -> Changes:
         """Copies what changed since then; takes time by its size.
@@ -251,9 +206,9 @@ class Store(StoreCounts):
             raise ConfigError(
                 f"group {self.spec.name!r}: changes since {since} are not known; take a snapshot"
             )
-        state = _noting_state(self)
-        with state.memory.changing():
-            return changes_of(state)
+        values = self._noted()
+        with values.memory.changing():
+            return changes_of(values)
 
     def restore(
         self,
@@ -278,7 +233,7 @@ class Store(StoreCounts):
         if self.state.memory.saving is not None:
             raise ConfigError(f"group {self.spec.name!r}: is being saved; restore when that has ended")
         self.check(sources, optimizer_state=optimizer_state, elsewhere=elsewhere)
-        self.state.replace(lambda state: restore(state, sources, optimizer_state))
+        self.state.replace(lambda values: restore(values, sources, optimizer_state))
 
     def inherit(self, sources: Sequence[RowSource]) -> None:
         """Replaces everything by what fits of an earlier run's rows, with which a new run begins: see :func:`~girih.store.snapshot.inherit.fit_of`.
@@ -293,7 +248,7 @@ class Store(StoreCounts):
         self.state.memory.check_open()
         for source in sources:
             source.verify()
-        self.state.replace(lambda state: inherit(state, sources))
+        self.state.replace(lambda values: inherit(values, sources))
 
     def check(
         self, sources: Sequence[RowSource], *, optimizer_state: bool = True, elsewhere: Collection[str] = ()
@@ -303,7 +258,7 @@ class Store(StoreCounts):
         Raises:
             CheckpointError: see there.
         """
-        check_sources(self.state, sources, optimizer_state, frozenset(elsewhere))
+        check_sources(self.state.layout.description, sources, optimizer_state, frozenset(elsewhere))
 
     def close(self) -> None:
         """Lets go of the arena: shared memory and files can be attached to again; a heap store is gone."""
@@ -315,43 +270,45 @@ class Store(StoreCounts):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _keys(self, ids: Longs, tables: Ints) -> tuple[Longs, Ints]:
+    def _checked(self, keys: Keys, step: int = 1) -> Keys:
+        """The keys, contiguous."""
         self.state.memory.check_open()
-        ids = _checked("ids", ids, np.int64, (len(ids),))
-        tables = _checked("tables", tables, np.int32, (len(ids),))
+        ids, tables, counts, rows = keys
+        num_keys = len(ids)
+        if ids.dtype != np.int64 or ids.shape != (num_keys,):
+            raise _mismatch("ids", ids, np.int64, num_keys)
+        for name, array in (("tables", tables), ("counts", counts if len(counts) else None), ("rows", rows)):
+            if array is not None and (array.dtype != np.int32 or array.shape != (num_keys,)):
+                raise _mismatch(name, array, np.int32, num_keys)
         # Kernels do not check bounds; as unsigned numbers, negative ones are large too.
-        if len(tables) and int(tables.view(np.uint32).max()) >= len(self.spec.tables):
+        if num_keys and int(tables.view(np.uint32).max()) >= len(self.spec.tables):
             raise ConfigError(
                 f"group {self.spec.name!r}: table numbers from {tables.min()} to {tables.max()};"
                 f" expected 0 to {len(self.spec.tables) - 1}"
             )
-        return ids, tables
+        if not 1 <= step <= LAST_STEP:
+            raise ConfigError(f"step = {step}: expected 1 to 2³¹ - 1")
+        rows = None if rows is None else np.ascontiguousarray(rows)
+        return Keys(
+            np.ascontiguousarray(ids), np.ascontiguousarray(tables), np.ascontiguousarray(counts), rows
+        )
 
-    def _check_out(self, out: Floats, num_keys: int) -> None:
-        shape = (num_keys, self._dim)
-        if out.dtype != np.float32 or out.shape != shape or not out.flags.carray:
+    def _noted(self) -> Values:
+        """The values of a store whose changes are noted."""
+        if self.state.noted is None:
             raise ConfigError(
-                f"out: received {out.dtype}{list(out.shape)}; expected writable float32{list(shape)}"
+                f"group {self.spec.name!r}: rows in GPU memory note no changes, so they cannot be published; use"
+                " store.tiers = ['dram'] or ['dram', 'ssd']"
             )
+        return self.state.noted
 
-
-def _noting_state(store: Store) -> ShardState:
-    """The state of a store that can note changes."""
-    if not isinstance(store.state, ShardState) or store.on_gpu:
-        raise ConfigError(
-            f"group {store.spec.name!r}: rows in GPU memory note no changes, so they cannot be published; use"
-            " store.tiers = ['dram'] or ['dram', 'ssd']"
-        )
-    return store.state
-
-
-def _state_of_pushes(store: Store, push: Push) -> ShardState:
-    """The state of a store that can number pushes."""
-    if type(store.state) is not ShardState:
-        raise ConfigError(
-            f"push {push.number}: only rows that lie in one memory of the host know of pushes; use a shared or file arena"
-        )
-    return store.state
+    def _pushes(self, push: Push) -> Pushes:
+        """The account of a store that can number pushes."""
+        if self.state.pushes is None:
+            raise ConfigError(
+                f"push {push.number}: only rows that lie in one memory of the host know of pushes; use a shared or file arena"
+            )
+        return self.state.pushes
 
 
 def _open_state(
@@ -362,65 +319,66 @@ def _open_state(
     clock: Clock | None,
     tiers: Tiers | None,
     gpu_tier: GpuTier | None,
-) -> ShardState | GpuState:
+) -> State:
     if (tiers or gpu_tier) and not isinstance(arena, Heap | None):
         raise ConfigError(f"{arena.where}: tiers need private memory; use a heap arena, or one tier")
     heap = arena if isinstance(arena, Heap) else Heap()
     steady = clock or steady_clock
-    if isinstance(arena, Gpu):
-        with _torch_and_triton():
-            from girih.store.gpu.gpu_state import open_gpu_state
-        return open_gpu_state(spec, shard, num_shards, arena, steady)
-    if gpu_tier is not None:
-        with _torch_and_triton():
-            from girih.store.gpu_tiers.gpu_tiered_state import open_gpu_tiered_state
-        return open_gpu_tiered_state(spec, shard, num_shards, heap, steady, gpu_tier, tiers)
-    if tiers is not None:
-        return open_tiered_state(spec, shard, num_shards, heap, steady, tiers)
-    return open_state(spec, shard, num_shards, arena or heap, clock)
-
-
-@contextlib.contextmanager
-def _torch_and_triton() -> Iterator[None]:
-    """Refuses rows in GPU memory where a package is missing that they need."""
+    if gpu_tier is None and not isinstance(arena, Gpu):
+        return open_state(spec, shard, num_shards, arena or heap, clock, tiers)
     try:
-        yield
+        from girih.store.gpu.gpu_state import GpuState
+        from girih.store.gpu.gpu_tiered_state import GpuTieredState
     except ImportError as error:
         raise ConfigError(f"rows in GPU memory need torch and triton: {error}; pip install triton") from error
+    if isinstance(arena, Gpu):
+        return GpuState(spec, shard, num_shards, arena, steady)
+    host = open_state(spec, shard, num_shards, heap, steady, tiers)
+    return host if gpu_tier is None else GpuTieredState(host, gpu_tier, steady)
 
 
-def _checked(name: str, array: NDArray[Any], dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[Any]:
-    if array.dtype != dtype or array.shape != shape:
-        raise ConfigError(
-            f"{name}: received {array.dtype}{list(array.shape)}; expected {np.dtype(dtype)}{list(shape)}"
-        )
+def _mismatch(name: str, array: NDArray[Any], dtype: DTypeLike, *shape: int) -> ConfigError:
+    return ConfigError(
+        f"{name}: received {array.dtype}{list(array.shape)}; expected {np.dtype(dtype)}{list(shape)}"
+    )
+
+
+def _matrix(name: str, array: Floats, num_rows: int, num_columns: int) -> Floats:
+    """The same array, contiguous, once its type and shape were checked."""
+    if array.dtype != np.float32 or array.shape != (num_rows, num_columns):
+        raise _mismatch(name, array, np.float32, num_rows, num_columns)
     return np.ascontiguousarray(array)
 
 
-def _addresses(addresses: Longs | None, num_keys: int) -> Longs | None:
-    if addresses is not None and not addresses.flags.carray:  # a copy would be written, and lost
+def _check_out(out: Floats, addresses: Longs | None, num_keys: int, dim: int) -> None:
+    if not out.flags.carray or out.dtype != np.float32 or out.shape != (num_keys, dim):
+        raise ConfigError(
+            f"out: received {out.dtype}{list(out.shape)}; expected writable float32{[num_keys, dim]}"
+        )
+    if addresses is None:
+        return
+    if not addresses.flags.carray:  # a copy would be written, and lost
         raise ConfigError(
             "addresses: received an array in pieces, or one to be read only; expected a writable one"
         )
-    return None if addresses is None else _checked("addresses", addresses, np.int64, (num_keys,))
+    if addresses.dtype != np.int64 or addresses.shape != (num_keys,):
+        raise _mismatch("addresses", addresses, np.int64, num_keys)
 
 
-def _checked_terms(grads: GradientTerms, num_keys: int, dim: int) -> GradientTerms:
-    matrix, terms = grads
-    num_tail_columns = terms.tail.shape[1]
-    matrix = _checked("grads", matrix, np.float32, (len(matrix), dim - num_tail_columns))
-    num_terms, num_tails = len(terms.order), len(matrix) if num_tail_columns else len(terms.tail)
-    _checked("terms: starts", terms.starts, np.int32, (num_keys + 1,))
-    _checked("terms: order", terms.order, np.int32, (num_terms,))
-    _checked("terms: factors", terms.factors, np.float32, (num_terms if len(terms.factors) else 0,))
-    _checked("terms: tail", terms.tail, np.float32, (num_tails, terms.tail.shape[1]))
+def _checked_terms(change: Update, terms: Terms, num_keys: int, dim: int) -> Update:
+    matrix, tail = change.grads, terms.tail
+    num_terms, num_factors = len(terms.order), len(terms.factors)
+    num_tails = len(matrix) if tail.shape[1] else len(tail)
+    for name, array, dtype, shape in (
+        ("terms: starts", terms.starts, np.int32, (num_keys + 1,)),
+        ("terms: order", terms.order, np.int32, (num_terms,)),
+        ("terms: factors", terms.factors, np.float32, (num_terms if num_factors else 0,)),
+        ("terms: tail", tail, np.float32, (num_tails, tail.shape[1])),
+    ):
+        if array.dtype != dtype or array.shape != shape:
+            raise _mismatch(name, array, dtype, *shape)
     if num_keys and int(terms.starts[-1]) > num_terms:
         raise ConfigError(
             f"terms: {int(terms.starts[-1])} in starts; expected at most {num_terms}, those of order"
         )
-    return GradientTerms(matrix, terms)
-
-
-def _check_step(step: int) -> None:
-    if not 1 <= step <= LAST_STEP:
-        raise ConfigError(f"step = {step}: expected 1 to 2³¹ - 1")
+    return change._replace(grads=_matrix("grads", matrix, len(matrix), dim - tail.shape[1]))

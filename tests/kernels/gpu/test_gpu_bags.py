@@ -12,7 +12,7 @@ from girih.kernels.gpu.gradients import Pieces, Sources, sum_pieces, sum_terms
 from girih.store import Store
 from girih.store.gpu.gpu_memory import to_device
 from girih.store.gpu.options import Gpu
-from girih.store.gpu.record_kernels import Keys
+from girih.store.gpu.record_kernels import DeviceKeys
 from girih.store.rows.record import hyper_rows
 from reference import pool as plain_pool
 from reference import weight_gradients as plain_gradients
@@ -144,7 +144,7 @@ def test_rows_move_as_the_plain_twin_says(optimizer):
         states = [optimizer_state(optimizer, row) for row in values]
         moving = rows.copy()
         moving[2] = at.NO_ROW  # one that stays as it is
-        keys = Keys(
+        keys = DeviceKeys(
             there(ids),
             there(tables),
             there(np.ones_like(tables)),

@@ -19,7 +19,7 @@ from girih.kernels.gpu import dedup, jit
 from girih.models.needs import FIRST_ORDER
 from girih.sparse.groups import gpu_group
 from girih.sparse.groups.pack import pack
-from girih.store import Store
+from girih.store import Keys, Store, Update
 from girih.store.gpu.options import Gpu, GpuTier
 from girih.tables import LRU, MinCount, Normal
 from support.store_verbs import keys_of, two_segments
@@ -44,21 +44,21 @@ def launches(optimizer, dtype, eviction=None, admission=None):
     with Store(spec, arena=Gpu(chunk_bytes=4096)) as store:
         for step in (1, 2, 3):
             ids, tables = keys_of(*range(5 * step, 5 * step + 8))
-            rows = store.lookup(ids, tables, None, step, np.empty((8, 4), np.float32))
-            store.apply_gradients(ids, tables, rows, np.ones((8, 4), np.float32), step)
+            rows = store.lookup(Keys(ids, tables), step, np.empty((8, 4), np.float32))
+            store.apply_gradients(Keys(ids, tables, rows=rows), Update(np.ones((8, 4), np.float32), step))
         many, of = keys_of(*range(600), table=1)  # more than the first index holds
-        store.lookup(many, of, None, 4, np.empty((600, 4), np.float32))
-        store.assign(ids, tables, np.ones((8, 4), np.float32))
-        store.peek(ids, tables, np.empty((8, 4), np.float32))
+        store.lookup(Keys(many, of), 4, np.empty((600, 4), np.float32))
+        store.assign(Keys(ids, tables), np.ones((8, 4), np.float32))
+        store.peek(Keys(ids, tables), np.empty((8, 4), np.float32))
         save = store.state.at_rest()
         save._copy_aside(
             torch.arange(3).int(), torch.empty((3, 1 + store.state.layout.num_words), dtype=torch.int32)
         )
         save.close()
     with Store(spec, gpu_tier=GpuTier(hot_rows=0)) as store:
-        store.lookup(many, of, None, 1, np.empty((600, 4), np.float32))
+        store.lookup(Keys(many, of), 1, np.empty((600, 4), np.float32))
         for step in (3, 4):  # rows leave, and come back
-            store.lookup(many + 600 * (step % 2), of, None, step, np.empty((600, 4), np.float32))
+            store.lookup(Keys(many + 600 * (step % 2), of), step, np.empty((600, 4), np.float32))
 
 
 def compiled(launches, folder, *options):
@@ -138,9 +138,9 @@ def record_rows(gpu_launches, dim, dtype, *needs):
             batch = batch_of(np.full((2, 2), longest), ids, weighted=False, seed=0)
             run(gpu, batch, 1, np.random.default_rng(0))
         values = np.ones((7, group.spec.dim), np.float32)
-        store.apply_gradients(*keys_of(*range(7)), np.arange(7, dtype=np.int32), values, 2)
-        store.assign(*keys_of(*range(7)), values)
-        store.peek(*keys_of(*range(7)), values)
+        store.apply_gradients(Keys(*keys_of(*range(7)), rows=np.arange(7, dtype=np.int32)), Update(values, 2))
+        store.assign(Keys(*keys_of(*range(7))), values)
+        store.peek(Keys(*keys_of(*range(7))), values)
     return {name: launch for name, launch in recorded.items() if "ALIGNED" in launch["options"]}
 
 

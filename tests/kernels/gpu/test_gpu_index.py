@@ -10,7 +10,7 @@ from girih.kernels.cpu.hashing import key_hash
 from girih.kernels.gpu import counting, index, jit, lookup
 from girih.store.gpu.gpu_memory import to_device
 from girih.store.gpu.options import Gpu
-from girih.store.gpu.record_kernels import Keys
+from girih.store.gpu.record_kernels import DeviceKeys
 from girih.store.store import Store
 from girih.tables import MinCount, Probability
 from support.store_verbs import group
@@ -126,7 +126,7 @@ def test_those_are_admitted_whom_the_filters_of_a_cpu_admit(rule):
                     cpu_admission.add(cells, own.bloom, i, 0, count)
             there = [to_device(each, jit.device()) for each in (ids, tables, counts)]
             num = torch.full_like(there[1][:1], len(ids))
-            keys = Keys(*there, num, np.array([len(ids)]))
+            keys = DeviceKeys(*there, num, np.array([len(ids)]))
             admitted = rows._admitted(keys, torch.ones_like(there[1]), step)
             assert admitted.tolist() == [int(each) for each in wanted]
             seen += wanted

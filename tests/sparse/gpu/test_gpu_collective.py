@@ -25,8 +25,8 @@ from girih.sparse.options import StoreOptions
 from girih.sparse.routing.gpu_router import GpuRowCodec
 from girih.sparse.routing.key_router import RowCodec
 from girih.sparse.spec import SparseSpec
+from girih.store.gpu import gpu_slots
 from girih.store.gpu.gpu_memory import to_device
-from girih.store.gpu_tiers import slot_table
 from girih.store.spec import shard_of
 from girih.store.tiers import slot_memory
 from girih.tables import MinCount
@@ -331,7 +331,7 @@ def values_of(half):
 
 def any_tiers(ranks):
     """Whether rows and what is read are those of rows that are all in GPU memory, bit for bit, whatever is hot and however many tiers."""
-    slot_table._FIRST_STAGED, slot_memory._FIRST_STAGED = 4, 8  # so that rows come and go
+    gpu_slots._FIRST_STAGED, slot_memory._FIRST_STAGED = 4, 8  # so that rows come and go
 
     def run_in(directory=None, **store):
         spec = spec_of(StoreOptions(**store, ssd_dir=directory), gpu=gpu_of(ranks))

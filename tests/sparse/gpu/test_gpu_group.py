@@ -16,7 +16,7 @@ from girih.sparse.groups.pack import pack
 from girih.sparse.halves.local import LocalSparse
 from girih.sparse.options import StoreOptions
 from girih.sparse.spec import SparseSpec
-from girih.store import Store
+from girih.store import Keys, Store
 from girih.store.gpu.options import Gpu
 from girih.tables import LRU, Fixed
 from gpu_order import ORDERS, take
@@ -210,7 +210,7 @@ def plain_step(group, batch, lr, rng):
     rows = np.empty((len(keys), group.spec.dim), np.float32)
     with Store(group.spec) as initial:
         ids, tables = np.array([i for _, i in keys], np.int64), np.array([t for t, _ in keys], np.int32)
-        initial.peek(ids, tables, rows)
+        initial.peek(Keys(ids, tables), rows)
     rows, place = rows.astype(float), {key: number for number, key in enumerate(keys)}
     outputs, moves = [], np.zeros_like(rows)
     for output in group.outputs:

@@ -21,7 +21,7 @@ from support.store_verbs import by_key
 @pytest.fixture(autouse=True)
 def few_slots(monkeypatch):
     """Slots for the rows of two batches, so that rows come and go."""
-    monkeypatch.setattr("girih.store.gpu_tiers.slot_table._FIRST_STAGED", 4)
+    monkeypatch.setattr("girih.store.gpu.gpu_slots._FIRST_STAGED", 4)
 
 
 class TestTieredHalf(SparseHalfSuite):

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from girih.errors import CheckpointError, ConfigError, StorageFullError
-from girih.store import Store
+from girih.store import Keys, Store, Update
 from girih.store.gpu import gpu_save
 from girih.store.gpu.gpu_save import GpuSave
 from girih.store.gpu.options import Gpu
@@ -68,10 +68,12 @@ def change(store, seed):
         evict(store, ids[::2], tables[::2])
     elif seed % 4 == 3:
         table = np.ones(len(ids), np.int32)  # the one that is never full
-        store.assign(ids, table, rng.normal(size=(len(ids), store.spec.dim)).astype(np.float32))
+        store.assign(Keys(ids, table), rng.normal(size=(len(ids), store.spec.dim)).astype(np.float32))
     else:
         rows, values = look(store, ids, tables, step, counts=1 + ids % 3)
-        store.apply_gradients(ids, tables, rows, rng.normal(size=values.shape).astype(np.float32), step)
+        store.apply_gradients(
+            Keys(ids, tables, rows=rows), Update(rng.normal(size=values.shape).astype(np.float32), step)
+        )
 
 
 def changed(store, seeds=range(6)):
@@ -136,7 +138,9 @@ def test_its_file_is_that_of_a_store_at_rest_and_loads_on_a_cpu(monkeypatch, tmp
         before = contents(store)
         gate = Gate(monkeypatch)
         with store.snapshot() as snapshot:
-            store.apply_gradients(ids, tables, rows, np.ones_like(values), 3)  # of rows that were read before
+            store.apply_gradients(
+                Keys(ids, tables, rows=rows), Update(np.ones_like(values), 3)
+            )  # of rows that were read before
             changed(store, range(6, 12))
             assert store.num_rows != len(before["ids"])
             gate.is_open = True
@@ -173,7 +177,7 @@ def test_records_that_change_while_they_are_copied_are_whole_in_the_save(monkeyp
             for table in (0, 1):
                 keys = found[tables == table], tables[tables == table]
                 rows, values = look(store, *keys, 9)
-                store.apply_gradients(*keys, rows, np.ones_like(values), 9)
+                store.apply_gradients(Keys(*keys, rows=rows), Update(np.ones_like(values), 9))
             resumed.set()
             assert_same(read(snapshot), expected)
 

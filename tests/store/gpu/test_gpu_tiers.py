@@ -11,7 +11,7 @@ from hypothesis.stateful import rule, run_state_machine_as_test
 from girih import optim
 from girih.errors import StorageFullError
 from girih.kernels.gpu import jit
-from girih.store import Heap, Store, Tiers
+from girih.store import Heap, Keys, Store, Tiers, Update
 from girih.store.gpu.options import Gpu, GpuTier
 from girih.tables import LFU, LRU, TTL, MinCount
 from store_machine import KEYS, ORDERLESS, SEGMENTS, StoreMachine
@@ -33,7 +33,7 @@ def tiered(spec, hot_rows, directory=None, **where):
 @pytest.fixture
 def few_slots(monkeypatch):
     """Slots for the rows of two calls or so, and little memory below, so that rows come and go."""
-    monkeypatch.setattr("girih.store.gpu_tiers.slot_table._FIRST_STAGED", 4)
+    monkeypatch.setattr("girih.store.gpu.gpu_slots._FIRST_STAGED", 4)
     monkeypatch.setattr("girih.store.tiers.slot_memory._FIRST_STAGED", 8)
     monkeypatch.setattr("girih.store.tiers.slot_memory._CALLS_KEPT", 0)
 
@@ -62,7 +62,7 @@ def test_any_sequence_of_verbs_is_the_dictionarys(below, few_slots, tmp_path):
 
         @rule(keys=KEYS)
         def fetch(self, keys):
-            self.store.fetch(*self.arrays(keys))
+            self.store.fetch(Keys(*self.arrays(keys)))
 
     run_state_machine_as_test(
         Machine,
@@ -86,9 +86,9 @@ def step_of(store, step, spec, *, fetches):
     (ids, tables), rng = batch(step), np.random.default_rng(step)
     rows, values = look(store, ids, tables, step, counts=1 + ids % 3)
     if fetches:
-        store.fetch(*batch(step + 1))
+        store.fetch(Keys(*batch(step + 1)))
     grads = rng.normal(size=values.shape).astype(np.float32)
-    return values, store.apply_gradients(ids, tables, rows, grads, step)
+    return values, store.apply_gradients(Keys(ids, tables, rows=rows), Update(grads, step))
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_gpu_memory_that_ends_says_so_and_loses_no_row(monkeypatch):
     with tiered(spec, 0) as store, Store(spec) as other:
         for each in (store, other):
             rows, values = look(each, *keys_of(*range(50)), 1)
-            each.apply_gradients(*keys_of(*range(50)), rows, values, 1)
+            each.apply_gradients(Keys(*keys_of(*range(50)), rows=rows), Update(values, 1))
         monkeypatch.setattr(store.state.slots.records, "_most", store.state.slots.records.capacity)
         most = store.state.slots.records.capacity
         with pytest.raises(StorageFullError, match=r"lower store\.hot_rows, or data\.batch_size"):

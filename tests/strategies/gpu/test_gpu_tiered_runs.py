@@ -4,7 +4,7 @@ import pytest
 from test_gpu_training import GPU, settings_of
 
 from girih.errors import ConfigError
-from girih.store.gpu_tiers.gpu_tiered_state import GpuTieredState
+from girih.store.gpu.gpu_tiered_state import GpuTieredState
 from girih.training.summary import hit_ratio
 from support.store_verbs import by_key
 
@@ -17,7 +17,7 @@ THREE = ('store.tiers=["gpu","dram","ssd"]', "store.hot_rows=[8,16]", *CHOOSING)
 @pytest.fixture(autouse=True)
 def few_slots(monkeypatch):
     """Slots for the rows of two batches, so that rows come and go."""
-    monkeypatch.setattr("girih.store.gpu_tiers.slot_table._FIRST_STAGED", 4)
+    monkeypatch.setattr("girih.store.gpu.gpu_slots._FIRST_STAGED", 4)
     monkeypatch.setattr("girih.store.tiers.slot_memory._FIRST_STAGED", 8)
 
 

@@ -65,24 +65,20 @@ MODULES = (
 """Those that, with what they import, make all kernels."""
 _LOG = logging.getLogger(__name__)
 _WARNED = "GIRIH_CACHE_WARNED"
-_SELDOM = ("update.assign", "update.begin_states")
 _EXPIRING = ("lookup.expire",)
 _LEAST_USED = ("recency.oldest_first", "update.drop_rows")
-_REPAIRING = ("index.insert_all", "recency.walk")
-_RESTORING = (
-    "update.load_keys",
-    "update.initial_values",
-    "update.relink",
-    "update.follow",
-    "update.add_cells",
+_RESTORING = tuple(
+    f"update.{name}" for name in ("load_keys", "initial_values", "relink", "follow", "add_cells")
 )
 _LOADING = (*_RESTORING, "update.begin_states", *_LEAST_USED)
 _ON_DISK = ("disk.", "disk_reads.", "tiers.")
 _ABOVE_HOST = ("device_slots.",)
 _MAPPED = ("mapped.",)
-_LIBSVM = ("pairs.",)
-_SERVING = ("strings.unpack",)
-_ON_THE_WIRE = ("wire_codecs.", "tensor_codecs.")
+_UNTRAINED = (
+    "update.apply_", "update.assign", "update.begin_states", "index.insert_all", "recency.walk", "pairs.", "strings.unpack",
+    "wire_codecs.", "tensor_codecs.",
+)  # fmt: skip
+"""Kernels that are called seldom, in a repair, by one format or one role."""
 _AS_LOOKUP = ("index.", "recency.", *_RESTORING, "update.drop_rows")
 """Made of the functions that those of ``lookup`` are made of, so taken with them."""
 _SCALARS: dict[Any, Any] = {int: types.int64, bool: types.boolean, np.uint64: types.uint64}
@@ -98,67 +94,55 @@ def training(
         evictions: those of the tables.
     """
     kinds = {type(each) for each in evictions}
-    others = {
-        *_SELDOM,
-        *_LOADING,
-        *_REPAIRING,
-        *_EXPIRING,
-        "update.apply_",
-        *_ON_DISK,
-        *_ABOVE_HOST,
-        *_MAPPED,
-        *_LIBSVM,
-        *_SERVING,
-        *_ON_THE_WIRE,
-    }
-    others -= {*(_EXPIRING if TTL in kinds else ()), *(_LEAST_USED if LFU in kinds else ())}
+    needed = {*(_EXPIRING if TTL in kinds else ()), *(_LEAST_USED if LFU in kinds else ())}
+    others = tuple({*_UNTRAINED, *_LOADING, *_EXPIRING, *_ON_DISK, *_ABOVE_HOST, *_MAPPED} - needed)
     applying = [update.applying([number_of(each) for each in row]) for row in rows]
     names = [f"update.{apply.__name__}" for apply in applying]
-    return [*names, *(name for name in KERNELS if not name.startswith(tuple(others)))]
+    return [*names, *(name for name in KERNELS if not name.startswith(others))]
+
+
+def _named(*beginnings: str) -> list[str]:
+    return [name for name in KERNELS if name.startswith(beginnings)]
 
 
 def loading() -> list[str]:
     """Kernels that take rows from checkpoints."""
-    return [name for name in KERNELS if name.startswith(_LOADING)]
+    return _named(*_LOADING)
 
 
 def packing() -> list[str]:
     """Kernels that make ids and floats smaller on their way between processes."""
-    return [name for name in KERNELS if name.startswith("wire_codecs.")]
+    return _named("wire_codecs.")
 
 
 def packing_tensors() -> list[str]:
     """Kernels that make activations and their gradients smaller on their way between processes."""
-    return [name for name in KERNELS if name.startswith("tensor_codecs.")]
+    return _named("tensor_codecs.")
 
 
 def on_disk() -> list[str]:
     """Kernels that read and write the rows of an SSD tier."""
-    return [name for name in KERNELS if name.startswith(_ON_DISK)]
+    return _named(*_ON_DISK)
 
 
 def above_host() -> list[str]:
     """Kernels that keep account of rows in GPU memory above the host's."""
-    return [name for name in KERNELS if name.startswith(_ABOVE_HOST)]
+    return _named(*_ABOVE_HOST)
 
 
 def writing_mapped() -> list[str]:
     """Kernels that write rows into files to be mapped, and check such files."""
-    return [name for name in KERNELS if name.startswith(_MAPPED)]
+    return _named(*_MAPPED)
 
 
 def serving() -> list[str]:
     """Kernels that answer requests from mapped rows."""
-    return [
-        name
-        for name in KERNELS
-        if name.startswith((*_MAPPED, "dedup.dedup", "pool.stitch", "strings.", "take."))
-    ]
+    return _named(*_MAPPED, "dedup.dedup", "pool.stitch", "strings.", "take.")
 
 
 def usual() -> list[str]:
     """Kernels of one process that trains, evaluates, loads, predicts, exports and serves with all rows in memory."""
-    applying = [name for name in KERNELS if name.startswith("update.apply_")]
+    applying = _named("update.apply_")
     return list(dict.fromkeys([*training(()), *applying, *loading(), *writing_mapped(), *serving()]))
 
 

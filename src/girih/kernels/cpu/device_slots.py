@@ -19,20 +19,7 @@ from girih.kernels.cpu.jit import kernel, njit_lean
 from girih.kernels.cpu.layout import Shard
 from girih.kernels.cpu.rows import prefetch_ahead
 from girih.kernels.cpu.saving import keep_row
-from girih.kernels.cpu.tiers import (
-    CALL,
-    CHANGED,
-    FETCHED,
-    HAND,
-    HOT,
-    LEAST_COUNT,
-    MISSING,
-    MOST_HOT,
-    NO_SLOT,
-    NUM_HOT,
-    NUM_SLOTS,
-    USED_SINCE,
-)
+from girih.kernels.cpu.tiers import CHANGED, MISSING, NO_SLOT, empty_slot, fill_slot, next_slot, use_slot
 from girih.kernels.cpu.update import row_to_move
 
 NUM_FREE = 7  # the entry of ``state`` behind those of :mod:`girih.kernels.cpu.tiers`
@@ -91,20 +78,14 @@ def find(slots: DeviceSlots, rows: I32, known: I32, reads: bool, row_slots: I32)
             num_cold += known[i] >= 0
             continue
         row_slots[i] = slot
-        slots.calls[slot] = slots.state[CALL]
-        if reads and slots.flags[slot] & FETCHED:
-            slots.flags[slot] &= ~FETCHED & 0xFF
-            num_cold += 1
+        num_cold += use_slot(slots, slot, reads)
     return num_missing, num_cold
 
 
 @njit_lean
 def _empty(slots: DeviceSlots, slot: Any) -> None:
-    if slots.flags[slot] & HOT:
-        slots.state[NUM_HOT] -= 1
     slots.slot_of[slots.rows[slot]] = 0
-    slots.rows[slot] = at.NO_ROW
-    slots.flags[slot] = 0
+    empty_slot(slots, slot)
     slots.free[slots.state[NUM_FREE]] = slot
     slots.state[NUM_FREE] += 1
 
@@ -128,25 +109,17 @@ def give_up(slots: DeviceSlots, emptied: I32) -> None:
 @njit_lean
 def _free_one(shard: Shard, slots: DeviceSlots, leaving: EvictedSlots) -> Any:
     """Empties the next slot that may be; what it held is noted, if only it has it. Returns whether there was one."""
-    state, num_slots = slots.state, slots.state[NUM_SLOTS]
-    slot = state[HAND]
-    for _ in range(num_slots):
-        if slot >= num_slots:
-            slot = 0
-        row = np.int64(slots.rows[slot])
-        if row >= 0 and slots.flags[slot] & HOT == 0 and slots.calls[slot] < state[USED_SINCE]:
-            state[HAND] = slot + 1
-            if (
-                slots.flags[slot] & CHANGED and shard.meta[row, at.TABLE] >= 0
-            ):  # else its key has left meanwhile
-                number = leaving.ends[NUM_LEFT]
-                leaving.slots[number] = slot
-                leaving.rows[number] = row
-                leaving.ends[NUM_LEFT] = number + 1
-            _empty(slots, slot)
-            return True
-        slot += 1
-    return False
+    slot = next_slot(slots, False)
+    if slot < 0:
+        return False
+    row = np.int64(slots.rows[slot])
+    if slots.flags[slot] & CHANGED and shard.meta[row, at.TABLE] >= 0:  # else its key has left meanwhile
+        number = leaving.ends[NUM_LEFT]
+        leaving.slots[number] = slot
+        leaving.rows[number] = row
+        leaving.ends[NUM_LEFT] = number + 1
+    _empty(slots, slot)
+    return True
 
 
 @kernel()
@@ -167,11 +140,7 @@ def take(
             return i
         state[NUM_FREE] -= 1
         slot = np.int64(slots.free[state[NUM_FREE]])
-        slots.rows[slot] = row
-        slots.calls[slot] = state[CALL]
-        if state[NUM_HOT] < state[MOST_HOT] and shard.meta[row, at.COUNT] >= state[LEAST_COUNT]:
-            slots.flags[slot] = HOT
-            state[NUM_HOT] += 1
+        fill_slot(shard, slots, slot, row)
         slots.slot_of[row] = slot + 1
         row_slots[i] = slot
     return rows.shape[0]

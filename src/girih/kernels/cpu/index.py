@@ -48,6 +48,15 @@ def is_moved(shard: Shard, home: Any) -> Any:
 
 
 @njit_lean
+def home_of(shard: Shard, tag: Any) -> Any:
+    """The slots in which keys of this tag live, their home there, and the shift that gives it."""
+    shift = shard.state[at.INDEX_SHIFT]
+    if is_moved(shard, tag >> shift):
+        return shard.next_slots, tag >> (shift - 1), shift - 1
+    return shard.slots, tag >> shift, shift
+
+
+@njit_lean
 def holds_key(shard: Shard, row: Any, key_id: Any, table: Any) -> Any:
     """Whether a row that was ever made belongs to this key."""
     return shard.keys[row, 0] == key_id and shard.meta[row, at.TABLE] == table
@@ -68,13 +77,8 @@ def _slot_of(shard: Shard, slots: I64, slot: Any, tag: Any, key_id: Any, table: 
 @njit_lean
 def find_tagged(shard: Shard, tag: Any, key_id: Any, table: Any) -> Any:
     """The row of a key whose tag is known, or ``NO_ROW``."""
-    home = tag >> shard.state[at.INDEX_SHIFT]
-    if is_moved(shard, home):
-        home = tag >> (shard.state[at.INDEX_SHIFT] - 1)
-        entry = shard.next_slots[_slot_of(shard, shard.next_slots, home, tag, key_id, table)]
-    else:
-        entry = shard.slots[_slot_of(shard, shard.slots, home, tag, key_id, table)]
-    return (entry & _ROW_MASK) - 1
+    slots, home, _ = home_of(shard, tag)
+    return (slots[_slot_of(shard, slots, home, tag, key_id, table)] & _ROW_MASK) - 1
 
 
 @njit_lean
@@ -94,20 +98,15 @@ def _first_tagged(slots: I64, slot: Any, tag: Any) -> Any:
 @njit_lean
 def guess(shard: Shard, tag: Any) -> Any:
     """The first row of this tag, nearly always the key's own, or ``NO_ROW``."""
-    home = tag >> shard.state[at.INDEX_SHIFT]
-    if is_moved(shard, home):
-        return _first_tagged(shard.next_slots, tag >> (shard.state[at.INDEX_SHIFT] - 1), tag)
-    return _first_tagged(shard.slots, home, tag)
+    slots, home, _ = home_of(shard, tag)
+    return _first_tagged(slots, home, tag)
 
 
 @njit_lean
 def prefetch_home(shard: Shard, key_id: Any, table: Any) -> None:
     """Asks for the slot at which a key's probe begins."""
-    tag, shift = tag_of(key_id, table), shard.state[at.INDEX_SHIFT]
-    if is_moved(shard, tag >> shift):
-        prefetch(shard.next_slots, tag >> (shift - 1))
-    else:
-        prefetch(shard.slots, tag >> shift)
+    slots, home, _ = home_of(shard, tag_of(key_id, table))
+    prefetch(slots, home)
 
 
 @njit_lean
@@ -132,11 +131,8 @@ def guess_all(shard: Shard, ids: I64, tables: I32, tags: I32, rows: I32) -> None
     for first in range(0, num_keys, _AT_ONCE):
         last = min(first + _AT_ONCE, num_keys)
         for i in range(first, last):
-            home = np.int64(tags[i]) >> shift
-            if is_moved(shard, home):
-                prefetch(shard.next_slots, np.int64(tags[i]) >> (shift - 1))
-            else:
-                prefetch(shard.slots, home)
+            slots, home, _ = home_of(shard, np.int64(tags[i]))
+            prefetch(slots, home)
         for i in range(first, last):
             rows[i] = guess(shard, np.int64(tags[i]))
 
@@ -154,11 +150,8 @@ def insert(shard: Shard, key_id: Any, table: Any, row: Any) -> None:
     """Adds a key that is not there; a free slot must be left."""
     tag = np.int64(tag_of(key_id, table))
     entry = (tag << 32) | (np.int64(row) + 1)
-    home = tag >> shard.state[at.INDEX_SHIFT]
-    if is_moved(shard, home):
-        _put(shard.next_slots, tag >> (shard.state[at.INDEX_SHIFT] - 1), entry)
-    else:
-        _put(shard.slots, home, entry)
+    slots, home, _ = home_of(shard, tag)
+    _put(slots, home, entry)
 
 
 @njit_lean
@@ -178,16 +171,11 @@ def _close_gap(slots: I64, gap: Any, shift: Any) -> None:
 @njit_lean
 def delete(shard: Shard, key_id: Any, table: Any) -> None:
     """Removes a key, if it is there, and closes the gap."""
-    tag, shift = tag_of(key_id, table), shard.state[at.INDEX_SHIFT]
-    home = tag >> shift
-    if is_moved(shard, home):
-        slot = _slot_of(shard, shard.next_slots, tag >> (shift - 1), tag, key_id, table)
-        if shard.next_slots[slot] != 0:
-            _close_gap(shard.next_slots, slot, shift - 1)
-    else:
-        slot = _slot_of(shard, shard.slots, home, tag, key_id, table)
-        if shard.slots[slot] != 0:
-            _close_gap(shard.slots, slot, shift)
+    tag = tag_of(key_id, table)
+    slots, home, shift = home_of(shard, tag)
+    slot = _slot_of(shard, slots, home, tag, key_id, table)
+    if slots[slot] != 0:
+        _close_gap(slots, slot, shift)
 
 
 @kernel()

@@ -11,10 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from girih.kernels.cpu.arrays import F32
+from girih.kernels.cpu.arrays import F32, U16
 from girih.kernels.cpu.hashing import mix, mul_add, stream, uniform01
 from girih.kernels.cpu.jit import JIT_DISABLED, intrinsic, njit_lean, types
-from girih.kernels.cpu.layout import DIM, FIRST_COLUMN, INIT_CONSTANT, INIT_NORMAL, INIT_UNIFORM, Layout
+from girih.kernels.cpu.layout import (
+    DIM,
+    FIRST_COLUMN,
+    FLOAT32,
+    INIT_CONSTANT,
+    INIT_NORMAL,
+    INIT_UNIFORM,
+    Layout,
+)
+from girih.kernels.cpu.rounding import narrow_row, widen_row
 
 _LN2_HIGH, _LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10
 _MANTISSA = (1 << 52) - 1
@@ -128,3 +137,12 @@ def fill_initial(layout: Layout, key_id: Any, table: Any, out: F32) -> None:
             columns[:] = first_option
         else:
             columns[:] = 0.0
+
+
+@njit_lean
+def read_initial(layout: Layout, key_id: Any, table: Any, out: F32, halves: U16) -> None:
+    """Reads a key without a row: its initial value as a row would keep it, float32[W]. ``halves`` is scratch, uint16[W]."""
+    fill_initial(layout, key_id, table, out)
+    if layout.dtype != FLOAT32:
+        narrow_row(layout.dtype, out, halves)
+        widen_row(layout.dtype, halves, out)

@@ -308,6 +308,35 @@ def njit_lean(function: F) -> F:
     return function if JIT_DISABLED else _Lean(function)  # type: ignore[return-value]
 
 
+def reading(kind: Any, align: int) -> Any:
+    """Makes a function that kernels call: the value of a type at an address, aligned to some bytes."""
+
+    def value_at(typing_context: Any, address: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            place = builder.inttoptr(arguments[0], context.get_value_type(kind).as_pointer())
+            value = builder.load(place)
+            value.align = align
+            return value
+
+        return kind(types.int64), generate
+
+    return intrinsic(value_at)
+
+
+def writing(kind: Any, align: int) -> Any:
+    """Makes a function that kernels call: writes a value of a type at an address, see :func:`reading`."""
+
+    def put_at(typing_context: Any, address: Any, value: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            place = builder.inttoptr(arguments[0], context.get_value_type(kind).as_pointer())
+            builder.store(arguments[1], place).align = align
+            return context.get_dummy_value()
+
+        return types.void(types.int64, kind), generate
+
+    return intrinsic(put_at)
+
+
 def warm_up() -> None:
     """Has numba begin: the first kernel that a process calls takes longer than any other."""
     _identity(0)

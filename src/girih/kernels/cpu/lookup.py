@@ -20,6 +20,7 @@ import numpy as np
 from girih.kernels.cpu import admission, index, recency
 from girih.kernels.cpu import layout as at
 from girih.kernels.cpu.arrays import F32, I32, I64, U8, F32x2, F64x2
+from girih.kernels.cpu.initial import read_initial
 from girih.kernels.cpu.jit import kernel, njit_lean
 from girih.kernels.cpu.layout import Layout, Shard
 from girih.kernels.cpu.rows import (
@@ -28,7 +29,6 @@ from girih.kernels.cpu.rows import (
     drop_row,
     prefetch_ahead,
     prefetch_rows,
-    read_initial,
     read_row,
     take_row,
     write_row,
@@ -257,7 +257,7 @@ def read_new(
         need = make_room(shard, layout, key_id, table, count, step, forced, touched, stuck)
         if need != DONE and need != REFUSE:
             return i, need
-        read_initial(shard, layout, key_id, table, out[i])
+        read_initial(layout, key_id, table, out[i], shard.scratch_halves)
         addresses[i] = row_address(out, i)
         if need == DONE:
             row = take_row(shard, layout, key_id, table, now[table], min(count, _MOST), step)
@@ -289,7 +289,7 @@ def peek(
         table = np.int64(tables[i])
         rows[i] = proven_row(shard, np.int64(rows[i]), np.int64(tags[i]), ids[i], table)
         if rows[i] < 0:
-            read_initial(shard, layout, ids[i], table, out[i])
+            read_initial(layout, ids[i], table, out[i], shard.scratch_halves)
             addresses[i] = row_address(out, i)
         else:
             addresses[i] = find_row(shard, layout, np.int64(rows[i]), out, i, in_place)

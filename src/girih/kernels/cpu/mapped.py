@@ -31,10 +31,9 @@ from girih.kernels.cpu.arrays import (
     SealedI64x2,
 )
 from girih.kernels.cpu.hashing import key_hash, low_bits, scaled
-from girih.kernels.cpu.initial import fill_initial
-from girih.kernels.cpu.jit import JIT_DISABLED, cgutils, intrinsic, kernel, njit_lean, types
+from girih.kernels.cpu.initial import read_initial
+from girih.kernels.cpu.jit import JIT_DISABLED, kernel, njit_lean, reading, types
 from girih.kernels.cpu.layout import Layout
-from girih.kernels.cpu.rounding import narrow_row, widen_row
 from girih.kernels.cpu.system import address_of, prefetch_address, prefetch_words, row_address
 from girih.kernels.cpu.vector import copy_from
 
@@ -63,15 +62,7 @@ if JIT_DISABLED:
         return ctypes.c_int64.from_address(int(address)).value
 
 else:
-
-    @intrinsic
-    def word_at(typing_context: Any, address: Any) -> Any:
-        """The int64 at an address."""
-
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return builder.load(builder.inttoptr(arguments[0], cgutils.ir.IntType(64).as_pointer()))
-
-        return types.int64(types.int64), generate
+    word_at = reading(types.int64, 8)
 
 
 @njit_lean
@@ -93,6 +84,16 @@ def row_in(index: Any, num_slots: Any, key: Any, key_id: Any, table: Any) -> Any
         slot += 1
         if slot == num_slots:
             slot = np.int64(0)
+
+
+@njit_lean
+def row_in_stack(files: I64x2, key: Any, key_id: Any, table: Any) -> Any:
+    """The first file of a stack that knows a key with this hash, -1 for none, and its row there, as of :func:`row_in`."""
+    for f in range(files.shape[0]):
+        row = row_in(files[f, INDEX], files[f, NUM_SLOTS], key, key_id, table)
+        if row != at.NO_ROW:
+            return np.int64(f), row
+    return np.int64(-1), np.int64(at.NO_ROW)
 
 
 @njit_lean
@@ -179,12 +180,9 @@ def first_unsound(index: SealedI64x2, num_rows: int, num_buried: int, num_tables
 def find_unknown(files: I64x2, ids: SealedI64, tables: SealedI32, unknown: U8) -> None:
     """Writes to ``unknown``, uint8[K], 1 for each key that no file of a stack has, with a row or buried; see :func:`read_stack`."""
     for i in range(ids.shape[0]):
-        key, unknown[i] = key_hash(ids[i], np.int64(tables[i])), 1
-        for f in range(files.shape[0]):
-            row = row_in(files[f, INDEX], files[f, NUM_SLOTS], key, ids[i], np.int64(tables[i]))
-            if row != at.NO_ROW:
-                unknown[i] = 0
-                break
+        table = np.int64(tables[i])
+        file, _ = row_in_stack(files, key_hash(ids[i], table), ids[i], table)
+        unknown[i] = file < 0
 
 
 @kernel()
@@ -219,12 +217,9 @@ def take_unknown(
         own = (word & ROW_MASK) - 1
         if word != 0 and own != BURIED:
             key_id, table = index[slot, 0], word >> ROW_BITS
-            key, known = key_hash(key_id, table), False
-            for s in range(newer.shape[0]):
-                if row_in(newer[s, INDEX], newer[s, NUM_SLOTS], key, key_id, table) != at.NO_ROW:
-                    known = True
-                    break
-            if not known:
+            key = key_hash(key_id, table)
+            file, _ = row_in_stack(newer, key, key_id, table)
+            if file < 0:
                 if row == most_rows:
                     break
                 place = free_slot(target, num_slots, key)
@@ -268,18 +263,11 @@ def read_stack(
             for f in range(num_files):
                 prefetch_address(files[f, INDEX] + _SLOT_BYTES * home_of(keys[i], files[f, NUM_SLOTS]))
         for i in range(first, last):
-            key_id, table, row, file = ids[i], np.int64(tables[i]), np.int64(at.NO_ROW), np.int64(-1)
-            for f in range(num_files):
-                row = row_in(files[f, INDEX], files[f, NUM_SLOTS], keys[i], key_id, table)
-                if row != at.NO_ROW:
-                    file = np.int64(f)
-                    break
+            key_id, table = ids[i], np.int64(tables[i])
+            file, row = row_in_stack(files, keys[i], key_id, table)
             if file < 0 or row == BURIED:
                 file_of_key[i] = -1 if file < 0 else -2
-                fill_initial(layout, key_id, table, out[i])
-                if layout.dtype != at.FLOAT32:  # as a row would keep it
-                    narrow_row(layout.dtype, out[i], halves)
-                    widen_row(layout.dtype, halves, out[i])
+                read_initial(layout, key_id, table, out[i], halves)
                 addresses[i] = row_address(out, i)
                 continue
             file_of_key[i] = file
@@ -338,23 +326,17 @@ def copy_each(
         for f in range(num_places):
             begin, table = features[f] * num_examples + first, np.int64(tables[f])
             for b in range(size):
-                key_id, row = ids[begin + b], np.int64(at.NO_ROW)
+                key_id = ids[begin + b]
                 place, n = b * num_places + places[f], f * step + b
                 if b > 0 and key_id == ids[begin + b - 1]:
                     addresses[place] = addresses[place - num_places]
                     continue
-                for s in range(num_files):
-                    row = row_in(files[s, INDEX], files[s, NUM_SLOTS], keys[n], key_id, table)
-                    if row != at.NO_ROW:
-                        addresses[place] = files[s, ROWS] + 4 * width * row
-                        break
-                if row == at.NO_ROW or row == BURIED:
-                    fill_initial(layout, key_id, table, made[n])
-                    if layout.dtype != at.FLOAT32:  # as a row would keep it
-                        narrow_row(layout.dtype, made[n], halves)
-                        widen_row(layout.dtype, halves, made[n])
+                file, row = row_in_stack(files, keys[n], key_id, table)
+                if file < 0 or row == BURIED:
+                    read_initial(layout, key_id, table, made[n], halves)
                     addresses[place] = row_address(made, n)
                 else:
+                    addresses[place] = files[file, ROWS] + 4 * width * row
                     prefetch_words(addresses[place], dim + num_tail)
         for n in range(size * num_places):
             bag = first * num_places + n

@@ -12,7 +12,6 @@ import numpy as np
 from girih.kernels.cpu import index, recency
 from girih.kernels.cpu import layout as at
 from girih.kernels.cpu.arrays import F32, F64, I32
-from girih.kernels.cpu.initial import fill_initial
 from girih.kernels.cpu.jit import JIT_DISABLED, intrinsic, njit_lean, types
 from girih.kernels.cpu.layout import Layout, Shard
 from girih.kernels.cpu.optimizers import begin_row
@@ -113,15 +112,6 @@ def write_row(shard: Shard, layout: Layout, row: Any, value: F32, number: Any) -
         narrow_row(
             layout.dtype, value[number], shard.halves[row, 2 * at.VALUES : 2 * at.VALUES + value.shape[1]]
         )
-
-
-@njit_lean
-def read_initial(shard: Shard, layout: Layout, key_id: Any, table: Any, out: F32) -> None:
-    """Reads a key without a row: its initial value, as a row would keep it."""
-    fill_initial(layout, key_id, table, out)
-    if layout.dtype != at.FLOAT32:
-        narrow_row(layout.dtype, out, shard.scratch_halves)
-        widen_row(layout.dtype, shard.scratch_halves, out)
 
 
 @njit_lean

@@ -25,9 +25,10 @@ import numpy as np
 from girih.kernels.cpu import index
 from girih.kernels.cpu import layout as at
 from girih.kernels.cpu.arrays import I32, I64, U8, F32x2, F64x2, I32x2
+from girih.kernels.cpu.initial import read_initial
 from girih.kernels.cpu.jit import kernel, njit_lean
 from girih.kernels.cpu.layout import Layout, Shard
-from girih.kernels.cpu.rows import begin_state, holds, prefetch_ahead, read_initial, read_row, write_row
+from girih.kernels.cpu.rows import begin_state, holds, prefetch_ahead, read_row, write_row
 from girih.kernels.cpu.saving import keep_row, note_changed
 
 PLACE = at.META_COLUMNS // 2  # the 64-bit word of a row that is its place
@@ -80,6 +81,55 @@ class SlotEvictions(NamedTuple):
 
 
 @njit_lean
+def use_slot(slots: Any, slot: Any, reads: Any) -> Any:
+    """Marks a slot as used in this call; returns whether training reads what was fetched ahead.
+
+    As the next three functions, for :class:`Slots` and for :class:`girih.kernels.cpu.device_slots.DeviceSlots`.
+    """
+    slots.calls[slot] = slots.state[CALL]
+    if reads and slots.flags[slot] & FETCHED:
+        slots.flags[slot] &= ~FETCHED & 0xFF
+        return True
+    return False
+
+
+@njit_lean
+def fill_slot(shard: Shard, slots: Any, slot: Any, row: Any) -> None:
+    """Gives an empty slot to a row, which stays if it is hot."""
+    state = slots.state
+    slots.rows[slot] = row
+    slots.calls[slot] = state[CALL]
+    if state[NUM_HOT] < state[MOST_HOT] and shard.meta[row, at.COUNT] >= state[LEAST_COUNT]:
+        slots.flags[slot] = HOT
+        state[NUM_HOT] += 1
+
+
+@njit_lean
+def empty_slot(slots: Any, slot: Any) -> None:
+    """Takes a slot from its row."""
+    if slots.flags[slot] & HOT:
+        slots.state[NUM_HOT] -= 1
+    slots.rows[slot] = at.NO_ROW
+    slots.flags[slot] = 0
+
+
+@njit_lean
+def next_slot(slots: Any, takes_free: Any) -> Any:
+    """The next slot that may be emptied, or that is free if ``takes_free``; ``NO_SLOT`` if there is none."""
+    state, num_slots = slots.state, slots.state[NUM_SLOTS]
+    slot = state[HAND]
+    for _ in range(num_slots):
+        if slot >= num_slots:
+            slot = 0
+        is_idle = slots.flags[slot] & (HOT | LOADING) == 0 and slots.calls[slot] < state[USED_SINCE]
+        if takes_free if slots.rows[slot] < 0 else is_idle:
+            state[HAND] = slot + 1
+            return slot
+        slot += 1
+    return NO_SLOT
+
+
+@njit_lean
 def set_place(shard: Shard, row: Any, place: Any) -> None:
     """Writes where the values of a row are."""
     keep_row(shard, row)
@@ -106,22 +156,10 @@ def find_slots(shard: Shard, slots: Slots, rows: I32, row_slots: I32) -> Any:
             continue
         slot = -1 - place
         row_slots[i] = slot
-        slots.calls[slot] = slots.state[CALL]
-        if slots.flags[slot] & FETCHED:
-            slots.flags[slot] &= ~FETCHED & 0xFF
-            num_fetched += 1
+        num_fetched += use_slot(slots, slot, True)
         if slots.flags[slot] & LOADING:
             num_loading += 1
     return num_missing, num_fetched, num_loading
-
-
-@njit_lean
-def _empty(slots: Slots, slot: Any) -> None:
-    if slots.flags[slot] & HOT:
-        slots.state[NUM_HOT] -= 1
-    slots.rows[slot] = at.NO_ROW
-    slots.places[slot] = 0
-    slots.flags[slot] = 0
 
 
 @kernel()
@@ -144,29 +182,13 @@ def forget(shard: Shard, slots: Slots, known: I32, rows: I32, freed: I64) -> Any
         if place < 0:
             slot = -1 - place
             place = slots.places[slot]
-            _empty(slots, slot)
+            empty_slot(slots, slot)
+            slots.places[slot] = 0
         if place > 0:
             freed[num_freed] = place - 1
             num_freed += 1
         set_place(shard, row, 0)
     return num_freed
-
-
-@njit_lean
-def _next_slot(slots: Slots) -> Any:
-    """A slot that is free or may be emptied, or ``NO_SLOT``."""
-    state, num_slots = slots.state, slots.state[NUM_SLOTS]
-    slot = state[HAND]
-    for _ in range(num_slots):
-        if slot >= num_slots:
-            slot = 0
-        if slots.rows[slot] < 0 or (
-            slots.flags[slot] & (HOT | LOADING) == 0 and slots.calls[slot] < state[USED_SINCE]
-        ):
-            state[HAND] = slot + 1
-            return slot
-        slot += 1
-    return NO_SLOT
 
 
 @njit_lean
@@ -188,7 +210,8 @@ def _leave(shard: Shard, slots: Slots, slot: Any, leaving: SlotEvictions) -> Non
     if place > 0:
         leaving.freed[leaving.ends[NUM_FREED]] = place - 1
         leaving.ends[NUM_FREED] += 1
-    _empty(slots, slot)
+    empty_slot(slots, slot)
+    slots.places[slot] = 0
 
 
 @kernel()
@@ -211,20 +234,13 @@ def take_slots(
         if place < 0:  # the caller sent a key twice
             row_slots[i] = -1 - place
             continue
-        slot = _next_slot(slots)
+        slot = next_slot(slots, True)
         if slot < 0:
             return i
         if slots.rows[slot] >= 0:
             _leave(shard, slots, slot, leaving)
-        slots.rows[slot] = row
+        fill_slot(shard, slots, slot, row)
         slots.places[slot] = place
-        slots.calls[slot] = slots.state[CALL]
-        if (
-            slots.state[NUM_HOT] < slots.state[MOST_HOT]
-            and shard.meta[row, at.COUNT] >= slots.state[LEAST_COUNT]
-        ):
-            slots.flags[slot] = HOT
-            slots.state[NUM_HOT] += 1
         for word in range(_KEY_WORDS):
             slots.records[slot, word] = shard.meta[row, word]
         set_place(shard, row, -1 - slot)
@@ -274,7 +290,7 @@ def read_slots(
         if slot >= 0 and fresh[i] == 0:
             read_row(records, layout, slot, out, i)
             continue
-        read_initial(records, layout, ids[i], np.int64(tables[i]), out[i])
+        read_initial(layout, ids[i], np.int64(tables[i]), out[i], records.scratch_halves)
         if slot >= 0:
             write_row(records, layout, slot, out, i)
             begin_state(records, layout, slot, out[i], hyper)

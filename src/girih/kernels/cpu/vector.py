@@ -4,8 +4,8 @@ Numba's own loops check again and again whether two rows overlap, and take rows 
 Results are the same to the last bit: multiplication and addition round separately, in the order of columns.
 
 Arrays are C-contiguous float32[·, ·]; a place in one is a row and a column. An *address* is that of a float in memory,
-whatever array it belongs to: rows of several shards are read by it, where they lie. *Lanes* are the sixteen floats at a
-flat position: a register under the JIT, an array of its own without it.
+whatever array it belongs to: rows of several shards are read by it, where they lie. By an address LLVM does not ask again and again
+whether two arrays overlap. *Lanes* are the sixteen floats at an address: a register under the JIT, an array of its own without it.
 """
 
 from __future__ import annotations
@@ -16,18 +16,22 @@ from typing import Any
 import numpy as np
 
 from girih.kernels.cpu.arrays import F32, I32, I64
-from girih.kernels.cpu.jit import JIT_DISABLED, cgutils, extending, intrinsic, njit_lean, types
+from girih.kernels.cpu.jit import (
+    JIT_DISABLED,
+    cgutils,
+    extending,
+    intrinsic,
+    njit_lean,
+    reading,
+    types,
+    writing,
+)
+from girih.kernels.cpu.system import address_of
 
 _LANES = 16
 
 if JIT_DISABLED:
     _add, _multiply = np.add, np.multiply
-
-    def _get(array: F32, at: Any) -> F32:
-        return array.reshape(-1)[at : at + _LANES].copy()
-
-    def _put(array: F32, at: Any, lanes: F32) -> None:
-        array.reshape(-1)[at : at + _LANES] = lanes
 
     def _floats_at(address: Any, count: int) -> F32:
         return np.ctypeslib.as_array((ctypes.c_float * count).from_address(int(address)))
@@ -71,15 +75,6 @@ else:
 
     lanes_type = _Lanes()
 
-    def _pointer(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        """Address at which lanes begin, given an array and a flat position."""
-        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
-        position = context.cast(builder, arguments[1], signature.args[1], types.intp)
-        # by way of an integer: of two pointers LLVM would ask again and again whether what they point to overlaps
-        word = context.get_value_type(types.intp)
-        address = builder.add(builder.ptrtoint(data, word), builder.shl(position, word(2)))
-        return builder.inttoptr(address, _VECTOR.as_pointer())
-
     def _splat(builder: Any, value: Any) -> Any:
         first = builder.insert_element(ir.Constant(_VECTOR, ir.Undefined), value, _WORD(0))
         zeros = ir.Constant(ir.VectorType(_WORD, _LANES), [0] * _LANES)
@@ -96,54 +91,8 @@ else:
 
     _add, _multiply = _arithmetic("fadd"), _arithmetic("fmul")
 
-    @intrinsic
-    def _get(typing_context: Any, array: Any, at: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            lanes = builder.load(_pointer(context, builder, signature, arguments))
-            lanes.align = 4
-            return lanes
-
-        return lanes_type(array, at), generate
-
-    @intrinsic
-    def _put(typing_context: Any, array: Any, at: Any, lanes: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            builder.store(arguments[2], _pointer(context, builder, signature, arguments)).align = 4
-            return context.get_dummy_value()
-
-        return types.void(array, at, lanes), generate
-
-    @intrinsic
-    def _lanes_at(typing_context: Any, address: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            lanes = builder.load(builder.inttoptr(arguments[0], _VECTOR.as_pointer()))
-            lanes.align = 4
-            return lanes
-
-        return lanes_type(types.int64), generate
-
-    @intrinsic
-    def _float_at(typing_context: Any, address: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return builder.load(builder.inttoptr(arguments[0], ir.FloatType().as_pointer()))
-
-        return types.float32(types.int64), generate
-
-    @intrinsic
-    def _put_at(typing_context: Any, address: Any, lanes: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            builder.store(arguments[1], builder.inttoptr(arguments[0], _VECTOR.as_pointer())).align = 4
-            return context.get_dummy_value()
-
-        return types.void(types.int64, lanes), generate
-
-    @intrinsic
-    def _put_float_at(typing_context: Any, address: Any, value: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            builder.store(arguments[1], builder.inttoptr(arguments[0], ir.FloatType().as_pointer()))
-            return context.get_dummy_value()
-
-        return types.void(types.int64, types.float32), generate
+    _lanes_at, _put_at = reading(lanes_type, 4), writing(lanes_type, 4)
+    _float_at, _put_float_at = reading(types.float32, 4), writing(types.float32, 4)
 
     @intrinsic
     def _all_lanes(typing_context: Any, value: Any) -> Any:
@@ -177,17 +126,17 @@ else:
 
 
 @njit_lean
+def float_address(array: F32, row: Any, column: Any) -> Any:
+    """The address of a place in an array."""
+    return address_of(array) + 4 * (row * array.shape[1] + column)
+
+
+@njit_lean
 def copy_row(
     target: F32, row: Any, column: Any, source: F32, from_row: Any, from_column: Any, dim: Any
 ) -> None:
     """Copies ``dim`` floats from one place to another."""
-    at = row * target.shape[1] + column
-    start = from_row * source.shape[1] + from_column
-    whole = dim - dim % _LANES
-    for d in range(0, whole, _LANES):
-        _put(target, at + d, _get(source, start + d))
-    for d in range(whole, dim):
-        target[row, column + d] = source[from_row, from_column + d]
+    copy_from(float_address(target, row, column), float_address(source, from_row, from_column), dim)
 
 
 @njit_lean
@@ -195,13 +144,11 @@ def add_scaled(
     target: F32, row: Any, column: Any, source: F32, from_row: Any, from_column: Any, dim: Any, factor: Any
 ) -> None:
     """Adds ``factor`` times ``dim`` floats at one place to those at another."""
-    at = row * target.shape[1] + column
-    start = from_row * source.shape[1] + from_column
+    at, start = float_address(target, row, column), float_address(source, from_row, from_column)
     whole = dim - dim % _LANES
     for d in range(0, whole, _LANES):
-        _put(
-            target, at + d, _add(_get(target, at + d), _multiply(_all_lanes(factor), _get(source, start + d)))
-        )
+        scaled = _multiply(_all_lanes(factor), _lanes_at(start + 4 * d))
+        _put_at(at + 4 * d, _add(_lanes_at(at + 4 * d), scaled))
     for d in range(whole, dim):
         target[row, column + d] += factor * source[from_row, from_column + d]
 
@@ -283,13 +230,13 @@ def sum_rows(
     target: F32, row: Any, column: Any, source: F32, numbers: I32, start: Any, stop: Any, dim: Any
 ) -> None:
     """The sum of the rows ``numbers[start:stop]`` of ``source``, ``dim`` floats each, in their order, to a place."""
-    at = row * target.shape[1] + column
+    at, origin, row_bytes = float_address(target, row, column), address_of(source), 4 * source.shape[1]
     whole = dim - dim % _LANES
     for d in range(0, whole, _LANES):
         lanes = _all_lanes(np.float32(0.0))
         for i in range(np.uint64(start), np.uint64(stop)):  # unsigned: no test for negative indices
-            lanes = _add(lanes, _get(source, np.int64(numbers[i]) * source.shape[1] + d))
-        _put(target, at + d, lanes)
+            lanes = _add(lanes, _lanes_at(origin + np.int64(numbers[i]) * row_bytes + 4 * d))
+        _put_at(at + 4 * d, lanes)
     for d in range(whole, dim):
         total = np.float32(0.0)
         for i in range(start, stop):
@@ -302,9 +249,9 @@ def sum_of_squares(grad: F32, row: F32, l2: Any, bound: Any) -> Any:
     """Σ g² with g = grad + l2 · row within ±bound, float32[D] each: 16 sums side by side, then halves to halves."""
     dim = row.shape[0]
     whole = dim - dim % _LANES
-    lanes = _all_lanes(np.float32(0.0))
+    lanes, at, start = _all_lanes(np.float32(0.0)), address_of(grad), address_of(row)
     for d in range(0, whole, _LANES):
-        g = _within(_add(_get(grad, d), _multiply(_all_lanes(l2), _get(row, d))), bound)
+        g = _within(_add(_lanes_at(at + 4 * d), _multiply(_all_lanes(l2), _lanes_at(start + 4 * d))), bound)
         lanes = _add(lanes, _multiply(g, g))
     total = _add_up(lanes)
     for d in range(whole, dim):

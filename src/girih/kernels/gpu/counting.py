@@ -12,26 +12,35 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr, tensor
 
 from girih.kernels.cpu import layout as at
 from girih.kernels.gpu.jit import block_of, kernel, launch
-from girih.kernels.gpu.layout import COUNT, LAST_USED, NO_ROW, STAMP, TABLE, longs_at, record, words_at
+from girih.kernels.gpu.layout import (
+    COUNT,
+    LAST_USED,
+    NO_ROW,
+    STAMP,
+    TABLE,
+    items,
+    load,
+    longs_at,
+    record,
+    words_at,
+)
 
 NUM_FREE, ROWS_EVER, NUM_ROWS, ADDED = range(4)
 """Entries of a shard's ``words``: free rows, rows ever made, rows with keys, keys that the index was ever given."""
-_NUM_FREE: tl.constexpr = tl.constexpr(NUM_FREE)
-_ROWS_EVER: tl.constexpr = tl.constexpr(ROWS_EVER)
-_NUM_ROWS: tl.constexpr = tl.constexpr(NUM_ROWS)
-_ADDED: tl.constexpr = tl.constexpr(ADDED)
-_COLUMNS: tl.constexpr = tl.constexpr(at.TABLE_COLUMNS)
-_TABLE_ROWS, _LOOKUPS, _HITS = tl.constexpr(at.TABLE_ROWS), tl.constexpr(at.LOOKUPS), tl.constexpr(at.HITS)
-_NEW, _REFUSED = tl.constexpr(at.NEW), tl.constexpr(at.REFUSED)
-_UPDATES, _DROPPED = tl.constexpr(at.UPDATES), tl.constexpr(at.DROPPED)
+_NUM_FREE, _ROWS_EVER, _NUM_ROWS, _ADDED = map(constexpr, range(4))
+_COLUMNS, _TABLE_ROWS, _LOOKUPS, _HITS, _NEW, _REFUSED, _UPDATES, _DROPPED = map(
+    constexpr,
+    (at.TABLE_COLUMNS, at.TABLE_ROWS, at.LOOKUPS, at.HITS, at.NEW, at.REFUSED, at.UPDATES, at.DROPPED),
+)
 
 
 @triton.jit
 def _add(
-    counters: tl.tensor, table: tl.tensor, first: tl.tensor, last: tl.tensor, counted: tl.tensor, column: tl.constexpr
+    counters: tensor, table: tensor, first: tensor, last: tensor, counted: tensor, column: constexpr
 ) -> None:  # fmt: skip
     """Adds the number of ``counted`` keys of each table to a column; ``first`` and ``last`` bound the tables of a program."""
     if first == last:  # nearly always, since keys of one table stand together: one atomic a program
@@ -41,27 +50,27 @@ def _add(
 
 
 @triton.jit
-def _tables_of(tables: tl.tensor, i: tl.tensor, mask: tl.tensor) -> Any:
+def _tables_of(tables: tensor, i: tensor, mask: tensor) -> Any:
     """The table of each key, the lowest and the highest."""
-    table = tl.load(tables + i, mask=mask, other=0)
+    table = load(tables + i, mask)
     return table, tl.min(tl.where(mask, table, 1 << 30)), tl.max(tl.where(mask, table, -1))
 
 
 @kernel
 def count_read(
-    tables: tl.tensor, is_new: tl.tensor, admitted: tl.tensor, takes: tl.tensor, num_keys: tl.tensor, counters: tl.tensor, BLOCK: tl.constexpr,
+    tables: tensor, is_new: tensor, admitted: tensor, takes: tensor, num_keys: tensor, counters: tensor, BLOCK: constexpr,
 ) -> None:  # fmt: skip
     """Counts a read by tables, in ``counters``, int64[T, 16].
 
     Args:
         is_new, admitted, takes: int32[U], 1 for keys without a row, for admitted keys, and for keys that get a row.
     """
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    i = items(BLOCK)
     mask = i < tl.load(num_keys)
     table, first, last = _tables_of(tables, i, mask)
-    new = tl.load(is_new + i, mask=mask, other=0) != 0
-    may = tl.load(admitted + i, mask=mask, other=0) != 0
-    made = tl.load(takes + i, mask=mask, other=0) != 0
+    new = load(is_new + i, mask) != 0
+    may = load(admitted + i, mask) != 0
+    made = load(takes + i, mask) != 0
     _add(counters, table, first, last, mask, _LOOKUPS)
     _add(counters, table, first, last, mask & (new == 0), _HITS)
     _add(counters, table, first, last, new & (may == 0), _REFUSED)
@@ -71,10 +80,10 @@ def count_read(
 
 @kernel
 def count_moved(
-    tables: tl.tensor, moving: tl.tensor, refused: tl.tensor, num_keys: tl.tensor, counters: tl.tensor, BLOCK: tl.constexpr
+    tables: tensor, moving: tensor, refused: tensor, num_keys: tensor, counters: tensor, BLOCK: constexpr
 ) -> None:  # fmt: skip
     """Counts a step by tables; for the arguments see :func:`girih.kernels.gpu.update.rows_to_move` and :func:`count_read`."""
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    i = items(BLOCK)
     mask = (i < tl.load(num_keys)) & (tl.load(refused) < 0)
     table, first, last = _tables_of(tables, i, mask)
     row = tl.load(moving + i, mask=mask, other=NO_ROW)
@@ -84,27 +93,27 @@ def count_moved(
 
 @kernel
 def _number_rows(
-    takes: tl.tensor,
-    ranks: tl.tensor,
-    free: tl.tensor,
-    words: tl.tensor,
-    rows: tl.tensor,
-    n: tl.tensor,
-    BLOCK: tl.constexpr,
+    takes: tensor,
+    ranks: tensor,
+    free: tensor,
+    words: tensor,
+    rows: tensor,
+    n: tensor,
+    BLOCK: constexpr,
 ) -> None:
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    i = items(BLOCK)
     mask = i < n
-    mask = mask & (tl.load(takes + i, mask=mask, other=0) != 0)
+    mask = mask & (load(takes + i, mask) != 0)
     rank = tl.load(ranks + i, mask=mask, other=1).to(tl.int64) - 1
     num_free, ever = tl.load(words + _NUM_FREE), tl.load(words + _ROWS_EVER)
     again = mask & (rank < num_free)
-    used = tl.load(free + num_free - 1 - rank, mask=again, other=0)
+    used = load(free + num_free - 1 - rank, again)
     row = tl.where(again, used, (ever + rank - num_free).to(tl.int32))
     tl.store(rows + i, row, mask=mask)
 
 
 @kernel
-def _take_rows(ranks: tl.tensor, words: tl.tensor, n: tl.tensor, BLOCK: tl.constexpr) -> None:
+def _take_rows(ranks: tensor, words: tensor, n: tensor, BLOCK: constexpr) -> None:
     total = tl.load(ranks + n - 1).to(tl.int64)
     num_free = tl.load(words + _NUM_FREE)
     again = tl.minimum(total, num_free)
@@ -128,20 +137,20 @@ def number_rows(takes: Tensor, free: Tensor, words: Tensor, rows: Tensor) -> Non
 
 @kernel
 def _read_meta(
-    chunks: tl.tensor, rows: tl.tensor, num_rows: tl.tensor, tables: tl.tensor, last_used: tl.tensor, counts: tl.tensor, stamps: tl.tensor, CHOSEN: tl.constexpr,
-    CHUNK_BITS: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr,
+    chunks: tensor, rows: tensor, num_rows: tensor, tables: tensor, last_used: tensor, counts: tensor, stamps: tensor, CHOSEN: constexpr,
+    CHUNK_BITS: constexpr, STRIDE: constexpr, BLOCK: constexpr,
 ) -> None:  # fmt: skip
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    place = items(BLOCK)
     mask = place < num_rows
     row = place
     if CHOSEN:
-        row = tl.load(rows + place, mask=mask, other=0)
+        row = load(rows + place, mask)
     address = record(chunks, row, mask, CHUNK_BITS, STRIDE)
     words = words_at(address)
     tl.store(tables + place, tl.load(words + TABLE, mask=mask, other=NO_ROW), mask=mask)
-    tl.store(last_used + place, tl.load(words + LAST_USED, mask=mask, other=0), mask=mask)
-    tl.store(counts + place, tl.load(words + COUNT, mask=mask, other=0), mask=mask)
-    tl.store(stamps + place, tl.load(longs_at(address) + STAMP // 2, mask=mask, other=0), mask=mask)
+    tl.store(last_used + place, load(words + LAST_USED, mask), mask=mask)
+    tl.store(counts + place, load(words + COUNT, mask), mask=mask)
+    tl.store(stamps + place, load(longs_at(address) + STAMP // 2, mask), mask=mask)
 
 
 @dataclass(frozen=True)

@@ -13,30 +13,33 @@ Shapes: F features of the group, B examples, n places, N positions, U unique key
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr, tensor
 
 from girih.kernels.gpu.hashing import key_hash, scaled
 from girih.kernels.gpu.jit import SPARE, block_of, kernel, launch
+from girih.kernels.gpu.layout import items, load
 
 SLOTS_PER_ID = 2  # at least: half of them stay free
-_SPARE_MASK: tl.constexpr = tl.constexpr(SPARE - 1)
-_SUM, _MEAN, _SQRTN = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+_SPARE_MASK = constexpr(SPARE - 1)
+_SUM, _MEAN, _SQRTN = constexpr(0), constexpr(1), constexpr(2)
 
 
 @triton.jit
-def last_not_above(bounds: tl.tensor, count: tl.tensor, value: tl.tensor, mask: tl.tensor) -> Any:
+def last_not_above(bounds: tensor, count: tensor, value: tensor, mask: tensor) -> Any:
     """The last of ``count`` ascending ``bounds``, the first of which is 0, that is not above ``value``: its index."""
     low = tl.zeros_like(value)
     high = tl.zeros_like(value) + count
     left = count
     while left > 1:
         middle = (low + high) // 2
-        below = tl.load(bounds + middle, mask=mask & (middle < count), other=0) <= value
+        below = load(bounds + middle, mask & (middle < count)) <= value
         low = tl.where(below, middle, low)
         high = tl.where(below, high, middle)
         left = (left + 1) // 2
@@ -44,23 +47,23 @@ def last_not_above(bounds: tl.tensor, count: tl.tensor, value: tl.tensor, mask: 
 
 
 @triton.jit
-def find_slots(positions_of: tl.tensor, place: tl.tensor, num_features: tl.tensor, mask: tl.tensor) -> Any:
+def find_slots(positions_of: tensor, place: tensor, num_features: tensor, mask: tensor) -> Any:
     """Which of the group's features each place belongs to, and its position: see :func:`unique`."""
     feature = last_not_above(positions_of, num_features, place, mask)
-    shift = tl.load(positions_of + num_features + feature, mask=mask, other=0)
+    shift = load(positions_of + num_features + feature, mask)
     return feature, place + shift
 
 
 @kernel
 def _claim(
-    ids: tl.tensor, positions_of: tl.tensor, tables: tl.tensor, slots: tl.tensor, slot_of: tl.tensor, n: tl.tensor, num_features: tl.tensor, num_slots: tl.tensor,
-    BLOCK: tl.constexpr,
+    ids: tensor, positions_of: tensor, tables: tensor, slots: tensor, slot_of: tensor, n: tensor, num_features: tensor, num_slots: tensor,
+    BLOCK: constexpr,
 ) -> None:  # fmt: skip
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    place = items(BLOCK)
     mask = place < n
     feature, position = find_slots(positions_of, place, num_features, mask)
-    key_id = tl.load(ids + position, mask=mask, other=0)
-    table = tl.load(tables + feature, mask=mask, other=0)
+    key_id = load(ids + position, mask)
+    table = load(tables + feature, mask)
     slot = (key_hash(key_id, table) & (num_slots - 1).to(tl.uint64)).to(tl.int32)
     waiting = mask
     left = tl.sum(waiting.to(tl.int32))
@@ -78,8 +81,8 @@ def _claim(
         entry = seen + swapped  # one of the two is 0
         holder = tl.where(entry > 0, entry - 1, place)
         other, at = find_slots(positions_of, holder, num_features, waiting)
-        other_id = tl.load(ids + at, mask=waiting, other=0)
-        other_table = tl.load(tables + other, mask=waiting, other=0)
+        other_id = load(ids + at, waiting)
+        other_table = load(tables + other, waiting)
         mine = waiting & (other_id == key_id) & (other_table == table)
         tl.atomic_min(slots + slot, place + 1, mask=mine & (holder > place), sem="relaxed")
         tl.store(slot_of + place, slot, mask=mine)
@@ -89,33 +92,32 @@ def _claim(
 
 
 @kernel
-def _find_first(
-    slots: tl.tensor, slot_of: tl.tensor, is_first: tl.tensor, n: tl.tensor, BLOCK: tl.constexpr
-) -> None:
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+def _find_first(slots: tensor, slot_of: tensor, is_first: tensor, n: tensor, BLOCK: constexpr) -> None:
+    place = items(BLOCK)
     mask = place < n
-    winner = tl.load(slots + tl.load(slot_of + place, mask=mask, other=0), mask=mask, other=0)
+    winner = load(slots + load(slot_of + place, mask), mask)
     tl.store(is_first + place, (winner == place + 1).to(tl.int32), mask=mask)
 
 
 @kernel
 def _number(
-    ids: tl.tensor, positions_of: tl.tensor, tables: tl.tensor, slots: tl.tensor, slot_of: tl.tensor, ranks: tl.tensor, keys: tl.tensor, key_tables: tl.tensor,
-    counts: tl.tensor, numbers: tl.tensor, inverse: tl.tensor, n: tl.tensor, num_features: tl.tensor, BLOCK: tl.constexpr,
+    ids: tensor, positions_of: tensor, tables: tensor, slots: tensor, slot_of: tensor, ranks: tensor, keys: tensor, key_tables: tensor,
+    counts: tensor, numbers: tensor, inverse: tensor, n: tensor, num_features: tensor, BLOCK: constexpr,
 ) -> None:  # fmt: skip
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    place = items(BLOCK)
     mask = place < n
     feature, position = find_slots(positions_of, place, num_features, mask)
-    winner = tl.load(slots + tl.load(slot_of + place, mask=mask, other=0), mask=mask, other=1) - 1
+    winner = tl.load(slots + load(slot_of + place, mask), mask=mask, other=1) - 1
     key = tl.load(ranks + winner, mask=mask, other=1) - 1
     tl.store(numbers + place, key, mask=mask)
     tl.store(inverse + position, key, mask=mask)
     tl.atomic_add(counts + key, 1, mask=mask, sem="relaxed")
     first = mask & (winner == place)
-    tl.store(keys + key, tl.load(ids + position, mask=first, other=0), mask=first)
-    tl.store(key_tables + key, tl.load(tables + feature, mask=first, other=0), mask=first)
+    tl.store(keys + key, load(ids + position, first), mask=first)
+    tl.store(key_tables + key, load(tables + feature, first), mask=first)
 
 
+@dataclass(frozen=True)
 class Unique:
     """The unique keys of a group's ids; every array has room for n, and says U of them.
 
@@ -125,11 +127,12 @@ class Unique:
         numbers: int32[n], the number of the key of each place; inverse: int32[N], of each position of the group.
     """
 
-    def __init__(
-        self, keys: Tensor, tables: Tensor, counts: Tensor, num_keys: Tensor, numbers: Tensor, inverse: Tensor
-    ) -> None:
-        self.keys, self.tables, self.counts, self.num_keys = keys, tables, counts, num_keys
-        self.numbers, self.inverse = numbers, inverse
+    keys: Tensor
+    tables: Tensor
+    counts: Tensor
+    num_keys: Tensor
+    numbers: Tensor
+    inverse: Tensor
 
 
 def unique(ids: Tensor, positions_of: Tensor, tables: Tensor, n: int) -> Unique:
@@ -162,6 +165,7 @@ def unique(ids: Tensor, positions_of: Tensor, tables: Tensor, n: int) -> Unique:
     return Unique(keys, key_tables, counts, num_keys, numbers, inverse)
 
 
+@dataclass(frozen=True)
 class BagTerms:
     """The ids of each key, in their order; and by what their bags' gradients are multiplied.
 
@@ -171,24 +175,24 @@ class BagTerms:
         factors: float32[n], 1 where a bag is summed and its ids have no weights.
     """
 
-    def __init__(
-        self, starts: Tensor, features: Tensor, examples: Tensor, positions: Tensor, factors: Tensor
-    ) -> None:
-        self.starts, self.features, self.examples = starts, features, examples
-        self.positions, self.factors = positions, factors
+    starts: Tensor
+    features: Tensor
+    examples: Tensor
+    positions: Tensor
+    factors: Tensor
 
 
 @kernel
 def _describe_terms(
-    order: tl.tensor, positions_of: tl.tensor, offsets: tl.tensor, first_bags: tl.tensor, modes: tl.tensor, weights: tl.tensor, features: tl.tensor,
-    examples: tl.tensor, positions: tl.tensor, factors: tl.tensor, n: tl.tensor, num_features: tl.tensor, num_examples: tl.tensor,
-    WEIGHTED: tl.constexpr, BLOCK: tl.constexpr,
+    order: tensor, positions_of: tensor, offsets: tensor, first_bags: tensor, modes: tensor, weights: tensor, features: tensor,
+    examples: tensor, positions: tensor, factors: tensor, n: tensor, num_features: tensor, num_examples: tensor,
+    WEIGHTED: constexpr, BLOCK: constexpr,
 ) -> None:  # fmt: skip
-    term = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    term = items(BLOCK)
     mask = term < n
-    place = tl.load(order + term, mask=mask, other=0).to(tl.int32)
+    place = load(order + term, mask).to(tl.int32)
     feature, position = find_slots(positions_of, place, num_features, mask)
-    first_bag = tl.load(first_bags + feature, mask=mask, other=0)
+    first_bag = load(first_bags + feature, mask)
     example = tl.zeros_like(place)
     behind = tl.zeros_like(place) + num_examples
     left = num_examples
@@ -196,16 +200,16 @@ def _describe_terms(
         left > 1
     ):  # the last bag that does not begin behind the position; empty ones before it share its start
         middle = (example + behind) // 2
-        below = tl.load(offsets + first_bag + middle, mask=mask, other=0) <= position
+        below = load(offsets + first_bag + middle, mask) <= position
         example = tl.where(below, middle, example)
         behind = tl.where(below, behind, middle)
         left = (left + 1) // 2
-    start = tl.load(offsets + first_bag + example, mask=mask, other=0)
-    length = (tl.load(offsets + first_bag + example + 1, mask=mask, other=0) - start).to(tl.float32)
-    mode = tl.load(modes + feature, mask=mask, other=0)
+    start = load(offsets + first_bag + example, mask)
+    length = (load(offsets + first_bag + example + 1, mask) - start).to(tl.float32)
+    mode = load(modes + feature, mask)
     factor = bag_scale(mode, length)
     if WEIGHTED:
-        factor = factor * tl.load(weights + position, mask=mask, other=0.0)
+        factor = factor * load(weights + position, mask)
     tl.store(features + term, feature, mask=mask)
     tl.store(examples + term, example, mask=mask)
     tl.store(positions + term, position, mask=mask)
@@ -213,7 +217,7 @@ def _describe_terms(
 
 
 @triton.jit
-def bag_scale(mode: tl.tensor, length: tl.tensor) -> Any:
+def bag_scale(mode: tensor, length: tensor) -> Any:
     """The factor of a bag's sum, float32: 1, 1/n or 1/√n."""
     least = tl.maximum(length, 1.0)
     one = least * 0.0 + 1.0
@@ -255,13 +259,13 @@ def describe_terms(
 
 @kernel
 def _find_sections(
-    keys: tl.tensor, tables: tl.tensor, num_keys: tl.tensor, sections: tl.tensor, n: tl.tensor, num_places: tl.tensor,
-    num_tables: tl.tensor, BLOCK: tl.constexpr,
+    keys: tensor, tables: tensor, num_keys: tensor, sections: tensor, n: tensor, num_places: tensor,
+    num_tables: tensor, BLOCK: constexpr,
 ) -> None:  # fmt: skip
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    i = items(BLOCK)
     known = i < tl.load(num_keys)
-    key_id = tl.load(keys + i, mask=known, other=0)
-    table = tl.load(tables + i, mask=known, other=0)
+    key_id = load(keys + i, known)
+    table = load(tables + i, known)
     # as shards_of_keys of kernels/cpu/hashing.py has it: checkpoints rest on it
     place = scaled(key_hash(key_id, table), tl.zeros_like(table) + num_places).to(tl.int32)
     behind = tl.zeros_like(table) + num_places * num_tables

@@ -21,14 +21,15 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr, tensor
 
 from girih.kernels.gpu.dedup import BagTerms, last_not_above
 from girih.kernels.gpu.jit import INTERPRETED, aligned, block_of, columns_of, kernel, launch, rows_at_once
-from girih.kernels.gpu.layout import FLOAT32, columns_at, whole_vectors
+from girih.kernels.gpu.layout import FLOAT32, columns_at, items, load, whole_vectors
 
 LONG = 256
 MOST_PIECES = 16 if INTERPRETED else 256
-_MAGNITUDE: tl.constexpr = tl.constexpr(0x7FFF_FFFF)
+_MAGNITUDE = constexpr(0x7FFF_FFFF)
 
 
 class Pieces:
@@ -47,6 +48,7 @@ class Pieces:
         self.most = 2 * len(counts) // LONG
 
 
+@dataclass(frozen=True)
 class Sources:
     """The addresses of the gradients of one segment's outputs.
 
@@ -58,8 +60,10 @@ class Sources:
         aligned: whether all addresses are multiples of 16 bytes.
     """
 
-    def __init__(self, described: Tensor, *, pooled: bool, whole: bool, aligned: bool) -> None:
-        self.described, self.pooled, self.whole, self.aligned = described, pooled, whole, aligned
+    described: Tensor
+    pooled: bool
+    whole: bool
+    aligned: bool
 
 
 @dataclass(frozen=True)
@@ -90,35 +94,35 @@ class FusedInputs:
 
 @triton.jit
 def load_terms(
-    sources: tl.tensor, num_features: tl.tensor, features: tl.tensor, examples: tl.tensor, positions: tl.tensor,
-    factors: tl.tensor, term: tl.tensor, mask: tl.tensor, column: tl.tensor, dim: tl.tensor, POOLED: tl.constexpr,
-    WHOLE: tl.constexpr, ALIGNED: tl.constexpr,
+    sources: tensor, num_features: tensor, features: tensor, examples: tensor, positions: tensor,
+    factors: tensor, term: tensor, mask: tensor, column: tensor, dim: tensor, POOLED: constexpr,
+    WHOLE: constexpr, ALIGNED: constexpr,
 ) -> Any:  # fmt: skip
     """The gradients that terms are, float32[K, C], times their factors."""
-    source = sources + tl.load(features + term, mask=mask, other=0)
+    source = sources + load(features + term, mask)
     gradient = tl.zeros_like(column).to(tl.float32) + tl.zeros_like(term)[:, None].to(tl.float32)
     inside = column < dim
     if POOLED:
-        start = tl.load(source, mask=mask, other=0)
-        step = tl.load(source + num_features, mask=mask, other=0)
-        address = start + step * tl.load(examples + term, mask=mask, other=0)
+        start = load(source, mask)
+        step = load(source + num_features, mask)
+        address = start + step * load(examples + term, mask)
         present = (mask & (start != 0))[:, None] & inside
-        gradient = tl.load(columns_at(address, column, FLOAT32, ALIGNED), mask=present, other=0.0)
-        gradient = gradient * tl.load(factors + term, mask=mask, other=0.0)[:, None]
+        gradient = load(columns_at(address, column, FLOAT32, ALIGNED), present)
+        gradient = gradient * load(factors + term, mask)[:, None]
     if WHOLE:
-        start = tl.load(source + 2 * num_features, mask=mask, other=0)
-        step = tl.load(source + 3 * num_features, mask=mask, other=0)
-        address = start + step * tl.load(positions + term, mask=mask, other=0)
+        start = load(source + 2 * num_features, mask)
+        step = load(source + 3 * num_features, mask)
+        address = start + step * load(positions + term, mask)
         present = (mask & (start != 0))[:, None] & inside
-        gradient += tl.load(columns_at(address, column, FLOAT32, ALIGNED), mask=present, other=0.0)
+        gradient += load(columns_at(address, column, FLOAT32, ALIGNED), present)
     return gradient
 
 
 @kernel
 def _sum_pieces(
-    sources: tl.tensor, num_features: tl.tensor, features: tl.tensor, examples: tl.tensor, positions: tl.tensor, factors: tl.tensor, starts: tl.tensor,
-    pieces: tl.tensor, num_keys: tl.tensor, most_keys: tl.tensor, out: tl.tensor, dim: tl.tensor, POOLED: tl.constexpr, WHOLE: tl.constexpr, ALIGNED: tl.constexpr,
-    COLUMNS: tl.constexpr, AT_ONCE: tl.constexpr, BLOCK: tl.constexpr,
+    sources: tensor, num_features: tensor, features: tensor, examples: tensor, positions: tensor, factors: tensor, starts: tensor,
+    pieces: tensor, num_keys: tensor, most_keys: tensor, out: tensor, dim: tensor, POOLED: constexpr, WHOLE: constexpr, ALIGNED: constexpr,
+    COLUMNS: constexpr, AT_ONCE: constexpr, BLOCK: constexpr,
 ) -> None:  # fmt: skip
     piece = tl.program_id(0)
     column = tl.arange(0, COLUMNS)[None, :]
@@ -144,15 +148,15 @@ def _sum_pieces(
 
 @triton.jit
 def summed(
-    sources: tl.tensor, num_features: tl.tensor, features: tl.tensor, examples: tl.tensor, positions: tl.tensor, factors: tl.tensor, starts: tl.tensor,
-    pieces: tl.tensor, sums: tl.tensor, key: tl.tensor, mask: tl.tensor, column: tl.tensor, dim: tl.tensor, POOLED: tl.constexpr, WHOLE: tl.constexpr,
-    ALIGNED: tl.constexpr, COLUMNS: tl.constexpr, KEYS: tl.constexpr,
+    sources: tensor, num_features: tensor, features: tensor, examples: tensor, positions: tensor, factors: tensor, starts: tensor,
+    pieces: tensor, sums: tensor, key: tensor, mask: tensor, column: tensor, dim: tensor, POOLED: constexpr, WHOLE: constexpr,
+    ALIGNED: constexpr, COLUMNS: constexpr, KEYS: constexpr,
 ) -> Any:  # fmt: skip
     """The gradients of keys, float32[KEYS, COLUMNS]; 0 where ``mask`` is false."""
-    start = tl.load(starts + key, mask=mask, other=0)
-    count = tl.load(starts + key + 1, mask=mask, other=0) - start
-    first_piece = tl.load(pieces + key, mask=mask, other=0)
-    num_pieces = tl.load(pieces + key + 1, mask=mask, other=0) - first_piece
+    start = load(starts + key, mask)
+    count = load(starts + key + 1, mask) - start
+    first_piece = load(pieces + key, mask)
+    num_pieces = load(pieces + key + 1, mask) - first_piece
     count = tl.where(num_pieces > 0, 0, count)
     gradient = tl.zeros((KEYS, COLUMNS), tl.float32)
     for j in range(tl.max(count)):
@@ -163,18 +167,18 @@ def summed(
     for j in range(tl.max(num_pieces)):
         present = (j < num_pieces)[:, None] & (column < dim)
         place = (first_piece + j)[:, None].to(tl.int64) * dim + column
-        gradient += tl.load(sums + place, mask=present, other=0.0)
+        gradient += load(sums + place, present)
     return gradient
 
 
 @kernel
 def _sum_terms(
-    sources: tl.tensor, num_features: tl.tensor, features: tl.tensor, examples: tl.tensor, positions: tl.tensor,
-    factors: tl.tensor, starts: tl.tensor, pieces: tl.tensor, sums: tl.tensor, num_keys: tl.tensor, totals: tl.tensor,
-    num_columns: tl.tensor, first_column: tl.tensor, nonfinite: tl.tensor, largest: tl.tensor, limit: tl.tensor, dim: tl.tensor, POOLED: tl.constexpr,
-    WHOLE: tl.constexpr, ALIGNED: tl.constexpr, DIRECT: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+    sources: tensor, num_features: tensor, features: tensor, examples: tensor, positions: tensor,
+    factors: tensor, starts: tensor, pieces: tensor, sums: tensor, num_keys: tensor, totals: tensor,
+    num_columns: tensor, first_column: tensor, nonfinite: tensor, largest: tensor, limit: tensor, dim: tensor, POOLED: constexpr,
+    WHOLE: constexpr, ALIGNED: constexpr, DIRECT: constexpr, COLUMNS: constexpr, BLOCK: constexpr,
 ) -> None:  # fmt: skip
-    key = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    key = items(BLOCK)
     mask = key < tl.load(num_keys)
     if DIRECT:
         mask = mask & (tl.load(largest) > limit)
@@ -193,9 +197,9 @@ def _sum_terms(
 
 
 @kernel
-def _find_largest(gradients: tl.tensor, largest: tl.tensor, amount: tl.tensor, BLOCK: tl.constexpr) -> None:
+def _find_largest(gradients: tensor, largest: tensor, amount: tensor, BLOCK: constexpr) -> None:
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    found = tl.load(gradients + i, mask=i < amount, other=0.0)
+    found = load(gradients + i, i < amount)
     # magnitudes are ordered as their bits are, with infinity and NaN behind all others
     tl.atomic_max(largest, tl.max(found.to(tl.int32, bitcast=True) & _MAGNITUDE), sem="relaxed")
 

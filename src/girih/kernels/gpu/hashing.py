@@ -6,22 +6,23 @@ from typing import Any
 
 import triton
 import triton.language as tl
+from triton.language import constexpr, tensor
 
 from girih.kernels.cpu import layout as at
 
-_GOLDEN: tl.constexpr = tl.constexpr(0x9E37_79B9_7F4A_7C15)
-_FIRST: tl.constexpr = tl.constexpr(0xBF58_476D_1CE4_E5B9)
-_SECOND: tl.constexpr = tl.constexpr(0x94D0_49BB_1331_11EB)
+_GOLDEN = constexpr(0x9E37_79B9_7F4A_7C15)
+_FIRST = constexpr(0xBF58_476D_1CE4_E5B9)
+_SECOND = constexpr(0x94D0_49BB_1331_11EB)
 
 
 @triton.jit
-def as_uint64(x: tl.tensor) -> Any:
+def as_uint64(x: tensor) -> Any:
     """An integer tensor as uint64, int64 by its bits."""
     return x.to(tl.int64).to(tl.uint64, bitcast=True)
 
 
 @triton.jit
-def mix(h: tl.tensor) -> Any:
+def mix(h: tensor) -> Any:
     """The finaliser of splitmix64, of a uint64."""
     h = (h ^ (h >> 30)) * _FIRST
     h = (h ^ (h >> 27)) * _SECOND
@@ -29,46 +30,46 @@ def mix(h: tl.tensor) -> Any:
 
 
 @triton.jit
-def stream(seed: tl.tensor, number: tl.tensor) -> Any:
+def stream(seed: tensor, number: tensor) -> Any:
     """The ``number``-th 64 random bits of the sequence that ``seed``, a uint64, begins."""
     return mix(seed + (as_uint64(number) + 1) * _GOLDEN)
 
 
 @triton.jit
-def scaled(h: tl.tensor, n: tl.tensor) -> Any:
+def scaled(h: tensor, n: tensor) -> Any:
     """The upper 32 bits of a hash, spread evenly over 0 … n-1, as int64."""
     return (((h >> 32) * as_uint64(n)) >> 32).to(tl.int64)
 
 
 @triton.jit
-def uniform01(h: tl.tensor) -> Any:
+def uniform01(h: tensor) -> Any:
     """The upper 52 bits of a hash as a float64 in the open interval (0, 1)."""
     return ((h >> 12).to(tl.float64) + 0.5) * 2.220446049250313e-16
 
 
 @triton.jit
-def word16(h: tl.tensor, number: tl.tensor) -> Any:
+def word16(h: tensor, number: tensor) -> Any:
     """The ``number``-th 16 bits of a hash, 0 to 3, as an int64."""
     return ((h >> (as_uint64(number) * 16)) & 0xFFFF).to(tl.int64)
 
 
 @triton.jit
-def key_hash(key_id: tl.tensor, table: tl.tensor) -> Any:
+def key_hash(key_id: tensor, table: tensor) -> Any:
     """64 bits of a key: an int64 and a table's number."""
     start = stream(as_uint64(table), tl.zeros_like(table))
     return mix(start ^ mix(as_uint64(key_id)))
 
 
-_LN2_HIGH: tl.constexpr = tl.constexpr(6.93147180369123816490e-01)
-_LN2_LOW: tl.constexpr = tl.constexpr(1.90821492927058770002e-10)
-_MANTISSA: tl.constexpr = tl.constexpr((1 << 52) - 1)
-_SQRT_HALF_BITS: tl.constexpr = tl.constexpr(0x3FE6_A09E_0000_0000)
-_OFFSET: tl.constexpr = tl.constexpr(0x3FF0_0000_0000_0000 - 0x3FE6_A09E_0000_0000)
-_HALF_PI: tl.constexpr = tl.constexpr(1.5707963267948966)
+_LN2_HIGH = constexpr(6.93147180369123816490e-01)
+_LN2_LOW = constexpr(1.90821492927058770002e-10)
+_MANTISSA = constexpr((1 << 52) - 1)
+_SQRT_HALF_BITS = constexpr(0x3FE6_A09E_0000_0000)
+_OFFSET = constexpr(0x3FF0_0000_0000_0000 - 0x3FE6_A09E_0000_0000)
+_HALF_PI = constexpr(1.5707963267948966)
 
 
 @triton.jit
-def log(x: tl.tensor) -> Any:
+def log(x: tensor) -> Any:
     """The natural logarithm of a positive, normal float64."""
     bits = x.to(tl.int64, bitcast=True) + _OFFSET
     exponent = ((bits >> 52) - 0x3FF).to(tl.float64)
@@ -85,7 +86,7 @@ def log(x: tl.tensor) -> Any:
 
 
 @triton.jit
-def cos_sin_turns(turns: tl.tensor) -> Any:
+def cos_sin_turns(turns: tensor) -> Any:
     """Cosine and sine of 2π · ``turns``, a float64 from 0 to 1."""
     quarter = (turns * 4.0 + 0.5).to(tl.int64)
     x = (turns * 4.0 - quarter.to(tl.float64)) * _HALF_PI
@@ -110,19 +111,19 @@ def cos_sin_turns(turns: tl.tensor) -> Any:
     return first, second
 
 
-_NORMAL: tl.constexpr = tl.constexpr(at.INIT_NORMAL)
-_UNIFORM: tl.constexpr = tl.constexpr(at.INIT_UNIFORM)
-_CONSTANT: tl.constexpr = tl.constexpr(at.INIT_CONSTANT)
+_NORMAL = constexpr(at.INIT_NORMAL)
+_UNIFORM = constexpr(at.INIT_UNIFORM)
+_CONSTANT = constexpr(at.INIT_CONSTANT)
 
 
 @triton.jit
 def initial_values(
-    key_id: tl.tensor,
-    seed: tl.tensor,
-    kind: tl.tensor,
-    first: tl.tensor,
-    second: tl.tensor,
-    column: tl.tensor,
+    key_id: tensor,
+    seed: tensor,
+    kind: tensor,
+    first: tensor,
+    second: tensor,
+    column: tensor,
 ) -> Any:
     """float32[K, C]: initial values of columns of one segment.
 

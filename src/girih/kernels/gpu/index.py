@@ -15,21 +15,22 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr, tensor
 
 from girih.kernels.gpu.hashing import key_hash
 from girih.kernels.gpu.jit import SPARE, block_of, kernel, launch
-from girih.kernels.gpu.layout import ID, NO_ROW, TABLE, holds_key, longs_at, record, words_at
+from girih.kernels.gpu.layout import ID, NO_ROW, TABLE, holds_key, items, load, longs_at, record, words_at
 
-LEFT: tl.constexpr = tl.constexpr(-1)
-_SPARE_MASK: tl.constexpr = tl.constexpr(SPARE - 1)
-_TAG_MASK: tl.constexpr = tl.constexpr((1 << 31) - 1)
-_ROW_MASK: tl.constexpr = tl.constexpr((1 << 32) - 1)
+LEFT = constexpr(-1)
+_SPARE_MASK = constexpr(SPARE - 1)
+_TAG_MASK = constexpr((1 << 31) - 1)
+_ROW_MASK = constexpr((1 << 32) - 1)
 
 
 @triton.jit
 def find_rows(
-    slots: tl.tensor, num_slots: tl.tensor, chunks: tl.tensor, key_id: tl.tensor, table: tl.tensor, mask: tl.tensor, CHUNK_BITS: tl.constexpr,
-    STRIDE: tl.constexpr,
+    slots: tensor, num_slots: tensor, chunks: tensor, key_id: tensor, table: tensor, mask: tensor, CHUNK_BITS: constexpr,
+    STRIDE: constexpr,
 ) -> Any:  # fmt: skip
     """The row of each key, int32, ``NO_ROW`` where it has none or ``mask`` is false."""
     hashed = key_hash(key_id, table)
@@ -39,7 +40,7 @@ def find_rows(
     waiting = mask
     left = tl.sum(waiting.to(tl.int32))
     while left > 0:
-        entry = tl.load(slots + slot, mask=waiting, other=0)
+        entry = load(slots + slot, waiting)
         alike = waiting & (entry > 0) & ((entry >> 32) == tag)
         guessed = ((entry & _ROW_MASK) - 1).to(tl.int32)
         address = record(chunks, guessed, alike, CHUNK_BITS, STRIDE)
@@ -53,12 +54,12 @@ def find_rows(
 
 @triton.jit
 def insert_rows(
-    slots: tl.tensor,
-    num_slots: tl.tensor,
-    key_id: tl.tensor,
-    table: tl.tensor,
-    row: tl.tensor,
-    mask: tl.tensor,
+    slots: tensor,
+    num_slots: tensor,
+    key_id: tensor,
+    table: tensor,
+    row: tensor,
+    mask: tensor,
 ) -> None:
     """Adds keys that the index does not hold; ``slots`` has :data:`SPARE` words more."""
     hashed = key_hash(key_id, table)
@@ -82,15 +83,15 @@ def insert_rows(
 
 @kernel
 def _rebuild(
-    slots: tl.tensor, num_slots: tl.tensor, chunks: tl.tensor, rows_ever: tl.tensor, CHUNK_BITS: tl.constexpr, STRIDE: tl.constexpr,
-    BLOCK: tl.constexpr,
+    slots: tensor, num_slots: tensor, chunks: tensor, rows_ever: tensor, CHUNK_BITS: constexpr, STRIDE: constexpr,
+    BLOCK: constexpr,
 ) -> None:  # fmt: skip
-    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    row = items(BLOCK)
     mask = row < rows_ever
     address = record(chunks, row, mask, CHUNK_BITS, STRIDE)
     table = tl.load(words_at(address) + TABLE, mask=mask, other=NO_ROW)
     live = mask & (table >= 0)
-    key_id = tl.load(longs_at(address) + ID, mask=live, other=0)
+    key_id = load(longs_at(address) + ID, live)
     insert_rows(slots, num_slots, key_id, table, row, live)
 
 
@@ -113,15 +114,15 @@ def rebuild(num_slots: int, chunks: Tensor, rows_ever: int, chunk_bits: int, str
 
 @kernel
 def _remove(
-    slots: tl.tensor, num_slots: tl.tensor, chunks: tl.tensor, rows: tl.tensor, num_rows: tl.tensor, CHUNK_BITS: tl.constexpr,
-    STRIDE: tl.constexpr, BLOCK: tl.constexpr,
+    slots: tensor, num_slots: tensor, chunks: tensor, rows: tensor, num_rows: tensor, CHUNK_BITS: constexpr,
+    STRIDE: constexpr, BLOCK: constexpr,
 ) -> None:  # fmt: skip
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    at = items(BLOCK)
     row = tl.load(rows + at, mask=at < num_rows, other=NO_ROW)
     mask = row >= 0
     address = record(chunks, row, mask, CHUNK_BITS, STRIDE)
-    key_id = tl.load(longs_at(address) + ID, mask=mask, other=0)
-    table = tl.load(words_at(address) + TABLE, mask=mask, other=0)
+    key_id = load(longs_at(address) + ID, mask)
+    table = load(words_at(address) + TABLE, mask)
     hashed = key_hash(key_id, table)
     tag = (hashed & _TAG_MASK).to(tl.int64)
     slot = (hashed >> 31).to(tl.int64) & (num_slots - 1)
@@ -129,7 +130,7 @@ def _remove(
     waiting = mask
     left = tl.sum(waiting.to(tl.int32))
     while left > 0:
-        found = tl.load(slots + slot, mask=waiting, other=0)
+        found = load(slots + slot, waiting)
         mine = waiting & (found == entry)
         left_behind = tl.full(slot.shape, LEFT, tl.int64)
         tl.store(slots + slot, left_behind, mask=mine)

@@ -13,21 +13,16 @@ from typing import Any
 
 import triton
 import triton.language as tl
+from triton.language import constexpr, tensor
 
 from girih.kernels.cpu import layout as at
+from girih.kernels.gpu.jit import kernel
 
-ID: tl.constexpr = tl.constexpr(0)
-TABLE: tl.constexpr = tl.constexpr(at.TABLE)
-LAST_USED: tl.constexpr = tl.constexpr(at.LAST_USED)
-COUNT: tl.constexpr = tl.constexpr(at.COUNT)
-VERSION: tl.constexpr = tl.constexpr(at.VERSION)
-STAMP: tl.constexpr = tl.constexpr(at.NEWER)  # two words
-VALUES: tl.constexpr = tl.constexpr(at.VALUES)
-
-FLOAT32: tl.constexpr = tl.constexpr(at.FLOAT32)
-BFLOAT16: tl.constexpr = tl.constexpr(at.BFLOAT16)
-
-NO_ROW: tl.constexpr = tl.constexpr(at.NO_ROW)
+ID, TABLE, LAST_USED, COUNT, VERSION, VALUES = map(
+    constexpr, (0, at.TABLE, at.LAST_USED, at.COUNT, at.VERSION, at.VALUES)
+)
+STAMP = constexpr(at.NEWER)  # two words
+FLOAT32, BFLOAT16, NO_ROW = map(constexpr, (at.FLOAT32, at.BFLOAT16, at.NO_ROW))
 STRIDE_WORDS = 8  # a record begins at a multiple of 32 bytes, the sector of a GPU's caches
 
 
@@ -37,41 +32,51 @@ def stride_of(num_words: int) -> int:
 
 
 @triton.jit
-def record(
-    chunks: tl.tensor, row: tl.tensor, mask: tl.tensor, CHUNK_BITS: tl.constexpr, STRIDE: tl.constexpr
-) -> Any:
+def items(BLOCK: constexpr) -> Any:
+    """The numbers of the items of a program, int32[BLOCK]."""
+    return tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+
+
+@triton.jit
+def load(pointer: tensor, mask: tensor) -> Any:
+    """The values at pointers; 0 where ``mask`` is false."""
+    return tl.load(pointer, mask=mask, other=0)
+
+
+@triton.jit
+def record(chunks: tensor, row: tensor, mask: tensor, CHUNK_BITS: constexpr, STRIDE: constexpr) -> Any:
     """The address of each row's record, int64; 0 where ``mask`` is false."""
     number = row.to(tl.int64)
-    base = tl.load(chunks + (number >> CHUNK_BITS), mask=mask, other=0)
+    base = load(chunks + (number >> CHUNK_BITS), mask)
     return base + (number & ((1 << CHUNK_BITS) - 1)) * (4 * STRIDE)
 
 
 @triton.jit
-def words_at(address: tl.tensor) -> Any:
+def words_at(address: tensor) -> Any:
     """Addresses as pointers to int32."""
     return address.to(tl.pointer_type(tl.int32))
 
 
 @triton.jit
-def longs_at(address: tl.tensor) -> Any:
+def longs_at(address: tensor) -> Any:
     """Addresses as pointers to int64."""
     return address.to(tl.pointer_type(tl.int64))
 
 
 @triton.jit
-def floats_at(address: tl.tensor) -> Any:
+def floats_at(address: tensor) -> Any:
     """Addresses as pointers to float32."""
     return address.to(tl.pointer_type(tl.float32))
 
 
 @triton.jit
-def halves_at(address: tl.tensor) -> Any:
+def halves_at(address: tensor) -> Any:
     """Addresses as pointers to 16 bits."""
     return address.to(tl.pointer_type(tl.int16))
 
 
 @triton.jit
-def columns_at(address: tl.tensor, column: tl.tensor, DTYPE: tl.constexpr, ALIGNED: tl.constexpr) -> Any:
+def columns_at(address: tensor, column: tensor, DTYPE: constexpr, ALIGNED: constexpr) -> Any:
     """Pointers to columns, int32[1, C], of rows at addresses, int64[K]: to float32, or to 16 bits.
 
     Args:
@@ -89,18 +94,45 @@ def columns_at(address: tl.tensor, column: tl.tensor, DTYPE: tl.constexpr, ALIGN
 
 
 @triton.jit
-def whole_vectors(dim: tl.tensor, DTYPE: tl.constexpr, ALIGNED: tl.constexpr) -> Any:
+def whole_vectors(dim: tensor, DTYPE: constexpr, ALIGNED: constexpr) -> Any:
     """``dim``, in a form that shows the compiler a multiple of 16 bytes if rows are ``ALIGNED``; see :func:`columns_at`."""
     if ALIGNED:
-        NUMBERS: tl.constexpr = 4 if DTYPE == FLOAT32 else 8
+        NUMBERS: constexpr = 4 if DTYPE == FLOAT32 else 8
         tl.device_assert(dim % NUMBERS == 0)
         dim = dim // NUMBERS * NUMBERS
     return dim
 
 
 @triton.jit
-def holds_key(address: tl.tensor, key_id: tl.tensor, table: tl.tensor, mask: tl.tensor) -> Any:
+def holds_key(address: tensor, key_id: tensor, table: tensor, mask: tensor) -> Any:
     """Whether the record at each address belongs to the key."""
-    found_id = tl.load(longs_at(address), mask=mask, other=0)
+    found_id = load(longs_at(address), mask)
     found_table = tl.load(words_at(address) + TABLE, mask=mask, other=NO_ROW)
     return mask & (found_id == key_id) & (found_table == table)
+
+
+@kernel
+def copy_words(
+    chunks: tensor, rows: tensor, values: tensor, n: tensor, num_words: tensor, FILLS: constexpr, NUMBERED: constexpr, CHUNK_BITS: constexpr,
+    STRIDE: constexpr, WORDS: constexpr, BLOCK: constexpr,
+) -> None:  # fmt: skip
+    """Copies what lies behind the meta of records, int32[K], to ``values``, int32[K, V - 8]; ``FILLS`` copies the other way.
+
+    Args:
+        NUMBERED: 1 copies whole records to int32[K, 1 + V]: the number of each, then its words. Else 0.
+    """
+    i = items(BLOCK)
+    mask = i < n
+    word = tl.arange(0, WORDS)[None, :]
+    inside = mask[:, None] & (word < num_words)
+    row = load(rows + i, mask)
+    first = 0 if NUMBERED else VALUES
+    words = words_at(record(chunks, row, mask, CHUNK_BITS, STRIDE))[:, None] + first + word
+    start = values + i.to(tl.int64) * (num_words + NUMBERED)
+    if NUMBERED:
+        tl.store(start, row, mask=mask)
+    place = start[:, None] + NUMBERED + word
+    if FILLS:
+        tl.store(words, load(place, inside), mask=inside)
+    else:
+        tl.store(place, load(words, inside), mask=inside)

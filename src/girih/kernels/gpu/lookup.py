@@ -14,6 +14,7 @@ from typing import Any
 
 import triton
 import triton.language as tl
+from triton.language import constexpr, tensor
 
 from girih.kernels.cpu import admission as cpu_admission
 from girih.kernels.cpu import layout as at
@@ -41,6 +42,8 @@ from girih.kernels.gpu.layout import (
     VERSION,
     columns_at,
     floats_at,
+    items,
+    load,
     longs_at,
     record,
     whole_vectors,
@@ -49,29 +52,21 @@ from girih.kernels.gpu.layout import (
 from girih.kernels.gpu.optimizers import begin_state
 from girih.kernels.gpu.rounding import narrow, widen
 
-_MOST: tl.constexpr = tl.constexpr(2**31 - 1)
-_NEW: tl.constexpr = tl.constexpr(
-    1 << 31
-)  # in a stamp: rows made by a call are newer than those that it read
-_BY_COUNT: tl.constexpr = tl.constexpr(at.ADMIT_MIN_COUNT)
-_BY_CHANCE: tl.constexpr = tl.constexpr(at.ADMIT_PROBABILITY)
-_ADMISSION: tl.constexpr = tl.constexpr(at.ADMISSION)
-_MIN_COUNT: tl.constexpr = tl.constexpr(at.MIN_COUNT)
-_RULES: tl.constexpr = tl.constexpr(at.RULE_COLUMNS)
-_CELLS_START: tl.constexpr = tl.constexpr(at.CELLS_START)
-_FIRST_BLOCK: tl.constexpr = tl.constexpr(at.FIRST_BLOCK)
-_TOTAL_BLOCKS: tl.constexpr = tl.constexpr(at.TOTAL_BLOCKS)
-_BLOCK_CELLS: tl.constexpr = tl.constexpr(at.BLOCK_CELLS)
-_BLOOM: tl.constexpr = tl.constexpr(at.BLOOM_COLUMNS)
-_NUM_HASHES: tl.constexpr = tl.constexpr(cpu_admission.NUM_HASHES)
-_MAX_CELL: tl.constexpr = tl.constexpr(cpu_admission.MAX_CELL)
+_MOST = constexpr(2**31 - 1)
+_NEW = constexpr(1 << 31)  # in a stamp: rows made by a call are newer than those that it read
+_BY_COUNT, _BY_CHANCE = constexpr(at.ADMIT_MIN_COUNT), constexpr(at.ADMIT_PROBABILITY)
+_ADMISSION, _MIN_COUNT, _RULES = map(constexpr, (at.ADMISSION, at.MIN_COUNT, at.RULE_COLUMNS))
+_CELLS_START, _FIRST_BLOCK, _TOTAL_BLOCKS, _BLOCK_CELLS, _BLOOM = map(
+    constexpr, (at.CELLS_START, at.FIRST_BLOCK, at.TOTAL_BLOCKS, at.BLOCK_CELLS, at.BLOOM_COLUMNS)
+)
+_NUM_HASHES, _MAX_CELL = constexpr(cpu_admission.NUM_HASHES), constexpr(cpu_admission.MAX_CELL)
 
 
 @kernel
 def read_known(
-    slots: tl.tensor, num_slots: tl.tensor, chunks: tl.tensor, keys: tl.tensor, tables: tl.tensor, counts: tl.tensor, num_keys: tl.tensor, now: tl.tensor,
-    listed: tl.tensor, call: tl.tensor, rows: tl.tensor, is_new: tl.tensor, MARKS: tl.constexpr, CHUNK_BITS: tl.constexpr, STRIDE: tl.constexpr,
-    BLOCK: tl.constexpr,
+    slots: tensor, num_slots: tensor, chunks: tensor, keys: tensor, tables: tensor, counts: tensor, num_keys: tensor, now: tensor,
+    listed: tensor, call: tensor, rows: tensor, is_new: tensor, MARKS: constexpr, CHUNK_BITS: constexpr, STRIDE: constexpr,
+    BLOCK: constexpr,
 ) -> None:  # fmt: skip
     """Finds the rows of keys; ``MARKS`` marks them as used and notes which keys have none.
 
@@ -81,50 +76,48 @@ def read_known(
         listed: int32[T], whether a read makes a row of a table its newest; call: the number of the call, for stamps.
         rows, is_new: int32[U], written.
     """
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    i = items(BLOCK)
     mask = i < tl.load(num_keys)
-    key_id = tl.load(keys + i, mask=mask, other=0)
-    table = tl.load(tables + i, mask=mask, other=0)
+    key_id = load(keys + i, mask)
+    table = load(tables + i, mask)
     row = find_rows(slots, num_slots, chunks, key_id, table, mask, CHUNK_BITS, STRIDE)
     tl.store(rows + i, row, mask=mask)
     if MARKS:
         known = row >= 0
         address = record(chunks, row, known, CHUNK_BITS, STRIDE)
         words = words_at(address)
-        moment = tl.load(now + table, mask=known, other=0).to(tl.int32)
-        used = tl.load(words + LAST_USED, mask=known, other=0)
+        moment = load(now + table, known).to(tl.int32)
+        used = load(words + LAST_USED, known)
         tl.store(words + LAST_USED, tl.maximum(used, moment), mask=known)
-        seen = tl.load(words + COUNT, mask=known, other=0).to(tl.int64)
-        seen += tl.load(counts + i, mask=known, other=0).to(tl.int64)
+        seen = load(words + COUNT, known).to(tl.int64)
+        seen += load(counts + i, known).to(tl.int64)
         tl.store(words + COUNT, tl.minimum(seen, _MOST).to(tl.int32), mask=known)
-        moved = known & (tl.load(listed + table, mask=known, other=0) != 0)
+        moved = known & (load(listed + table, known) != 0)
         tl.store(longs_at(address) + STAMP // 2, stamp_of(call, i), mask=moved)
         tl.store(is_new + i, (mask & (row < 0)).to(tl.int32), mask=mask)
 
 
 @triton.jit
-def stamp_of(call: tl.tensor, place: tl.tensor) -> Any:
+def stamp_of(call: tensor, place: tensor) -> Any:
     """The moment of a key's use: later calls are greater, and so are later keys of one call."""
     return (tl.zeros_like(place).to(tl.int64) + call << 32) | place.to(tl.int64)
 
 
 @triton.jit
-def _cell(
-    bloom: tl.tensor, hashed: tl.tensor, table: tl.tensor, number: tl.constexpr, mask: tl.tensor
-) -> Any:
+def _cell(bloom: tensor, hashed: tensor, table: tensor, number: constexpr, mask: tensor) -> Any:
     """The place of one of a key's cells."""
     own = bloom + table * _BLOOM
     total = tl.load(own + _TOTAL_BLOCKS, mask=mask, other=1)
     block_cells = tl.load(own + _BLOCK_CELLS, mask=mask, other=1)
-    block = scaled(hashed, total) - tl.load(own + _FIRST_BLOCK, mask=mask, other=0)
+    block = scaled(hashed, total) - load(own + _FIRST_BLOCK, mask)
     within = (word16(mix(hashed), tl.full(hashed.shape, number, tl.int64)) * block_cells) >> 16
-    return tl.load(own + _CELLS_START, mask=mask, other=0) + block * block_cells + within
+    return load(own + _CELLS_START, mask) + block * block_cells + within
 
 
 @kernel
 def ask_admission(
-    keys: tl.tensor, tables: tl.tensor, counts: tl.tensor, num_keys: tl.tensor, is_new: tl.tensor, rules: tl.tensor, bloom: tl.tensor, cells: tl.tensor,
-    chances: tl.tensor, seeds: tl.tensor, step: tl.tensor, admitted: tl.tensor, BLOCK: tl.constexpr,
+    keys: tensor, tables: tensor, counts: tensor, num_keys: tensor, is_new: tensor, rules: tensor, bloom: tensor, cells: tensor,
+    chances: tensor, seeds: tensor, step: tensor, admitted: tensor, BLOCK: constexpr,
 ) -> None:  # fmt: skip
     """Which keys without a row may get one: writes ``admitted``, int32[U].
 
@@ -135,24 +128,24 @@ def ask_admission(
         cells: int32[·], the counting Bloom filters of all tables.
         chances: float64[T], the logarithm of the probability that one sighting is not drawn.
     """
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    i = items(BLOCK)
     mask = i < tl.load(num_keys)
-    new = mask & (tl.load(is_new + i, mask=mask, other=0) != 0)
-    key_id = tl.load(keys + i, mask=new, other=0)
-    table = tl.load(tables + i, mask=new, other=0)
-    count = tl.load(counts + i, mask=new, other=0).to(tl.int64)
-    kind = tl.load(rules + table * _RULES + _ADMISSION, mask=new, other=0)
+    new = mask & (load(is_new + i, mask) != 0)
+    key_id = load(keys + i, new)
+    table = load(tables + i, new)
+    count = load(counts + i, new).to(tl.int64)
+    kind = load(rules + table * _RULES + _ADMISSION, new)
     by_count = new & (kind == _BY_COUNT)
     hashed = key_hash(key_id, table)
     seen = tl.full(key_id.shape, _MAX_CELL, tl.int64)
     for number in tl.static_range(_NUM_HASHES):
         cell = _cell(bloom, hashed, table, number, by_count)
-        seen = tl.minimum(seen, tl.load(cells + cell, mask=by_count, other=0).to(tl.int64))
-    enough = seen + count >= tl.load(rules + table * _RULES + _MIN_COUNT, mask=by_count, other=0)
-    seed = tl.load(seeds + table, mask=new, other=0).to(tl.uint64, bitcast=True)
+        seen = tl.minimum(seen, load(cells + cell, by_count).to(tl.int64))
+    enough = seen + count >= load(rules + table * _RULES + _MIN_COUNT, by_count)
+    seed = load(seeds + table, new).to(tl.uint64, bitcast=True)
     moment = mix(as_uint64(tl.zeros_like(key_id) + step))
     draw = uniform01(mix(mix(stream(seed, key_id)) ^ moment))
-    none_drawn = tl.exp(tl.load(chances + table, mask=new, other=0.0) * count.to(tl.float64))
+    none_drawn = tl.exp(load(chances + table, new) * count.to(tl.float64))
     lucky = draw < 1.0 - none_drawn
     allowed = tl.where(kind == _BY_COUNT, enough, tl.where(kind == _BY_CHANCE, lucky, kind == kind))
     tl.store(admitted + i, (new & allowed).to(tl.int32), mask=mask)
@@ -160,44 +153,44 @@ def ask_admission(
 
 @kernel
 def add_sightings(
-    keys: tl.tensor, tables: tl.tensor, counts: tl.tensor, num_keys: tl.tensor, is_new: tl.tensor, admitted: tl.tensor, rules: tl.tensor, bloom: tl.tensor,
-    cells: tl.tensor, BLOCK: tl.constexpr,
+    keys: tensor, tables: tensor, counts: tensor, num_keys: tensor, is_new: tensor, admitted: tensor, rules: tensor, bloom: tensor,
+    cells: tensor, BLOCK: constexpr,
 ) -> None:  # fmt: skip
     """Counts the sightings of keys that were not admitted for having been seen too rarely."""
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    i = items(BLOCK)
     mask = i < tl.load(num_keys)
-    new = mask & (tl.load(is_new + i, mask=mask, other=0) != 0)
-    refused = new & (tl.load(admitted + i, mask=mask, other=0) == 0)
-    table = tl.load(tables + i, mask=refused, other=0)
-    refused = refused & (tl.load(rules + table * _RULES + _ADMISSION, mask=refused, other=0) == _BY_COUNT)
-    key_id = tl.load(keys + i, mask=refused, other=0)
-    count = tl.load(counts + i, mask=refused, other=0)
+    new = mask & (load(is_new + i, mask) != 0)
+    refused = new & (load(admitted + i, mask) == 0)
+    table = load(tables + i, refused)
+    refused = refused & (load(rules + table * _RULES + _ADMISSION, refused) == _BY_COUNT)
+    key_id = load(keys + i, refused)
+    count = load(counts + i, refused)
     hashed = key_hash(key_id, table)
     for number in tl.static_range(_NUM_HASHES):
         cell = _cell(bloom, hashed, table, number, refused)
-        room = refused & (tl.load(cells + cell, mask=refused, other=0) < _MAX_CELL)
+        room = refused & (load(cells + cell, refused) < _MAX_CELL)
         tl.atomic_add(cells + cell, count, mask=room, sem="relaxed")
 
 
 @kernel
 def make_rows(
-    slots: tl.tensor, num_slots: tl.tensor, chunks: tl.tensor, keys: tl.tensor, tables: tl.tensor, counts: tl.tensor, num_keys: tl.tensor, now: tl.tensor,
-    call: tl.tensor, step: tl.tensor, rows: tl.tensor, CHUNK_BITS: tl.constexpr, STRIDE: tl.constexpr, takes: tl.tensor,
-    BLOCK: tl.constexpr,
+    slots: tensor, num_slots: tensor, chunks: tensor, keys: tensor, tables: tensor, counts: tensor, num_keys: tensor, now: tensor,
+    call: tensor, step: tensor, rows: tensor, CHUNK_BITS: constexpr, STRIDE: constexpr, takes: tensor,
+    BLOCK: constexpr,
 ) -> None:  # fmt: skip
     """Gives keys with ``takes`` the rows that ``rows`` says: index and meta; their values are still to be written."""
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    i = items(BLOCK)
     mask = i < tl.load(num_keys)
-    mask = mask & (tl.load(takes + i, mask=mask, other=0) != 0)
-    key_id = tl.load(keys + i, mask=mask, other=0)
-    table = tl.load(tables + i, mask=mask, other=0)
-    row = tl.load(rows + i, mask=mask, other=0)
+    mask = mask & (load(takes + i, mask) != 0)
+    key_id = load(keys + i, mask)
+    table = load(tables + i, mask)
+    row = load(rows + i, mask)
     address = record(chunks, row, mask, CHUNK_BITS, STRIDE)
     words = words_at(address)
     tl.store(longs_at(address) + ID, key_id, mask=mask)
     tl.store(words + TABLE, table, mask=mask)
-    tl.store(words + LAST_USED, tl.load(now + table, mask=mask, other=0).to(tl.int32), mask=mask)
-    tl.store(words + COUNT, tl.load(counts + i, mask=mask, other=0), mask=mask)
+    tl.store(words + LAST_USED, load(now + table, mask).to(tl.int32), mask=mask)
+    tl.store(words + COUNT, load(counts + i, mask), mask=mask)
     tl.store(words + VERSION, tl.zeros_like(row) + step, mask=mask)
     tl.store(longs_at(address) + STAMP // 2, stamp_of(call, i) | _NEW, mask=mask)
     insert_rows(slots, num_slots, key_id, table, row, mask)
@@ -205,11 +198,11 @@ def make_rows(
 
 @kernel
 def write_initial(
-    chunks: tl.tensor, keys: tl.tensor, tables: tl.tensor, num_keys: tl.tensor, rows: tl.tensor, takes: tl.tensor, scratch: tl.tensor,
-    addresses: tl.tensor, seeds: tl.tensor, kinds: tl.tensor, initializer_options: tl.tensor, hyper: tl.tensor, segment: tl.tensor,
-    num_segments: tl.tensor, first_column: tl.tensor, dim: tl.tensor, state_start: tl.tensor, row_bytes: tl.tensor,
-    OPTIMIZER: tl.constexpr, STATE_WIDTH: tl.constexpr, DTYPE: tl.constexpr, ALIGNED: tl.constexpr, CHUNK_BITS: tl.constexpr,
-    STRIDE: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+    chunks: tensor, keys: tensor, tables: tensor, num_keys: tensor, rows: tensor, takes: tensor, scratch: tensor,
+    addresses: tensor, seeds: tensor, kinds: tensor, initializer_options: tensor, hyper: tensor, segment: tensor,
+    num_segments: tensor, first_column: tensor, dim: tensor, state_start: tensor, row_bytes: tensor,
+    OPTIMIZER: constexpr, STATE_WIDTH: constexpr, DTYPE: constexpr, ALIGNED: constexpr, CHUNK_BITS: constexpr,
+    STRIDE: constexpr, COLUMNS: constexpr, BLOCK: constexpr,
 ) -> None:  # fmt: skip
     """Writes one segment's initial values: to the records of new rows, with their state, and to ``scratch`` for keys without one.
 
@@ -220,29 +213,29 @@ def write_initial(
         seeds, kinds, initializer_options: int64[T, S], int64[T, S], float64[T, S, 2].
         hyper: float64[S, 8].
     """
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    i = items(BLOCK)
     column = tl.arange(0, COLUMNS)[None, :]
     dim = whole_vectors(dim, DTYPE, ALIGNED)
     mask = i < tl.load(num_keys)
     row = tl.load(rows + i, mask=mask, other=NO_ROW)
-    new = mask & (tl.load(takes + i, mask=mask, other=0) != 0)
+    new = mask & (load(takes + i, mask) != 0)
     known = mask & (row >= 0)
     missing = mask & (row < 0)
     own = record(chunks, row, known, CHUNK_BITS, STRIDE) + 4 * VALUES
-    SIZE: tl.constexpr = 4 if DTYPE == FLOAT32 else 2
+    SIZE: constexpr = 4 if DTYPE == FLOAT32 else 2
     elsewhere = tl.zeros_like(own) + scratch + i.to(tl.int64) * row_bytes
     start = tl.where(known, own, elsewhere)
     if segment == 0:
         tl.store(addresses + i, start, mask=mask)
     wanted = new | missing
     if tl.sum(wanted.to(tl.int32)) > 0:
-        table = tl.load(tables + i, mask=wanted, other=0)
-        key_id = tl.load(keys + i, mask=wanted, other=0)
+        table = load(tables + i, wanted)
+        key_id = load(keys + i, wanted)
         at_segment = table * num_segments + segment
-        seed = tl.load(seeds + at_segment, mask=wanted, other=0).to(tl.uint64, bitcast=True)
-        kind = tl.load(kinds + at_segment, mask=wanted, other=0)
-        first = tl.load(initializer_options + 2 * at_segment, mask=wanted, other=0.0)
-        second = tl.load(initializer_options + 2 * at_segment + 1, mask=wanted, other=0.0)
+        seed = load(seeds + at_segment, wanted).to(tl.uint64, bitcast=True)
+        kind = load(kinds + at_segment, wanted)
+        first = load(initializer_options + 2 * at_segment, wanted)
+        second = load(initializer_options + 2 * at_segment + 1, wanted)
         values = initial_values(
             key_id[:, None], seed[:, None], kind[:, None], first[:, None], second[:, None], column
         )
@@ -261,27 +254,25 @@ def write_initial(
 
 @kernel
 def gather(
-    addresses: tl.tensor, num_keys: tl.tensor, out: tl.tensor, num_columns: tl.tensor, DTYPE: tl.constexpr, ALIGNED: tl.constexpr,
-    COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+    addresses: tensor, num_keys: tensor, out: tensor, num_columns: tensor, DTYPE: constexpr, ALIGNED: constexpr,
+    COLUMNS: constexpr, BLOCK: constexpr,
 ) -> None:  # fmt: skip
     """Copies columns at ``addresses`` to ``out``, float32[U, W]."""
     num_columns = whole_vectors(num_columns, DTYPE, ALIGNED)
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    i = items(BLOCK)
     column = tl.arange(0, COLUMNS)[None, :]
     mask = i < tl.load(num_keys)
-    address = tl.load(addresses + i, mask=mask, other=0)
+    address = load(addresses + i, mask)
     inside = mask[:, None] & (column < num_columns)
     values = load_columns(address, column, inside, DTYPE, ALIGNED)
     tl.store(out + i.to(tl.int64)[:, None] * num_columns + column, values, mask=inside)
 
 
 @triton.jit
-def load_columns(
-    address: tl.tensor, column: tl.tensor, mask: tl.tensor, DTYPE: tl.constexpr, ALIGNED: tl.constexpr
-) -> Any:
+def load_columns(address: tensor, column: tensor, mask: tensor, DTYPE: constexpr, ALIGNED: constexpr) -> Any:
     """float32[·, C] at addresses, int64[·], of columns, int32[1, C]; see :func:`girih.kernels.gpu.layout.columns_at`."""
     place = columns_at(address, column, DTYPE, ALIGNED)
     if DTYPE == FLOAT32:
-        return tl.load(place, mask=mask, other=0.0)
+        return load(place, mask)
     else:
-        return widen(tl.load(place, mask=mask, other=0), DTYPE)
+        return widen(load(place, mask), DTYPE)

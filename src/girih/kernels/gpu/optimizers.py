@@ -9,33 +9,32 @@ from typing import Any
 
 import triton
 import triton.language as tl
+from triton.language import constexpr, tensor
 
 from girih.kernels.cpu import optimizers as cpu
-from girih.kernels.gpu.layout import FLOAT32, columns_at, floats_at
+from girih.kernels.gpu.layout import FLOAT32, columns_at, floats_at, load
 
-SGD: tl.constexpr = tl.constexpr(cpu.SGD)
-ADAGRAD: tl.constexpr = tl.constexpr(cpu.ADAGRAD)
-ROWWISE_ADAGRAD: tl.constexpr = tl.constexpr(cpu.ROWWISE_ADAGRAD)
-ADAM: tl.constexpr = tl.constexpr(cpu.ADAM)
-FTRL: tl.constexpr = tl.constexpr(cpu.FTRL)
-_FIRST_STATE: tl.constexpr = tl.constexpr(cpu.HYPER_COLUMNS - 1)
-_BOUND: tl.constexpr = tl.constexpr(2.0**50)
+SGD, ADAGRAD, ROWWISE_ADAGRAD, ADAM, FTRL = map(
+    constexpr, (cpu.SGD, cpu.ADAGRAD, cpu.ROWWISE_ADAGRAD, cpu.ADAM, cpu.FTRL)
+)
+_FIRST_STATE = constexpr(cpu.HYPER_COLUMNS - 1)
+_BOUND = constexpr(2.0**50)
 
 
 @triton.jit
-def _bounded(gradient: tl.tensor) -> Any:
+def _bounded(gradient: tensor) -> Any:
     return tl.maximum(tl.minimum(gradient, _BOUND), -_BOUND)
 
 
 @triton.jit
-def _number(hyper: tl.tensor, place: tl.constexpr) -> Any:
+def _number(hyper: tensor, place: constexpr) -> Any:
     return tl.load(hyper + place).to(tl.float32)
 
 
 @triton.jit
 def updated(
-    row: tl.tensor, gradient: tl.tensor, state_address: tl.tensor, hyper: tl.tensor, dim: tl.tensor, column: tl.tensor, rows: tl.tensor, OPTIMIZER: tl.constexpr,
-    STATE_WIDTH: tl.constexpr, ALIGNED: tl.constexpr,
+    row: tensor, gradient: tensor, state_address: tensor, hyper: tensor, dim: tensor, column: tensor, rows: tensor, OPTIMIZER: constexpr,
+    STATE_WIDTH: constexpr, ALIGNED: constexpr,
 ) -> Any:  # fmt: skip
     """Columns of rows after one step, float32[K, C]; their state is moved where it lies.
 
@@ -46,7 +45,7 @@ def updated(
         column: int32[1, C]; rows: bool[K, 1], which rows there are.
     """
     mask = rows & (column < dim)
-    WIDE: tl.constexpr = ALIGNED and STATE_WIDTH > 1
+    WIDE: constexpr = ALIGNED and STATE_WIDTH > 1
     state = columns_at(state_address, column, FLOAT32, WIDE)
     if OPTIMIZER == SGD:
         return _sgd(row, gradient, state, hyper, mask, STATE_WIDTH > 0)
@@ -62,26 +61,26 @@ def updated(
 
 @triton.jit
 def _sgd(
-    row: tl.tensor,
-    gradient: tl.tensor,
-    state: tl.tensor,
-    hyper: tl.tensor,
-    mask: tl.tensor,
-    MOMENTUM: tl.constexpr,
+    row: tensor,
+    gradient: tensor,
+    state: tensor,
+    hyper: tensor,
+    mask: tensor,
+    MOMENTUM: constexpr,
 ) -> Any:
     lr, momentum, l2 = _number(hyper, 0), _number(hyper, 1), _number(hyper, 2)
     g = gradient + l2 * row
     if MOMENTUM:
-        g = momentum * tl.load(state, mask=mask, other=0.0) + g
+        g = momentum * load(state, mask) + g
         tl.store(state, g, mask=mask)
     return row - lr * g
 
 
 @triton.jit
-def _adagrad(row: tl.tensor, gradient: tl.tensor, state: tl.tensor, hyper: tl.tensor, mask: tl.tensor) -> Any:
+def _adagrad(row: tensor, gradient: tensor, state: tensor, hyper: tensor, mask: tensor) -> Any:
     lr, eps, l2 = _number(hyper, 0), _number(hyper, 1), _number(hyper, 2)
     g = _bounded(gradient + l2 * row)
-    total = tl.load(state, mask=mask, other=0.0) + g * g
+    total = load(state, mask) + g * g
     tl.store(state, total, mask=mask)
     root = tl.sqrt_rn(total) + eps
     moves = root > 0  # eps = 0 and no gradient yet: nothing moves
@@ -90,19 +89,19 @@ def _adagrad(row: tl.tensor, gradient: tl.tensor, state: tl.tensor, hyper: tl.te
 
 @triton.jit
 def _rowwise_adagrad(
-    row: tl.tensor,
-    gradient: tl.tensor,
-    state_address: tl.tensor,
-    hyper: tl.tensor,
-    dim: tl.tensor,
-    rows: tl.tensor,
-    mask: tl.tensor,
+    row: tensor,
+    gradient: tensor,
+    state_address: tensor,
+    hyper: tensor,
+    dim: tensor,
+    rows: tensor,
+    mask: tensor,
 ) -> Any:
     lr, eps, l2 = _number(hyper, 0), _number(hyper, 1), _number(hyper, 2)
     g = _bounded(gradient + l2 * row)
     squares = tl.sum(tl.where(mask, g * g, 0.0), axis=1)[:, None]
     width = tl.zeros_like(squares) + dim
-    total = tl.load(state_address, mask=rows, other=0.0) + tl.div_rn(squares, width)
+    total = load(state_address, rows) + tl.div_rn(squares, width)
     tl.debug_barrier()  # several threads may have read a row's one word
     tl.store(state_address, total, mask=rows)
     root = tl.sqrt_rn(total) + eps
@@ -112,14 +111,12 @@ def _rowwise_adagrad(
 
 
 @triton.jit
-def _adam(
-    row: tl.tensor, gradient: tl.tensor, state: tl.tensor, hyper: tl.tensor, dim: tl.tensor, mask: tl.tensor
-) -> Any:
+def _adam(row: tensor, gradient: tensor, state: tensor, hyper: tensor, dim: tensor, mask: tensor) -> Any:
     size, first, second = _number(hyper, 0), _number(hyper, 1), _number(hyper, 2)
     eps, l2 = _number(hyper, 3), _number(hyper, 4)
     g = _bounded(gradient + l2 * row)
-    mean = tl.load(state, mask=mask, other=0.0)
-    square = tl.load(state + dim, mask=mask, other=0.0)
+    mean = load(state, mask)
+    square = load(state + dim, mask)
     mean = (g - mean) * first + mean
     square = (g * g - square) * second + square
     tl.store(state, mean, mask=mask)
@@ -128,13 +125,11 @@ def _adam(
 
 
 @triton.jit
-def _ftrl(
-    row: tl.tensor, gradient: tl.tensor, state: tl.tensor, hyper: tl.tensor, dim: tl.tensor, mask: tl.tensor
-) -> Any:
+def _ftrl(row: tensor, gradient: tensor, state: tensor, hyper: tensor, dim: tensor, mask: tensor) -> Any:
     alpha, beta = _number(hyper, 0), _number(hyper, 1)
     l1, l2, scale = _number(hyper, 2), _number(hyper, 3), _number(hyper, 4)
     g = _bounded(gradient)
-    z, n = tl.load(state, mask=mask, other=0.0), tl.load(state + dim, mask=mask, other=0.0)
+    z, n = load(state, mask), load(state + dim, mask)
     more = n + g * g
     root = tl.sqrt_rn(more)
     alphas = tl.zeros_like(root) + alpha
@@ -151,8 +146,8 @@ def _ftrl(
 
 @triton.jit
 def begin_state(
-    row: tl.tensor, state_address: tl.tensor, hyper: tl.tensor, dim: tl.tensor, column: tl.tensor, rows: tl.tensor, OPTIMIZER: tl.constexpr,
-    STATE_WIDTH: tl.constexpr,
+    row: tensor, state_address: tensor, hyper: tensor, dim: tensor, column: tensor, rows: tensor, OPTIMIZER: constexpr,
+    STATE_WIDTH: constexpr,
 ) -> None:  # fmt: skip
     """Writes the state of new rows whose columns are ``row``, float32[K, C]; arguments as those of :func:`updated`."""
     start = tl.zeros_like(row) + _number(hyper, _FIRST_STATE)
@@ -170,11 +165,11 @@ def begin_state(
 
 
 @triton.jit
-def settle(row: tl.tensor, state: tl.tensor, hyper: tl.tensor, dim: tl.tensor, mask: tl.tensor) -> None:
+def settle(row: tensor, state: tensor, hyper: tensor, dim: tensor, mask: tensor) -> None:
     """Makes FTRL's z agree with rows that were set from outside; n stays."""
     alpha, beta = _number(hyper, 0), _number(hyper, 1)
     l1, l2 = _number(hyper, 2), _number(hyper, 3)
-    n = tl.load(state + dim, mask=mask, other=0.0)
+    n = load(state + dim, mask)
     alphas = tl.zeros_like(n) + alpha
     z = -row * (tl.div_rn(beta + tl.sqrt_rn(n), alphas) + l2)
     z = tl.where(row > 0, z - l1, tl.where(row < 0, z + l1, z))

@@ -12,18 +12,20 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import triton
 import triton.language as tl
 from numpy.typing import NDArray
+from triton.language import constexpr, tensor
 
 from girih.kernels.cpu.pool import MEAN, SQRTN
 from girih.kernels.gpu.dedup import bag_scale
 from girih.kernels.gpu.jit import kernel
-from girih.kernels.gpu.layout import whole_vectors
+from girih.kernels.gpu.layout import items, load, whole_vectors
 from girih.kernels.gpu.lookup import load_columns
 
 SHORT_BAG = 16
 """Ids of the longest bag up to which a program has several."""
-_LENGTHS = tl.constexpr(SHORT_BAG + 1)
+_LENGTHS = constexpr(SHORT_BAG + 1)
 
 
 def short_factors(modes: NDArray[Any]) -> NDArray[np.float32]:
@@ -38,11 +40,20 @@ def short_factors(modes: NDArray[Any]) -> NDArray[np.float32]:
     return factors
 
 
+@triton.jit
+def _ids_of(bag: tensor, bags: tensor, offsets: tensor, num_features: tensor, mask: tensor) -> Any:
+    """The feature of each bag, its first id, and how many it has."""
+    feature, example = bag % num_features, bag // num_features
+    bound = load(bags + feature, mask) + example
+    start = load(offsets + bound, mask)
+    return feature, start, load(offsets + bound + 1, mask) - start
+
+
 @kernel
 def pool_short(
-    addresses: tl.tensor, inverse: tl.tensor, offsets: tl.tensor, weights: tl.tensor, bags: tl.tensor, factors: tl.tensor, out: tl.tensor, first_bag: tl.tensor,
-    num_bags: tl.tensor, num_features: tl.tensor, first_byte: tl.tensor, dim: tl.tensor, WEIGHTED: tl.constexpr, DTYPE: tl.constexpr,
-    ALIGNED: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+    addresses: tensor, inverse: tensor, offsets: tensor, weights: tensor, bags: tensor, factors: tensor, out: tensor, first_bag: tensor,
+    num_bags: tensor, num_features: tensor, first_byte: tensor, dim: tensor, WEIGHTED: constexpr, DTYPE: constexpr,
+    ALIGNED: constexpr, COLUMNS: constexpr, BLOCK: constexpr,
 ) -> None:  # fmt: skip
     """Pools bags that are short.
 
@@ -52,61 +63,57 @@ def pool_short(
         bags: int32[P]: where each feature's bounds begin. factors: float32[P, ·], see :func:`short_factors`.
         out: float32[B · P, D]: of the bags from ``first_bag`` on, ``num_bags`` are written.
     """
-    own = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    own = items(BLOCK)
     mask = own < num_bags
     bag = own + first_bag
     column = tl.arange(0, COLUMNS)[None, :]
     dim = whole_vectors(dim, DTYPE, ALIGNED)
-    feature, example = bag % num_features, bag // num_features
-    bound = tl.load(bags + feature, mask=mask, other=0) + example
-    start = tl.load(offsets + bound, mask=mask, other=0)
-    length = tl.load(offsets + bound + 1, mask=mask, other=0) - start
+    feature, start, length = _ids_of(bag, bags, offsets, num_features, mask)
     total = tl.zeros((BLOCK, COLUMNS), tl.float32)
     most = tl.max(length)
     for j in range(most):
         present = mask & (j < length)
-        key = tl.load(inverse + start + j, mask=present, other=0)
-        address = tl.load(addresses + key, mask=present, other=0) + first_byte
+        key = load(inverse + start + j, present)
+        address = load(addresses + key, present) + first_byte
         values = load_columns(address, column, present[:, None] & (column < dim), DTYPE, ALIGNED)
         if WEIGHTED:
-            values = values * tl.load(weights + start + j, mask=present, other=0.0)[:, None]
+            values = values * load(weights + start + j, present)[:, None]
         total += values
-    total = total * tl.load(factors + feature * _LENGTHS + length, mask=mask, other=0.0)[:, None]
+    total = total * load(factors + feature * _LENGTHS + length, mask)[:, None]
     tl.store(out + bag.to(tl.int64)[:, None] * dim + column, total, mask=mask[:, None] & (column < dim))
 
 
 @kernel
 def pool_long(
-    addresses: tl.tensor, inverse: tl.tensor, offsets: tl.tensor, weights: tl.tensor, bags: tl.tensor, modes: tl.tensor, out: tl.tensor, first_bag: tl.tensor,
-    num_features: tl.tensor, first_byte: tl.tensor, dim: tl.tensor, WEIGHTED: tl.constexpr, DTYPE: tl.constexpr,
-    ALIGNED: tl.constexpr, COLUMNS: tl.constexpr, AT_ONCE: tl.constexpr, BLOCK: tl.constexpr,
+    addresses: tensor, inverse: tensor, offsets: tensor, weights: tensor, bags: tensor, modes: tensor, out: tensor, first_bag: tensor,
+    num_features: tensor, first_byte: tensor, dim: tensor, WEIGHTED: constexpr, DTYPE: constexpr,
+    ALIGNED: constexpr, COLUMNS: constexpr, AT_ONCE: constexpr, BLOCK: constexpr,
 ) -> None:  # fmt: skip
     """Pools one bag a program, ``AT_ONCE`` ids at a time; arguments as those of :func:`pool_short`, but ``modes``, int32[P]: poolings."""
     bag = tl.program_id(0) + first_bag
     column = tl.arange(0, COLUMNS)[None, :]
     dim = whole_vectors(dim, DTYPE, ALIGNED)
-    feature, example = bag % num_features, bag // num_features
-    bound = tl.load(bags + feature) + example
-    start, stop = tl.load(offsets + bound), tl.load(offsets + bound + 1)
+    feature, start, length = _ids_of(bag, bags, offsets, num_features, bag >= 0)
+    stop = start + length
     total = tl.zeros((AT_ONCE, COLUMNS), tl.float32)
     for first in range(start, stop, AT_ONCE):
         i = first + tl.arange(0, AT_ONCE)
         present = i < stop
-        key = tl.load(inverse + i, mask=present, other=0)
-        address = tl.load(addresses + key, mask=present, other=0) + first_byte
+        key = load(inverse + i, present)
+        address = load(addresses + key, present) + first_byte
         values = load_columns(address, column, present[:, None] & (column < dim), DTYPE, ALIGNED)
         if WEIGHTED:
-            values = values * tl.load(weights + i, mask=present, other=0.0)[:, None]
+            values = values * load(weights + i, present)[:, None]
         total += values
-    scale = bag_scale(tl.load(modes + feature), (stop - start).to(tl.float32))
+    scale = bag_scale(tl.load(modes + feature), length.to(tl.float32))
     pooled = tl.sum(total, axis=0)[None, :] * scale
     tl.store(out + bag.to(tl.int64) * dim + column, pooled, mask=column < dim)
 
 
 @kernel
 def weigh_short(
-    values: tl.tensor, inverse: tl.tensor, offsets: tl.tensor, gradients: tl.tensor, bags: tl.tensor, factors: tl.tensor, out: tl.tensor, num_bags: tl.tensor,
-    num_features: tl.tensor, num_columns: tl.tensor, first_column: tl.tensor, dim: tl.tensor, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+    values: tensor, inverse: tensor, offsets: tensor, gradients: tensor, bags: tensor, factors: tensor, out: tensor, num_bags: tensor,
+    num_features: tensor, num_columns: tensor, first_column: tensor, dim: tensor, COLUMNS: constexpr, BLOCK: constexpr,
 ) -> None:  # fmt: skip
     """Gradients of the weights of ids in short bags: the product of each one's columns and its bag's gradient, times the bag's factor.
 
@@ -115,70 +122,60 @@ def weigh_short(
         gradients: float32[B · P, D]; inverse, offsets, bags, factors: as those of :func:`pool_short`.
         out: float32[N], to which they are added.
     """
-    bag = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    bag = items(BLOCK)
     mask = bag < num_bags
     column = tl.arange(0, COLUMNS)[None, :]
     inside = mask[:, None] & (column < dim)
-    feature, example = bag % num_features, bag // num_features
-    bound = tl.load(bags + feature, mask=mask, other=0) + example
-    start = tl.load(offsets + bound, mask=mask, other=0)
-    length = tl.load(offsets + bound + 1, mask=mask, other=0) - start
-    scale = tl.load(factors + feature * _LENGTHS + length, mask=mask, other=0.0)
+    feature, start, length = _ids_of(bag, bags, offsets, num_features, mask)
+    scale = load(factors + feature * _LENGTHS + length, mask)
     place = bag.to(tl.int64)[:, None] * dim + column
-    gradient = tl.load(gradients + place, mask=inside, other=0.0) * scale[:, None]
+    gradient = load(gradients + place, inside) * scale[:, None]
     most = tl.max(length)
     for j in range(most):
         present = mask & (j < length)
-        key = tl.load(inverse + start + j, mask=present, other=0).to(tl.int64)
-        row = tl.load(
-            values + key[:, None] * num_columns + first_column + column,
-            mask=present[:, None] & inside,
-            other=0.0,
-        )
-        before = tl.load(out + start + j, mask=present, other=0.0)
+        key = load(inverse + start + j, present).to(tl.int64)
+        row = load(values + key[:, None] * num_columns + first_column + column, present[:, None] & inside)
+        before = load(out + start + j, present)
         tl.store(out + start + j, before + tl.sum(gradient * row, axis=1), mask=present)
 
 
 @kernel
 def weigh_long(
-    values: tl.tensor, inverse: tl.tensor, offsets: tl.tensor, gradients: tl.tensor, bags: tl.tensor, modes: tl.tensor, out: tl.tensor,
-    num_features: tl.tensor, num_columns: tl.tensor, first_column: tl.tensor, dim: tl.tensor, COLUMNS: tl.constexpr,
-    AT_ONCE: tl.constexpr, BLOCK: tl.constexpr,
+    values: tensor, inverse: tensor, offsets: tensor, gradients: tensor, bags: tensor, modes: tensor, out: tensor,
+    num_features: tensor, num_columns: tensor, first_column: tensor, dim: tensor, COLUMNS: constexpr,
+    AT_ONCE: constexpr, BLOCK: constexpr,
 ) -> None:  # fmt: skip
     """One bag a program, ``AT_ONCE`` ids at a time; arguments as those of :func:`weigh_short`, but ``modes``, int32[P]: poolings."""
     bag = tl.program_id(0)
     column = tl.arange(0, COLUMNS)[None, :]
-    feature, example = bag % num_features, bag // num_features
-    bound = tl.load(bags + feature) + example
-    start, stop = tl.load(offsets + bound), tl.load(offsets + bound + 1)
-    scale = bag_scale(tl.load(modes + feature), (stop - start).to(tl.float32))
+    feature, start, length = _ids_of(bag, bags, offsets, num_features, bag >= 0)
+    stop = start + length
+    scale = bag_scale(tl.load(modes + feature), length.to(tl.float32))
     place = bag.to(tl.int64) * dim + column
-    gradient = tl.load(gradients + place, mask=column < dim, other=0.0) * scale
+    gradient = load(gradients + place, column < dim) * scale
     for first in range(start, stop, AT_ONCE):
         i = first + tl.arange(0, AT_ONCE)
         present = i < stop
-        key = tl.load(inverse + i, mask=present, other=0).to(tl.int64)
-        row = tl.load(
-            values + key[:, None] * num_columns + first_column + column,
-            mask=present[:, None] & (column < dim),
-            other=0.0,
+        key = load(inverse + i, present).to(tl.int64)
+        row = load(
+            values + key[:, None] * num_columns + first_column + column, present[:, None] & (column < dim)
         )
-        before = tl.load(out + i, mask=present, other=0.0)
+        before = load(out + i, present)
         tl.store(out + i, before + tl.sum(gradient * row, axis=1), mask=present)
 
 
 @kernel
 def spread(
-    addresses: tl.tensor, inverse: tl.tensor, out: tl.tensor, first: tl.tensor, num_ids: tl.tensor, first_byte: tl.tensor, dim: tl.tensor,
-    DTYPE: tl.constexpr, ALIGNED: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+    addresses: tensor, inverse: tensor, out: tensor, first: tensor, num_ids: tensor, first_byte: tensor, dim: tensor,
+    DTYPE: constexpr, ALIGNED: constexpr, COLUMNS: constexpr, BLOCK: constexpr,
 ) -> None:  # fmt: skip
     """Copies the columns of each id, unpooled: float32[num_ids, D] of the ids from ``first`` on."""
-    own = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    own = items(BLOCK)
     mask = own < num_ids
     column = tl.arange(0, COLUMNS)[None, :]
     dim = whole_vectors(dim, DTYPE, ALIGNED)
-    key = tl.load(inverse + first + own, mask=mask, other=0)
-    address = tl.load(addresses + key, mask=mask, other=0) + first_byte
+    key = load(inverse + first + own, mask)
+    address = load(addresses + key, mask) + first_byte
     inside = mask[:, None] & (column < dim)
     values = load_columns(address, column, inside, DTYPE, ALIGNED)
     tl.store(out + own.to(tl.int64)[:, None] * dim + column, values, mask=inside)

@@ -6,18 +6,19 @@ from typing import Any
 
 import triton
 import triton.language as tl
+from triton.language import constexpr, tensor
 
 from girih.kernels.gpu.hashing import as_uint64, mix, stream, word16
 from girih.kernels.gpu.layout import BFLOAT16
 
-_MAGNITUDE: tl.constexpr = tl.constexpr(0x7FFF_FFFF)
-_INFINITY: tl.constexpr = tl.constexpr(0x7F80_0000)
-_LEAST_NORMAL_HALF: tl.constexpr = tl.constexpr(0x3880_0000)
-_TOO_SMALL: tl.constexpr = tl.constexpr(40)
+_MAGNITUDE = constexpr(0x7FFF_FFFF)
+_INFINITY = constexpr(0x7F80_0000)
+_LEAST_NORMAL_HALF = constexpr(0x3880_0000)
+_TOO_SMALL = constexpr(40)
 
 
 @triton.jit
-def widen(halves: tl.tensor, DTYPE: tl.constexpr) -> Any:
+def widen(halves: tensor, DTYPE: constexpr) -> Any:
     """16-bit columns, int16 by their bits, as float32."""
     if DTYPE == BFLOAT16:
         return (halves.to(tl.int32) << 16).to(tl.float32, bitcast=True)
@@ -25,7 +26,7 @@ def widen(halves: tl.tensor, DTYPE: tl.constexpr) -> Any:
 
 
 @triton.jit
-def _narrow_bfloat16(magnitude: tl.tensor, noise: tl.tensor, NEAREST: tl.constexpr) -> Any:
+def _narrow_bfloat16(magnitude: tensor, noise: tensor, NEAREST: constexpr) -> Any:
     if NEAREST:
         noise = 0x7FFF + ((magnitude >> 16) & 1)
     rounded = tl.minimum((magnitude + noise) >> 16, 0x7F7F)
@@ -33,7 +34,7 @@ def _narrow_bfloat16(magnitude: tl.tensor, noise: tl.tensor, NEAREST: tl.constex
 
 
 @triton.jit
-def _narrow_float16(magnitude: tl.tensor, noise: tl.tensor, NEAREST: tl.constexpr) -> Any:
+def _narrow_float16(magnitude: tensor, noise: tensor, NEAREST: constexpr) -> Any:
     if NEAREST:
         normal = magnitude + 0xFFF + ((magnitude >> 13) & 1)
     else:
@@ -52,7 +53,7 @@ def _narrow_float16(magnitude: tl.tensor, noise: tl.tensor, NEAREST: tl.constexp
 
 
 @triton.jit
-def narrow(values: tl.tensor, noise: tl.tensor, DTYPE: tl.constexpr, NEAREST: tl.constexpr) -> Any:
+def narrow(values: tensor, noise: tensor, DTYPE: constexpr, NEAREST: constexpr) -> Any:
     """float32 columns as 16 bits, int16; ``noise`` is 16 random bits a column as int64, unread where ``NEAREST``."""
     bits = values.to(tl.int32, bitcast=True)
     sign = (bits.to(tl.int64) >> 16) & 0x8000
@@ -65,7 +66,7 @@ def narrow(values: tl.tensor, noise: tl.tensor, DTYPE: tl.constexpr, NEAREST: tl
 
 
 @triton.jit
-def row_noise(seed: tl.tensor, key_id: tl.tensor, step: tl.tensor, column: tl.tensor) -> Any:
+def row_noise(seed: tensor, key_id: tensor, step: tensor, column: tensor) -> Any:
     """16 random bits for columns of rows as int64, which (seed, id, step, column) alone decide."""
     base = mix(mix(as_uint64(key_id) + seed) + as_uint64(step))
     return word16(stream(base, column >> 2), column & 3)

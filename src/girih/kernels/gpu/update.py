@@ -5,8 +5,11 @@ Shapes: U unique keys, W columns of a row, D of a segment, S segments.
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
+from triton.language import constexpr, tensor
 
 from girih.kernels.gpu.counting import ROWS_EVER
 from girih.kernels.gpu.gradients import summed
@@ -20,6 +23,8 @@ from girih.kernels.gpu.layout import (
     columns_at,
     floats_at,
     holds_key,
+    items,
+    load,
     record,
     whole_vectors,
     words_at,
@@ -28,13 +33,13 @@ from girih.kernels.gpu.lookup import load_columns
 from girih.kernels.gpu.optimizers import FTRL, settle, updated
 from girih.kernels.gpu.rounding import narrow, row_noise
 
-_ROWS_EVER: tl.constexpr = tl.constexpr(ROWS_EVER)
+_ROWS_EVER = constexpr(ROWS_EVER)
 
 
 @kernel
 def rows_to_move(
-    slots: tl.tensor, num_slots: tl.tensor, chunks: tl.tensor, keys: tl.tensor, tables: tl.tensor, num_keys: tl.tensor, rows: tl.tensor, words: tl.tensor,
-    refused: tl.tensor, step: tl.tensor, moving: tl.tensor, CHUNK_BITS: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr,
+    slots: tensor, num_slots: tensor, chunks: tensor, keys: tensor, tables: tensor, num_keys: tensor, rows: tensor, words: tensor,
+    refused: tensor, step: tensor, moving: tensor, CHUNK_BITS: constexpr, STRIDE: constexpr, BLOCK: constexpr,
 ) -> None:  # fmt: skip
     """The row of each key, ``rows`` where it is still there, noted as moved in this step.
 
@@ -43,10 +48,10 @@ def rows_to_move(
         refused: int32[1]: where it is not negative the step is refused, and no row moves.
         moving: int32[U], written: -1 for keys without a row, and for all of a refused step.
     """
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    i = items(BLOCK)
     mask = (i < tl.load(num_keys)) & (tl.load(refused) < 0)
-    key_id = tl.load(keys + i, mask=mask, other=0)
-    table = tl.load(tables + i, mask=mask, other=0)
+    key_id = load(keys + i, mask)
+    table = load(tables + i, mask)
     row = tl.load(rows + i, mask=mask, other=NO_ROW)
     hinted = mask & (row >= 0) & (row < tl.load(words + _ROWS_EVER))
     there = holds_key(record(chunks, row, hinted, CHUNK_BITS, STRIDE), key_id, table, hinted)
@@ -54,17 +59,25 @@ def rows_to_move(
     row = tl.where(there, row, find_rows(slots, num_slots, chunks, key_id, table, lost, CHUNK_BITS, STRIDE))
     known = mask & (row >= 0)
     words = words_at(record(chunks, row, known, CHUNK_BITS, STRIDE))
-    version = tl.load(words + VERSION, mask=known, other=0)
+    version = load(words + VERSION, known)
     tl.store(words + VERSION, tl.maximum(version, step), mask=known)
     tl.store(moving + i, tl.where(known, row, NO_ROW), mask=i < tl.load(num_keys))
 
 
+@triton.jit
+def _tile(rows: tensor, num_keys: tensor, BLOCK: constexpr, COLUMNS: constexpr) -> Any:
+    """The keys of a program, their rows, which of them there are, and the columns of a segment, int32[1, C]."""
+    i = items(BLOCK)
+    row = tl.load(rows + i, mask=i < tl.load(num_keys), other=NO_ROW)
+    return i, row, row >= 0, tl.arange(0, COLUMNS)[None, :]
+
+
 @kernel
 def move_rows(
-    chunks: tl.tensor, rows: tl.tensor, keys: tl.tensor, tables: tl.tensor, num_keys: tl.tensor, hyper: tl.tensor,
-    seeds: tl.tensor, step: tl.tensor, gradients: tl.tensor, num_columns: tl.tensor, first_column: tl.tensor,
-    dim: tl.tensor, state_start: tl.tensor, OPTIMIZER: tl.constexpr, STATE_WIDTH: tl.constexpr, DTYPE: tl.constexpr,
-    ALIGNED: tl.constexpr, CHUNK_BITS: tl.constexpr, STRIDE: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+    chunks: tensor, rows: tensor, keys: tensor, tables: tensor, num_keys: tensor, hyper: tensor,
+    seeds: tensor, step: tensor, gradients: tensor, num_columns: tensor, first_column: tensor,
+    dim: tensor, state_start: tensor, OPTIMIZER: constexpr, STATE_WIDTH: constexpr, DTYPE: constexpr,
+    ALIGNED: constexpr, CHUNK_BITS: constexpr, STRIDE: constexpr, COLUMNS: constexpr, BLOCK: constexpr,
 ) -> None:  # fmt: skip
     """One optimizer step on one segment of the rows of keys.
 
@@ -74,14 +87,10 @@ def move_rows(
         gradients: float32[U, W], W being ``num_columns``.
         first_column, dim, state_start: the segment's columns among a row's, and where its state begins, in words.
     """
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = i < tl.load(num_keys)
-    row = tl.load(rows + i, mask=mask, other=NO_ROW)
-    mask = mask & (row >= 0)
-    column = tl.arange(0, COLUMNS)[None, :]
+    i, row, mask, column = _tile(rows, num_keys, BLOCK, COLUMNS)
     dim = whole_vectors(dim, DTYPE, ALIGNED)
     place = i[:, None].to(tl.int64) * num_columns + first_column + column
-    gradient = tl.load(gradients + place, mask=mask[:, None] & (column < dim), other=0.0)
+    gradient = load(gradients + place, mask[:, None] & (column < dim))
     _move(
         chunks, row, keys, tables, hyper, seeds, step, first_column, dim, state_start, i, mask, column, gradient,
         OPTIMIZER, STATE_WIDTH, DTYPE, ALIGNED, CHUNK_BITS, STRIDE,
@@ -90,19 +99,15 @@ def move_rows(
 
 @kernel
 def sum_and_move_rows(
-    chunks: tl.tensor, rows: tl.tensor, keys: tl.tensor, tables: tl.tensor, num_keys: tl.tensor, hyper: tl.tensor,
-    seeds: tl.tensor, step: tl.tensor, gradients: tl.tensor, num_columns: tl.tensor, first_column: tl.tensor,
-    dim: tl.tensor, state_start: tl.tensor, sources: tl.tensor, num_features: tl.tensor, features: tl.tensor, examples: tl.tensor, positions: tl.tensor,
-    factors: tl.tensor, starts: tl.tensor, pieces: tl.tensor, sums: tl.tensor, largest: tl.tensor, limit: tl.tensor, OPTIMIZER: tl.constexpr,
-    STATE_WIDTH: tl.constexpr, DTYPE: tl.constexpr, ALIGNED: tl.constexpr, POOLED: tl.constexpr, WHOLE: tl.constexpr, CHUNK_BITS: tl.constexpr, STRIDE: tl.constexpr,
-    COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+    chunks: tensor, rows: tensor, keys: tensor, tables: tensor, num_keys: tensor, hyper: tensor,
+    seeds: tensor, step: tensor, gradients: tensor, num_columns: tensor, first_column: tensor,
+    dim: tensor, state_start: tensor, sources: tensor, num_features: tensor, features: tensor, examples: tensor, positions: tensor,
+    factors: tensor, starts: tensor, pieces: tensor, sums: tensor, largest: tensor, limit: tensor, OPTIMIZER: constexpr,
+    STATE_WIDTH: constexpr, DTYPE: constexpr, ALIGNED: constexpr, POOLED: constexpr, WHOLE: constexpr, CHUNK_BITS: constexpr, STRIDE: constexpr,
+    COLUMNS: constexpr, BLOCK: constexpr,
 ) -> None:  # fmt: skip
     """:func:`move_rows`, where gradients are summed here if none can overflow: see :class:`girih.kernels.gpu.gradients.FusedInputs`."""
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = i < tl.load(num_keys)
-    row = tl.load(rows + i, mask=mask, other=NO_ROW)
-    mask = mask & (row >= 0)
-    column = tl.arange(0, COLUMNS)[None, :]
+    i, row, mask, column = _tile(rows, num_keys, BLOCK, COLUMNS)
     dim = whole_vectors(dim, DTYPE, ALIGNED)
     here = mask & (tl.load(largest) <= limit)
     gradient = summed(
@@ -111,7 +116,7 @@ def sum_and_move_rows(
     )  # fmt: skip
     place = i[:, None].to(tl.int64) * num_columns + first_column + column
     written = (mask & (here == 0))[:, None] & (column < dim)
-    gradient += tl.load(gradients + place, mask=written, other=0.0)
+    gradient += load(gradients + place, written)
     _move(
         chunks, row, keys, tables, hyper, seeds, step, first_column, dim, state_start, i, mask, column, gradient,
         OPTIMIZER, STATE_WIDTH, DTYPE, ALIGNED, CHUNK_BITS, STRIDE,
@@ -120,13 +125,13 @@ def sum_and_move_rows(
 
 @triton.jit
 def _move(
-    chunks: tl.tensor, row: tl.tensor, keys: tl.tensor, tables: tl.tensor, hyper: tl.tensor, seeds: tl.tensor, step: tl.tensor,
-    first_column: tl.tensor, dim: tl.tensor, state_start: tl.tensor, i: tl.tensor, mask: tl.tensor, column: tl.tensor, gradient: tl.tensor,
-    OPTIMIZER: tl.constexpr, STATE_WIDTH: tl.constexpr, DTYPE: tl.constexpr, ALIGNED: tl.constexpr, CHUNK_BITS: tl.constexpr, STRIDE: tl.constexpr,
+    chunks: tensor, row: tensor, keys: tensor, tables: tensor, hyper: tensor, seeds: tensor, step: tensor,
+    first_column: tensor, dim: tensor, state_start: tensor, i: tensor, mask: tensor, column: tensor, gradient: tensor,
+    OPTIMIZER: constexpr, STATE_WIDTH: constexpr, DTYPE: constexpr, ALIGNED: constexpr, CHUNK_BITS: constexpr, STRIDE: constexpr,
 ) -> None:  # fmt: skip
     """The step on rows, int32[K], of the keys i, where ``mask``, by gradients, float32[K, C]."""
     address = record(chunks, row, mask, CHUNK_BITS, STRIDE)
-    SIZE: tl.constexpr = 4 if DTYPE == FLOAT32 else 2
+    SIZE: constexpr = 4 if DTYPE == FLOAT32 else 2
     start = address + 4 * VALUES + first_column * SIZE
     inside = mask[:, None] & (column < dim)
     values = load_columns(start, column, inside, DTYPE, ALIGNED)
@@ -138,9 +143,9 @@ def _move(
     if DTYPE == FLOAT32:
         tl.store(place, values, mask=inside)
     else:
-        key_id = tl.load(keys + i, mask=mask, other=0)[:, None]
-        table = tl.load(tables + i, mask=mask, other=0)
-        seed = tl.load(seeds + table, mask=mask, other=0).to(tl.uint64, bitcast=True)[:, None]
+        key_id = load(keys + i, mask)[:, None]
+        table = load(tables + i, mask)
+        seed = load(seeds + table, mask).to(tl.uint64, bitcast=True)[:, None]
         noise = row_noise(seed, key_id, tl.zeros_like(key_id) + step, first_column + column)
         halves = narrow(values, noise, DTYPE, False)
         tl.store(place, halves, mask=inside)
@@ -148,25 +153,21 @@ def _move(
 
 @kernel
 def assign_rows(
-    chunks: tl.tensor, rows: tl.tensor, num_keys: tl.tensor, source: tl.tensor, num_columns: tl.tensor, hyper: tl.tensor, step: tl.tensor,
-    first_column: tl.tensor, dim: tl.tensor, state_start: tl.tensor, OPTIMIZER: tl.constexpr, DTYPE: tl.constexpr,
-    ALIGNED: tl.constexpr, CHUNK_BITS: tl.constexpr, STRIDE: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+    chunks: tensor, rows: tensor, num_keys: tensor, source: tensor, num_columns: tensor, hyper: tensor, step: tensor,
+    first_column: tensor, dim: tensor, state_start: tensor, OPTIMIZER: constexpr, DTYPE: constexpr,
+    ALIGNED: constexpr, CHUNK_BITS: constexpr, STRIDE: constexpr, COLUMNS: constexpr, BLOCK: constexpr,
 ) -> None:  # fmt: skip
     """Sets one segment of rows to columns of ``source``, float32[U, W]; optimizer state stays, and is made to agree."""
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = i < tl.load(num_keys)
-    row = tl.load(rows + i, mask=mask, other=NO_ROW)
-    mask = mask & (row >= 0)
-    column = tl.arange(0, COLUMNS)[None, :]
+    i, row, mask, column = _tile(rows, num_keys, BLOCK, COLUMNS)
     dim = whole_vectors(dim, DTYPE, ALIGNED)
     inside = mask[:, None] & (column < dim)
     place = i.to(tl.int64)[:, None] * num_columns + first_column + column
-    values = tl.load(source + place, mask=inside, other=0.0)
+    values = load(source + place, inside)
     address = record(chunks, row, mask, CHUNK_BITS, STRIDE)
     words = words_at(address)
-    version = tl.load(words + VERSION, mask=mask, other=0)
+    version = load(words + VERSION, mask)
     tl.store(words + VERSION, tl.maximum(version, step), mask=mask)
-    SIZE: tl.constexpr = 4 if DTYPE == FLOAT32 else 2
+    SIZE: constexpr = 4 if DTYPE == FLOAT32 else 2
     start = columns_at(address + 4 * VALUES + first_column * SIZE, column, DTYPE, ALIGNED)
     if DTYPE == FLOAT32:
         tl.store(start, values, mask=inside)

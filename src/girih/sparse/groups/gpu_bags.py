@@ -28,7 +28,7 @@ from girih.kernels.gpu.pool import SHORT_BAG
 from girih.sparse.groups.gpu_batch import GpuBatch, SharedCopy
 from girih.sparse.groups.pack import Group, GroupOutput
 from girih.store.gpu.gpu_memory import reached, to_device
-from girih.store.gpu.record_kernels import Keys
+from girih.store.gpu.record_kernels import DeviceKeys
 
 
 class SideStream:
@@ -114,10 +114,10 @@ class GpuKeys:
         return self.terms, self.pieces
 
     @cached_property
-    def keys(self) -> Keys:
+    def keys(self) -> DeviceKeys:
         """The keys, as a store takes them."""
         unique = self.unique
-        return Keys(unique.keys, unique.tables, unique.counts, unique.num_keys, self.of_tables)
+        return DeviceKeys(unique.keys, unique.tables, unique.counts, unique.num_keys, self.of_tables)
 
 
 class RowAddresses(NamedTuple):

@@ -25,9 +25,7 @@ from girih.sparse.groups.gpu_batch import GpuBatch, SharedCopy
 from girih.sparse.groups.group import Fill
 from girih.sparse.groups.pack import Group
 from girih.store import Store
-from girih.store.gpu.gpu_state import GpuState
-from girih.store.gpu.record_kernels import GroupState
-from girih.store.gpu_tiers.gpu_tiered_state import GpuTieredState
+from girih.store.gpu.group_state import DeviceUpdate, GroupState
 
 _FEW = 4  # ids of a bag, on the average, from which on a look at bags' gradients costs less than sums that are written and read
 
@@ -79,7 +77,7 @@ class GpuGroup:
 
     def __init__(self, group: Group, shards: Sequence[Store], shared_copy: SharedCopy | None = None) -> None:
         self.group = group
-        self._state: GroupState = on_gpu(group, shards)
+        self._state = on_gpu(group, shards)
         self._bags = GpuBags(group, self._state.device, shared_copy)
         self._side = SideStream(self._state.device)
 
@@ -147,9 +145,8 @@ class GpuGroup:
     def apply(self, read: GpuRead, gradients: GpuGradients, step: int, lr_scale: float) -> None:
         """See :class:`~girih.sparse.groups.group.EmbeddingGroup`."""
         keys = read.keys.keys
-        self._state.move(
-            keys, read.rows, gradients.totals, gradients.refused, step, lr_scale, gradients.direct
-        )
+        change = DeviceUpdate(gradients.totals, gradients.refused, step, lr_scale, gradients.direct)
+        self._state.move(keys, read.rows, change)
 
     def inverse(self, read: GpuRead) -> NDArray[np.int32]:
         """See :class:`~girih.sparse.groups.group.EmbeddingGroup`: waits for the GPU."""
@@ -172,14 +169,14 @@ class GpuGroup:
         self._bags.fill(read.outputs, read.keys, rows, batch, examples)
 
 
-def on_gpu(group: Group, shards: Sequence[Store]) -> GpuState | GpuTieredState:
+def on_gpu(group: Group, shards: Sequence[Store]) -> GroupState:
     """The one shard of a group here.
 
     Raises:
         ConfigError: several shards, or a store elsewhere.
     """
     state = shards[0].state if len(shards) == 1 else None
-    if not isinstance(state, GpuState | GpuTieredState):
+    if not isinstance(state, GroupState):
         raise ConfigError(
             f"group {group.spec.name!r}: {len(shards)} shards; expected one, in GPU memory: set store.shards = 1"
         )

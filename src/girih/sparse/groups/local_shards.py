@@ -18,7 +18,7 @@ from girih.checkpoint.storage import Storage
 from girih.publishing.shards import SegmentRows, begin_rows, know_changes
 from girih.sparse.groups.pack import Group
 from girih.sparse.options import StoreOptions
-from girih.store import LiveSnapshot, Push, SnapshotFile, Store, write_rows
+from girih.store import Keys, LiveSnapshot, Push, SnapshotFile, Store, write_rows
 from girih.store.clock import refuse_expired
 from girih.store.spec import shard_of
 from girih.telemetry.stats import LiveNumber
@@ -222,7 +222,7 @@ class LocalShards:
         for store in stores:
             positions = np.flatnonzero(shards == store.shard)
             out = np.empty((len(positions), group.spec.dim), np.float32)
-            store.peek(unique[positions], tables[positions], out)
+            store.peek(Keys(unique[positions], tables[positions]), out)
             values[positions] = out
         return values[inverse]
 

@@ -23,8 +23,7 @@ from girih.kernels.cpu import dedup as kernels
 from girih.kernels.cpu import routing
 from girih.kernels.cpu.arrays import sealed
 from girih.kernels.cpu.update import Terms
-from girih.store import Push, Store
-from girih.store.state import GradientTerms
+from girih.store import Keys, Push, Store, Update
 
 T = TypeVar("T")
 NO_AMOUNTS = np.empty(0, np.int32)
@@ -302,10 +301,11 @@ class Shards:
             if copied(len(self.stores) * len(mine.keys), self.dim):
                 row_addresses = None
                 addresses_in(out, addresses[part])
+            asked = Keys(mine.keys, mine.tables, mine.counts)
             if train:
-                mine.rows = store.lookup(mine.keys, mine.tables, mine.counts, step, out, row_addresses)
+                mine.rows = store.lookup(asked, step, out, row_addresses)
             else:
-                mine.rows = store.peek(mine.keys, mine.tables, out, row_addresses)
+                mine.rows = store.peek(asked, out, row_addresses)
             return mine
 
         read_keys = GroupKeys(run_parts(self.pool, len(self.stores), read_shard, num_ids), inverse, num_ids)
@@ -321,7 +321,7 @@ class Shards:
     def fetch(self, keys: GroupKeys) -> None:
         """Begins to read the rows of the next lookup from tiers below memory; changes no result."""
         for store, mine in zip(self.stores, keys.shards, strict=True):
-            store.fetch(mine.keys, mine.tables)
+            store.fetch(Keys(mine.keys, mine.tables))
 
     def apply(
         self,
@@ -341,12 +341,10 @@ class Shards:
 
         def apply_shard(s: int) -> int:
             part = keys.shards[s]
-            grads: NDArray[np.float32] | GradientTerms = gradients[part.first : part.first + len(part.keys)]
-            if terms_of is not None:
-                grads = GradientTerms(gradients, terms_of(part))
-            return self.stores[s].apply_gradients(
-                part.keys, part.tables, part.rows, grads, step, lr_scale, push
-            )
+            terms = None if terms_of is None else terms_of(part)
+            grads = gradients[part.first : part.first + len(part.keys)] if terms is None else gradients
+            moved = Keys(part.keys, part.tables, rows=part.rows)
+            return self.stores[s].apply_gradients(moved, Update(grads, step, lr_scale, terms, push))
 
         num_ids = keys.num_keys if terms_of is None else len(keys.inverse)
         return sum(run_parts(self.pool, len(keys.shards), apply_shard, num_ids))

@@ -23,7 +23,8 @@ from girih.sparse.groups.pack import Group
 from girih.sparse.routing.gpu_router import Sections
 from girih.store import Store
 from girih.store.gpu.gpu_memory import to_device
-from girih.store.gpu.record_kernels import GroupState, Keys
+from girih.store.gpu.group_state import DeviceUpdate, RowNumbers
+from girih.store.gpu.record_kernels import DeviceKeys
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class GpuServed:
 
     num_sections: int
     unique: Unique
-    keys: Keys
+    keys: DeviceKeys
     terms: BagTerms | None
     pieces: Pieces | None
 
@@ -69,7 +70,7 @@ class GpuReader:
         ids = message[:, :2].clone(memory_format=torch.contiguous_format).view(torch.int64).view(-1)
         dedup = unique(ids, sections.positions_of, sections.tables, num_asked)
         uses = torch.zeros_like(dedup.counts).index_add_(0, dedup.inverse, message[:, 2])
-        keys = Keys(dedup.keys, dedup.tables, uses, dedup.num_keys, sections.most)
+        keys = DeviceKeys(dedup.keys, dedup.tables, uses, dedup.num_keys, sections.most)
         if not train:
             return GpuServed(len(sections.tables), dedup, keys, None, None)
         none = torch.zeros_like(sections.tables)
@@ -80,9 +81,9 @@ class GpuReader:
         """Has rows brought in from tiers below, on the current stream; waits for their keys where there are such tiers."""
         self.state.begin_read(served.keys)
 
-    def read(self, served: GpuServed, step: int, *, train: bool) -> tuple[object, Tensor]:
+    def read(self, served: GpuServed, step: int, *, train: bool) -> tuple[RowNumbers, Tensor]:
         """Reads rows: where they are, as the store has it, and float32[K, W], the row of each key of the message."""
-        state: GroupState = self.state
+        state = self.state
         num_asked, segments = len(served.unique.inverse), state.kernels.segments
         rows, addresses = state.read(served.keys, step) if train else state.peeked(served.keys)
         values = torch.empty((num_asked, segments.num_columns), dtype=torch.float32, device=self._device)
@@ -129,8 +130,7 @@ class GpuReader:
         return torch.where(refused < 0, torch.zeros_like(table), 1 + table)
 
     def apply(
-        self, served: GpuServed, rows: object, totals: Tensor, refused: Tensor, step: int, lr_scale: float
+        self, served: GpuServed, rows: RowNumbers, totals: Tensor, refused: Tensor, step: int, lr_scale: float
     ) -> None:
         """Moves rows, which are where :meth:`read` said, by the sums of gradients."""
-        state: GroupState = self.state
-        state.move(served.keys, rows, totals, refused, step, lr_scale)
+        self.state.move(served.keys, rows, DeviceUpdate(totals, refused, step, lr_scale))

@@ -25,7 +25,7 @@ from girih.sparse.groups.gpu_batch import SharedCopy
 from girih.sparse.groups.group import feature_of
 from girih.sparse.groups.pack import Group
 from girih.store.gpu.gpu_memory import to_device
-from girih.store.gpu.record_kernels import GroupState
+from girih.store.gpu.group_state import GroupState
 
 KEY_WORDS = 3
 """A key takes so many words of a message: two for its id, and one for how often it occurs. Its table follows from its place."""

@@ -23,10 +23,11 @@ from torch import Tensor
 from girih.errors import ConfigError, StorageFullError
 from girih.kernels.cpu import layout as at
 from girih.kernels.gpu import counting, index, jit
-from girih.kernels.gpu.layout import stride_of
+from girih.kernels.gpu.layout import copy_words, stride_of
 from girih.store.gpu.options import Gpu
+from girih.store.memory.shard_memory import READS, TableCounts, counters_of
 from girih.store.rows.record import RowLayout
-from girih.store.spec import Longs
+from girih.store.spec import LAST_STEP, Longs
 
 
 class RecordSave(Protocol):
@@ -89,6 +90,15 @@ class RecordChunks:
             self.chunks[len(self._records)] = chunk.data_ptr()
             self._records.append(chunk)
 
+    def copy(self, rows: Tensor, values: Tensor, *, fills: bool = False, numbered: bool = False) -> None:
+        """See :func:`girih.kernels.gpu.layout.copy_words`; launched on the current stream."""
+        num_words = values.shape[1] - numbered
+        width = jit.columns_of(num_words)
+        jit.launch(
+            copy_words, len(rows), jit.rows_at_once(width), self.chunks, rows, values, len(rows), num_words, FILLS=fills,
+            NUMBERED=int(numbered), CHUNK_BITS=self.chunk_bits, STRIDE=self.stride, WORDS=width,
+        )  # fmt: skip
+
     def upto(self, rows_ever: int) -> Iterator[tuple[int, Tensor]]:
         """(first row, int32[·, V] of the rows of a chunk), of the first ``rows_ever``."""
         for number, chunk in enumerate(self._records):
@@ -112,7 +122,7 @@ def _free_bytes(device: torch.device) -> int:
 _FIRST_SLOTS = 1 << 10
 
 
-class GpuMemory:
+class GpuMemory(TableCounts):
     """Owns a shard's memory.
 
     Attributes:
@@ -252,6 +262,14 @@ class GpuMemory:
         with self.lock:
             yield
 
+    @contextlib.contextmanager
+    def setting(self) -> Iterator[int]:
+        """:meth:`changing` while rows are set; yields the step of that, and counts no reads."""
+        with self.changing():
+            before = self.tables[:, READS]
+            yield min(self.last_step + 1, LAST_STEP)
+            self.tables[:, READS] = before
+
     def check_open(self) -> None:
         """Refuses use after :meth:`close`."""
         if self._closed:
@@ -262,20 +280,10 @@ class GpuMemory:
         """Rows of all tables."""
         return int(self.words[counting.NUM_ROWS])
 
-    def num_rows_of(self, table: int) -> int:
-        """Rows of one table."""
-        return int(self.tables[table, at.TABLE_ROWS])
-
-    def rows_of_tables(self) -> list[int]:
-        """Rows of each table."""
-        rows: list[int] = self.tables[:, at.TABLE_ROWS].tolist()
-        return rows
-
-    def counters(self, table: int | None = None) -> dict[str, int]:
-        """Counts of what happened so far; see :meth:`girih.store.Store.counters`."""
-        chosen = self.tables.cpu().numpy()
-        chosen = chosen if table is None else chosen[table : table + 1]
-        return {name: int(chosen[:, column].sum()) for name, column in at.COUNTERS.items()}
+    def table_counts(self) -> Longs:
+        """See :class:`girih.store.memory.shard_memory.TableCounts`; waits for the GPU."""
+        counts: Longs = self.tables.cpu().numpy()
+        return counts
 
     def counts(self) -> Tensor:
         """int64[16T + 6], a copy of all that is counted on the device, as :meth:`counters_of` takes it; waits for nothing."""
@@ -287,8 +295,11 @@ class GpuMemory:
             counts, np.cumsum([self.tables.numel(), len(self.words)])
         )
         tables = of_tables.reshape(-1, at.TABLE_COLUMNS)
-        counters = {name: int(tables[:, column].sum()) for name, column in at.COUNTERS.items()}
-        return counters | {"rows": int(words[counting.NUM_ROWS]), "peeks": int(peeks), "absent": int(absent)}
+        return counters_of(tables) | {
+            "rows": int(words[counting.NUM_ROWS]),
+            "peeks": int(peeks),
+            "absent": int(absent),
+        }
 
     def held_bytes(self) -> dict[str, dict[str, int]]:
         """Bytes ``used`` and ``reserved`` by part."""

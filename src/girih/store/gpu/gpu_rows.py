@@ -2,7 +2,7 @@
 
 What a call does to rows that others have is decided as by :class:`girih.store.rows.row_table.RowTable`: in the order of its
 keys. Where no table may be full and no row may have expired, nothing here waits for the GPU. What leaves is found in a queue
-(:mod:`girih.store.gpu.eviction`, :mod:`girih.store.gpu.eviction`).
+(:mod:`girih.store.gpu.eviction`).
 
 Shapes: U unique keys, R rows ever made, T tables.
 """
@@ -20,7 +20,7 @@ from girih.kernels.gpu import counting, index, jit, lookup
 from girih.store.clock import Clock
 from girih.store.gpu.eviction import LeastUsed, Oldest
 from girih.store.gpu.gpu_memory import GpuMemory, to_device
-from girih.store.gpu.record_kernels import Keys, RecordKernels
+from girih.store.gpu.record_kernels import DeviceKeys, RecordKernels
 from girih.store.rows.record import RowLayout
 from girih.store.rows.row_table import LFU_SHARE, moments
 from girih.store.spec import Ints, Longs
@@ -59,7 +59,7 @@ class GpuRows:
         self._admits_all = bool((self._rules[:, at.ADMISSION] == at.ADMIT_ALL).all())
         self._most_rows = np.zeros(len(self._rules), np.int64)  # of each table, at most
 
-    def read(self, keys: Keys, step: int, *, forced: bool = False) -> tuple[Tensor, Tensor]:
+    def read(self, keys: DeviceKeys, step: int, *, forced: bool = False) -> tuple[Tensor, Tensor]:
         """Marks rows as used, makes rows for new keys that are admitted, or for all if ``forced``.
 
         Returns:
@@ -107,12 +107,12 @@ class GpuRows:
             raise memory.full()
         return rows, addresses
 
-    def peek(self, keys: Keys) -> tuple[Tensor, Tensor]:
+    def peek(self, keys: DeviceKeys) -> tuple[Tensor, Tensor]:
         """Reads rows for evaluation and changes nothing; see :meth:`read`."""
         rows = self.find(keys)
         return rows, self._kernels.begin(keys, rows, torch.zeros_like(rows))
 
-    def find(self, keys: Keys) -> Tensor:
+    def find(self, keys: DeviceKeys) -> Tensor:
         """Finds the rows of keys: int32[n], -1 for none."""
         return self._find(keys, None, marks=False)[0]
 
@@ -132,7 +132,7 @@ class GpuRows:
             STRIDE=memory.stride, **options,
         )  # fmt: skip
 
-    def _find(self, keys: Keys, moment: Tensor | None, *, marks: bool) -> tuple[Tensor, Tensor]:
+    def _find(self, keys: DeviceKeys, moment: Tensor | None, *, marks: bool) -> tuple[Tensor, Tensor]:
         memory, n = self._memory, len(keys)
         rows = torch.full((n,), at.NO_ROW, dtype=torch.int32, device=memory.device)
         is_new = torch.zeros(n, dtype=torch.int32, device=memory.device)
@@ -143,7 +143,7 @@ class GpuRows:
         )  # fmt: skip
         return rows, is_new
 
-    def _admitted(self, keys: Keys, is_new: Tensor, step: int) -> Tensor:
+    def _admitted(self, keys: DeviceKeys, is_new: Tensor, step: int) -> Tensor:
         memory, block = self._memory, jit.block_of(_KEYS_AT_ONCE, len(keys))
         admitted = torch.zeros_like(is_new)
         asked = keys.ids, keys.tables, keys.counts, keys.num, is_new
@@ -172,7 +172,7 @@ class GpuRows:
         for queue in self._least_used.values():
             queue.forget()
 
-    def _bounded_by_rows(self, keys: Keys, admitted: Tensor, step: int) -> tuple[Tensor, int]:
+    def _bounded_by_rows(self, keys: DeviceKeys, admitted: Tensor, step: int) -> tuple[Tensor, int]:
         """Keeps, of the admitted keys, those that bounded tables have room for; also returns how many rows left for them."""
         memory, most = self._memory, self._rules[:, at.MAX_ROWS]
         if (self._most_rows + keys.most <= most)[self._bounded].all():

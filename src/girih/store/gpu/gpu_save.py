@@ -29,10 +29,10 @@ from torch import Tensor
 from girih.errors import CheckpointError, StorageFullError
 from girih.kernels.cpu import layout as at
 from girih.kernels.cpu import saving, update
-from girih.kernels.gpu import counting, jit, records
+from girih.kernels.gpu import counting
 from girih.kernels.gpu.layout import STAMP
 from girih.store.gpu.gpu_memory import GpuMemory, reached
-from girih.store.state import ShardState
+from girih.store.values import Values
 
 _PIECE_BYTES = 16 << 20
 _PIECES_ASIDE = 8
@@ -61,7 +61,7 @@ class GpuSave:
         StorageFullError: there is not as much GPU memory.
     """
 
-    def __init__(self, memory: GpuMemory, host: ShardState) -> None:
+    def __init__(self, memory: GpuMemory, host: Values) -> None:
         self._memory, self._host = memory, host
         self._device, self._num_words = memory.device, host.layout.num_words
         words = memory.known()
@@ -123,7 +123,7 @@ class GpuSave:
                 return
             self._copy_aside(chosen[start : start + self._most], piece)
 
-    def wait(self) -> ShardState:
+    def wait(self) -> Values:
         """Blocks until all rows are on the host.
 
         Raises:
@@ -151,11 +151,7 @@ class GpuSave:
         arrays.state[[at.ROWS_EVER, at.NUM_ROWS]] = self._rows_ever, num_rows
 
     def _copy_aside(self, rows: Tensor, piece: Tensor) -> None:
-        memory, width = self._memory, jit.columns_of(self._num_words)
-        jit.launch(
-            records.copy_records, len(rows), jit.rows_at_once(width), memory.chunks, rows, piece, len(rows), self._num_words,
-            CHUNK_BITS=memory.chunk_bits, STRIDE=memory.stride, WORDS=width,
-        )  # fmt: skip
+        self._memory.rows.copy(rows, piece[: len(rows)], numbered=True)
         self._asides.put(_Aside(piece, len(rows), reached(self._device)))
 
     def _copy(self) -> None:

@@ -1,7 +1,4 @@
-"""One shard's rows in GPU memory: the verbs of :class:`girih.store.state.ShardState`, for arrays and for tensors.
-
-Arrays of the host are copied over and back, and waited for; so evaluation by hand, loading and tests do. An embedding group on a
-GPU calls :meth:`GpuState.read` and :meth:`GpuState.move` with tensors, and waits for nothing.
+"""One shard's rows in GPU memory.
 
 Saving copies all records to the host while verbs go on (:mod:`girih.store.gpu.gpu_save`), and writes that copy; loading takes
 the other way. So files are the same wherever rows were, and are read by the same code.
@@ -11,8 +8,8 @@ Shapes: U unique keys, W columns of a row, R rows ever made.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,49 +18,48 @@ from torch import Tensor
 from girih.errors import ConfigError
 from girih.kernels.cpu import layout as at
 from girih.kernels.gpu import counting, jit, update
-from girih.kernels.gpu.gradients import FusedInputs
 from girih.kernels.gpu.layout import STAMP
 from girih.store.clock import Clock
 from girih.store.gpu.gpu_memory import GpuMemory, to_device
 from girih.store.gpu.gpu_rows import GpuRows
 from girih.store.gpu.gpu_save import GpuSave
+from girih.store.gpu.group_state import DeviceUpdate, GroupState, RowNumbers
 from girih.store.gpu.options import Gpu
-from girih.store.gpu.record_kernels import Keys, RecordKernels, check_unique
+from girih.store.gpu.record_kernels import DeviceKeys, RecordKernels
 from girih.store.memory.mapping import Heap
-from girih.store.rows.record import RowLayout, hyper_rows, row_layout
-from girih.store.spec import Floats, GroupSpec, Ints, Longs
-from girih.store.state import LAST_STEP, GradientTerms, ShardState, open_state
+from girih.store.rows.record import hyper_rows, row_layout
+from girih.store.snapshot.snapshot import ArrivingSnapshot
+from girih.store.spec import GroupSpec
+from girih.store.state import open_state
+from girih.store.values import Values
 
 
-class GpuState:
-    """The state of one shard in GPU memory; made by :func:`open_gpu_state`.
+class GpuState(GroupState):
+    """The state of one shard in GPU memory; arguments and errors are those of :class:`girih.store.Store`.
 
     Attributes:
-        spec: its tables.
-        layout: how their rows lie, and their rules.
-        memory: the arrays.
-        kernels: those of its records.
-        rows: which keys have rows.
+        rows: the keys that have rows.
     """
 
-    def __init__(self, spec: GroupSpec, layout: RowLayout, options: Gpu, clock: Clock) -> None:
-        self.spec, self.layout, self._clock = spec, layout, clock
-        self.memory = GpuMemory(layout, len(spec.tables), options)
-        self.kernels = RecordKernels(self.memory.rows, layout)
-        self.rows = GpuRows(self.memory, layout, self.kernels, clock)
+    memory: GpuMemory
 
-    @property
-    def device(self) -> torch.device:
-        """The device of rows."""
-        return self.memory.device
+    def __init__(self, spec: GroupSpec, shard: int, num_shards: int, options: Gpu, clock: Clock) -> None:
+        self.spec, self.layout, self._clock = spec, row_layout(spec, shard, num_shards), clock
+        self.memory = GpuMemory(self.layout, len(spec.tables), options)
+        self.kernels = RecordKernels(self.memory.rows, self.layout)
+        self.rows = GpuRows(self.memory, self.layout, self.kernels, clock)
 
-    def read(self, keys: Keys, step: int) -> tuple[Tensor, Tensor]:
+    def read(self, keys: DeviceKeys, step: int) -> tuple[Tensor, Tensor]:
         """Reads rows for training: int32[n], where they are; int64[n], where their columns lie until the next verb."""
         with self.memory.changing(step):
             return self.rows.read(keys, step)
 
-    def peeked(self, keys: Keys) -> tuple[Tensor, Tensor]:
-        """Reads rows for evaluation, and counts which there are not; see :meth:`read`. Waits for nothing."""
+    def look(self, keys: DeviceKeys) -> tuple[Tensor, Tensor]:
+        """Reads rows for evaluation; see :meth:`read`."""
+        return self.rows.peek(keys)
+
+    def peeked(self, keys: DeviceKeys) -> tuple[Tensor, Tensor]:
+        """:meth:`look`, which also counts the keys that have no row. Waits for nothing."""
         rows, addresses = self.rows.peek(keys)
         there = torch.arange(len(rows), device=self.device) < keys.num
         self.memory.peeks += torch.stack([there, there & (rows < 0)]).sum(dim=1)
@@ -74,99 +70,34 @@ class GpuState:
         peeks, absent = self.memory.peeks.tolist()
         return {"peeks": peeks, "absent": absent}
 
-    def begin_read(self, keys: Keys) -> None:
+    def begin_read(self, keys: DeviceKeys) -> None:
         """Begins to bring in the rows of keys; they are here already."""
 
-    def move(
-        self,
-        keys: Keys,
-        rows: Tensor,
-        gradients: Tensor,
-        refused: Tensor,
-        step: int,
-        lr_scale: float,
-        direct: FusedInputs | None = None,
-    ) -> None:
-        """One optimizer step on the row of each key.
-
-        Args:
-            rows: int32[n], hints.
-            gradients: float32[n, W]; direct: see :meth:`RecordKernels.move`.
-            refused: int32[1]: where it is not negative, no row moves.
-        """
-        memory = self.memory
+    def move(self, keys: DeviceKeys, rows: RowNumbers, change: DeviceUpdate) -> None:
+        """One optimizer step on the row of each key."""
+        memory, step = self.memory, change.step
+        hints = rows if isinstance(rows, Tensor) else to_device(rows, self.device)
         with memory.changing(step):
             if memory.is_copied:
                 memory.keep(self.rows.find(keys))
-            moving = torch.full_like(rows, at.NO_ROW)
-            self._launch(
-                update.rows_to_move, len(keys), memory.slots, memory.num_slots, memory.chunks, keys.ids, keys.tables,
-                keys.num, rows, memory.words, refused, step, moving,
+            moving = torch.full_like(hints, at.NO_ROW)
+            jit.launch(
+                update.rows_to_move, len(keys), jit.block_of(256, len(keys)), memory.slots, memory.num_slots, memory.chunks,
+                keys.ids, keys.tables, keys.num, hints, memory.words, change.refused, step, moving,
+                CHUNK_BITS=memory.chunk_bits, STRIDE=memory.stride,
             )  # fmt: skip
             jit.launch(
-                counting.count_moved, len(keys), jit.block_of(1024, len(keys)), keys.tables, moving, refused, keys.num,
+                counting.count_moved, len(keys), jit.block_of(1024, len(keys)), keys.tables, moving, change.refused, keys.num,
                 memory.tables,
             )  # fmt: skip
-            self.kernels.move(keys, moving, gradients, hyper_rows(self.spec, lr_scale, step), step, direct)
+            hyper = hyper_rows(self.spec, change.lr_scale, step)
+            self.kernels.move(keys, moving, change.gradients, hyper, step, change.direct)
 
-    def lookup(
-        self, ids: Longs, tables: Ints, counts: Ints, step: int, out: Floats, addresses: Longs | None = None
-    ) -> Ints:
-        """Reads rows for training; see :meth:`girih.store.Store.lookup`."""
-        self._refuse_addresses(addresses)
-        order, keys = self._keys(ids, tables, counts)
-        rows, places = self.read(keys, step)
-        return self._brought(order, keys, rows, places, out)
-
-    def peek(self, ids: Longs, tables: Ints, out: Floats, addresses: Longs | None = None) -> Ints:
-        """Reads rows for evaluation; see :meth:`girih.store.Store.lookup`."""
-        self._refuse_addresses(addresses)
-        order, keys = self._keys(ids, tables)
-        return self._brought(order, keys, *self.rows.peek(keys), out)
-
-    def apply_gradients(
-        self,
-        ids: Longs,
-        tables: Ints,
-        rows: Ints | None,
-        grads: Floats | GradientTerms,
-        step: int,
-        lr_scale: float,
-    ) -> int:
-        """Moves rows by gradients; see :meth:`girih.store.Store.apply_gradients`."""
-        if isinstance(grads, GradientTerms):
-            raise ConfigError("a store in GPU memory takes sums of gradients; leave terms out")
-        memory, device = self.memory, self.memory.device
-        order, keys = self._keys(ids, tables)
-        on_device = to_device(grads[order], device)
-        there = torch.full((len(ids),), at.NO_ROW, dtype=torch.int32, device=device)
-        if rows is not None:
-            there = to_device(rows[order], device)
-        before = memory.tables[:, at.DROPPED].sum()
-        self.move(keys, there, on_device, there.new_full((1,), -1), step, lr_scale)
-        return int(memory.tables[:, at.DROPPED].sum() - before)
-
-    def assign(self, ids: Longs, tables: Ints, values: Floats) -> Ints:
-        """Sets rows; see :meth:`girih.store.Store.assign`. Returns int32[U]: where they are, -1 where a table is full."""
-        memory = self.memory
-        step = min(memory.last_step + 1, LAST_STEP)
-        order, keys = self._keys(ids, tables)
-        on_device = to_device(values[order], memory.device)
-        with memory.changing():
-            before = memory.tables[:, [at.LOOKUPS, at.HITS, at.FULL]]
-            rows, _ = self.rows.read(keys, step, forced=True)
-            memory.tables[:, [at.LOOKUPS, at.HITS, at.FULL]] = before
-            self.kernels.assign(keys, rows, on_device, step)
-        out = np.empty(len(ids), np.int32)
-        out[order] = rows.cpu().numpy()
-        return out
-
-    def fetch(self, ids: Longs, tables: Ints) -> None:
-        """Begins to bring in the rows of keys; they are here already."""
-
-    def tier_counters(self) -> dict[str, int]:
-        """Counts of what each tier did; empty where there is one."""
-        return {}
+    def set_rows(self, keys: DeviceKeys, values: Tensor, step: int) -> Tensor:
+        """Sets rows, float32[n, W]."""
+        rows, _ = self.rows.read(keys, step, forced=True)
+        self.kernels.assign(keys, rows, values, step)
+        return rows
 
     def at_rest(self) -> GpuSave:
         """The shard as it is now, on its way to the host.
@@ -183,7 +114,15 @@ class GpuState:
             memory.saving = GpuSave(memory, self._on_host())
         return memory.saving
 
-    def replace(self, fill: Callable[[ShardState], None]) -> None:
+    def snapshot(self, directory: str | os.PathLike[str] | None) -> ArrivingSnapshot:
+        """The whole shard as it is now, on its way to the host."""
+        return ArrivingSnapshot(self.at_rest(), directory)
+
+    def held_bytes(self) -> dict[str, dict[str, int]]:
+        """Bytes ``used`` and ``reserved`` by part."""
+        return self.memory.held_bytes()
+
+    def replace(self, fill: Callable[[Values], None]) -> None:
         """Replaces all rows by those that ``fill`` puts into an empty shard on the host."""
         host, memory = self._on_host(), self.memory
         try:
@@ -209,49 +148,6 @@ class GpuState:
         """Lets go of memory."""
         self.memory.close()
 
-    def _on_host(self) -> ShardState:
+    def _on_host(self) -> Values:
         shard, num_shards = (self.layout.description[name] for name in ("shard", "num_shards"))
-        return open_state(self.spec, shard, num_shards, Heap(), self._clock)
-
-    def _launch(self, kernel: object, num_items: int, *arguments: Any) -> None:
-        memory = self.memory
-        jit.launch(
-            kernel,
-            num_items,
-            jit.block_of(256, num_items),
-            *arguments,
-            CHUNK_BITS=memory.chunk_bits,
-            STRIDE=memory.stride,
-        )
-
-    def _keys(self, ids: Longs, tables: Ints, counts: Ints | None = None) -> tuple[Longs, Keys]:
-        """Keys on the device, by tables, and the place of each among the given ones."""
-        device = self.memory.device
-        order = np.argsort(tables, kind="stable")
-        check_unique(ids, tables)
-        if counts is None or not len(counts):
-            counts = np.ones(len(ids), np.int32)
-        gpu_ids, gpu_tables, gpu_counts = (to_device(array[order], device) for array in (ids, tables, counts))
-        num = torch.full((1,), len(ids), dtype=torch.int32, device=device)
-        return order, Keys(
-            gpu_ids, gpu_tables, gpu_counts, num, np.bincount(tables, minlength=len(self.spec.tables))
-        )
-
-    def _brought(self, order: Longs, keys: Keys, rows: Tensor, addresses: Tensor, out: Floats) -> Ints:
-        """Copies columns to ``out``, float32[U, W], and rows, as keys were given."""
-        values = self.kernels.columns(keys, addresses)
-        out[order] = values.cpu().numpy()
-        in_order = np.empty(len(order), np.int32)
-        in_order[order] = rows.cpu().numpy()
-        return in_order
-
-    def _refuse_addresses(self, addresses: Longs | None) -> None:
-        if addresses is not None:
-            raise ConfigError(
-                "addresses: rows are in GPU memory, where the host cannot read them; leave it out"
-            )
-
-
-def open_gpu_state(spec: GroupSpec, shard: int, num_shards: int, options: Gpu, clock: Clock) -> GpuState:
-    """Lays out a shard in GPU memory; arguments and errors are those of :class:`girih.store.Store`."""
-    return GpuState(spec, row_layout(spec, shard, num_shards), options, clock)
+        return open_state(self.spec, shard, num_shards, Heap(), self._clock).values

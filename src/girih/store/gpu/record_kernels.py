@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from girih.errors import ConfigError
 from girih.kernels.cpu import layout as at
 from girih.kernels.gpu import jit, lookup, update
 from girih.kernels.gpu.dedup import BagTerms
@@ -30,20 +29,13 @@ from girih.kernels.gpu.gradients import (
     sum_terms,
 )
 from girih.store.gpu.gpu_memory import RecordChunks, to_device
+from girih.store.keys import Keys
 from girih.store.rows.record import RowLayout
-from girih.store.spec import Ints, Longs
-
-
-class HostKeys(NamedTuple):
-    """Keys on the host: int64[U], int32[U], and how often each occurs, int32[U] or of length 0 for once."""
-
-    ids: Longs
-    tables: Ints
-    counts: Ints
+from girih.store.spec import Longs
 
 
 @dataclass
-class Keys:
+class DeviceKeys:
     """Unique keys on a device; those of one table stand together.
 
     Attributes:
@@ -58,17 +50,11 @@ class Keys:
     counts: Tensor
     num: Tensor
     most: Longs
-    on_host: HostKeys | None = None
+    on_host: Keys | None = None
 
     def __len__(self) -> int:
         """n."""
         return len(self.ids)
-
-
-def check_unique(ids: Longs, tables: Ints) -> None:
-    """Refuses keys of which one is there twice."""
-    if len(np.unique(np.stack([ids, tables]), axis=1).T) < len(ids):
-        raise ConfigError("a key is there twice; rows in GPU memory are asked for by unique keys")
 
 
 @dataclass(frozen=True)
@@ -117,64 +103,15 @@ class DeviceSegments:
         return jit.aligned(first_column * self.value_bytes, dim * self.value_bytes)
 
 
-class GroupState(Protocol):
-    """A shard whose embeddings a group reads in GPU memory."""
-
-    @property
-    def device(self) -> torch.device:
-        """The device of rows."""
-        ...
-
-    @property
-    def kernels(self) -> RecordKernels:
-        """Those of its records."""
-        ...
-
-    def begin_read(self, keys: Keys) -> None:
-        """Begins to bring in the rows of keys, on the current stream; changes no result."""
-        ...
-
-    def read(self, keys: Keys, step: int) -> tuple[object, Tensor]:
-        """Reads rows for training.
-
-        Returns:
-            Where the rows are, as :meth:`move` takes it, and where the columns of each key lie until the next verb, int64[n].
-        """
-        ...
-
-    def peeked(self, keys: Keys) -> tuple[object, Tensor]:
-        """Reads rows for evaluation; see :meth:`read`."""
-        ...
-
-    def move(
-        self,
-        keys: Keys,
-        rows: Any,
-        gradients: Tensor,
-        refused: Tensor,
-        step: int,
-        lr_scale: float,
-        direct: FusedInputs | None = None,
-    ) -> object:
-        """One optimizer step on the row of each key, by ``gradients``, float32[n, W].
-
-        Args:
-            rows: hints.
-            refused: int32[1]: where it is not negative, no row moves.
-            direct: what :meth:`RecordKernels.direct_sums` returned beside the gradients.
-        """
-        ...
-
-
 class RecordKernels:
-    """Launches kernels on records; waits for nothing."""
+    """Launches kernels on records of a ``device``; waits for nothing."""
 
     def __init__(self, records: RecordChunks, row_layout: RowLayout) -> None:
-        self._records, self._device = records, records.device
-        self.segments = DeviceSegments.of(row_layout, self._device)
-        self._first_hyper = to_device(row_layout.first_hyper, self._device)
+        self._records, self.device = records, records.device
+        self.segments = DeviceSegments.of(row_layout, self.device)
+        self._first_hyper = to_device(row_layout.first_hyper, self.device)
 
-    def begin(self, keys: Keys, rows: Tensor, takes: Tensor, *, all_there: bool = False) -> Tensor:
+    def begin(self, keys: DeviceKeys, rows: Tensor, takes: Tensor, *, all_there: bool = False) -> Tensor:
         """Writes the values of records that are new; returns where the columns of all keys lie until the next call, int64[n].
 
         Initial values of keys without a row share memory with the returned tensor, and last as long as it does.
@@ -192,24 +129,22 @@ class RecordKernels:
         memory = torch.empty(
             first_value + (0 if all_there else n * row_bytes // 8),
             dtype=torch.int64,
-            device=self._device,
+            device=self.device,
         )
         # never 0, even without values: Triton would compile the kernel again for 0, an int32
         addresses, scratch = memory[:n], memory.data_ptr() + 8 * first_value
         for number, (first, dim, state, width, optimizer) in enumerate(segments.described):
-            columns = jit.columns_of(dim)
-            jit.launch(
-                lookup.write_initial, n, jit.rows_at_once(columns), self._records.chunks, keys.ids, keys.tables, keys.num,
-                rows, takes, scratch, addresses, segments.seeds, segments.kinds, segments.options, self._first_hyper, number,
-                len(segments.described), first, dim, state, row_bytes, OPTIMIZER=optimizer, STATE_WIDTH=width,
-                DTYPE=segments.dtype, ALIGNED=segments.aligned(first, dim), CHUNK_BITS=self._records.chunk_bits, STRIDE=self._records.stride, COLUMNS=columns,
+            self._launch(
+                lookup.write_initial, keys, dim, keys.ids, keys.tables, keys.num, rows, takes, scratch, addresses, segments.seeds,
+                segments.kinds, segments.options, self._first_hyper, number, len(segments.described), first, dim, state, row_bytes,
+                OPTIMIZER=optimizer, STATE_WIDTH=width, ALIGNED=segments.aligned(first, dim),
             )  # fmt: skip
         return addresses
 
-    def columns(self, keys: Keys, addresses: Tensor) -> Tensor:
+    def columns(self, keys: DeviceKeys, addresses: Tensor) -> Tensor:
         """Columns at addresses, int64[n], as float32[n, W]."""
         segments = self.segments
-        values = torch.empty((len(keys), segments.num_columns), dtype=torch.float32, device=self._device)
+        values = torch.empty((len(keys), segments.num_columns), dtype=torch.float32, device=self.device)
         columns = jit.columns_of(segments.num_columns)
         jit.launch(
             lookup.gather, len(keys), jit.rows_at_once(columns), addresses, keys.num, values, segments.num_columns,
@@ -218,7 +153,7 @@ class RecordKernels:
         return values
 
     def sums(
-        self, keys: Keys, terms: BagTerms, pieces: Pieces, sources: Sequence[Sources]
+        self, keys: DeviceKeys, terms: BagTerms, pieces: Pieces, sources: Sequence[Sources]
     ) -> tuple[Tensor, Tensor]:
         """Sums the gradients of keys.
 
@@ -229,34 +164,30 @@ class RecordKernels:
         Returns:
             float32[n, W], and int32[1]: a key whose gradient is not finite, or -1.
         """
-        totals, nonfinite = self._no_sums(keys)
-        for source, (first, dim, *_) in zip(sources, self.segments.described, strict=True):
-            sums = sum_pieces(source, terms, pieces, keys.num, dim)
-            sum_terms(source, terms, pieces, sums, keys.num, totals, first, dim, nonfinite)
+        totals, nonfinite, _ = self._sums(keys, terms, pieces, sources)
         return totals, nonfinite
 
     def direct_sums(
-        self, keys: Keys, terms: BagTerms, pieces: Pieces, sources: Sequence[Sources], lent: Sequence[Tensor]
+        self,
+        keys: DeviceKeys,
+        terms: BagTerms,
+        pieces: Pieces,
+        sources: Sequence[Sources],
+        lent: Sequence[Tensor],
     ) -> tuple[Tensor, Tensor, FusedInputs]:
         """:meth:`sums`, unless none can overflow: :meth:`move` forms them then, by the third of what is returned.
 
         Args:
             lent: the gradients that sources are of, float32 and contiguous; factors of terms are 1 at most.
         """
-        segments, limit = self.segments.described, safe_limit(len(keys))
-        totals, nonfinite = self._no_sums(keys)
-        largest = torch.zeros_like(nonfinite)
+        limit, largest = safe_limit(len(keys)), torch.zeros(1, dtype=torch.int32, device=self.device)
         find_largest(lent, largest)
-        parts = []
-        for source, (first, dim, *_) in zip(sources, segments, strict=True):
-            sums = sum_pieces(source, terms, pieces, keys.num, dim)
-            sum_terms(source, terms, pieces, sums, keys.num, totals, first, dim, nonfinite, largest, limit)
-            parts.append(sums)
+        totals, nonfinite, parts = self._sums(keys, terms, pieces, sources, largest, limit)
         return totals, nonfinite, FusedInputs(terms, pieces, sources, lent, parts, largest, limit)
 
     def move(
         self,
-        keys: Keys,
+        keys: DeviceKeys,
         moving: Tensor,
         gradients: Tensor,
         hyper: NDArray[np.float64],
@@ -270,9 +201,8 @@ class RecordKernels:
             gradients: float32[n, W]. hyper: float64[S, 8].
             direct: what :meth:`direct_sums` returned beside the gradients.
         """
-        segments, there = self.segments, to_device(hyper, self._device)
+        segments, there = self.segments, to_device(hyper, self.device)
         for number, (first, dim, state, width, optimizer) in enumerate(segments.described):
-            columns = jit.columns_of(dim)
             kernel: Any = update.move_rows
             more: tuple[Any, ...] = ()
             first_state = 4 * state if width > 1 else 0
@@ -288,25 +218,46 @@ class RecordKernels:
                     "POOLED": source.pooled,
                     "WHOLE": source.whole,
                 }
-            jit.launch(
-                kernel, len(keys), jit.rows_at_once(columns), self._records.chunks, moving, keys.ids, keys.tables,
-                keys.num, there[number], segments.table_seeds, step, gradients, segments.num_columns, first, dim, state, *more,
-                OPTIMIZER=optimizer, STATE_WIDTH=width, DTYPE=segments.dtype, **kinds, CHUNK_BITS=self._records.chunk_bits,
-                STRIDE=self._records.stride, COLUMNS=columns,
+            self._launch(
+                kernel, keys, dim, moving, keys.ids, keys.tables, keys.num, there[number], segments.table_seeds, step, gradients,
+                segments.num_columns, first, dim, state, *more, OPTIMIZER=optimizer, STATE_WIDTH=width, **kinds,
             )  # fmt: skip
 
-    def _no_sums(self, keys: Keys) -> tuple[Tensor, Tensor]:
-        """Sums of gradients that are still to be written, float32[n, W], and no key whose own is not finite, int32[1]."""
-        totals = torch.empty((len(keys), self.segments.num_columns), dtype=torch.float32, device=self._device)
-        return totals, torch.full((1,), -1, dtype=torch.int32, device=self._device)
+    def _sums(
+        self,
+        keys: DeviceKeys,
+        terms: BagTerms,
+        pieces: Pieces,
+        sources: Sequence[Sources],
+        largest: Tensor | None = None,
+        limit: int = 0,
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """See :meth:`sums`; also returns the sums of pieces, by segment."""
+        totals = torch.empty((len(keys), self.segments.num_columns), dtype=torch.float32, device=self.device)
+        nonfinite = torch.full((1,), -1, dtype=torch.int32, device=self.device)
+        parts = []
+        for source, (first, dim, *_) in zip(sources, self.segments.described, strict=True):
+            parts.append(sum_pieces(source, terms, pieces, keys.num, dim))
+            sum_terms(
+                source, terms, pieces, parts[-1], keys.num, totals, first, dim, nonfinite, largest, limit
+            )
+        return totals, nonfinite, parts
 
-    def assign(self, keys: Keys, rows: Tensor, values: Tensor, step: int) -> None:
+    def assign(self, keys: DeviceKeys, rows: Tensor, values: Tensor, step: int) -> None:
         """Sets the records of keys, int32[n], to ``values``, float32[n, W]; optimizer state is made to agree."""
         segments = self.segments
         for number, (first, dim, state, _, optimizer) in enumerate(segments.described):
-            columns = jit.columns_of(dim)
-            jit.launch(
-                update.assign_rows, len(keys), jit.rows_at_once(columns), self._records.chunks, rows, keys.num, values,
-                segments.num_columns, self._first_hyper[number], step, first, dim, state, OPTIMIZER=optimizer, DTYPE=segments.dtype,
-                ALIGNED=segments.aligned(first, dim), CHUNK_BITS=self._records.chunk_bits, STRIDE=self._records.stride, COLUMNS=columns,
+            self._launch(
+                update.assign_rows, keys, dim, rows, keys.num, values, segments.num_columns, self._first_hyper[number], step,
+                first, dim, state, OPTIMIZER=optimizer, ALIGNED=segments.aligned(first, dim),
             )  # fmt: skip
+
+    def _launch(
+        self, kernel: object, keys: DeviceKeys, dim: int, *arguments: object, **options: object
+    ) -> None:
+        """Launches a kernel on the records of keys, with tiles for ``dim`` columns."""
+        columns, records = jit.columns_of(dim), self._records
+        jit.launch(
+            kernel, len(keys), jit.rows_at_once(columns), records.chunks, *arguments, **options, DTYPE=self.segments.dtype,
+            CHUNK_BITS=records.chunk_bits, STRIDE=records.stride, COLUMNS=columns,
+        )  # fmt: skip

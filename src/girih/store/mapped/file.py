@@ -27,6 +27,7 @@ from girih.errors import CheckpointError
 from girih.files.sealed import open_file, refusing
 from girih.kernels.cpu import mapped
 from girih.kernels.cpu.arrays import sealed
+from girih.store.keys import Keys
 from girih.store.rows.record import row_layout
 from girih.store.snapshot.tensorfile import Described, TensorFile, any_nan
 from girih.store.spec import Bools, Floats, GroupSpec, Ints, Longs
@@ -208,21 +209,21 @@ class Stack:
         self._described = described(self.files)
         self._layout = row_layout(spec, 0, 1).kernel
 
-    def peek(self, ids: Longs, tables: Ints, out: Floats, addresses: Longs | None = None) -> Ints:
+    def peek(self, keys: Keys, out: Floats, addresses: Longs | None = None) -> Ints:
         """Reads rows, or initial values where there is none; as :meth:`girih.store.Store.peek`, but believes what it is given.
 
         Args:
-            ids, tables: int64[U], int32[U], contiguous: the keys.
+            keys: contiguous arrays.
             out: float32[U, W], written: initial values; without ``addresses`` rows too.
             addresses: int64[U], written: where each key's float32[W] lie, in a file or in ``out``.
 
         Returns:
             int32[U]: the number of the file that has the row; -1 for a key that none knows, -2 for a buried one.
         """
-        size = len(ids)
+        size = len(keys.ids)
         file_of_key = np.empty(size, np.int32)
         mapped.read_stack(
-            self._described, self._layout, ids, tables, np.empty(size, np.uint64), np.empty(self.spec.dim, np.uint16),
+            self._described, self._layout, keys.ids, keys.tables, np.empty(size, np.uint64), np.empty(self.spec.dim, np.uint16),
             addresses is not None, file_of_key, out, np.empty(size, np.int64) if addresses is None else addresses,
         )  # fmt: skip
         return file_of_key

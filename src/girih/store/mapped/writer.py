@@ -13,7 +13,6 @@ import contextlib
 import json
 import mmap
 import os
-import struct
 import zlib
 from collections.abc import Iterable
 from functools import cache
@@ -35,6 +34,7 @@ from girih.store.mapped.file import (
     description_of,
     unknown,
 )
+from girih.store.snapshot.tensorfile import StoredTensor, header_of
 from girih.store.spec import Bools, Floats, GroupSpec, Ints, Longs
 
 _POLYNOMIAL = 0xEDB88320
@@ -265,19 +265,12 @@ class MappedWriter(contextlib.AbstractContextManager["MappedWriter"]):
 
     def _header(self, num_rows: int, num_buried: int) -> bytes:
         """The file's first bytes, of the same length whatever the numbers are."""
-        index_bytes, row_bytes = 16 * self._num_slots, 4 * self.spec.dim * num_rows
-        content = {
-            "__metadata__": {"kind": KIND, "girih": json.dumps(description_of(self.spec, num_buried))},
-            INDEX: {"dtype": "I64", "shape": [self._num_slots, 2], "data_offsets": [0, index_bytes]},
-            ROWS: {
-                "dtype": "F32",
-                "shape": [num_rows, self.spec.dim],
-                "data_offsets": [index_bytes, index_bytes + row_bytes],
-            },
-        }
-        text = json.dumps(content, separators=(",", ":")).encode()
-        length = getattr(self, "_length", None) or -(-(8 + len(text)) // _LINE) * _LINE
-        return struct.pack("<Q", length - 8) + text + b" " * (length - 8 - len(text))
+        tensors = (
+            StoredTensor(INDEX, "I64", (self._num_slots, 2)),
+            StoredTensor(ROWS, "F32", (num_rows, self.spec.dim)),
+        )
+        metadata = {"kind": KIND, "girih": json.dumps(description_of(self.spec, num_buried))}
+        return header_of(tensors, metadata, getattr(self, "_length", _LINE))
 
     def _abandon(self) -> None:
         self._file.close()

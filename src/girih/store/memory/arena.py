@@ -102,6 +102,7 @@ class Arena:
         where: the arena's name, for errors.
         attached: True where it held a shard already; torn: True where its writer died amid a change.
         reserve_rows: rows that the address space has room for.
+        marks: int64[1], :data:`CHANGING` or :data:`REPLACING` while the arrays change.
         state: int64[16], the shard's own words of the header; pushes: those of :class:`girih.store.memory.pushes.Pushes`.
     """
 
@@ -113,6 +114,7 @@ class Arena:
         self._memory, self._descriptor = memory, descriptor
         self._places = shape.regions(reserve_rows)
         self._header: NDArray[np.int64] = np.frombuffer(memory, np.int64, PAGE_BYTES // 8)
+        self.marks = self._header[_WRITING_AT : _WRITING_AT + 1]
         self.state = self._header[_STATE : _STATE + STATE_WORDS]
         self.pushes = self._header[_PUSHES : _PUSHES + 1 + LANE_WORDS * LANES]
 
@@ -165,13 +167,13 @@ class Arena:
         content[start:stop] = 0
 
     @contextlib.contextmanager
-    def writing(self, mark: int) -> Iterator[None]:
-        """Marks the arena while its arrays change: :data:`CHANGING` or :data:`REPLACING`."""
-        self._header[_WRITING_AT] = mark
+    def replacing(self) -> Iterator[None]:
+        """Marks the arena while all that it holds is replaced."""
+        self.marks[0] = REPLACING
         try:
             yield
         finally:
-            self._header[_WRITING_AT] = 0
+            self.marks[0] = 0
 
     def mark_whole(self) -> None:
         """Takes the mark off that its last writer left."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,10 +18,12 @@ from girih.errors import ConfigError, StorageFullError
 from girih.kernels.cpu import index, layout
 from girih.kernels.cpu.layout import Shard
 from girih.kernels.cpu.saving import LINKS
-from girih.store.memory.arena import CHANGING, REPLACING, SLOT_BYTES, Arena, index_slots
+from girih.store.memory.arena import CHANGING, SLOT_BYTES, Arena, index_slots
 from girih.store.memory.pushes import Pushes
-from girih.store.spec import Longs
+from girih.store.spec import LAST_STEP, Longs
 
+READS = [layout.LOOKUPS, layout.HITS, layout.FULL]
+"""Counters of reads for training, which rows that are set leave alone."""
 _FIRST_SLOTS = 1 << 10
 _LEAST_GROWTH_ROWS = 1 << 12
 _CLAIMED_BYTES = 32 << 20
@@ -50,7 +53,35 @@ class Keeper(Protocol):
         """Makes sure that ``num_records``, ``most_records`` at most, can be kept."""
 
 
-class ShardMemory:
+class TableCounts(ABC):
+    """The counts of a shard's memory."""
+
+    @abstractmethod
+    def table_counts(self) -> Longs:
+        """int64[T, 16] on the host; for columns see :mod:`girih.kernels.cpu.layout`."""
+
+    def num_rows_of(self, table: int) -> int:
+        """Rows of one table."""
+        return int(self.table_counts()[table, layout.TABLE_ROWS])
+
+    def rows_of_tables(self) -> list[int]:
+        """Rows of each table."""
+        rows: list[int] = self.table_counts()[:, layout.TABLE_ROWS].tolist()
+        return rows
+
+    def counters(self, table: int | None = None) -> dict[str, int]:
+        """Counts of what happened so far, in one table or in all; see :meth:`Store.counters`."""
+        return counters_of(
+            self.table_counts()[slice(None) if table is None else table].reshape(-1, layout.TABLE_COLUMNS)
+        )
+
+
+def counters_of(counts: Longs) -> dict[str, int]:
+    """The sums of the counters of some tables, int64[·, 16]."""
+    return {name: int(counts[:, column].sum()) for name, column in layout.COUNTERS.items()}
+
+
+class ShardMemory(TableCounts):
     """Owns a shard's memory.
 
     Attributes:
@@ -74,7 +105,7 @@ class ShardMemory:
         self.pushes = Pushes(arena.pushes, state)
         values = arena.array("rows", np.float32, num_words)
         if not arena.attached:
-            with arena.writing(REPLACING):
+            with arena.replacing():
                 state[layout.ROWS_COMMITTED] = 0 if arena.is_claimed_ahead else arena.reserve_rows
                 first_slots = min(_FIRST_SLOTS, index_slots(arena.reserve_rows))
                 arena.claim("index 0", 0, SLOT_BYTES * first_slots)
@@ -102,29 +133,14 @@ class ShardMemory:
         """Rows of all tables."""
         return int(self.arrays.state[layout.NUM_ROWS])
 
-    def num_rows_of(self, table: int) -> int:
-        """Rows of one table."""
-        return int(self.arrays.tables[table, layout.TABLE_ROWS])
-
-    def rows_of_tables(self) -> list[int]:
-        """Rows of each table."""
-        rows: list[int] = self.arrays.tables[:, layout.TABLE_ROWS].tolist()
-        return rows
+    def table_counts(self) -> Longs:
+        """See :class:`TableCounts`."""
+        return self.arrays.tables
 
     @property
     def last_step(self) -> int:
         """The largest step seen; 0 before the first."""
         return int(self.arrays.state[layout.LAST_STEP])
-
-    def counters(self, table: int | None = None) -> dict[str, int]:
-        """Counts of what happened so far, in one table or in all; see :meth:`Store.counters`."""
-        chosen = self.arrays.tables if table is None else self.arrays.tables[table : table + 1]
-        return {name: int(chosen[:, column].sum()) for name, column in layout.COUNTERS.items()}
-
-    def counters_of_tables(self) -> list[dict[str, int]]:
-        """The same of each table."""
-        rows = self.arrays.tables[:, list(layout.COUNTERS.values())].tolist()
-        return [dict(zip(layout.COUNTERS, row, strict=True)) for row in rows]
 
     def check_open(self) -> None:
         """Refuses use after :meth:`close`."""
@@ -134,26 +150,47 @@ class ShardMemory:
     @contextlib.contextmanager
     def changing(self, step: int = 0) -> Iterator[None]:
         """Marks the arena while its arrays change; remembers the step."""
-        if step > self.arrays.state[layout.LAST_STEP]:
-            self.arrays.state[layout.LAST_STEP] = step
+        state, marks = self.arrays.state, self.arena.marks
+        if step > state[layout.LAST_STEP]:
+            state[layout.LAST_STEP] = step
         with self.lock:
-            self.arrays.state[layout.AMID] = 0
-            with self.arena.writing(CHANGING):
+            state[layout.AMID] = 0
+            marks[0] = CHANGING
+            try:
                 yield
+            finally:
+                marks[0] = 0
+
+    @contextlib.contextmanager
+    def setting(self) -> Iterator[int]:
+        """:meth:`changing` while rows are set; yields the step of that, and counts no reads."""
+        step = min(self.last_step + 1, LAST_STEP)
+        with self.changing():
+            before = self.arrays.tables[:, READS]
+            yield step
+            self.arrays.tables[:, READS] = before
 
     @contextlib.contextmanager
     def replacing(self) -> Iterator[None]:
         """Marks the arena while all that it holds is replaced: a repair cannot tell what is still to come."""
-        with self.lock, self.arena.writing(REPLACING):
+        with self.lock, self.arena.replacing():
             yield
 
-    def stretches(self, num_keys: int, records_per_key: int, first: int = 0) -> Iterator[slice]:
+    def stretches(self, num_keys: int, records_per_key: int, first: int = 0) -> Iterable[slice]:
         """All keys from ``first`` on at once; while a save is under way, as many at a time as it has room to keep records of.
 
         To be asked for amid a change only.
         """
-        keeper = self.saving
-        size = max(1, num_keys if keeper is None else keeper.most_records // _STRETCHES // records_per_key)
+        if self.saving is None:
+            return (slice(first, num_keys),) if first < num_keys else ()
+        return self._stretches(
+            num_keys,
+            max(1, self.saving.most_records // _STRETCHES // records_per_key),
+            records_per_key,
+            first,
+        )
+
+    def _stretches(self, num_keys: int, size: int, records_per_key: int, first: int) -> Iterator[slice]:
         for start in range(first, num_keys, size):
             stop = min(start + size, num_keys)
             self.make_room(records_per_key * (stop - start))
@@ -282,9 +319,8 @@ class ShardMemory:
         Raises:
             StorageFullError: there is no more memory.
         """
-        used = (
-            4 * SLOT_BYTES * int(self.arrays.state[layout.INDEX_SLOTS])
-        )  # were it caught as one replaced the other
+        # four times the slots, if it was caught as one index replaced the other
+        used = 4 * SLOT_BYTES * int(self.arrays.state[layout.INDEX_SLOTS])
         for side in map(_side, range(2)):
             self.arena.clear(side, 0, min(used, self.arena.size_bytes(side)))
         num_slots = index_slots(min(max(num_rows + 1, 3 * _FIRST_SLOTS // 4), self.arena.reserve_rows))

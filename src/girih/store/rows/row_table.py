@@ -10,13 +10,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from girih.errors import StorageFullError
 from girih.kernels.cpu import layout, lookup, recency, update
 from girih.store.clock import EPOCH_S, Clock
+from girih.store.keys import Keys
 from girih.store.memory.shard_memory import ShardMemory
 from girih.store.rows.record import RowLayout
 from girih.store.spec import Floats, Ints, Longs
 
-ONCE: Ints = np.zeros(0, np.int32)  # counts of keys that occur once each
 LFU_SHARE = 16
 # What a save must have room to keep: a row and its neighbours; besides, the newest row and one to be taken, or
 # the Bloom cells of a key.
@@ -49,6 +50,19 @@ class ReadTarget(NamedTuple):
     known: Ints | None = None
 
 
+class MadeRows(NamedTuple):
+    """The rows of keys, as :meth:`RowTable.make` found or made them.
+
+    Attributes:
+        rows: int32[U], -1 for none. known: int32[U], those that were there before.
+        full: the error that ended the call; the keys before were served.
+    """
+
+    rows: Ints
+    known: Ints
+    full: StorageFullError | None
+
+
 class RowTable:
     """The rows of a shard's keys; arguments are checked by :class:`Store`.
 
@@ -72,21 +86,10 @@ class RowTable:
         """int64[T]: the step, or the second, by which each table measures age."""
         return moments(self._rules, step, self._clock)
 
-    def read(
-        self,
-        ids: Longs,
-        tables: Ints,
-        counts: Ints,
-        now: Longs,
-        step: int,
-        target: ReadTarget,
-        *,
-        forced: bool = False,
-    ) -> Ints:
+    def read(self, keys: Keys, now: Longs, step: int, target: ReadTarget, *, forced: bool = False) -> Ints:
         """Marks rows as used, makes rows for new keys that are admitted, or for all if ``forced``.
 
         Args:
-            counts: int32[U], or :data:`ONCE`.
             now: int64[T], see :meth:`now`.
 
         Returns:
@@ -96,6 +99,7 @@ class RowTable:
             StorageFullError: no memory for more rows; the keys before were served.
         """
         memory, kernel = self._memory, self._kernel
+        ids, tables, counts, _ = keys
         out, addresses, rows, known = target
         rows = np.empty(len(ids), np.int32) if rows is None else rows
         touched = np.zeros(len(now), np.int64)
@@ -104,7 +108,7 @@ class RowTable:
         in_place = addresses is not None
         if addresses is None:
             addresses = np.empty(len(ids), np.int64)
-        num_rows = memory.num_rows
+        num_rows = int(memory.arrays.state[layout.NUM_ROWS])
         for part in memory.stretches(len(ids), _RECORDS_PER_READ):
             lookup.read_known(
                 memory.arrays, kernel, ids[part], tables[part], counts[part], now, tags, touched, in_place, rows[part],
@@ -113,12 +117,12 @@ class RowTable:
         if known is not None:
             known[:] = rows
         for part in memory.stretches(len(ids), _RECORDS_PER_READ):
-            keys = ids[part], tables[part], counts[part]
+            of_part = ids[part], tables[part], counts[part]
             written = rows[part], out[part], addresses[part]
             start, need = 0, lookup.NEED_ROWS
             while need != lookup.DONE:
                 start, need = lookup.read_new(
-                    memory.arrays, kernel, *keys, now, step, start, forced, touched, stuck, self._first_hyper,
+                    memory.arrays, kernel, *of_part, now, step, start, forced, touched, stuck, self._first_hyper,
                     in_place, *written,
                 )  # fmt: skip
                 if need == lookup.NEED_ROWS:
@@ -126,17 +130,29 @@ class RowTable:
                 elif need == lookup.NEED_INDEX:
                     memory.grow_index()
                 elif need == lookup.NEED_LFU:
-                    table = int(keys[1][start])
+                    table = int(of_part[1][start])
                     wanted = max(1, int(kernel.rules[table, layout.MAX_ROWS]) // LFU_SHARE)
                     stuck[table] = self.evict_least_used(table, step, wanted) == 0
-                    memory.make_room(_RECORDS_PER_READ * (len(keys[0]) - start))
-        if memory.num_rows == num_rows:
+                    memory.make_room(_RECORDS_PER_READ * (len(of_part[0]) - start))
+        if memory.arrays.state[layout.NUM_ROWS] == num_rows:
             memory.grow_on(len(ids))
         memory.give_back()
         return rows
 
-    def peek(self, ids: Longs, tables: Ints, out: Floats, addresses: Longs | None = None) -> Ints:
+    def make(self, keys: Keys, now: Longs, step: int, *, forced: bool = False) -> MadeRows:
+        """:meth:`read` of rows whose values lie elsewhere."""
+        num_keys, full = len(keys.ids), None
+        rows, known = np.full(num_keys, layout.NO_ROW, np.int32), np.zeros(num_keys, np.int32)
+        target = ReadTarget(np.empty((num_keys, 0), np.float32), None, rows, known)
+        try:
+            self.read(keys, now, step, target, forced=forced)
+        except StorageFullError as error:
+            full = error
+        return MadeRows(rows, known, full)
+
+    def peek(self, keys: Keys, out: Floats, addresses: Longs | None = None) -> Ints:
         """Reads rows for evaluation and changes nothing; see :meth:`read`."""
+        ids, tables = keys.ids, keys.tables
         rows = np.empty(len(ids), np.int32)
         tags = self._scratch(len(ids))
         in_place = addresses is not None
@@ -145,14 +161,14 @@ class RowTable:
         lookup.peek(self._memory.arrays, self._kernel, ids, tables, tags, in_place, rows, out, addresses)
         return rows
 
-    def expire(self, now: Longs) -> None:
-        """Removes rows that were not used for long enough."""
-        if not self._any_expire:
-            return
-        for part in self._memory.stretches(_UNBOUNDED, _RECORDS_PER_DROP):
+    def expire(self, step: int) -> Longs:
+        """Removes rows that were not used for long enough; returns the moments by which age is measured, see :meth:`now`."""
+        now = moments(self._rules, step, self._clock)
+        for part in self._memory.stretches(_UNBOUNDED, _RECORDS_PER_DROP) if self._any_expire else ():
             most = part.stop - part.start
             if lookup.expire(self._memory.arrays, self._kernel, now, most) < most:
-                return
+                break
+        return now
 
     def drop(self, rows: Ints) -> int:
         """Removes rows, each named once, none where -1; returns how many there were."""

@@ -17,16 +17,15 @@ from numpy.typing import NDArray
 from girih.kernels.cpu import update
 from girih.store.snapshot.columns import Chunk, Column, value_columns
 from girih.store.snapshot.restore import (
-    ELSEWHERE,
     RowSource,
     add_bloom,
-    last_uses,
+    load_keys,
     order_lists,
     shrink_to_bounds,
     table_numbers,
 )
-from girih.store.spec import Description, Floats, Ints, shard_of
-from girih.store.state import LoadedColumn, ShardState
+from girih.store.spec import Description, Floats, Ints
+from girih.store.values import LoadedColumn, Values
 
 MOMENTS = ("adam",)
 """Optimizers whose state belongs to a number of steps, by which its bias is corrected: it begins anew with them."""
@@ -72,46 +71,39 @@ def fit_of(theirs: Description, ours: Description) -> Fit:
     return Fit(tuple(segments), tuple(states), "" if segments else why_not, why_begins)
 
 
-def inherit(state: ShardState, sources: Sequence[RowSource]) -> None:
+def inherit(values: Values, sources: Sequence[RowSource]) -> None:
     """Replaces all that a shard holds by what fits of sources; see :meth:`girih.store.Store.inherit`.
 
     Lists of tables are ordered by last use. Bloom filters are carried over where the table has its number and size still;
     counters begin at 0.
     """
-    state.clear()
+    values.clear()
     for source in sources:
-        theirs, ours = source.description, state.layout.description
+        theirs, ours = source.description, values.layout.description
         fit = fit_of(theirs, ours)
         if fit.why_not:
             continue
-        numbers = table_numbers(state, source)
+        numbers = table_numbers(values, source)
         for chunk in source.chunks():
-            _load_chunk(state, chunk, numbers, theirs, fit)
-        add_bloom(state, source)
-    order_lists(state, np.ones(len(state.spec.tables), np.bool_))
-    shrink_to_bounds(state)
+            _load_chunk(values, chunk, numbers, theirs, fit)
+        add_bloom(values, source)
+    order_lists(values, np.ones(len(values.spec.tables), np.bool_))
+    shrink_to_bounds(values)
 
 
 def _load_chunk(
-    state: ShardState,
+    values: Values,
     chunk: Chunk,
     numbers: Ints,
     theirs: Description,
     fit: Fit,
 ) -> None:
-    all_tables, ours = numbers[chunk["tables"]], state.layout.description
-    shards = shard_of(np.ascontiguousarray(chunk["ids"]), all_tables, ours["num_shards"])
-    kept = np.flatnonzero((shards == ours["shard"]) & (all_tables != ELSEWHERE))
+    ours = values.layout.description
+    kept, tables, rows = load_keys(values, theirs, chunk, numbers, goes_on=False)
     if not len(kept):
         return
-    ids, tables = chunk["ids"][kept], all_tables[kept]
-    initial = _initial(state, ids, tables) if set(fit.segments) != _names(ours) else None
-    state.memory.grow_rows(len(kept))
-    state.memory.reserve_index(len(kept))
-    last_used = last_uses(state, theirs, chunk, kept, tables, goes_on=False)
-    rows, versions = np.empty(len(kept), np.int32), np.zeros(len(kept), np.int32)
-    arrays, kernel = state.memory.arrays, state.layout.kernel
-    update.load_keys(arrays, kernel, ids, tables, last_used, chunk["counts"][kept], versions, rows)
+    is_whole = set(fit.segments) == {segment["name"] for segment in ours["segments"]}
+    initial = None if is_whole else _initial(values, chunk["ids"][kept], tables)
     weights: list[LoadedColumn] = []
     states: list[LoadedColumn] = []
     first = 0
@@ -126,18 +118,14 @@ def _load_chunk(
                 weights.append((column.first_byte, _narrowed(initial[:, columns], column)))
         elif segment in fit.states:
             states.append((column.first_byte, chunk[column.name][kept]))
-    state.load_values(rows, weights, begins=True, states=states)
+    values.load(rows, weights, begins=True, states=states)
 
 
-def _initial(state: ShardState, ids: NDArray[np.int64], tables: Ints) -> Floats:
+def _initial(values: Values, ids: NDArray[np.int64], tables: Ints) -> Floats:
     """The initial values of keys, float32[K, W]."""
-    out = np.empty((len(ids), state.layout.description["dim"]), np.float32)
-    update.initial_values(state.layout.kernel, ids, tables, out)
+    out = np.empty((len(ids), values.layout.description["dim"]), np.float32)
+    update.initial_values(values.layout.kernel, ids, tables, out)
     return out
-
-
-def _names(description: Description) -> set[str]:
-    return {segment["name"] for segment in description["segments"]}
 
 
 def _narrowed(values: Floats, column: Column) -> NDArray[Any]:

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from girih.errors import CheckpointError, nearest
 from girih.kernels.cpu import layout, update
 from girih.kernels.cpu.arrays import sealed
-from girih.store.rows.record import RowLayout, block_range
+from girih.store.rows.record import block_range
 from girih.store.snapshot.columns import Chunk, counts_seconds, value_columns
-from girih.store.spec import Description, GroupSpec, Ints, Longs, shard_of
-from girih.store.state import ShardState
+from girih.store.spec import Description, Ints, Longs, shard_of
+from girih.store.values import Values
 
 ELSEWHERE = -1
 
@@ -46,7 +46,7 @@ class RowSource(Protocol):
         """A table's Bloom cells of this shard, or None where it has none."""
 
 
-def restore(state: ShardState, sources: Sequence[RowSource], optimizer_state: bool) -> None:
+def restore(values: Values, sources: Sequence[RowSource], optimizer_state: bool) -> None:
     """Replaces all that a shard holds by sources that :func:`check_sources` accepts; see :meth:`Store.restore`.
 
     The list of a table comes out as it was if one whole snapshot gave all of its rows, as when N shards restore
@@ -55,40 +55,31 @@ def restore(state: ShardState, sources: Sequence[RowSource], optimizer_state: bo
     Bloom filters are carried over, summed where shards were joined, unless a table's number or its filter's
     size changed: then they begin anew. Counters go to shard 0 if the number of shards changed.
     """
-    state.clear()
-    num_givers = np.zeros(len(state.spec.tables), np.int64)
+    values.clear()
+    num_givers = np.zeros(len(values.spec.tables), np.int64)
     for source in sources:
-        num_givers += _load_rows(state, source, optimizer_state)
+        num_givers += _load_rows(values, source, optimizer_state)
     for source in _latest(sources).values():
-        add_bloom(state, source)
-    order_lists(state, num_givers > 1)
-    _carry_counters(state, sources)
-    shrink_to_bounds(state)
-
-
-class Shaped(Protocol):
-    """A shard, wherever its rows are."""
-
-    @property
-    def spec(self) -> GroupSpec:
-        """Its tables."""
-
-    @property
-    def layout(self) -> RowLayout:
-        """The layout of its rows, and their rules."""
+        add_bloom(values, source)
+    order_lists(values, num_givers > 1)
+    _carry_counters(values, sources)
+    shrink_to_bounds(values)
 
 
 def check_sources(
-    state: Shaped, sources: Sequence[RowSource], optimizer_state: bool, elsewhere: frozenset[str]
+    ours: Description, sources: Sequence[RowSource], optimizer_state: bool, elsewhere: frozenset[str]
 ) -> None:
     """Refuses sources that are damaged, whose rows do not fit, or that do not cover all tables of the store.
+
+    Args:
+        ours: the description of the store's rows.
 
     Raises:
         CheckpointError: damage, another dtype, dim, segment or optimizer, a table that the store does not have or one that
             no source has; names the tables.
     """
-    known = {table.name for table in state.spec.tables}
-    allowed, seen = known | elsewhere, set[str]()
+    known = [table["name"] for table in ours["tables"]]
+    allowed, seen = {*known, *elsewhere}, set[str]()
     for source in sources:
         names = [table["name"] for table in source.description["tables"]]
         seen.update(names)
@@ -97,13 +88,13 @@ def check_sources(
                 raise CheckpointError(
                     f"{source.where}: table {name!r} is not in this model's group{nearest(name, known)}"
                 )
-        if misfit := _misfit(source.description, state.layout.description, optimizer_state):
+        if misfit := _misfit(source.description, ours, optimizer_state):
             tables = "table" if len(names) == 1 else "tables"
             raise CheckpointError(f"{source.where}: {tables} {', '.join(map(repr, names))}: {misfit}")
-    for table in state.spec.tables:
-        if table.name not in seen:
+    for name in known:
+        if name not in seen:
             wheres = ", ".join(source.where for source in sources) or "no snapshot"
-            raise CheckpointError(f"{wheres}: table {table.name!r} is missing{nearest(table.name, seen)}")
+            raise CheckpointError(f"{wheres}: table {name!r} is missing{nearest(name, seen)}")
     for source in sources:
         source.verify()
 
@@ -134,66 +125,74 @@ def _optimizers(description: Description) -> str:
     )
 
 
-def table_numbers(state: ShardState, source: RowSource) -> Ints:
+def table_numbers(values: Values, source: RowSource) -> Ints:
     """This shard's number of each of the source's tables; :data:`ELSEWHERE` of those that it does not hold."""
-    number = {table.name: position for position, table in enumerate(state.spec.tables)}
+    number = {table.name: position for position, table in enumerate(values.spec.tables)}
     numbers = [number.get(table["name"], ELSEWHERE) for table in source.description["tables"]]
     return np.array(numbers, np.int32)
 
 
-def _load_rows(state: ShardState, source: RowSource, optimizer_state: bool) -> Longs:
+def _load_rows(values: Values, source: RowSource, optimizer_state: bool) -> Longs:
     """Loads the rows of a source that belong to this shard, and links the lists of tables as they were.
 
     Returns:
         int64[T]: of each table, 0 where it gave no row, 1 where it gave some; 2 where their order is not known.
     """
-    description, numbers = source.description, table_numbers(state, source)
+    description, numbers = source.description, table_numbers(values, source)
     linked = description["linked"]
+    columns = value_columns(values.layout.description)
+    loaded = [column for column in columns if optimizer_state or "." not in column.name]
     # By row numbers as they were.
     num_rows = int(description["rows_ever"]) if linked else 0
     newer_of, new_of = (np.full(num_rows, layout.NO_ROW, np.int32) for _ in range(2))
-    gave = np.zeros(len(state.spec.tables), np.int64)
+    gave = np.zeros(len(values.spec.tables), np.int64)
     for chunk in source.chunks():
-        kept, tables, rows = _load_chunk(state, description, chunk, numbers, optimizer_state)
+        kept, tables, rows = load_keys(values, description, chunk, numbers, goes_on=True)
+        if len(kept):
+            values.load(
+                rows, [(c.first_byte, chunk[c.name][kept]) for c in loaded], begins=not optimizer_state
+            )
         gave[tables] = 1 if linked else 2
         if linked:
             newer_of[chunk["rows"]] = chunk["newer"]
             new_of[chunk["rows"][kept]] = rows
     for theirs, ours in enumerate(numbers):
-        if linked and ours != ELSEWHERE and state.layout.listed[ours]:
+        if linked and ours != ELSEWHERE and values.layout.listed[ours]:
             oldest = int(description["oldest"][theirs])
-            update.follow(state.memory.arrays, int(ours), oldest, newer_of, new_of)
+            update.follow(values.memory.arrays, int(ours), oldest, newer_of, new_of)
     return gave
 
 
-def _load_chunk(
-    state: ShardState, description: Description, chunk: Chunk, numbers: Ints, optimizer_state: bool
+def load_keys(
+    values: Values, theirs: Description, chunk: Chunk, numbers: Ints, *, goes_on: bool
 ) -> tuple[Longs, Ints, Ints]:
-    """Takes the rows of this shard; returns the place of each in the chunk, its table and its row."""
-    all_tables, ours = numbers[chunk["tables"]], state.layout.description
+    """Gives rows to the keys of a chunk that belong to this shard, and writes their meta.
+
+    Args:
+        theirs: the description of the source. numbers: see :func:`table_numbers`.
+        goes_on: whether steps go on from those of the source, or count anew.
+
+    Returns:
+        The place of each key in the chunk, int64[K], its table and its row, int32[K].
+    """
+    all_tables, ours = numbers[chunk["tables"]], values.layout.description
     shards = shard_of(np.ascontiguousarray(chunk["ids"]), all_tables, ours["num_shards"])
     kept = np.flatnonzero((shards == ours["shard"]) & (all_tables != ELSEWHERE))
-    ids, tables = chunk["ids"][kept], all_tables[kept]
-    rows = np.empty(len(kept), np.int32)
-    if not len(kept):
-        return kept, tables, rows
-    state.memory.grow_rows(len(kept))
-    state.memory.reserve_index(len(kept))
-    arrays, kernel = state.memory.arrays, state.layout.kernel
-    counts, versions = (chunk[name][kept] for name in ("counts", "versions"))
-    last_used = last_uses(state, description, chunk, kept, tables, goes_on=True)
-    update.load_keys(arrays, kernel, ids, tables, last_used, counts, versions, rows)
-    columns = [
-        (column.first_byte, chunk[column.name][kept])
-        for column in value_columns(state.layout.description)
-        if optimizer_state or "." not in column.name
-    ]
-    state.load_values(rows, columns, begins=not optimizer_state)
+    tables, rows = all_tables[kept], np.empty(len(kept), np.int32)
+    if len(kept):
+        values.memory.grow_rows(len(kept))
+        values.memory.reserve_index(len(kept))
+        counts, versions = (chunk[name][kept] for name in ("counts", "versions"))
+        update.load_keys(
+            values.memory.arrays, values.layout.kernel, chunk["ids"][kept], tables,
+            _last_uses(values, theirs, chunk, kept, tables, goes_on=goes_on), counts,
+            versions if goes_on else np.zeros_like(versions), rows,
+        )  # fmt: skip
     return kept, tables, rows
 
 
-def last_uses(
-    state: ShardState, theirs: Description, chunk: Chunk, kept: Longs, tables: Ints, *, goes_on: bool
+def _last_uses(
+    values: Values, theirs: Description, chunk: Chunk, kept: Longs, tables: Ints, *, goes_on: bool
 ) -> Ints:
     """The last use of rows, int32[K], by the measure of the tables here; now, where tables measured age otherwise.
 
@@ -202,19 +201,19 @@ def last_uses(
     """
     last_step = int(theirs["last_step"])
     in_seconds = np.array([counts_seconds(table) for table in theirs["tables"]])
-    now, counted = state.rows.now(last_step if goes_on else 0)[tables], in_seconds[chunk["tables"][kept]]
-    counts = state.layout.kernel.rules[tables, layout.IN_SECONDS] != 0
+    now, counted = values.rows.now(last_step if goes_on else 0)[tables], in_seconds[chunk["tables"][kept]]
+    counts = values.layout.kernel.rules[tables, layout.IN_SECONDS] != 0
     saved = chunk["last_used"][kept].astype(np.int64)
     before = np.where(counted | goes_on, saved, saved - last_step)
     return np.where(counted == counts, before, now).astype(np.int32)
 
 
-def add_bloom(state: ShardState, source: RowSource) -> None:
+def add_bloom(values: Values, source: RowSource) -> None:
     """Adds a source's Bloom filters to those of tables that have their number and size still."""
     description = source.description
-    for theirs, ours in enumerate(table_numbers(state, source)):
+    for theirs, ours in enumerate(table_numbers(values, source)):
         total, block_cells, first, blocks = (
-            int(state.layout.kernel.bloom[ours, column])
+            int(values.layout.kernel.bloom[ours, column])
             for column in (layout.TOTAL_BLOCKS, layout.BLOCK_CELLS, layout.FIRST_BLOCK, layout.NUM_BLOCKS)
         )
         if theirs != ours or not total:
@@ -225,31 +224,31 @@ def add_bloom(state: ShardState, source: RowSource) -> None:
             continue
         low, high = max(first, their_first), min(first + blocks, their_first + their_blocks)
         if low < high:
-            mine = state.memory.arrays.cells[state.layout.cells_of(ours)]
+            mine = values.memory.arrays.cells[values.layout.cells_of(ours)]
             update.add_cells(
                 mine[(low - first) * block_cells : (high - first) * block_cells],
                 sealed(cells[(low - their_first) * block_cells : (high - their_first) * block_cells]),
             )
 
 
-def order_lists(state: ShardState, tables: NDArray[np.bool_]) -> None:
+def order_lists(values: Values, tables: NDArray[np.bool_]) -> None:
     """Orders the lists of ``tables``, bool[T], by last use, ties as the sources came."""
-    arrays = state.memory.arrays
-    for table in np.flatnonzero(tables & state.layout.listed):
-        rows = state.rows.oldest_first(int(table))
+    arrays = values.memory.arrays
+    for table in np.flatnonzero(tables & values.layout.listed):
+        rows = values.rows.oldest_first(int(table))
         order = np.argsort(arrays.meta[rows, layout.LAST_USED], kind="stable")
         update.relink(arrays, int(table), rows[order])
 
 
-def _carry_counters(state: ShardState, sources: Sequence[RowSource]) -> None:
-    arrays, shard = state.memory.arrays, state.layout.description["shard"]
+def _carry_counters(values: Values, sources: Sequence[RowSource]) -> None:
+    arrays, shard = values.memory.arrays, values.layout.description["shard"]
     arrays.state[layout.LAST_STEP] = max((s.description["last_step"] for s in sources), default=0)
-    latest, num_shards = _latest(sources), state.layout.description["num_shards"]
+    latest, num_shards = _latest(sources), values.layout.description["num_shards"]
     of_shard = [s for place, s in latest.items() if place[:2] == (num_shards, shard)]
     if not of_shard and shard:
         return
     for source in of_shard or latest.values():
-        for ours, counters in zip(table_numbers(state, source), source.description["counters"], strict=True):
+        for ours, counters in zip(table_numbers(values, source), source.description["counters"], strict=True):
             if ours != ELSEWHERE:
                 for name, column in layout.COUNTERS.items():
                     arrays.tables[ours, column] += counters[name]
@@ -264,14 +263,14 @@ def _latest(sources: Sequence[RowSource]) -> dict[tuple[int, int, tuple[str, ...
     }
 
 
-def shrink_to_bounds(state: ShardState) -> None:
+def shrink_to_bounds(values: Values) -> None:
     """Evicts what is above ``max_rows``, which may be lower, or rounded otherwise, than before."""
-    rules = state.layout.kernel.rules
-    for table in np.flatnonzero(state.layout.listed):
-        surplus = state.memory.num_rows_of(int(table)) - int(rules[table, layout.MAX_ROWS])
+    rules = values.layout.kernel.rules
+    for table in np.flatnonzero(values.layout.listed):
+        surplus = values.memory.num_rows_of(int(table)) - int(rules[table, layout.MAX_ROWS])
         if surplus <= 0:
             continue
         if rules[table, layout.EVICTION] == layout.EVICT_LFU:
-            state.rows.evict_least_used(int(table), 1 << 31, surplus)
+            values.rows.evict_least_used(int(table), 1 << 31, surplus)
         else:
-            state.rows.drop(state.rows.oldest_first(int(table))[:surplus])
+            values.rows.drop(values.rows.oldest_first(int(table))[:surplus])

@@ -31,7 +31,7 @@ from girih.kernels.cpu import layout, saving
 from girih.store.snapshot.columns import Chunk, bloom_tensors, columns_of
 from girih.store.snapshot.tensorfile import StoredTensor
 from girih.store.spec import Description, Ints, Longs
-from girih.store.state import ShardState
+from girih.store.values import Values
 
 _MOST_BUFFERS = 16
 
@@ -131,11 +131,11 @@ class Snapshot:
         most_records: what the log has room for.
     """
 
-    def __init__(self, state: ShardState, directory: str | os.PathLike[str] | None = None) -> None:
-        memory, row_layout = state.memory, state.layout
+    def __init__(self, values: Values, directory: str | os.PathLike[str] | None = None) -> None:
+        memory, row_layout = values.memory, values.layout
         words, num_words = memory.arrays.state, memory.arrays.meta.shape[1]
         self.where = "snapshot of a store"
-        self._state, self._memory, self._layout = state, memory, row_layout
+        self._memory, self._layout = memory, row_layout
         self._directory = directory or tempfile.gettempdir()
         self._rows_ever = int(words[layout.ROWS_EVER])
         self.num_rows = memory.num_rows
@@ -149,7 +149,7 @@ class Snapshot:
             **row_layout.description,
             "num_rows": self.num_rows,
             "last_step": memory.last_step,
-            "counters": memory.counters_of_tables(),
+            "counters": [memory.counters(table) for table in range(len(row_layout.description["tables"]))],
             "linked": bool(row_layout.listed.any()),
             "oldest": memory.arrays.tables[:, layout.OLDEST].tolist(),
             "rows_ever": self._rows_ever,
@@ -162,7 +162,7 @@ class Snapshot:
             words[layout.SAVE_ROWS], words[layout.SAVE_PAGES] = self._rows_ever, num_pages
             words[layout.FIRST_PAGE], words[layout.CHUNK_BITS] = chunk * self._row_chunks, self._chunk_bits
             try:
-                state.freeze()
+                self._frozen = values.freeze()
             except BaseException:
                 memory.end_saving()
                 raise
@@ -194,7 +194,7 @@ class Snapshot:
             live = np.flatnonzero(part[:, layout.TABLE] >= 0).astype(np.int32)
             part[:, layout.OLDER] = np.arange(start, start + len(part))
             starts = len(live) * (np.cumsum(places[:, 1]) - places[:, 1])
-            whole, numbers = self._state.whole(part, live)
+            whole, numbers = self._frozen.whole(part, live)
             split(whole.view(unit), numbers, places, starts, out)
             yield {
                 column.name: out[0, first : first + len(live) * width]
@@ -233,7 +233,7 @@ class Snapshot:
         with self._memory.lock:
             if self._memory.saving is self:
                 self._memory.end_saving()
-                self._state.thaw()
+                self._frozen.thaw()
         self._spills.close()
 
     def __enter__(self) -> Snapshot:
@@ -290,7 +290,7 @@ class Snapshot:
 class Arriving(Protocol):
     """A shard as it was at one moment, on its way to the host."""
 
-    def wait(self) -> ShardState:
+    def wait(self) -> Values:
         """Blocks until all of it is there; nothing changes it from then on.
 
         Raises:

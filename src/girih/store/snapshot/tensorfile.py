@@ -17,7 +17,7 @@ import mmap
 import os
 import struct
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import IO, Annotated, Any, Literal, NamedTuple, Protocol
@@ -131,6 +131,19 @@ class StoredTensor(NamedTuple):
         return DTYPES[self.dtype].itemsize * math.prod(self.shape)
 
 
+def header_of(tensors: Iterable[StoredTensor], metadata: Mapping[str, str], multiple: int = 8) -> bytes:
+    """The first bytes of a file with these tensors, one behind the other; their number is a multiple of ``multiple``."""
+    content: dict[str, Any] = {"__metadata__": dict(metadata)}
+    start = 0
+    for name, dtype, shape in tensors:
+        end = start + StoredTensor(name, dtype, shape).num_bytes
+        content[name] = {"dtype": dtype, "shape": shape, "data_offsets": (start, end)}
+        start = end
+    text = json.dumps(content, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % multiple)
+    return struct.pack("<Q", len(text)) + text
+
+
 class TensorWriter:
     """Writes declared tensors, each from front to back, side by side.
 
@@ -151,12 +164,7 @@ class TensorWriter:
         # Widest first, so that every tensor is aligned to its own size.
         tensors = sorted(tensors, key=lambda t: (-DTYPES[t.dtype].itemsize, t.name))
         bounds = list(itertools.accumulate((t.num_bytes for t in tensors), initial=0))
-        content: dict[str, Any] = {"__metadata__": dict(metadata)}
-        for tensor, offsets in zip(tensors, itertools.pairwise(bounds), strict=True):
-            content[tensor.name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": offsets}
-        text = json.dumps(content, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)
-        header = struct.pack("<Q", len(text)) + text
+        header = header_of(tensors, metadata)
         self.num_bytes = len(header) + bounds[-1]
         self._at = {t.name: len(header) + start for t, start in zip(tensors, bounds[:-1], strict=True)}
         self._ends = {t.name: len(header) + end for t, end in zip(tensors, bounds[1:], strict=True)}

@@ -46,27 +46,6 @@ class Owners(Protocol):
         ...
 
 
-class PendingRead:
-    """Records on their way; made by :meth:`ColdFile.begin_read`."""
-
-    def __init__(self, read: Future[None] | None) -> None:
-        self._read = read
-
-    @property
-    def done(self) -> bool:
-        """Whether :meth:`wait` would return at once."""
-        return self._read is None or self._read.done()
-
-    def wait(self) -> None:
-        """Returns when all records are in ``out``.
-
-        Raises:
-            OSError: a block could not be read.
-        """
-        if self._read is not None:
-            self._read.result()
-
-
 class _Victim(NamedTuple):
     segment: int
     memory: Bytes
@@ -163,7 +142,7 @@ class ColdFile:
         self._log.reserve(len(owners), spare=1)  # one is left for collection, by which room is made
         return self._log.append(records, owners)
 
-    def begin_read(self, places: Longs, out: Bytes) -> PendingRead:
+    def begin_read(self, places: Longs, out: Bytes) -> Future[None]:
         """Asks the disk for records, for all at once.
 
         Blocks with several of them are read once, and blocks that follow each other together.
@@ -172,7 +151,10 @@ class ColdFile:
 
         Args:
             places: int64[n], of records that are alive now.
-            out: uint8[n, R], C-contiguous; nobody touches it until :meth:`PendingRead.wait` returned.
+            out: uint8[n, R], C-contiguous; nobody touches it until the read is done.
+
+        Returns:
+            The read; its result raises OSError if a block could not be read.
 
         Raises:
             IndexError: a place that was never given.
@@ -180,14 +162,8 @@ class ColdFile:
         """
         self._log.settle()
         count, counters = len(places), self.counters
-        reads = Reads(
-            np.empty(count, np.int64),
-            np.empty(count, np.int64),
-            np.empty(count + 1, np.int64),
-            np.empty(count, np.int64),
-            np.empty(count, np.int64),
-            out,
-        )
+        offsets, sizes, rows, inside = np.empty((4, count), np.int64)
+        reads = Reads(offsets, sizes, np.empty(count + 1, np.int64), rows, inside, out)
         memory = self._log.segments.memory[: self._log.segments.num_segments]
         num_reads = disk.plan_reads(self._blocks, sealed(places), np.argsort(places), memory, reads)
         if num_reads < 0:
@@ -197,11 +173,13 @@ class ColdFile:
         counters.device_reads += num_reads
         counters.bytes_read += int(reads.sizes[:num_reads].sum())
         if num_reads == 0:
-            return PendingRead(None)
+            done: Future[None] = Future()
+            done.set_result(None)
+            return done
         read = self._reading.submit(self._reader.read, reads, num_reads)
         ticket = self._log.segments.ticket(read.exception)
         read.add_done_callback(lambda _: self._log.segments.give_back(ticket))
-        return PendingRead(read)
+        return read
 
     def free(self, places: Longs) -> None:
         """Gives up records: nobody refers to these int64[n] places any more, each of which is named once."""

@@ -7,12 +7,13 @@ equal keys come summed. Where g² is summed, g beyond ±2⁵⁰ counts as ±2⁵
 
 from __future__ import annotations
 
+import functools
 from typing import Any, cast
 
 import numpy as np
 
 from girih import optim
-from girih.kernels.cpu.arrays import F32, F64
+from girih.kernels.cpu.arrays import F32, F64, sealed
 from girih.kernels.cpu.jit import njit_lean
 from girih.kernels.cpu.optimizers import adagrad, adam, ftrl, rowwise_adagrad, sgd
 
@@ -41,13 +42,14 @@ def state_columns(options: optim.SparseOptimizer, dim: int) -> tuple[tuple[str, 
     return cast(tuple[tuple[str, int], ...], _MODULES[number_of(options)].state_columns(options, dim))
 
 
+@functools.lru_cache(maxsize=64)
 def hyper_row(options: optim.SparseOptimizer, lr_scale: float, step: int) -> F64:
-    """The hyperparameters of one step, for the kernels: float64[8]."""
+    """The hyperparameters of one step, for the kernels: float64[8], kept for all segments that share them."""
     row = np.zeros(HYPER_COLUMNS)
-    numbers = _MODULES[number_of(options)].hyper(options, lr_scale, step)
+    numbers = _MODULES[_NUMBERS[type(options)]].hyper(options, lr_scale, step)
     row[: len(numbers)] = numbers
     row[_FIRST_STATE] = getattr(options, "initial_accumulator_value", 0.0)
-    return row
+    return sealed(row)
 
 
 @njit_lean

@@ -1,0 +1,154 @@
+"""A shard whose embeddings a group reads in GPU memory: verbs for tensors, and by these the verbs for arrays.
+
+Arrays of the host are copied over and back, and waited for; so evaluation by hand, loading and tests do. An embedding group on a
+GPU calls the verbs for tensors, and waits for nothing.
+
+Shapes: U unique keys, n what there is room for, W columns of a row, T tables.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from girih.errors import ConfigError
+from girih.kernels.cpu import layout as at
+from girih.kernels.gpu.gradients import FusedInputs
+from girih.store.gpu.gpu_memory import to_device
+from girih.store.gpu.record_kernels import DeviceKeys, RecordKernels
+from girih.store.keys import Keys, Update
+from girih.store.spec import Floats, Ints, Longs
+from girih.store.state import State
+
+RowNumbers: TypeAlias = Ints | Tensor
+"""Rows of keys, int32[n] or int32[U], on the host or on the device."""
+
+
+class DeviceUpdate(NamedTuple):
+    """One optimizer step on the rows of keys on a device.
+
+    Attributes:
+        gradients: float32[n, W].
+        refused: int32[1]: if it is not negative, no row moves.
+        direct: what :meth:`RecordKernels.direct_sums` returned beside the gradients.
+    """
+
+    gradients: Tensor
+    refused: Tensor
+    step: int
+    lr_scale: float
+    direct: FusedInputs | None = None
+
+
+class GroupState(State):
+    """A shard whose embeddings a group reads in GPU memory.
+
+    Attributes:
+        kernels: those of its records.
+    """
+
+    kernels: RecordKernels
+
+    @property
+    def device(self) -> torch.device:
+        """The device of rows."""
+        return self.kernels.device
+
+    @abstractmethod
+    def begin_read(self, keys: DeviceKeys) -> None:
+        """Begins to bring in the rows of keys, on the current stream; changes no result."""
+
+    @abstractmethod
+    def read(self, keys: DeviceKeys, step: int) -> tuple[RowNumbers, Tensor]:
+        """Reads rows for training.
+
+        Returns:
+            Where the rows are, as :meth:`move` takes it, and where the columns of each key lie until the next verb, int64[n].
+        """
+
+    @abstractmethod
+    def peeked(self, keys: DeviceKeys) -> tuple[RowNumbers, Tensor]:
+        """Reads rows for evaluation, and counts the keys that have none; see :meth:`read`."""
+
+    @abstractmethod
+    def move(self, keys: DeviceKeys, rows: RowNumbers, change: DeviceUpdate) -> None:
+        """One optimizer step on the row of each key; ``rows`` are hints."""
+
+    @abstractmethod
+    def look(self, keys: DeviceKeys) -> tuple[RowNumbers, Tensor]:
+        """:meth:`peeked` without counts."""
+
+    @abstractmethod
+    def set_rows(self, keys: DeviceKeys, values: Tensor, step: int) -> RowNumbers:
+        """Sets rows to ``values``, float32[n, W], and makes them without asking admission."""
+
+    def lookup(self, keys: Keys, step: int, out: Floats, addresses: Longs | None = None) -> Ints:
+        """Reads rows for training."""
+        return self._copy_rows(keys, out, addresses, lambda there: self.read(there, step))
+
+    def peek(self, keys: Keys, out: Floats, addresses: Longs | None = None) -> Ints:
+        """Reads rows for evaluation."""
+        return self._copy_rows(keys, out, addresses, self.look)
+
+    def fetch(self, keys: Keys) -> None:
+        """Begins to bring in the rows of keys."""
+        self.begin_read(self._keys(keys)[1])
+
+    def apply_gradients(self, keys: Keys, change: Update) -> int:
+        """Moves rows by gradients."""
+        if change.terms is not None:
+            raise ConfigError("a store with rows in GPU memory takes sums of gradients; leave terms out")
+        order, there = self._keys(keys)
+        hints = np.full(len(order), at.NO_ROW, np.int32) if keys.rows is None else keys.rows[order]
+        gradients, before = to_device(change.grads[order], self.device), self.memory.counters()["dropped"]
+        refused = torch.full((1,), -1, dtype=torch.int32, device=self.device)
+        self.move(there, hints, DeviceUpdate(gradients, refused, change.step, change.lr_scale))
+        return self.memory.counters()["dropped"] - before
+
+    def assign(self, keys: Keys, values: Floats) -> Ints:
+        """Sets rows."""
+        order, there = self._keys(keys)
+        with self.memory.setting() as step:
+            rows = self.set_rows(there, to_device(values[order], self.device), step)
+        return _in_order(order, rows)
+
+    def _copy_rows(
+        self,
+        keys: Keys,
+        out: Floats,
+        addresses: Longs | None,
+        read: Callable[[DeviceKeys], tuple[RowNumbers, Tensor]],
+    ) -> Ints:
+        """Copies what is read to ``out``, float32[U, W]; returns the rows."""
+        if addresses is not None:
+            raise ConfigError(
+                "addresses: rows are in GPU memory, where the host cannot read them; leave it out"
+            )
+        order, there = self._keys(keys)
+        rows, places = read(there)
+        out[order] = self.kernels.columns(there, places).cpu().numpy()
+        return _in_order(order, rows)
+
+    def _keys(self, keys: Keys) -> tuple[Longs, DeviceKeys]:
+        """Keys on the device, by tables, and the place of each among the given ones."""
+        order = np.argsort(keys.tables, kind="stable")
+        ids, tables = keys.ids[order], keys.tables[order]
+        if len(np.unique(np.stack([ids, tables]), axis=1).T) < len(ids):
+            raise ConfigError("a key is there twice; rows in GPU memory are asked for by unique keys")
+        counts = keys.counts[order] if len(keys.counts) else np.ones(len(ids), np.int32)
+        num = torch.full((1,), len(ids), dtype=torch.int32, device=self.device)
+        on_ids, on_tables, on_counts = (to_device(array, self.device) for array in (ids, tables, counts))
+        most = np.bincount(tables, minlength=len(self.spec.tables))
+        return order, DeviceKeys(on_ids, on_tables, on_counts, num, most, Keys(ids, tables, counts))
+
+
+def _in_order(order: Longs, rows: RowNumbers) -> Ints:
+    """Rows of keys on the device, as the keys came."""
+    in_order = np.empty(len(order), np.int32)
+    in_order[order] = torch.as_tensor(rows).cpu().numpy()
+    return in_order

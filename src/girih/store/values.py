@@ -1,0 +1,191 @@
+"""The values of a shard's rows, and the rows that they belong to.
+
+:class:`Values` lie in the rows themselves. :class:`girih.store.tiers.tiered_values.TieredValues` has them in several tiers. Values that
+lie above others, as those in GPU memory do, ask these for some rows and give them back: ``forget``, ``choose``, ``copy``, ``put``.
+
+Methods are called while the shard's arrays may change (``ShardMemory.changing``), except ``peek`` and ``fetch``.
+
+Shapes: U unique keys, K rows of a chunk, W columns of a row that training sees, V 32-bit words of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from girih.kernels.cpu import device_slots, index, update
+from girih.kernels.cpu.arrays import sealed
+from girih.kernels.cpu.layout import Shard
+from girih.store.keys import Keys, Update
+from girih.store.memory.shard_memory import ShardMemory
+from girih.store.rows.record import RowLayout, hyper_rows
+from girih.store.rows.row_table import ReadTarget, RowTable
+from girih.store.spec import Floats, GroupSpec, Ints, Longs
+
+LoadedColumn: TypeAlias = tuple[int, NDArray[Any]]
+"""A column: the byte of a row at which it begins, and [K, width] of it."""
+
+
+class FrozenValues:
+    """Values as they were when a snapshot began; made by :meth:`Values.freeze`."""
+
+    def whole(self, records: Ints, live: Ints) -> tuple[Ints, Ints]:
+        """Records with their values, int32[·, V], and the places of the live ones in them.
+
+        Args:
+            records: int32[K, ·], as memory had them when the snapshot began. live: those that are wanted.
+        """
+        return records, live
+
+    def thaw(self) -> None:
+        """Called with the lock held when the snapshot ends."""
+
+
+class Values:
+    """Values that lie in the rows themselves.
+
+    Attributes:
+        spec: the tables.
+        layout: the layout of whole rows, and their rules.
+        memory: the arrays, on one arena.
+        rows: the keys that have rows.
+        in_place: whether values lie in ``memory``, where a repair finds them.
+    """
+
+    in_place = True
+
+    def __init__(self, spec: GroupSpec, row_layout: RowLayout, memory: ShardMemory, rows: RowTable) -> None:
+        self.spec, self.layout, self.memory, self.rows = spec, row_layout, memory, rows
+
+    def read(self, keys: Keys, now: Longs, step: int, out: Floats, addresses: Longs | None) -> Ints:
+        """Reads rows for training; see :meth:`Store.lookup` and :meth:`RowTable.read`."""
+        return self.rows.read(keys, now, step, ReadTarget(out, addresses))
+
+    def peek(self, keys: Keys, out: Floats, addresses: Longs | None) -> Ints:
+        """Reads rows for evaluation; see :meth:`Store.peek`."""
+        return self.rows.peek(keys, out, addresses)
+
+    def fetch(self, keys: Keys) -> None:
+        """Begins to bring in the rows of keys; see :meth:`Store.fetch`."""
+
+    def move(self, keys: Keys, change: Update, done: int = 0) -> int:
+        """Moves rows by gradients, those of keys behind the ones that are ``done``; see :meth:`Store.apply_gradients`."""
+        step, terms, kernel, dropped = change.step, change.terms, self.layout.kernel, 0
+        rows = self.find(keys) if keys.rows is None else keys.rows
+        hyper, grads = hyper_rows(self.spec, change.lr_scale, step), sealed(change.grads)
+        for part in self.parts(len(rows), done):
+            some = keys.cut(part)
+            shard, places = self.reach(some, rows[part], step)
+            cut, summed = None, grads[part]
+            if terms is not None:
+                cut, summed = terms._replace(starts=terms.starts[part.start : part.stop + 1]), grads
+            dropped += update.apply_gradients(
+                shard, kernel, some.ids, some.tables, places, summed, hyper, step, cut, part.start
+            )
+        return dropped
+
+    def assign(self, keys: Keys, values: Floats, now: Longs, step: int) -> Ints:
+        """Sets rows; see :meth:`Store.assign`. Returns int32[U]: where they are, -1 where a table is full."""
+        rows = self.make(keys, now, step)
+        for part in self.parts(len(rows)):
+            shard, places = self.reach(keys.cut(part), rows[part], step)
+            update.assign(shard, self.layout.kernel, places, values[part], self.layout.first_hyper, step)
+        return rows
+
+    def find(self, keys: Keys) -> Ints:
+        """The rows of keys, int32[U], -1 for none."""
+        rows = np.empty(len(keys.ids), np.int32)
+        index.find_all(self.memory.arrays, keys.ids, keys.tables, rows)
+        return rows
+
+    def make(self, keys: Keys, now: Longs, step: int) -> Ints:
+        """Finds the rows of keys, or makes them without asking admission."""
+        out = np.empty((len(keys.ids), self.spec.dim), np.float32)
+        return self.rows.read(keys, now, step, ReadTarget(out), forced=True)
+
+    def parts(self, num_keys: int, first: int = 0) -> Iterable[slice]:
+        """The keys of a verb from ``first`` on, as many at a time as are worked on together."""
+        return self.memory.stretches(num_keys, 1, first)
+
+    def reach(self, keys: Keys, rows: Ints, step: int) -> tuple[Shard, Ints]:
+        """The arrays that kernels change at ``step`` for keys of one part, and their places there, int32[U]: hints."""
+        return self.memory.arrays, rows
+
+    def forget(self, known: Ints, rows: Ints) -> None:
+        """Drops the values that earlier keys left under these row numbers; called when keys got rows, where ``known`` is -1."""
+
+    def choose(self, step: int) -> None:
+        """Chooses which values stay in memory, if it is time."""
+
+    def copy(self, rows: Ints, out: Ints, *, reads: bool) -> None:
+        """Copies all of rows, int32[K], except their meta.
+
+        Args:
+            out: int32[K, V - 8], written. reads: whether training reads these rows, for counters.
+        """
+        device_slots.copy_values(self.memory.arrays, rows, out)
+
+    def put(self, rows: Ints, values: Ints) -> None:
+        """Writes all of rows, int32[K], that have keys, except their meta: ``values``, int32[K, V - 8]."""
+        for part in self.memory.stretches(len(rows), 1):
+            device_slots.put_values(self.memory.arrays, rows[part], values[part])
+
+    def load(
+        self,
+        rows: Ints,
+        columns: Sequence[LoadedColumn],
+        *,
+        begins: bool,
+        states: Sequence[LoadedColumn] = (),
+    ) -> None:
+        """Writes the values of rows, int32[K], whose meta was loaded; the optimizer ``begins`` anew or is loaded too.
+
+        Args:
+            states: columns of an optimizer that begins anew which are loaded all the same.
+        """
+        self._fill(self.memory.arrays, rows, columns, states, begins=begins)
+
+    def clear(self) -> None:
+        """Forgets all rows."""
+        self.memory.clear()
+
+    def freeze(self) -> FrozenValues:
+        """Keeps values as they are now for a snapshot; called with the lock held."""
+        return FrozenValues()
+
+    def counters(self) -> dict[str, int]:
+        """Counts of what each tier did; empty if there is one."""
+        return {}
+
+    def tier_bytes(self) -> dict[str, tuple[int, int]]:
+        """Bytes of memory, used and reserved, that tiers take by part; empty if there is one."""
+        return {}
+
+    def close(self) -> None:
+        """Lets go of memory."""
+        self.memory.close()
+
+    def _fill(
+        self,
+        shard: Shard,
+        rows: Ints,
+        columns: Sequence[LoadedColumn],
+        states: Sequence[LoadedColumn],
+        *,
+        begins: bool,
+    ) -> None:
+        _write_columns(shard.values, rows, columns)
+        if begins:
+            update.begin_states(shard, self.layout.kernel, rows, self.layout.first_hyper)
+        _write_columns(shard.values, rows, states)
+
+
+def _write_columns(values: Floats, rows: Ints, columns: Sequence[LoadedColumn]) -> None:
+    """Writes columns to rows of ``values``, float32[·, V]."""
+    for first_byte, column in columns:
+        words = values.view(column.dtype)
+        first = first_byte // column.itemsize
+        words[rows, first : first + column.shape[1]] = column
