@@ -25,18 +25,20 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 from curves import Curve
 from sampler import Sampler
 
 from girih.app.run_config import RunConfig
 from girih.cli.trainer import beginning
 from girih.cluster.cluster import Cluster
-from girih.cluster.roles import HostSpec, RoleName, title
+from girih.cluster.roles import Hosts, HostSpec, RoleName, title
 from girih.comm.registry import find
 from girih.comm.service import answer
 from girih.data import Dataset
 from girih.data.options import SplitName
 from girih.planner import plan as plans
+from girih.processes.pipe import module_command
 from girih.sparse.protocol import NO_TURN, SparseVerb
 from girih.trainer import Trainer
 
@@ -298,6 +300,27 @@ class Meter:
         """All is noted."""
 
 
+def _started(trainers: int, words: Sequence[str], hosts: Hosts) -> Cluster:
+    """The cluster of all trainers, which this process starts and of which it becomes the first one.
+
+    Args:
+        words: arguments of ``girih`` that make one of the others.
+        hosts: where all processes of the run live; this one must be in that of trainer 0 already.
+    """
+    cluster = Cluster(hosts=hosts)
+    cluster._bind = cluster.host(RoleName.TRAINER, 0)
+    torch.set_num_threads(max(1, torch.get_num_threads() // trainers))
+    supervisor = cluster.supervise(trainers, module_command("girih", *words))
+    try:
+        for rank in range(1, trainers):
+            supervisor.start_trainer(rank)
+        cluster._meet(0, trainers, cluster._hello())
+    except BaseException:
+        cluster.close(failed=True)
+        raise
+    return cluster
+
+
 def _run(plan: Plan) -> dict[str, Any]:
     """The first trainer: what ``girih train`` does, with a meter."""
     every = [f"train.max_steps={plan.max_steps}", f"train.log_every_steps={plan.steps}"]
@@ -309,7 +332,7 @@ def _run(plan: Plan) -> dict[str, Any]:
     if plan.held is not None:
         settings = dataclasses.replace(settings, plan=plans.Plan.read(Path(plan.held)))
         words += ["--plan", plan.held]
-    cluster = Cluster.start_trainers(strategy.trainers, words, hosts=plan.hosts)
+    cluster = _started(strategy.trainers, words, plan.hosts)
     try:
         ranks = cluster.ranks
         ranks.broadcast(beginning())  # there is something to train, and nothing to go on with

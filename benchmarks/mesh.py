@@ -52,7 +52,8 @@ class Mesh(Asynchronous):
                 data.addresses[index::size], data.schema, batch_size=data.batch_size // size
             )
             return Loader(
-                own, codec, index, (index,), 1, (worker.address,), address, processes.secret, in_step=False
-            )
+                data=own, codec=codec, index=index, trainers=(index,), num_trainers=1, workers=(worker.address,),
+                address=address, secret=processes.secret, in_step=False,
+            )  # fmt: skip
 
         return self._start(plan, context, RoleName.LOADER, size, loader)

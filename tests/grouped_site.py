@@ -184,12 +184,12 @@ class Site:
             kind(
                 stack,
                 GroupServer(
-                    parts_on(self.cut, index),
-                    index,
-                    recipe_of(whole, self.cut),
-                    num_nets,
-                    "shm://",
-                    SECRET,
+                    parts=parts_on(self.cut, index),
+                    index=index,
+                    recipe=recipe_of(whole, self.cut),
+                    num_nets=num_nets,
+                    address="shm://",
+                    secret=SECRET,
                     averaging=averaging(index),
                     wire=wire,
                     **options,

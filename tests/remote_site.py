@@ -112,13 +112,22 @@ class Site:
         self.servers = tuple(
             stack.enter_context(
                 running(
-                    EmbeddingServer(spec, i, num_servers, together, "shm://", SECRET, num_senders=num_senders)
+                    EmbeddingServer(
+                        spec=spec,
+                        index=i,
+                        num_servers=num_servers,
+                        num_contributors=together,
+                        address="shm://",
+                        secret=SECRET,
+                        num_senders=num_senders,
+                    )
                 )
             )
             for i in range(num_servers)
         )
         self._role = EmbeddingWorker(
-            spec, self.packets, 0, self.servers, spec.store.num_shards([]), "shm://", SECRET,
+            spec=spec, codec=self.packets, index=0, servers=self.servers, shards_each=spec.store.num_shards([]),
+            address="shm://", secret=SECRET,
             prefetch=prefetch, resends=num_senders is not None,
         )  # fmt: skip
         self._registry = LocalRegistry()

@@ -17,22 +17,21 @@ from girih.hierarchical.hogwild import HogwildReplica
 from girih.services.dense_server import DenseServer
 from girih.sparse.halves.remote import RemoteSparse
 from girih.sparse.protocol import SparseVerb
-from girih.telemetry.stats import Stats
 from support.dense_suite import case, dense_spec
 
 SECRET = b"of this run"
 
 
-class Damaged:
+class Damaged(Service):
     """An embedding server that finds damage in what it is to load."""
 
-    def run(self, ready, stop):
-        def load(request):
-            raise CheckpointError("shard-0000: damaged")
+    verbs = SparseVerb
 
-        Service({SparseVerb.LOAD: load}, Stats()).serve(
-            SimpleNamespace(address="shm://", secret=SECRET, incarnation=0), ready, stop
-        )
+    def __init__(self):
+        super().__init__(index=0, address="shm://", secret=SECRET)
+
+    def on_load(self, request):
+        raise CheckpointError("shard-0000: damaged")
 
 
 def listening(role, stop):
@@ -48,7 +47,9 @@ def loaded(rank, registry):
     ranks = TrainerGroup(rank, 2, registry)
     stop, addresses = threading.Event(), None
     if ranks.first:
-        dense_server = DenseServer(0, ranks.size, "easgd", None, "shm://", SECRET)
+        dense_server = DenseServer(
+            index=0, num_replicas=ranks.size, averaging="easgd", rate=None, address="shm://", secret=SECRET
+        )
         addresses = [listening(role, stop) for role in (dense_server, Damaged())]
     at, damaged = ranks.broadcast(addresses)
     dense = HogwildReplica(dense_spec(), ranks, nets=1, servers=[connect(at, secret=SECRET)])

@@ -8,7 +8,6 @@ import time
 
 import pytest
 
-from girih.cluster.launchers.launcher import Resources
 from girih.cluster.launchers.local import LocalLauncher
 from girih.cluster.roles import HostSpec, RoleName, title
 from girih.cluster.supervisor import Supervisor
@@ -172,7 +171,7 @@ def test_an_end_that_is_expected_is_no_failure(told):
 def test_only_the_first_trainer_has_the_terminal_and_each_learns_where_the_run_is(capfd):
     say = "import os; from girih.processes.pipe import Pipe; print(Pipe.inherited().receive(), os.getpgid(0) == os.getpgrp())"
     launcher = LocalLauncher(trainer=[sys.executable, "-c", say], num_trainers=2, hello={"registry": "here"})
-    first, second = (launcher.start(RoleName.TRAINER, index, 0, Resources(None)) for index in (0, 1))
+    first, second = (launcher.start(RoleName.TRAINER, index, 0, None) for index in (0, 1))
     assert [each.wait(TOLD_S) for each in (first, second)] == [0, 0]
     assert capfd.readouterr().out == "{'registry': 'here', 'incarnation': 0} True\n"
     for each in (first, second):

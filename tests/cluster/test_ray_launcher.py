@@ -9,8 +9,7 @@ import pytest
 
 ray = pytest.importorskip("ray", reason="needs pip install girih[cluster]")
 
-from girih.cluster.launchers.launcher import Resources  # noqa: E402
-from girih.cluster.launchers.ray.launcher import RayCluster, RayLauncher  # noqa: E402
+from girih.cluster.launchers.ray.launcher import RayLauncher, join_cluster  # noqa: E402
 from girih.cluster.options import ClusterOptions, RoleResources  # noqa: E402
 from girih.cluster.roles import RoleName  # noqa: E402
 from girih.errors import ConfigError  # noqa: E402
@@ -31,7 +30,7 @@ def _cluster(ray_address, monkeypatch):
 
 def launcher(segments="", cpus=0.5, **options):
     if not ray.is_initialized():
-        RayCluster(os.environ[ADDRESS])
+        join_cluster(os.environ[ADDRESS])
     return RayLauncher(
         LOADERS, {RoleName.LOADER: RoleResources(cpus=cpus)}, hello={"segments": segments}, **options
     )
@@ -67,7 +66,7 @@ def test_a_process_that_cannot_write_where_the_launcher_does_says_on_which_node(
         hello={"segments": ""},
         seen=str(seen),
     )
-    handle = made.start(RoleName.EMBEDDING_SERVER, 0, 0, Resources())
+    handle = made.start(RoleName.EMBEDDING_SERVER, 0, 0, 1)
     assert handle.wait(launcher_suite.TOLD_S) == 2
     assert f"does not see the folder {tmp_path}" in handle.last_words()
     handle.close()
@@ -79,11 +78,11 @@ def test_a_process_whose_placement_group_is_gone_is_not_waited_for():
     made = launcher()
     made.close()
     until = time.monotonic() + 20
-    while made._placement.is_there():
+    while made.has_place():
         assert time.monotonic() < until
         time.sleep(0.1)
     with pytest.raises(Exception, match="loader 1 cannot be started: its placement group is gone"):
-        made.start(RoleName.LOADER, 1, 0, Resources())
+        made.start(RoleName.LOADER, 1, 0, 1)
 
 
 def test_a_message_that_is_sent_twice_is_heard_once():
@@ -117,7 +116,7 @@ def test_a_message_that_is_sent_twice_is_heard_once():
 )
 def test_an_address_that_is_none_is_one_line_at_once(address, message):
     with pytest.raises(ConfigError, match=message):
-        RayCluster(address)
+        join_cluster(address)
 
 
 def test_resources_are_of_roles_that_the_run_has():

@@ -97,11 +97,13 @@ def test_a_crowd_from_one_host_leaves_the_strangers_of_others_alone():
     strangers = server_module.Strangers("tcp://here")
     first = Silent("a")
     for each in (first, Silent("b"), Silent("b"), Silent("c")):
-        strangers.add(each, 1.0)
+        strangers[each] = 1.0
     assert strangers.first_to_leave().origin == "b"
-    strangers.remove(strangers.first_to_leave())
+    del strangers[strangers.first_to_leave()]
     assert strangers.first_to_leave() is first
     assert len(strangers) == 3
+    assert strangers.find_expired(1.0) == []
+    assert strangers.find_expired(1.1) == list(strangers)
 
 
 def test_each_host_that_was_refused_is_told_once_with_what_it_said(caplog):

@@ -10,11 +10,11 @@ from contextlib import suppress
 
 import pytest
 
+from girih.comm import registry as entries
 from girih.comm.registry import (
     Entry,
     LocalRegistry,
     RegistryServer,
-    entries,
     find,
     register,
     resolver,
@@ -138,7 +138,7 @@ def test_strangers_who_prove_nothing_are_dropped_in_time_and_leave_room(server, 
 @pytest.mark.parametrize("asked", [["close"], ["__init__"], ["get"]])
 def test_what_is_not_asked_of_a_registry_fails_and_ends_nothing(remote, asked):
     with pytest.raises(WireError, match="the registry cannot be reached, or failed: "):
-        remote._ask(*asked)
+        remote.ask(*asked)
     remote.set("a", "1")
     assert remote.get("a") == "1"
 
@@ -150,19 +150,14 @@ def test_a_host_that_cannot_be_listened_at_is_told():
 
 def test_nobody_waits_for_a_process_that_is_gone(server, monkeypatch):
     monkeypatch.setattr(server_module, "_SESSION_S", 0.5)
-    before = set(threading.enumerate())  # those of other tests' registries among them
-
-    def waits():
-        return any(thread.name == "girih-registry" for thread in set(threading.enumerate()) - before)
-
     words = (
         "import sys; from girih.comm.registry.remote import RemoteRegistry;"
         "RemoteRegistry(sys.argv[1], b'of this run').wait(['never'], 3600)"
     )
     with subprocess.Popen([sys.executable, "-c", words, server.address]) as waiting:
-        until(waits, 30)
+        until(lambda: server.registry.entries._waits, 30)
         waiting.kill()
-    until(lambda: not waits(), 20)
+    until(lambda: not server.registry.entries._waits, 20)
     server.registry.set("never", "x")
     assert server.registry.get("never") == "x"
 

@@ -26,7 +26,18 @@ def halves():
     """The only trainer of each of two groups; they are made and met by a thread each."""
     with ExitStack() as stack, ThreadPoolExecutor(GROUPS) as pool:
         dense = [
-            InThread(stack, DenseServer(index, GROUPS, "easgd", 0.4, "shm://", SECRET)) for index in range(2)
+            InThread(
+                stack,
+                DenseServer(
+                    index=index,
+                    num_replicas=GROUPS,
+                    averaging="easgd",
+                    rate=0.4,
+                    address="shm://",
+                    secret=SECRET,
+                ),
+            )
+            for index in range(2)
         ]
         barrier = threading.Barrier(GROUPS)
 
@@ -120,7 +131,10 @@ def test_moments_that_trainers_keep_are_averaged_over_them():
 
 def test_rounds_wait_for_a_group_until_all_its_trainers_stand_still():
     with ExitStack() as stack:
-        dense = InThread(stack, DenseServer(0, 2, "ma", None, "shm://", SECRET))
+        dense = InThread(
+            stack,
+            DenseServer(index=0, num_replicas=2, averaging="ma", rate=None, address="shm://", secret=SECRET),
+        )
         averaging = AveragedWith(servers=[dense.address], group=0, place=0, every_steps=1, trainers=2)
         group = stack.enter_context(site(1, kind=InThread, averaging=lambda place: averaging))
         trainers = [group.trainer(averaged=True) for _ in range(2)]

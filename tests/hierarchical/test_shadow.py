@@ -32,7 +32,14 @@ def serve():
         addresses = []
         for index in range(num_servers):
             told = threading.Event()
-            server = DenseServer(index, num_replicas, averaging, rate, "shm://", SECRET)
+            server = DenseServer(
+                index=index,
+                num_replicas=num_replicas,
+                averaging=averaging,
+                rate=rate,
+                address="shm://",
+                secret=SECRET,
+            )
             run = (lambda address, told=told: (addresses.append(address), told.set()), stop)
             threads.append(threading.Thread(target=server.run, args=run))
             threads[-1].start()

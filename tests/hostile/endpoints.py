@@ -1,9 +1,8 @@
 """Every kind of endpoint in this process, with requests that it expects and a way to see whether its state is as it was."""
 
 import hashlib
-import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import SimpleNamespace
@@ -11,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 import torch
 from torch import fx, nn
 
@@ -22,23 +22,22 @@ from girih.comm.rpc.frames import Header, PackedFrame, Status, unpack
 from girih.comm.service import as_integer, as_text
 from girih.data import Batch
 from girih.dense.half import DenseSpec
-from girih.dense.halves.parameter_server import NEWEST, STEP
-from girih.dense.halves.parameter_server import ParameterServer as ParameterServer
+from girih.dense.halves.parameter_server import ParameterServer, ParameterVerb
 from girih.errors import RemoteError
 from girih.hierarchical import averaging as protocol
 from girih.hierarchical import wire
-from girih.hierarchical.averaging import BY_NAME
 from girih.hierarchical.graph import ServerPart
 from girih.hierarchical.optimizer_recipe import OptimizerRecipe
 from girih.hierarchical.wire import pack
 from girih.models import needs_of
-from girih.services import dense_server, embedding_server, embedding_worker, group_server, loader
+from girih.services import embedding_worker, loader
+from girih.services.dense_server import DenseServer
+from girih.services.embedding_server import EmbeddingServer
 from girih.services.embedding_worker import EmbeddingWorker
-from girih.sparse.groups.local_shards import LocalShards
+from girih.services.group_server import GroupServer
 from girih.sparse.options import StoreOptions
 from girih.sparse.protocol import NO_TURN, BatchCodec, SparseVerb
 from girih.sparse.spec import SparseSpec
-from girih.telemetry.stats import Stats
 
 SCHEMA = girih.Schema(
     [girih.Categorical(name="user", dim=4), girih.Categorical(name="item", dim=4), girih.Numeric(name="x")],
@@ -129,45 +128,28 @@ class Counting(dict):
         return super().pop(key, *default)
 
 
-class Impatient(LocalRegistry):
-    """A registry whose waits end at once, however long they ask for."""
-
-    def __init__(self):
-        super().__init__()
-        self._values = Counting()
-
-    def wait(self, keys, timeout_s=0.0, **more):
-        super().wait(keys, min(timeout_s, 0.0), **more)
-
-
 def registry(stack, path):
-    held = Impatient()
+    held = LocalRegistry()
+    held.entries._values = Counting()
     stack.callback(held.close)
     held.set("a", "1")
     samples = [
         Frame(0, (), (as_text(words),))
         for words in (
-            ["set", "a", "2"], ["get", "a"], ["check", ["a", "b"]], ["add", "n", 2], ["wait", ["a"], 0.0],
-            ["compare_set", "a", "2", "1"], ["delete", "a"], ["wait", ["never"], 0.0],
+            ["set", "a", "2"], ["get", "a"], ["check", ["a", "b"]], ["add", "n", 2], ["wait", ["a"]],
+            ["compare_set", "a", "2", "1"], ["delete", "a"], ["wait", ["never"]],
         )
     ]  # fmt: skip
-    others = set(threading.enumerate())  # waits of another test's registry are among them
-
-    def settle():
-        for thread in set(threading.enumerate()) - others:
-            if thread.name == "girih-registry":
-                thread.join(20)
-
-    return Endpoint(remote._RegistryWork(held).on_request, settle, lambda: held._values.num_changes, samples)
+    return Endpoint(
+        remote._RegistryWork(held).on_request, int, lambda: held.entries._values.num_changes, samples
+    )
 
 
 def server(stack, path, num_contributors=2):
-    shards = LocalShards(SPEC.groups(), SPEC.store, place=0, num_places=1, segment=None)
-    writing = stack.enter_context(ThreadPoolExecutor(1))
-    sending = stack.enter_context(ThreadPoolExecutor(1))
-    work = embedding_server._EmbeddingServerWork(shards, num_contributors, None, writing, sending, Stats())
-    stack.callback(shards.close)
-    stack.callback(work._pool.shutdown)
+    work = EmbeddingServer(
+        spec=SPEC, index=0, num_servers=1, num_contributors=num_contributors, address="shm://", secret=b""
+    )
+    work.open(stack)
     keys, counts, lengths = np.arange(6), np.ones(6, np.int32), np.array([3, 3])
     gradients = np.full((6, WIDTH), 0.5, np.float32)
     samples = [
@@ -188,18 +170,27 @@ def server(stack, path, num_contributors=2):
             _, values = reader.read(keys, counts, lengths[None, :], 0, train=False)
             found.append(digest(values))
         done = {trainer: done.count for trainer, done in work._done.items() if done.count}
-        lasting = found, shards.rows(), done, work._num_updates
-        parts = {turn: sorted(parts) for turn, parts in work._parts.items() if parts}
+        lasting = found, work._shards.rows(), done, work._num_updates
+        parts = {turn: sorted(parts.waiting) for turn, parts in work._turns.items() if parts.waiting}
         return lasting, sorted(work._reads), parts
 
-    settle = partial(settled, work._pool, writing)
+    settle = partial(settled, work._pool, work._writing)
     return Endpoint(work.handle, settle, state, samples, lasting=lambda state: state[0])
 
 
-class Calls:
+@contextmanager
+def calling(service, client):
+    """Has a service that is opened meanwhile call a client of this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(service, "connect_all", lambda *names, **options: [client])
+        yield
+
+
+class Calls(ExitStack):
     """A client of an endpoint of this process."""
 
     def __init__(self, endpoint):
+        super().__init__()
         self._endpoint = endpoint
 
     def call(self, kind, fields=(), arrays=()):
@@ -216,9 +207,11 @@ class Calls:
 
 def worker(stack, path):
     servers = server(stack, path, 1)
-    role = EmbeddingWorker(SPEC, CODEC, 0, ("shm://",), 1, "shm://", b"", prefetch=True)
-    work = embedding_worker._EmbeddingWorkerWork(role, [Calls(servers)])
-    stack.callback(work._pool.shutdown)
+    work = EmbeddingWorker(
+        spec=SPEC, codec=CODEC, index=0, servers=("shm://",), shards_each=1, address="shm://", secret=b"", prefetch=True
+    )  # fmt: skip
+    with calling(embedding_worker, Calls(servers)):
+        work.open(stack)
     batch = Batch(
         ids=np.array([1, 2, 3, 4, 5, 6]),
         offsets=np.arange(7, dtype=np.int32),
@@ -259,11 +252,11 @@ def a_loader(stack, path):
         reply.finish(Frame(kind, (1,)))
         return reply
 
-    keeping = SimpleNamespace(call=call, close=lambda: None)
-    role = loader.Loader(data, CODEC, 0, (0, 1), 2, ("shm://",), "shm://", b"")
-    work = loader._LoaderWork(role, [keeping])
-    stack.callback(work._pool.shutdown)
-    stack.callback(work.end)
+    work = loader.Loader(
+        data=data, codec=CODEC, index=0, trainers=(0, 1), num_trainers=2, workers=("shm://",), address="shm://", secret=b""
+    )  # fmt: skip
+    with calling(loader, nullcontext(SimpleNamespace(call=call))):
+        work.open(stack)
     begin = as_text({"epoch": 0, "position": None})
     samples = [
         Frame(SparseVerb.BEGIN, (1, 0), (begin,)), Frame(SparseVerb.NEXT, (1, 0, 0)), Frame(SparseVerb.NEXT, (1, 1, 0)),
@@ -274,8 +267,8 @@ def a_loader(stack, path):
 
 
 def averaging(stack, path):
-    work = dense_server._DenseServerWork(partial(BY_NAME["easgd"], 2, None), 2, Stats())
-    stack.callback(work._pool.shutdown)
+    work = DenseServer(index=0, num_replicas=2, averaging="easgd", rate=None, address="shm://", secret=b"")
+    work.open(stack)
     own, beside = np.ones(5, np.float32), np.zeros(2, np.float32)
     of = protocol.DenseVerb
     samples = [Frame(of.BEGIN, (0,), (own,))]
@@ -286,7 +279,12 @@ def averaging(stack, path):
 
     def state():
         return {
-            number: (sorted(v.waiting), sorted(v.left), sorted(v.met), _numbers_of(v.algorithm))
+            number: (
+                sorted(v.round.waiting),
+                sorted(v.round.absent),
+                sorted(v.meeting.waiting),
+                _numbers_of(v.algorithm),
+            )
             for number, v in work._vectors.items()
         }
 
@@ -307,15 +305,12 @@ def group(stack, path):
     whole.net = net
     part = ServerPart("net", 0, fx.GraphModule(whole, graph), 1, 1)
     recipe = OptimizerRecipe.of(torch.optim.SGD(whole.parameters(), lr=0.1, momentum=0.5), whole)
-    role = group_server.GroupServer(
-        parts=[part], index=0, recipe=recipe, num_nets=1, address="shm://", secret=b""
-    )
-    pool = stack.enter_context(ThreadPoolExecutor(1))
-    work = group_server._GroupServerWork(role, pool)
-    stack.callback(work.close)
+    work = GroupServer(parts=[part], index=0, recipe=recipe, num_nets=1, address="shm://", secret=b"")
+    work.open(stack)
+    work._pool = stack.enter_context(ThreadPoolExecutor(1))
     x, gradient = pack([torch.ones(2, 3)], _take), pack([torch.ones(2, 2)], _take)
     of = wire.GroupVerb
-    entries = work._live.entries(with_optimizer=False)
+    entries = work._live_parts.entries(with_optimizer=False)
     told = as_text([(name, key, True, None) for name, key, _ in entries])
     saved = told, *pack([value for *_, value in entries], _take)
     needs, options = np.ones(1, np.int8), as_text(([{"lr": 0.1, "momentum": 0.5}], 1.0))
@@ -327,7 +322,7 @@ def group(stack, path):
     ]  # fmt: skip
 
     def state():
-        entries = work._live.entries(with_optimizer=True)
+        entries = work._live_parts.entries(with_optimizer=True)
         told = [
             (name, key, digest(v.numpy()) if isinstance(v, torch.Tensor) else v) for name, key, v in entries
         ]
@@ -337,7 +332,7 @@ def group(stack, path):
         }
         return told, batches, work._batches._num_begun, work._batches._num_done
 
-    return Endpoint(work.handle, partial(settled, pool), state, samples)
+    return Endpoint(work.handle, partial(settled, work._pool), state, samples)
 
 
 def _gradients_of(named):
@@ -349,16 +344,17 @@ def parameters(stack, path):
     module = nn.Linear(3, 2)
     spec = DenseSpec(module=module, optimizer=lambda given: torch.optim.SGD(given, lr=0.1))
     held = ParameterServer(spec)
+    held.open(stack)
     samples = [
-        Frame(NEWEST),
-        Frame(STEP, (0,), (np.ones(8, np.float32), np.ones(2, np.uint8))),
-        Frame(STEP, (1,), (np.ones(8, np.float32), np.array([1, 0], np.uint8))),
+        Frame(ParameterVerb.NEWEST),
+        Frame(ParameterVerb.STEP, (0,), (np.ones(8, np.float32), np.ones(2, np.uint8))),
+        Frame(ParameterVerb.STEP, (1,), (np.ones(8, np.float32), np.array([1, 0], np.uint8))),
     ]
 
     def state():
         return digest(held.newest()[0].numpy()), held.version, held.staleness_max
 
-    return Endpoint(held.answer, int, state, samples)
+    return Endpoint(held.handle, partial(settled, held._pool), state, samples)
 
 
 KINDS = {

@@ -1,8 +1,8 @@
 """Memory of a run's roles, by hand, and what is refused before it starts."""
 
 import tracemalloc
+from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,9 +15,8 @@ from girih.hierarchical.averaging import BY_NAME as BY_ALGORITHM
 from girih.planner import memory
 from girih.planner.facts import TableFacts
 from girih.planner.memory import Copies
-from girih.services.dense_server import _DenseServerWork
+from girih.services.dense_server import DenseServer
 from girih.strategies import BY_NAME
-from girih.telemetry.stats import Stats
 
 TABLES = (TableFacts(name="a", row_bytes=50, max_rows=1000), TableFacts(name="b", row_bytes=70))
 SIZE = 40_000
@@ -62,13 +61,17 @@ def test_group_servers_have_a_gradient_for_each_net_of_each_trainer():
 def test_dense_servers_take_no_more_than_is_accounted(averaging):
     """A round of three replicas and a meeting, by the memory that numpy takes."""
     replicas, numbers = 3, 100_000
-    stats, answered = Stats(), []
-    work = _DenseServerWork(partial(BY_ALGORITHM[averaging], replicas, None), replicas, stats)
+    answered = []
+    work = DenseServer(
+        index=0, num_replicas=replicas, averaging=averaging, rate=None, address="shm://", secret=b""
+    )
+    stack = ExitStack()
+    work.open(stack)
     tracemalloc.start()
     try:
-        work._begin_vector(asked((0,), np.zeros(numbers, np.float32)))
+        work.on_begin(asked((0,), np.zeros(numbers, np.float32)))
         kept = tracemalloc.get_traced_memory()[0] / (4 * numbers)
-        for verb, more in ((work._take_part, ()), (work._meet_replicas, (np.zeros(0, np.float32),))):
+        for verb, more in ((work.on_average, ()), (work.on_meet, (np.zeros(0, np.float32),))):
             for each in range(replicas):
                 request = asked((each, 0), np.ones(numbers, np.float32), *more)
                 request.reply = lambda *given: answered.append(len(given))
@@ -77,6 +80,7 @@ def test_dense_servers_take_no_more_than_is_accounted(averaging):
         most = tracemalloc.get_traced_memory()[1] / (4 * numbers)
     finally:
         tracemalloc.stop()
+        stack.close()
     assert len(answered) == 2 * replicas
     assert kept == pytest.approx(memory.KEPT[averaging], abs=0.1)
     counted = memory.KEPT[averaging] + memory.ROUND[averaging] * replicas

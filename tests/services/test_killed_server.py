@@ -11,7 +11,6 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 
-from girih.cluster.launchers.launcher import Resources
 from girih.cluster.launchers.local import LocalLauncher
 from girih.cluster.roles import RoleName
 from girih.comm.service import answer, as_integer, connect
@@ -31,7 +30,9 @@ class Killed:
     def __init__(self, stack):
         spec, segment = spec_of(dim=16, shards=2), new_prefix()
         stack.callback(remove_segments, segment)
-        self._role = EmbeddingServer(spec, 0, 1, 1, "shm://", SECRET, segment, num_senders=1)
+        self._role = EmbeddingServer(
+            spec=spec, index=0, num_servers=1, num_contributors=1, address="shm://", secret=SECRET, segment=segment, num_senders=1,
+        )  # fmt: skip
         self._launcher, self.life, self.handle = LocalLauncher(), -1, None
         self.begin()
         stack.callback(self.end)
@@ -46,7 +47,7 @@ class Killed:
     def begin(self):
         """Starts the next life; gives the line on what it found."""
         self.life += 1
-        self.handle = self._launcher.start(RoleName.EMBEDDING_SERVER, 0, self.life, Resources())
+        self.handle = self._launcher.start(RoleName.EMBEDDING_SERVER, 0, self.life, 1)
         self.handle.begin(pickle.dumps(self._role))
         assert self.handle.wait_for_address(60), self.handle.last_words()
         return self.handle.recovery_note

@@ -69,14 +69,14 @@ class Site:
         hosts = tuple(worker.server.address for worker in self.workers)
         served = tuple(range(num_trainers)) if trainers is None else trainers
         loader = Loader(
-            self.data,
-            codec,
-            0,
-            served,
-            num_trainers,
-            hosts,
-            "shm://",
-            SECRET,
+            data=self.data,
+            codec=codec,
+            index=0,
+            trainers=served,
+            num_trainers=num_trainers,
+            workers=hosts,
+            address="shm://",
+            secret=SECRET,
             in_step=in_step,
             incarnation=life,
         )

@@ -19,7 +19,10 @@ class Asker:
 
     def __init__(self, stack, *, together=1, num_senders=1):
         spec = spec_of()
-        role = EmbeddingServer(spec, 0, 1, together, "shm://", SECRET, new_prefix(), num_senders=num_senders)
+        role = EmbeddingServer(
+            spec=spec, index=0, num_servers=1, num_contributors=together, address="shm://", secret=SECRET,
+            segment=new_prefix(), num_senders=num_senders,
+        )  # fmt: skip
         self._client = connect(stack.enter_context(running(role)), secret=SECRET)
         stack.callback(self._client.close)
         (group,) = spec.groups()

@@ -56,26 +56,21 @@ def in_flight(staging, push=pushed, drop=lambda pulled, step: pulled.discard(), 
         for _, pulled in ahead:
             pulled.discard(refused=False)
         trainer.sync()
-        made = (
-            [lane.buffers.num_made for lane in (trainer.staging.to, trainer.staging.back)] if staging else []
-        )
-        return here.peek(batch_of(range(30), range(30))), found, made
+        return here.peek(batch_of(range(30), range(30))), found
 
 
 @pytest.mark.parametrize("half", [False, True])
 def test_several_batches_in_flight_are_those_without_staging(half):
     packets = {"float16_embeddings": half, "float16_gradients": half}
-    plain, staleness, _ = in_flight(None, **packets)
-    found, same, made = in_flight(staged, **packets)
+    plain, staleness = in_flight(None, **packets)
+    found, same = in_flight(staged, **packets)
     np.testing.assert_array_equal(found, plain)
     assert same == staleness
-    assert made[0] <= 2  # a small one, and what it grew to
-    assert made[1] <= 2
 
 
 def test_what_a_device_decides_is_what_a_host_does():
-    plain, staleness, _ = in_flight(None)
-    found, same, _ = in_flight(staged, pushed_late, dropped_late)
+    plain, staleness = in_flight(None)
+    found, same = in_flight(staged, pushed_late, dropped_late)
     np.testing.assert_array_equal(found, plain)
     assert same == staleness
 

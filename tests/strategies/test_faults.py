@@ -157,7 +157,7 @@ def test_persia_defect_9_no_process_answers_without_the_secret_of_the_run(direct
 
 
 SEEDS = int(os.environ.get("GIRIH_SEEDS", "10"))
-CONNECTING = ("girih.comm.peers", "girih.dense.halves.parameter_server", "girih.training.feeds")
+CONNECTING = ("girih.comm.registry.remote", "girih.dense.halves.parameter_server", "girih.training.feeds")
 FAULTS = {
     "broken": Faults(broken=0.05),
     "corrupt": Faults(corrupt=0.05),

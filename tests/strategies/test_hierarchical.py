@@ -119,7 +119,9 @@ def average_two_replicas(ranks):
     """Two replicas whose labels are opposite, averaged elastically by a dense server; returns this one's numbers and the centre."""
     stop, reported, address = threading.Event(), threading.Event(), []
     if ranks.first:
-        server = DenseServer(0, 2, "easgd", 0.2, "shm://", b"of this run")
+        server = DenseServer(
+            index=0, num_replicas=2, averaging="easgd", rate=0.2, address="shm://", secret=b"of this run"
+        )
         threading.Thread(
             target=server.run, args=(lambda at: (address.append(at), reported.set()), stop)
         ).start()

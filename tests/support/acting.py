@@ -34,7 +34,7 @@ class Acting:
     stats: Stats = field(default_factory=Stats, repr=False, compare=False)
 
     def run(self, ready: Callable[[str], None], stop: threading.Event) -> None:
-        """See :class:`girih.cluster.roles.Role`."""
+        """See :class:`girih.comm.service.Service`."""
         if self.act == "refuse":
             raise ConfigError("there is nothing to load")
         if self.act == "vanish":

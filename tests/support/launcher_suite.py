@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from girih.cluster.launchers.launcher import Handle, Launcher, Resources
+from girih.cluster.launchers.launcher import Handle, Launcher
 from girih.cluster.roles import RoleName
 from girih.cluster.supervisor import Supervisor
 from girih.comm.registry import Entry, LocalRegistry, RegistryServer, find
@@ -53,7 +53,7 @@ class LauncherSuite:
 
         def start(role: Acting | None, incarnation: int = 0, threads: int | None = 1) -> Handle:
             index = 1 if role is None else role.index
-            handles.append(launcher.start(RoleName.LOADER, index, incarnation, Resources(threads)))
+            handles.append(launcher.start(RoleName.LOADER, index, incarnation, threads))
             if role is not None:
                 handles[-1].begin(pickle.dumps(role))
             return handles[-1]
@@ -175,7 +175,7 @@ def hold(module: str, suite: str, segments: str) -> None:
     launcher: Launcher = getattr(importlib.import_module(module), suite)().make(segments)
     handles = []
     for role in (Acting(), Acting("deaf", 1)):
-        handles.append(launcher.start(RoleName.LOADER, role.index, 0, Resources()))
+        handles.append(launcher.start(RoleName.LOADER, role.index, 0, 1))
         handles[-1].begin(pickle.dumps(role))
     if all(handle.wait_for_address(TOLD_S) for handle in handles):
         print(*(handle.pid for handle in handles), flush=True)

@@ -4,6 +4,7 @@ import pickle
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from enum import IntEnum
 
 import pytest
 
@@ -138,13 +139,20 @@ def test_a_service_works_on_requests_and_not_while_it_asks_others():
         time.sleep(3 * TICK_S)
         request.reply()
 
-    class At:
-        address, secret, incarnation = "shm://", SECRET, 0
+    class Verb(IntEnum):
+        ASK = 1
+
+    class Server(Service):
+        verbs = Verb
+
+        def __init__(self, verb, stats):
+            super().__init__(index=0, address="shm://", secret=SECRET, stats=stats)
+            self.on_ask = verb
 
     with ThreadPoolExecutor(2) as pool:
         for own, verb in zip(stats, (answer, ask), strict=True):
             listening: Future[str] = Future()
-            pool.submit(Service({1: verb}, own).serve, At(), listening.set_result, stop)
+            pool.submit(Server(verb, own).run, listening.set_result, stop)
             clients.append(connect(listening.result(20), secret=SECRET))
         told = [clients[1].call(1) for _ in range(2)]
         for each in told:

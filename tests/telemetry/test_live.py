@@ -17,10 +17,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from girih.config.train import MetricsOptions
 from girih.errors import ConfigError
+from girih.processes.segments import start_of
 from girih.telemetry import logs
 from girih.telemetry.peer_status import PeerStatus
 from girih.telemetry.stats import BOUNDS_S, STALENESS, Stats
-from girih.telemetry.status_file import ProcessId, StatusTarget, read_all, start_of, state_of
+from girih.telemetry.status_file import ProcessId, StatusTarget, read_all, state_of
 from girih.telemetry.status_writer import StatusWriter, forget
 
 SERVER = ProcessId("embedding-server", 1, 2)

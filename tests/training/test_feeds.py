@@ -53,7 +53,9 @@ class TestLoader(FeedSuite):
 
         def start(data):
             stop, told, address = threading.Event(), threading.Event(), []
-            loader = Loader(data, codec, 0, (0,), 1, (worker.address,), "shm://", SECRET)
+            loader = Loader(
+                data=data, codec=codec, index=0, trainers=(0,), num_trainers=1, workers=(worker.address,), address="shm://", secret=SECRET
+            )  # fmt: skip
             thread = threading.Thread(
                 target=loader.run, args=(lambda a: (address.append(a), told.set()), stop)
             )

@@ -19,7 +19,7 @@ import threading
 import traceback
 from typing import Any
 
-from girih.cluster.roles import MODULES, RoleName
+from girih.cluster.roles import RoleName, module_of
 from girih.errors import GirihError
 from girih.processes.pipe import Pipe, bind_life, from_text
 from girih.processes.segments import remove_segments
@@ -49,7 +49,7 @@ def main() -> int:
     hearing = (pipe, stop, told, hello["segments"])
     threading.Thread(target=_until_left_alone, args=hearing, name="girih-parent", daemon=True).start()
     gc.disable()  # no collection has to look through all that is being imported
-    importlib.import_module(MODULES[RoleName(sys.argv[1])])  # while whoever started this gets ready
+    importlib.import_module(module_of(RoleName(sys.argv[1])))  # while whoever started this gets ready
     importlib.import_module("girih.kernels.cpu.jit").warm_up()  # of itself, this file loads no numba
     pipe.unbind_life()
     gc.freeze()  # nor later on

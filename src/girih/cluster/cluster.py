@@ -19,15 +19,15 @@ from girih.cluster.control import LauncherControl, Roles
 from girih.cluster.launchers.local import LocalLauncher
 from girih.cluster.options import ClusterOptions
 from girih.cluster.rendezvous import count_started, one_host, torchrun_store
-from girih.cluster.roles import FAIL, LOOPBACK, FailurePolicy, Hosts, HostSpec, Role, RoleName, host_of
+from girih.cluster.roles import FAIL, LOOPBACK, FailurePolicy, Hosts, HostSpec, RoleName, host_of
 from girih.cluster.supervisor import Supervisor, rows_kept_in
 from girih.comm.group import TrainerGroup
 from girih.comm.registry import Entry, LocalRegistry, Registry, RegistryServer, find, register
 from girih.comm.registry.remote import RemoteRegistry
-from girih.comm.service import abort_clients
+from girih.comm.service import Service, abort_clients
 from girih.config.train import MetricsOptions
 from girih.errors import GirihError, RoleError, WireError, WireTimeout
-from girih.processes.pipe import Pipe, module_command
+from girih.processes.pipe import Pipe
 from girih.processes.segments import new_prefix, remove_segments
 from girih.telemetry.status_file import StatusTarget
 
@@ -90,28 +90,6 @@ class Cluster:
             cluster._join_torchrun(int(os.environ["RANK"]), size)
         return cluster
 
-    @classmethod
-    def start_trainers(cls, trainers: int, command: Sequence[str], *, hosts: Hosts | None = None) -> Cluster:
-        """Starts all trainers but this process, which becomes trainer 0: for measurements from within a run.
-
-        Args:
-            command: arguments of ``girih`` that make one of them.
-            hosts: where all processes of the run live; this one must be in that of trainer 0 already.
-        """
-        cluster = cls(hosts=hosts)
-        cluster._bind = cluster.host(RoleName.TRAINER, 0)
-        threads = max(1, torch.get_num_threads() // trainers)
-        torch.set_num_threads(threads)
-        supervisor = cluster._supervise(trainers, module_command("girih", *command))
-        try:
-            for rank in range(1, trainers):
-                supervisor.start_trainer(rank)
-            cluster._meet(0, trainers, cluster._hello())
-        except BaseException:
-            cluster.close(failed=True)
-            raise
-        return cluster
-
     def host(self, name: str, index: int) -> str:
         """The host address at which a process listens."""
         return host_of(self._hosts, name, index).host if self._hosts else self._bind
@@ -120,23 +98,18 @@ class Cluster:
         """The address at which a process listens for other hosts; see :func:`girih.comm.service.listen`."""
         return f"{'tls' if self._encrypt else 'tcp'}://{self.host(name, index)}:*"
 
-    def prepare(self, counts: Mapping[str, int]) -> None:
-        """Starts processes to which :meth:`start` will give roles."""
+    def prepare(self, counts: Mapping[str, int], *, again: bool = False) -> None:
+        """Starts processes to which :meth:`start` will give roles; ``again`` those of roles that were ended."""
         if counts and self._first:
-            self._starter().prepare(counts)
-
-    def prepare_replacements(self, counts: Mapping[str, int]) -> None:
-        """As :meth:`prepare`, of roles that were ended."""
-        if self._roles is not None and self._first:
-            self._roles.prepare_replacements(counts)
+            self._starter().prepare(counts, again=again)
 
     def start(
-        self, name: str, roles: Callable[[], Sequence[Role]], failure_policy: FailurePolicy = FAIL
+        self, name: str, roles: Callable[[], Sequence[Service]], failure_policy: FailurePolicy = FAIL
     ) -> tuple[str, ...]:
         """Has rank 0 start roles, or its launcher; returns where they listen, on all ranks.
 
         Args:
-            bearing: what becomes of the run when one of them is killed.
+            failure_policy: what becomes of the run when one of them is killed.
 
         Raises:
             RoleError: one could not begin.
@@ -312,9 +285,14 @@ class Cluster:
         return self._server
 
     def _starter(self) -> Roles:
-        return self._roles or self._supervise(self.ranks.size)
+        return self._roles or self.supervise(self.ranks.size)
 
-    def _supervise(self, num_trainers: int, trainer: Sequence[str] = ()) -> Supervisor:
+    def supervise(self, num_trainers: int, trainer: Sequence[str] = ()) -> Supervisor:
+        """Begins to keep the processes of the run in this one, by which it is trainer 0.
+
+        Args:
+            trainer: the command of another trainer, where this process starts them.
+        """
         launcher = LocalLauncher(self._hosts, trainer=trainer, num_trainers=num_trainers, hello=self._hello())
         registry = self._serve_registry().registry
         supervisor = Supervisor(

@@ -45,13 +45,10 @@ class LauncherControl:
         threading.Thread(target=self._receive_messages, name="girih-launcher", daemon=True).start()
         pipe.unbind_life()
 
-    def prepare(self, counts: Mapping[str, int]) -> None:
-        """No-op: the launcher did, as far as the options say."""
-        return
-
-    def prepare_replacements(self, counts: Mapping[str, int]) -> None:
-        """See :class:`Supervisor`."""
-        self._ask("prepare", dict(counts))
+    def prepare(self, counts: Mapping[str, int], *, again: bool = False) -> None:
+        """See :class:`Supervisor`; at first the launcher did, as far as the options say."""
+        if again:
+            self._ask("prepare", dict(counts))
 
     def start(self, name: str, specs: Sequence[bytes], failure_policy: FailurePolicy = FAIL) -> list[str]:
         """See :class:`Supervisor`."""
@@ -156,7 +153,7 @@ def serve(
 
     verbs: dict[str, Callable[..., Any]] = {
         "start": start, "end": supervisor.end, "failure": failure, "show_in": show_in,
-        "restarts": lambda: supervisor.restarts, "prepare": supervisor.prepare_replacements, "scale": scale,
+        "restarts": lambda: supervisor.restarts, "prepare": supervisor.prepare, "scale": scale,
     }  # fmt: skip
     with suppress(EOFError):
         while True:

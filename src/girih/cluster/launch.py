@@ -17,11 +17,11 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 from girih.cluster.control import serve, text_of
-from girih.cluster.launchers.launcher import Handle, Launch, Machines, Resources
+from girih.cluster.launchers.launcher import Handle, HelloOf, Launch, Launcher
 from girih.cluster.launchers.local import LocalLauncher
 from girih.cluster.roles import RoleName
 from girih.cluster.supervisor import END_S, STOPPED, Supervisor, error_of, rows_kept_in
@@ -99,64 +99,39 @@ def leave_signals_to_launcher() -> None:
             signal.signal(number, signal.SIG_IGN)
 
 
-class ThisHost:
-    """This machine alone."""
-
-    def __init__(self, spec: Launch) -> None:
-        self._spec = spec
-        self.bind, self.segments = spec.options.bind, new_prefix()
-
-    def launcher(self, hello: Mapping[str, object]) -> LocalLauncher:
-        """See :class:`Machines`."""
-        return LocalLauncher(
-            trainer=module_command("girih", *self._spec.command),
-            again=module_command("girih", *self._spec.again),
-            num_trainers=self._spec.counts[RoleName.TRAINER],
-            hello=hello,
-        )
-
-    def close(self) -> None:
-        """See :class:`Machines`."""
-
-
-def machines_of(spec: Launch) -> Machines:
-    """The machines that the options name."""
+def make_launcher(spec: Launch, closing: ExitStack, hello_of: HelloOf) -> Launcher:
+    """The launcher of the machines that the options name, until ``closing`` is closed."""
     if spec.options.launcher == "ray":
-        from girih.cluster.launchers.ray.launcher import Nodes
+        from girih.cluster.launchers.ray.launcher import on_nodes
 
-        return Nodes(spec)
-    return ThisHost(spec)
+        return on_nodes(spec, closing, hello_of)
+    return LocalLauncher(
+        trainer=module_command("girih", *spec.command),
+        again=module_command("girih", *spec.again),
+        num_trainers=spec.counts[RoleName.TRAINER],
+        hello=hello_of(spec.options.bind, new_prefix()),
+    )
 
 
 class _LaunchedRun:
     """Processes from when they begin until trainer 0 ends.
 
     Attributes:
+        spec: the run that was launched, with the words and counts of now.
+        deaths: see :class:`Supervisor`: they count on where all processes begin anew, in whatever numbers.
         following: the run to launch when this one has ended, with other numbers of processes; None where there is none.
     """
 
     def __init__(self, spec: Launch, deaths: Mapping[tuple[str, int], int] | None = None) -> None:
-        self._spec = spec
+        self.spec = spec
         self.following: Launch | None = None
         self._rows_move = False
-        self._machines = machines_of(spec)
-        self._segments, secret = self._machines.segments, secrets.token_hex(16)
-        self._server = RegistryServer(
-            LocalRegistry(), secret.encode(), self._machines.bind, encrypt=spec.options.encrypt
-        )
-        hello = {
-            "registry": self._server.address,
-            "secret": secret,
-            "segments": self._segments,
-            "bind": self._machines.bind,
-            "place": spec.place.to_text(),
-        }
         self._num_trainers = spec.counts[RoleName.TRAINER]
+        self._closing = ExitStack()
         try:
-            self._launcher = self._machines.launcher(hello)
+            self._launcher = make_launcher(spec, self._closing, self._serve_registry)
         except BaseException:
-            self._server.close()
-            self._machines.close()
+            self._closing.close()
             raise
         self._supervisor = Supervisor(
             self._launcher,
@@ -166,22 +141,23 @@ class _LaunchedRun:
             max_restarts=spec.options.max_restarts,
             may_restart_all=self._may_restart_all,
         )
-        self._supervisor.deaths.update(deaths or {})
+        self.deaths = self._supervisor.deaths
+        self.deaths.update(deaths or {})
         self._error: Exception | None = None
         self._stoppable, self._is_stopping = False, False
         self._order_s = 0.5
         self._life = 0
         self._begin()
 
-    @property
-    def spec(self) -> Launch:
-        """The run that was launched, with the words and counts of now."""
-        return self._spec
-
-    @property
-    def deaths(self) -> Mapping[tuple[str, int], int]:
-        """See :class:`Supervisor`: they count on where all processes begin anew, in whatever numbers."""
-        return self._supervisor.deaths
+    def _serve_registry(self, bind: str, segments: str) -> Mapping[str, object]:
+        """Offers a registry; returns what all processes are told first."""
+        self._segments, secret = segments, secrets.token_hex(16)
+        self._server = RegistryServer(
+            LocalRegistry(), secret.encode(), bind, encrypt=self.spec.options.encrypt
+        )
+        self._closing.callback(self._server.close)
+        hello = {"registry": self._server.address, "secret": secret, "segments": segments, "bind": bind}
+        return {**hello, "place": self.spec.place.to_text()}
 
     def until_trainer_0_ends(self, signals: Sequence[bool]) -> int:
         """The status of the run.
@@ -219,20 +195,19 @@ class _LaunchedRun:
         self._supervisor.close(patience_s=self._order_s)
         self._first.close()
         remove_segments(self._segments)
-        self._server.close()
-        self._machines.close()
+        self._closing.close()
 
     def _begin(self, kept: Collection[str] = ()) -> None:
         """Starts all trainers, and has all roles prepared that are not there yet."""
         self._stoppable = False
-        self._first = self._launcher.start(RoleName.TRAINER, 0, self._life, Resources(threads=None))
+        self._first = self._launcher.start(RoleName.TRAINER, 0, self._life, None)
         served = (self._first.pipe, self._supervisor, self._set_stoppable, self._scale)
         self._serving = threading.Thread(target=serve, args=served, name="girih-serve", daemon=True)
         self._serving.start()
         try:
             for index in range(1, self._num_trainers):
                 self._supervisor.start_trainer(index, self._life)
-            roles = {name: count for name, count in self._spec.counts.items() if name != RoleName.TRAINER}
+            roles = {name: count for name, count in self.spec.counts.items() if name != RoleName.TRAINER}
             self._supervisor.prepare({name: n for name, n in roles.items() if name not in kept})
         except BaseException:
             self.close()
@@ -246,11 +221,11 @@ class _LaunchedRun:
         self._first.kill()
         self._first.wait()
         self._serving.join(SAID_S)  # other numbers of processes, told last, hold from here on
-        newest = self._spec.newest()  # none is completed any more
-        are_there = all(map(self._supervisor.has_all, self._spec.outliving))
+        newest = self.spec.newest()  # none is completed any more
+        are_there = all(map(self._supervisor.has_all, self.spec.outliving))
         are_kept = newest is not None and are_there and not self._rows_move
         self.following, self._rows_move = None, False
-        kept = self._spec.outliving if are_kept else ()
+        kept = self.spec.outliving if are_kept else ()
         self._supervisor.kill_all_but(kept)
         self._serving.join(END_S)  # it may be starting roles
         self._supervisor.kill_all_but(kept)
@@ -259,7 +234,7 @@ class _LaunchedRun:
         else:
             remove_segments(self._segments)
         whence = newest or "the start, since there is no checkpoint yet"
-        number, most = self.deaths[killed.name, killed.index], self._spec.options.max_restarts
+        number, most = self.deaths[killed.key], self.spec.options.max_restarts
         count = f"restart {number} of at most {most}"
         print(
             f"girih: {error_of(killed)}; all trainers go on from {whence} ({count})",
@@ -273,27 +248,25 @@ class _LaunchedRun:
         """Processes whose death is all trainers' that a signal ended, the one that came back least first: others may have crashed because it was gone."""
         first = [self._first] if (self._first.status() or 0) < 0 else []
         killed = [*first, *self._supervisor.killed_for_all()]
-        return sorted(killed, key=lambda handle: self.deaths.get((handle.name, handle.index), 0))
+        return sorted(killed, key=lambda handle: self.deaths[handle.key])
 
     def _may_restart_all(self) -> bool:
         """Whether a signal killed a process for which all trainers may restart. One that raised an error would raise it again."""
-        killed, most = self._killed(), self._spec.options.max_restarts
+        killed, most = self._killed(), self.spec.options.max_restarts
         if not killed or self._is_stopping:
             return False
-        return self.deaths.get((killed[0].name, killed[0].index), 0) < most
+        return self.deaths[killed[0].key] < most
 
     def _scale(self, stage: str, counts: Mapping[str, int], overrides: Sequence[str]) -> None:
         """Sets other numbers of processes for restarted trainers, or for the run after this one."""
         words = [word for override in overrides for word in ("--set", override)]
         counts = {RoleName(name): count for name, count in counts.items()}
-        scaled = replace(
-            self._spec, counts={**self._spec.counts, **counts}, again=[*self._spec.again, *words]
-        )
+        scaled = replace(self.spec, counts={**self.spec.counts, **counts}, again=[*self.spec.again, *words])
         if stage == ScaleStage.RESTART:
             self.following = replace(scaled, command=scaled.again)
             return
-        if scaled.counts != self._spec.counts:
-            self._spec = scaled
+        if scaled.counts != self.spec.counts:
+            self.spec = scaled
             self._launcher.again_with(words)
         self._rows_move = stage == ScaleStage.MOVING
 

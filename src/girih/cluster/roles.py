@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
-from typing import Any, Protocol
 
 
 class RoleName(StrEnum):
@@ -20,14 +19,9 @@ class RoleName(StrEnum):
     DENSE_SERVER = "dense-server"
 
 
-MODULES = {
-    RoleName.LOADER: "girih.services.loader",
-    RoleName.EMBEDDING_WORKER: "girih.services.embedding_worker",
-    RoleName.EMBEDDING_SERVER: "girih.services.embedding_server",
-    RoleName.GROUP_SERVER: "girih.services.group_server",
-    RoleName.DENSE_SERVER: "girih.services.dense_server",
-}
-"""Modules that a process of a role imports while it waits to learn what to do; trainers are commands of their own."""
+def module_of(name: RoleName) -> str:
+    """The module that a process of a role imports while it waits to learn what to do; trainers are commands of their own."""
+    return f"girih.services.{name.replace('-', '_')}"
 
 
 class RestartPolicy(Enum):
@@ -57,26 +51,47 @@ FAIL, RESTART, RELOAD_ALL = (
 )
 
 
-class Role(Protocol):
-    """One process of a run beside the trainers; it reaches its process by pickle, through a private pipe.
+class RestartRules:
+    """Decides which killed processes restart, and counts how often they did. It knows no process and no clock.
 
     Attributes:
-        name: a :class:`RoleName`.
-        index: which of its kind.
-        incarnation: how often this role and index has been restarted, set in its process; 0 for the first.
-        stats: :class:`girih.telemetry.stats.Stats` of its process.
-
-    A restarted role may have an attribute ``recovery_note``, a line on the state in which it found its data.
+        deaths: role and index → how often such a process was killed, and came back.
+        policies: by role; a role without one ends the run.
     """
 
-    name: str
-    index: int
-    incarnation: int
-    stats: Any
+    def __init__(self, max_restarts: int) -> None:
+        self.max_restarts = max_restarts
+        self.deaths: Counter[tuple[str, int]] = Counter()
+        self.policies: dict[str, FailurePolicy] = {}
 
-    def run(self, ready: Callable[[str], None], stop: threading.Event) -> None:
-        """Works until ``stop`` is set; says where it listens by ``ready``, once."""
-        ...
+    @property
+    def restarts(self) -> Mapping[str, int]:
+        """Restarts by role."""
+        counts = Counter[str]()
+        for (name, _), times in list(self.deaths.items()):
+            counts[name] += times
+        return counts
+
+    def policy_of(self, name: str) -> RestartPolicy:
+        """Returns the policy for a killed process of a role."""
+        return self.policies.get(name, FAIL).policy
+
+    def may_restart(self, name: str, index: int, *, begun: bool) -> bool:
+        """Whether a killed process restarts alone."""
+        alone = not begun or self.policy_of(name) is RestartPolicy.RESTART
+        return alone and self.deaths[name, index] < self.max_restarts
+
+    def why_ending(self, name: str, index: int, *, begun: bool) -> str:
+        """Why a killed process does not restart, and which option would change that."""
+        policy, deaths = self.policies.get(name, FAIL), self.deaths[name, index]
+        if not begun and name != RoleName.TRAINER:
+            return f"a process that has not begun is started again at most cluster.max_restarts = {self.max_restarts} times"
+        if policy.policy is RestartPolicy.RESTART:
+            times = f"{deaths} time" + "s" * (deaths != 1)
+            return f"it had come back {times}, and cluster.max_restarts = {self.max_restarts}"
+        if policy.policy is RestartPolicy.RELOAD_ALL:
+            return f"all trainers begin anew at most cluster.max_restarts = {self.max_restarts} times for it, and only under girih train"
+        return policy.why
 
 
 def title(name: str, index: int) -> str:

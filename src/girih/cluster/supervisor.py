@@ -6,13 +6,12 @@ import json
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from girih.cluster.launchers.launcher import Handle, Launcher, Resources
-from girih.cluster.roles import FAIL, FailurePolicy, RestartPolicy, RoleName, title
+from girih.cluster.launchers.launcher import Handle, Launcher
+from girih.cluster.roles import FAIL, FailurePolicy, RestartPolicy, RestartRules, RoleName
 from girih.comm.registry import Entry, Registry, find, key_of, register
 from girih.errors import ConfigError, RoleError, named
 from girih.files.whole import write_whole
@@ -25,7 +24,6 @@ KNOWN_S = 6.0
 REASON_S = 30.0
 STOPPED = 130
 """The status of a trainer that a signal ended in good order."""
-_OF_ROLES = Resources()
 
 
 class ProcessesFile:
@@ -51,7 +49,7 @@ class ProcessesFile:
         if self._path is None:
             return
         keys = [(RoleName.TRAINER, index) for index in range(self._num_trainers)]
-        keys += [(h.name, h.index) for h in list(handles) if h.name != RoleName.TRAINER and h.address]
+        keys += [h.key for h in list(handles) if h.name != RoleName.TRAINER and h.address]
         processes = []
         for name, index in keys:
             entry = find(self._registry, name, index)
@@ -60,54 +58,6 @@ class ProcessesFile:
                 endpoint = known.pop("address")
                 processes.append({"role": str(name), "index": index, "endpoint": endpoint, **known})
         write_whole(self._path, json.dumps(processes, indent=1) + "\n")
-
-
-class RestartRules:
-    """Which killed processes restart, and how often they did.
-
-    Attributes:
-        deaths: role and index → how often such a process was killed, and came back.
-        policies: by role; a role without one ends the run.
-    """
-
-    def __init__(self, max_restarts: int) -> None:
-        self.max_restarts = max_restarts
-        self.deaths: Counter[tuple[str, int]] = Counter()
-        self.policies: dict[str, FailurePolicy] = {}
-
-    @property
-    def restarts(self) -> Mapping[str, int]:
-        """Restarts by role."""
-        counts = Counter[str]()
-        for (name, _), times in list(self.deaths.items()):
-            counts[name] += times
-        return counts
-
-    def policy_of(self, name: str) -> RestartPolicy:
-        """Returns the policy for a killed process of a role."""
-        return self.policies.get(name, FAIL).policy
-
-    def why_ending(self, handle: Handle, *, begun: bool) -> str:
-        """Why a killed process does not restart, and which option would change that; "" if it may restart."""
-        policy, deaths = self.policy_of(handle.name), self.deaths[handle.name, handle.index]
-        if not begun and handle.name != RoleName.TRAINER:
-            return f"a process that has not begun is started again at most cluster.max_restarts = {self.max_restarts} times"
-        if policy is RestartPolicy.RESTART and deaths >= self.max_restarts:
-            times = f"{deaths} time" + "s" * (deaths != 1)
-            return f"it had come back {times}, and cluster.max_restarts = {self.max_restarts}"
-        if policy is RestartPolicy.RELOAD_ALL:
-            return f"all trainers begin anew at most cluster.max_restarts = {self.max_restarts} times for it, and only under girih train"
-        return self.policies.get(handle.name, FAIL).why
-
-    def may_restart(self, handle: Handle) -> bool:
-        """Whether a process that had begun restarts. One that raised an error would raise it again."""
-        may_restart = self.policy_of(handle.name) is RestartPolicy.RESTART
-        return may_restart and was_killed(handle) and not self.why_ending(handle, begun=True)
-
-    def log_restart(self, handle: Handle, why: Exception, event: str) -> None:
-        """Prints that a killed process restarts."""
-        count = f"restart {self.deaths[handle.name, handle.index]} of at most {self.max_restarts}"
-        print(f"girih: {why}; {event} ({count})", file=sys.stderr, flush=True)
 
 
 class Supervisor:
@@ -155,23 +105,23 @@ class Supervisor:
         """Restarts by role: of processes that came back because they were killed."""
         return self._rules.restarts
 
-    def prepare(self, counts: Mapping[str, int]) -> None:
-        """Starts processes for roles that :meth:`start` will name: they load what they need meanwhile."""
+    def prepare(self, counts: Mapping[str, int], *, again: bool = False) -> None:
+        """Starts processes for roles that :meth:`start` will name: they load what they need meanwhile.
+
+        Args:
+            again: whether the roles were ended and will restart, which a launcher does not prepare of itself.
+        """
         for name, count in counts.items():
             for index in range(count):
                 if (name, index) not in self._prepared:
                     self._prepared[name, index] = self._launch(RoleName(name), index)
 
-    def prepare_replacements(self, counts: Mapping[str, int]) -> None:
-        """As :meth:`prepare`, for roles that were ended and will restart."""
-        self.prepare(counts)
-
     def start(self, name: str, specs: Sequence[bytes], failure_policy: FailurePolicy = FAIL) -> list[str]:
         """Starts all processes of a role side by side; returns where they listen.
 
         Args:
-            specs: a pickled :class:`girih.cluster.roles.Role` each.
-            bearing: what becomes of the run when one of them is killed after it has begun.
+            specs: a pickled :class:`girih.comm.service.Service` each.
+            failure_policy: what becomes of the run when one of them is killed after it has begun.
 
         Raises:
             RoleError: one could not begin.
@@ -202,7 +152,7 @@ class Supervisor:
 
     def start_trainer(self, index: int, incarnation: int = 0) -> Handle:
         """Starts a trainer beside the first one, which is no part of this."""
-        return self._launch(RoleName.TRAINER, index, Resources(threads=None), incarnation)
+        return self._launch(RoleName.TRAINER, index, None, incarnation)
 
     def end(self, name: str) -> None:
         """Ends all processes of one role, which the run goes on without."""
@@ -234,7 +184,7 @@ class Supervisor:
                 restarts = self._rules.policy_of(handle.name) is RestartPolicy.RESTART
                 is_new = was_killed(handle) and handle not in self._ending
                 if handle is killed or (restarts and is_new):
-                    self.deaths[handle.name, handle.index] += 1
+                    self.deaths[handle.key] += 1
                     self._ending.add(handle)
 
     def _is_for_all(self, handle: Handle) -> bool:
@@ -244,7 +194,7 @@ class Supervisor:
         return handle.name == RoleName.TRAINER or (reloads_all and self._has_begun(handle))
 
     def _has_begun(self, handle: Handle) -> bool:
-        return (handle.name, handle.index) in self._begun
+        return handle.key in self._begun
 
     def close(self, *, patience_s: float = END_S) -> None:
         """Ends all: they are asked to (trainers end by themselves), then killed."""
@@ -280,7 +230,7 @@ class Supervisor:
         if handle not in self._ending and handle.wait(END_S) is None:
             handle.kill()
             handle.wait()
-            return RoleError(f"{title(handle.name, handle.index)} did not begin within {START_S:.0f} s")
+            return RoleError(f"{handle.title} did not begin within {START_S:.0f} s")
         return (None if handle in self._ending else self.failure()) or error_of(handle)
 
     def _listening(self, key: tuple[str, int], until: float) -> Handle:
@@ -309,10 +259,8 @@ class Supervisor:
                 self._begun[key] = self._starting[key][1]
         return True
 
-    def _launch(
-        self, name: RoleName, index: int, resources: Resources = _OF_ROLES, incarnation: int = 0
-    ) -> Handle:
-        handle = self._launcher.start(name, index, incarnation, resources)
+    def _launch(self, name: RoleName, index: int, threads: int | None = 1, incarnation: int = 0) -> Handle:
+        handle = self._launcher.start(name, index, incarnation, threads)
         self.handles.append(handle)
         threading.Thread(target=self._watch, args=(handle,), name="girih-watch", daemon=True).start()
         return handle
@@ -323,13 +271,13 @@ class Supervisor:
             matches = [handle for handle in self.handles if wanted(handle)]
             self._ending.update(matches)
             for handle in matches:
-                self._begun.pop((handle.name, handle.index), None)
+                self._begun.pop(handle.key, None)
         return matches
 
     def _end_processes(self, handles: Sequence[Handle], patience_s: float) -> None:
         for handle in end_in_turn(handles, patience_s):
             self.handles.remove(handle)
-            self._registry.delete(key_of(handle.name, handle.index))
+            self._registry.delete(key_of(*handle.key))
 
     def _watch(self, handle: Handle) -> None:
         if not self._is_failure(handle, handle.wait()) or self._closing.is_set():
@@ -338,64 +286,52 @@ class Supervisor:
         with self._lock:
             if self._closing.is_set() or handle in self._ending:
                 return
-            if self._may_restart_all() or self._start_another(handle):
+            if self._may_restart_all():
                 return
-            again = self._next_life(handle)
-            if again is None:
+            another = self._replace(handle)
+            if another is None:
                 self._end_run(handle)
                 return
-        self._bring_back(again, handle)
+        self._bring_back(another, handle)
 
-    def _start_another(self, handle: Handle) -> bool:
-        """Replaces a process that was killed before it listened; nobody knows anything of it yet."""
-        key = handle.name, handle.index
-        is_prepared = self._prepared.get(key) is handle
+    def _replace(self, handle: Handle) -> Handle | None:
+        """Starts another process in place of a killed one; None if the run ends. Nobody knows anything of one that had not begun."""
+        key = handle.key
         starting, spec = self._starting.get(key, (None, None))
-        may_restart = was_killed(handle) and self.deaths[key] < self._rules.max_restarts
-        if not may_restart or not (is_prepared or starting is handle):
-            return False
+        is_unknown = handle in (starting, self._prepared.get(key))
+        spec = spec if is_unknown else self._begun.get(key)
+        begun = not is_unknown and spec is not None
+        if not (was_killed(handle) and (is_unknown or begun) and self._rules.may_restart(*key, begun=begun)):
+            return None
         try:
-            another = self._launch(handle.name, handle.index, incarnation=handle.incarnation)
+            another = self._launch(*handle.key, incarnation=handle.incarnation + begun)
         except OSError:  # the system starts no more processes
-            return False
+            return None
         self.deaths[key] += 1
         self.handles.remove(handle)
-        if spec is not None:
+        if starting is handle and spec is not None:
             self._starting[key] = another, spec
-            another.begin(spec)
-        else:
+        elif is_unknown:
             self._prepared[key] = another
-        self._rules.log_restart(handle, error_of(handle), "it is started again")
-        handle.close()
-        return True
+        if spec is not None:
+            another.begin(spec)
+        return another
 
-    def _next_life(self, handle: Handle) -> Handle | None:
-        """Starts a new process in place of a killed one that may restart; None if the run ends."""
-        key, spec = (handle.name, handle.index), self._begun.get((handle.name, handle.index))
-        if spec is None or not self._rules.may_restart(handle):
-            return None
-        try:
-            again = self._launch(handle.name, handle.index, incarnation=handle.incarnation + 1)
-        except OSError:  # the system starts no more processes
-            return None
-        again.begin(spec)
-        self.deaths[key] += 1
-        self.handles.remove(handle)
-        return again
-
-    def _bring_back(self, again: Handle, killed: Handle) -> None:
-        """Registers and logs a process that restarted. Another thread watches for its death."""
-        why = error_of(killed)
+    def _bring_back(self, another: Handle, killed: Handle) -> None:
+        """Registers and logs a process in place of a killed one. Another thread watches for its death."""
+        why, event = error_of(killed), "it is started again"
         killed.close()
-        if not again.wait_for_address(None):
-            return
-        with self._lock:
-            if again in self._ending or again not in self.handles or self._closing.is_set():
+        if another.incarnation > killed.incarnation:
+            if not another.wait_for_address(None):
                 return
-            register_process(self._registry, again)
-            self._file.write(self.handles)
-        note = f"; {again.recovery_note}" if again.recovery_note else ""
-        self._rules.log_restart(again, why, f"it came back{note}")
+            with self._lock:
+                if another in self._ending or another not in self.handles or self._closing.is_set():
+                    return
+                register_process(self._registry, another)
+                self._file.write(self.handles)
+            event = "it came back" + (f"; {another.recovery_note}" if another.recovery_note else "")
+        count = f"restart {self.deaths[killed.key]} of at most {self._rules.max_restarts}"
+        print(f"girih: {why}; {event} ({count})", file=sys.stderr, flush=True)
 
     def _end_run(self, handle: Handle) -> None:
         self._closing.set()
@@ -404,7 +340,7 @@ class Supervisor:
                 other for other in list(self.handles) if was_killed(other) and other not in self._ending
             ]
             handle = killed[0] if killed else handle
-        why = self._rules.why_ending(handle, begun=self._has_begun(handle)) if was_killed(handle) else ""
+        why = self._rules.why_ending(*handle.key, begun=self._has_begun(handle)) if was_killed(handle) else ""
         self._error = error_of(handle, why)
         for other in list(self.handles):
             if other is not handle:
@@ -421,7 +357,7 @@ def was_killed(handle: Handle) -> bool:
 def register_process(registry: Registry, handle: Handle) -> None:
     """Registers where a process listens."""
     entry = Entry(handle.address, handle.incarnation, handle.pid, handle.host)
-    register(registry, handle.name, handle.index, entry)
+    register(registry, *handle.key, entry)
 
 
 def end_in_turn(handles: Sequence[Handle], patience_s: float) -> Iterator[Handle]:
@@ -449,4 +385,4 @@ def error_of(handle: Handle, more: str = "") -> Exception:
         return ConfigError(why.splitlines()[-1].removeprefix("girih: "))
     ended = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
     reason = (f": {why}" if why else "") + (f"; {more}" if more else "")
-    return named(why) or RoleError(f"{title(handle.name, handle.index)} {ended}{reason}")
+    return named(why) or RoleError(f"{handle.title} {ended}{reason}")

@@ -1,7 +1,7 @@
 """Numbers on their way between a GPU and the wire: pinned memory that is used again, and a stream for each direction.
 
 A copy between pinned memory and a GPU is done beside whatever the GPU computes. So memory is used again only once the
-copy that reads it is done, as an event tells, or once whoever reads what has arrived lets go of it.
+copy that reads it is done, which torch's allocator sees to, or once whoever reads what has arrived lets go of it.
 
 Where there is no GPU the same code copies at once: streams and events are None.
 """
@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,83 +23,16 @@ Floats = NDArray[np.float32]
 _ALIGNED = 64  # numbers: arrays that travel together begin at multiples of 256 bytes
 
 
-class DeviceEvent(Protocol):
-    """A moment in the work of a GPU, as torch has it."""
-
-    def query(self) -> bool:
-        """Whether it has come."""
-
-
-@dataclass(eq=False)
-class PinnedBuffer:
-    """Memory of the host.
-
-    Attributes:
-        numbers: float32[·].
-        busy_until: what may still read it; None where nothing does.
-        is_taken: whether somebody has it.
-    """
-
-    numbers: Tensor
-    busy_until: DeviceEvent | None = None
-    is_taken: bool = False
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether it may be written."""
-        return not self.is_taken and (self.busy_until is None or self.busy_until.query())
-
-
-class PinnedBuffers:
-    """Buffers that are used again; from any thread.
-
-    Args:
-        make: makes the memory of one, float32[n].
-
-    Attributes:
-        num_made: buffers made so far.
-    """
-
-    def __init__(self, make: Callable[[int], Tensor]) -> None:
-        self._make = make
-        self._buffers: list[PinnedBuffer] = []
-        self._lock = threading.Lock()
-        self.num_made = 0
-
-    def __len__(self) -> int:
-        """Buffers that there are."""
-        return len(self._buffers)
-
-    def take(self, size: int) -> PinnedBuffer:
-        """An idle buffer of at least ``size`` numbers: the smallest one, or else a new one, in place of an idle one that is too small."""
-        with self._lock:
-            idle = sorted(
-                (each for each in self._buffers if each.is_idle), key=lambda each: each.numbers.numel()
-            )
-            found = next((each for each in idle if each.numbers.numel() >= size), None)
-            if found is None:
-                if idle:
-                    self._buffers.remove(idle[-1])
-                found = PinnedBuffer(self._make(1 << max(0, size - 1).bit_length()))
-                self._buffers.append(found)
-                self.num_made += 1
-            found.is_taken = True
-            return found
-
-    def give_back(self, buffer: PinnedBuffer, busy_until: DeviceEvent | None = None) -> None:
-        """Lets others take it, once an event has come."""
-        with self._lock:
-            buffer.busy_until, buffer.is_taken = busy_until, False
-
-
 class _CopyLane:
-    """A direction, with its stream and its buffers."""
+    """A direction, with its stream."""
 
     def __init__(self, device: torch.device) -> None:
-        on_gpu = device.type == "cuda"
         self.device = device
-        self.stream = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
-        self.buffers = PinnedBuffers(lambda size: torch.empty(size, dtype=torch.float32, pin_memory=on_gpu))
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+    def pinned(self, size: int) -> Tensor:
+        """Memory of the host, float32[size]; torch uses it again once copies that are under way are done."""
+        return torch.empty(size, dtype=torch.float32, pin_memory=self.stream is not None)
 
     def running(self) -> contextlib.AbstractContextManager[object]:
         """Has what is launched within run on the stream."""
@@ -144,44 +76,33 @@ class ToDevice(_CopyLane):
     def send(self, arrays: Sequence[Floats]) -> Sent:
         """Copies arrays, float32[...], to the device, all at once; does not wait for it, nor for the arrays' memory any more."""
         places, total = _places([array.size for array in arrays])
-        buffer = self.buffers.take(total)
-        pinned = buffer.numbers[:total]
+        pinned = self.pinned(total)
         numbers = pinned.numpy()
         for start, array in zip(places, arrays, strict=True):
             np.copyto(numbers[start : start + array.size].reshape(array.shape), array)
         with self.running():
             whole = torch.empty(total, dtype=torch.float32, device=self.device)
             whole.copy_(pinned, non_blocking=True)
-        ready = self.recorded()
-        self.buffers.give_back(buffer, ready)
         parts = [
             whole[start : start + array.size].view(array.shape)
             for start, array in zip(places, arrays, strict=True)
         ]
-        return Sent(whole, parts, ready)
+        return Sent(whole, parts, self.recorded())
 
 
+@dataclass(frozen=True)
 class PendingCopy:
     """Tensors on their way from a device."""
 
-    def __init__(
-        self,
-        lane: FromDevice,
-        buffer: PinnedBuffer,
-        arrays: list[Floats | None],
-        ready: torch.cuda.Event | None,
-    ) -> None:
-        self._lane, self._buffer, self._arrays, self._ready = lane, buffer, arrays, ready
+    arrays: list[Floats | None]
+    ready: torch.cuda.Event | None
 
     @contextlib.contextmanager
     def arrived(self) -> Iterator[list[Floats | None]]:
-        """Waits for them; they are what they are within only, once. From any thread."""
-        if self._ready is not None:
-            self._ready.synchronize()
-        try:
-            yield self._arrays
-        finally:
-            self._lane.buffers.give_back(self._buffer)
+        """Waits for them. From any thread."""
+        if self.ready is not None:
+            self.ready.synchronize()
+        yield self.arrays
 
 
 class FromDevice(_CopyLane):
@@ -191,7 +112,7 @@ class FromDevice(_CopyLane):
         """Begins to copy tensors, float32[...], or None, behind what the current stream has been given; waits for nothing."""
         sizes = [0 if tensor is None else tensor.numel() for tensor in tensors]
         places, total = _places(sizes)
-        buffer = self.buffers.take(total)
+        pinned = self.pinned(total)
         arrays: list[Floats | None] = []
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream(self.device))
@@ -200,12 +121,12 @@ class FromDevice(_CopyLane):
                 if tensor is None:
                     arrays.append(None)
                     continue
-                part = buffer.numbers[start : start + size].view(tensor.shape)
+                part = pinned[start : start + size].view(tensor.shape)
                 part.copy_(tensor.detach(), non_blocking=True)
                 if self.stream is not None:
                     tensor.record_stream(self.stream)
                 arrays.append(part.numpy())
-        return PendingCopy(self, buffer, arrays, self.recorded())
+        return PendingCopy(arrays, self.recorded())
 
 
 class Parcels:

@@ -1,4 +1,4 @@
-"""The service of a role: its requests are done one after the other, in one thread."""
+"""Connections between the processes of a run, and the base class of all that answer requests."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import contextlib
 import json
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +26,7 @@ from girih.comm.transports.sockets import SocketDialer, SocketListener
 from girih.errors import GirihError, Lost, RemoteError, named
 from girih.telemetry.stats import Stats
 
+T = TypeVar("T")
 _SECRETS: weakref.WeakKeyDictionary[Client, bytes] = weakref.WeakKeyDictionary()
 
 
@@ -97,81 +100,129 @@ def dialer(address: str) -> Dialer:
     return SocketDialer(parse_address(address))
 
 
-class Address(Protocol):
-    """Interface of a role to its service: where it listens, the secret that callers prove to know, and how often the role was restarted: see :func:`listen`."""
-
-    address: str
-    secret: bytes
-    incarnation: int
-
-
+@dataclass(kw_only=True)
 class Service:
-    """Answers requests; an exception is the answer too.
+    """A server of a run: its settings, which reach its process by pickle, through a private pipe, and its answers to requests.
 
-    Args:
-        stats: of this process; they have how long requests took, how many wait, and how long the thread worked.
+    A request is done by the method ``on_`` with the name of its verb, and an exception is the answer too. Requests are done one after
+    the other, by one thread, unless a subclass has more of them.
+
+    One that restarts may have an attribute ``recovery_note``, a line on the state in which it found its data.
+
+    Attributes:
+        name: its role, where it is a process of its own. verbs: what is asked of it.
+        index: which of its role.
+        address: where to listen. secret: what callers prove to know. patience_s: see :func:`listen`.
+        incarnation: how often this role and index has been restarted, set in its process.
+        stats: of its process; they have how long requests took, how many wait, and how long threads worked.
+        num_threads: threads that do requests. share: see :meth:`girih.telemetry.busy.Busy.working`, of each of them.
     """
 
-    def __init__(self, verbs: Mapping[object, Callable[[Request], None]], stats: Stats) -> None:
-        self._verbs = verbs
-        self._timers = timers(verbs, stats)
-        self._pool = ThreadPoolExecutor(1, "girih-serve")
-        self._num_asked, self._asking = 0, threading.Lock()
-        self._num_done = 0  # by the one thread
-        self._watch, self._busy = stats.watch, stats.busy
+    name: ClassVar[str]
+    verbs: ClassVar[type[IntEnum]]
+    index: int
+    address: str
+    secret: bytes
+    incarnation: int = 0
+    patience_s: float | None = None
+    stats: Stats = field(default_factory=Stats, repr=False, compare=False)
+    num_threads: int = field(default=1, init=False)
+    share: float = field(default=1.0, init=False)
 
-    def serve(self, at: Address, ready: Callable[[str], None], stop: threading.Event) -> None:
-        """Answers until ``stop`` is set; says where it listens by ``ready``."""
-        self._watch(self._live)
-        with (
-            self._pool,
-            listen(
-                self.handle,
-                address=at.address,
-                secret=at.secret,
-                incarnation=at.incarnation,
-                gone=self.forget,
-            ) as server,
-        ):
-            ready(server.address)
+    def run(self, ready: Callable[[str], None], stop: threading.Event) -> None:
+        """Serves until ``stop`` is set; says where it listens by ``ready``, once."""
+        with ExitStack() as closing:
+            ready(self.listen(closing))
             stop.wait()
+
+    def listen(self, closing: ExitStack) -> str:
+        """Opens the service and answers requests until ``closing`` is closed; returns where it listens."""
+        self.open(closing)
+        server = listen(
+            self.handle,
+            address=self.address,
+            secret=self.secret,
+            incarnation=self.incarnation,
+            gone=self.forget,
+            patience_s=self.patience_s,
+        )
+        return closing.enter_context(server).address
+
+    def open(self, closing: ExitStack) -> None:
+        """Makes what requests need; subclasses add to it. ``closing`` ends what was made last first."""
+        methods = ((verb, getattr(self, f"on_{verb.name.lower()}", None)) for verb in self.verbs)
+        self._methods = {int(verb): method for verb, method in methods if method is not None}
+        self._pool = closing.enter_context(ThreadPoolExecutor(self.num_threads, "girih-serve"))
+        self._num_waiting, self._counting = 0, threading.Lock()
+        self.stats.watch(self._live)
 
     def handle(self, request: Request) -> None:
         """Takes a request in."""
-        request.answered = self._timers.get(request.frame.kind)
-        self.later(request, lambda: self._verbs[request.frame.kind](request))
+        self.answer(request, partial(self._methods[request.frame.kind], request))
+
+    def answer(self, request: Request, work: Callable[[], None]) -> None:
+        """Does the work of a request, and counts how long its answer takes."""
+        name = self.verbs(request.frame.kind).name.lower()
+        request.answered = partial(self.stats.requests.add, name)
+        self.later(request, work)
 
     def forget(self, client: int) -> None:
         """Drops what a client left that does not come back. Called by the server's thread: be quick."""
 
     def later(self, request: Request, work: Callable[[], None]) -> None:
         """Does work for a request after all that waits."""
-        self._submit(partial(attempt, request, work))
+        self.afterwards(partial(attempt, request, work))
 
     def afterwards(self, work: Callable[[], None]) -> None:
         """Does work that nobody waits for after all that waits; whoever asks for what it failed to do is told."""
-        self._submit(work)
-
-    def _submit(self, work: Callable[[], None]) -> None:
-        with self._asking:
-            self._num_asked += 1
+        self._count_waiting(1)
         self._pool.submit(self._run_work, work)
 
     def _run_work(self, work: Callable[[], None]) -> None:
         try:
-            with self._busy.working():
+            with self.stats.busy.working(self.share):
                 work()
         finally:
-            self._num_done += 1
+            self._count_waiting(-1)
+
+    def _count_waiting(self, change: int) -> None:
+        with self._counting:
+            self._num_waiting += change
 
     def _live(self) -> dict[str, Any]:
-        return {"queues": {"requests": max(0, self._num_asked - self._num_done)}}
+        return {"queues": {"requests": self._num_waiting}}
+
+    def on_stats(self, request: Request) -> None:
+        """Answers with the statistics of the process."""
+        request.reply((), (as_text(self.snapshot(spans=bool(request.frame.fields[0]))),))
+
+    def snapshot(self, *, spans: bool) -> object:
+        """The statistics of the process as plain values."""
+        return self.stats.snapshot(spans=spans)
 
 
-def timers(verbs: Iterable[object], stats: Stats) -> dict[int, Callable[[float], None]]:
-    """Counts the seconds of requests: a function for each verb."""
-    named = {verb: verb.name.lower() for verb in verbs if isinstance(verb, IntEnum)}
-    return {int(verb): partial(stats.requests.add, name) for verb, name in named.items()}
+class Meeting(Generic[T]):
+    """Messages of members who wait until all are there.
+
+    Attributes:
+        waiting: messages by member. absent: members who are not waited for.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self.waiting: dict[int, T] = {}
+        self.absent: set[int] = set()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nobody is waited for any more."""
+        return len(self.waiting.keys() | self.absent) == self._size
+
+    def end(self) -> list[T]:
+        """The messages, in the order of members; the next meeting begins."""
+        messages = [self.waiting[member] for member in sorted(self.waiting)]
+        self.waiting = {}
+        return messages
 
 
 def attempt(request: Request, work: Callable[[], None]) -> None:
@@ -240,16 +291,13 @@ def answers(
 
 
 def writable(array: NDArray[Any]) -> NDArray[Any]:
-    """The same memory as an array that may be written, as torch wants it.
+    """The same memory as an array that may be written, as torch wants it; a copy where it may not be.
 
     What comes over a wire is read-only, and is this process's alone.
     """
-    return np.asarray(_Writable(array)) if not array.flags.writeable else array
-
-
-class _Writable:
-    def __init__(self, array: NDArray[Any]) -> None:
-        self._array = array  # keeps the memory
-        interface = dict(array.__array_interface__)
-        interface["data"] = (interface["data"][0], False)
-        self.__array_interface__ = interface
+    array = array.view()
+    try:
+        array.flags.writeable = True
+    except ValueError:  # of a message that is bytes
+        return np.array(array)
+    return array

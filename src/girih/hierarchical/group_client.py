@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from girih.cluster.roles import RoleName, title
-from girih.comm.registry import Registry, resolver
+from girih.comm.registry import Registry
+from girih.comm.registry.remote import connect_all
 from girih.comm.rpc import Frame, Reply
-from girih.comm.service import as_text, connect, from_text
+from girih.comm.service import as_text, from_text
 from girih.errors import GirihError, RemoteError, WireError, WireTimeout, named
 from girih.hierarchical.graph import ServerPart
 from girih.hierarchical.live_parts import Entry
@@ -59,16 +60,9 @@ class GroupClient:
     ) -> None:
         self.wire, self._stats = wire, stats
         self._titles = [title(RoleName.GROUP_SERVER, first + index) for index in range(len(addresses))]
-        self._clients = [
-            connect(
-                address,
-                secret=secret,
-                resolve=None
-                if registry is None
-                else resolver(registry, RoleName.GROUP_SERVER, first + index),
-            )
-            for index, address in enumerate(addresses)
-        ]
+        self._clients = connect_all(
+            RoleName.GROUP_SERVER, addresses, secret=secret, registry=registry, first=first
+        )
         self._every = range(len(addresses))
         counts = [0] * len(addresses)
         self._places: dict[str, tuple[int, int]] = {}  # part → its server, and its number there

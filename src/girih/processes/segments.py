@@ -94,11 +94,24 @@ def remove_segments(prefix: str) -> None:
 
 def start_of(pid: int | str) -> str:
     """Returns when a process began, in ticks since the machine did: its number may be another one's by now; "" where it has ended, waited for or not."""
+    fields = stat_fields(pid)
+    return "" if not fields or fields[0] in "ZX" else fields[19]
+
+
+def stat_fields(pid: int | str) -> list[str]:
+    """Fields of ``/proc/PID/stat`` from the state on; of systems without it, empty ones if there is such a process."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return ""
-    return "" if fields[0] in "ZX" else fields[19]
+        if os.path.isdir("/proc/self"):
+            return []
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return []
+    except OSError:
+        pass
+    return ["R", *[""] * 20]
 
 
 def _is_of_dead_owner(name: str) -> bool:

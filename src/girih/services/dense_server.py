@@ -9,146 +9,128 @@ Shapes: P numbers of the range.
 
 from __future__ import annotations
 
-import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 
 from girih.cluster.roles import RoleName
 from girih.comm.rpc import Request
-from girih.comm.service import Service, as_text
+from girih.comm.service import Meeting, Service
 from girih.errors import WireError
 from girih.hierarchical.averaging import BY_NAME, Averaging, DenseVerb
-from girih.telemetry.stats import Stats
-
-
-@dataclass
-class DenseServer:
-    """One server of several.
-
-    Attributes:
-        num_replicas: those that average.
-        averaging: name of the algorithm. rate: its elastic rate; None takes the algorithm's own.
-        address: where to listen; see :func:`girih.comm.service.listen`.
-    """
-
-    index: int
-    num_replicas: int
-    averaging: str
-    rate: float | None
-    address: str
-    secret: bytes
-    incarnation: int = 0
-    name: str = RoleName.DENSE_SERVER
-    stats: Stats = field(default_factory=Stats, repr=False, compare=False)
-
-    def run(self, ready: Callable[[str], None], stop: threading.Event) -> None:
-        """Serves until ``stop`` is set."""
-        make = partial(BY_NAME[self.averaging], self.num_replicas, self.rate)
-        _DenseServerWork(make, self.num_replicas, self.stats).serve(self, ready, stop)
 
 
 class _Vector:
     """A range of parameters that are averaged together: what waits for its rounds and meetings.
 
     Attributes:
-        waiting: for the round under way, by replica. met: for the meeting under way. left: rounds do not wait for these.
         size: P; None before it is known.
     """
 
-    def __init__(self, algorithm: Averaging) -> None:
+    def __init__(self, algorithm: Averaging, num_replicas: int) -> None:
         self.algorithm = algorithm
-        self.waiting: dict[int, Request] = {}
-        self.left: set[int] = set()
-        self.met: dict[int, Request] = {}
+        self.round, self.meeting = Meeting[Request](num_replicas), Meeting[Request](num_replicas)
         self.size: int | None = None
 
 
-class _DenseServerWork(Service):
-    """The work of a server, request by request."""
+@dataclass(kw_only=True)
+class DenseServer(Service):
+    """One server of several.
 
-    def __init__(self, make: Callable[[], Averaging], num_replicas: int, stats: Stats) -> None:
-        super().__init__({
-            DenseVerb.BEGIN: self._begin_vector, DenseVerb.AVERAGE: self._take_part, DenseVerb.LEAVE: self._leave_rounds, DenseVerb.MEET: self._meet_replicas,
-            DenseVerb.STATS: self._read_stats,
-        }, stats)  # fmt: skip
-        self._num_replicas = num_replicas
-        self._vectors: defaultdict[int, _Vector] = defaultdict(lambda: _Vector(make()))
-        self._stats = stats
+    Attributes:
+        num_replicas: those that average.
+        averaging: name of the algorithm. rate: its elastic rate; None takes the algorithm's own.
+    """
 
-    def _begin_vector(self, request: Request) -> None:
+    name = RoleName.DENSE_SERVER
+    verbs = DenseVerb
+    num_replicas: int
+    averaging: str
+    rate: float | None
+
+    def open(self, closing: ExitStack) -> None:
+        """See :class:`Service`."""
+        self._vectors: defaultdict[int, _Vector] = defaultdict(self._new_vector)
+        super().open(closing)
+
+    def _new_vector(self) -> _Vector:
+        return _Vector(BY_NAME[self.averaging](self.num_replicas, self.rate), self.num_replicas)
+
+    def on_begin(self, request: Request) -> None:
+        """See :class:`DenseVerb`."""
         (number,) = request.frame.fields
         _check(request, None, 1)
         model = np.array(request.frame.arrays[0])
         known = self._vectors.get(number)
-        if known is not None and (known.waiting or known.met) and known.size != len(model):
+        if known is not None and (known.round.waiting or known.meeting.waiting) and known.size != len(model):
             raise WireError(f"{len(model)} numbers of vector {number}; replicas wait with {known.size}")
         vector = self._vectors[number]
         vector.algorithm.begin(model)
         vector.size = len(model)
         request.reply()
 
-    def _take_part(self, request: Request) -> None:
+    def on_average(self, request: Request) -> None:
+        """See :class:`DenseVerb`."""
         replica, number = self._called(request)
         vector = self._begun(number)
         _check(request, vector, 1)
-        vector.waiting[replica] = request
-        self._average_if_all_are_there(vector)
+        vector.round.waiting[replica] = request
+        self._average_if_complete(vector)
 
-    def _leave_rounds(self, request: Request) -> None:
+    def on_leave(self, request: Request) -> None:
+        """See :class:`DenseVerb`."""
         replica, number = self._called(request)
-        self._vectors[number].left.add(replica)
-        self._average_if_all_are_there(self._vectors[number])
+        self._vectors[number].round.absent.add(replica)
+        self._average_if_complete(self._vectors[number])
         request.reply()
 
-    def _average_if_all_are_there(self, vector: _Vector) -> None:
-        missing = self._num_replicas - len(vector.waiting.keys() | vector.left)
-        if not vector.waiting or (vector.algorithm.together and missing):
+    def _average_if_complete(self, vector: _Vector) -> None:
+        together = vector.algorithm.together
+        if not vector.round.waiting or (together and not vector.round.is_complete):
             return
-        requests = [vector.waiting[replica] for replica in sorted(vector.waiting)]
-        vector.waiting = {}
+        requests = vector.round.end()
         with _failing(requests):
             replicas = np.stack([peer.frame.arrays[0] for peer in requests])
-            if vector.algorithm.together and len(requests) < self._num_replicas:
+            if together and len(requests) < self.num_replicas:
                 corrections = np.zeros_like(replicas)
             else:
-                with self._stats.spans("average"):
+                with self.stats.spans("average"):
                     corrections = vector.algorithm.round(replicas)
-                self._stats.counters["rounds"] += 1
+                self.stats.counters["rounds"] += 1
             for request, correction in zip(requests, corrections, strict=True):
-                self._stats.sent("dense", correction.nbytes)
+                self.stats.sent("dense", correction.nbytes)
                 request.reply((), (correction,))
 
-    def _meet_replicas(self, request: Request) -> None:
+    def on_meet(self, request: Request) -> None:
+        """See :class:`DenseVerb`."""
         replica, number = self._called(request)
         vector = self._begun(number)
         _check(request, vector, 2)
         shape = request.frame.arrays[1].shape
-        for other, met in vector.met.items():
+        for other, met in vector.meeting.waiting.items():
             expected = met.frame.arrays[1].shape
             if other != replica and shape != expected:
                 raise WireError(f"buffers {list(shape)} of replica {replica}; expected {list(expected)}")
-        vector.met[replica] = request
-        if len(vector.met) < self._num_replicas:
+        vector.meeting.waiting[replica] = request
+        if not vector.meeting.is_complete:
             return
-        requests = [vector.met[replica] for replica in sorted(vector.met)]
-        vector.met, vector.left = {}, set()
+        requests = vector.meeting.end()
+        vector.round.absent.clear()
         with _failing(requests):
             parameters, buffers = (np.stack([peer.frame.arrays[n] for peer in requests]) for n in range(2))
             model, mean = vector.algorithm.model(parameters), buffers.mean(axis=0)
             for peer in requests:
-                self._stats.sent("dense", model.nbytes + mean.nbytes)
+                self.stats.sent("dense", model.nbytes + mean.nbytes)
                 peer.reply((), (model, mean))
 
     def _called(self, request: Request) -> tuple[int, int]:
         """The replica that asks, and the number of the vector."""
         replica, number = request.frame.fields
-        if not 0 <= replica < self._num_replicas:
-            raise WireError(f"replica {replica}; expected 0 to {self._num_replicas - 1}")
+        if not 0 <= replica < self.num_replicas:
+            raise WireError(f"replica {replica}; expected 0 to {self.num_replicas - 1}")
         return replica, number
 
     def _begun(self, number: int) -> _Vector:
@@ -156,9 +138,6 @@ class _DenseServerWork(Service):
         if vector is None or vector.size is None:
             raise WireError(f"vector {number} was not begun here")
         return vector
-
-    def _read_stats(self, request: Request) -> None:
-        request.reply((), (as_text(self._stats.snapshot(spans=bool(request.frame.fields[0]))),))
 
 
 def _check(request: Request, vector: _Vector | None, num_arrays: int) -> None:

@@ -17,12 +17,11 @@ Shapes: G groups, K keys, T tables, W columns of a row.
 from __future__ import annotations
 
 import math
-import threading
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -33,7 +32,7 @@ from girih.checkpoint.parts import PartReader
 from girih.checkpoint.storage import Storage
 from girih.cluster.roles import RoleName
 from girih.comm.rpc import Request
-from girih.comm.service import Service, as_float, as_text, attempt, from_text
+from girih.comm.service import Meeting, Service, as_float, as_text, attempt, from_text
 from girih.errors import Lost, NonFiniteError, WireError
 from girih.processes.segments import remove_segments
 from girih.publishing.shards import SegmentRows
@@ -53,7 +52,7 @@ from girih.sparse.routing.shard_reader import ShardReader
 from girih.sparse.spec import SparseSpec
 from girih.store import Push
 from girih.store.spec import LAST_STEP
-from girih.telemetry.stats import UPDATES_SINCE_READ, Stats
+from girih.telemetry.stats import UPDATES_SINCE_READ
 
 
 @dataclass(frozen=True)
@@ -71,39 +70,34 @@ _Part = tuple[Request, _Reads]
 """A trainer's request with the gradients of a step, or to drop it; and what it read for them."""
 
 
-@dataclass
-class EmbeddingServer:
-    """One server of several, with as many shards of every table as each other.
+@dataclass(kw_only=True)
+class EmbeddingServer(Service):
+    """One server of several, with as many shards of every table as each other; files are written beside the requests.
 
     Attributes:
         num_senders: how many number their pushes by themselves, so that those sent again are applied once; None where nothing
             is sent again.
-        recovery_note: see :class:`girih.cluster.roles.Role`.
+        recovery_note: see :class:`Service`.
         num_contributors: how many trainers' gradients of a step are applied as one; 1 applies each as it comes.
-        address: where to listen; see :func:`girih.comm.service.listen`.
         segment: begins the names of shared memory: shards lie there, unless ``[store]`` says otherwise. None keeps
             them private to the process.
     """
 
+    name = RoleName.EMBEDDING_SERVER
+    verbs = SparseVerb
     spec: SparseSpec
-    index: int
     num_servers: int
     num_contributors: int
-    address: str
-    secret: bytes
     segment: str | None = None
-    incarnation: int = 0
-    name: str = RoleName.EMBEDDING_SERVER
     num_senders: int | None = None
     recovery_note: str = ""
-    stats: Stats = field(default_factory=Stats, repr=False, compare=False)
 
-    def run(self, ready: Callable[[str], None], stop: threading.Event) -> None:
-        """Serves until ``stop`` is set."""
+    def open(self, closing: ExitStack) -> None:
+        """See :class:`Service`."""
         segment = None if self.segment is None else f"{self.segment}-{self.index}"
         if segment is not None and not self.incarnation:  # one that was killed as it began may have made some
             remove_segments(f"{segment}-")
-        shards = LocalShards(
+        self._shards = LocalShards(
             self.spec.groups(),
             self.spec.store,
             place=self.index,
@@ -111,67 +105,39 @@ class EmbeddingServer:
             segment=segment,
             attach=self.incarnation > 0,
         )
-        self.recovery_note = shards.repair_summary()
-        try:
-            with (
-                ThreadPoolExecutor(1, "girih-write") as writing,
-                ThreadPoolExecutor(2, "girih-send") as sending,
-            ):
-                work = _EmbeddingServerWork(
-                    shards, self.num_contributors, self.num_senders, writing, sending, self.stats
-                )
-                work.serve(self, ready, stop)
-        finally:
-            self.stats.unwatch()
-            shards.close()
-            if segment is not None:
-                remove_segments(f"{segment}-")
-
-
-class _EmbeddingServerWork(Service):
-    """The work of a server, request by request; files are written beside the others."""
-
-    def __init__(
-        self,
-        shards: LocalShards,
-        num_contributors: int,
-        num_senders: int | None,
-        writing: ThreadPoolExecutor,
-        sending: ThreadPoolExecutor,
-        stats: Stats,
-    ) -> None:
-        super().__init__({
-            SparseVerb.LOOKUP: self._lookup, SparseVerb.UPDATE: self._take_part, SparseVerb.DROP: self._take_part,
-            SparseVerb.RESET: self._reset, SparseVerb.STATS: self._read_stats, SparseVerb.SAVE: self._begin_save, SparseVerb.LOAD: self._load,
-            SparseVerb.HAS_CHANGES: self._has_changes, SparseVerb.SEGMENT: self._begin_segment,
-        }, stats)  # fmt: skip
-        self._shards, self._writing, self._sending = shards, writing, sending
-        self._segments: dict[bool, SegmentRows] = {}  # by whether it has all rows: begun, and not ended
-        self._num_contributors, self._num_senders = num_contributors, num_senders
-        self._readers = [ShardReader(stores, shards.pool) for stores in shards.stores]
+        closing.callback(remove_segments, "" if segment is None else f"{segment}-")
+        closing.callback(self._shards.close)
+        closing.callback(self.stats.unwatch)
+        self.recovery_note = self._shards.repair_summary()
+        self._readers = [ShardReader(stores, self._shards.pool) for stores in self._shards.stores]
         self._reads: dict[tuple[int, int], _Reads] = {}  # by trainer and number
         self._num_updates = 0  # of all trainers
         self._done: defaultdict[int, DoneBatches] = defaultdict(DoneBatches)  # of each trainer
-        self._parts: defaultdict[int, dict[int, _Part]] = defaultdict(dict)  # of each turn, by trainer
+        # of each turn, by trainer
+        self._turns: defaultdict[int, Meeting[_Part]] = defaultdict(lambda: Meeting(self.num_contributors))
         self._num_lost, self._last_step = 0, 0
-        self._stats = stats
-        stats.watch(shards.live)
-        self._save: ShardsSave | None = None
+        self._saves: dict[str, ShardsSave | SegmentRows] = {}  # begun and not ended
+        self._writing = closing.enter_context(ThreadPoolExecutor(1, "girih-write"))
+        self._sending = closing.enter_context(ThreadPoolExecutor(2, "girih-send"))
+        self.stats.watch(self._shards.live)
+        super().open(closing)
 
     def handle(self, request: Request) -> None:
         """Takes a request in."""
         if request.frame.kind == SparseVerb.WRITE:
-            self._writing.submit(attempt, request, partial(self._write, request))
+            self._writing.submit(attempt, request, partial(self._finish, "save", request))
         elif request.frame.kind == SparseVerb.SEND:
-            self._sending.submit(attempt, request, partial(self._send, request))
+            name = _segment_name(is_whole=bool(request.frame.fields[0]))
+            self._sending.submit(attempt, request, partial(self._finish, name, request))
         else:
             super().handle(request)
 
-    def _lookup(self, request: Request) -> None:
+    def on_lookup(self, request: Request) -> None:
+        """See :class:`SparseVerb`."""
         _, trainer, number, step, answered, train = request.frame.fields
         self._check_keys(request, number)
         reads, values, absent, staleness = [], [], [], 0
-        with self._stats.spans("lookup"):
+        with self.stats.spans("lookup"):
             for g, reader in enumerate(self._readers):
                 lengths, keys, counts = request.frame.arrays[3 * g : 3 * g + 3]
                 group_keys, rows = reader.read(
@@ -181,8 +147,8 @@ class _EmbeddingServerWork(Service):
                 values.append(rows)
                 if not train:
                     absent.append(group_keys.absent()[group_keys.inverse].view(np.uint8))
-                self._stats.counters["served_keys"] += len(keys)
-        self._stats.sent("embeddings", sum(rows.nbytes for rows in values) + sum(map(len, absent)))
+                self.stats.counters["served_keys"] += len(keys)
+        self.stats.sent("embeddings", sum(rows.nbytes for rows in values) + sum(map(len, absent)))
         if train:
             self._done[trainer].reach(answered)
             staleness = number - self._done[trainer].count
@@ -204,7 +170,7 @@ class _EmbeddingServerWork(Service):
                 raise WireError(f"keys of {list(lengths.shape)} tables; expected all of the group's")
             KeysOfAll.of(keys, counts, lengths[None, :])
 
-    def _take_part(self, request: Request) -> None:
+    def on_update(self, request: Request) -> None:
         """Takes one trainer's gradients of a step, or word that it drops it; applies a turn's once all are here."""
         sample, trainer, number, turn = request.frame.fields[:4]
         key = trainer, number
@@ -217,7 +183,7 @@ class _EmbeddingServerWork(Service):
             return
         if request.frame.kind == SparseVerb.UPDATE:
             if reads is no_reads:
-                if self._num_senders is None:
+                if self.num_senders is None:
                     raise WireError(
                         f"gradients of sample {sample}, whose rows this server has not read for its sender"
                     )
@@ -227,9 +193,11 @@ class _EmbeddingServerWork(Service):
                 reads = self._reads_sent_with(request)
             self._check(request, reads)
         self._reads.pop(key, None)
-        self._parts[turn][trainer] = request, reads
-        if len(self._parts[turn]) == self._num_contributors:
-            self._apply_turn(self._parts.pop(turn))
+        self._turns[turn].waiting[trainer] = request, reads
+        if self._turns[turn].is_complete:
+            self._apply_turn(self._turns.pop(turn).end())
+
+    on_drop = on_update
 
     def _reads_sent_with(self, request: Request) -> _Reads:
         """The keys that gradients came with, whose rows were read in an earlier life of this server."""
@@ -247,7 +215,7 @@ class _EmbeddingServerWork(Service):
         return reads, None
 
     def _push_of(self, trainer: int, turn: int) -> Push | None:
-        return None if self._num_senders is None else push_of(self._num_senders, trainer, turn)
+        return None if self.num_senders is None else push_of(self.num_senders, trainer, turn)
 
     def _was_applied(self, trainer: int, turn: int) -> bool:
         """Whether a turn was ended before this part of it came, again."""
@@ -270,22 +238,22 @@ class _EmbeddingServerWork(Service):
                     gradient, len(read.keys), reader.dim, f"gradients of group {reader.stores[0].spec.name!r}"
                 )
 
-    def _apply_turn(self, parts: dict[int, _Part]) -> None:
-        in_order = [parts[trainer] for trainer in sorted(parts)]
-        _, trainer, _, turn = in_order[0][0].frame.fields[:4]
-        updates = [part for part in in_order if part[0].frame.kind == SparseVerb.UPDATE]
+    def _apply_turn(self, parts: Sequence[_Part]) -> None:
+        """Applies what trainers did in a turn, in their order."""
+        _, trainer, _, turn = parts[0][0].frame.fields[:4]
+        updates = [part for part in parts if part[0].frame.kind == SparseVerb.UPDATE]
         try:
-            with self._stats.spans("update"):
+            with self.stats.spans("update"):
                 self._apply(updates, self._push_of(trainer, turn))
         except Exception as error:
-            for request, _ in in_order:
+            for request, _ in parts:
                 request.fail(error)
             return
         for _, (_, num_before) in updates:
             if num_before is not None:
-                self._stats.histograms[UPDATES_SINCE_READ][self._num_updates - num_before] += 1
+                self.stats.histograms[UPDATES_SINCE_READ][self._num_updates - num_before] += 1
         self._num_updates += bool(updates)
-        for request, _ in in_order:
+        for request, _ in parts:
             _, trainer, number = request.frame.fields[:3]
             self._done[trainer].add(number)
             request.reply()
@@ -320,77 +288,67 @@ class _EmbeddingServerWork(Service):
         if push is not None and len(sums) < len(self._readers):
             self._shards.note_push(push)
 
-    def _reset(self, request: Request) -> None:
+    def on_reset(self, request: Request) -> None:
         """Drops what trainers that are gone have read, and their part of steps that others never ended."""
-        self._num_lost += len(self._reads) + sum(map(len, self._parts.values()))
+        self._num_lost += len(self._reads) + sum(len(turn.waiting) for turn in self._turns.values())
         self._reads.clear()
-        self._parts.clear()
+        self._turns.clear()
         self._done.clear()
         self._shards.forget_pushes()
-        save, self._save = self._save, None
-        if save is not None:
-            save.close()
-        self._end_segments()
         self._writing.submit(int).result()  # one that is being written, which nobody will complete
+        for name in list(self._saves):
+            self._end_save(name)
         request.reply((self._num_lost, self._last_step))
 
-    def _read_stats(self, request: Request) -> None:
+    def snapshot(self, *, spans: bool) -> object:
+        """See :class:`Service`."""
         store = {"store": self._shards.counters(), "rows": self._shards.rows()}
-        request.reply((), (as_text({**self._stats.snapshot(spans=bool(request.frame.fields[0])), **store}),))
+        return {**self.stats.snapshot(spans=spans), **store}
 
-    def _begin_save(self, request: Request) -> None:
-        if self._save is not None:  # of whoever did not hear that it began
-            self._save.close()
-        if (whole := self._segments.get(True)) is not None:
+    def on_save(self, request: Request) -> None:
+        """See :class:`SparseVerb`."""
+        self._end_save("save")  # of whoever did not hear that it began
+        whole = self._saves.get(_segment_name(is_whole=True))
+        if whole is not None and not isinstance(whole, ShardsSave):
             whole.wait_copied()
-        self._save = self._shards.begin_save(Storage(from_text(request.frame.arrays[0])))
+        self._saves["save"] = self._shards.begin_save(Storage(from_text(request.frame.arrays[0])))
         request.reply()
 
-    def _write(self, request: Request) -> None:
-        save, self._save = self._save, None
-        parts: Parts = {}
-        if save is None and request.frame.fields[0]:
-            raise Lost("the rows as they were when this save began are gone: their server came back since")
-        if save is not None:
-            with closing(save):
-                parts = save.write() if request.frame.fields[0] else {}
-        request.reply((), (as_text(parts),))
-
-    def _has_changes(self, request: Request) -> None:
+    def on_has_changes(self, request: Request) -> None:
+        """See :class:`SparseVerb`."""
         (since,) = request.frame.fields
         request.reply((int(self._shards.knows_changes(since)),))
 
-    def _begin_segment(self, request: Request) -> None:
+    def on_segment(self, request: Request) -> None:
+        """See :class:`SparseVerb`."""
         number, since = request.frame.fields
-        before = self._segments.pop(since == NO_VERSION, None)
-        if before is not None:  # of whoever did not hear that it began
-            before.close()
+        name = _segment_name(is_whole=since == NO_VERSION)
+        self._end_save(name)
         writer = Storage(from_text(request.frame.arrays[0]))
-        rows = self._shards.begin_segment(writer, number, None if since == NO_VERSION else since)
-        self._segments[since == NO_VERSION] = rows
+        self._saves[name] = self._shards.begin_segment(writer, number, None if since == NO_VERSION else since)
         request.reply()
 
-    def _send(self, request: Request) -> None:
-        whole, write = map(bool, request.frame.fields)
-        rows = self._segments.get(whole)
-        parts: Parts = {}
-        if rows is None and write:
-            raise Lost("the rows of this segment are gone: their server came back since it began")
-        if rows is not None:
-            try:
-                parts = rows.write() if write else {}
-            finally:
-                rows.close()
-                if self._segments.get(whole) is rows:
-                    del self._segments[whole]
+    def _finish(self, name: str, request: Request) -> None:
+        """Writes a save that was begun, or drops it."""
+        save, must_write = self._saves.get(name), request.frame.fields[-1]
+        if save is None and must_write:
+            raise Lost(f"the rows of this {name} are gone: their server came back since it began")
+        try:
+            parts: Parts = save.write() if save is not None and must_write else {}
+        finally:
+            if self._saves.get(name) is save:
+                self._end_save(name)
         request.reply((), (as_text(parts),))
 
-    def _end_segments(self) -> None:
-        """Ends segments that nobody will complete."""
-        for rows in list(self._segments.values()):
-            rows.close()
-        self._segments.clear()
+    def _end_save(self, name: str) -> None:
+        if (save := self._saves.pop(name, None)) is not None:
+            save.close()
 
-    def _load(self, request: Request) -> None:
+    def on_load(self, request: Request) -> None:
+        """See :class:`SparseVerb`."""
         self._shards.load(PartReader.from_dict(from_text(request.frame.arrays[0])))
         request.reply()
+
+
+def _segment_name(*, is_whole: bool) -> str:
+    return "snapshot" if is_whole else "segment"

@@ -9,8 +9,8 @@ Shapes: B examples, G groups, U unique keys of a group, S servers, W columns of 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count, pairwise
@@ -21,10 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from girih.cluster.roles import RoleName
-from girih.comm.peers import CONNECTED_S, RETURN_S, calls_of, connect_all
 from girih.comm.registry import Registry
-from girih.comm.rpc import Client, Frame, Reply, Request
-from girih.comm.service import Service, answer, as_text
+from girih.comm.registry.remote import CONNECTED_S, RETURN_S, calls_of, connect_all
+from girih.comm.rpc import Frame, Reply, Request
+from girih.comm.service import Service, answer
 from girih.data.batch import Batch
 from girih.errors import GirihError, Lost, WireError
 from girih.sparse.groups.bags import Gradients
@@ -35,7 +35,6 @@ from girih.sparse.protocol import KEYS_MISSING, TOOK_NO_PART, BatchCodec, Sparse
 from girih.sparse.routing.key_router import KeyRouter, RoutedKeys
 from girih.sparse.spec import SparseSpec
 from girih.store.spec import LAST_STEP
-from girih.telemetry.stats import Stats
 
 LIFE_BITS = 40
 """Samples are numbered by life, so that those of an earlier one are known."""
@@ -59,35 +58,30 @@ class _KeptIds:
         return [part for asked in self.asked for part in asked.of_place(server)[:2]]
 
 
-@dataclass
-class EmbeddingWorker:
+@dataclass(kw_only=True)
+class EmbeddingWorker(Service):
     """One worker of several.
 
     Attributes:
         servers: where the embedding servers listen.
         shards_each: shards of one server.
         registry: where a server that came back is found.
-        address: where to listen; see :func:`girih.comm.service.listen`.
         resends: whether what one did not answer, or another life of this worker had read, is sent again.
         prefetch: whether unique keys are found and routed as soon as ids come, and not when a trainer asks for them.
     """
 
+    name = RoleName.EMBEDDING_WORKER
+    verbs = SparseVerb
     spec: SparseSpec
     codec: BatchCodec
-    index: int
     servers: tuple[str, ...]
     shards_each: int
-    address: str
-    secret: bytes
     registry: Registry | None = None
-    incarnation: int = 0
     prefetch: bool = False
     resends: bool = False
-    name: str = RoleName.EMBEDDING_WORKER
-    stats: Stats = field(default_factory=Stats, repr=False, compare=False)
 
-    def run(self, ready: Callable[[str], None], stop: threading.Event) -> None:
-        """Serves until ``stop`` is set."""
+    def open(self, closing: ExitStack) -> None:
+        """See :class:`Service`."""
         clients = connect_all(
             RoleName.EMBEDDING_SERVER,
             self.servers,
@@ -95,45 +89,30 @@ class EmbeddingWorker:
             registry=self.registry,
             timeout_s=RETURN_S if self.resends else CONNECTED_S,
         )
-        try:
-            _EmbeddingWorkerWork(self, clients).serve(self, ready, stop)
-        finally:
-            for client in clients:
-                client.close()
-
-
-class _EmbeddingWorkerWork(Service):
-    """The work of a worker, request by request."""
-
-    def __init__(self, role: EmbeddingWorker, clients: Sequence[Client]) -> None:
-        super().__init__({
-            SparseVerb.STORE_IDS: self._store_ids, SparseVerb.DROP_IDS: self._drop_ids, SparseVerb.PULL: self._pull, SparseVerb.PEEK: self._peek,
-            SparseVerb.PUSH: self._push, SparseVerb.DROP: self._drop, SparseVerb.STATS: self._read_stats,
-        }, role.stats)  # fmt: skip
-        self._codec, self._clients = role.codec, clients
-        self._groups = role.spec.groups()
+        self._clients = [closing.enter_context(client) for client in clients]
+        self._groups = self.spec.groups()
         self._features = FeatureCounts(self._groups)
-        self._routers = [KeyRouter(group, len(clients), role.shards_each) for group in self._groups]
+        self._routers = [KeyRouter(group, len(self._clients), self.shards_each) for group in self._groups]
         self._samples: dict[int, _KeptIds] = {}
-        self._prefetch, self._resends = role.prefetch, role.resends
-        self._life = role.incarnation
-        self._numbers = count((self._life << LIFE_BITS) + 1)
-        self._stats = role.stats
-        self._stats.watch(lambda: {"queues": {"samples": len(self._samples)}, **calls_of(clients)})
+        self._numbers = count((self.incarnation << LIFE_BITS) + 1)
+        self.stats.watch(lambda: {"queues": {"samples": len(self._samples)}, **calls_of(self._clients)})
+        super().open(closing)
 
-    def _store_ids(self, request: Request) -> None:
+    def on_store_ids(self, request: Request) -> None:
+        """See :class:`SparseVerb`."""
         of_pass, trainer, share, _ = request.frame.fields
         number = next(self._numbers)
         self._samples[number] = sample = _KeptIds(self._batch(request), (of_pass, trainer, share))
         request.reply((number,))
-        if self._prefetch:
+        if self.prefetch:
             self.afterwards(lambda: self._find_keys(sample))
 
     def _batch(self, request: Request) -> Batch:
-        with self._stats.spans("unpack"):
-            return self._codec.unpack_ids(request.frame.arrays, request.frame.fields[-1])
+        with self.stats.spans("unpack"):
+            return self.codec.unpack_ids(request.frame.arrays, request.frame.fields[-1])
 
-    def _drop_ids(self, request: Request) -> None:
+    def on_drop_ids(self, request: Request) -> None:
+        """See :class:`SparseVerb`."""
         of_pass, trainer, taken = request.frame.fields
         for number, sample in list(self._samples.items()):
             # one that was taken may have its request to pull still on the way
@@ -145,8 +124,9 @@ class _EmbeddingWorkerWork(Service):
                 del self._samples[number]
         request.reply()
 
-    def _pull(self, request: Request) -> None:
-        number, _, batch, step, answered = _fields(request, 5)
+    def on_pull(self, request: Request) -> None:
+        """See :class:`SparseVerb`."""
+        number, _, batch, step, answered = request.frame.fields
         if batch < 0 or answered < 0 or not 1 <= step <= LAST_STEP:
             raise WireError(
                 f"batch {batch}, step {step}, {answered} answered; expected 0 or more, 1 to {LAST_STEP}, 0 or more"
@@ -156,7 +136,8 @@ class _EmbeddingWorkerWork(Service):
         self._features.add_training(sample.batch)
         self._ask(request, sample, (*request.frame.fields, 1))
 
-    def _peek(self, request: Request) -> None:
+    def on_peek(self, request: Request) -> None:
+        """See :class:`SparseVerb`."""
         self._ask(request, _KeptIds(self._batch(request), None), (0, 0, 0, 0, 0, 0))
 
     def _ask(self, request: Request, sample: _KeptIds, fields: tuple[int, ...]) -> None:
@@ -166,41 +147,42 @@ class _EmbeddingWorkerWork(Service):
             [part for asked in sample.asked for part in asked.of_place(server)]
             for server in range(len(self._clients))
         ]
-        self._stats.sent("ids", sum(part.nbytes for of_server in parts for part in of_server))
+        self.stats.sent("ids", sum(part.nbytes for of_server in parts for part in of_server))
         self._call_all(SparseVerb.LOOKUP, fields, parts, request, partial(self._pool_rows, request, sample))
 
     def _find_keys(self, sample: _KeptIds) -> None:
         """Finds and routes the unique keys of a batch, unless that is done."""
         if not sample.asked:
-            with self._stats.spans("dedup"):
+            with self.stats.spans("dedup"):
                 sample.asked = [router.ask(sample.batch) for router in self._routers]
 
     def _pool_rows(self, request: Request, sample: _KeptIds, frames: list[Frame]) -> None:
         outputs: list[NDArray[Any]] = []
-        with self._stats.spans("pool"):
+        with self.stats.spans("pool"):
             for g, (router, asked) in enumerate(zip(self._routers, sample.asked, strict=True)):
                 sizes, spec = np.diff(asked.bounds()).tolist(), router.group.spec
                 rows = UniqueRows.received(
                     [frame.arrays[g] for frame in frames], sizes, spec.dim, f"rows of group {spec.name!r}"
                 )
-                take = None if self._codec.float16_embeddings else request.buffer
+                take = None if self.codec.float16_embeddings else request.buffer
                 outputs += router.bags.pool(rows, asked.keys, sample.batch, take)
                 absent = [array for frame in frames for array in frame.arrays[len(self._groups) + g :][:1]]
                 if absent:  # in evaluations
                     inverse = asked.keys.inverse
                     self._features.add_evaluation(sample.batch, router.group, inverse, np.concatenate(absent))
-            packed = self._codec.pack_embeddings(outputs)
+            packed = self.codec.pack_embeddings(outputs)
         bounds = sequence_bounds(self._groups, sample.batch)
-        self._stats.sent("embeddings", sum(array.nbytes for array in packed))
+        self.stats.sent("embeddings", sum(array.nbytes for array in packed))
         request.reply((max(frame.fields[0] for frame in frames),), (*packed, *bounds))
 
-    def _push(self, request: Request) -> None:
-        number, *_ = _fields(request, 6)
+    def on_push(self, request: Request) -> None:
+        """See :class:`SparseVerb`."""
+        number, _, _, _, _, _ = request.frame.fields
         sample = self._kept(number)
         self._find_keys(sample)  # its rows were read in an earlier life, if not in this one
         parts: list[list[NDArray[Any]]] = [[] for _ in self._clients]
-        with self._stats.spans("scatter"):
-            gradients = by_group(self._groups, self._codec.unpack_gradients(request.frame.arrays))
+        with self.stats.spans("scatter"):
+            gradients = by_group(self._groups, self.codec.unpack_gradients(request.frame.arrays))
             for router, asked, group_gradients in zip(self._routers, sample.asked, gradients, strict=True):
                 totals = np.empty(TOOK_NO_PART, np.float32)
                 if any(gradient is not None for gradient in group_gradients):
@@ -208,7 +190,7 @@ class _EmbeddingWorkerWork(Service):
                     totals, _ = router.bags.scatter(group_gradients, asked.keys, sample.batch)
                 for of_server, (first, behind) in zip(parts, pairwise(asked.bounds()), strict=True):
                     of_server.append(totals[first:behind])
-        self._stats.sent("gradients", sum(part.nbytes for of_server in parts for part in of_server))
+        self.stats.sent("gradients", sum(part.nbytes for of_server in parts for part in of_server))
         self._call_all(
             SparseVerb.UPDATE,
             request.frame.fields,
@@ -222,11 +204,13 @@ class _EmbeddingWorkerWork(Service):
         self._samples.pop(request.frame.fields[0], None)
         request.reply()
 
-    def _drop(self, request: Request) -> None:
-        fields, no_arrays = _fields(request, 4), [()] * len(self._clients)
-        if not self._was_lost(fields[0]):
-            self._kept(fields[0])
-            del self._samples[fields[0]]
+    def on_drop(self, request: Request) -> None:
+        """See :class:`SparseVerb`."""
+        number, _, _, _ = fields = request.frame.fields
+        if not self._was_lost(number):
+            self._kept(number)
+            del self._samples[number]
+        no_arrays = [()] * len(self._clients)
         self._call_all(SparseVerb.DROP, fields, no_arrays, request, lambda _: request.reply())
 
     def _kept(self, number: int) -> _KeptIds:
@@ -246,12 +230,12 @@ class _EmbeddingWorkerWork(Service):
 
     def _was_lost(self, number: int) -> bool:
         """Whether a number was given by an earlier life of this worker."""
-        return 0 < number < self._life << LIFE_BITS
+        return 0 < number < self.incarnation << LIFE_BITS
 
-    def _read_stats(self, request: Request) -> None:
-        self._stats.gauges["kept_samples"] = len(self._samples)
-        snapshot = self._stats.snapshot(spans=bool(request.frame.fields[0]))
-        request.reply((), (as_text({**snapshot, "features": self._features.read()}),))
+    def snapshot(self, *, spans: bool) -> object:
+        """See :class:`Service`."""
+        self.stats.gauges["kept_samples"] = len(self._samples)
+        return {**self.stats.snapshot(spans=spans), "features": self._features.read()}
 
     def _call_all(
         self,
@@ -277,7 +261,7 @@ class _EmbeddingWorkerWork(Service):
             reply.add_done_callback(lambda _: answered(server, reply))
 
         def answered(server: int, reply: Reply) -> None:
-            if self._resends and _is_to_come_again(verb, reply):
+            if self.resends and _is_to_come_again(verb, reply):
                 self.later(request, lambda: ask(server, () if keys is None else keys(server)))
                 return
             replies[server] = reply
@@ -294,13 +278,6 @@ def _is_to_come_again(verb: SparseVerb, reply: Reply) -> bool:
     if error is not None:
         return isinstance(error, Lost)
     return verb == SparseVerb.UPDATE and reply.result().fields == (KEYS_MISSING,)
-
-
-def _fields(request: Request, count: int) -> tuple[int, ...]:
-    """The integers of a request, if they are as many as it is to have."""
-    if len(request.frame.fields) != count:
-        raise WireError(f"kind {request.frame.kind}: {len(request.frame.fields)} integers; expected {count}")
-    return request.frame.fields
 
 
 def _check_gradients(gradients: Gradients, group: Group, batch: Batch) -> None:

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 
 from girih.cluster.roles import RoleName
-from girih.comm.peers import CONNECTED_S, RETURN_S, calls_of, connect_all
 from girih.comm.registry import Registry
-from girih.comm.rpc import Client, Request
+from girih.comm.registry.remote import CONNECTED_S, RETURN_S, calls_of, connect_all
+from girih.comm.rpc import Request
 from girih.comm.service import Service, answers, as_text, from_text
 from girih.data import Dataset
 from girih.data.batch import Batch, label_scale, share_of
@@ -35,7 +35,6 @@ from girih.data.shared_scans import ScanCursor, SharedScans
 from girih.errors import Lost, WireError
 from girih.sparse.protocol import BatchCodec, SparseVerb
 from girih.telemetry.busy import holding, waiting
-from girih.telemetry.stats import Stats
 
 
 @dataclass
@@ -119,73 +118,30 @@ OVER: Answer = partial(Request.fail, error=ValueError("this pass is over"))
 
 
 @dataclass
-class Loader:
-    """One loader of several.
+class ShareQueues:
+    """Shares of one trainer that are ready, and requests that wait for one. It knows no thread and no socket.
 
     Attributes:
-        trainers: those it serves, of ``num_trainers``.
-        workers: where the embedding workers listen; registry: where one that came back is found.
-        address: where to listen; see :func:`girih.comm.service.listen`.
-        in_step: whether all trainers do a step together.
-        workers_return: whether workers that are killed come back.
-    """
-
-    data: Dataset
-    codec: BatchCodec
-    index: int
-    trainers: tuple[int, ...]
-    num_trainers: int
-    workers: tuple[str, ...]
-    address: str
-    secret: bytes
-    registry: Registry | None = None
-    in_step: bool = True
-    workers_return: bool = False
-    incarnation: int = 0
-    name: str = RoleName.LOADER
-    stats: Stats = field(default_factory=Stats, repr=False, compare=False)
-
-    def run(self, ready: Callable[[str], None], stop: threading.Event) -> None:
-        """Serves until ``stop`` is set."""
-        clients = connect_all(
-            RoleName.EMBEDDING_WORKER,
-            self.workers,
-            secret=self.secret,
-            registry=self.registry,
-            timeout_s=RETURN_S if self.workers_return else CONNECTED_S,
-        )
-        work = _LoaderWork(self, clients)
-        try:
-            work.serve(self, ready, stop)
-        finally:
-            work.end()
-            for client in clients:
-                client.close()
-
-
-@dataclass
-class _TrainerQueues:
-    """Queues of one trainer: shares that are ready, and requests that wait for one, by its number.
-
-    Attributes:
+        ready: what answers requests. waiting: requests by the number of the share.
         next_number: of the first share that is ready, or will be; requests may come in another order.
         last: what all requests get that come after the shares, once there are no more.
-        dispatching: held while the ids of one of its shares go to a worker.
     """
 
     ready: deque[Answer] = field(default_factory=deque)
     waiting: dict[int, Request] = field(default_factory=dict)
     next_number: int = 0
     last: Answer | None = None
-    dispatching: threading.Lock = field(default_factory=threading.Lock)
 
-    def match(self) -> None:
-        """Answers all requests that can be answered."""
+    def match(self) -> list[tuple[Answer, Request]]:
+        """Takes out all requests that can be answered, each with its answer."""
+        matches = []
         while self.ready and self.next_number in self.waiting:
-            self.ready.popleft()(self.waiting.pop(self.next_number))
+            matches.append((self.ready.popleft(), self.waiting.pop(self.next_number)))
             self.next_number += 1
-        while self.last is not None and not self.ready and self.waiting:
-            self.last(self.waiting.popitem()[1])
+        if self.last is not None and not self.ready:
+            matches += [(self.last, request) for request in self.waiting.values()]
+            self.waiting.clear()
+        return matches
 
 
 class _Pass:
@@ -197,7 +153,7 @@ class _Pass:
 
     def __init__(
         self,
-        work: _LoaderWork,
+        loader: Loader,
         number: int,
         trainers: tuple[int, ...],
         epoch: int,
@@ -205,8 +161,10 @@ class _Pass:
         first: int = 0,
     ) -> None:
         self._number, self._epoch, self._start, self._first = number, epoch, start, first
-        self._work = work
-        self._lanes = {trainer: _TrainerQueues(next_number=first) for trainer in trainers}
+        self._loader = loader
+        self._lanes = {trainer: ShareQueues(next_number=first) for trainer in trainers}
+        # of each trainer, held while the ids of one of its shares go to a worker
+        self._dispatching = {trainer: threading.Lock() for trainer in trainers}
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._read, name="girih-read", daemon=True)
         self._thread.start()
@@ -221,18 +179,19 @@ class _Pass:
         with self._changing(trainer) as lane:
             lane.ready.clear()
             lane.last = OVER
-        with lane.dispatching:  # ids on their way would come after the word to forget them
+        with self._dispatching[trainer]:  # ids on their way would come after the word to forget them
             pass
         if self._is_over():
             self._thread.join()
 
     @contextmanager
-    def _changing(self, trainer: int) -> Iterator[_TrainerQueues]:
+    def _changing(self, trainer: int) -> Iterator[ShareQueues]:
         """One trainer's queues; once they are changed, whoever can be answered is."""
         with self._changed:
             lane = self._lanes[trainer]
             yield lane
-            lane.match()
+            for answer, request in lane.match():
+                answer(request)
             self._changed.notify_all()
 
     def num_ready(self) -> int:
@@ -243,7 +202,7 @@ class _Pass:
         return all(lane.last is not None for lane in self._lanes.values())
 
     def _read(self) -> None:
-        role = self._work.role
+        role = self._loader
         with role.stats.busy.working(len(self._lanes) / len(role.trainers)):
             last = self._serve(role)
         for trainer in self._lanes:
@@ -253,14 +212,14 @@ class _Pass:
     def _serve(self, role: Loader) -> Answer:
         """Gives out all shares; returns what answers requests for more."""
         try:
-            with closing(self._work.readings.reader(self._epoch, self._start)) as reader:
+            with closing(role.readings.reader(self._epoch, self._start)) as reader:
                 for number, (batch, after) in enumerate(reader, self._first):
                     for trainer, lane in self._lanes.items():
-                        with lane.dispatching:
+                        with self._dispatching[trainer]:
                             if not self._has_room(trainer):
                                 continue
                             share = share_of(batch, trainer, role.num_trainers)
-                            answer = self._work.dispatch(share, after, number, self._number, trainer)
+                            answer = role.dispatch(share, after, number, self._number, trainer)
                         with self._changing(trainer):
                             if lane.last is None:
                                 lane.ready.append(answer)
@@ -273,37 +232,59 @@ class _Pass:
 
     def _has_room(self, trainer: int) -> bool:
         """Waits until a trainer has taken enough; False where it wants no more."""
-        lane, most = self._lanes[trainer], self._work.role.data.read_ahead
+        lane, most = self._lanes[trainer], self._loader.data.read_ahead
         with self._changed:
             with waiting():
                 self._changed.wait_for(lambda: len(lane.ready) < most or lane.last is not None)
             return lane.last is None
 
 
-class _LoaderWork(Service):
-    """The work of a loader, request by request."""
+@dataclass(kw_only=True)
+class Loader(Service):
+    """One loader of several.
 
-    def __init__(self, role: Loader, workers: Sequence[Client]) -> None:
-        super().__init__({
-            SparseVerb.BEGIN: self._begin_pass, SparseVerb.RESUME: self._resume_pass, SparseVerb.NEXT: self._send_next_share, SparseVerb.END: self._end_pass,
-            SparseVerb.STORE_AGAIN: self._store_again, SparseVerb.STATS: self._read_stats,
-        }, role.stats)  # fmt: skip
-        self.role = role
-        size, rows = role.data.batch_size, role.data.shuffle_rows
+    Attributes:
+        trainers: those it serves, of ``num_trainers``.
+        workers: where the embedding workers listen; registry: where one that came back is found.
+        in_step: whether all trainers do a step together.
+        workers_return: whether workers that are killed come back.
+    """
+
+    name = RoleName.LOADER
+    verbs = SparseVerb
+    data: Dataset
+    codec: BatchCodec
+    trainers: tuple[int, ...]
+    num_trainers: int
+    workers: tuple[str, ...]
+    registry: Registry | None = None
+    in_step: bool = True
+    workers_return: bool = False
+
+    def open(self, closing: ExitStack) -> None:
+        """See :class:`Service`."""
+        clients = connect_all(
+            RoleName.EMBEDDING_WORKER,
+            self.workers,
+            secret=self.secret,
+            registry=self.registry,
+            timeout_s=RETURN_S if self.workers_return else CONNECTED_S,
+        )
+        self._clients = [closing.enter_context(client) for client in clients]
+        size, rows = self.data.batch_size, self.data.shuffle_rows
         kept = max(1, rows // LOOK_BACK // size)
-        if role.in_step:
+        if self.in_step:
             # one that came back reads for each trainer by itself, and none is far ahead of the others
-            kept = 1 + bool(role.incarnation) * FAR * role.data.read_ahead
-        self.readings = SharedScans(role.data, kept)
+            kept = 1 + bool(self.incarnation) * FAR * self.data.read_ahead
+        self.readings = SharedScans(self.data, kept)
         self._rereading = BatchReplay(self.readings)
-        self._workers = workers
         self._passes: dict[tuple[int, int], _Pass] = {}  # by number and trainer; one for all trainers in step
-        self._stats = role.stats
         # one dispatch at a time, of whichever reading, so that spans do not overlap
         self._dispatching = threading.Lock()
+        closing.callback(self._end_passes)
+        super().open(closing)
 
-    def end(self) -> None:
-        """Stops reading."""
+    def _end_passes(self) -> None:
         for (_, trainer), begun in self._passes.items():
             begun.end(trainer)
         self._rereading.close()
@@ -312,39 +293,41 @@ class _LoaderWork(Service):
         """Gives the ids to a worker; returns what answers a trainer with the rest (Persia §4.1, steps 1 and 2)."""
         worker, sample = self._store(share, batch, number, trainer)
         # the step's loss is the mean over the whole batch; of a trainer alone with its step, over its share
-        weight = share.share.weight if share.share is not None and self.role.in_step else 1.0
+        weight = share.share.weight if share.share is not None and self.in_step else 1.0
         whole = share.num_examples if share.share is None else share.share.num_examples
         arrays = [share.numeric, share.labels, np.array([weight]), as_text(after.to_dict())]
         if share.example_weights is not None:
             arrays.append(share.example_weights)
         if share.label_weights is not None:
             # of a trainer alone with its step, the scale too is that of its share
-            scale = label_scale(share if self.role.in_step else replace(share, share=None))
+            scale = label_scale(share if self.in_step else replace(share, share=None))
             arrays += [share.label_weights, np.array(scale, np.float64)]
         arrays = [np.ascontiguousarray(array) for array in arrays]
-        self._stats.sent("dense", sum(array.nbytes for array in arrays))
+        self.stats.sent("dense", sum(array.nbytes for array in arrays))
         return partial(Request.reply, fields=(1, worker, sample, whole), arrays=arrays)
 
     def _store(self, share: Batch, batch: int, number: int, trainer: int) -> tuple[int, int]:
         """Gives the ids to a worker; returns which, and the number under which it keeps them."""
-        worker = (batch + trainer) % len(self._workers)
-        with holding(self._dispatching), self._stats.spans("dispatch"):
-            ids = self.role.codec.pack_ids(share)
+        worker = (batch + trainer) % len(self._clients)
+        with holding(self._dispatching), self.stats.spans("dispatch"):
+            ids = self.codec.pack_ids(share)
             source = (number, trainer, batch, share.num_examples)
-            (kept,) = answers([self._workers[worker]], SparseVerb.STORE_IDS, source, ids, again=True)
-        self._stats.sent("ids", sum(array.nbytes for array in ids))
+            (kept,) = answers([self._clients[worker]], SparseVerb.STORE_IDS, source, ids, again=True)
+        self.stats.sent("ids", sum(array.nbytes for array in ids))
         return worker, kept.fields[0]
 
-    def _begin_pass(self, request: Request) -> None:
+    def on_begin(self, request: Request) -> None:
+        """See :class:`SparseVerb`."""
         number, trainer = request.frame.fields
         self._check(trainer)
         if (number, trainer) not in self._passes:
-            trainers = self.role.trainers if self.role.in_step and not self.role.incarnation else (trainer,)
+            trainers = self.trainers if self.in_step and not self.incarnation else (trainer,)
             begun = _Pass(self, number, trainers, *_where(from_text(request.frame.arrays[0])))
             self._passes |= {(number, member): begun for member in trainers}
         request.reply()
 
-    def _resume_pass(self, request: Request) -> None:
+    def on_resume(self, request: Request) -> None:
+        """See :class:`SparseVerb`."""
         number, trainer, share = request.frame.fields
         self._check(trainer, share)
         where = _where(from_text(request.frame.arrays[0]))
@@ -352,15 +335,17 @@ class _LoaderWork(Service):
         self._passes[number, trainer] = _Pass(self, number, (trainer,), *where, share)
         request.reply()
 
-    def _send_next_share(self, request: Request) -> None:
+    def on_next(self, request: Request) -> None:
+        """See :class:`SparseVerb`."""
         number, trainer, share = request.frame.fields
         if (number, trainer) not in self._passes:
-            error = Lost if self.role.incarnation else ValueError  # the life before may have known it
+            error = Lost if self.incarnation else ValueError  # the life before may have known it
             raise error(f"pass {number} is over")
-        self._rereading.pass_by(trainer, share - FAR * self.role.data.read_ahead)
+        self._rereading.pass_by(trainer, share - FAR * self.data.read_ahead)
         self._passes[number, trainer].next(trainer, share, request)
 
-    def _end_pass(self, request: Request) -> None:
+    def on_end(self, request: Request) -> None:
+        """See :class:`SparseVerb`."""
         self._leave(*request.frame.fields)
         request.reply()
 
@@ -370,29 +355,27 @@ class _LoaderWork(Service):
         ended = self._passes.pop((number, trainer), None)
         if ended is not None:
             ended.end(trainer)
-        answers(self._workers, SparseVerb.DROP_IDS, (number, trainer, taken), again=True)
+        answers(self._clients, SparseVerb.DROP_IDS, (number, trainer, taken), again=True)
 
-    def _store_again(self, request: Request) -> None:
+    def on_store_again(self, request: Request) -> None:
+        """See :class:`SparseVerb`."""
         number, trainer, share = request.frame.fields
         self._check(trainer, share)
         where = _where(from_text(request.frame.arrays[0]))
-        batch = self._rereading.batch(trainer, number, share, *where, most_skipped=len(self._workers))
-        trainer_share = share_of(batch, trainer, self.role.num_trainers)
+        batch = self._rereading.batch(trainer, number, share, *where, most_skipped=len(self._clients))
+        trainer_share = share_of(batch, trainer, self.num_trainers)
         request.reply(self._store(trainer_share, share, number, trainer))
 
     def _check(self, trainer: int, share: int = 0) -> None:
-        if trainer not in self.role.trainers or share < 0:
+        if trainer not in self.trainers or share < 0:
             raise WireError(
                 f"share {share} of trainer {trainer}; expected 0 or more, and one of"
-                f" {', '.join(map(str, self.role.trainers))}"
+                f" {', '.join(map(str, self.trainers))}"
             )
 
     def _live(self) -> dict[str, Any]:
         ready = sum(open_pass.num_ready() for open_pass in set(self._passes.copy().values()))
-        return {"queues": super()._live()["queues"] | {"shares": ready}, **calls_of(self._workers)}
-
-    def _read_stats(self, request: Request) -> None:
-        request.reply((), (as_text(self._stats.snapshot()),))
+        return {"queues": super()._live()["queues"] | {"shares": ready}, **calls_of(self._clients)}
 
 
 def _where(begin: object) -> tuple[int, Position | None]:

@@ -223,7 +223,7 @@ class Hierarchical(RemoteStrategy):
 
     def build(self, plan: Plan, context: RunContext) -> Session:
         """Connects to the embedding workers and to the servers of this trainer's group, or makes its copy of the dense half."""
-        from girih.comm.peers import connect_all
+        from girih.comm.registry.remote import connect_all
         from girih.hierarchical.grouped import GroupedReplica
         from girih.hierarchical.hogwild import HogwildReplica
         from girih.training.concurrent import Concurrent
@@ -267,6 +267,9 @@ class Hierarchical(RemoteStrategy):
         secret = context.processes.secret
 
         def server(index: int, address: str) -> DenseServer:
-            return DenseServer(index, self.groups, self.averaging, self.elastic_rate, address, secret)
+            return DenseServer(
+                index=index, num_replicas=self.groups, averaging=self.averaging, rate=self.elastic_rate,
+                address=address, secret=secret,
+            )  # fmt: skip
 
         return self._start(plan, context, DENSE, plan.roles[DENSE], server)

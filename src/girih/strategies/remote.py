@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self, cast
 
-from girih.cluster.roles import FAIL, RESTART, FailurePolicy, RestartPolicy, Role, RoleName
-from girih.comm.peers import CONNECTED_S, RETURN_S
+from girih.cluster.roles import FAIL, RESTART, FailurePolicy, RestartPolicy, RoleName
+from girih.comm.registry.remote import CONNECTED_S, RETURN_S
 from girih.config.bounds import Bounds
 from girih.errors import ConfigError
 from girih.planner import costs, traffic
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import torch
 
     from girih.cluster.cluster import Cluster
+    from girih.comm.service import Service
     from girih.data import Dataset
     from girih.dense.half import DenseHalf
     from girih.sparse.halves.remote import RemoteSparse
@@ -236,7 +237,7 @@ class RemoteStrategy(StrategyOptions):
             if rows_move:
                 processes.remove_memory()
             # side by side; loaders begin with the next pass
-            processes.prepare_replacements({name: plan.roles[name] for name in (*ending, LOADER)})
+            processes.prepare({name: plan.roles[name] for name in (*ending, LOADER)}, again=True)
             if rows_move:
                 servers = self._start_servers(plan, context)
             workers = self._start_workers(plan, context, sparse.codec, servers)
@@ -274,7 +275,7 @@ class RemoteStrategy(StrategyOptions):
         context: RunContext,
         name: str,
         count: int,
-        role: Callable[[int, str], Role],
+        role: Callable[[int, str], Service],
     ) -> tuple[str, ...]:
         """Starts processes of one role, made of their index and address; returns their addresses."""
         processes = context.processes
@@ -301,8 +302,9 @@ class RemoteStrategy(StrategyOptions):
 
         def server(index: int, address: str) -> EmbeddingServer:
             return EmbeddingServer(
-                spec, index, count, num_contributors, address, secret, segment, num_senders=num_senders
-            )
+                spec=spec, index=index, num_servers=count, num_contributors=num_contributors,
+                address=address, secret=secret, segment=segment, num_senders=num_senders,
+            )  # fmt: skip
 
         return self._start(plan, context, SERVER, count, server)
 
@@ -320,8 +322,8 @@ class RemoteStrategy(StrategyOptions):
             secret, registry = processes.secret, processes.registry  # known once roles are started
             prefetch = plan.schedule.get("prefetch", False)
             return EmbeddingWorker(
-                spec, codec, index, servers, shards, address, secret, registry,
-                prefetch=prefetch, resends=resends,
+                spec=spec, codec=codec, index=index, servers=servers, shards_each=shards,
+                address=address, secret=secret, registry=registry, prefetch=prefetch, resends=resends,
             )  # fmt: skip
 
         return self._start(plan, context, WORKER, plan.roles[WORKER], worker)
@@ -337,8 +339,8 @@ class RemoteStrategy(StrategyOptions):
         def loader(index: int, address: str) -> Loader:
             served, secret, registry = range(index, size, count), processes.secret, processes.registry
             return Loader(
-                data, codec, index, tuple(served), size, workers, address, secret, registry, self.in_step,
-                workers_return=returns,
+                data=data, codec=codec, index=index, trainers=tuple(served), num_trainers=size, workers=workers,
+                address=address, secret=secret, registry=registry, in_step=self.in_step, workers_return=returns,
             )  # fmt: skip
 
         return self._start(plan, context, LOADER, count, loader)

@@ -97,11 +97,9 @@ class Stats:
             for source in self._sources:
                 for name, value in source().items():
                     live[name] = _sum(live[name], value) if name in live else value
-        # copies of a dict are one operation, that no thread interrupts
-        histograms = {name: dict(self.histograms[name]) for name in list(self.histograms)}
         return {
             "counters": dict(self.counters),
-            "histograms": {name: {str(v): n for v, n in each.items()} for name, each in histograms.items()},
+            "histograms": self._plain_histograms(),
             "phases": self.spans.durations.read(),
             "requests": self.requests.read(),
             "busy_s": self.busy.seconds(),
@@ -122,9 +120,14 @@ class Stats:
         return {
             "counters": dict(self.counters),
             "gauges": dict(self.gauges),
-            "histograms": {n: {str(v): c for v, c in h.items()} for n, h in self.histograms.items()},
+            "histograms": self._plain_histograms(),
             "spans": self.spans.events() if spans else [],
         }
+
+    def _plain_histograms(self) -> dict[str, dict[str, int]]:
+        # copies of a dict are one operation, that no thread interrupts
+        histograms = {name: dict(self.histograms[name]) for name in list(self.histograms)}
+        return {name: {str(v): n for v, n in each.items()} for name, each in histograms.items()}
 
 
 def wire_bytes(counters: Mapping[str, int]) -> dict[str, int]:

@@ -18,6 +18,7 @@ from girih.config.bounds import Finite
 from girih.config.train import MetricsOptions
 from girih.errors import UserError
 from girih.files.sealed import open_file, parse, refusing
+from girih.processes.segments import stat_fields
 
 LIVE, LOGS, TARGETS = "live", "logs", "targets"
 """Directories of a run: files of its processes, their logs, and where they serve metrics."""
@@ -173,31 +174,9 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def start_of(pid: int) -> str:
-    """Returns when a process of this host began, as the system says it: its number may be another one's by now; "" where there is none."""
-    fields = _stat(pid)
-    return fields[19] if len(fields) > 19 else ""
-
-
 def state_of(pid: int, start: str) -> str:
     """ "running", "stopped" by a signal, or "gone"; of a process of this host that began then."""
-    fields = _stat(pid)
+    fields = stat_fields(pid)
     if not fields or (start and fields[19] != start) or fields[0] in "ZX":
         return "gone"
     return "stopped" if fields[0] in "Tt" else "running"
-
-
-def _stat(pid: int) -> list[str]:
-    """Fields of ``/proc/PID/stat`` from the state on; of systems without it, whether there is such a process."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        if os.path.isdir("/proc/self"):
-            return []
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return []
-    except OSError:
-        pass
-    return ["R", *[""] * 20]

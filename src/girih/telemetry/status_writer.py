@@ -13,11 +13,11 @@ import time
 from collections import deque
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from girih.errors import ConfigError
 from girih.files.whole import write_whole
+from girih.processes.segments import start_of
 from girih.telemetry.stats import Stats
 from girih.telemetry.status_file import (
     BEGUN_S,
@@ -27,7 +27,6 @@ from girih.telemetry.status_file import (
     StatusTarget,
     cpu_s,
     resident_bytes,
-    start_of,
 )
 
 _LOG = logging.getLogger(__name__)
@@ -67,9 +66,7 @@ class StatusWriter:
     def __enter__(self) -> StatusWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def read(self) -> dict[str, object]:

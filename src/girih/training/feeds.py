@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from girih.cluster.roles import RoleName
 from girih.comm.group import TrainerGroup
-from girih.comm.peers import CONNECTED_S
 from girih.comm.registry import Registry, resolver
+from girih.comm.registry.remote import CONNECTED_S
 from girih.comm.rpc import Client, Frame, Reply
 from girih.comm.service import answer, answers, as_text, connect, from_text
 from girih.data import Batch, Dataset, NormalizationStats, Position
@@ -232,7 +232,7 @@ class LoaderDataset(TrainingFeed):
         """Statistics of the loader, asked by the first trainer that it serves."""
         if not self.first:
             return {}
-        (frame,) = answers([self.loader], SparseVerb.STATS, again=True)
+        (frame,) = answers([self.loader], SparseVerb.STATS, (1,), again=True)
         return {f"{LOADER} {self.rank}": from_text(frame.arrays[0])}
 
     def close(self) -> None:

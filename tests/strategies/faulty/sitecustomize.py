@@ -31,10 +31,8 @@ def have_faults(endpoints):
 
 
 def keep_journal(server):
-    tell, work = teller(f"server-{os.getpid()}"), server._EmbeddingServerWork
-    lookup, take_part, apply_turn, reset = (
-        work._lookup, work._take_part, work._apply_turn, work._reset,
-    )  # fmt: skip
+    tell, work = teller(f"server-{os.getpid()}"), server.EmbeddingServer
+    lookup, take_part, apply_turn, reset = work.on_lookup, work.on_update, work._apply_turn, work.on_reset
 
     def looked_up(self, request):
         _, trainer, number, _, _, train = request.frame.fields
@@ -51,8 +49,8 @@ def keep_journal(server):
 
     def applied_turn(self, parts):
         apply_turn(self, parts)
-        updates = [request for request, _ in parts.values() if request.frame.kind == server.Verb.UPDATE]
-        for request, _ in parts.values():
+        updates = [request for request, _ in parts if request.frame.kind == server.SparseVerb.UPDATE]
+        for request, _ in parts:
             tell("ended", *request.frame.fields[1:3])
         if updates:
             tell("applied", updates[0].frame.fields[-2])
@@ -61,9 +59,8 @@ def keep_journal(server):
         reset(self, request)
         tell("anew")
 
-    work._lookup, work._take_part, work._apply_turn, work._reset = (
-        looked_up, took_part, applied_turn, began_anew,
-    )  # fmt: skip
+    work.on_lookup, work.on_update, work.on_drop = looked_up, took_part, took_part
+    work._apply_turn, work.on_reset = applied_turn, began_anew
 
 
 CHANGED = {

@@ -15,11 +15,11 @@ import time
 from contextlib import ExitStack
 
 WORK = {
-    "girih.services.loader": ("loader", "_Work", "dispatch"),
-    "girih.services.embedding_worker": ("embedding-worker", "_Work", "_pool_rows"),
-    "girih.services.embedding_server": ("embedding-server", "_Work", "_lookup"),
+    "girih.services.loader": ("loader", "Loader", "dispatch"),
+    "girih.services.embedding_worker": ("embedding-worker", "EmbeddingWorker", "_pool_rows"),
+    "girih.services.embedding_server": ("embedding-server", "EmbeddingServer", "on_lookup"),
     "girih.dense.halves.replica": ("trainer", "Replica", "compute"),
-    "girih.services.group_server": ("group-server", "_Work", "_forward"),
+    "girih.services.group_server": ("group-server", "GroupServer", "on_forward"),
 }
 """Module → the role that works there, and by which method for each batch."""
 

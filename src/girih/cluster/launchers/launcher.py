@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from girih.cluster.options import ClusterOptions
-from girih.cluster.roles import RoleName
+from girih.cluster.roles import RoleName, title
+from girih.processes.pipe import as_text
 from girih.telemetry.status_file import StatusTarget
-
-
-@dataclass(frozen=True, slots=True)
-class Resources:
-    """Resources that a process may use.
-
-    Attributes:
-        threads: of OpenMP; None leaves it to the process.
-    """
-
-    threads: int | None = 1
 
 
 class Messages(Protocol):
@@ -39,73 +31,79 @@ class Messages(Protocol):
         ...
 
 
-class Handle(Protocol):
+class Handle(ABC):
     """One process that was started. Methods may be called from any thread.
 
     Attributes:
+        key: role and index. title: as ``embedding-server 1``.
         incarnation: how often this role and index has been restarted; 0 for its first process.
-        host: the machine it runs on.
+        pid, host: its number, and the machine it runs on.
+        pipe: to the process. A trainer's messages are for others; the handle hears those of a role.
+        address: where it listens; "" until it does.
+        recovery_note: a line on the state in which a restarted process found its data; "" if all was whole.
     """
 
-    name: RoleName
-    index: int
-    incarnation: int
-    pid: int
-    host: str
+    pipe: Messages
 
-    @property
-    def pipe(self) -> Messages:
-        """To a trainer, whose messages others hear; what a role tells, the handle hears."""
-        ...
-
-    @property
-    def address(self) -> str:
-        """The address at which it listens; "" until it does."""
-        ...
-
-    @property
-    def recovery_note(self) -> str:
-        """A line on the state in which a restarted process found its data; "" if all was whole."""
-        ...
+    def __init__(self, name: RoleName, index: int, incarnation: int, *, host: str, pid: int = 0) -> None:
+        self.name, self.index, self.incarnation = name, index, incarnation
+        self.key, self.title = (name, index), title(name, index)
+        self.pid, self.host = pid, host
+        self.address = self.recovery_note = self._words = ""
+        self._address_known = threading.Event()
+        self._listening = threading.Thread(target=self._listen, name="girih-role", daemon=True)
 
     def begin(self, spec: bytes) -> None:
-        """Tells the process what it is: a pickled :class:`girih.cluster.roles.Role`; returns at once."""
-        ...
+        """Tells the process what it is: a pickled :class:`girih.comm.service.Service`; returns at once."""
+        self.pipe.send({"role": as_text(spec)})
 
     def wait_for_address(self, timeout_s: float | None) -> str:
         """Waits for the address at which the process listens; "" where it ended before, or took too long."""
-        ...
+        self._address_known.wait(timeout_s)
+        return self.address
 
+    def _take_address(self, address: str, recovery_note: str) -> None:
+        self.recovery_note, self.address = recovery_note, address
+        self._address_known.set()
+
+    @abstractmethod
+    def _listen(self) -> None:
+        """Hears of the process until it ends."""
+
+    @abstractmethod
     def status(self) -> int | None:
         """With which status it ended, a signal's number below 0; None while it runs."""
-        ...
 
+    @abstractmethod
     def wait(self, timeout_s: float | None = None) -> int | None:
         """The same, once it ended or the time is over."""
-        ...
 
+    @abstractmethod
     def last_words(self) -> str:
         """Its last words: the error that it sent, or the end of what it printed."""
-        ...
 
+    @abstractmethod
     def end(self) -> None:
-        """Asks it to end; returns at once."""
-        ...
+        """Asks it to end; returns at once. A trainer ends by itself."""
 
+    @abstractmethod
     def kill(self) -> None:
         """Ends it now."""
-        ...
 
+    @abstractmethod
     def close(self) -> None:
         """Gives back what the handle of an ended process holds."""
-        ...
 
 
 class Launcher(Protocol):
     """Starts processes of roles. Those must not outlive the process that has the launcher, however that ends."""
 
-    def start(self, name: RoleName, index: int, incarnation: int, resources: Resources) -> Handle:
-        """Starts a process, which imports what its role needs and waits for :meth:`Handle.begin`."""
+    def start(self, name: RoleName, index: int, incarnation: int, threads: int | None) -> Handle:
+        """Starts a process, which imports what its role needs and waits for :meth:`Handle.begin`.
+
+        Args:
+            threads: of OpenMP; None leaves it to the process.
+        """
         ...
 
     def again_with(self, words: Sequence[str]) -> None:
@@ -143,21 +141,5 @@ class Launch:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-class Machines(Protocol):
-    """The machines of a run, as the launcher has them; to be closed.
-
-    Attributes:
-        bind: where this process listens, so that all others reach it.
-        segments: begins the names of the run's shared memory.
-    """
-
-    bind: str
-    segments: str
-
-    def launcher(self, hello: Mapping[str, object]) -> Launcher:
-        """Starts processes there, which are told ``hello`` first."""
-        ...
-
-    def close(self) -> None:
-        """Gives back what was taken."""
-        ...
+HelloOf = Callable[[str, str], Mapping[str, object]]
+"""Where the launcher listens, so that all processes reach it, and the beginning of the names of shared memory → what they are told first."""

@@ -6,26 +6,21 @@ import os
 import socket
 import subprocess
 import tempfile
-import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import IO, Any
 
-from girih.cluster.launchers.launcher import Resources
+from girih.cluster.launchers.launcher import Handle
 from girih.cluster.roles import Hosts, RoleName, host_of
-from girih.processes.pipe import CONTROL, Pipe, as_text, describe_end, module_command
+from girih.processes.pipe import CONTROL, Pipe, describe_end, module_command
 from girih.telemetry.logs import is_line
 
 LAST_LINES = 12
 RENDEZVOUS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", CONTROL)
 
 
-class LocalProcess:
-    """A process of this host; see :class:`girih.cluster.launchers.launcher.Handle`.
-
-    Attributes:
-        pipe: to the process. What a role tells is heard here, what a trainer does by others.
-    """
+class LocalProcess(Handle):
+    """A process of this host."""
 
     def __init__(
         self,
@@ -36,33 +31,10 @@ class LocalProcess:
         errors: IO[bytes] | None,
         pipe: Pipe,
     ) -> None:
-        self.name, self.index, self.incarnation = name, index, incarnation
-        self.pid, self.host = process.pid, socket.gethostname()
-        self.pipe = pipe
+        super().__init__(name, index, incarnation, host=socket.gethostname(), pid=process.pid)
+        self.pipe: Pipe = pipe
         self._process, self._errors = process, errors
-        self._address, self._error, self._recovery_note = "", "", ""
-        self._address_known = threading.Event()
-        self._listening = threading.Thread(target=self._listen, name="girih-role", daemon=True)
         self._listening.start()
-
-    @property
-    def address(self) -> str:
-        """See :class:`Handle`."""
-        return self._address
-
-    @property
-    def recovery_note(self) -> str:
-        """See :class:`Handle`."""
-        return self._recovery_note
-
-    def begin(self, spec: bytes) -> None:
-        """See :class:`Handle`."""
-        self.pipe.send({"role": as_text(spec)})
-
-    def wait_for_address(self, timeout_s: float | None) -> str:
-        """See :class:`Handle`."""
-        self._address_known.wait(timeout_s)
-        return self._address
 
     def status(self) -> int | None:
         """See :class:`Handle`."""
@@ -78,8 +50,8 @@ class LocalProcess:
         """See :class:`Handle`."""
         if self.status() is not None:
             self._listening.join(1.0)
-        if self._error or self._errors is None:
-            return self._error
+        if self._words or self._errors is None:
+            return self._words
         try:
             self._errors.seek(0)
             printed = self._errors.read().decode(errors="replace").strip().splitlines()
@@ -89,7 +61,7 @@ class LocalProcess:
         return "\n".join(lines[-LAST_LINES:])
 
     def end(self) -> None:
-        """See :class:`Handle`; a trainer ends by itself, and would take this for the end of its launcher."""
+        """See :class:`Handle`; a trainer would take this for the end of its launcher."""
         if self.name != RoleName.TRAINER:
             self.pipe.end()
 
@@ -108,11 +80,9 @@ class LocalProcess:
         with suppress(EOFError):
             while self.name != RoleName.TRAINER:
                 message = self.pipe.receive()
-                self._error = message.get("error", self._error)
-                self._recovery_note = message.get("found", self._recovery_note)
-                self._address = message.get("address", self._address)
-                if self._address:
-                    self._address_known.set()
+                self._words = message.get("error", self._words)
+                if "address" in message:
+                    self._take_address(message["address"], message["found"])
         self._address_known.set()
 
 
@@ -146,7 +116,7 @@ class LocalLauncher:
         name: RoleName,
         index: int,
         incarnation: int,
-        resources: Resources,
+        threads: int | None,
         *,
         terminal: Sequence[int] | None = None,
         held: int | None = None,
@@ -161,8 +131,8 @@ class LocalLauncher:
         pipe, descriptors = Pipe.pair()
         environment = {key: value for key, value in os.environ.items() if key not in RENDEZVOUS}
         environment[CONTROL] = describe_end(*descriptors)
-        if resources.threads is not None:
-            environment["OMP_NUM_THREADS"] = str(resources.threads)
+        if threads is not None:
+            environment["OMP_NUM_THREADS"] = str(threads)
         is_trainer = name == RoleName.TRAINER
         command = module_command("girih.cluster.child", name)
         if is_trainer:

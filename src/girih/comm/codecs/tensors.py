@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -14,20 +15,24 @@ from girih.kernels.cpu import tensor_codecs
 from girih.kernels.cpu.arrays import sealed
 
 Shape = tuple[int, ...]
+Layout = tuple[tuple[DTypeLike, Shape], ...]
 
 
-class Codec(Protocol):
+class Codec(ABC):
     """Packs float32 arrays of any shape, and unpacks them elsewhere.
 
     A message in which a number is not finite arrives with one that is not, so that the step is refused there too.
     """
 
-    @property
-    def name(self) -> str: ...
+    name: ClassVar[str]
 
+    @abstractmethod
+    def layout(self, shape: Shape) -> Layout:
+        """Dtype and shape of each array of a message."""
+
+    @abstractmethod
     def pack(self, values: NDArray[np.float32]) -> tuple[NDArray[Any], ...]:
         """A message, as arrays that a frame carries; they may be views of ``values``."""
-        ...
 
     def unpack(self, arrays: tuple[NDArray[Any], ...], shape: Shape) -> NDArray[np.float32]:
         """The array of a message.
@@ -35,26 +40,31 @@ class Codec(Protocol):
         Raises:
             WireError: the arrays are no message of that shape.
         """
-        ...
+        layout = [(np.dtype(dtype), size) for dtype, size in self.layout(shape)]
+        found = [(array.dtype, array.shape) for array in arrays]
+        if found != layout:
+            came, expected = ([f"{dtype}{list(size)}" for dtype, size in each] for each in (found, layout))
+            raise WireError(
+                f"a message by {self.name}: {', '.join(came) or 'nothing'}; expected {', '.join(expected)}"
+            )
+        return self._unpack(*arrays, num_values=math.prod(shape)).reshape(shape)
+
+    @abstractmethod
+    def _unpack(self, *arrays: NDArray[Any], num_values: int) -> NDArray[np.float32]:
+        """The numbers of a message whose layout is right, in any shape."""
 
     def packed_bytes(self, shape: Shape) -> int:
         """Bytes of the arrays of a message."""
-        ...
+        return sum(np.dtype(dtype).itemsize * math.prod(size) for dtype, size in self.layout(shape))
+
+    def _empty(self, shape: Shape) -> tuple[NDArray[Any], ...]:
+        """Arrays for a message."""
+        return tuple(np.empty(size, dtype) for dtype, size in self.layout(shape))
 
 
 def flat(values: NDArray[np.float32]) -> NDArray[np.float32]:
     """All numbers in C order, float32[n]; a view where that serves."""
     return np.ascontiguousarray(values, np.float32).reshape(-1)
-
-
-def expect(name: str, arrays: tuple[NDArray[Any], ...], *expected: tuple[DTypeLike, Shape]) -> None:
-    """Refuses what are not arrays of these dtypes and shapes."""
-    found = [(array.dtype, array.shape) for array in arrays]
-    if found != [(np.dtype(dtype), shape) for dtype, shape in expected]:
-        came, wanted = (
-            [f"{np.dtype(dtype)}{list(shape)}" for dtype, shape in each] for each in (found, expected)
-        )
-        raise WireError(f"a message by {name}: {', '.join(came) or 'nothing'}; expected {', '.join(wanted)}")
 
 
 def rows_of(shape: Shape) -> Shape:
@@ -64,27 +74,25 @@ def rows_of(shape: Shape) -> Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Float32:
+class Float32(Codec):
     """Sends numbers as they are, without a copy."""
 
     name: ClassVar[str] = "float32"
 
+    def layout(self, shape: Shape) -> Layout:
+        """float32[n]."""
+        return ((np.float32, (math.prod(shape),)),)
+
     def pack(self, values: NDArray[np.float32]) -> tuple[NDArray[Any], ...]:
-        """See :class:`girih.comm.codecs.Codec`: float32[n]."""
+        """See :class:`Codec`."""
         return (flat(values),)
 
-    def unpack(self, arrays: tuple[NDArray[Any], ...], shape: Shape) -> NDArray[np.float32]:
-        """See :class:`girih.comm.codecs.Codec`; a view."""
-        expect(self.name, arrays, (np.float32, (math.prod(shape),)))
-        return arrays[0].reshape(shape)
-
-    def packed_bytes(self, shape: Shape) -> int:
-        """4n."""
-        return 4 * math.prod(shape)
+    def _unpack(self, *arrays: NDArray[Any], num_values: int) -> NDArray[np.float32]:
+        return arrays[0]
 
 
 @dataclass(frozen=True, slots=True)
-class BFloat16:
+class BFloat16(Codec):
     """Rounds to the nearest bfloat16, of two the even one, as torch does.
 
     What comes back differs by at most 2⁻⁸ of itself, or by 2⁻¹³⁴ where that is less. Zeros keep their sign, infinities
@@ -93,21 +101,18 @@ class BFloat16:
 
     name: ClassVar[str] = "bfloat16"
 
+    def layout(self, shape: Shape) -> Layout:
+        """uint16[n], the bits."""
+        return ((np.uint16, (math.prod(shape),)),)
+
     def pack(self, values: NDArray[np.float32]) -> tuple[NDArray[Any], ...]:
-        """See :class:`girih.comm.codecs.Codec`: uint16[n], the bits."""
-        numbers = flat(values)
-        halves = np.empty(len(numbers), np.uint16)
-        tensor_codecs.narrow(sealed(numbers), halves)
-        return (halves,)
+        """See :class:`Codec`."""
+        arrays = self._empty(values.shape)
+        tensor_codecs.narrow(sealed(flat(values)), *arrays)
+        return arrays
 
-    def unpack(self, arrays: tuple[NDArray[Any], ...], shape: Shape) -> NDArray[np.float32]:
-        """See :class:`girih.comm.codecs.Codec`."""
-        expect(self.name, arrays, (np.uint16, (math.prod(shape),)))
-        return widened(arrays[0]).reshape(shape)
-
-    def packed_bytes(self, shape: Shape) -> int:
-        """2n."""
-        return 2 * math.prod(shape)
+    def _unpack(self, *arrays: NDArray[Any], num_values: int) -> NDArray[np.float32]:
+        return widened(arrays[0])
 
 
 def widened(halves: NDArray[np.uint16]) -> NDArray[np.float32]:
@@ -118,7 +123,7 @@ def widened(halves: NDArray[np.uint16]) -> NDArray[np.float32]:
 
 
 @dataclass(frozen=True, slots=True)
-class Int8:
+class Int8(Codec):
     """Sends the steps above its row's least number for each number, and step and least number of each row.
 
     What comes back differs by at most half a step, 1/510 of the row's range, but for float32's own rounding: 10⁻⁴ of a
@@ -128,34 +133,29 @@ class Int8:
 
     name: ClassVar[str] = "int8"
 
-    def pack(self, values: NDArray[np.float32]) -> tuple[NDArray[Any], ...]:
-        """See :class:`girih.comm.codecs.Codec`: uint8[R, D]; float32[R, 2]: step and least number."""
-        num_rows, dim = rows_of(values.shape)
-        codes, ranges = np.empty((num_rows, dim), np.uint8), np.empty((num_rows, 2), np.float32)
-        if num_rows:
-            rows = np.ascontiguousarray(values, np.float32).reshape(num_rows, dim)
-            tensor_codecs.quantize_rows(sealed(rows), codes, ranges)
-        return codes, ranges
-
-    def unpack(self, arrays: tuple[NDArray[Any], ...], shape: Shape) -> NDArray[np.float32]:
-        """See :class:`girih.comm.codecs.Codec`."""
+    def layout(self, shape: Shape) -> Layout:
+        """uint8[R, D]; float32[R, 2]: step and least number."""
         num_rows, dim = rows_of(shape)
-        expect(self.name, arrays, (np.uint8, (num_rows, dim)), (np.float32, (num_rows, 2)))
+        return (np.uint8, (num_rows, dim)), (np.float32, (num_rows, 2))
+
+    def pack(self, values: NDArray[np.float32]) -> tuple[NDArray[Any], ...]:
+        """See :class:`Codec`."""
+        arrays = self._empty(values.shape)
+        if values.size:
+            tensor_codecs.quantize_rows(sealed(flat(values).reshape(arrays[0].shape)), *arrays)
+        return arrays
+
+    def _unpack(self, *arrays: NDArray[Any], num_values: int) -> NDArray[np.float32]:
         codes, ranges = arrays
         values: NDArray[np.float32] = codes.astype(np.float32)
         with np.errstate(over="ignore"):  # beside the largest float32
             values *= ranges[:, :1]
             values += ranges[:, 1:]
-        return values.reshape(shape)
-
-    def packed_bytes(self, shape: Shape) -> int:
-        """R·D + 8R."""
-        num_rows, dim = rows_of(shape)
-        return num_rows * (dim + 8)
+        return values
 
 
 @dataclass(frozen=True, slots=True)
-class TopK:
+class TopK(Codec):
     """Sends the numbers of largest magnitude of each message with their places, of equal ones the first.
 
     NaN counts as larger than infinity, and that as larger than any number: where a message has such, one arrives.
@@ -168,34 +168,27 @@ class TopK:
 
     name: ClassVar[str] = "topk"
 
-    def pack(self, values: NDArray[np.float32]) -> tuple[NDArray[Any], ...]:
-        """See :class:`girih.comm.codecs.Codec`: uint32[k], the places in order; uint16[k], bits of bfloat16."""
-        numbers = flat(values)
-        num_kept = self._num_kept(len(numbers))
-        indices, halves = np.empty(num_kept, np.uint32), np.empty(num_kept, np.uint16)
-        if num_kept:
-            counts = np.empty(tensor_codecs.NUM_COUNTS, np.int64)
-            tensor_codecs.keep_largest(sealed(numbers), counts, indices, halves)
-        return indices, halves
+    def layout(self, shape: Shape) -> Layout:
+        """uint32[k], the places in order; uint16[k], bits of bfloat16."""
+        kept = (math.ceil(self.share * math.prod(shape)),)
+        return (np.uint32, kept), (np.uint16, kept)
 
-    def unpack(self, arrays: tuple[NDArray[Any], ...], shape: Shape) -> NDArray[np.float32]:
-        """See :class:`girih.comm.codecs.Codec`; zeros where nothing was sent."""
-        num_values = math.prod(shape)
-        kept = (self._num_kept(num_values),)
-        expect(self.name, arrays, (np.uint32, kept), (np.uint16, kept))
+    def pack(self, values: NDArray[np.float32]) -> tuple[NDArray[Any], ...]:
+        """See :class:`Codec`."""
+        arrays = self._empty(values.shape)
+        if values.size:
+            counts = np.empty(tensor_codecs.NUM_COUNTS, np.int64)
+            tensor_codecs.keep_largest(sealed(flat(values)), counts, *arrays)
+        return arrays
+
+    def _unpack(self, *arrays: NDArray[Any], num_values: int) -> NDArray[np.float32]:
+        """Zeros where nothing was sent."""
         indices, halves = arrays
         if indices.max(initial=0) >= max(1, num_values):
             raise WireError(f"a message by {self.name}: place {indices.max()} of {num_values} numbers")
         values = np.zeros(num_values, np.float32)
         values[indices] = widened(halves)
-        return values.reshape(shape)
-
-    def packed_bytes(self, shape: Shape) -> int:
-        """6k."""
-        return 6 * self._num_kept(math.prod(shape))
-
-    def _num_kept(self, num_values: int) -> int:
-        return math.ceil(self.share * num_values)
+        return values
 
 
 class ErrorFeedback:

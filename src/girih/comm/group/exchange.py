@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -25,76 +24,8 @@ Sizes = Callable[[Counts], Counts]
 """Counts, int64[..., C] → how many numbers each message has, int64[...]."""
 
 
-class Route(Protocol):
-    """The ways of one step's messages: all ranks send along them in the same order.
-
-    Attributes:
-        told, asked: int64[P, C], counts that this rank told each one, and that each one told this rank.
-    """
-
-    @property
-    def sent_counts(self) -> Counts: ...
-
-    @property
-    def received_counts(self) -> Counts: ...
-
-    def there(self, sent: Tensor, sizes: Sizes) -> Tensor:
-        """A flat tensor's parts, by what was told, go to the ranks in turn; returns what came, in turn."""
-        ...
-
-    def back(self, sent: Tensor, sizes: Sizes) -> Tensor:
-        """The answer to :meth:`there`: parts by what was asked; returns what came, by what was told."""
-        ...
-
-
-class Exchange(Protocol):
-    """A way for messages between all ranks."""
-
-    def send_counts(self, counts: Counts) -> Route:
-        """Tells each rank its counts, int64[P, C], all of them non-negative; C is the same on all ranks."""
-        ...
-
-
 @dataclass(frozen=True)
-class DirectRoute:
-    """See :class:`Route`."""
-
-    ranks: Collectives
-    sent_counts: Counts
-    received_counts: Counts
-
-    def there(self, sent: Tensor, sizes: Sizes) -> Tensor:
-        """See :class:`Route`."""
-        return self.ranks.exchange(
-            sent, sizes(self.sent_counts).tolist(), sizes(self.received_counts).tolist()
-        )
-
-    def back(self, sent: Tensor, sizes: Sizes) -> Tensor:
-        """See :class:`Route`."""
-        return self.ranks.exchange(
-            sent, sizes(self.received_counts).tolist(), sizes(self.sent_counts).tolist()
-        )
-
-
-class DirectExchange:
-    """Each rank sends a message to each other one; see :class:`Exchange`."""
-
-    def __init__(self, ranks: Collectives) -> None:
-        self._ranks = ranks
-
-    def send_counts(self, counts: Counts) -> DirectRoute:
-        """See :class:`Exchange`."""
-        alike = [counts.shape[1]] * self._ranks.size
-        received_counts = self._ranks.exchange(torch.from_numpy(counts.reshape(-1)), alike, alike)
-        return DirectRoute(self._ranks, counts, received_counts.numpy().reshape(counts.shape))
-
-
-_Pieces = Sequence[Tensor]
-_TAG = 0
-
-
-@dataclass(frozen=True)
-class _Passage:
+class Passage:
     """Counts or sizes of one exchange, as far as they concern this rank.
 
     Attributes:
@@ -108,22 +39,90 @@ class _Passage:
     outgoing: Mapping[int, Counts] = field(default_factory=dict)
     incoming: Mapping[int, Counts] = field(default_factory=dict)
 
-    def there(self, sizes: Sizes) -> _Passage:
+    def there(self, sizes: Sizes) -> Passage:
         """Sizes of messages on the way that counts went, by the counts."""
         outgoing = {host: sizes(counts) for host, counts in self.outgoing.items()}
         incoming = {host: sizes(counts) for host, counts in self.incoming.items()}
-        return _Passage(sizes(self.sent), sizes(self.received), outgoing, incoming)
+        return Passage(sizes(self.sent), sizes(self.received), outgoing, incoming)
 
-    def back(self, sizes: Sizes) -> _Passage:
+    def back(self, sizes: Sizes) -> Passage:
         """Sizes of messages on the opposite way."""
         there = self.there(sizes)
         outgoing = {host: each.T for host, each in there.incoming.items()}
         incoming = {host: each.T for host, each in there.outgoing.items()}
-        return _Passage(there.received, there.sent, outgoing, incoming)
+        return Passage(there.received, there.sent, outgoing, incoming)
 
 
-class BetweenHosts:
-    """An exchange grouped by host; see :class:`girih.comm.group.exchange.Exchange`.
+@dataclass(frozen=True)
+class Route:
+    """The ways of one step's messages: all ranks send along them in the same order.
+
+    Attributes:
+        sent_counts, received_counts: int64[P, C], counts that this rank told each one, and that each one told this rank.
+    """
+
+    exchange: DirectExchange
+    passage: Passage
+
+    @property
+    def sent_counts(self) -> Counts:
+        return self.passage.sent
+
+    @property
+    def received_counts(self) -> Counts:
+        return self.passage.received
+
+    def there(self, sent: Tensor, sizes: Sizes) -> Tensor:
+        """A flat tensor's parts, by what was told, go to the ranks in turn; returns what came, in turn."""
+        return self.exchange.move(sent, self.passage.there(sizes))[0]
+
+    def back(self, sent: Tensor, sizes: Sizes) -> Tensor:
+        """The answer to :meth:`there`: parts by what was asked; returns what came, by what was told."""
+        return self.exchange.move(sent, self.passage.back(sizes))[0]
+
+
+class DirectExchange:
+    """A way for messages between all ranks: each one sends a message to each other one."""
+
+    def __init__(self, ranks: Collectives) -> None:
+        self._ranks = ranks
+        self._relayed: dict[
+            int, tuple[int, int]
+        ] = {}  # host that this rank is a relay for → ranks here and there
+
+    def send_counts(self, counts: Counts) -> Route:
+        """Tells each rank its counts, int64[P, C], all of them non-negative; C is the same on all ranks."""
+        size, num_counts = counts.shape
+        alike = np.full(size, num_counts)
+        outgoing = {host: np.full(shape, num_counts) for host, shape in self._relayed.items()}
+        incoming = {host: each.T for host, each in outgoing.items()}
+        received, *passed = self.move(
+            torch.from_numpy(counts.reshape(-1)), Passage(alike, alike, outgoing, incoming)
+        )
+        out_counts, in_counts = (
+            {host: numbers.numpy().reshape(*shapes[host].shape, -1) for host, numbers in messages.items()}
+            for messages, shapes in zip(passed, (outgoing, incoming), strict=True)
+        )
+        return Route(self, Passage(counts, received.numpy().reshape(counts.shape), out_counts, in_counts))
+
+    def move(self, sent: Tensor, sizes: Passage) -> tuple[Tensor, dict[int, Tensor], dict[int, Tensor]]:
+        """Moves the parts of a flat tensor.
+
+        Returns:
+            What came here; and what this rank passed on to other hosts, and from them, by host: in the order of
+            :class:`Passage`.
+        """
+        return self._ranks.exchange(sent, sizes.sent.tolist(), sizes.received.tolist()), {}, {}
+
+
+Exchange = DirectExchange
+"""Either way."""
+_Pieces = Sequence[Tensor]
+_TAG = 0
+
+
+class BetweenHosts(DirectExchange):
+    """An exchange grouped by host.
 
     Args:
         hosts: the name of each rank's host, the same on all ranks.
@@ -133,8 +132,8 @@ class BetweenHosts:
     """
 
     def __init__(self, ranks: Collectives, hosts: Sequence[str]) -> None:
+        super().__init__(ranks)
         self.num_messages = 0
-        self._ranks = ranks
         names = list(dict.fromkeys(hosts))
         self._members = [[rank for rank, host in enumerate(hosts) if host == name] for name in names]
         self._host = names.index(hosts[ranks.rank])
@@ -143,39 +142,11 @@ class BetweenHosts:
         for host in range(len(names)):
             if host != self._host:
                 self._relays[self._relay(self._host, host)].append(host)
+        here = len(self._local_ranks)
+        self._relayed = {host: (here, len(self._members[host])) for host in self._relays[ranks.rank]}
 
-    def send_counts(self, counts: Counts) -> HostRoute:
-        """See :class:`girih.comm.group.exchange.Exchange`."""
-        num_counts = counts.shape[1]
-        mine, here = self._relays[self._ranks.rank], len(self._local_ranks)
-        alike = _Passage(
-            np.full(self._ranks.size, num_counts),
-            np.full(self._ranks.size, num_counts),
-            {host: np.full((here, len(self._members[host])), num_counts) for host in mine},
-            {host: np.full((len(self._members[host]), here), num_counts) for host in mine},
-        )
-        received_counts, outgoing, incoming = self.move(torch.from_numpy(counts.reshape(-1)), alike)
-        passage = _Passage(
-            counts,
-            received_counts.numpy().reshape(counts.shape),
-            {
-                host: messages.numpy().reshape(*alike.outgoing[host].shape, -1)
-                for host, messages in outgoing.items()
-            },
-            {
-                host: messages.numpy().reshape(*alike.incoming[host].shape, -1)
-                for host, messages in incoming.items()
-            },
-        )
-        return HostRoute(self, passage)
-
-    def move(self, sent: Tensor, sizes: _Passage) -> tuple[Tensor, dict[int, Tensor], dict[int, Tensor]]:
-        """Moves the parts of a flat tensor.
-
-        Returns:
-            What came here; and what this rank passed on to other hosts, and from them, by host: in the order of
-            :class:`_Passage`.
-        """
+    def move(self, sent: Tensor, sizes: Passage) -> tuple[Tensor, dict[int, Tensor], dict[int, Tensor]]:
+        """See :class:`DirectExchange`."""
         own, members, mine = self._local_ranks, self._members, self._relays[self._ranks.rank]
         parts = _split(sent, sizes.sent.tolist())
         direct = self._swap(
@@ -247,32 +218,6 @@ class BetweenHosts:
         for work in works:
             await_work(work)
         return came
-
-
-@dataclass(frozen=True)
-class HostRoute:
-    """See :class:`girih.comm.group.exchange.Route`."""
-
-    exchange: BetweenHosts
-    passage: _Passage
-
-    @property
-    def sent_counts(self) -> Counts:
-        """See :class:`girih.comm.group.exchange.Route`."""
-        return self.passage.sent
-
-    @property
-    def received_counts(self) -> Counts:
-        """See :class:`girih.comm.group.exchange.Route`."""
-        return self.passage.received
-
-    def there(self, sent: Tensor, sizes: Sizes) -> Tensor:
-        """See :class:`girih.comm.group.exchange.Route`."""
-        return self.exchange.move(sent, self.passage.there(sizes))[0]
-
-    def back(self, sent: Tensor, sizes: Sizes) -> Tensor:
-        """See :class:`girih.comm.group.exchange.Route`."""
-        return self.exchange.move(sent, self.passage.back(sizes))[0]
 
 
 def _split(flat: Tensor, sizes: Sequence[int]) -> _Pieces:

@@ -14,25 +14,69 @@ from girih.comm.group.collectives import Collectives
 _LOOK_S: Final = 0.02  # between two looks for a note: each is a call
 
 
-class TrainerGroup(Collectives):
+class StopVotes:
+    """What one trainer knows of stops and pauses; all agree on them by the sums of their ballots. It knows no other trainer.
+
+    Attributes:
+        num_stops: how many stops have ended.
+        agreed_stop: whether all stop, as far as the last sum says.
+    """
+
+    _stop = _pause = agreed_stop = False
+    num_stops = 0
+
+    def request_stop(self) -> None:
+        """Has all ranks stop together. Callable from a signal handler."""
+        self._stop = True
+
+    def request_pause(self) -> None:
+        """Has all ranks stop together, to go on after :meth:`end_pause`, unless one of them is to stop for good."""
+        self._pause = True
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether this one was asked to stop, if for a pause, whatever the others know."""
+        return self._stop or self._pause
+
+    @property
+    def wants_stop(self) -> bool:
+        """Whether this one was asked to stop, or knows that all do."""
+        return self.stop_requested or self.agreed_stop
+
+    @property
+    def pause_ballot(self) -> list[float]:
+        """Whether this one is to pause, and to stop for good."""
+        return [float(self._pause), float(self._stop)]
+
+    def note_stops(self, num_stopping: float) -> None:
+        """Notes how many want to stop, where all have learned it in the same step."""
+        self.agreed_stop = num_stopping > 0
+
+    def end_pause(self) -> None:
+        """Ends what :meth:`request_pause` began; a stop that was requested meanwhile is not forgotten."""
+        self._pause, self.agreed_stop = False, False
+        self.num_stops += 1
+
+    def forget_stop(self) -> None:
+        """Ends what :meth:`request_stop` or :meth:`request_pause` began."""
+        self._stop = False
+        self.end_pause()
+
+
+class TrainerGroup(StopVotes, Collectives):
     """The trainers of a run. Each method but ``request_stop`` is called by all of them, in the same order.
 
     In step, all learn of a stop in the same vote. Where they :meth:`set_unsynchronized`, a stop is a note, looked for after
     a step.
     """
 
-    _stop = _pause = _agreed_stop = _unsynchronized = False
-    _num_stops = 0
+    unsynchronized = False
+    """Whether each trainer runs at its own pace."""
     _looked_s = 0.0
 
     def set_unsynchronized(self, unsynchronized: bool = True) -> None:
         """Lets each trainer run at its own pace between two saves; with False, all do every step together."""
-        self._unsynchronized = unsynchronized
-
-    @property
-    def unsynchronized(self) -> bool:
-        """Whether each trainer runs at its own pace."""
-        return self._unsynchronized
+        self.unsynchronized = unsynchronized
 
     def vote(self, loss: float, *, refusing: bool = False) -> tuple[float, int]:
         """Once per step: all learn the sum of their losses, how many refuse the step, and whether one wants to stop.
@@ -44,76 +88,47 @@ class TrainerGroup(Collectives):
         self.note_stops(num_stopping)
         return total, int(num_refusing)
 
-    def note_stops(self, num_stopping: float) -> None:
-        """Notes how many want to stop, where all have learned it in the same step."""
-        self._agreed_stop = num_stopping > 0
-
-    def request_stop(self) -> None:
-        """Has all ranks stop together. Callable from a signal handler."""
-        self._stop = True
-
-    def request_pause(self) -> None:
-        """Has all ranks stop together, to go on after :meth:`end_pause`, unless one of them is to stop for good."""
-        self._pause = True
-
     def agree_on_pause(self) -> bool:
         """Whether a pause alone has stopped all ranks; asked once they are :attr:`stopping`."""
-        num_pausing, num_stopping = self.sum([float(self._pause), float(self._stop)])
+        num_pausing, num_stopping = self.sum(self.pause_ballot)
         return num_pausing > 0 and num_stopping == 0
-
-    def end_pause(self) -> None:
-        """Ends what :meth:`request_pause` began; a stop that was requested meanwhile is not forgotten."""
-        self._pause, self._agreed_stop = False, False
-        self._num_stops += 1
-
-    def forget_stop(self) -> None:
-        """Ends what :meth:`request_stop` or :meth:`request_pause` began."""
-        self._stop, self._pause, self._agreed_stop = False, False, False
-        self._num_stops += 1
 
     @property
     def stopping(self) -> bool:
         """Whether all ranks stop now: the same on all of them since they last agreed."""
-        return self.stop_requested if self.size == 1 else self._agreed_stop
-
-    @property
-    def stop_requested(self) -> bool:
-        """Whether this one was asked to stop, if for a pause, whatever the others know."""
-        return self._stop or self._pause
+        return self.stop_requested if self.size == 1 else self.agreed_stop
 
     def poll_stop(self) -> None:
         """Between two steps apart: tells the others that this one stops, or learns that one of them does."""
-        if not self._unsynchronized or self.size == 1 or self._agreed_stop:
+        if not self.unsynchronized or self.size == 1 or self.agreed_stop:
             return  # in step the next vote says it
-        note, now = f"stop/{self._num_stops}", time.monotonic()
+        note, now = f"stop/{self.num_stops}", time.monotonic()
         if self.stop_requested:
             self.put(note, "1")
-            self._agreed_stop = True
+            self.agreed_stop = True
         elif now - self._looked_s > _LOOK_S:
             self._looked_s = now
-            self._agreed_stop = self.has(note)
+            self.agreed_stop = self.has(note)
 
     def rendezvous(self) -> bool:
         """Before all do something together: whether all are there; none leaves to stop, or has done its last step."""
-        if not self._unsynchronized or self.size == 1:
+        if not self.unsynchronized or self.size == 1:
             return True
-        return self._count_leaving(False) == 0 and not self._agreed_stop
+        return self._count_leaving(False) == 0 and not self.agreed_stop
 
     def finish(self) -> None:
         """Returns when all have done their last step."""
-        while self._unsynchronized and self.size > 1 and self._count_leaving(True) < self.size:
+        while self.unsynchronized and self.size > 1 and self._count_leaving(True) < self.size:
             pass  # others came to a meeting, which is off now
 
     def stop_together(self) -> bool:
         """Asks all whether one wants to stop; if so, each does."""
-        flag = self.stop_requested or self._agreed_stop
-        self._agreed_stop = self.sum([float(flag)])[0] > 0
-        return self._agreed_stop
+        self.note_stops(self.sum([float(self.wants_stop)])[0])
+        return self.agreed_stop
 
     def _count_leaving(self, leaving: bool) -> int:
-        stopping = self.stop_requested or self._agreed_stop
-        num_leaving, num_stopping = self.sum([float(leaving), float(stopping)])
-        self._agreed_stop = self._agreed_stop or num_stopping > 0
+        num_leaving, num_stopping = self.sum([float(leaving), float(self.wants_stop)])
+        self.agreed_stop = self.agreed_stop or num_stopping > 0
         return int(num_leaving)
 
 

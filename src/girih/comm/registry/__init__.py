@@ -9,26 +9,318 @@ each other through it (:mod:`girih.comm.group`) and leave notes about stops and 
 
 from __future__ import annotations
 
-from girih.comm.registry.entries import (
-    WAIT_S,
-    Entry,
-    LocalRegistry,
-    Registry,
-    RegistryServer,
-    find,
-    key_of,
-    register,
-    resolver,
-)
+import json
+import socket
+import threading
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
 
-__all__ = [
-    "WAIT_S",
-    "Entry",
-    "LocalRegistry",
-    "Registry",
-    "RegistryServer",
-    "find",
-    "key_of",
-    "register",
-    "resolver",
-]
+from girih.comm.transports.addresses import TCP, parse_address
+from girih.comm.transports.tls import check_installed
+from girih.errors import WireError, WireTimeout
+
+WAIT_S: Final = 1800.0
+"""A key is waited for so long unless told otherwise."""
+MOST_KEYS: Final = 100_000
+MOST_KEY_CHARACTERS: Final = 1024
+MOST_CHARACTERS: Final = 64 << 20
+"""A registry keeps no more, in all keys and values together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One process of a role, as the registry knows it.
+
+    Attributes:
+        address: where it listens; "" where it does not.
+        incarnation: how often that role and index has been restarted; 0 for its first process.
+    """
+
+    address: str
+    incarnation: int = 0
+    pid: int = 0
+    host: str = ""
+
+
+class Registry(ABC):
+    """A registry in this process or in another. Callable from any thread."""
+
+    @abstractmethod
+    def ask(self, verb: str, *arguments: object) -> Any:
+        """Returns what a method of :class:`Entries` does."""
+
+    def set(self, key: str, value: str) -> None:
+        """See :class:`Entries`."""
+        self.ask("set", key, value)
+
+    def get(self, key: str) -> str | None:
+        """See :class:`Entries`."""
+        value: str | None = self.ask("get", key)
+        return value
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """See :class:`Entries`."""
+        return bool(self.ask("check", list(keys)))
+
+    def add(self, key: str, amount: int) -> int:
+        """See :class:`Entries`."""
+        return int(self.ask("add", key, amount))
+
+    def compare_set(self, key: str, expected: str, desired: str) -> str:
+        """See :class:`Entries`."""
+        return str(self.ask("compare_set", key, expected, desired))
+
+    def delete(self, key: str) -> bool:
+        """See :class:`Entries`."""
+        return bool(self.ask("delete", key))
+
+    def wait(self, keys: Sequence[str], timeout_s: float = WAIT_S) -> None:
+        """Returns once all keys are there.
+
+        Raises:
+            WireTimeout: one is still missing.
+            WireError: the registry is closed.
+        """
+        try:
+            self._wait(keys, timeout_s)
+        except TimeoutError:
+            missing = [key for key in keys if not self.check([key])]
+            if missing:
+                raise WireTimeout(
+                    f"{', '.join(missing)}: not in the registry after {timeout_s:.0f} s"
+                ) from None
+
+    @abstractmethod
+    def _wait(self, keys: Sequence[str], timeout_s: float) -> None:
+        """As :meth:`wait`; raises ``TimeoutError``."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Gives back what it holds; whoever waits gets ``WireError``."""
+
+
+@dataclass(frozen=True, eq=False)
+class Wait:
+    """A wait for some keys.
+
+    Attributes:
+        there: done once all are there; fails once the registry is closed.
+    """
+
+    keys: Sequence[str]
+    there: Future[None] = field(default_factory=Future)
+
+
+class Entries:
+    """The keys and values of a registry, and who waits for keys. It knows no clock and no other process."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, str] = {}
+        self._num_characters = 0
+        self._waits: defaultdict[str, list[Wait]] = defaultdict(list)  # by a key that is missing
+        self._closed = False
+
+    def set(self, key: str, value: str) -> None:
+        """Sets a key within the bounds of what is kept.
+
+        Raises:
+            WireError: no text, or too much of it; nothing was set.
+        """
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise WireError(f"{key!r:.100} = {value!r:.100}; expected texts")
+        old = self._values.get(key)
+        more = len(value) - len(old) if old is not None else len(key) + len(value)
+        if len(key) > MOST_KEY_CHARACTERS:
+            raise WireError(f"a key of {len(key)} characters; expected at most {MOST_KEY_CHARACTERS}")
+        if (old is None and len(self._values) >= MOST_KEYS) or self._num_characters + more > MOST_CHARACTERS:
+            raise WireError(
+                f"{key:.100}: the registry is full; it keeps {MOST_KEYS} keys and {MOST_CHARACTERS} characters"
+            )
+        self._values[key] = value
+        self._num_characters += more
+        self._take_up(key)
+
+    def get(self, key: str) -> str | None:
+        """The value of a key; None where there is none."""
+        return self._values.get(key)
+
+    def begin_wait(self, keys: Sequence[str]) -> Wait:
+        """Begins to wait for keys."""
+        if not all(isinstance(key, str) for key in keys):
+            raise WireError(f"{keys!r:.100} are waited for; expected texts")
+        return self._go_on(Wait(keys))
+
+    def end_waits(self, ended: Collection[Wait]) -> None:
+        """Ends waits of a caller who is gone."""
+        for key, waits in list(self._waits.items()):
+            waits[:] = [wait for wait in waits if wait not in ended]
+            if not waits:
+                del self._waits[key]
+
+    def _go_on(self, wait: Wait) -> Wait:
+        """Ends a wait, or has it wait for the first key that is missing."""
+        missing = next((key for key in wait.keys if key not in self._values), None)
+        if self._closed:
+            wait.there.set_exception(WireError("the registry is closed"))
+        elif missing is None:
+            wait.there.set_result(None)
+        else:
+            self._waits[missing].append(wait)
+        return wait
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether all keys are there."""
+        return all(key in self._values for key in keys)
+
+    def add(self, key: str, amount: int) -> int:
+        """Adds to a number, which starts at 0; returns the sum."""
+        total = int(self._values.get(key, "0")) + amount
+        if type(total) is not int:
+            raise WireError(f"{amount!r:.100} is added to {key!r:.100}; expected an integer")
+        self.set(key, str(total))
+        return total
+
+    def compare_set(self, key: str, expected: str, desired: str) -> str:
+        """Sets a key that has the expected value ("": or none); returns the value that it has then."""
+        current = self._values.get(key)
+        if current is None and expected:
+            return expected
+        if current in (None, expected):
+            self.set(key, desired)
+            current = desired
+        return current or ""
+
+    def delete(self, key: str) -> bool:
+        """Removes a key; whether it was there."""
+        value = self._values.pop(key, None)
+        if value is not None:
+            self._num_characters -= len(key) + len(value)
+        return value is not None
+
+    def close(self) -> None:
+        """Whoever waits gets ``WireError``."""
+        self._closed = True
+        for key in list(self._waits):
+            self._take_up(key)
+
+    def _take_up(self, key: str) -> None:
+        """Goes on with the waits for a key."""
+        for wait in self._waits.pop(key, ()):
+            self._go_on(wait)
+
+
+VERBS: Final = ("set", "get", "check", "add", "compare_set", "delete")
+
+
+class LocalRegistry(Registry):
+    """A registry in this process; :class:`RegistryServer` offers it to others."""
+
+    def __init__(self) -> None:
+        self.entries = Entries()
+        self._lock = threading.RLock()
+
+    def ask(self, verb: str, *arguments: Any) -> Any:
+        """See :class:`Registry`."""
+        if verb not in VERBS:
+            raise ValueError(f"{verb!r} is not asked of a registry; expected one of {', '.join(VERBS)}")
+        with self._lock:
+            return getattr(self.entries, verb)(*arguments)
+
+    def begin_wait(self, keys: Sequence[str]) -> Wait:
+        """See :class:`Entries`."""
+        with self._lock:
+            return self.entries.begin_wait(keys)
+
+    def end_waits(self, ended: Collection[Wait]) -> None:
+        """See :class:`Entries`."""
+        with self._lock:
+            self.entries.end_waits(ended)
+
+    def _wait(self, keys: Sequence[str], timeout_s: float) -> None:
+        wait = self.begin_wait(keys)
+        try:
+            wait.there.result(timeout_s)
+        finally:
+            self.end_waits([wait])
+
+    def close(self) -> None:
+        """See :class:`Registry`."""
+        with self._lock:
+            self.entries.close()
+
+
+def key_of(role: str, index: int) -> str:
+    """The key under which a process of a role is found."""
+    return f"role/{role}/{index}"
+
+
+def register(registry: Registry, role: str, index: int, entry: Entry) -> None:
+    """Says where a process listens, and which life of it this is."""
+    registry.set(key_of(role, index), json.dumps(asdict(entry)))
+
+
+def find(registry: Registry, role: str, index: int) -> Entry | None:
+    """The entry of a process, with the address at which it listens now; None where there is none."""
+    text = registry.get(key_of(role, index))
+    return None if text is None else Entry(**json.loads(text))
+
+
+def resolver(registry: Registry, role: str, index: int) -> Callable[[], str]:
+    """For ``girih.comm.service.connect(..., resolve=)``: where a process listens now.
+
+    The function raises ``LookupError`` while it is not known.
+    """
+
+    def address() -> str:
+        entry = find(registry, role, index)
+        if entry is None:
+            raise LookupError(f"{role} {index} is not in the registry")
+        return entry.address
+
+    return address
+
+
+class RegistryServer:
+    """Offers a registry to the processes of the run until it is closed.
+
+    It listens at once, and loads what answers, numpy with it, in a thread: a launcher starts processes meanwhile.
+
+    Args:
+        bind: the host it listens at.
+        encrypt: whether TLS goes over its connections.
+
+    Attributes:
+        address: ``tcp://HOST:PORT``, or ``tls://HOST:PORT``, for :class:`girih.comm.registry.remote.RemoteRegistry`.
+    """
+
+    def __init__(
+        self, registry: LocalRegistry, secret: bytes, bind: str = "127.0.0.1", *, encrypt: bool = False
+    ) -> None:
+        self.registry = registry
+        if encrypt:
+            check_installed()
+        try:
+            listener, self.address = TCP(bind, 0, encrypt).listen()
+        except WireError as error:
+            raise WireError(f"{error}; set cluster.bind to an address of this host") from error
+        self._end = listener.close
+        self._opening = threading.Thread(target=self._open, args=(secret, listener), daemon=True)
+        self._opening.start()
+
+    def close(self) -> None:
+        """Ends all connections; whoever waits gets ``WireError``."""
+        self.registry.close()
+        self._opening.join()
+        self._end()
+
+    def _open(self, secret: bytes, listener: socket.socket) -> None:
+        from girih.comm.registry.remote import serve
+        from girih.comm.transports.sockets import SocketListener
+
+        endpoint = parse_address(self.address)
+        self._server = serve(self.registry, secret, SocketListener(endpoint, listener, self.address))
+        self._end = self._server.close

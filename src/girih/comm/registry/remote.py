@@ -1,26 +1,20 @@
-"""A registry in another process: calls with one array, which is JSON in UTF-8."""
+"""A registry in another process: calls with one array, which is JSON in UTF-8. And connections to the processes that it knows."""
 
 from __future__ import annotations
 
-import json
-import threading
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-import numpy as np
-from numpy.typing import NDArray
-
-from girih.comm.registry.entries import WAIT_S, LocalRegistry
-from girih.comm.rpc import Client, Frame, Request, Server
-from girih.comm.service import dialer
+from girih.comm.registry import LocalRegistry, Registry, Wait, resolver
+from girih.comm.rpc import Client, Request, Server
+from girih.comm.service import as_text, attempt, connect, dialer, from_text
 from girih.comm.transports.sockets import SocketListener
-from girih.errors import RemoteError, WireError, WireTimeout
+from girih.errors import WireError
 
 PATIENCE_S: Final = 10.0
 """A registry that cannot be reached is called for so long."""
-_VERBS: Final = ("set", "get", "wait", "check", "add", "compare_set", "delete")
+MOST_WAITS: Final = 256
 
 
 def serve(registry: LocalRegistry, secret: bytes, listener: SocketListener) -> Server:
@@ -30,47 +24,38 @@ def serve(registry: LocalRegistry, secret: bytes, listener: SocketListener) -> S
 
 
 class _RegistryWork:
-    """The work of the server, by its thread; a wait has one of its own, until its client is gone."""
+    """The work of the server, by its thread; a wait is answered by who ends it."""
 
     def __init__(self, registry: LocalRegistry) -> None:
         self._registry = registry
-        self._gone: defaultdict[int, threading.Event] = defaultdict(threading.Event)  # of clients that waited
+        self._waits: defaultdict[int, list[Wait]] = defaultdict(list)  # of each client
 
     def on_request(self, request: Request) -> None:
         """Answers a request."""
-        verb, *arguments = _unpacked(request.frame)
-        if verb == "wait":  # for long, while others ask
-            waits = partial(self._registry.wait, is_given_up=self._gone[request.client].is_set)
-            threading.Thread(
-                target=_answer, args=(waits, request, arguments), name="girih-registry", daemon=True
-            ).start()
-            return
-        if verb not in _VERBS:
-            request.fail(
-                ValueError(f"{verb!r} is not asked of a registry; expected one of {', '.join(_VERBS)}")
-            )
-            return
-        _answer(getattr(self._registry, verb), request, arguments)
+        verb, *arguments = from_text(request.frame.arrays[0])
+        if verb == "wait":
+            self._wait(request, *arguments)
+        else:
+            _reply(request, self._registry.ask(verb, *arguments))
+
+    def _wait(self, request: Request, keys: Sequence[str]) -> None:
+        waits = [wait for wait in self._waits[request.client] if not wait.there.done()]
+        if len(waits) == MOST_WAITS:
+            raise WireError(f"more than {MOST_WAITS} waits of one process")
+        wait = self._registry.begin_wait(keys)
+        self._waits[request.client] = [*waits, wait]
+        wait.there.add_done_callback(lambda there: attempt(request, lambda: _reply(request, there.result())))
 
     def forget(self, client: int) -> None:
         """Ends the waits of a client that is gone, which would last for ever."""
-        if client in self._gone:
-            self._gone.pop(client).set()
-            self._registry.wake()
+        self._registry.end_waits(self._waits.pop(client, ()))
 
 
-def _answer(verb: Callable[..., object], request: Request, arguments: Sequence[object]) -> None:
-    try:
-        reply = {"is": verb(*arguments)}
-    except WireTimeout as error:
-        reply = {"timeout": str(error)}
-    except Exception as error:
-        request.fail(error)
-        return
-    request.reply((), (_packed(reply),))
+def _reply(request: Request, answer: object) -> None:
+    request.reply((), (as_text(answer),))
 
 
-class RemoteRegistry:
+class RemoteRegistry(Registry):
     """A registry in another process; it travels to further ones of the run by pickle.
 
     What it raises when the registry is gone, or does not know the secret, is ``WireError``.
@@ -84,52 +69,64 @@ class RemoteRegistry:
     def __reduce__(self) -> tuple[type[RemoteRegistry], tuple[str, bytes]]:
         return RemoteRegistry, (self.address, self._secret)
 
-    def set(self, key: str, value: str) -> None:
+    def ask(self, verb: str, *arguments: object) -> Any:
         """See :class:`Registry`."""
-        self._ask("set", key, value)
+        return self._call((verb, *arguments), None)
 
-    def get(self, key: str) -> str | None:
-        """See :class:`Registry`."""
-        value: str | None = self._ask("get", key)
-        return value
-
-    def wait(self, keys: Sequence[str], timeout_s: float = WAIT_S) -> None:
-        """See :class:`Registry`."""
-        self._ask("wait", list(keys), timeout_s)
-
-    def check(self, keys: Sequence[str]) -> bool:
-        """See :class:`Registry`."""
-        return bool(self._ask("check", list(keys)))
-
-    def add(self, key: str, amount: int) -> int:
-        """See :class:`Registry`."""
-        return int(self._ask("add", key, amount))
-
-    def compare_set(self, key: str, expected: str, desired: str) -> str:
-        """See :class:`Registry`."""
-        return str(self._ask("compare_set", key, expected, desired))
-
-    def delete(self, key: str) -> bool:
-        """See :class:`Registry`."""
-        return bool(self._ask("delete", key))
+    def _wait(self, keys: Sequence[str], timeout_s: float) -> None:
+        self._call(("wait", list(keys)), timeout_s)
 
     def close(self) -> None:
-        """Whoever waits gets ``WireError``."""
+        """See :class:`Registry`."""
         self._client.close()
 
-    def _ask(self, *asked: object) -> Any:
+    def _call(self, asked: Sequence[object], timeout_s: float | None) -> Any:
         try:
-            reply = _unpacked(self._client.call(0, (), (_packed(asked),)).wait())
-        except (WireError, WireTimeout, RemoteError) as error:
+            reply = self._client.call(0, (), (as_text(asked),))
+            error = reply.exception(timeout_s)
+        except WireError as closed:
+            error = closed
+        if error is not None:
             raise WireError(f"the registry cannot be reached, or failed: {error}") from None
-        if "timeout" in reply:
-            raise WireTimeout(reply["timeout"])
-        return reply["is"]
+        return from_text(reply.result().arrays[0])
 
 
-def _packed(message: object) -> NDArray[np.uint8]:
-    return np.frombuffer(json.dumps(message).encode(), np.uint8)
+CONNECTED_S = 40.0
+RETURN_S = 1800.0
+"""A process that comes back may take so long to make whole what it goes on with."""
 
 
-def _unpacked(frame: Frame) -> Any:
-    return json.loads(bytes(frame.arrays[0]))
+def calls_of(clients: Iterable[Client]) -> dict[str, int]:
+    """Counts of a process that calls others, for :meth:`girih.telemetry.stats.Stats.watch`: connections made again, calls lost."""
+    clients = tuple(clients)
+    return {
+        "retries": sum(client.num_reconnects for client in clients),
+        "lost_calls": sum(client.num_lost for client in clients),
+    }
+
+
+def connect_all(
+    role: str,
+    addresses: Sequence[str],
+    *,
+    secret: bytes,
+    registry: Registry | None = None,
+    timeout_s: float = CONNECTED_S,
+    first: int = 0,
+) -> list[Client]:
+    """A client for each process of a role.
+
+    Args:
+        addresses: where they listen now, by index, from that of the first one on.
+        registry: asked for the address of one whose connection broke; without it a process that is gone stays gone.
+        timeout_s: a call that finds no connection for so long fails.
+    """
+    return [
+        connect(
+            address,
+            secret=secret,
+            timeout_s=timeout_s,
+            resolve=None if registry is None else resolver(registry, role, index),
+        )
+        for index, address in enumerate(addresses, first)
+    ]

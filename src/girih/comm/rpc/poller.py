@@ -8,6 +8,7 @@ import selectors
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Self
@@ -15,8 +16,9 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from girih.comm.rpc.frames import Frame, Header, PackedFrame
 from girih.comm.rpc.session import RpcSession
-from girih.comm.rpc.transport import Connection
+from girih.comm.rpc.transport import Connection, ConnectionLost
 from girih.kernels.buffers import Buffers
 
 
@@ -58,6 +60,57 @@ LINGER_S: Final = 0.3
 _LOG = logging.getLogger(__name__)
 
 
+_NO_FRAME: Final = PackedFrame(Frame(0))
+
+
+class Link(RpcSession):
+    """One side of a session, and the connection that it has. Methods are called under its lock.
+
+    Args:
+        stuck: called with it when a message did not go at once.
+
+    Attributes:
+        connection: None while it is broken, since ``lost_s``.
+    """
+
+    def __init__(self, number: int, stuck: Callable[[Link], None]) -> None:
+        super().__init__(number)
+        self.lock = threading.Lock()
+        self.connection: Connection | None = None
+        self.lost_s = time.monotonic()
+        self._stuck = stuck
+
+    def send(self, status: int, request: int, packed: PackedFrame) -> int:
+        """Counts and keeps a message, and sends it where there is a connection; returns its number."""
+        header = self.keep(status, request, packed)
+        if not self._over:
+            self._put(header, packed)
+        return header.number
+
+    def send_status(self, status: int) -> None:
+        """Sends a message without content, which may get lost."""
+        self._put(Header(status, 0, 0, self.received), _NO_FRAME)
+
+    def attach(self, connection: Connection, received: int) -> None:
+        """Goes on over a connection to a side that has received so many."""
+        self.connection = connection
+        for header, packed in self.resume(received):
+            self._put(header, packed)
+
+    def flush(self) -> bool:
+        """Sends on; whether nothing is left."""
+        with suppress(ConnectionLost):
+            return self.connection is None or self.connection.flush()
+        return True
+
+    def _put(self, header: Header, packed: PackedFrame) -> None:
+        if self.connection is None:
+            return
+        with suppress(ConnectionLost):  # the thread that receives sees it too
+            if not self.connection.send(packed.parts(header)):
+                self._stuck(self)
+
+
 class Poller:
     """One side; a subclass starts its thread, which takes turns until it is closed.
 
@@ -71,7 +124,7 @@ class Poller:
         self.num_damaged = 0
         self._closing = False
         self._buffers = Buffers()
-        self._blocked: deque[RpcSession] = deque()  # have something left to send
+        self._blocked: deque[Link] = deque()  # have something left to send
         self._wakeup = Wakeup()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wakeup, IN, lambda _: self._wakeup.clear())
@@ -97,7 +150,7 @@ class Poller:
     def _end(self, why: str) -> None:
         raise NotImplementedError
 
-    def _on_readable(self, session: RpcSession) -> None:
+    def _on_readable(self, session: Link) -> None:
         """There may be messages."""
 
     def _run(self) -> None:
@@ -120,13 +173,13 @@ class Poller:
         for key, mask in self._selector.select(seconds):
             key.data(mask)
 
-    def _handle(self, session: RpcSession, mask: int) -> None:
+    def _handle(self, session: Link, mask: int) -> None:
         if mask & OUT:
             self._flush(session)
         if mask & IN:
             self._on_readable(session)
 
-    def _flush(self, session: RpcSession) -> None:
+    def _flush(self, session: Link) -> None:
         """Sends on; waits for the file to be writable while something is left."""
         with session.lock:
             flushed = session.flush()
@@ -136,16 +189,16 @@ class Poller:
         if flushed:
             self._on_readable(session)  # it may have been held back, with messages that came here already
 
-    def _stuck(self, session: RpcSession) -> None:
+    def _stuck(self, session: Link) -> None:
         self._blocked.append(session)
         self._wakeup.ask()
 
-    def _attach(self, session: RpcSession, connection: Connection, received: int) -> None:
+    def _attach(self, session: Link, connection: Connection, received: int) -> None:
         """Goes on with a session over a connection, under its lock."""
         self._selector.register(connection, IN, partial(self._handle, session))
-        session.resume(connection, received)
+        session.attach(connection, received)
 
-    def _detach(self, session: RpcSession, linger_s: float = 0.0) -> None:
+    def _detach(self, session: Link, linger_s: float = 0.0) -> None:
         """Closes the connection that a session has."""
         with session.lock:
             connection, session.connection = session.connection, None
@@ -154,7 +207,7 @@ class Poller:
             self._selector.unregister(connection)
             connection.close(linger_s)
 
-    def _buffer(self, session: RpcSession, dtype: DTypeLike, *shape: int) -> NDArray[Any]:
+    def _buffer(self, session: Link, dtype: DTypeLike, *shape: int) -> NDArray[Any]:
         connection = session.connection
         array = None if connection is None else connection.buffer(np.dtype(dtype), shape)
         return self._buffers.take(dtype, *shape) if array is None else array

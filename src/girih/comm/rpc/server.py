@@ -7,7 +7,7 @@ import logging
 import secrets
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from girih.comm.rpc.frames import Frame, PackedFrame, Status, unpack
-from girih.comm.rpc.poller import IN, LINGER_S, OUT, Poller
-from girih.comm.rpc.session import RpcSession
+from girih.comm.rpc.poller import IN, LINGER_S, OUT, Link, Poller
 from girih.comm.rpc.transport import ConnectionLost, Listener, SilentPeer, Stranger, Welcome
 from girih.errors import WireError
 from girih.kernels.buffers import Take
@@ -82,45 +81,29 @@ _LOG = logging.getLogger(__name__)
 _MOST_TOLD: Final = 100
 
 
-class Strangers:
-    """All who connected to a server and have not proved that they know the secret.
+class Strangers(dict[Stranger, float]):
+    """All who connected to a server and have not proved that they know the secret, in the order in which they came.
+
+    Each has until a moment to be heard.
 
     Args:
         address: the server's.
     """
 
     def __init__(self, address: str) -> None:
+        super().__init__()
         self._address = address
-        self._until_s: dict[Stranger, float] = {}  # in the order in which they came
         self._reported_hosts: set[str] = set()
 
-    def __len__(self) -> int:
-        return len(self._until_s)
-
-    def __contains__(self, stranger: Stranger) -> bool:
-        return stranger in self._until_s
-
-    def __iter__(self) -> Iterator[Stranger]:
-        return iter(list(self._until_s))
-
-    def add(self, stranger: Stranger, patience_s: float) -> None:
-        """Takes one in, who has so long to be heard."""
-        self._until_s[stranger] = time.monotonic() + patience_s
-
-    def remove(self, stranger: Stranger) -> None:
-        """Forgets one."""
-        del self._until_s[stranger]
-
-    def find_expired(self) -> list[Stranger]:
+    def find_expired(self, now: float) -> list[Stranger]:
         """Those whose time is over."""
-        now = time.monotonic()
-        return [stranger for stranger, until_s in self._until_s.items() if now > until_s]
+        return [stranger for stranger, until_s in self.items() if now > until_s]
 
     def first_to_leave(self) -> Stranger:
         """The one who waits longest, of the host that most are from: a crowd from there keeps no other host out."""
-        crowds = Counter(stranger.origin for stranger in self._until_s)
+        crowds = Counter(stranger.origin for stranger in self)
         crowd = crowds.most_common(1)[0][0]
-        return next(stranger for stranger in self._until_s if stranger.origin == crowd)
+        return next(stranger for stranger in self if stranger.origin == crowd)
 
     def log_refusal(self, stranger: Stranger, why: object) -> None:
         """Says who was refused: the first time for each host, and for so many hosts."""
@@ -171,9 +154,9 @@ class Server(Poller):
         self._listener, self._handler, self._secret = listener, handler, secret
         self._gone, self._patience_s = gone, patience_s
         self._strangers = Strangers(listener.address)
-        self._peers: dict[int, RpcSession] = {}  # by number
-        self._ready: deque[RpcSession] = deque()  # may have messages, each by turns
-        self._greedy: deque[RpcSession] = deque()  # have left too many answers
+        self._peers: dict[int, Link] = {}  # by number
+        self._ready: deque[Link] = deque()  # may have messages, each by turns
+        self._greedy: deque[Link] = deque()  # have left too many answers
         self._accepting = False
         self._tidy_s = 0.0
         self._thread.start()
@@ -200,7 +183,7 @@ class Server(Poller):
     def _tidy(self) -> None:
         """Listens again; forgets who is late."""
         now = time.monotonic()
-        for stranger in self._strangers.find_expired():
+        for stranger in self._strangers.find_expired(now):
             self._refuse(stranger, "no proof in time that it knows the secret")
         patience_s = _SESSION_S if self._patience_s is None else self._patience_s
         for peer in list(self._peers.values()):
@@ -218,7 +201,7 @@ class Server(Poller):
                 if stranger is None:
                     return
                 self._selector.register(stranger, IN, partial(self._admit, stranger))
-                self._strangers.add(stranger, _STRANGER_S)
+                self._strangers[stranger] = time.monotonic() + _STRANGER_S
                 if len(self._strangers) > _MOST_STRANGERS:
                     self._refuse(self._strangers.first_to_leave(), CROWD)
             return
@@ -240,7 +223,7 @@ class Server(Poller):
             hello = stranger.read_hello(self._secret)
             if hello is None:
                 return
-            peer = self._peers.get(hello.session) or RpcSession(secrets.randbits(63) | 1, self._stuck)
+            peer = self._peers.get(hello.session) or Link(secrets.randbits(63) | 1, self._stuck)
             self._detach(peer)  # where its connection broke, and this side does not know yet
             welcome = Welcome(self.incarnation, peer.number, peer.received)
             connection = stranger.welcome(self._secret, welcome)
@@ -248,7 +231,7 @@ class Server(Poller):
             self._refuse(stranger, error)
             return
         self._peers[peer.number] = peer
-        self._strangers.remove(stranger)
+        del self._strangers[stranger]
         self._selector.unregister(stranger)
         with peer.lock:
             self._attach(peer, connection, hello.received if hello.session == peer.number else 0)
@@ -256,15 +239,15 @@ class Server(Poller):
     def _refuse(self, stranger: Stranger, why: object) -> None:
         self.num_refused += 1
         self._strangers.log_refusal(stranger, why)
-        self._strangers.remove(stranger)
+        del self._strangers[stranger]
         self._selector.unregister(stranger)
         stranger.close()
 
-    def _on_readable(self, session: RpcSession) -> None:
+    def _on_readable(self, session: Link) -> None:
         if session not in self._ready:
             self._ready.append(session)
 
-    def _receive(self, peer: RpcSession) -> None:
+    def _receive(self, peer: Link) -> None:
         """Takes one message of a peer."""
         if self._holds_back(peer):
             return
@@ -289,7 +272,7 @@ class Server(Poller):
             answer, buffer = partial(self._answer, peer, header.number), partial(self._buffer, peer)
             self._call(Request(frame, peer.number, answer, buffer))
 
-    def _holds_back(self, peer: RpcSession) -> bool:
+    def _holds_back(self, peer: Link) -> bool:
         """Whether a client has to take answers before it is heard; ``_flush`` hears it again."""
         with peer.lock:
             if peer.connection is None or peer.kept_bytes <= _MOST_UNSENT_BYTES or peer.flush():
@@ -297,7 +280,7 @@ class Server(Poller):
             self._selector.modify(peer.connection, OUT, partial(self._handle, peer))
         return True
 
-    def _drop_greedy(self, peer: RpcSession) -> None:
+    def _drop_greedy(self, peer: Link) -> None:
         if peer.number in self._peers:
             _LOG.warning(
                 "%s: a client left %s bytes of answers, more than %s; it is forgotten",
@@ -306,7 +289,7 @@ class Server(Poller):
             self._detach(peer)
             self._forget(peer)
 
-    def _forget(self, peer: RpcSession) -> None:
+    def _forget(self, peer: Link) -> None:
         """A client that does not come back."""
         with peer.lock:
             peer.end()
@@ -323,7 +306,7 @@ class Server(Poller):
                 kind = request.frame.kind
                 _LOG.exception("%s: the handler of kind %d failed after it replied", self.address, kind)
 
-    def _answer(self, peer: RpcSession, number: int, status: int, packed: PackedFrame) -> None:
+    def _answer(self, peer: Link, number: int, status: int, packed: PackedFrame) -> None:
         """From any thread."""
         with peer.lock:
             peer.send(status, number, packed)

@@ -53,8 +53,7 @@ class SocketListener:
         with suppress(OSError):
             self.endpoint.prepare(connection)
         origin = str(peer[0]) if isinstance(peer, tuple) else "this host"
-        kind = SecureStranger if self.endpoint.encrypted else SocketStranger
-        return kind(connection, self, origin)
+        return SocketStranger(connection, self, origin)
 
     def lanes(self) -> list[LaneFile]:
         """Memory for both directions of a connection on this host, where there is any."""
@@ -77,7 +76,7 @@ class SocketListener:
 
 
 class SocketStranger:
-    """Somebody who connected, and is asked for a proof at once."""
+    """Somebody who connected, and is asked for a proof: at once, or with TLS once he has shown that he has the run's key."""
 
     def __init__(self, connection: socket.socket, listener: SocketListener, origin: str) -> None:
         self.origin = origin
@@ -85,10 +84,9 @@ class SocketStranger:
         self._listener = listener
         self._challenge = transport.challenge()
         self._said = b""
-        self._begin()
-
-    def _begin(self) -> None:
-        self._ask()
+        self._is_asked = not listener.endpoint.encrypted
+        if self._is_asked:
+            self._ask()
 
     def _ask(self) -> None:
         with suppress(OSError):  # he left, as will be read
@@ -98,6 +96,13 @@ class SocketStranger:
         return self._socket.fileno()
 
     def read_hello(self, secret: bytes) -> Hello | None:
+        if not self._is_asked:
+            if isinstance(self._socket, socket.socket):
+                self._socket = SecureSocket(self._socket, secret, server=True)
+            if not self._socket.shake():
+                return None
+            self._is_asked = True
+            self._ask()
         with suppress(BlockingIOError):
             while len(self._said) < HELLO_BYTES:  # TLS may have more than the system says
                 heard = self._socket.recv(HELLO_BYTES - len(self._said))
@@ -128,25 +133,6 @@ class SocketStranger:
         self._socket.close()
 
 
-class SecureStranger(SocketStranger):
-    """Somebody who is asked for a proof once he has shown that he has the run's key: that is what TLS begins with."""
-
-    _shaken = False
-
-    def _begin(self) -> None:
-        """Waits for his first word."""
-
-    def read_hello(self, secret: bytes) -> Hello | None:
-        if isinstance(self._socket, socket.socket):
-            self._socket = SecureSocket(self._socket, secret, server=True)
-        if not self._shaken:
-            self._shaken = self._socket.shake()
-            if not self._shaken:
-                return None
-            self._ask()
-        return super().read_hello(secret)
-
-
 class SocketDialer:
     """Connects to an address."""
 
@@ -168,7 +154,10 @@ class SocketDialer:
             plain.connect(sockaddr)
             self._endpoint.prepare(plain)
             if self._endpoint.encrypted:
-                self._socket = connection = self._secured(plain, secret)
+                self._socket = connection = SecureSocket(plain, secret, server=False)
+                if self._stopped:  # by the plain socket, which is no socket any more
+                    raise ConnectionLost("stopped")
+                connection.shake()
             challenged = _read(connection, CHALLENGE_BYTES, end_s, files)
             said = transport.pack_hello(secret, challenged, hello)
             connection.sendall(said)
@@ -192,19 +181,6 @@ class SocketDialer:
             self._socket = None
             for file in files:
                 os.close(file)
-
-    def _secured(self, plain: socket.socket, secret: bytes) -> SecureSocket:
-        connection = SecureSocket(plain, secret, server=False)
-        self._socket = connection
-        if self._stopped:  # the plain socket, which is no socket any more
-            connection.close()
-            raise ConnectionLost("stopped")
-        try:
-            connection.shake()
-        except BaseException:
-            connection.close()
-            raise
-        return connection
 
     def stop(self) -> None:
         self._stopped = True

@@ -25,7 +25,7 @@ from girih.comm.rpc import Client, Frame, Reply
 from girih.data.batch import Batch
 from girih.dense.half import DenseSpec, PendingOutcome, ReadyOutcome
 from girih.dense.halves.allreduced import AllReducedReplica
-from girih.dense.halves.parameter_server import STEP, ParameterServer, ParameterServerReplica
+from girih.dense.halves.parameter_server import ParameterServer, ParameterServerReplica, ParameterVerb
 from girih.dense.halves.replica import Buffers, Gradients, Replica
 from girih.errors import NonFiniteError
 from girih.models.embeddings import Embeddings
@@ -423,7 +423,7 @@ class DeferredParameterServerReplica(ParameterServerReplica, DeferredReplica):
                     return None
                 copy = np.array(flat)
             self.stats_of_process.sent("dense", copy.nbytes)
-            return client.call(STEP, (version,), (copy, participating))
+            return client.call(ParameterVerb.STEP, (version,), (copy, participating))
 
         self._under_way.append(_PendingSend(self._departures.submit(send)))
         self._take_arrived(self._staleness)

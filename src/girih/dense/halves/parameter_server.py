@@ -12,9 +12,9 @@ import copy
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
+from enum import IntEnum
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -26,12 +26,21 @@ from girih.checkpoint.save import DenseState
 from girih.comm.group import TrainerGroup
 from girih.comm.pinned import Parcels
 from girih.comm.rpc import Client, Frame, Request
-from girih.comm.service import connect, listen
+from girih.comm.service import Service, connect
 from girih.dense.half import DenseSpec
 from girih.dense.halves.replica import Gradients, Replica
 from girih.errors import WireError
 
-STEP, NEWEST = 1, 2
+
+class ParameterVerb(IntEnum):
+    """Requests of other trainers, with the integers and arrays of each:
+
+    STEP: (version,); a gradient float32[P], and uint8[n], which parameters took part in the loss → (version,); float32[P], the parameters.
+    NEWEST: () → as STEP.
+    """
+
+    STEP = 1
+    NEWEST = 2
 
 
 class Asked(Protocol):
@@ -46,15 +55,21 @@ class Asked(Protocol):
         ...
 
 
-class ParameterServer:
+class ParameterServer(Service):
     """The parameters that count, and the optimizer that moves them; its methods may be called from any thread.
 
     Args:
         kind: of the half that has both.
+        address, secret: where other trainers reach it, and what they prove to know.
     """
 
-    def __init__(self, spec: DenseSpec, kind: type[Replica] = Replica) -> None:
+    verbs = ParameterVerb
+
+    def __init__(
+        self, spec: DenseSpec, kind: type[Replica] = Replica, *, address: str = "shm://", secret: bytes = b""
+    ) -> None:
         self.replica = kind(spec)
+        super().__init__(index=0, address=address, secret=secret, stats=self.replica.stats_of_process)
         self._parcels = Parcels(spec.device)
         self.version = 0
         self.staleness_max = 0
@@ -100,25 +115,21 @@ class ParameterServer:
         with self._lock:
             return self._flat(), self.version
 
-    def answer(self, request: Request) -> None:
-        """Replies with the parameters and their version: after a step, or as they are; called by one thread."""
-        with self.replica.stats_of_process.busy.working():
-            self._answer(request)
+    def on_step(self, request: Request) -> None:
+        """See :class:`ParameterVerb`."""
+        gradient, participating = request.frame.arrays
+        self._check(gradient, participating)
+        there = self._parcels.there(gradient)
+        self._reply(request, *self.step(there, np.array(participating), request.frame.fields[0]))
 
-    def _answer(self, request: Request) -> None:
-        try:
-            if request.frame.kind == STEP:
-                gradient, participating = request.frame.arrays
-                self._check(gradient, participating)
-                there = self._parcels.there(gradient)
-                newest, version = self.step(there, np.array(participating), request.frame.fields[0])
-            else:
-                newest, version = self.newest()
-            flat = self._parcels.back(newest)
-            self.replica.stats_of_process.sent("dense", flat.nbytes)
-            request.reply((version,), (flat,))
-        except Exception as error:
-            request.fail(error)
+    def on_newest(self, request: Request) -> None:
+        """See :class:`ParameterVerb`."""
+        self._reply(request, *self.newest())
+
+    def _reply(self, request: Request, parameters: Tensor, version: int) -> None:
+        flat = self._parcels.back(parameters)
+        self.stats.sent("dense", flat.nbytes)
+        request.reply((version,), (flat,))
 
     def _flat(self) -> Tensor:
         return torch.cat([p.detach().reshape(-1) for p in self.replica.parameters])
@@ -155,16 +166,12 @@ class ParameterServerReplica(Replica):
             return
         if ranks.first:
             of_server = replace(spec, module=copy.deepcopy(self.module), compile=False)
-            self._server = server = ParameterServer(of_server, self.kind_of_server)
+            self._server = server = ParameterServer(
+                of_server, self.kind_of_server, address=address, secret=secret
+            )
             self.optimizer = server.replica.optimizer
             if ranks.size > 1:
-                pool = self._closing.enter_context(ThreadPoolExecutor(1, "girih-dense-server"))
-
-                def handle(request: Request) -> None:
-                    pool.submit(server.answer, request)
-
-                listening = self._closing.enter_context(listen(handle, address=address, secret=secret))
-                ranks.broadcast(listening.address)
+                ranks.broadcast(server.listen(self._closing))
         else:
             self._client = self._closing.enter_context(connect(ranks.broadcast(None), secret=secret))
         self._refresh()
@@ -179,7 +186,9 @@ class ParameterServerReplica(Replica):
         elif self._client is not None:
             flat = self._parcels.back(gradient)
             self.stats_of_process.sent("dense", flat.nbytes)
-            self._under_way.append(self._client.call(STEP, (self._version,), (flat, participating)))
+            self._under_way.append(
+                self._client.call(ParameterVerb.STEP, (self._version,), (flat, participating))
+            )
             self._take_arrived(self._staleness)
 
     def _flattened(self, gradients: Gradients) -> tuple[Tensor, NDArray[np.uint8]]:
@@ -215,7 +224,7 @@ class ParameterServerReplica(Replica):
         if self._server is not None:
             self._set_parameters(*self._server.newest())
         elif self._client is not None:
-            self._take_frame(self._client.call(NEWEST).wait())
+            self._take_frame(self._client.call(ParameterVerb.NEWEST).wait())
 
     def _take_arrived(self, most_under_way: int) -> None:
         newest = None

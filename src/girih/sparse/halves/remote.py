@@ -24,8 +24,8 @@ from girih.checkpoint.parts import PartReader
 from girih.checkpoint.storage import Storage
 from girih.cluster.roles import RoleName
 from girih.comm.group import TrainerGroup
-from girih.comm.peers import CONNECTED_S, calls_of, connect_all
 from girih.comm.registry import Registry
+from girih.comm.registry.remote import CONNECTED_S, calls_of, connect_all
 from girih.comm.rpc import Client, Frame
 from girih.comm.service import answer, answers, as_integer, as_text, from_text, writable
 from girih.data.batch import Batch

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from girih.cluster.launchers.launcher import Resources
 from girih.cluster.launchers.local import LocalLauncher, LocalProcess
 from girih.cluster.roles import HostSpec, RoleName, title
 from girih.processes.pipe import from_text, module_command
@@ -127,7 +126,7 @@ class Agent:
                 order.name,
                 order.index,
                 order.incarnation,
-                Resources(order.threads),
+                order.threads,
                 terminal=[theirs for _, theirs in printed] or None,
                 held=held,
             )

@@ -11,9 +11,9 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
+from girih.cluster.launchers.launcher import Handle
 from girih.cluster.launchers.ray.agent import ASKED_S
 from girih.cluster.roles import RoleName
-from girih.processes.pipe import as_text
 
 ANSWER_S = 60.0
 """An actor whose node is there answers much sooner; where none is, Ray may never say so (ray#20092, ray#57726)."""
@@ -24,15 +24,18 @@ LOST = -9
 
 
 class RayPipe:
-    """The launcher's end of a trainer's pipe; see :class:`girih.processes.pipe.Pipe`."""
+    """The launcher's end of a process's pipe, by its actor; see :class:`girih.processes.pipe.Pipe`."""
 
-    def __init__(self, process: RayProcess) -> None:
-        self._process = process
+    def __init__(self, actor: Any) -> None:
         self.messages: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self.calling = threading.Lock()  # the actor takes calls in the order in which they are made
+        self._actor, self._sent = actor, 0
 
     def send(self, message: dict[str, object]) -> None:
         """Sends a message; silently where nobody reads any more."""
-        self._process.send(message)
+        with self.calling, suppress(RayError):
+            self._sent += 1
+            self._actor.send.remote(self._sent, message)
 
     def receive(self) -> dict[str, Any]:
         """The next message.
@@ -50,53 +53,21 @@ class RayPipe:
         """Nothing is held here."""
 
 
-class RayProcess:
-    """A process beside an actor; see :class:`girih.cluster.launchers.launcher.Handle`.
+class RayProcess(Handle):
+    """A process beside an actor.
 
     Ray is asked only for what happens to the process: one call waits at a time, and returns at each event.
-
-    Attributes:
-        pipe: to a trainer.
     """
 
     def __init__(self, name: RoleName, index: int, incarnation: int, actor: Any, node: str) -> None:
-        self.name, self.index, self.incarnation = name, index, incarnation
-        self.pid, self.host = 0, node
-        self.pipe = RayPipe(self)
+        super().__init__(name, index, incarnation, host=node)
+        self.pipe: RayPipe = RayPipe(actor)
         self._actor = actor
         self._where = actor.where.remote()
         self._waiting = actor.events.options(concurrency_group=WAITING)
-        self._address, self._recovery_note, self._words = "", "", ""
         self._status: int | None = None
-        self._sent, self._calling = 0, threading.Lock()
-        self._address_known, self._ended = threading.Event(), threading.Event()
-        self._listening = threading.Thread(target=self._listen, name="girih-ray", daemon=True)
+        self._ended = threading.Event()
         self._listening.start()
-
-    @property
-    def address(self) -> str:
-        """See :class:`Handle`."""
-        return self._address
-
-    @property
-    def recovery_note(self) -> str:
-        """See :class:`Handle`."""
-        return self._recovery_note
-
-    def begin(self, spec: bytes) -> None:
-        """See :class:`Handle`."""
-        self.send({"role": as_text(spec)})
-
-    def send(self, message: dict[str, object]) -> None:
-        """Sends a message to the process."""
-        with self._calling, suppress(RayError):
-            self._sent += 1
-            self._actor.send.remote(self._sent, message)
-
-    def wait_for_address(self, timeout_s: float | None) -> str:
-        """See :class:`Handle`."""
-        self._address_known.wait(timeout_s)
-        return self._address
 
     def status(self) -> int | None:
         """See :class:`Handle`."""
@@ -112,14 +83,14 @@ class RayProcess:
         return self._words
 
     def end(self) -> None:
-        """See :class:`Handle`; a trainer ends by itself."""
+        """See :class:`Handle`."""
         if self.name != RoleName.TRAINER:
-            with self._calling, suppress(RayError):
+            with self.pipe.calling, suppress(RayError):
                 self._actor.end.remote()
 
     def kill(self) -> None:
         """See :class:`Handle`."""
-        with self._calling, suppress(RayError):
+        with self.pipe.calling, suppress(RayError):
             self._actor.kill.remote()
 
     def close(self) -> None:
@@ -132,7 +103,7 @@ class RayProcess:
             self.pid, self.host = ray.get(self._where, timeout=ANSWER_S)
             first = 0
             while self._status is None:
-                with self._calling:
+                with self.pipe.calling:
                     pending = self._waiting.remote(first)
                 events = ray.get(pending, timeout=ASKED_S + ANSWER_S)
                 first += len(events)
@@ -149,8 +120,7 @@ class RayProcess:
 
     def _handle_event(self, event: Any) -> None:
         if "address" in event:
-            self._recovery_note, self._address = event["found"], event["address"]
-            self._address_known.set()
+            self._take_address(event["address"], event["found"])
         elif "message" in event:
             self.pipe.messages.put(event["message"])
         elif "printed" in event:
