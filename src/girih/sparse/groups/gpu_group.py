@@ -52,18 +52,13 @@ class GpuGradients:
 
     Attributes:
         totals: float32[n, W].
-        refused: int32[1]: a key whose own is not finite, or -1.
+        nonfinite_key: int32[1]: a key whose own is not finite, or -1.
         direct: what may sum them while rows move, in place of ``totals``.
     """
 
     totals: Tensor
-    refused: Tensor
+    nonfinite_key: Tensor
     direct: FusedInputs | None = None
-
-    @property
-    def nonfinite_key(self) -> int:
-        """A key whose gradient is not finite, or -1: waits for the GPU."""
-        return int(self.refused)
 
 
 class GpuGroup:
@@ -148,13 +143,12 @@ class GpuGroup:
         """See :class:`~girih.sparse.groups.group.EmbeddingGroup`."""
         keys = read.keys.keys
         self._state.move(
-            keys, read.rows, gradients.totals, gradients.refused, step, lr_scale, gradients.direct
+            keys, read.rows, gradients.totals, gradients.nonfinite_key, step, lr_scale, gradients.direct
         )
 
-    def inverse(self, read: GpuRead) -> NDArray[np.int32]:
-        """See :class:`~girih.sparse.groups.group.EmbeddingGroup`: waits for the GPU."""
-        numbers: NDArray[np.int32] = read.keys.unique.inverse.cpu().numpy()
-        return numbers
+    def inverse(self, read: GpuRead) -> Tensor:
+        """See :class:`~girih.sparse.groups.group.EmbeddingGroup`."""
+        return read.keys.unique.inverse
 
     def absent(self, read: GpuRead) -> NDArray[np.bool_]:
         """See :class:`~girih.sparse.groups.group.EmbeddingGroup`: waits for the GPU."""

@@ -11,21 +11,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from functools import partial
 from itertools import product
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from girih.comm.group import TrainerGroup
 from girih.comm.group.exchange import BetweenHosts, DirectExchange, Exchange
+from girih.comm.group.vote import Numbers, Vote
 from girih.data.batch import Batch
 from girih.errors import ConfigError, NonFiniteError
 from girih.sparse.groups.bags import Gradients
+from girih.sparse.groups.group import feature_of
 from girih.sparse.groups.local_shards import LocalShards
 from girih.sparse.groups.shards import UniqueRows
 from girih.sparse.half import SparseStats
 from girih.sparse.halves.group_messages import GroupExchange, GroupMessages, IncomingRows
+from girih.sparse.halves.row_updates import nonfinite_gradient
 from girih.sparse.halves.sharded import Arrival, ShardedHalf
 from girih.sparse.routing.key_router import KeyRouter, RowCodec
 from girih.sparse.routing.shard_reader import MergedRequest, ShardReader
@@ -158,17 +163,17 @@ class CollectiveSparse(ShardedHalf[list[GroupExchange], GroupExchange]):
         gradients: Sequence[Gradients],
         step: int,
         lr_scale: float,
+        vote: Vote,
     ) -> None:
-        """Sends the gradients of rows to their owners, which apply the sum over all trainers.
-
-        Raises:
-            NonFiniteError: a gradient of any trainer is NaN or infinite; no row was moved anywhere.
-        """
+        """Sends the gradients of rows to their owners, which apply the sum over all trainers, or nothing."""
         local: dict[int, NDArray[np.float32]] = {}
+        local_keys = [-1] * len(reads)
 
         def send(groups: list[int]) -> Future[Tensor]:
             for g in groups:
-                local[g], _ = self._routers[g].bags.scatter(gradients[g], reads[g].routed.keys, batch)
+                local[g], local_keys[g] = self._routers[g].bags.scatter(
+                    gradients[g], reads[g].routed.keys, batch
+                )
             members = [reads[g] for g in groups]
             return self._messages.send(
                 "gradients", members, self._messages.packed_gradients(members, local), slice(None), train=True
@@ -183,18 +188,31 @@ class CollectiveSparse(ShardedHalf[list[GroupExchange], GroupExchange]):
                 bad = max(bad, 0 if nonfinite is None else 1 + self._tables.index(nonfinite))
         took_part = [float(any(gradient is not None for gradient in outputs)) for outputs in gradients]
         num_asked = int(reads[0].route.received_counts.sum()) if reads else 0
+        words = torch.tensor([float(bad), float(num_asked), *took_part], dtype=torch.float64)
         with self._messages.waiting("vote", train=True):
-            *all_took_part, worst, most = self.ranks.largest([*took_part, float(bad), float(num_asked)])
+            of_all = vote.cast(torch.tensor(max([bad - 1, *local_keys]) >= 0), words)
+        worst, most, *all_took_part = of_all.amax(dim=0).tolist()
         self._stats.counters[ASKED_KEYS] += num_asked
         self._stats.counters[SERVED_ROWS] += sum(
             len(shard.keys) for exchange in reads for shard in exchange.served.shards
         )
         self._stats.counters[PACED_KEYS] += self.ranks.size * int(most)
-        if worst:
-            raise NonFiniteError(f"a gradient of table {self._tables[int(worst) - 1]!r} is NaN or infinite")
+        if vote.stands:
+            vote.error_from = partial(self._error, batch, reads, local_keys, int(worst))
+            return
         for exchange, apply in zip(reads, all_took_part, strict=True):
             if apply:
                 self._readers[exchange.group].apply(exchange.served, sums[exchange.group], step, lr_scale)
+
+    def _error(
+        self, batch: Batch, reads: list[GroupExchange], keys: Sequence[int], worst: int, numbers: Numbers
+    ) -> NonFiniteError | None:
+        """Why rows refuse a step: a feature of this trainer, or a table of any."""
+        for router, read, key in zip(self._routers, reads, keys, strict=True):
+            if key >= 0:
+                return nonfinite_gradient(feature_of(router.group, read.routed.keys.inverse, key, batch))
+        table = self._tables[worst - 1] if worst else None
+        return None if table is None else NonFiniteError(f"a gradient of table {table!r} is NaN or infinite")
 
     def stats(self, *, spans: bool = False) -> SparseStats:
         """Sums over all shards of all ranks."""

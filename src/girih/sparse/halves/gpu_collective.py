@@ -23,6 +23,7 @@ from torch import Tensor
 
 from girih.comm.group import TrainerGroup
 from girih.comm.group.exchange import DirectExchange
+from girih.comm.group.vote import Numbers, Vote
 from girih.data.batch import Batch
 from girih.errors import NonFiniteError
 from girih.sparse.groups.gpu_bags import SideStream, take_over
@@ -30,9 +31,9 @@ from girih.sparse.groups.gpu_batch import SharedCopy
 from girih.sparse.groups.local_shards import LocalShards
 from girih.sparse.half import SparseStats
 from girih.sparse.halves.collective import over_all_ranks
-from girih.sparse.halves.deferred import Agree, DeferredUpdate, Numbers, nonfinite_gradient
 from girih.sparse.halves.gpu_counters import counts_of, summed_over
 from girih.sparse.halves.gpu_messages import GpuMessages
+from girih.sparse.halves.row_updates import nonfinite_gradient
 from girih.sparse.halves.sharded import Arrival, ShardedHalf
 from girih.sparse.routing.gpu_reader import GpuReader, GpuServed
 from girih.sparse.routing.gpu_router import GpuRouter, GpuRowCodec, GpuTraffic
@@ -215,74 +216,61 @@ class GpuCollectiveSparse(ShardedHalf[GpuRequest, GpuExchanged]):
         gradients: Sequence[Any],
         step: int,
         lr_scale: float,
+        vote: Vote,
     ) -> None:
-        """Sends the gradients of rows to their owners, which apply the sum over all trainers.
-
-        Raises:
-            NonFiniteError: a gradient of any trainer is NaN or infinite; no row was moved anywhere.
-        """
-        sums = self._summed(batch, reads, gradients)
-        num_asked = _num_asked(reads)
-        took_part = [float(any(gradient is not None for gradient in outputs)) for outputs in gradients]
-        bad = num_served = 0
-        if reads:
-            bad, num_served = to_host(torch.stack([self._worst(reads, sums), _num_served(reads)])).tolist()
-        with self._messages.waiting("vote", train=True):
-            *all_took_part, worst, most = self.ranks.largest([*took_part, float(bad), float(num_asked)])
-        self._count(num_asked, num_served, most)
-        if worst:
-            raise self._table_error(worst)
-        for read, reader, summed, apply in zip(reads, self._readers, sums, all_took_part, strict=True):
-            if apply:
-                reader.apply(read.served, read.rows, summed.totals, summed.refused, step, lr_scale)
-
-    def update_masked(
-        self,
-        agree: Agree,
-        batch: Batch,
-        reads: list[GpuExchanged],
-        gradients: Sequence[Any],
-        step: int,
-        lr_scale: float,
-    ) -> DeferredUpdate:
-        """As :meth:`update`, but the devices of all trainers decide together; see :class:`ShardedHalf`."""
+        """Sends the gradients of rows to their owners, which apply the sum over all trainers, or nothing."""
+        if not reads:
+            vote.cast(torch.tensor(False))
+            return
         sums = self._summed(batch, reads, gradients)
         took_part = [float(any(gradient is not None for gradient in outputs)) for outputs in gradients]
-        num_asked, worst = _num_asked(reads), self._worst(reads, sums)
-        local_keys = torch.cat([summed.local_key for summed in sums])
-        words = to_device(np.array([num_asked, *took_part]), self._device)
-        refused, words_of_all = agree(
-            (worst > 0) | (local_keys >= 0).any(), torch.cat([worst.reshape(1).double(), words])
+        num_asked = sum(int(read.traffic.asked.sum()) for read in reads)
+        num_served = torch.cat([read.served.keys.num for read in reads]).double().sum()  # each key once
+        worst, local_keys = self._worst(reads, sums), torch.cat([summed.local_key for summed in sums])
+        words = torch.cat(
+            [worst.reshape(1).double(), to_device(np.array([num_asked, *took_part]), self._device)]
         )
-        # as the kernels have it: a key's number where nothing is to move, else -1; aligned, as they are compiled for
-        moves = ~refused & (words_of_all[:, 2:] > 0).any(dim=0)
-        flags = (-moves.to(torch.int32)).unsqueeze(1).repeat(1, 4)
-        for read, reader, summed, flag in zip(reads, self._readers, sums, flags, strict=True):
-            reader.apply(read.served, read.rows, summed.totals, flag[:1], step, lr_scale)
-        stores = [store for _, store in self._shards.files()]
-        counts = summed_over(counts_of(stores, self._memories), self.ranks)
-        parts = [local_keys, words_of_all[:, :2].reshape(-1), _num_served(reads).reshape(1), counts.numbers]
-        ends = np.cumsum([part.numel() for part in parts])[:-1]
+        with self._messages.waiting("vote", train=True):
+            of_all = vote.cast((worst > 0) | (local_keys >= 0).any(), words)
+        if not vote.stands:
+            # as the kernels have it: a key's number where nothing is to move, else -1; aligned, as they are compiled for
+            moves = ~vote.refused & (of_all[:, 2:] > 0).any(dim=0)
+            flags = (-moves.to(torch.int32)).to(self._device).unsqueeze(1).repeat(1, 4)
+            for read, reader, summed, flag in zip(reads, self._readers, sums, flags, strict=True):
+                reader.apply(read.served, read.rows, summed.totals, flag[:1], step, lr_scale)
+        parts = [local_keys, of_all[:, :2].reshape(-1), num_served.reshape(1)]
+        counts = None
+        if vote.deferred:
+            stores = [store for _, store in self._shards.files()]
+            counts = summed_over(counts_of(stores, self._memories), self.ranks)
+            parts.append(counts.numbers)
+        ends = np.cumsum([part.numel() for part in parts[:3]])
 
         def error_from(numbers: Numbers) -> NonFiniteError | None:
             local_keys, of_all, *_ = np.split(np.array(numbers), ends)
             for router, read, key in zip(self._routers, reads, local_keys, strict=True):
                 if key >= 0:
                     return nonfinite_gradient(router.feature_of(read.traffic, int(key), batch))
-            worst_of_all = of_all[::2].max()
-            return self._table_error(worst_of_all) if worst_of_all else None
+            worst = of_all[::2].max()
+            table = self._tables[int(worst) - 1] if worst else None
+            return (
+                None if table is None else NonFiniteError(f"a gradient of table {table!r} is NaN or infinite")
+            )
 
-        def counters_from(numbers: Numbers) -> Mapping[str, int]:
+        def counters_from(numbers: Numbers) -> Mapping[str, int] | None:
             _, of_all, num_served, of_store = np.split(np.array(numbers), ends)
             asked = of_all[1::2]
-            self._count(num_asked, int(num_served[0]), asked.max())
+            self._stats.counters[ASKED_KEYS] += num_asked
+            self._stats.counters[SERVED_ROWS] += int(num_served[0])
+            self._stats.counters[PACED_KEYS] += self.ranks.size * int(asked.max())
             self._asked_of_all += int(asked.sum())
+            if counts is None:
+                return None
             balance = {ASKED_KEYS: self._asked_of_all, PACED_KEYS: self._stats.counters[PACED_KEYS]}
             return {**counts.by_name(of_store.tolist()), **balance}
 
-        return DeferredUpdate(
-            refused, torch.cat([part.double() for part in parts]), error_from, counters_from
-        )
+        vote.reported = torch.cat([part.double().to(vote.loss.device) for part in parts])
+        vote.error_from, vote.counters_from = error_from, counters_from
 
     def stats(self, *, spans: bool = False) -> SparseStats:
         """Sums over all shards of all ranks."""
@@ -348,15 +336,6 @@ class GpuCollectiveSparse(ShardedHalf[GpuRequest, GpuExchanged]):
             worst.append(torch.where(bad > 0, bad + start, bad))
         return torch.cat(worst).max()
 
-    def _table_error(self, worst: float) -> NonFiniteError:
-        return NonFiniteError(f"a gradient of table {self._tables[int(worst) - 1]!r} is NaN or infinite")
-
-    def _count(self, num_asked: int, num_served: int, most_asked: float) -> None:
-        """Counts how evenly the keys of a step were spread."""
-        self._stats.counters[ASKED_KEYS] += num_asked
-        self._stats.counters[SERVED_ROWS] += num_served
-        self._stats.counters[PACED_KEYS] += self.ranks.size * int(most_asked)
-
 
 @dataclass(frozen=True)
 class _Summed:
@@ -371,13 +350,3 @@ class _Summed:
     totals: Tensor
     refused: Tensor
     local_key: Tensor
-
-
-def _num_asked(reads: Sequence[GpuExchanged]) -> int:
-    """Keys that all ranks ask of this one."""
-    return sum(int(read.traffic.asked.sum()) for read in reads)
-
-
-def _num_served(reads: Sequence[GpuExchanged]) -> Tensor:
-    """int64[], on the device: the same, each key once."""
-    return torch.cat([read.served.keys.num for read in reads]).long().sum()

@@ -11,9 +11,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +20,7 @@ from torch import Tensor
 
 from girih.checkpoint.parts import PartReader
 from girih.checkpoint.storage import Storage
+from girih.comm.group.vote import Vote
 from girih.data.batch import Batch, slices_of
 from girih.models.embeddings import Embeddings
 from girih.publishing.shards import SegmentRows
@@ -33,9 +33,6 @@ from girih.sparse.half import SparseStats
 from girih.store import Store
 from girih.telemetry.busy import Busy, awaited
 from girih.telemetry.stats import LiveNumber
-
-if TYPE_CHECKING:
-    from girih.sparse.halves.deferred import Agree, DeferredUpdate
 
 T = TypeVar("T")
 Request = TypeVar("Request")
@@ -83,22 +80,13 @@ class PulledHere(Generic[Request, Read]):
                 self._half.awaited(arrival)
         return self._arrived().embeddings(examples)
 
-    def push(self, step: int, lr_scale: float = 1.0) -> Done:
-        """Applies the gradients: one optimizer step.
-
-        Raises:
-            NonFiniteError: a gradient is NaN or infinite; no row was moved.
-        """
+    def push(self, step: int, lr_scale: float, vote: Vote) -> Done:
+        """Applies the gradients, or nothing: one optimizer step."""
         reads, _ = self._half.awaited(self._parts[-1][1])
-        self._half.move(self._batch, reads, self._arrived().gradients(), step, lr_scale)
+        self._half.move(self._batch, reads, self._arrived().gradients(), step, lr_scale, vote)
         return Done()
 
-    def push_masked(self, agree: Agree, step: int, lr_scale: float = 1.0) -> DeferredUpdate:
-        """Launches :meth:`push`, which moves nothing if the device refuses the step; see :mod:`girih.sparse.halves.deferred`."""
-        reads, _ = self._half.awaited(self._parts[-1][1])
-        return self._half.move_masked(agree, self._batch, reads, self._arrived().gradients(), step, lr_scale)
-
-    def discard(self, *, refused: bool = True) -> Done:
+    def discard(self) -> Done:
         """No-op: nothing is kept for a batch elsewhere."""
         return Done()
 
@@ -154,32 +142,15 @@ class ShardedHalf(ABC, Generic[Request, Read]):
 
     @abstractmethod
     def update(
-        self, batch: Batch, reads: list[Read], gradients: Sequence[Gradients], step: int, lr_scale: float
-    ) -> None:
-        """Moves rows by the gradients of each group's outputs.
-
-        Raises:
-            NonFiniteError: a gradient is NaN or infinite; no row was moved.
-        """
-
-    def update_masked(
         self,
-        agree: Agree,
         batch: Batch,
         reads: list[Read],
         gradients: Sequence[Gradients],
         step: int,
         lr_scale: float,
-    ) -> DeferredUpdate:
-        """As :meth:`update`, but the device decides whether rows move. Needs all rows in GPU memory.
-
-        Args:
-            agree: see :data:`girih.sparse.halves.deferred.Agree`.
-
-        Returns:
-            A :class:`girih.sparse.halves.deferred.DeferredUpdate`.
-        """
-        raise NotImplementedError(f"{type(self).__name__} learns at once what a step is refused for")
+        vote: Vote,
+    ) -> None:
+        """Casts the vote, and moves rows by the gradients of each group's outputs unless the step is refused."""
 
     def prepare(self, batch: Batch) -> Future[Request]:
         """See :class:`girih.sparse.half.SparseHalf`."""
@@ -200,28 +171,14 @@ class ShardedHalf(ABC, Generic[Request, Read]):
         """Reads for evaluation; keys without a row give their initial value."""
         return self._pulled(batch, [slice(0, batch.num_examples)], train=False)
 
-    def move(self, batch: Batch, reads: list[Read], gradients: Gradients, step: int, lr_scale: float) -> None:
+    def move(
+        self, batch: Batch, reads: list[Read], gradients: Gradients, step: int, lr_scale: float, vote: Vote
+    ) -> None:
         """Moves rows by the gradients of all outputs, after all earlier work; see :meth:`update`."""
         grouped = by_group(self.groups_of_tables, gradients)
-        self.awaited(self._submit(lambda: self.update(batch, reads, grouped, step, lr_scale)))
-        self.last_step = step
-
-    def move_masked(
-        self,
-        agree: Agree,
-        batch: Batch,
-        reads: list[Read],
-        gradients: Gradients,
-        step: int,
-        lr_scale: float,
-    ) -> DeferredUpdate:
-        """As :meth:`move`, but the device decides whether rows move; see :meth:`update_masked`."""
-        grouped = by_group(self.groups_of_tables, gradients)
-        update = self.awaited(
-            self._submit(lambda: self.update_masked(agree, batch, reads, grouped, step, lr_scale))
-        )
+        self.awaited(self._submit(lambda: self.update(batch, reads, grouped, step, lr_scale, vote)))
         before, self.last_step = self.last_step, step
-        return replace(update, rollback=lambda: setattr(self, "last_step", before))
+        vote.rollback = partial(setattr, self, "last_step", before)
 
     def awaited(self, future: Future[T]) -> T:
         """The result of what the thread does; a wait for it is work while it works, and none while it waits for others."""

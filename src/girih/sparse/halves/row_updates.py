@@ -1,0 +1,63 @@
+"""One update of the rows of all groups of a process, which the vote on the step decides on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from girih.comm.group.vote import NO_NUMBERS, Numbers, Vote
+from girih.data.batch import Batch
+from girih.errors import NonFiniteError
+from girih.sparse.groups.group import EmbeddingGroup, ReadRows, feature_of
+
+
+def nonfinite_gradient(feature: str | None) -> NonFiniteError | None:
+    """The error that names a feature; None without one."""
+    return (
+        None if feature is None else NonFiniteError(f"the gradient of feature {feature!r} is NaN or infinite")
+    )
+
+
+def apply_all(
+    groups: Sequence[EmbeddingGroup],
+    reads: Sequence[ReadRows],
+    gradients: Sequence[Sequence[Any]],
+    batch: Batch,
+    step: int,
+    lr_scale: float,
+    vote: Vote,
+) -> Callable[[Numbers], str | None]:
+    """Casts the vote, and moves the rows of all groups by the gradients of each one's outputs, or no row.
+
+    Returns:
+        ``vote.reported`` on the host → a feature whose gradient is NaN or infinite, or None.
+    """
+    updates: list[tuple[EmbeddingGroup, Any, Any]] = []
+    for group, read, group_gradients in zip(groups, reads, gradients, strict=True):
+        summed = group.gradients(read, group_gradients, batch)
+        if summed is not None:
+            updates.append((group, read, summed))
+    keys = [torch.as_tensor(summed.nonfinite_key, device=vote.loss.device) for *_, summed in updates]
+    vote.reported = torch.cat([key.reshape(1).double() for key in keys]) if keys else NO_NUMBERS
+    vote.cast((vote.reported >= 0).any())
+    if not vote.stands:
+        # as the kernels have it: a key's number where the step is refused, else -1
+        flag = vote.refused.to(torch.int32).reshape(1) - 1
+        for group, read, summed in updates:
+            masked = replace(summed, nonfinite_key=flag) if vote.deferred else summed
+            group.apply(read, masked, step, lr_scale)
+    inverses = [(group.group, group.inverse(read)) for group, read, _ in updates]
+
+    def feature_from(numbers: Numbers) -> str | None:
+        for (group, inverse), key in zip(inverses, numbers, strict=True):
+            if key >= 0:
+                on_host = inverse.cpu().numpy() if isinstance(inverse, Tensor) else inverse
+                return feature_of(group, on_host, int(key), batch)
+        return None
+
+    vote.error_from = lambda numbers: nonfinite_gradient(feature_from(numbers))
+    return feature_from
