@@ -117,7 +117,8 @@ class Pipelined:
                     under_way.popleft().wait()
                 while len(ahead) + len(under_way) <= self.staleness and (item := source.pull()):
                     ahead.append(item)
-                source.prepare(self.prefetch)
+                if self.prefetch:
+                    source.prepare(self.prefetch)
                 if ahead:
                     batch, _, pulled = ahead[0]  # what fails stays ahead, and is let go of
                     computed = self._computed(batch, pulled, dense, spans)
@@ -137,6 +138,10 @@ class Pipelined:
 
     def _computed(self, batch: Batch, pulled: Pulled, dense: DenseHalf, spans: Spans) -> Computed:
         """Forward and backward of a batch whose rows are on their way."""
+        if self.micro_batches == 1:
+            with spans("wait for rows"):
+                embeddings = pulled.wait()
+            return dense.compute(batch, embeddings)
 
         def rows(examples: slice) -> Embeddings:
             with spans("wait for rows"):

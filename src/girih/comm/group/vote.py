@@ -14,7 +14,7 @@ from girih.errors import NonFiniteError
 
 Numbers = Sequence[float]
 NO_NUMBERS = torch.empty(0, dtype=torch.float64)
-LOSS, REFUSES, STOPS = range(3)
+LOSS, REFUSES, STOPS = BALLOT = range(3)
 """Words of a trainer's ballot: its part of the step's loss, whether it refuses the step, whether it wants to stop behind it."""
 
 
@@ -66,7 +66,8 @@ class Vote:
         Returns:
             float64[R, S], the numbers of all trainers.
         """
-        refused, words = (each.to(self.loss.device) for each in (self.refused | refuses, words))
+        device = self.loss.device
+        refused, words = self.refused.to(device) | refuses.to(device), words.to(device)
         if self.ranks is None:
             self.refused, self.ballots = refused, self.loss.reshape(1, 1)
             return words.unsqueeze(0)

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 
 from girih.checkpoint.save import DenseState
 from girih.comm.group import TrainerGroup
-from girih.comm.group.vote import LOSS, STOPS, Numbers, Vote, largest_of
+from girih.comm.group.vote import BALLOT, LOSS, STOPS, Numbers, Vote, largest_of
 from girih.config.user_code import blame
 from girih.data.batch import Batch, label_scale
 from girih.dense.accel.arithmetic import arithmetic
@@ -70,12 +69,16 @@ class ReplicaComputed:
         put_back = self.half.take_step(vote, self.gradients, self.buffers)
         self.gradients, self.buffers = [], []
         if not vote.deferred:
-            return Outcome(self._facts(vote, names, put_back, *(each.tolist() for each in numbers)))
-        ends = np.cumsum([len(each) for each in numbers]).tolist()
+            return Outcome(self._facts(vote, names, put_back, *map(Tensor.tolist, numbers)))
+        sizes = list(map(len, numbers))
 
         def read(flat: Numbers) -> StepFacts:
-            parts = [flat[first:end] for first, end in pairwise([0, *ends])]
-            return self._facts(vote, names, put_back, *parts)
+            return self._facts(
+                vote,
+                names,
+                put_back,
+                *map(np.ndarray.tolist, np.split(np.array(flat), np.cumsum(sizes)[:-1])),
+            )
 
         flat = torch.cat([each.double() for each in numbers])
         return Outcome(None, flat, read, together=len(vote.ballots) > 1)
@@ -119,11 +122,10 @@ class ReplicaComputed:
         local: Numbers = (),
     ) -> StepFacts:
         """What came of the step, by numbers that are on the host; ``local`` where it may have been refused."""
-        num_words = len(votes) if vote.ranks is None else len(votes) // vote.ranks.size
-        ballots = [votes[first : first + num_words] for first in range(0, len(votes), num_words)]
-        losses, refusal = [ballot[LOSS] for ballot in ballots], None
+        losses, refusal = votes, None
         if vote.ranks is not None:
-            vote.ranks.note_stops(sum(ballot[STOPS] for ballot in ballots))
+            losses = votes[LOSS :: len(BALLOT)]
+            vote.ranks.note_stops(sum(votes[STOPS :: len(BALLOT)]))
         if local and local[2]:
             refusal = (
                 self.explain(names, local, losses)
@@ -184,7 +186,8 @@ class Replica:
         with self._phase("forward"):
             outputs = self._outputs(batch, embeddings, train=True)
             targets, share = self._targets(batch)
-            self._score(outputs, targets)
+            if self._scored is not None:
+                self._score(outputs, targets)
             mean = self._mean_loss(outputs, targets) if self._has_loss(outputs) else None
         with self._phase("backward"):
             none = outputs.new_zeros((), dtype=torch.float64)
@@ -353,12 +356,15 @@ class Replica:
 
     def _targets(self, batch: Batch) -> tuple[Targets, float]:
         """The targets to compare the logits with, and the weight of their mean loss in that of the step."""
-        weights, of_labels, scale = (
-            None if each is None else moved(each, self.device)
-            for each in (batch.example_weights, batch.label_weights, label_scale(batch))
+        scale, of_labels, weights = label_scale(batch), batch.label_weights, batch.example_weights
+        targets = Targets(
+            moved(batch.labels, self.device),
+            None if weights is None else moved(weights, self.device),
+            None if of_labels is None else moved(of_labels, self.device),
+            None if scale is None else moved(scale, self.device),
+            self._label_losses,
+            self._huber_delta,
         )
-        labels = moved(batch.labels, self.device)
-        targets = Targets(labels, weights, of_labels, scale, self._label_losses, self._huber_delta)
         if self.whole_batch:
             return self._over_batch(targets, batch), 1.0
         return targets, 1.0 if batch.share is None else batch.share.weight
@@ -371,7 +377,7 @@ class Replica:
         )
 
     def _score(self, outputs: Tensor, targets: Targets) -> None:
-        """Has the logits of a step counted, where somebody wants them."""
+        """Has the logits of a step counted."""
         if self._scored is not None:
             self._scored.add(self.logits(outputs.detach()), targets)
 
@@ -473,23 +479,18 @@ def made_by(optimizer: OptimizerFactory, parameters: list[nn.Parameter]) -> torc
 
 def to_device(embeddings: Embeddings, device: torch.device) -> Embeddings:
     """The same tensors on a device."""
-    tensors = [block.values for block in (*embeddings.blocks, *embeddings.first_order)]
-    tensors += [sequence.values for sequence in embeddings.sequences.values()]
-    if device.type == "cpu" and all(values.device.type == "cpu" for values in tensors):
-        return embeddings
-    return embeddings.mapped(
-        lambda bags: bags.to(device),
-        lambda each: Jagged(each.values.to(device), _sent(each.offsets, device)),
-    )
+    for part in (*embeddings.blocks, *embeddings.first_order, *embeddings.sequences.values()):
+        if device.type != "cpu" or part.values.device.type != "cpu":
+            return embeddings.mapped(
+                lambda bags: bags.to(device),
+                lambda each: Jagged(each.values.to(device), moved(each.offsets, device)),
+            )
+    return embeddings
 
 
-def moved(array: NDArray[np.floating], device: torch.device) -> Tensor:
-    """An array as a tensor on a device; its own memory on a CPU."""
-    return _sent(torch.from_numpy(array), device)
-
-
-def _sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor on a device; on its way there it waits for nothing, for which it has to be pinned."""
+def moved(numbers: NDArray[np.floating] | Tensor, device: torch.device) -> Tensor:
+    """Numbers on a device: the same memory on a CPU. On its way a tensor waits for nothing, for which it has to be pinned."""
+    tensor = torch.as_tensor(numbers)
     if device.type != "cuda" or tensor.device.type != "cpu":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)

@@ -166,7 +166,7 @@ class CpuGroup:
         self, read: GroupRead, gradients: Sequence[NDArray[np.float32] | None], batch: Batch
     ) -> GroupGradients | None:
         """See :class:`EmbeddingGroup`."""
-        if all(gradient is None for gradient in gradients):
+        if {*map(type, gradients)} == {type(None)}:
             return None
         direct = self._bags.terms(gradients, read.keys, batch)
         if direct is not None:

@@ -9,7 +9,7 @@ this rank, W columns of a row.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from itertools import product
@@ -128,7 +128,7 @@ class CollectiveSparse(ShardedHalf[list[GroupExchange], GroupExchange]):
         request: list[GroupExchange] | None = None,
         *,
         train: bool,
-    ) -> Iterator[Arrival[GroupExchange]]:
+    ) -> Generator[Arrival[GroupExchange], None, None]:
         """Gets rows from their owners; see :class:`ShardedHalf`."""
         exchanges = self.find(batch, parts, train=train) if request is None else request
         if not exchanges:

@@ -11,7 +11,7 @@ Shapes: R ranks, G groups, T tables of a group, U unique keys of this rank's bat
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -174,7 +174,7 @@ class GpuCollectiveSparse(ShardedHalf[GpuRequest, GpuExchanged]):
         request: GpuRequest | None = None,
         *,
         train: bool,
-    ) -> Iterator[Arrival[GpuExchanged]]:
+    ) -> Generator[Arrival[GpuExchanged], None, None]:
         """Gets rows from their owners; see :class:`ShardedHalf`."""
         request = self.find(batch, parts, train=train) if request is None else request
         if request.brought is not None and request.brought.done():

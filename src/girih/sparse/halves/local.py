@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from girih.comm.group import TrainerGroup
 from girih.comm.group.vote import Vote
@@ -76,7 +77,7 @@ class LocalSparse(ShardedHalf[list[object], ReadRows]):
         request: list[object] | None = None,
         *,
         train: bool,
-    ) -> Iterator[Arrival[ReadRows]]:
+    ) -> Generator[Arrival[ReadRows], None, None]:
         """See :class:`ShardedHalf`; rows are looked up with the first micro-batch."""
         first, *later = parts
         reads, fills = [], []
@@ -91,7 +92,9 @@ class LocalSparse(ShardedHalf[list[object], ReadRows]):
         for group, read in [] if train else zip(self.groups, reads, strict=True):
             inverse = np.asarray(torch.as_tensor(group.inverse(read)).cpu())
             self.features.add_evaluation(batch, group.group, inverse, group.absent(read))
-        outputs = [output for read in reads for output in read.outputs]
+        outputs: list[NDArray[np.float32] | torch.Tensor] = []
+        for read in reads:
+            outputs += read.outputs
         yield reads, outputs
         for examples in later:
             for fill in fills:

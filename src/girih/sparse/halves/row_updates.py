@@ -41,8 +41,12 @@ def apply_all(
         summed = group.gradients(read, group_gradients, batch)
         if summed is not None:
             updates.append((group, read, summed))
-    keys = [torch.as_tensor(summed.nonfinite_key, device=vote.loss.device) for *_, summed in updates]
-    vote.reported = torch.cat([key.reshape(1).double() for key in keys]) if keys else NO_NUMBERS
+    keys = [NO_NUMBERS.to(vote.loss.device)]
+    inverses = []
+    for group, read, summed in updates:
+        keys.append(torch.as_tensor(summed.nonfinite_key, device=vote.loss.device).reshape(1).double())
+        inverses.append((group.group, group.inverse(read)))
+    vote.reported = torch.cat(keys)
     vote.cast((vote.reported >= 0).any())
     if not vote.stands:
         # as the kernels have it: a key's number where the step is refused, else -1
@@ -50,7 +54,6 @@ def apply_all(
         for group, read, summed in updates:
             masked = replace(summed, nonfinite_key=flag) if vote.deferred else summed
             group.apply(read, masked, step, lr_scale)
-    inverses = [(group.group, group.inverse(read)) for group, read, _ in updates]
 
     def feature_from(numbers: Numbers) -> str | None:
         for (group, inverse), key in zip(inverses, numbers, strict=True):

@@ -133,7 +133,7 @@ class ShardedHalf(ABC, Generic[Request, Read]):
     @abstractmethod
     def read(
         self, batch: Batch, step: int, parts: Sequence[slice], request: Request | None = None, *, train: bool
-    ) -> Iterator[Arrival[Read]]:
+    ) -> Generator[Arrival[Read], None, None]:
         """Reads a batch's rows; yields the same once for each micro-batch, when its rows are filled in.
 
         Args:
@@ -176,7 +176,7 @@ class ShardedHalf(ABC, Generic[Request, Read]):
     ) -> None:
         """Moves rows by the gradients of all outputs, after all earlier work; see :meth:`update`."""
         grouped = by_group(self.groups_of_tables, gradients)
-        self.awaited(self._submit(lambda: self.update(batch, reads, grouped, step, lr_scale, vote)))
+        self._done(partial(self.update, batch, reads, grouped, step, lr_scale, vote))
         before, self.last_step = self.last_step, step
         vote.rollback = partial(setattr, self, "last_step", before)
 
@@ -214,7 +214,7 @@ class ShardedHalf(ABC, Generic[Request, Read]):
 
     def peek_rows(self, table: str, ids: NDArray[np.int64]) -> NDArray[np.float32]:
         """See :meth:`girih.sparse.groups.local_shards.LocalShards.peek`."""
-        return self.awaited(self._submit(lambda: self._shards.peek(table, ids)))
+        return self._done(partial(self._shards.peek, table, ids))
 
     def stores(self) -> Iterator[tuple[str, Store]]:
         """Every shard here, and the place of its file in a checkpoint."""
@@ -232,7 +232,11 @@ class ShardedHalf(ABC, Generic[Request, Read]):
     def _pulled(
         self, batch: Batch, parts: Sequence[slice], prepared: Future[Request] | None = None, *, train: bool
     ) -> PulledHere[Request, Read]:
-        rows = self._arriving(batch, self.last_step + 1, parts, prepared, train=train)
+        step = self.last_step + 1
+        if prepared is None:
+            rows = self.read(batch, step, parts, train=train)
+        else:
+            rows = self._arriving(batch, step, parts, prepared, train=train)
 
         def arrive(*, last: bool) -> Arrival[Read]:
             arrived = next(rows)
@@ -240,20 +244,26 @@ class ShardedHalf(ABC, Generic[Request, Read]):
                 rows.close()  # by who does the work, not by whoever lets go of it last
             return arrived
 
-        arrivals = [self._submit(partial(arrive, last=part is parts[-1])) for part in parts]
-        return PulledHere(self, batch, list(zip(parts, arrivals, strict=True)), train=train)
+        arrivals = []
+        for part in parts:
+            arrivals.append((part, self._submit(partial(arrive, last=part is parts[-1]))))
+        return PulledHere(self, batch, arrivals, train=train)
 
     def _arriving(
         self,
         batch: Batch,
         step: int,
         parts: Sequence[slice],
-        prepared: Future[Request] | None,
+        prepared: Future[Request],
         *,
         train: bool,
     ) -> Generator[Arrival[Read], None, None]:
-        request = None if prepared is None else prepared.result()  # asked earlier, so it is there
+        request = prepared.result()  # asked earlier, so it is there
         yield from self.read(batch, step, parts, request, train=train)
+
+    def _done(self, work: Callable[[], T]) -> T:
+        """Has the thread do it after earlier work, and waits for it. Without a thread, it is done at once."""
+        return work() if self._thread is None else self.awaited(self._submit(work))
 
     def _submit(self, work: Callable[[], T]) -> Future[T]:
         """Has the thread do it after earlier work. Without a thread, it is done at once."""
