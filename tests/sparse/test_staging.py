@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import girih
-from girih.comm.group.vote import Vote
+from girih.comm.group.trainers import Vote
 from girih.errors import GirihError
 from girih.sparse.halves.staging import Staging
 from remote_site import batch_of, give, site, spec_of

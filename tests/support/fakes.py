@@ -21,7 +21,7 @@ from torch import Tensor
 
 from girih.checkpoint.parts import PartReader
 from girih.checkpoint.storage import Storage
-from girih.comm.group.vote import Vote
+from girih.comm.group.trainers import Vote
 from girih.data.batch import Batch
 from girih.dense.half import Outcome, StepFacts
 from girih.errors import NonFiniteError

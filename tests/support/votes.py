@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from girih.comm.group import TrainerGroup
-from girih.comm.group.vote import Vote
+from girih.comm.group.trainers import Vote
 from girih.dense.half import Computed, Outcome
 from girih.errors import NonFiniteError
 from girih.sparse.half import Pending, Pulled

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from girih.comm.group.vote import Vote
+from girih.comm.group.trainers import Vote
 from girih.dense.half import Outcome, StepFacts
 from girih.errors import NonFiniteError
 from girih.telemetry.stats import Spans

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import torch
 
 from girih.comm.group import TrainerGroup
-from girih.comm.group.vote import Vote
+from girih.comm.group.trainers import Vote
 from girih.config.train import TrainOptions
 from girih.data import read_parquet
 from girih.data.batch import Batch

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from girih.checkpoint.save import SavedParameters
-from girih.comm.group.vote import Numbers, Vote
+from girih.comm.group.trainers import Numbers, Vote
 from girih.data.batch import Batch
 from girih.dense.options import OptimizerFactory
 from girih.errors import NonFiniteError

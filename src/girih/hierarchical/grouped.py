@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from girih.checkpoint.save import DenseState
-from girih.comm.group.vote import Vote
+from girih.comm.group.trainers import Vote
 from girih.data.batch import Batch
 from girih.dense.half import DenseSpec, Outcome
 from girih.dense.halves.deferred import Gradients

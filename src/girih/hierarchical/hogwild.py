@@ -17,7 +17,7 @@ from torch import Tensor
 
 from girih.checkpoint.save import DenseState
 from girih.comm.group import TrainerGroup
-from girih.comm.group.vote import Vote
+from girih.comm.group.trainers import Vote
 from girih.comm.rpc import Client
 from girih.data.batch import Batch
 from girih.dense.half import DenseSpec, Outcome

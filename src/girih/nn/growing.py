@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from girih.comm.group.vote import Vote
+from girih.comm.group.trainers import Vote
 from girih.data.batch import Batch
 from girih.errors import CheckpointError, ConfigError, NonFiniteError
 from girih.models.embeddings import Block, Embeddings

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from girih.checkpoint.save import SavedRows
-from girih.comm.group.vote import Vote
+from girih.comm.group.trainers import Vote
 from girih.data.batch import Batch
 from girih.models.embeddings import Embeddings
 from girih.publishing.segment import PublishedRows

@@ -14,7 +14,7 @@ import girih
 from companions import together
 from girih.checkpoint.parts import PartReader
 from girih.comm.group import TrainerGroup
-from girih.comm.group.vote import Vote
+from girih.comm.group.trainers import Vote
 from girih.data.batch import Batch, Share
 from girih.errors import NonFiniteError
 from girih.kernels.gpu import jit

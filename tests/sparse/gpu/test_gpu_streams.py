@@ -13,7 +13,7 @@ import torch
 from test_gpu_group import batch_of, groups_of, some_batch
 
 import girih
-from girih.comm.group.vote import Vote
+from girih.comm.group.trainers import Vote
 from girih.kernels.gpu import jit
 from girih.sparse.groups.gpu_bags import SideStream
 from girih.sparse.groups.gpu_group import GpuGroup

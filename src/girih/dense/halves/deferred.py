@@ -22,19 +22,40 @@ class Movable(Protocol):
 
     Attributes:
         begun: parameters whose state the optimizer has made.
+        stopped: 0-d bool, on the device: a step was refused, and the host does not know it yet.
     """
 
     device: torch.device
     parameters: list[nn.Parameter]
     optimizer: torch.optim.Optimizer | None
     begun: set[nn.Parameter]
+    stopped: Tensor
 
     def move(self, gradients: Gradients) -> None:
         """One optimizer step."""
 
+    def move_masked(self, refused: Tensor, gradients: Gradients) -> Callable[[], None]:
+        """One optimizer step that a flag may refuse; see :func:`move_masked`."""
 
-def _nothing() -> None:
-    pass
+
+def take_step_masked(
+    half: Movable, refused: Tensor, gradients: Gradients, buffers: Buffers
+) -> Callable[[], None]:
+    """One optimizer step, which leaves all as it was, and puts buffers back, where the flag is set; waits for nothing.
+
+    Returns:
+        What the host is to do once it learns that the flag was set.
+    """
+    half.stopped.logical_or_(refused)
+    for buffer, before in buffers:
+        torch.where(refused, before, buffer, out=buffer)
+    put_back = half.move_masked(refused, gradients)
+
+    def go_on() -> None:
+        put_back()
+        half.stopped.zero_()
+
+    return go_on
 
 
 def move_masked(half: Movable, refused: Tensor, gradients: Gradients) -> Callable[[], None]:
@@ -48,14 +69,14 @@ def move_masked(half: Movable, refused: Tensor, gradients: Gradients) -> Callabl
     """
     optimizer = half.optimizer
     if optimizer is None:
-        return _nothing
+        return lambda: None
     learning = {p for p, gradient in zip(half.parameters, gradients, strict=True) if gradient is not None}
     # whose state the optimizer makes in this step; or who knows what it keeps, and where
     if not learning <= half.begun or not _keeps_state_as_torch(optimizer):
         half.begun |= learning
         if not refused:
             half.move(gradients)
-        return _nothing
+        return lambda: None
     if getattr(optimizer, "_step_supports_amp_scaling", False):
         # one kernel for the whole step, which reads the flag itself
         scaled: Any = optimizer
@@ -64,7 +85,7 @@ def move_masked(half: Movable, refused: Tensor, gradients: Gradients) -> Callabl
             half.move(gradients)
         finally:
             del scaled.grad_scale, scaled.found_inf
-        return _nothing
+        return lambda: None
     kept, put_back = copies_of(optimizer, half.device)
     half.move(gradients)
     for tensor, before in kept:

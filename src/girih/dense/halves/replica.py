@@ -19,17 +19,17 @@ from torch import Tensor, nn
 
 from girih.checkpoint.save import DenseState
 from girih.comm.group import TrainerGroup
-from girih.comm.group.vote import BALLOT, LOSS, STOPS, Numbers, Vote, largest_of
+from girih.comm.group.trainers import BALLOT, LOSS, STOPS, Numbers, Vote, largest_of
 from girih.config.user_code import blame
 from girih.data.batch import Batch, label_scale
 from girih.dense.accel.arithmetic import arithmetic
 from girih.dense.accel.compiled import CompiledModel
 from girih.dense.accel.process_settings import keep_freed_memory
 from girih.dense.half import DenseSpec, Outcome, StepFacts
-from girih.dense.halves.deferred import Buffers, Gradients, move_masked
+from girih.dense.halves.deferred import Buffers, Gradients, move_masked, take_step_masked
 from girih.dense.options import OptimizerFactory
 from girih.errors import ConfigError, GirihError, NonFiniteError, kind_of
-from girih.models.embeddings import Embeddings, Jagged
+from girih.models.embeddings import Block, Embeddings, Jagged
 from girih.models.loss import Targets, is_over_batch, loss_of
 from girih.telemetry.stats import StatsSnapshot
 
@@ -64,7 +64,7 @@ class ReplicaComputed:
         numbers = [vote.ballots.reshape(-1), vote.reported]
         names: Sequence[str] = ()
         if vote.deferred or vote.stands:
-            names = self.half.names_of(self.gradients)
+            names = self.names()
             numbers.append(self._local_numbers(vote))
         put_back = self.half.take_step(vote, self.gradients, self.buffers)
         self.gradients, self.buffers = [], []
@@ -83,6 +83,11 @@ class ReplicaComputed:
         flat = torch.cat([each.double() for each in numbers])
         return Outcome(None, flat, read, together=len(vote.ballots) > 1)
 
+    def names(self) -> list[str]:
+        """The names of the parameters whose gradients hold any number."""
+        named = zip(self.half.named_parameters, self.gradients, strict=True)
+        return [name for (name, _), each in named if each is not None and each.numel()]
+
     def explain(self, names: Sequence[str], numbers: Numbers, losses: Numbers = ()) -> NonFiniteError | None:
         """Why the dense half refuses the step; None where it does not.
 
@@ -97,13 +102,15 @@ class ReplicaComputed:
             feature = next((each for each in features if each), None)
             named = f", and so is feature {feature!r}" if feature else ""
             return NonFiniteError(f"the loss is {loss}{named}")
+        if self.refusal is not None:
+            return self.refusal
         for rank, value in enumerate(losses):
             if not math.isfinite(value):
                 return NonFiniteError(f"the loss of trainer {rank} is {value}")
         for name, value in zip(names, largest, strict=True):
             if not math.isfinite(value):
                 return NonFiniteError(f"the gradient of dense parameter {name!r} is NaN or infinite")
-        return self.refusal
+        return None
 
     def _local_numbers(self, vote: Vote) -> Tensor:
         """float64[3 + P]: the loss, whether a step before was refused, whether this one is, the largest values."""
@@ -188,7 +195,7 @@ class Replica:
             targets, share = self._targets(batch)
             if self._scored is not None:
                 self._score(outputs, targets)
-            mean = self._mean_loss(outputs, targets) if self._has_loss(outputs) else None
+            mean = self._mean_loss(outputs, targets)
         with self._phase("backward"):
             none = outputs.new_zeros((), dtype=torch.float64)
             loss = none if mean is None else mean.detach().double() * share
@@ -233,7 +240,7 @@ class Replica:
             What the host is to do once it learns that the step was refused.
         """
         if vote.deferred:
-            return self._take_step_masked(vote.refused, gradients, buffers)
+            return take_step_masked(self, vote.refused, gradients, buffers)
         if vote.refused:
             for buffer, before in buffers:
                 buffer.copy_(before)
@@ -241,29 +248,9 @@ class Replica:
             self.move(gradients)
         return lambda: None
 
-    def _take_step_masked(
-        self, refused: Tensor, gradients: Gradients, buffers: Buffers
-    ) -> Callable[[], None]:
-        """As :meth:`take_step`, where a flag on the device says whether the step is refused; waits for nothing."""
-        self.stopped.logical_or_(refused)
-        for buffer, before in buffers:
-            torch.where(refused, before, buffer, out=buffer)
-        put_back = self.move_masked(refused, gradients)
-
-        def go_on() -> None:
-            put_back()
-            self.stopped.zero_()
-
-        return go_on
-
     def move_masked(self, refused: Tensor, gradients: Gradients) -> Callable[[], None]:
         """As :meth:`move`, where a flag on the device may refuse it; see :func:`girih.dense.halves.deferred.move_masked`."""
         return move_masked(self, refused, gradients)
-
-    def names_of(self, gradients: Gradients) -> list[str]:
-        """The names of the parameters whose gradients hold any number."""
-        named = zip(self.named_parameters, gradients, strict=True)
-        return [name for (name, _), each in named if each is not None and each.numel()]
 
     def move(self, gradients: Gradients) -> None:
         """One optimizer step, after clipping."""
@@ -381,12 +368,10 @@ class Replica:
         if self._scored is not None:
             self._scored.add(self.logits(outputs.detach()), targets)
 
-    def _has_loss(self, outputs: Tensor) -> bool:
-        """Whether a loss is asked for: without examples only where all trainers take part in it."""
-        return len(outputs) > 0 or self.whole_batch
-
-    def _mean_loss(self, outputs: Tensor, targets: Targets) -> Tensor:
-        """The mean loss, 0-d, checked."""
+    def _mean_loss(self, outputs: Tensor, targets: Targets) -> Tensor | None:
+        """The mean loss, 0-d, checked; None without examples, unless all trainers take part in it."""
+        if not (len(outputs) or self.whole_batch):
+            return None
         mean = self._loss(outputs, targets)
         if not isinstance(mean, Tensor) or mean.dim() != 0:
             got = list(mean.shape) if isinstance(mean, Tensor) else type(mean).__name__
@@ -479,7 +464,12 @@ def made_by(optimizer: OptimizerFactory, parameters: list[nn.Parameter]) -> torc
 
 def to_device(embeddings: Embeddings, device: torch.device) -> Embeddings:
     """The same tensors on a device."""
-    for part in (*embeddings.blocks, *embeddings.first_order, *embeddings.sequences.values()):
+    parts: list[Block | Jagged] = [
+        *embeddings.blocks,
+        *embeddings.first_order,
+        *embeddings.sequences.values(),
+    ]
+    for part in parts:
         if device.type != "cpu" or part.values.device.type != "cpu":
             return embeddings.mapped(
                 lambda bags: bags.to(device),

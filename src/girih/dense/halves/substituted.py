@@ -21,7 +21,7 @@ from torch import Tensor
 
 from girih.checkpoint.save import DenseState
 from girih.comm.group import TrainerGroup
-from girih.comm.group.vote import Vote
+from girih.comm.group.trainers import Vote
 from girih.data.batch import Batch, share_of
 from girih.dense.half import DenseSpec
 from girih.dense.halves.allreduced import SynchronousReplica
@@ -159,8 +159,12 @@ class SubstitutedReplica(SynchronousReplica):
         computed = super().compute(batch, embeddings, onto, last=last)
         if not last or self.ranks.size == 1:
             return computed
-        vote, names = computed.vote, self.names_of(computed.gradients)
+        vote, names = computed.vote, computed.names()
         refusal = computed.explain(names, [vote.loss.item(), 0.0, 0.0, *computed.largest.tolist()])
+        # the sparse half would find it after other trainers have moved their rows
+        feature = embeddings.first_nonfinite_gradient() if refusal is None else None
+        if feature is not None:
+            refusal = NonFiniteError(f"the gradient of feature {feature!r} is NaN or infinite")
         if self.split:
             total, refusal = self._sum_shared(computed.gradients, vote.loss.item(), refusal)
         elif self._polls_stop:
@@ -188,11 +192,6 @@ class SubstitutedReplica(SynchronousReplica):
             if parameter.grad is None and not parameter.numel():
                 parameter.grad = torch.zeros_like(parameter)
         return super()._taken_gradients()
-
-    def _refusal(self, embeddings: Embeddings) -> NonFiniteError | None:
-        """See :class:`Replica`; the sparse half would find a gradient after other trainers have moved their rows."""
-        feature = embeddings.first_nonfinite_gradient()
-        return NonFiniteError(f"the gradient of feature {feature!r} is NaN or infinite") if feature else None
 
     def _sum_shared(
         self, taken: Gradients, value: float, refusal: NonFiniteError | None

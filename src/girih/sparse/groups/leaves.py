@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from girih.comm.group.vote import largest_of
+from girih.comm.group.trainers import largest_of
 from girih.data.batch import Batch
 from girih.models.embeddings import Block, Embeddings, Jagged
 from girih.models.needs import EMBEDDING

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from girih.comm.group import TrainerGroup
 from girih.comm.group.exchange import BetweenHosts, DirectExchange, Exchange
-from girih.comm.group.vote import Numbers, Vote
+from girih.comm.group.trainers import Numbers, Vote
 from girih.data.batch import Batch
 from girih.errors import ConfigError, NonFiniteError
 from girih.sparse.groups.bags import Gradients

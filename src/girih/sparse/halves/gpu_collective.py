@@ -23,7 +23,7 @@ from torch import Tensor
 
 from girih.comm.group import TrainerGroup
 from girih.comm.group.exchange import DirectExchange
-from girih.comm.group.vote import Numbers, Vote
+from girih.comm.group.trainers import Numbers, Vote
 from girih.data.batch import Batch
 from girih.errors import NonFiniteError
 from girih.sparse.groups.gpu_bags import SideStream, take_over

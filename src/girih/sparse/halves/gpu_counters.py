@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from girih.comm.group import TrainerGroup
-from girih.comm.group.vote import Numbers, Vote
+from girih.comm.group.trainers import Numbers, Vote
 from girih.sparse.groups.local_shards import LocalShards
 from girih.store import Store
 from girih.store.gpu.gpu_memory import GpuMemory, to_device

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from girih.comm.group import TrainerGroup
-from girih.comm.group.vote import Vote
+from girih.comm.group.trainers import Vote
 from girih.data.batch import Batch
 from girih.errors import GirihError
 from girih.planner.placement import Placement

@@ -24,7 +24,7 @@ from girih.checkpoint.parts import PartReader
 from girih.checkpoint.storage import Storage
 from girih.cluster.roles import RoleName
 from girih.comm.group import TrainerGroup
-from girih.comm.group.vote import Vote
+from girih.comm.group.trainers import Vote
 from girih.comm.peers import CONNECTED_S, calls_of, connect_all
 from girih.comm.registry import Registry
 from girih.comm.rpc import Client, Frame

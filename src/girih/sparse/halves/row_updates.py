@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from girih.comm.group.vote import NO_NUMBERS, Numbers, Vote
+from girih.comm.group.trainers import NO_NUMBERS, Numbers, Vote
 from girih.data.batch import Batch
 from girih.errors import NonFiniteError
 from girih.sparse.groups.group import EmbeddingGroup, ReadRows, feature_of

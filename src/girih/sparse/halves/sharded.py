@@ -20,7 +20,7 @@ from torch import Tensor
 
 from girih.checkpoint.parts import PartReader
 from girih.checkpoint.storage import Storage
-from girih.comm.group.vote import Vote
+from girih.comm.group.trainers import Vote
 from girih.data.batch import Batch, slices_of
 from girih.models.embeddings import Embeddings
 from girih.publishing.shards import SegmentRows
