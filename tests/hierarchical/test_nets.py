@@ -100,7 +100,7 @@ def test_a_write_that_is_under_way_counts_for_who_reads_or_writes_beside_it():
     nets = Nets(spec, 3)
     apply(compute(nets, 0))  # which makes the optimizer's state
     before, slow = compute(nets, 1), compute(nets, 2)
-    thread = threading.Thread(target=slow.apply)
+    thread = threading.Thread(target=apply, args=(slow,))
     thread.start()
     assert writing.wait(20)
     beside = compute(nets, 3)
