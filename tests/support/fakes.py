@@ -196,7 +196,7 @@ class FakeSparse:
         self.events.append(("prepare", self._num_pulled))
         return batch
 
-    def pull(self, batch: Batch, prepared: Batch | None = None) -> FakePulled:
+    def pull(self, batch: Batch, prepared: object = None) -> FakePulled:
         """Reads a batch's rows for training.
 
         Raises:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from girih.checkpoint.save import SavedRows
 from girih.comm.group.trainers import Vote
@@ -105,7 +105,7 @@ class SparseHalf(SavedRows, PublishedRows, Protocol):
         """
         ...
 
-    def pull(self, batch: Batch, prepared: Any = None) -> Pulled:
+    def pull(self, batch: Batch, prepared: object = None) -> Pulled:
         """Starts to read a batch's rows for training: new keys get rows, used rows are marked used.
 
         Args:

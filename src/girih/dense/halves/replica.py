@@ -80,7 +80,7 @@ class ReplicaComputed:
                 *map(np.ndarray.tolist, np.split(np.array(flat), np.cumsum(sizes)[:-1])),
             )
 
-        flat = torch.cat([each.double() for each in numbers])
+        flat = torch.cat([each.double().to(self.half.device) for each in numbers])
         return Outcome(None, flat, read, together=len(vote.ballots) > 1)
 
     def names(self) -> list[str]:

@@ -20,7 +20,7 @@ from torch import Tensor
 from girih.data.batch import Batch
 from girih.errors import ConfigError
 from girih.kernels.gpu.gradients import FusedInputs
-from girih.sparse.groups.gpu_bags import GpuBags, GpuKeys, RowAddresses, SideStream
+from girih.sparse.groups.gpu_bags import GpuBags, GpuKeys, RowAddresses, SideStream, take_over
 from girih.sparse.groups.gpu_batch import GpuBatch, SharedCopy
 from girih.sparse.groups.group import Fill
 from girih.sparse.groups.pack import Group
@@ -103,7 +103,7 @@ class GpuGroup:
     ) -> tuple[GpuRead, Fill]:
         """See :class:`~girih.sparse.groups.group.EmbeddingGroup`."""
         keys = self._bags.find(batch, train=train) if keys is None else keys
-        keys.take_over(self._bags.device)
+        take_over(keys.ready, keys, self._bags.device)
         read, addresses = self._looked_up(keys, batch, step, train=train)
 
         def fill(examples: slice) -> None:

@@ -293,7 +293,7 @@ class RemoteSparse:
     def prepare(self, batch: Batch) -> None:
         """No-op: the worker does it as soon as the ids come from the loader."""
 
-    def pull(self, batch: Batch, prepared: None = None) -> RemotePulled:
+    def pull(self, batch: Batch, prepared: object = None) -> RemotePulled:
         """Asks the worker that keeps the batch's ids for its embeddings.
 
         Raises:

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from girih.comm.group.trainers import NO_NUMBERS, Numbers, Vote
 from girih.data.batch import Batch
 from girih.errors import NonFiniteError
 from girih.sparse.groups.group import EmbeddingGroup, ReadRows, feature_of
+from girih.sparse.groups.pack import Group
+
+Inverses = Sequence[tuple[Group, NDArray[np.int32] | Tensor]]
+"""Groups, each with the number of the key of each of its ids, int32[N], on its device."""
 
 
 def nonfinite_gradient(feature: str | None) -> NonFiniteError | None:
@@ -20,6 +27,19 @@ def nonfinite_gradient(feature: str | None) -> NonFiniteError | None:
     return (
         None if feature is None else NonFiniteError(f"the gradient of feature {feature!r} is NaN or infinite")
     )
+
+
+def nonfinite_feature(inverses: Inverses, batch: Batch, keys: Numbers) -> str | None:
+    """A feature whose gradient is NaN or infinite, or None.
+
+    Args:
+        keys: of each group a key whose gradient is, or -1.
+    """
+    for (group, inverse), key in zip(inverses, keys, strict=True):
+        if key >= 0:
+            on_host = inverse.cpu().numpy() if isinstance(inverse, Tensor) else inverse
+            return feature_of(group, on_host, int(key), batch)
+    return None
 
 
 def apply_all(
@@ -54,13 +74,6 @@ def apply_all(
         for group, read, summed in updates:
             masked = replace(summed, nonfinite_key=flag) if vote.deferred else summed
             group.apply(read, masked, step, lr_scale)
-
-    def feature_from(numbers: Numbers) -> str | None:
-        for (group, inverse), key in zip(inverses, numbers, strict=True):
-            if key >= 0:
-                on_host = inverse.cpu().numpy() if isinstance(inverse, Tensor) else inverse
-                return feature_of(group, on_host, int(key), batch)
-        return None
-
+    feature_from = partial(nonfinite_feature, inverses, batch)
     vote.error_from = lambda numbers: nonfinite_gradient(feature_from(numbers))
     return feature_from

@@ -162,7 +162,7 @@ class ShardedHalf(ABC, Generic[Request, Read]):
 
         return self._submit(find)
 
-    def pull(self, batch: Batch, prepared: Future[Request] | None = None) -> PulledHere[Request, Read]:
+    def pull(self, batch: Batch, prepared: object = None) -> PulledHere[Request, Read]:
         """Reads a batch's rows for training."""
         self.features.add_training(batch)
         return self._pulled(batch, self._parts_of(batch), prepared, train=True)
@@ -230,13 +230,13 @@ class ShardedHalf(ABC, Generic[Request, Read]):
         return slices_of(batch, self._micro_batches)
 
     def _pulled(
-        self, batch: Batch, parts: Sequence[slice], prepared: Future[Request] | None = None, *, train: bool
+        self, batch: Batch, parts: Sequence[slice], prepared: object = None, *, train: bool
     ) -> PulledHere[Request, Read]:
         step = self.last_step + 1
-        if prepared is None:
-            rows = self.read(batch, step, parts, train=train)
-        else:
+        if isinstance(prepared, Future):
             rows = self._arriving(batch, step, parts, prepared, train=train)
+        else:
+            rows = self.read(batch, step, parts, train=train)
 
         def arrive(*, last: bool) -> Arrival[Read]:
             arrived = next(rows)
