@@ -391,8 +391,9 @@ class Replica:
 
     def _taken_gradients(self) -> Gradients:
         """The parameters' gradients, which are the handle's from here on."""
-        gradients: Gradients = [parameter.grad for parameter in self.parameters]
+        gradients: Gradients = []
         for parameter in self.parameters:
+            gradients.append(parameter.grad)
             parameter.grad = None
         return gradients if self._compiled is None else self._compiled.kept(gradients)
 

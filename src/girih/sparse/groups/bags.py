@@ -153,27 +153,17 @@ class DirectTerms:
     terms_of: Callable[[ShardKeys], Terms]
 
 
+@dataclass(frozen=True)
 class Pooling:
     """The tensors of all outputs of a batch, which rows become, micro-batch by micro-batch.
 
     Attributes:
         outputs: float32[B, F, D], or float32[L, D] where one is whole; any numbers where nothing was filled in.
+        fill: fills in what is some examples'; the rows of their keys must be there.
     """
 
-    def __init__(
-        self,
-        bags: BagPooler,
-        rows: UniqueRows,
-        keys: GroupKeys,
-        batch: Batch,
-        outputs: list[NDArray[np.float32]],
-    ) -> None:
-        self._bags = bags
-        self.rows, self.keys, self.batch, self.outputs = rows, keys, batch, outputs
-
-    def fill(self, examples: slice) -> None:
-        """Fills in what is some examples'; the rows of their keys must be there."""
-        self._bags.fill(self, examples)
+    outputs: list[NDArray[np.float32]]
+    fill: Callable[[slice], None]
 
 
 class BagPooler:
@@ -215,22 +205,29 @@ class BagPooler:
         outputs = []
         for output in self.group.outputs:
             outputs.append((take or self._buffers.take)(np.float32, *output.shape_in(batch)))
-        return Pooling(self, rows, keys, batch, outputs)
+        return Pooling(outputs, partial(self._fill, rows, keys, batch, outputs))
 
-    def fill(self, pooling: Pooling, examples: slice) -> None:
-        """See :meth:`Pooling.fill`."""
-        keys, batch, stitching = pooling.keys, pooling.batch, self._stitching
+    def _fill(
+        self,
+        rows: UniqueRows,
+        keys: GroupKeys,
+        batch: Batch,
+        outputs: list[NDArray[np.float32]],
+        examples: slice,
+    ) -> None:
+        """See :class:`Pooling`."""
+        stitching = self._stitching
         size, num_examples = batch.num_examples, examples.stop - examples.start
         num_ids = len(keys.inverse) * num_examples // max(1, size)
         num_parts = self._num_parts if num_ids >= FEW_IDS else 1
         offsets, weights = sealed(batch.offsets), _weights_of(batch)
-        targets, num_features = stitching.targets(pooling.outputs), len(stitching.described[1])
+        targets, num_features = stitching.targets(outputs), len(stitching.described[1])
 
         def fill_part(part: int) -> None:
             begin = examples.start + part * num_examples // num_parts
             end = examples.start + (part + 1) * num_examples // num_parts
             pool_kernels.stitch(
-                pooling.rows.addresses, keys.inverse, offsets, weights, size, *stitching.described, targets,
+                rows.addresses, keys.inverse, offsets, weights, size, *stitching.described, targets,
                 np.empty(num_features, np.int64), begin, end,
             )  # fmt: skip
 

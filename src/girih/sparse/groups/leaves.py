@@ -43,12 +43,16 @@ class Leaves:
         *,
         train: bool,
     ) -> None:
-        self._outputs = [output for group in groups for output in group.outputs]
-        self._arrays = arrays
+        self._arrays, self._train = arrays, train
+        self._outputs: list[GroupOutput] = []
+        self._bounds: list[NDArray[np.int32] | None] = []
+        self._leaves: list[list[tuple[slice, Tensor]]] = []
         remaining_bounds = iter(bounds)
-        self._bounds = [next(remaining_bounds) if output.whole else None for output in self._outputs]
-        self._train = train
-        self._leaves: list[list[tuple[slice, Tensor]]] = [[] for _ in arrays]
+        for group in groups:
+            for output in group.outputs:
+                self._outputs.append(output)
+                self._bounds.append(next(remaining_bounds) if output.whole else None)
+                self._leaves.append([])
 
     def embeddings(self, examples: slice | None = None) -> Embeddings:
         """Embeddings for a model: of all examples, or of a micro-batch. Each call makes leaves of its own."""
@@ -74,7 +78,7 @@ class Leaves:
 
     def gradients(self) -> list[Any]:
         """For each output of all groups float32[·, D] where it lies, or None where it took no part in the loss."""
-        return [_summed(array, leaves) for array, leaves in zip(self._arrays, self._leaves, strict=True)]
+        return list(map(_summed, self._arrays, self._leaves))
 
     def largest(self, gradients: Sequence[NDArray[np.float32] | Tensor | None]) -> Tensor:
         """float32[·] on their device: the largest absolute value of each of these gradients, NaN where it has one; waits for nothing."""
@@ -105,7 +109,10 @@ def _summed(
     like: NDArray[np.float32] | Tensor, leaves: list[tuple[slice, Tensor]]
 ) -> NDArray[np.float32] | Tensor | None:
     """The gradients of leaves that are rows of one array."""
-    present = [(rows, leaf.grad) for rows, leaf in leaves if leaf.grad is not None]
+    present = []
+    for rows, leaf in leaves:
+        if leaf.grad is not None:
+            present.append((rows, leaf.grad))
     if not present:
         return None
     if len(present) == 1 and present[0][1].shape == like.shape:

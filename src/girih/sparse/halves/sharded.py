@@ -77,12 +77,12 @@ class PulledHere(Generic[Request, Read]):
         """Blocks until they are here."""
         for part, arrival in self._parts:
             if examples is None or part.start < examples.stop:
-                self._half.awaited(arrival)
+                awaited(arrival, self._half.busy)
         return self._arrived().embeddings(examples)
 
     def push(self, step: int, lr_scale: float, vote: Vote) -> Done:
         """Applies the gradients, or nothing: one optimizer step."""
-        reads, _ = self._half.awaited(self._parts[-1][1])
+        reads, _ = awaited(self._parts[-1][1], self._half.busy)
         self._half.move(self._batch, reads, self._arrived().gradients(), step, lr_scale, vote)
         return Done()
 
@@ -93,7 +93,7 @@ class PulledHere(Generic[Request, Read]):
     def _arrived(self) -> Leaves:
         """Leaves over all outputs, filled in or not."""
         if self._leaves is None:
-            _, outputs = self._half.awaited(self._parts[0][1])
+            _, outputs = awaited(self._parts[0][1], self._half.busy)
             groups = self._half.groups_of_tables
             self._leaves = Leaves(groups, outputs, sequence_bounds(groups, self._batch), train=self._train)
         return self._leaves
@@ -108,6 +108,7 @@ class ShardedHalf(ABC, Generic[Request, Read]):
 
     Attributes:
         last_step: number of the last update.
+        busy: the thread, for which a wait is work while it works, and none while it waits for others.
         groups_of_tables: the packed tables, in the order of outputs.
         features: counts of the ids of this process's batches.
     """
@@ -120,7 +121,7 @@ class ShardedHalf(ABC, Generic[Request, Read]):
         self.features = FeatureCounts(groups)
         self._micro_batches = micro_batches
         self._thread = ThreadPoolExecutor(1, "girih-sparse") if ahead or micro_batches > 1 else None
-        self._busy = Busy()  # of the thread
+        self.busy = Busy()
 
     @abstractmethod
     def find(self, batch: Batch, parts: Sequence[slice], *, train: bool) -> Request:
@@ -179,10 +180,6 @@ class ShardedHalf(ABC, Generic[Request, Read]):
         self._done(partial(self.update, batch, reads, grouped, step, lr_scale, vote))
         before, self.last_step = self.last_step, step
         vote.rollback = partial(setattr, self, "last_step", before)
-
-    def awaited(self, future: Future[T]) -> T:
-        """The result of what the thread does; a wait for it is work while it works, and none while it waits for others."""
-        return awaited(future, self._busy)
 
     def sync(self) -> None:
         """No-op: no update is ever in flight."""
@@ -263,7 +260,7 @@ class ShardedHalf(ABC, Generic[Request, Read]):
 
     def _done(self, work: Callable[[], T]) -> T:
         """Has the thread do it after earlier work, and waits for it. Without a thread, it is done at once."""
-        return work() if self._thread is None else self.awaited(self._submit(work))
+        return work() if self._thread is None else awaited(self._submit(work), self.busy)
 
     def _submit(self, work: Callable[[], T]) -> Future[T]:
         """Has the thread do it after earlier work. Without a thread, it is done at once."""
@@ -274,5 +271,5 @@ class ShardedHalf(ABC, Generic[Request, Read]):
         return done
 
     def _done_by_thread(self, work: Callable[[], T]) -> T:
-        with self._busy.working():
+        with self.busy.working():
             return work()
