@@ -72,7 +72,7 @@ def samples_per_s(
 
         def whole(count: int) -> None:
             source = ((given[number % len(given)], number) for number in range(count))
-            schedule = in_step(prefetch=True, deferred=True)
+            schedule = in_step(prefetch=True)
             before = None
             for step in schedule(source, sparse, dense, num_updates=0, lr_scale=lambda: 1.0, spans=Spans()):
                 if before is not None and before.refused is not None:
@@ -84,7 +84,9 @@ def samples_per_s(
         def alone(count: int) -> None:
             for number in range(count):
                 embeddings = read.mapped(lambda bags: bags.detach().requires_grad_(), lambda each: each)
-                dense.compute(given[number % len(given)], embeddings).apply()
+                computed = dense.compute(given[number % len(given)], embeddings)
+                computed.vote.cast(computed.vote.refused)
+                computed.apply(computed.vote)
 
         found = []
         for work in (whole, alone):

@@ -120,7 +120,7 @@ def launches(dim: int) -> list[dict[str, Any]]:
                     sums = gpu.gradients(read, [torch.ones(4, dim)], batch)
                     if sums is not None:
                         gpu.apply(read, sums, 1, 1.0)
-                        gpu._state.move(read.keys.keys, read.rows, sums.totals, sums.refused, 1, 1.0)
+                        gpu._state.move(read.keys.keys, read.rows, sums.totals, sums.nonfinite_key, 1, 1.0)
     return list(found.values())
 
 

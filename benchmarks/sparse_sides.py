@@ -23,6 +23,7 @@ from torch import Tensor
 from upstream import gradient_arrives
 
 import girih
+from girih.comm.group.trainers import Vote
 from girih.data import Batch
 from girih.optim import SparseOptimizer
 from girih.sparse.halves.local import LocalSparse
@@ -128,7 +129,7 @@ class Packed:
 
     def update(self) -> None:
         self.num_updates += 1
-        self.pulled.push(self.num_updates)
+        self.pulled.push(self.num_updates, 1.0, Vote())
 
     def close(self) -> None:
         self.sparse.close()

@@ -128,8 +128,8 @@ def train(side: Girih, batches: list[Batch]) -> None:
         if after is not None:
             prepared = sparse.prepare(after)
         computed = dense.compute(batch, pulled.wait())
-        pulled.push(sparse.last_step + 1, 1.0)
-        computed.apply()
+        pulled.push(sparse.last_step + 1, 1.0, computed.vote)
+        computed.apply(computed.vote)
 
 
 def num_slots(side: Girih) -> int:

@@ -182,8 +182,8 @@ class ReplicaAlone:
             leaf.grad = None
         dense = self._dense[self.precision]
         computed = dense.compute(prepared, self.given.embeddings)
-        computed.loss.item()
-        computed.apply()
+        computed.vote.cast(torch.tensor(False))
+        computed.apply(computed.vote)
 
     def close(self) -> None:
         return

@@ -18,6 +18,7 @@ from girih.services.dense_server import DenseServer
 from girih.sparse.halves.remote import RemoteSparse
 from girih.sparse.protocol import SparseVerb
 from support.dense_suite import case, dense_spec
+from support.votes import apply
 
 SECRET = b"of this run"
 
@@ -57,7 +58,7 @@ def loaded(rank, registry):
     sparse = RemoteSparse(spec, None, ranks, workers=(), servers=(damaged,), secret=SECRET)
     saved, one = dense.state(), case(0)
     saved = {**saved, "model": {name: value.clone() for name, value in saved["model"].items()}}
-    dense.compute(one.batch, one.embeddings()).apply()
+    apply(dense.compute(one.batch, one.embeddings()))
     dense.sync()
     before = {name: value.clone() for name, value in dense.state()["model"].items()}
     checkpoint = LoadedCheckpoint(

@@ -13,6 +13,7 @@ from girih.dense.halves.allreduced import AllReducedReplica
 from girih.dense.halves.replica import Replica
 from girih.models.embeddings import Block, Embeddings
 from girih.telemetry.stats import Stats
+from support.votes import apply
 
 SIZES = (6, 5, 1, 2)  # examples of each step: a share of the third is empty
 
@@ -91,8 +92,8 @@ def train(ranks):
     for number, size in enumerate(SIZES):
         share = share_of(batch_of(size, number), ranks.rank, ranks.size)
         computed, given = step(replica, share)
-        computed.apply()
-        told["steps"].append([computed.loss.item(), given, parameters_of(replica)])
+        outcome = apply(computed)
+        told["steps"].append([outcome.facts().loss, given, parameters_of(replica)])
     told["sent"], told["refused"] = stats.wire_bytes()["dense"], refused(replica, ranks)
     told["end"] = parameters_of(replica)
     return told
@@ -105,9 +106,7 @@ def refused(replica, ranks):
         if ranks.rank:
             replica.module.spoil = spoiled
         computed, _ = step(replica, share)
-        assert computed.refused
-        told.append(str(computed.reason))
-        computed.discard()
+        told.append(str(apply(computed).facts().refused))
     return told
 
 
@@ -123,8 +122,8 @@ def whole():
     told = {"start": parameters_of(replica), "steps": []}
     for number, size in enumerate(SIZES):
         computed, given = step(replica, batch_of(size, number))
-        computed.apply()
-        told["steps"].append([computed.loss.item(), given, parameters_of(replica)])
+        outcome = apply(computed)
+        told["steps"].append([outcome.facts().loss, given, parameters_of(replica)])
     return told
 
 
@@ -153,7 +152,7 @@ def test_an_empty_share_takes_part_with_nothing(told):
 
 def test_a_gradient_that_one_refuses_moves_none(told):
     summed = "the gradient of dense parameter 'all.weight' is NaN or infinite"
-    assert told[0]["refused"] == [summed, "another trainer's loss or gradient is NaN or infinite"]
+    assert told[0]["refused"] == [summed, "the loss of trainer 1 is nan"]
     assert told[1]["refused"] == [summed, "the loss is nan"]
     assert told[0]["end"] == told[1]["end"] == told[0]["steps"][-1][2]
 

@@ -27,6 +27,7 @@ from girih.planner.facts import Facts, ModelFacts
 from girih.planner.placement import modulo
 from girih.telemetry.stats import Stats
 from support.dense_suite import case, dense_schema, dense_spec
+from support.votes import apply, drop
 
 RANKS = 3
 SIZES = (8, 7, 2, 1, 6)  # examples of each step: one share of the third is empty, two of the fourth are
@@ -84,8 +85,8 @@ def train(replica, part):
     told = []
     for number, size in enumerate(SIZES):
         computed, given = step(replica, part(batch_of(size, number)))
-        computed.apply()
-        told.append([computed.loss.item(), given, numbers_of(replica)])
+        outcome = apply(computed)
+        told.append([outcome.facts().loss, given, numbers_of(replica)])
     return told
 
 
@@ -99,8 +100,8 @@ def of_trainers(ranks):
     spoiled.numeric[0, 0] = math.nan  # of the first trainer
     computed, _ = step(replica, share_of(spoiled, ranks.rank, ranks.size))
     told["sent"] = stats.wire_bytes()["dense"] - sent
-    told["refused"] = bool(computed.refused)
-    computed.discard()
+    told["refused"] = bool(computed.vote.refused)
+    drop(computed)
     told["end"] = numbers_of(replica)
     told["domains"] = of_domains(lambda spec: AllReducedReplica(spec, ranks), global_batch_norm=True)
     return told | directly(ranks) | {"split": split(ranks)}
@@ -119,8 +120,8 @@ def moved(half, own):
     for number, size in enumerate(SIZES):
         one = own(case(number, size))
         computed = half.compute(one.batch, one.embeddings())
-        computed.apply()
-        losses.append(computed.loss.item())
+        outcome = apply(computed)
+        losses.append(outcome.facts().loss)
     state = half.state()["model"].items()
     return [losses, {name: value.reshape(-1).tolist() for name, value in state if value.is_floating_point()}]
 
@@ -147,7 +148,7 @@ def of_domains(part, **more):
     batch = replace(batch_of(len(DOMAINS), 3), numeric=np.array(DOMAINS, np.float32)[:, None])
     replica = part(DenseSpec(module=model, optimizer=sgd, **more))
     computed, given = step(replica, batch if not more else share_of(batch, replica.ranks.rank, RANKS))
-    computed.apply()
+    apply(computed)
     return [given, numbers_of(replica)]
 
 

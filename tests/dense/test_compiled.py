@@ -17,11 +17,11 @@ from companions import together
 from girih.data.batch import share_of
 from girih.dense.accel import compiled
 from girih.dense.halves.allreduced import AllReducedReplica
-from girih.dense.halves.deferred import DeferredReplica
 from girih.dense.halves.replica import Replica
 from girih.errors import ConfigError
 from girih.models.embeddings import Jagged
 from support.dense_suite import SLICES, CountingDeepFM, case, dense_schema, dense_spec
+from support.votes import apply
 
 # of torch's own tracing of autograd functions
 pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
@@ -61,15 +61,15 @@ def steps(half, sizes=SIZES):
         one = case(seed, size)
         embeddings = one.embeddings()
         computed = half.compute(one.batch, embeddings)
-        computed.apply()
-        found += [computed.loss.clone(), *(each.grad for each in embeddings.tensors())]
+        apply(computed)
+        found += [computed.vote.loss.clone(), *(each.grad for each in embeddings.tensors())]
     return [*found, *half.module.state_dict().values()]
 
 
-@pytest.mark.parametrize("kind", [Replica, pytest.param(DeferredReplica, marks=pytest.mark.heavy)])
-def test_steps_of_all_sizes_are_those_that_are_not_compiled(kind, graphs):
-    half = kind(replace(dense_spec(), compile=True))
-    torch.testing.assert_close(steps(half), steps(kind(dense_spec())))
+@pytest.mark.parametrize("deferred", [False, pytest.param(True, marks=pytest.mark.heavy)])
+def test_steps_of_all_sizes_are_those_that_are_not_compiled(deferred, graphs):
+    half = Replica(replace(dense_spec(), compile=True, deferred=deferred))
+    torch.testing.assert_close(steps(half), steps(Replica(replace(dense_spec(), deferred=deferred))))
     assert graphs.modes == [None]
     times = half.stats_of_process.spans.totals_s
     assert times["compile"] > times["forward"]
@@ -86,7 +86,7 @@ def test_dlrm_and_micro_batches(graphs):
         for examples in SLICES:
             embeddings = one.embeddings(examples)
             computed = half.compute(one.part(examples), embeddings, computed, last=examples is SLICES[-1])
-        computed.apply()
+        apply(computed)
         return list(half.module.state_dict().values())
 
     torch.testing.assert_close(parts(made(compile=True)), parts(made(compile=False)))
@@ -219,7 +219,7 @@ def train(ranks, compile):
         share = share_of(one.batch, ranks.rank, ranks.size)
         begin = 0 if ranks.rank == 0 else size - share.num_examples
         computed = half.compute(share, one.embeddings(slice(begin, begin + share.num_examples)))
-        computed.apply()
+        apply(computed)
     return [p.detach().flatten().tolist() for p in half.module.parameters()], len(found.modes)
 
 

@@ -21,6 +21,7 @@ from girih.dense.half import DenseSpec
 from girih.dense.halves.replica import Replica
 from girih.errors import ConfigError
 from girih.models import Embeddings
+from support.votes import apply
 
 F32 = np.float32
 
@@ -212,9 +213,9 @@ def test_a_replica_computes_so_in_training_and_evaluation():
     np.testing.assert_array_equal(replica.predict(batch, empty), want)
     before, logits = module.layer.weight.detach().clone(), torch.from_numpy(want)
     computed = replica.compute(batch, empty)
-    computed.apply()
+    outcome = apply(computed)
     loss = F.binary_cross_entropy_with_logits(logits, labels)
-    assert computed.loss.item() == pytest.approx(loss.item(), rel=1e-6)
+    assert outcome.facts().loss == pytest.approx(loss.item(), rel=1e-6)
     gradient = (logits.sigmoid() - labels).T @ numeric / 16
     torch.testing.assert_close(module.layer.weight.detach(), before - 0.5 * gradient)
     assert replica.state()["model"]["layer.weight"].dtype == torch.float32

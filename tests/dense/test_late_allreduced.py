@@ -1,17 +1,16 @@
 """A dense half among others that decides on the devices: two real processes, each beside a half that waits."""
 
-import torch
+from dataclasses import replace
+
 from test_allreduced import Net, Spoiled, batch_of, embeddings_of, optimizer, parameters_of
 
 from companions import together
 from girih.data.batch import share_of
 from girih.dense.half import DenseSpec
 from girih.dense.halves.allreduced import AllReducedReplica
-from girih.dense.halves.deferred import DeferredAllReducedReplica
-from girih.sparse.halves.deferred import DeferredUpdate
+from support.votes import apply
 
 SIZES = (6, 5, 1, 2)  # examples of each step: a share of the third is empty
-NONE = torch.empty(0, dtype=torch.float64)
 SPOILED = {"gradient": Spoiled.apply, "loss": lambda mean: mean * float("nan")}
 
 
@@ -22,9 +21,7 @@ def computed_of(half, size, number):
 
 def launched(half, size, number, *, rows_refuse=False):
     """A step, whose outcome is on its way."""
-    computed = computed_of(half, size, number)
-    refused, _ = computed.agree(torch.tensor(rows_refuse), NONE)
-    return computed.apply_masked(DeferredUpdate(refused, NONE))
+    return apply(computed_of(half, size, number), rows_refuse=rows_refuse)
 
 
 def refused(half, number, *, spoil=None, rows_refuse=False):
@@ -35,22 +32,22 @@ def refused(half, number, *, spoil=None, rows_refuse=False):
     half.module.spoil = lambda mean: mean
     behind = launched(half, 4, number + 1)
     known = one.known() or behind.known()
-    return [str(one.refused), str(behind.refused), parameters_of(half) == before, known]
+    return [str(one.facts().refused), str(behind.facts().refused), parameters_of(half) == before, known]
 
 
 def play(ranks):
     specs = [DenseSpec(module=Net(), optimizer=optimizer, clip_norm=0.3) for _ in range(2)]
-    waiting, late = AllReducedReplica(specs[0], ranks), DeferredAllReducedReplica(specs[1], ranks)
+    waiting, late = (
+        AllReducedReplica(specs[0], ranks),
+        AllReducedReplica(replace(specs[1], deferred=True), ranks),
+    )
     alike = []
 
     def compare(size, number):
-        computed = computed_of(waiting, size, number)
-        computed.apply()
-        outcome = launched(late, size, number)
+        waited = apply(computed_of(waiting, size, number)).facts()
+        outcome = launched(late, size, number).facts()
         alike.append(
-            outcome.refused is None
-            and outcome.loss == computed.loss.item()
-            and parameters_of(late) == parameters_of(waiting)
+            outcome == waited and outcome.refused is None and parameters_of(late) == parameters_of(waiting)
         )
 
     for number, size in enumerate(SIZES):
@@ -64,7 +61,7 @@ def play(ranks):
         ranks.request_stop()
     outcome = launched(late, 4, 20)
     stopping = [ranks.stopping]
-    outcome.wait()
+    outcome.facts()
     return alike, told, [*stopping, ranks.stopping]
 
 

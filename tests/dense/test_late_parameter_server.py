@@ -7,18 +7,16 @@ from test_parameter_server import SECRET, STALENESS, STEPS, Alone, Net, adamw, b
 
 from companions import together
 from girih.dense.half import DenseSpec
-from girih.dense.halves.deferred import DeferredParameterServerReplica
+from girih.dense.halves.parameter_server import ParameterServerReplica
 from girih.dense.halves.replica import Replica
 from girih.models.embeddings import Block, Embeddings
-from girih.sparse.halves.deferred import DeferredUpdate
 from girih.telemetry.stats import Stats
-
-NONE = torch.empty(0, dtype=torch.float64)
+from support.votes import apply
 
 
 def made(ranks, optimizer=adamw, address="shm://", **options):
-    spec = DenseSpec(module=Net(), optimizer=optimizer, **options)
-    return DeferredParameterServerReplica(spec, ranks, staleness=STALENESS, address=address, secret=SECRET)
+    spec = DenseSpec(module=Net(), optimizer=optimizer, deferred=True, **options)
+    return ParameterServerReplica(spec, ranks, staleness=STALENESS, address=address, secret=SECRET)
 
 
 def computed(half, number, scale=1.0):
@@ -30,9 +28,7 @@ def computed(half, number, scale=1.0):
 
 def launched(half, number, scale=1.0):
     """A step, whose outcome is on its way."""
-    one = computed(half, number, scale)
-    refused, _ = one.agree(torch.tensor(False), NONE)
-    return one.apply_masked(DeferredUpdate(refused, NONE))
+    return apply(computed(half, number, scale))
 
 
 def test_a_trainer_alone_moves_as_a_replica_and_not_at_all_where_a_step_is_refused():
@@ -43,12 +39,12 @@ def test_a_trainer_alone_moves_as_a_replica_and_not_at_all_where_a_step_is_refus
             before = flat_of(late.module)
             refused = launched(late, 20, scale=float("nan"))
             behind = launched(late, 21)
-            assert "NaN or infinite" in str(refused.refused)
-            assert "a step before it was refused" in str(behind.refused)
+            assert "NaN or infinite" in str(refused.facts().refused)
+            assert "a step before it was refused" in str(behind.facts().refused)
             np.testing.assert_array_equal(flat_of(late.module), before)
-        outcome, waited = launched(late, number), computed(plain, number)
-        waited.apply()
-        assert (outcome.loss, outcome.refused) == (waited.loss.item(), None)
+        outcome, waited = launched(late, number).facts(), apply(computed(plain, number)).facts()
+        assert outcome == waited
+        assert outcome.refused is None
         np.testing.assert_array_equal(flat_of(late.module), flat_of(plain.module))
     late.close()
 
@@ -66,7 +62,7 @@ def two(ranks):
     refused = None
     if not ranks.first:
         first, behind = launched(half, 0, scale=float("nan")), launched(half, 0)
-        refused = [str(first.refused), str(behind.refused)]
+        refused = [str(first.facts().refused), str(behind.facts().refused)]
     half.sync()
     moved = start - flat_of(half.module)
     ranks.barrier()

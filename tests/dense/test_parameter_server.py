@@ -20,6 +20,7 @@ from girih.errors import ConfigError
 from girih.models.embeddings import Block, Embeddings
 from girih.planner.facts import Facts, ModelFacts
 from girih.telemetry.stats import Stats
+from support.votes import apply
 
 SECRET = b"of this run"
 STEPS = 40
@@ -72,11 +73,8 @@ def train(replica, batch, scale=1.0):
     values = torch.zeros(batch.num_examples, 1, 2, requires_grad=True)
     replica.module.scale = scale
     computed = replica.compute(batch, Embeddings((Block(("user",), values),)))
-    if computed.refused:
-        computed.discard()
-        return str(computed.reason)
-    computed.apply()
-    return computed.loss.item()
+    facts = apply(computed).facts()
+    return str(facts.refused) if facts.refused else facts.loss
 
 
 class TestDenseServer:

@@ -11,6 +11,7 @@ from girih.dense.halves.substituted import SubstitutedReplica
 from girih.errors import NonFiniteError
 from girih.planner.placement import modulo
 from support.dense_suite import case, dense_schema, dense_spec
+from support.votes import apply
 
 STEPS = 4
 MODES = {"replicated": (False, "stop"), "split": (True, "stop"), "split, skipping": (True, "skip")}
@@ -30,8 +31,8 @@ def train(ranks):
             if number == 2 and ranks.rank:
                 ranks.request_stop()
             computed = half.compute(one.batch, one.embeddings())
-            computed.apply()
-            losses.append(computed.loss.item())
+            outcome = apply(computed)
+            losses.append(outcome.facts().loss)
             stopping.append(ranks.stopping)
         ranks.forget_stop()
         told[name] = [losses, stopping, refused(half, case(9).of_features(own), spoiled=ranks.rank == 1)]
@@ -47,7 +48,7 @@ def refused(half, one, *, spoiled):
         computed = half.compute(one.batch, embeddings)
     except NonFiniteError as error:
         return f"raised: {error}"
-    return str(computed.reason) if computed.refused else "applied"
+    return str(apply(computed).facts().refused or "applied")
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +62,8 @@ def test_all_know_the_loss_of_one_process(told, mode):
     for number in range(STEPS):
         one = case(number)
         computed = alone.compute(one.batch, one.embeddings())
-        computed.apply()
-        losses.append(computed.loss.item())
+        outcome = apply(computed)
+        losses.append(outcome.facts().loss)
     for each in told:
         assert each[mode][0] == pytest.approx(losses, rel=1e-6)
 

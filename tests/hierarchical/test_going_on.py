@@ -13,6 +13,7 @@ from girih.hierarchical.graph.operator_costs import draws
 from girih.hierarchical.wire import Wire
 from grouped_site import Dropping, InThread, Net, site
 from support.dense_suite import case
+from support.votes import apply
 
 pytestmark = pytest.mark.slow
 
@@ -27,8 +28,8 @@ def adam(parameters):
 def step(half, number):
     one = case(number, EXAMPLES)
     computed = half.compute(one.batch, one.embeddings())
-    computed.apply()
-    return computed.loss.item()
+    outcome = apply(computed)
+    return outcome.facts().loss
 
 
 def group_of(num_servers, wire=TOPK, late=None, **options):
@@ -77,7 +78,7 @@ def test_gradients_of_several_nets_are_not_kept():
     with site(1, kind=InThread, net=partial(Net, nn.Identity), optimizer=adam, wire=TOPK) as group:
         half, one = group.trainer(), case(0, EXAMPLES)
         for each in [half.compute(one.batch, one.embeddings()) for _ in range(2)]:
-            each.apply()
+            apply(each)
         assert half.extra_state().keys() <= {"0/random"}
 
 

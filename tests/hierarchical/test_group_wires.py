@@ -20,6 +20,7 @@ from girih.planner.tagging.wires import CODECS
 from girih.telemetry.stats import wire_bytes
 from grouped_site import Cut, InThread, Net, site
 from support.dense_suite import DIM, NAMES, NUMERIC, case
+from support.votes import apply, drop
 
 EXAMPLES = 32
 SHAPES = {
@@ -96,7 +97,7 @@ def test_what_arrives_is_what_the_codecs_make_of_it_and_evaluation_is_exact(acti
         half, given = group.trainer(), []
         for each in (half, expected):
             embeddings = one.embeddings()
-            each.compute(one.batch, embeddings).apply()
+            apply(each.compute(one.batch, embeddings))
             given.append([block.values.grad for block in embeddings.blocks])
         assert all(torch.equal(*pair) for pair in zip(*given, strict=True))
         found, wanted = half.state()["model"], expected.state()["model"]
@@ -113,7 +114,7 @@ def test_bytes_that_are_sent_are_those_of_the_codecs(activations, gradients):
     for wire in (Wire(), Wire(activations=activations, gradients=gradients)):
         with group_of(wire=wire) as group:
             half, one = group.trainer(), case(0, EXAMPLES)
-            half.compute(one.batch, one.embeddings()).apply()
+            apply(half.compute(one.batch, one.embeddings()))
             counted = [half.whole.stats_of_process.counters]
             counted += [each["counters"] for each in half.processes().values()]
             found = [wire_bytes(each) for each in counted]
@@ -183,8 +184,8 @@ def test_a_refused_step_leaves_what_earlier_ones_left_out_and_nothing_of_its_own
             for number in range(4):
                 one = case(number, EXAMPLES)
                 if number == 2 and refused:
-                    half.compute(case(9, EXAMPLES).batch, case(9, EXAMPLES).embeddings()).discard()
-                half.compute(one.batch, one.embeddings()).apply()
+                    drop(half.compute(case(9, EXAMPLES).batch, case(9, EXAMPLES).embeddings()))
+                apply(half.compute(one.batch, one.embeddings()))
             states.append(half.state()["model"])
     assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
 
@@ -234,8 +235,8 @@ def test_servers_compute_by_the_arithmetic_of_a_replica(options):
             one = case(number, EXAMPLES)
             losses = [each.compute(one.batch, one.embeddings()) for each in (half, plain, exact)]
             for each in losses:
-                each.apply()
-            assert losses[0].loss == losses[1].loss != losses[2].loss
+                apply(each)
+            assert losses[0].vote.loss == losses[1].vote.loss != losses[2].vote.loss
         found, wanted = half.state()["model"], plain.state()["model"]
         assert all(torch.equal(found[name], value) for name, value in wanted.items())
         one = case(9, EXAMPLES)

@@ -17,6 +17,7 @@ from girih.services.group_server import AveragedWith
 from girih.telemetry.stats import Stats
 from grouped_site import SECRET, InThread, Net, Site, Together, site
 from support.dense_suite import case, sgd
+from support.votes import apply, drop
 
 GROUPS, SERVERS, STEPS = 2, 2, 12
 
@@ -55,7 +56,7 @@ def halves():
 def train(half, seed):
     for number in range(STEPS):
         one = case(seed + number)
-        half.compute(one.batch, one.embeddings()).apply()
+        apply(half.compute(one.batch, one.embeddings()))
 
 
 def same(one, two):
@@ -82,7 +83,7 @@ def test_one_model_is_evaluated_and_saved_while_each_group_keeps_its_own(halves)
     assert torch.equal(plain.predict(one.batch, one.embeddings()), outputs[0])
     given = [one.embeddings() for _ in halves]  # whose gradients are those of the live parameters
     for half, each in zip(halves, given, strict=True):
-        half.compute(one.batch, each).discard()
+        drop(half.compute(one.batch, each))
     assert not torch.equal(*(each.blocks[0].values.grad for each in given))
 
 
@@ -94,7 +95,7 @@ def test_a_checkpoint_is_every_groups_and_the_centres(halves):
     one, given = case(7), []
     for half in (plain, *halves):
         given.append(one.embeddings())
-        half.compute(one.batch, given[-1]).discard()
+        drop(half.compute(one.batch, given[-1]))
     assert all(torch.equal(each.blocks[0].values.grad, given[0].blocks[0].values.grad) for each in given[1:])
     list(pool.map(lambda half: half.sync(), halves))
     assert same(halves[1].state()["model"], plain.state()["model"])

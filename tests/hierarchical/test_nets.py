@@ -12,6 +12,7 @@ from girih.dense.halves.replica import Replica
 from girih.hierarchical.hogwild import Nets
 from girih.telemetry.stats import DENSE_STALENESS, Stats
 from support.dense_suite import CountingDeepFM, case, dense_spec
+from support.votes import apply, drop
 
 NETS = 3
 
@@ -41,9 +42,9 @@ def test_one_net_moves_as_a_replica_bit_for_bit():
     nets, plain = Nets(spec_of(), 1), Replica(spec_of())
     for seed in range(5):
         computed, expected = compute(nets, seed), compute(plain, seed)
-        assert computed.loss == expected.loss
-        computed.apply()
-        expected.apply()
+        assert computed.vote.loss == expected.vote.loss
+        apply(computed)
+        apply(expected)
     for one, two in zip(nets.first.parameters, plain.parameters, strict=True):
         assert torch.equal(one, two)
 
@@ -59,7 +60,7 @@ def test_a_net_that_waited_while_others_moved_its_parameters_goes_on():
     before, net = numbers(nets), handles[0].net
     outputs = net._outputs(one.batch, held, train=True)
     for handle in handles[1:]:
-        handle.apply()
+        apply(handle)
     assert (numbers(nets) != before).any()
     outputs.sum().backward()
 
@@ -69,7 +70,7 @@ def test_nets_that_take_turns_see_at_most_as_many_writes_as_there_are_others():
     nets = Nets(spec, NETS)
     under_way = [compute(nets, seed) for seed in range(NETS)]
     for seed in range(20):
-        under_way.pop(0).apply()
+        apply(under_way.pop(0))
         under_way.append(compute(nets, seed))
     assert histogram(spec) == {0: 1, 1: 1, NETS - 1: 18}
     assert nets.staleness_max() == NETS - 1 < NETS
@@ -80,8 +81,8 @@ def test_nets_that_do_not_take_turns_have_no_bound():
     nets = Nets(spec, NETS)
     slow = compute(nets, 0)
     for seed in range(10):
-        compute(nets, seed).apply()
-    slow.apply()
+        apply(compute(nets, seed))
+    apply(slow)
     assert histogram(spec) == {0: 10, 10: 1}
 
 
@@ -97,17 +98,17 @@ def test_a_write_that_is_under_way_counts_for_who_reads_or_writes_beside_it():
 
     spec = spec_of(lambda parameters: Slow(parameters, lr=0.01))
     nets = Nets(spec, 3)
-    compute(nets, 0).apply()  # which makes the optimizer's state
+    apply(compute(nets, 0))  # which makes the optimizer's state
     before, slow = compute(nets, 1), compute(nets, 2)
-    thread = threading.Thread(target=slow.apply)
+    thread = threading.Thread(target=apply, args=(slow,))
     thread.start()
     assert writing.wait(20)
     beside = compute(nets, 3)
-    before.apply()
+    apply(before)
     assert histogram(spec) == {0: 2, 1: 1}
     go_on.set()
     thread.join(20)
-    beside.apply()
+    apply(beside)
     assert histogram(spec) == {0: 2, 1: 1, 2: 1}
 
 
@@ -127,8 +128,8 @@ def test_the_state_of_the_optimizer_is_that_of_all_nets_and_is_restored_for_all(
         for seed in seeds:
             computed = compute(nets, seed)
             used.add(id(computed.net))
-            computed.apply()
-            compute(plain, seed).apply()
+            apply(computed)
+            apply(compute(plain, seed))
 
     used = set()
     train(range(7))
@@ -151,7 +152,7 @@ def test_nets_follow_the_learning_rate_of_the_first():
     nets.first.optimizer.param_groups[0]["lr"] = 0.0
     before = numbers(nets)
     for handle in handles:
-        handle.apply()
+        apply(handle)
     np.testing.assert_array_equal(numbers(nets), before)
 
 
@@ -160,22 +161,22 @@ def test_each_net_clips_its_own_gradients():
     nets = Nets(spec, NETS)
     before = numbers(nets)
     for handle in [compute(nets, seed) for seed in range(NETS)]:
-        handle.apply()
+        apply(handle)
     assert 1e-4 < np.linalg.norm(numbers(nets) - before) <= NETS * 1.01e-3
 
 
 def test_a_refused_batch_moves_nothing_and_its_net_goes_on():
     nets = Nets(dense_spec(), NETS)
-    compute(nets, 0).apply()
+    apply(compute(nets, 0))
     before, one = numbers(nets), case(0)
     one.vectors[2] = np.nan
     for _ in range(NETS + 1):
         refused = nets.compute(one.batch, one.embeddings())
-        assert refused.refused
-        refused.discard()
+        assert refused.vote.refused
+        drop(refused)
     np.testing.assert_array_equal(numbers(nets), before)
     assert len(nets._all) == NETS
-    compute(nets, 1).apply()
+    apply(compute(nets, 1))
     assert (numbers(nets) != before).any()
 
 
@@ -188,8 +189,7 @@ def test_nets_train_side_by_side_in_threads():
         try:
             for _ in range(40):
                 computed = compute(nets, 0)
-                losses.append(computed.loss.item())
-                computed.apply()
+                losses.append(apply(computed).facts().loss)
         except Exception as error:
             failures.append(error)
 

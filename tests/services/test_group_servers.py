@@ -23,6 +23,7 @@ from girih.hierarchical.live_parts import CutParameters, LiveParts
 from girih.hierarchical.optimizer_recipe import OptimizerRecipe
 from grouped_site import Cut, InThread, Net, Site, Spoiled, site
 from support.dense_suite import DIM, NAMES, NUMERIC, DenseHalfSuite, case
+from support.votes import apply, drop
 
 STEPS = 60
 LAYERS = ("bottom", "wide", "deep")
@@ -60,9 +61,9 @@ def step(half, one):
     """One batch; returns its loss and what the embeddings collected."""
     embeddings = one.embeddings()
     computed = half.compute(one.batch, embeddings)
-    assert not computed.refused
-    computed.apply()
-    return computed.loss.item(), [
+    assert not computed.vote.refused
+    outcome = apply(computed)
+    return outcome.facts().loss, [
         block.values.grad.clone() for block in (*embeddings.blocks, *embeddings.first_order)
     ]
 
@@ -140,7 +141,7 @@ class TestEquality:
                 for examples in (slice(0, 4), slice(4, 6)):
                     part, last = one.part(examples), examples.stop == 6
                     computed = each.compute(part, one.embeddings(examples), computed, last=last)
-                computed.apply()
+                apply(computed)
             assert_same(half.state(), plain.state())
 
     def test_what_a_replica_saved_goes_on_here_and_back(self):
@@ -185,7 +186,7 @@ def test_a_refused_batch_puts_running_means_back():
         half, one = group.trainer(), case(0)
         step(half, one)
         before = {name: value.clone() for name, value in half.state()["model"].items()}
-        half.compute(one.batch, one.embeddings()).discard()
+        drop(half.compute(one.batch, one.embeddings()))
         after = half.state()["model"]
         assert all(torch.equal(after[name], value) for name, value in before.items())
 
@@ -251,7 +252,7 @@ class TestSeveralNets:
             for number in range(80):
                 net = int(rng.integers(5))
                 if net in under_way:
-                    under_way.pop(net).apply()
+                    apply(under_way.pop(net))
                     expected.append(writes - read_at.pop(net))
                     writes += 1
                 else:
@@ -283,7 +284,7 @@ class TestSeveralNets:
             beside = half.compute(one.batch, one.embeddings())
             go_on.set()
             thread.join(20)
-            beside.apply()
+            apply(beside)
             assert half.stats() == {"staleness_max": 1}
 
     def test_nets_in_turn_stay_within_trainers_times_nets(self):
@@ -293,7 +294,7 @@ class TestSeveralNets:
             for _ in range(5):
                 computed = [half.compute(one.batch, one.embeddings()) for half in halves for _ in range(3)]
                 for each in computed:
-                    each.apply()
+                    apply(each)
             assert halves[0].stats()["staleness_max"] == 2 * 3 - 1
 
 

@@ -16,6 +16,7 @@ from girih.sparse.spec import SparseSpec
 from girih.telemetry.stats import ASKED_KEYS, EXCHANGE_NS, PACED_KEYS, SERVED_ROWS, Stats
 from support import cases
 from support.twins import shard_of_key
+from support.votes import push
 
 RANKS, SHARDS_EACH, USERS_TABLE = 2, 2, 0
 USERS = (range(12), range(6, 20))
@@ -51,7 +52,7 @@ def step(ranks):
     seen = rows_of(embeddings)
     wanted = cases.coefficients(batch_of(users), ranks.rank)
     cases.give(embeddings, wanted, batch_of(users))
-    pulled.push(1, 1.0).wait()
+    push(pulled, 1, 1.0).wait()
     given = np.concatenate([wanted["user"], wanted["first_order"].reshape(-1, 1)], axis=1)
     counted = [stats.counters[name] for name in (ASKED_KEYS, SERVED_ROWS, PACED_KEYS)]
     return {
@@ -119,7 +120,7 @@ def step_without_tables(ranks):
     batch = Batch(ids=np.empty(0, np.int64), offsets=np.zeros(1, np.int32), numeric=numbers, labels=numbers)
     pulled = half.pull(batch, half.prepare(batch))
     blocks = len(pulled.wait().blocks)
-    pulled.push(1, 1.0).wait()
+    push(pulled, 1, 1.0).wait()
     return [blocks, half.last_step]
 
 
@@ -157,7 +158,7 @@ def messages_of_a_step(ranks):
         batch = replace(cases.batches()[ranks.rank], share=Share(num_examples=8, weight=0.5))
         pulled = half.pull(batch, half.prepare(batch))
         cases.give(pulled.wait(), cases.coefficients(batch, 1), batch)
-        pulled.push(1, 1.0)
+        push(pulled, 1, 1.0)
         found[name] = [len(counted), stats.wire_bytes()]
         del between.exchange
         half.close()
@@ -175,8 +176,9 @@ def counting(exchange, counted):
 def test_messages_are_few_and_bytes_do_not_grow_with_micro_batches():
     for num_groups, found in together(messages_of_a_step):
         assert num_groups == 2
-        # counts, keys, rows and gradients; one for each interleaving group, and rows for each micro-batch
-        assert [found[name][0] for name in ("plain", "ahead", "in turn", "cut", "all")] == [4, 4, 6, 6, 10]
+        # counts, keys, rows and gradients; one for each interleaving group, and rows for each micro-batch; and the vote, which
+        # shares a connection with the others in the plain layout alone
+        assert [found[name][0] for name in ("plain", "ahead", "in turn", "cut", "all")] == [5, 4, 6, 6, 10]
         plain, lengths = (
             found["plain"][1],
             8 * 2 * 2,

@@ -13,6 +13,7 @@ from girih.sparse.groups import bags, shards
 from girih.sparse.halves.local import LocalSparse
 from girih.sparse.options import StoreOptions
 from girih.sparse.spec import SparseSpec
+from support.votes import push
 
 SIZE = 300
 
@@ -56,7 +57,7 @@ def trained(monkeypatch, copied_bytes, half, num_features, **options):
         found += [leaf.detach().clone() for leaf in leaves]
         for leaf in leaves:
             leaf.grad = torch.from_numpy(rng.normal(size=leaf.shape).astype(np.float32))
-        pulled.push(number)
+        push(pulled, number)
         found += [leaf.detach().clone() for leaf in leaves_of(half.peek(batch).wait())]
     return found
 
@@ -114,7 +115,7 @@ def test_rows_that_are_more_than_are_copied_go_the_direct_way(monkeypatch):
         pulled = half.pull(batch_of(rng, 3, most=5, weighted=False, cardinality=cardinality))
         for leaf in leaves_of(pulled.wait()):
             leaf.grad = torch.ones_like(leaf)
-        pulled.push(half.last_step + 1)
+        push(pulled, half.last_step + 1)
         assert calls == expected
 
 
@@ -130,6 +131,6 @@ def test_what_is_not_finite_or_would_not_stay_so_is_refused(monkeypatch, bad):
         leaf.grad = torch.zeros_like(leaf)
     leaf.grad[:2, 1] = bad  # the sum of two is infinite
     with pytest.raises(NonFiniteError, match="f1"):
-        pulled.push(2)
+        push(pulled, 2)
     after = leaves_of(half.peek(batch).wait())
     assert torch.equal(after[0][5:], before[0].detach()[5:])

@@ -19,6 +19,7 @@ from girih.sparse.options import StoreOptions
 from girih.sparse.routing.key_router import KeyRouter
 from girih.sparse.routing.shard_reader import ShardReader
 from girih.sparse.spec import SparseSpec
+from support.votes import push
 
 NUM_TABLES, SIZE, SHARDS = 5, 40, 2
 KINDS = {"f0": {"embedding", "first_order", "sequence"}} | {
@@ -94,7 +95,7 @@ def stepped(half, batch):
     total = sum((embeddings[name] * (n + 1)).sum() for n, name in enumerate(names))
     total = total + sum((block.values * 0.5).sum() for block in embeddings.first_order)
     (total + embeddings.sequences["f0"].values.sum()).backward()
-    pulled.push(half.last_step + 1, 1.0).wait()
+    push(pulled, half.last_step + 1, 1.0).wait()
     found = half.peek(batch).wait()
     return np.concatenate([found[name].detach().numpy() for name in names], axis=1)
 
@@ -192,4 +193,4 @@ def pushed(half, batch):
     embeddings = pulled.wait()
     total = sum(block.values.sum() for block in (*embeddings.blocks, *embeddings.first_order))
     total.backward()
-    pulled.push(half.last_step + 1, 1.0).wait()
+    push(pulled, half.last_step + 1, 1.0).wait()

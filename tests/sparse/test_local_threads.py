@@ -17,6 +17,7 @@ from girih.sparse.options import MOST_THREADS, StoreOptions
 from girih.sparse.spec import SparseSpec
 from girih.tables import LRU, Table
 from girih.training.specs import sparse_spec
+from support.votes import push
 
 SIZE, DIM = 512, 20
 
@@ -65,7 +66,7 @@ def test_any_number_of_shards(num_tables, shards, first_order, sequence, weighte
             a.grad = torch.from_numpy(rng.normal(size=a.shape).astype(np.float32))
             b.grad = a.grad.clone()
         for part in pulled:
-            part.push(number)
+            push(part, number)
     last = [leaves_of(half.peek(batch).wait()) for half in (one, many)]
     assert all(torch.equal(a, b) for a, b in zip(*last, strict=True))
     assert one.stats() == many.stats()

@@ -1,5 +1,7 @@
 """How work on the way back is partition."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -28,11 +30,12 @@ def test_every_key_has_one_part(num_tables, features_of_each, num_shards):
     parts = partition(group, num_shards)
     assert 1 <= len(parts) <= num_shards
     rng = np.random.default_rng(num_tables)
-    first_keys, seen = 0, []
+    first_keys, shards, seen = 0, [], []
     for shard in range(num_shards):
         of_table = rng.integers(0, 5, num_tables)
         ends = np.cumsum(of_table)[group.tables]  # keys of a table stand behind its last feature's, or before
-        ranges = [part.key_range(shard, first_keys, ends) for part in parts]
+        shards.append(SimpleNamespace(first=first_keys, ends=ends))
+        ranges = [part.key_ranges(shards)[shard] for part in parts]
         seen += [key for first, last in ranges for key in range(first, last)]
         assert sorted(seen) == list(range(first_keys + int(of_table.sum())))
         first_keys += int(of_table.sum())

@@ -22,6 +22,7 @@ from girih.sparse.routing.shard_reader import ShardReader
 from girih.tables import LRU, MinCount
 from girih.telemetry.stats import wire_bytes
 from remote_site import batch_of, give, site, spec_of
+from support.votes import push, refuse
 
 
 def test_a_batch_is_read_and_moved_on_any_number_of_servers():
@@ -32,7 +33,7 @@ def test_a_batch_is_read_and_moved_on_any_number_of_servers():
             (trainer,) = here.trainers
             pulled = trainer.pull(here.keep(batch))
             give(pulled, [1, 2, 4])
-            pulled.push(1)
+            push(pulled, 1)
             trainer.sync()
             before = pulled.wait().stacked(("user", "item")).detach().numpy()
             moved.append(before - here.peek(batch))
@@ -56,7 +57,7 @@ def test_a_batch_whose_worker_came_back_is_trained_on_once(moment, staging):
         give(pulled, [1, 2, 4])
         if moment != "before it is read":
             here.begin_worker(1)
-        pending = pulled.discard() if moment == "before it is dropped" else pulled.push(1)
+        pending = refuse(pulled) if moment == "before it is dropped" else push(pulled, 1)
         pending.wait()
         trainer.sync()
         expected = [[5, 3], [2, 3], [5, 4]] if moment != "before it is dropped" else np.zeros((3, 2))
@@ -75,7 +76,7 @@ def test_what_is_let_go_of_before_it_came_is_read_and_dropped_by_the_worker_that
         kept = [here.keep(batch_of([n], [n]), number=n) for n in range(3)]
         here.begin_worker(1)
         for each in kept:
-            trainer.pull(each).discard(refused=False)
+            trainer.pull(each).discard()
         trainer.sync()
         told = trainer.stats().processes["embedding-worker 0"]
         assert told["gauges"]["kept_samples"] == 0
@@ -88,10 +89,10 @@ def test_a_push_whose_worker_is_gone_before_the_others_have_pushed_is_applied_wi
         pulled = [t.pull(here.keep(batch, trainer=n)) for n, t in enumerate(here.trainers)]
         for each in pulled:
             give(each, 1)
-        before, pushed = here.peek(batch), pulled[0].push(1)
+        before, pushed = here.peek(batch), push(pulled[0], 1)
         answer(here.loader.call(SparseVerb.STATS, (0,)))  # by then the worker has sent it on
         here.begin_worker(1)
-        pulled[1].push(1).wait()
+        push(pulled[1], 1).wait()
         pushed.wait()
         np.testing.assert_allclose(before - here.peek(batch), 2)
 
@@ -103,8 +104,8 @@ def test_staleness_counts_the_batches_of_the_same_trainer_that_are_not_applied()
         for each in pulled:
             give(each, 1)
         assert [each.staleness for each in pulled] == [0, 1, 2, 3]
-        pulled[0].push(1)
-        pulled[2].discard()
+        push(pulled[0], 1)
+        refuse(pulled[2])
         trainer.sync()
         last = trainer.pull(here.keep(batch_of([9], [9])))
         last.wait()
@@ -119,10 +120,10 @@ def test_gradients_of_one_step_are_applied_together_and_once():
         before = here.peek(batch_of([1, 2, 3], [5, 6, 6]))
         give(pulled[0], [1, 2])
         give(pulled[1], [4, 8])
-        first = pulled[0].push(1)
+        first = push(pulled[0], 1)
         assert not first.done()
         np.testing.assert_array_equal(here.peek(batch_of([1, 2, 3], [5, 6, 6])), before)
-        pulled[1].push(1).wait()
+        push(pulled[1], 1).wait()
         first.wait()
         moved = before - here.peek(batch_of([1, 2, 3], [5, 6, 6]))
         total = np.array([[1, 7], [6, 8], [8, 8]])  # Adagrad's first step of a sum is its sign
@@ -136,7 +137,7 @@ def test_servers_drop_what_trainers_that_are_gone_began_and_count_it():
             pulled = [t.pull(here.keep(batch_of([1], [5]))) for t in here.trainers]
             for each in pulled:
                 give(each, 1)
-            before, pushed = here.peek(batch_of([1], [5])), pulled[0].push(1)
+            before, pushed = here.peek(batch_of([1], [5])), push(pulled[0], 1)
             if life == 0:
                 here.trainers[0].reset()
                 assert here.stats[0].counters["lost_updates"] == 2
@@ -145,7 +146,7 @@ def test_servers_drop_what_trainers_that_are_gone_began_and_count_it():
                 for trainer in here.trainers:  # as new ones have them
                     trainer.turns, trainer._numbers = count(), count()
                     trainer._pending.clear()
-        pulled[1].push(1).wait()
+        push(pulled[1], 1).wait()
         pushed.wait()
         assert [each.staleness for each in pulled] == [0, 0]
         np.testing.assert_allclose(before - here.peek(batch_of([1], [5])), 2)
@@ -160,7 +161,7 @@ def test_a_refused_step_moves_nothing_and_counts_on():
             before = here.peek(batch)
             for each in pulled:
                 give(each, 1)
-                each.discard() if number == 0 else each.push(1)
+                refuse(each) if number == 0 else push(each, 1)
             for trainer in here.trainers:
                 trainer.sync()
             np.testing.assert_allclose(before - here.peek(batch), 2 * number, atol=1e-6)
@@ -176,7 +177,7 @@ def test_a_group_that_takes_no_part_moves_nothing_even_where_a_trainer_asked_thi
         before = here.peek(batch_of([1], [1]))
         for each in pulled:
             each.wait()
-            each.push(1)  # without gradients
+            push(each, 1)  # without gradients
         for trainer in here.trainers:
             trainer.sync()
         np.testing.assert_array_equal(here.peek(batch_of([1], [1])), before)
@@ -191,7 +192,7 @@ def test_persia_defect_1_a_row_evicted_between_pull_and_push_shifts_no_gradient(
         thief = fast.pull(here.keep(batch_of([2, 3, 4], [2, 3, 4]), 1))  # the row of 1 is now that of 4
         give(thief, 0)
         before = here.peek(batch_of([2, 3, 4], [2, 3, 4]))
-        late.push(1)
+        push(late, 1)
         slow.sync()
         moved = before - here.peek(batch_of([2, 3, 4], [2, 3, 4]))
         np.testing.assert_allclose(moved[:, 0, 0], [2, 3, 0], rtol=1e-5)
@@ -204,12 +205,12 @@ def test_persia_defect_1_a_row_that_was_not_admitted_shifts_no_gradient():
         batch = batch_of([1, 2, 3], [1, 2, 3])
         seen = batch_of([1, 3], [1, 3])
         for _ in range(2):  # those seen twice have rows
-            trainer.pull(here.keep(seen)).discard()
+            refuse(trainer.pull(here.keep(seen)))
         trainer.sync()
         pulled = trainer.pull(here.keep(batch))
         before = here.peek(batch)
         give(pulled, [2, 100, 4])
-        pulled.push(1)
+        push(pulled, 1)
         trainer.sync()
         moved = before - here.peek(batch)
         np.testing.assert_allclose(moved[:, 0, 0], [2, 0, 4], rtol=1e-5)
@@ -225,7 +226,7 @@ def test_persia_defect_2_every_gradient_is_checked_and_inf_too():
                 pulled = trainer.pull(here.keep(batch))
                 give(pulled, gradient)
                 before = here.peek(batch)
-                pending = pulled.push(1)
+                pending = push(pulled, 1)
                 if np.isfinite(gradient).all():
                     pending.wait()
                 else:
@@ -250,7 +251,7 @@ def test_rows_and_gradients_that_do_not_fit_are_refused_before_a_kernel_follows_
     def take_step(trainer, here):
         pulled = trainer.pull(here.keep(batch))
         give(pulled, 1)
-        pulled.push(1).wait()
+        push(pulled, 1).wait()
 
     def spoil(method, spoiled):
         def wrapped(self, *given, **options):
@@ -292,7 +293,7 @@ def test_persia_defect_6_a_checkpoint_of_one_server_loads_on_eight_and_back(tmp_
             if files is None:
                 pulled = trainer.pull(here.keep(batch))
                 give(pulled, np.arange(100))
-                pulled.push(1)
+                push(pulled, 1)
                 trainer.sync()
             else:
                 trainer.load(PartReader(directory, files), step=1)
@@ -315,7 +316,7 @@ def test_persia_defect_8_rows_of_another_dim_are_refused_and_none_is_lost(tmp_pa
         (trainer,) = here.trainers
         pulled = trainer.pull(here.keep(batch))
         give(pulled, 1)
-        pulled.push(1)
+        push(pulled, 1)
         trainer.sync()
         before = here.peek(batch)
         with pytest.raises(girih.errors.CheckpointError):
@@ -367,7 +368,7 @@ def test_a_segment_that_one_server_cannot_begin_is_in_the_way_of_no_checkpoint(t
 
     with site(num_servers=3) as here:
         (trainer,) = here.trainers
-        trainer.pull(here.keep(batch_of(range(20), range(20)))).discard()
+        refuse(trainer.pull(here.keep(batch_of(range(20), range(20)))))
         monkeypatch.setattr(LocalShards, "begin_segment", refuse)
         with pytest.raises(StorageFullError, match="no space left for what changes meanwhile"):
             trainer.begin_segment(Storage.at(tmp_path / "segment"), 1, None)
@@ -402,7 +403,7 @@ def test_bytes_are_counted_once_each():
         (trainer,) = here.trainers
         pulled = trainer.pull(here.keep(batch))
         give(pulled, 1)
-        pulled.push(1)
+        push(pulled, 1)
         trainer.sync()
         told = trainer.stats().processes
         assert here.stats[0].wire_bytes() == {"gradients": 3 * 2 * 4 * 4}
@@ -434,7 +435,7 @@ def test_halves_on_the_wire_lose_little():
             (trainer,) = each.trainers
             pulled = trainer.pull(each.keep(batch))
             embeddings = give(pulled, np.linspace(-1, 1, 50))
-            pulled.push(1)
+            push(pulled, 1)
             trainer.sync()
             found.append((embeddings.stacked(("user", "item")).detach(), torch.from_numpy(each.peek(batch))))
         for close, true in zip(*found, strict=True):

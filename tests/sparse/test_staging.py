@@ -7,9 +7,11 @@ import pytest
 import torch
 
 import girih
+from girih.comm.group.trainers import Vote
 from girih.errors import GirihError
 from girih.sparse.halves.staging import Staging
 from remote_site import batch_of, give, site, spec_of
+from support.votes import push, refuse
 
 CPU = torch.device("cpu")
 STALENESS = 4
@@ -20,21 +22,22 @@ def staged():
 
 
 def pushed(pulled, step):
-    return pulled.push(step)
+    return push(pulled, step)
 
 
 def pushed_late(pulled, step):
     """As a dense half does whose device decides, and for which the rows refuse nothing."""
-    update = pulled.push_masked(lambda refused, words: (refused, words.unsqueeze(0)), step)
-    assert update.error_from(update.reported.tolist()) is None
-    return update
+    vote = Vote(deferred=True)
+    pending = pulled.push(step, 1.0, vote)
+    assert vote.error_from(vote.reported.tolist()) is None
+    return pending
 
 
 def dropped_late(pulled, step):
-    return pulled.push_masked(lambda refused, words: (~refused, words.unsqueeze(0)), step)
+    return pulled.push(step, 1.0, Vote(torch.tensor(True), deferred=True))
 
 
-def in_flight(staging, push=pushed, drop=lambda pulled, step: pulled.discard(), **packets):
+def in_flight(staging, push=pushed, drop=lambda pulled, step: refuse(pulled), **packets):
     """Steps of which up to ``STALENESS`` are read ahead; what is read of all keys, and its staleness, in the end."""
     with site(spec_of(optimizer=girih.optim.Adagrad(lr=0.5)), staging=staging, **packets) as here:
         (trainer,) = here.trainers
@@ -54,7 +57,7 @@ def in_flight(staging, push=pushed, drop=lambda pulled, step: pulled.discard(), 
                 assert pending.done()
                 found.append(pulled.staleness)
         for _, pulled in ahead:
-            pulled.discard(refused=False)
+            pulled.discard()
         trainer.sync()
         return here.peek(batch_of(range(30), range(30))), found
 
@@ -83,15 +86,15 @@ def test_gradients_that_are_not_finite_move_nothing_and_are_named():
         pulled = trainer.pull(here.keep(batch))
         (block,) = give(pulled, 1).blocks
         block.values.grad[1, block.features.index("item"), 2] = float("inf")
-        update = pulled.push_masked(lambda refused, words: (refused, words.unsqueeze(0)), 7)
-        update.wait()
+        vote = Vote(deferred=True)
+        pulled.push(7, 1.0, vote).wait()
         assert (
-            str(update.error_from(update.reported.tolist()))
+            str(vote.error_from(vote.reported.tolist()))
             == "the gradient of feature 'item' is NaN or infinite"
         )
         np.testing.assert_array_equal(here.peek(batch), before)
         assert trainer.last_step == 7
-        update.rollback()
+        vote.rollback()
         assert trainer.last_step == 0
 
 
@@ -108,7 +111,7 @@ class Moment:
         assert self.come.wait(30)
 
 
-@pytest.mark.parametrize("push", [pushed, lambda pulled, step: pulled.push_masked(lambda r, w: (r, w), step)])
+@pytest.mark.parametrize("push", [pushed, pushed_late])
 def test_a_push_waits_for_no_gradient_and_is_sent_in_order_once_it_has_come(monkeypatch, push):
     with site(staging=staged) as here:
         (trainer,) = here.trainers
@@ -120,7 +123,7 @@ def test_a_push_waits_for_no_gradient_and_is_sent_in_order_once_it_has_come(monk
         pulled = [trainer.pull(here.keep(batch)) for _ in range(3)]
         for each in pulled:
             give(each, 1)
-        pending = [pushed(pulled[0], 1), push(pulled[1], 2), pulled[2].discard()]
+        pending = [pushed(pulled[0], 1), push(pulled[1], 2), refuse(pulled[2])]
         moments[1].come.set()  # the later one first
         assert not any(each.done() for each in pending)
         np.testing.assert_array_equal(here.peek(batch), before)
@@ -140,7 +143,7 @@ def test_what_fails_on_the_way_is_raised_where_it_is_waited_for(monkeypatch):
         with pytest.raises(ZeroDivisionError):
             late.wait()
         pulled._worker._sample = (0, 10_000)  # which no worker has
-        pending = pulled.push(1)
+        pending = push(pulled, 1)
         with pytest.raises(GirihError, match="sample 10000 is not kept here"):
             pending.wait()
         assert pending.done()

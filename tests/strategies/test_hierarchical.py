@@ -24,6 +24,7 @@ from girih.planner.plan import Plan
 from girih.services.dense_server import DenseServer
 from runs import command, dense_of, difference, latest, train
 from support.dense_suite import case, dense_spec
+from support.votes import apply
 
 heavy = pytest.mark.heavy
 EPOCHS = ["train.epochs=3"]
@@ -133,7 +134,7 @@ def average_two_replicas(ranks):
     one = case(0)
     one.batch.labels[:] = ranks.rank
     for _ in range(30):
-        half.compute(one.batch, one.embeddings()).apply()
+        apply(half.compute(one.batch, one.embeddings()))
         time.sleep(0.002)
     half.sync()
     live, model = half._nets.first.parameters, list(half.module.parameters())
@@ -149,7 +150,7 @@ def average_two_replicas(ranks):
         dense_spec(), ranks, nets=1, servers=[connect(at, secret=b"of this run")], average_every_steps=1000
     )
     for _ in range(30):
-        seldom.compute(one.batch, one.embeddings()).apply()
+        apply(seldom.compute(one.batch, one.embeddings()))
     alone = seldom._nets.first.parameters[-1].item()
     ranks.barrier()
     seldom.close()

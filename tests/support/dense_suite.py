@@ -17,6 +17,7 @@ from girih.dense.half import DenseHalf, DenseSpec
 from girih.models import DeepFM
 from girih.models.embeddings import Block, Embeddings
 from support.cases import DIM
+from support.votes import apply, drop
 
 NAMES = ("user", "item", "tags")
 NUMERIC = ("x0", "x1")
@@ -147,10 +148,10 @@ class DenseHalfSuite:
         for _ in range(20):
             embeddings = one.embeddings()
             computed = half.compute(one.batch, embeddings)
-            assert not computed.refused
+            assert not computed.vote.refused
             assert all(np.isfinite(each).all() for each in gradients_of(embeddings))
-            computed.apply()
-            losses.append(float(computed.loss))
+            apply(computed)
+            losses.append(float(computed.vote.loss))
         half.sync()
         assert losses[-1] < losses[0]
         assert any((self.numbers(half)[name] != each).any() for name, each in before.items())
@@ -158,10 +159,10 @@ class DenseHalfSuite:
 
     def test_a_discarded_batch_moves_nothing_and_puts_buffers_back(self) -> None:
         half, one = self.make(), self.case(0)
-        half.compute(one.batch, one.embeddings()).apply()
+        apply(half.compute(one.batch, one.embeddings()))
         half.sync()
         before = self.numbers(half)
-        half.compute(one.batch, one.embeddings()).discard()
+        drop(half.compute(one.batch, one.embeddings()))
         half.sync()
         assert_equal(self.numbers(half), before)
         half.close()
@@ -172,15 +173,15 @@ class DenseHalfSuite:
         given = [each.embeddings() for each in cases]
         computed = [both.compute(c.batch, e) for c, e in zip(cases, given, strict=True)]
         for handle in computed:
-            handle.apply()
+            apply(handle)
         both.sync()
         moves = []
         for number, each in enumerate(cases):
             alone, embeddings = self.make(), each.embeddings()
             own = alone.compute(each.batch, embeddings)
-            own.apply()
+            apply(own)
             alone.sync()
-            assert float(own.loss) == float(computed[number].loss)
+            assert float(own.vote.loss) == float(computed[number].vote.loss)
             for one, two in zip(gradients_of(embeddings), gradients_of(given[number]), strict=True):
                 np.testing.assert_array_equal(one, two)
             moves.append({name: value - start[name] for name, value in self.numbers(alone).items()})
@@ -198,13 +199,13 @@ class DenseHalfSuite:
         for examples in SLICES:
             given.append(one.embeddings(examples))
             parts = other.compute(one.part(examples), given[-1], parts, last=examples is SLICES[-1])
-        np.testing.assert_allclose(float(parts.loss), float(whole.loss), rtol=1e-6)
+        np.testing.assert_allclose(float(parts.vote.loss), float(whole.vote.loss), rtol=1e-6)
         joined = [np.concatenate(each) for each in zip(*map(gradients_of, given), strict=True)]
         for ours, theirs in zip(joined, gradients_of(embeddings), strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6 * abs(theirs).max())
         for each, computed in ((half, whole), (other, parts)):
-            assert not computed.refused
-            computed.apply()
+            assert not computed.vote.refused
+            apply(computed)
             each.sync()
         two = self.numbers(other)
         for name, value in self.numbers(half).items():
@@ -246,12 +247,12 @@ class DenseHalfSuite:
 
     def test_what_was_saved_is_restored(self) -> None:
         half, other, one = self.make(), self.make(), self.case(0)
-        half.compute(one.batch, one.embeddings()).apply()
+        apply(half.compute(one.batch, one.embeddings()))
         half.sync()
         other.restore(half.state())
         other.sync()
         for each in (half, other):
-            each.compute(one.batch, one.embeddings()).apply()
+            apply(each.compute(one.batch, one.embeddings()))
             each.sync()
         assert_equal(self.numbers(other), self.numbers(half))
         for each in (half, other):
@@ -270,9 +271,8 @@ class DenseHalfSuite:
     def _assert_refused(self, half: DenseHalf, compute: Callable[[], Any], named: str) -> None:
         before = self.numbers(half)
         computed = compute()
-        assert bool(computed.refused)
-        assert named.lower() in str(computed.reason).lower()
-        computed.discard()
+        assert bool(computed.vote.refused)
+        assert named.lower() in str(apply(computed).facts().refused).lower()
         half.sync()
         assert_equal(self.numbers(half), before)
         half.close()

@@ -10,6 +10,7 @@ import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -20,8 +21,9 @@ from torch import Tensor
 
 from girih.checkpoint.parts import PartReader
 from girih.checkpoint.storage import Storage
+from girih.comm.group.trainers import Vote
 from girih.data.batch import Batch
-from girih.dense.half import KnownAtOnce
+from girih.dense.half import Outcome, StepFacts
 from girih.errors import NonFiniteError
 from girih.models.embeddings import Block, Embeddings, Jagged
 from girih.models.needs import EMBEDDING, FIRST_ORDER, SEQUENCE
@@ -84,20 +86,25 @@ class FakePulled:
                 blocks[kind].append(Block((name,), leaf))
         return Embeddings(tuple(blocks[EMBEDDING]), sequences, tuple(blocks[FIRST_ORDER]))
 
-    def push(self, step: int, lr_scale: float = 1.0) -> FakePending:
-        """Applies the gradients, once they are delivered.
-
-        Raises:
-            NonFiniteError: one is NaN or infinite; names the feature.
-        """
-        totals = self._totals()
+    def push(self, step: int, lr_scale: float, vote: Vote) -> FakePending:
+        """Applies the gradients, once they are delivered; or nothing."""
+        error, totals = None, {}
+        try:
+            totals = self._totals()
+        except NonFiniteError as refusal:
+            error = refusal
+        vote.cast(torch.tensor(error is not None))
+        vote.error_from = lambda numbers: error
+        if vote.stands:
+            self._half.events.append(("refuse", self._number))
+            return self._half.send(self._number, lambda: None)
         self._half.events.append(("push", self._number))
         self._half.last_step = step
         return self._half.send(self._number, lambda: self._half.move(totals, lr_scale))
 
-    def discard(self, *, refused: bool = True) -> FakePending:
-        """Ends the batch."""
-        self._half.events.append(("refuse" if refused else "give up", self._number))
+    def discard(self) -> FakePending:
+        """Gives the batch up."""
+        self._half.events.append(("give up", self._number))
         return self._half.send(self._number, lambda: None)
 
     def _leaf(self, name: str, kind: str, bags: list[list[Key]]) -> Tensor:
@@ -189,7 +196,7 @@ class FakeSparse:
         self.events.append(("prepare", self._num_pulled))
         return batch
 
-    def pull(self, batch: Batch, prepared: Batch | None = None) -> FakePulled:
+    def pull(self, batch: Batch, prepared: object = None) -> FakePulled:
         """Reads a batch's rows for training.
 
         Raises:
@@ -304,21 +311,30 @@ class FakeSparse:
 
 
 @dataclass(eq=False)
-class FakeComputed(KnownAtOnce):
+class FakeComputed:
     """Loss and gradients of a batch; the number of batches before it."""
 
+    value: float
+    refusal: NonFiniteError | None
     half: FakeDense
     gradients: dict[str, float]
     num_batches: int
 
-    def apply(self) -> None:
-        """Moves the parameters."""
-        for name, gradient in self.gradients.items():
-            self.half.parameters[name] -= self.half.lr * gradient
+    @cached_property
+    def vote(self) -> Vote:
+        """The vote on the step."""
+        return Vote(torch.tensor(self.refusal is not None), torch.tensor(self.value, dtype=torch.float64))
 
-    def discard(self) -> None:
-        """Puts the counter back."""
-        self.half.num_batches = self.num_batches
+    def apply(self, vote: Vote) -> Outcome:
+        """Moves the parameters, or puts the counter back."""
+        error = self.refusal or vote.error_from(vote.reported.tolist()) if vote.refused else None
+        if vote.refused:
+            self.half.num_batches = self.num_batches
+            error = error or NonFiniteError("refused")
+        else:
+            for name, gradient in self.gradients.items():
+                self.half.parameters[name] -= self.half.lr * gradient
+        return Outcome(StepFacts(self.value, error))
 
 
 class FakeDense:

@@ -19,6 +19,7 @@ from girih.sparse.half import Pulled, SparseHalf
 from support import cases
 from support.cases import coefficients, give, numbers_of
 from support.fakes import FakeSparse, Key, Vector
+from support.votes import push, refuse
 
 SLICES = (slice(0, 2), slice(2, 3), slice(3, 5))
 
@@ -70,10 +71,10 @@ class SparseHalfSuite:
         half, (batch, _) = self.make(), cases.batches()
         self._step(half, batch, 1)
         before = numbers_of(half.peek(cases.probe()).wait())
-        for refused in (True, False):
+        for end in (refuse, lambda pulled: pulled.discard()):
             pulled = self._pull(half, batch)
             give(pulled.wait(), coefficients(batch, 0), batch)
-            pulled.discard(refused=refused).wait()
+            end(pulled).wait()
             half.sync()
             _assert_equal(numbers_of(half.peek(cases.probe()).wait()), before)
         half.close()
@@ -87,7 +88,7 @@ class SparseHalfSuite:
         try:
             pulled = self._pull(half, batch)
             give(pulled.wait(), coefficients(batch, 0), batch)
-            pulled.push(2, 1.0).wait()
+            push(pulled, 2, 1.0).wait()
             half.sync()
             gone = weakref.ref(pulled)
             del pulled
@@ -132,8 +133,8 @@ class SparseHalfSuite:
                 give(pulled[number].wait(), coefficients(batch, number), batch)
                 give(plain[number].wait(), self._all(batch, number), batch)
             for step, number in enumerate(order, 1):
-                pulled[number].push(step, 1.0).wait()
-                plain[number].push(step, 1.0)
+                push(pulled[number], step, 1.0).wait()
+                push(plain[number], step)
             half.sync()
             self._assert_alike(half, twin)
             half.close()
@@ -143,13 +144,13 @@ class SparseHalfSuite:
         wanted = coefficients(batch, 3)
         whole = self._pull(half, batch)
         give(whole.wait(), wanted, batch)
-        whole.push(1, 1.0).wait()
+        push(whole, 1, 1.0).wait()
         parts = self._pull(other, batch)
         for examples in SLICES:
             embeddings = parts.wait(examples)
             assert len(embeddings["user"]) == examples.stop - examples.start
             give(embeddings, wanted, batch, examples)
-        parts.push(1, 1.0).wait()
+        push(parts, 1, 1.0).wait()
         for each in (half, other):
             each.sync()
         one, two = (numbers_of(each.peek(cases.probe()).wait()) for each in (half, other))
@@ -167,7 +168,7 @@ class SparseHalfSuite:
             prepared = half.prepare(given[step])  # the last of which is let go of
             half.peek(cases.probe()).wait()
             give(pulled.wait(), coefficients(batches[(step - 1) % 2], step), batches[(step - 1) % 2])
-            pulled.push(step, 1.0).wait()
+            push(pulled, step, 1.0).wait()
             self._step(other, batches[(step - 1) % 2], step)
             _assert_equal(*(numbers_of(each.peek(cases.probe()).wait()) for each in (half, other)))
         assert half.stats().rows == other.stats().rows
@@ -191,7 +192,7 @@ class SparseHalfSuite:
             wanted = coefficients(batch, 0)
             wanted["user"][1, 2] = bad
             give(pulled.wait(), wanted, batch)
-            error = cases.refusal(lambda pulled=pulled: pulled.push(2, 1.0).wait())  # type: ignore[misc]
+            error = cases.refusal(lambda pulled=pulled: push(pulled, 2, 1.0).wait())  # type: ignore[misc]
             assert "user" in str(error)
             _assert_equal(numbers_of(half.peek(cases.probe()).wait()), before)
         half.close()
@@ -219,13 +220,13 @@ class SparseHalfSuite:
     def _step(self, half: SparseHalf, batch: Batch, step: int, *, lr_scale: float = 1.0) -> None:
         pulled = self._pull(half, batch)
         give(pulled.wait(), coefficients(batch, step), batch)
-        pulled.push(step, lr_scale).wait()
+        push(pulled, step, lr_scale).wait()
         half.sync()
 
     def _twin_step(self, twin: FakeSparse, batch: Batch, step: int, *, lr_scale: float) -> None:
         pulled = twin.pull(batch)
         give(pulled.wait(), self._all(batch, step), batch)
-        pulled.push(step, lr_scale)
+        push(pulled, step, lr_scale)
 
     def _all(self, batch: Batch, seed: int) -> dict[str, Vector]:
         """The gradients of all trainers together."""

@@ -5,7 +5,8 @@ import threading
 import pytest
 import torch
 
-from girih.dense.half import KnownAtOnce
+from girih.comm.group.trainers import Vote
+from girih.dense.half import Outcome, StepFacts
 from girih.errors import NonFiniteError
 from girih.telemetry.stats import Spans
 from girih.training.concurrent import Concurrent
@@ -50,7 +51,7 @@ class Gated:
             assert self._changed.wait_for(lambda: number in self._open, MOST_S)
         if number in self.failing:
             raise RuntimeError("of the model")
-        return Done(0.5, NonFiniteError("of the test") if number in self.refusing else None)
+        return Done(NonFiniteError("of the test") if number in self.refusing else None)
 
     def let_go(self, *numbers):
         with self._changed:
@@ -62,12 +63,12 @@ class Gated:
             assert self._changed.wait_for(lambda: len(self.begun) >= count, MOST_S)
 
 
-class Done(KnownAtOnce):
-    def apply(self):
-        pass
+class Done:
+    def __init__(self, refusal):
+        self.refusal, self.vote = refusal, Vote(torch.tensor(refusal is not None))
 
-    def discard(self):
-        pass
+    def apply(self, vote):
+        return Outcome(StepFacts(0.5, self.refusal))
 
 
 def test_one_net_does_what_the_schedule_in_step_does():

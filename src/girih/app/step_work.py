@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import torch
 
 from girih.comm.group import TrainerGroup
+from girih.comm.group.trainers import Vote
 from girih.config.train import TrainOptions
 from girih.data import read_parquet
 from girih.data.batch import Batch
@@ -106,7 +107,7 @@ def _rows_s(optimizer: SparseOptimizer, examples: int, dim: int, rounds: int) ->
             looked_up = time.process_time()
             _give_gradients(embeddings)
             computed = time.process_time()
-            pulled.push(number + 1, 1.0).wait()
+            pulled.push(number + 1, 1.0, Vote()).wait()
             if number >= BATCHES:
                 lookups.append(looked_up - started)
                 updates.append(time.process_time() - computed)

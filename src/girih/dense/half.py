@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from girih.checkpoint.save import SavedParameters
+from girih.comm.group.trainers import Numbers, Vote
 from girih.data.batch import Batch
 from girih.dense.options import OptimizerFactory
 from girih.errors import NonFiniteError
@@ -26,106 +27,63 @@ from girih.schema import LabelLoss
 from girih.telemetry.stats import Stats, StatsSnapshot
 
 
-class Outcome(Protocol):
-    """The outcome of a step.
+@dataclass(frozen=True, slots=True)
+class StepFacts:
+    """The facts of a step that is done.
 
     Attributes:
-        loss: its mean loss; waits until it is known.
-        refused: why nothing was applied, or None; waits.
-        counters: those of the sparse half as they were after the step; None where the half is to be asked; waits.
+        loss: its mean loss, over all trainers.
+        refused: why nothing was applied, or None.
+        counters: those of the sparse half as they were after the step; None where the half is to be asked.
     """
-
-    @property
-    def loss(self) -> float: ...
-
-    @property
-    def refused(self) -> NonFiniteError | None: ...
-
-    @property
-    def counters(self) -> Mapping[str, int] | None: ...
-
-    def known(self) -> bool:
-        """Whether asking for it waits for nothing."""
-        ...
-
-    def wait(self) -> None:
-        """Waits until it is known."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class ReadyOutcome:
-    """An outcome that is known; see :class:`Outcome`."""
 
     loss: float
     refused: NonFiniteError | None = None
     counters: Mapping[str, int] | None = None
 
-    def known(self) -> bool:
-        """Always true."""
-        return True
 
-    def wait(self) -> None:
-        """Returns at once."""
-
-
-class PendingOutcome:
-    """An outcome on its way to the host; see :class:`Outcome`.
+class Outcome:
+    """The outcome of a step, which may be on its way to the host.
 
     Args:
-        numbers: float64[K], on a device.
-        read: the K numbers on the host → the outcome; asked once, in the order of steps.
+        facts: the facts, if the host knows them.
+        numbers: else float64[K], on a device.
+        read: the K numbers on the host → the facts; asked once, in the order of steps.
         together: trainers ask for it at the same step, since they go on alike: it is not known until they do.
     """
 
     def __init__(
-        self, numbers: Tensor, read: Callable[[Sequence[float]], ReadyOutcome], *, together: bool = False
+        self,
+        facts: StepFacts | None,
+        numbers: Tensor | None = None,
+        read: Callable[[Numbers], StepFacts] | None = None,
+        *,
+        together: bool = False,
     ) -> None:
-        self._known: ReadyOutcome | None = None
-        self._numbers, self._read, self._together = numbers, read, together
+        self._facts, self._numbers, self._read, self._together = facts, numbers, read, together
         self._event: Any = None
-        if numbers.device.type == "cuda":
+        if numbers is not None and numbers.device.type == "cuda":
             self._numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
             self._numbers.copy_(numbers, non_blocking=True)
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record(torch.cuda.current_stream(numbers.device))
 
-    @property
-    def loss(self) -> float:
-        """See :class:`Outcome`."""
-        return self._arrived().loss
-
-    @property
-    def refused(self) -> NonFiniteError | None:
-        """See :class:`Outcome`."""
-        return self._arrived().refused
-
-    @property
-    def counters(self) -> Mapping[str, int] | None:
-        """See :class:`Outcome`."""
-        return self._arrived().counters
-
     def known(self) -> bool:
-        """See :class:`Outcome`; without a GPU, once it was asked for."""
-        if self._known is not None or self._event is None or self._together:
-            return self._known is not None
+        """Whether :meth:`facts` waits for nothing; without a GPU, once it was asked for."""
+        if self._facts is not None or self._event is None or self._together:
+            return self._facts is not None
         return bool(self._event.query())
 
-    def wait(self) -> None:
-        """See :class:`Outcome`."""
-        self._arrived()
-
-    def _arrived(self) -> ReadyOutcome:
-        if self._known is None:
+    def facts(self) -> StepFacts:
+        """Waits until they are known."""
+        if self._facts is None:
+            if self._numbers is None or self._read is None:
+                raise LookupError("an outcome is read once")
             if self._event is not None:
                 self._event.synchronize()
-            self._known = self._read(self._numbers.tolist())
-            self._read = _was_read  # lets go of what it held
-        return self._known
-
-
-def _was_read(numbers: Sequence[float]) -> ReadyOutcome:
-    raise LookupError("an outcome is read once")
+            read, self._read = self._read, None  # lets go of what it held
+            self._facts = read(self._numbers.tolist())
+        return self._facts
 
 
 class _Fetched(NamedTuple):
@@ -191,51 +149,19 @@ class Computed(Protocol):
     """Loss and gradients of one batch, or of several micro-batches.
 
     Attributes:
-        loss: 0-d, on its device: the step's mean loss, over all trainers.
-        refused: 0-d bool, on its device: a loss or gradient of some trainer is NaN or infinite.
+        vote: the vote on the step, as far as this half knows it.
     """
 
     @property
-    def loss(self) -> Tensor: ...
+    def vote(self) -> Vote: ...
 
-    @property
-    def refused(self) -> Tensor: ...
+    def apply(self, vote: Vote) -> Outcome:
+        """Moves the parameters by these gradients. A step that is refused moves nothing, buffers of the forward pass included.
 
-    @property
-    def reason(self) -> NonFiniteError:
-        """Why the step was refused; to be asked only where it was."""
+        Args:
+            vote: cast by the sparse half.
+        """
         ...
-
-    def apply(self) -> None:
-        """Moves the parameters by these gradients."""
-        ...
-
-    def discard(self) -> None:
-        """Drops the gradients, and puts back what the forward pass moved."""
-        ...
-
-
-@dataclass(eq=False)
-class KnownAtOnce:
-    """The loss and the refusal of a step where the host knows them at once, as on a CPU; see :class:`Computed`."""
-
-    value: float
-    refusal: NonFiniteError | None
-
-    @property
-    def loss(self) -> Tensor:
-        """The step's mean loss, float64[]."""
-        return torch.tensor(self.value, dtype=torch.float64)
-
-    @property
-    def refused(self) -> Tensor:
-        """Whether a loss or gradient of some trainer is NaN or infinite, bool[]."""
-        return torch.tensor(self.refusal is not None)
-
-    @property
-    def reason(self) -> NonFiniteError:
-        """Why the step was refused."""
-        return self.refusal or NonFiniteError("this step was not refused")
 
 
 class DenseHalf(SavedParameters, Protocol):
@@ -249,7 +175,7 @@ class DenseHalf(SavedParameters, Protocol):
         Args:
             onto: what the micro-batch of the same batch before this one returned: gradients and loss are added to it.
             last: whether no other micro-batch of the batch follows. What the trainers tell each other of a step, they tell
-                with the last, once; what an earlier one returns is good for ``onto`` and ``discard`` alone.
+                with the last, once; what an earlier one returns is good for ``onto`` alone.
         """
         ...
 
@@ -293,6 +219,8 @@ class DenseSpec:
         losses: of each label, where the model has no loss of its own; bce for all where it is empty.
         huber_delta: the error from which Huber's loss grows linearly.
         scored: takes the logits of training steps; None where nobody wants them.
+        deferred: the host learns the outcome of a step one step later. Needs ``on_nonfinite`` = "stop", because the number of
+            the next update does not depend on it then.
     """
 
     module: nn.Module
@@ -308,3 +236,4 @@ class DenseSpec:
     losses: tuple[LabelLoss, ...] = ()
     huber_delta: float = 1.0
     scored: ScoredSteps | None = None
+    deferred: bool = False

@@ -15,9 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from girih.checkpoint.save import DenseState
+from girih.comm.group.trainers import Vote
 from girih.data.batch import Batch
-from girih.dense.half import DenseSpec, KnownAtOnce
-from girih.dense.halves.replica import Gradients, Replica, ReplicaComputed
+from girih.dense.half import DenseSpec, Outcome
+from girih.dense.halves.deferred import Gradients
+from girih.dense.halves.replica import Replica, ReplicaComputed
 from girih.errors import ConfigError, GirihError, NonFiniteError
 from girih.hierarchical.graph import Partitioned, ServerPart
 from girih.hierarchical.group_client import GroupClient
@@ -52,23 +54,25 @@ class GroupRanks(Protocol):
 
 
 @dataclass(eq=False)
-class GroupedComputed(KnownAtOnce):
+class GroupedComputed:
     """Loss of a batch whose gradients are on the servers; see :class:`girih.dense.half.Computed`."""
 
     half: GroupedReplica
     net: _PartitionedNet
-    own: ReplicaComputed
+    computed: ReplicaComputed
 
-    def apply(self) -> None:
-        """Moves the parameters on the servers; returns once they have."""
-        self.own.apply()
-        self.half.give_back(self.net)
+    @property
+    def vote(self) -> Vote:
+        """The vote on the step."""
+        return self.computed.vote
 
-    def discard(self) -> None:
-        """Drops what is on the servers."""
-        self.own.discard()
-        self.net.on_servers.discard()
+    def apply(self, vote: Vote) -> Outcome:
+        """Moves the parameters on the servers, and returns once they have; or drops what is on the servers."""
+        outcome = self.computed.apply(vote)
+        if vote.stands:
+            self.net.on_servers.discard()
         self.half.give_back(self.net)
+        return outcome
 
 
 class GroupedReplica:
@@ -133,12 +137,12 @@ class GroupedReplica:
         """Forward, loss, backward; gradients of parameters stay on the servers."""
         net = self._borrow() if onto is None else onto.net
         try:
-            own = net.compute(batch, embeddings, None if onto is None else onto.own, last=last)
+            computed = net.compute(batch, embeddings, None if onto is None else onto.computed, last=last)
             self._check_loss()
         except BaseException:
             net.abandon()
             raise
-        return GroupedComputed(own.value, own.refusal, self, net, own)
+        return GroupedComputed(self, net, computed)
 
     def predict(self, batch: Batch, embeddings: Embeddings) -> Tensor:
         """Logits, float32[B, T], of the live parameters; of those of the last ``sync`` where there are other groups."""
@@ -306,8 +310,6 @@ class GroupedReplica:
 class _PartitionedNet(Replica):
     """One of several nets of a trainer: its partition, and its batch on the servers."""
 
-    checks_embeddings = True
-
     def __init__(
         self, half: GroupedReplica, spec: DenseSpec, partitioned: Partitioned, group: GroupClient, number: int
     ) -> None:
@@ -356,8 +358,8 @@ class _PartitionedNet(Replica):
         except GirihError:
             return
 
-    def _nonfinite_gradient(self, embeddings: Embeddings) -> NonFiniteError | None:
-        return self.on_servers.refusal or super()._nonfinite_gradient(embeddings)
+    def _refusal(self, embeddings: Embeddings) -> NonFiniteError | None:
+        return self.on_servers.refusal
 
 
 def recipe_of(whole: Replica, partitioned: Partitioned) -> OptimizerRecipe | None:

@@ -9,7 +9,7 @@ import copy
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,11 +17,11 @@ from torch import Tensor
 
 from girih.checkpoint.save import DenseState
 from girih.comm.group import TrainerGroup
+from girih.comm.group.trainers import Vote
 from girih.comm.rpc import Client
 from girih.data.batch import Batch
-from girih.dense.half import DenseSpec
+from girih.dense.half import DenseSpec, Outcome
 from girih.dense.halves.replica import Replica, ReplicaComputed
-from girih.errors import NonFiniteError
 from girih.hierarchical.live_parts import twin_of
 from girih.hierarchical.shadow import Shadow, average_buffers, check_averaged
 from girih.models.embeddings import Embeddings
@@ -30,8 +30,6 @@ from girih.telemetry.stats import DENSE_STALENESS, StatsSnapshot
 
 class HogwildNet(Replica):
     """One net; its Parameters are its own, their memory may be others' too."""
-
-    checks_embeddings = True
 
     def twin(self, spec: DenseSpec) -> HogwildNet:
         """Another net over the same memory: that of parameters, of buffers, and of the optimizer's state."""
@@ -59,7 +57,7 @@ class HogwildNet(Replica):
 class Nets:
     """Nets on the parameters of one module; ``compute`` and what it returns may be used from several threads.
 
-    The first net computes with the module itself. A net is free again once its batch is applied or discarded; where none is
+    The first net computes with the module itself. A net is free again once its batch is applied or refused; where none is
     free, one more is made.
 
     Args:
@@ -95,29 +93,25 @@ class Nets:
             raise
         return NetComputed(computed, net, self, num_before)
 
-    def apply(self, computed: NetComputed) -> None:
-        """Moves the parameters by a net's gradients, beside other nets that do."""
+    def apply(self, computed: NetComputed, vote: Vote) -> Outcome:
+        """Moves the parameters by a net's gradients, beside other nets that do; or drops the gradients."""
         net, gradients = computed.net, computed.computed.gradients
         net.follow(self.first)
         learning = {place for place, gradient in enumerate(gradients) if gradient is not None}
         try:
-            with self._writing(computed.num_before):
-                if learning <= self._begun:
-                    computed.computed.apply()
-                else:
-                    with (
-                        self._beginning
-                    ):  # an optimizer makes a parameter's state in its first step: once for all nets
-                        computed.computed.apply()
-                        self._begun |= learning
+            if vote.stands:
+                return computed.computed.apply(vote)
+            # an optimizer makes a parameter's state in its first step: once for all nets
+            with (
+                self._writing(computed.num_before),
+                nullcontext() if learning <= self._begun else self._beginning,
+            ):
+                outcome = computed.computed.apply(vote)
+                self._begun |= learning
         finally:
             self._give_back(net)
         self._stepped()
-
-    def discard(self, computed: NetComputed) -> None:
-        """Drops a net's gradients."""
-        computed.computed.discard()
-        self._give_back(computed.net)
+        return outcome
 
     def restore(self, state: DenseState) -> None:
         """See :class:`~girih.dense.halves.replica.Replica`; while no net is at work."""
@@ -168,27 +162,13 @@ class NetComputed:
     num_before: int
 
     @property
-    def loss(self) -> Tensor:
-        """The step's mean loss, float64[]."""
-        return self.computed.loss
+    def vote(self) -> Vote:
+        """The vote on the step."""
+        return self.computed.vote
 
-    @property
-    def refused(self) -> Tensor:
-        """Whether a loss or gradient is NaN or infinite, bool[]."""
-        return self.computed.refused
-
-    @property
-    def reason(self) -> NonFiniteError:
-        """Why the step was refused."""
-        return self.computed.reason
-
-    def apply(self) -> None:
-        """One optimizer step, beside other nets' steps."""
-        self.nets.apply(self)
-
-    def discard(self) -> None:
-        """Drops the gradients, and puts back the buffers as they were when the net began to read."""
-        self.nets.discard(self)
+    def apply(self, vote: Vote) -> Outcome:
+        """One optimizer step, beside other nets' steps. A step that is refused puts buffers back as the net began with them."""
+        return self.nets.apply(self, vote)
 
 
 class HogwildReplica:

@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from girih.comm.group.trainers import Vote
 from girih.data.batch import Batch
-from girih.errors import CheckpointError, ConfigError
+from girih.errors import CheckpointError, ConfigError, NonFiniteError
 from girih.models.embeddings import Block, Embeddings
 from girih.models.layers.autograd import Context
 from girih.models.needs import EMBEDDING, SEQUENCE
@@ -23,9 +24,10 @@ from girih.nn.inputs import Bags
 from girih.nn.refusals import ATTRIBUTES, UNCAPTURED, UNCOPIED, refuse_ranks, refuse_weights
 from girih.schema import Categorical
 from girih.sparse.groups.gpu_batch import GpuBatch
-from girih.sparse.groups.group import EmbeddingGroup, ReadRows, apply_all
+from girih.sparse.groups.group import EmbeddingGroup, ReadRows
 from girih.sparse.groups.local_shards import LocalShards
 from girih.sparse.groups.pack import POOLING_MODES, GroupOutput, by_group
+from girih.sparse.halves.row_updates import apply_all
 from girih.store import DiskFile, SnapshotFile, write_rows
 
 _POWERS = {POOLING_MODES["sum"]: 0.0, POOLING_MODES["mean"]: -1.0, POOLING_MODES["sqrtn"]: -0.5}
@@ -204,7 +206,11 @@ class GrowingModule(nn.Module):
             flat = [None if one is None else one.numpy() for one in flat]
         given = by_group([group.group for group in groups], flat)
         with tables.used():
-            apply_all(groups, reads, given, batch, tables.step + 1, self.lr_scale, self._describe)
+            vote = Vote()
+            feature_from = apply_all(groups, reads, given, batch, tables.step + 1, self.lr_scale, vote)
+        if vote.refused:
+            name = self._describe(feature_from(vote.reported.tolist()) or "?")
+            raise NonFiniteError(f"the gradient of {name} is NaN or infinite")
         tables.step += 1
 
     def weight_gradients(

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from girih.checkpoint.save import SavedRows
+from girih.comm.group.trainers import Vote
 from girih.data.batch import Batch
 from girih.models.embeddings import Embeddings
 from girih.publishing.segment import PublishedRows
@@ -51,24 +52,20 @@ class Pulled(Protocol):
         """
         ...
 
-    def push(self, step: int, lr_scale: float) -> Pending:
-        """Starts to apply the gradients that were collected, those of all micro-batches together; called once.
+    def push(self, step: int, lr_scale: float, vote: Vote) -> Pending:
+        """Casts the vote on a step, and starts to apply the gradients that were collected, or none if the step is refused.
+
+        Called once, for all micro-batches together. A gradient that is NaN or infinite refuses the step.
 
         Args:
             step: number of this update, from 1 on.
             lr_scale: multiplies the sparse learning rates.
-
-        Raises:
-            NonFiniteError: a gradient is NaN or infinite; names the feature; nothing was applied.
+            vote: of the dense half; it learns what the rows refuse and count.
         """
         ...
 
-    def discard(self, *, refused: bool = True) -> Pending:
-        """Ends a batch that moves nothing.
-
-        Args:
-            refused: all trainers refuse this step; else the batch was pulled ahead and will not be trained on.
-        """
+    def discard(self) -> Pending:
+        """Lets go of a batch that was pulled ahead and will not be trained on."""
         ...
 
 
@@ -108,7 +105,7 @@ class SparseHalf(SavedRows, PublishedRows, Protocol):
         """
         ...
 
-    def pull(self, batch: Batch, prepared: Any = None) -> Pulled:
+    def pull(self, batch: Batch, prepared: object = None) -> Pulled:
         """Starts to read a batch's rows for training: new keys get rows, used rows are marked used.
 
         Args:

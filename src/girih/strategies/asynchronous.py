@@ -16,7 +16,7 @@ from girih.planner.facts import Facts
 from girih.planner.plan import Plan
 from girih.planner.speed import served
 from girih.planner.speed.step import Basis, StepCost
-from girih.strategies.remote import PipelinedStrategy, address_of, is_deferred
+from girih.strategies.remote import PipelinedStrategy, address_of, dense_spec
 
 if TYPE_CHECKING:
     from girih.training.session import RunContext, Session
@@ -48,16 +48,15 @@ class Asynchronous(PipelinedStrategy):
 
     def build(self, plan: Plan, context: RunContext) -> Session:
         """Connects to the embedding workers, and copies the dense half."""
-        from girih.dense.halves.deferred import DeferredParameterServerReplica
         from girih.dense.halves.parameter_server import ParameterServerReplica
 
         context.ranks.set_unsynchronized()
-        processes, deferred = context.processes, is_deferred(context)
-        dense = (DeferredParameterServerReplica if deferred else ParameterServerReplica)(
-            context.dense,
+        processes = context.processes
+        dense = ParameterServerReplica(
+            dense_spec(context),
             context.ranks,
             staleness=plan.schedule["staleness"],
             address=address_of(plan, processes, "trainer", 0),
             secret=processes.secret,
         )
-        return self.pipelined(plan, context, dense, deferred=deferred)
+        return self.pipelined(plan, context, dense)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 from girih.planner.plan import Plan
 from girih.planner.speed import served
 from girih.planner.speed.step import Basis, StepCost
-from girih.strategies.remote import PipelinedStrategy, is_deferred
+from girih.strategies.remote import PipelinedStrategy, dense_spec
 
 if TYPE_CHECKING:
     from girih.training.session import RunContext, Session
@@ -36,8 +36,5 @@ class Hybrid(PipelinedStrategy):
     def build(self, plan: Plan, context: RunContext) -> Session:
         """Connects to the embedding workers, and copies the dense half."""
         from girih.dense.halves.allreduced import AllReducedReplica
-        from girih.dense.halves.deferred import DeferredAllReducedReplica
 
-        deferred = is_deferred(context)
-        dense = (DeferredAllReducedReplica if deferred else AllReducedReplica)(context.dense, context.ranks)
-        return self.pipelined(plan, context, dense, deferred=deferred)
+        return self.pipelined(plan, context, AllReducedReplica(dense_spec(context), context.ranks))

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from girih.errors import ConfigError
@@ -65,7 +65,6 @@ class Local(StrategyOptions):
 
     def build(self, plan: Plan, context: RunContext) -> Session:
         """All tables and the only copy of the dense half, here."""
-        from girih.dense.halves.deferred import DeferredReplica
         from girih.dense.halves.replica import Replica
         from girih.sparse.halves.local import LocalSparse
         from girih.training.feeds import ExampleFeed
@@ -76,6 +75,6 @@ class Local(StrategyOptions):
         sparse = LocalSparse(context.sparse, devices=devices, **half_options(plan))
         # with "skip", the number of the next update depends on whether this one is applied
         deferred = context.dense.on_nonfinite == "stop" and sparse.is_on_gpu_of(context.dense.device)
-        dense = DeferredReplica(context.dense) if deferred else Replica(context.dense)
-        feed, schedule = ExampleFeed(context.ranks), in_step(**schedule_options(plan), deferred=deferred)
+        dense = Replica(replace(context.dense, deferred=deferred))
+        feed, schedule = ExampleFeed(context.ranks), in_step(**schedule_options(plan))
         return Session(sparse=sparse, dense=dense, schedule=schedule, feed=feed, optimizer=dense.optimizer)

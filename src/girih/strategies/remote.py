@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from girih.cluster.cluster import Cluster
     from girih.comm.service import Service
     from girih.data import Dataset
-    from girih.dense.half import DenseHalf
+    from girih.dense.half import DenseHalf, DenseSpec
     from girih.sparse.halves.remote import RemoteSparse
     from girih.sparse.options import StoreOptions
     from girih.sparse.protocol import BatchCodec
@@ -179,13 +179,10 @@ class RemoteStrategy(StrategyOptions):
         context: RunContext,
         dense: OptimizedHalf,
         schedule: Schedule,
-        *,
-        staged: bool = False,
     ) -> Session:
         """Starts servers and workers, and joins them with a dense half and a schedule.
 
-        Args:
-            staged: threads fetch rows and send gradients. With a GPU they always do.
+        With a GPU, threads fetch rows and send gradients.
         """
         from girih.sparse.halves.remote import RemoteSparse
         from girih.sparse.halves.staging import Staging
@@ -211,7 +208,7 @@ class RemoteStrategy(StrategyOptions):
             secret=processes.secret,
             registry=processes.registry,
             stats=context.stats,
-            staging=Staging(device) if staged or device.type != "cpu" else None,
+            staging=None if device.type == "cpu" else Staging(device),
             servers_return_s=RETURN_S if self._restarts(SERVER, context) else CONNECTED_S,
             workers_return_s=RETURN_S if self._restarts(WORKER, context) else CONNECTED_S,
         )
@@ -380,29 +377,22 @@ class PipelinedStrategy(RemoteStrategy):
         why = told_apart or kept or store.why_not_numbered
         return FailurePolicy(why=why) if why else RESTART
 
-    def pipelined(
-        self, plan: Plan, context: RunContext, dense: OptimizedHalf, *, deferred: bool = False
-    ) -> Session:
-        """A session with the pipelined schedule; see :meth:`RemoteStrategy.session`.
-
-        Args:
-            deferred: whether the host learns one step later if a step was refused.
-        """
+    def pipelined(self, plan: Plan, context: RunContext, dense: OptimizedHalf) -> Session:
+        """A session with the pipelined schedule; see :meth:`RemoteStrategy.session`."""
         from girih.training.schedules import Pipelined
 
         # ids never come here: the workers prepare them
-        schedule = Pipelined(
-            plan.schedule["staleness"], plan.schedule.get("micro_batches", 1), deferred=deferred
-        )
-        return self.session(plan, context, dense, schedule, staged=deferred)
+        schedule = Pipelined(plan.schedule["staleness"], plan.schedule.get("micro_batches", 1))
+        return self.session(plan, context, dense, schedule)
 
     def _planned_schedule(self) -> dict[str, object]:
         return {"name": "pipelined", "staleness": self.staleness}
 
 
-def is_deferred(context: RunContext) -> bool:
-    """Whether the host learns one step later if a step was refused: the dense half is on a GPU, and a refused step ends the run."""
-    return context.dense.device.type == "cuda" and context.dense.on_nonfinite == "stop"
+def dense_spec(context: RunContext) -> DenseSpec:
+    """The specification of a dense half. The host learns the outcome of a step later if the half is on a GPU, and a refused step ends the run."""
+    spec = context.dense
+    return replace(spec, deferred=spec.device.type == "cuda" and spec.on_nonfinite == "stop")
 
 
 def address_of(plan: Plan, processes: Cluster, name: str, index: int) -> str:

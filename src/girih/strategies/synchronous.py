@@ -2,7 +2,7 @@
 
 | sparse half                          | schedule | dense half             |
 | ``CollectiveSparse``, fed by rows    | in step  | ``AllReducedReplica`` |
-| ``GpuCollectiveSparse``, the same    | the same | the same, or ``DeferredAllReducedReplica`` |
+| ``GpuCollectiveSparse``, the same    | the same | the same |
 
 Equal to ``local`` on the same batches, to the order of sums; near it where rows travel as float16.
 """
@@ -89,7 +89,6 @@ class Synchronous(StrategyOptions):
     def build(self, plan: Plan, context: RunContext) -> Session:
         """This trainer's part of all tables, and its copy of the dense half."""
         from girih.dense.halves.allreduced import AllReducedReplica
-        from girih.dense.halves.deferred import DeferredAllReducedReplica
         from girih.training.feeds import ExampleFeed
         from girih.training.schedules import in_step
         from girih.training.session import Session
@@ -97,8 +96,8 @@ class Synchronous(StrategyOptions):
         sparse, on_gpu = _sparse_half(plan, context)
         # with "skip", the number of the next update depends on whether this one is applied
         deferred = on_gpu and context.dense.on_nonfinite == "stop"
-        dense = (DeferredAllReducedReplica if deferred else AllReducedReplica)(context.dense, context.ranks)
-        options = {**schedule_options(plan), "deferred": deferred}
+        dense = AllReducedReplica(replace(context.dense, deferred=deferred), context.ranks)
+        options = schedule_options(plan)
         if options.get("prefetch") and is_on_gpu(plan):
             options["prefetch"] = (
                 2  # keys travel with the rows of the batch before, so their number is known by then

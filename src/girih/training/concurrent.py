@@ -13,8 +13,8 @@ from queue import SimpleQueue
 import torch
 
 from girih.data.batch import Batch
-from girih.dense.half import DenseHalf, ReadyOutcome
-from girih.errors import NonFiniteError, WireError
+from girih.dense.half import DenseHalf
+from girih.errors import WireError
 from girih.sparse.half import Pulled, SparseHalf
 from girih.telemetry.busy import Busy, waiting
 from girih.telemetry.stats import Spans
@@ -122,26 +122,17 @@ class _Training:
             computed = self._dense.compute(batch, embeddings)
         except BaseException:
             with self._turn, suppress(WireError):  # what broke off the connection is raised
-                pulled.discard(refused=False)
+                pulled.discard()
             raise
-        refused = computed.reason if computed.refused else None
-        if refused is None:
-            try:
-                with self._turn, self._spans("push"):
-                    pending = pulled.push(self._num_updates + 1, self._lr_scale())
-                    self._num_updates += 1
-            except NonFiniteError as error:
-                refused = error
-        if refused is None:
-            with self._spans("apply"):
-                computed.apply()
-        else:
-            computed.discard()
-            with self._turn:
-                pending = pulled.discard()
+        vote = computed.vote
+        with self._turn, self._spans("push"):
+            pending = pulled.push(self._num_updates + 1, self._lr_scale(), vote)
+            self._num_updates += not vote.stands
+        with self._spans("apply"):
+            outcome = computed.apply(vote)
         with self._spans("wait for update"):
             pending.wait()
-        return Step(token, num_examples(batch), ReadyOutcome(computed.loss.item(), refused), pulled.staleness)
+        return Step(token, num_examples(batch), outcome, pulled.staleness)
 
 
 @contextmanager

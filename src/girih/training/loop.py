@@ -203,7 +203,7 @@ class Loop:
 
     def _counters_after(self, step: Step[Position]) -> Mapping[str, int]:
         """Those of the sparse half after a step, where it told them; else as they are now."""
-        counters = step.outcome.counters
+        counters = step.outcome.facts().counters
         return self.session.sparse.stats().counters if counters is None else counters
 
     def _wait_for(self, step: Step[Position]) -> None:
@@ -212,7 +212,7 @@ class Loop:
             return
         start = time.perf_counter()
         with self.spans("wait for GPU"):
-            step.outcome.wait()
+            step.outcome.facts()
         took = time.perf_counter() - start
         for state in (self.state, *(then for _, then, _ in self._unsettled)):
             state.train_s += took

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from girih.data.batch import Batch, micro_batches
-from girih.dense.half import Computed, DenseHalf, Outcome, ReadyOutcome
+from girih.dense.half import Computed, DenseHalf, Outcome
 from girih.errors import NonFiniteError, WireError
 from girih.models.embeddings import Embeddings
 from girih.sparse.half import Pending, Pulled, SparseHalf
@@ -39,12 +39,12 @@ class Step(Generic[Token]):
     @property
     def loss(self) -> float:
         """Its mean loss."""
-        return self.outcome.loss
+        return self.outcome.facts().loss
 
     @property
     def refused(self) -> NonFiniteError | None:
         """Why nothing was applied, or None."""
-        return self.outcome.refused
+        return self.outcome.facts().refused
 
 
 def always(number: int) -> bool:
@@ -90,13 +90,11 @@ class Pipelined:
     Attributes:
         micro_batches: parts in which a batch is computed, with one push and one apply for all of them (PICASSO §III-C).
         prefetch: so many more batches are read, and what depends on their ids alone is done beside the compute of those before.
-        deferred: the outcome of a step is known one step later; the halves ignore a refused step.
     """
 
     staleness: int
     micro_batches: int = 1
     prefetch: int = 0
-    deferred: bool = False
 
     def __call__(
         self,
@@ -119,13 +117,13 @@ class Pipelined:
                     under_way.popleft().wait()
                 while len(ahead) + len(under_way) <= self.staleness and (item := source.pull()):
                     ahead.append(item)
-                source.prepare(self.prefetch)
+                if self.prefetch:
+                    source.prepare(self.prefetch)
                 if ahead:
                     batch, _, pulled = ahead[0]  # what fails stays ahead, and is let go of
                     computed = self._computed(batch, pulled, dense, spans)
-                    move = _moved_deferred if self.deferred else _moved
-                    step, pending = move(*ahead.popleft(), computed, num_updates + 1, lr_scale, spans)
-                    num_updates += self.deferred or step.refused is None
+                    step, pending = _moved(*ahead.popleft(), computed, num_updates + 1, lr_scale, spans)
+                    num_updates += not computed.vote.stands
                     under_way.append(pending)
                     yield step
                 elif under_way:
@@ -136,10 +134,14 @@ class Pipelined:
         finally:
             for _, _, pulled in ahead:
                 with suppress(WireError):  # what broke off the connection has been raised, or will be
-                    pulled.discard(refused=False)
+                    pulled.discard()
 
     def _computed(self, batch: Batch, pulled: Pulled, dense: DenseHalf, spans: Spans) -> Computed:
         """Forward and backward of a batch whose rows are on their way."""
+        if self.micro_batches == 1:
+            with spans("wait for rows"):
+                embeddings = pulled.wait()
+            return dense.compute(batch, embeddings)
 
         def rows(examples: slice) -> Embeddings:
             with spans("wait for rows"):
@@ -152,9 +154,9 @@ class Pipelined:
         return dense.compute(last, rows(examples), computed)
 
 
-def in_step(micro_batches: int = 1, *, prefetch: int = 0, deferred: bool = False) -> Pipelined:
+def in_step(micro_batches: int = 1, *, prefetch: int = 0) -> Pipelined:
     """Pull, compute, push: each batch sees all updates before it; staleness is 0."""
-    return Pipelined(0, micro_batches, prefetch, deferred)
+    return Pipelined(0, micro_batches, prefetch)
 
 
 class _BatchSource(Generic[Token]):
@@ -205,39 +207,13 @@ def _moved(
     lr_scale: Callable[[], float],
     spans: Spans,
 ) -> tuple[Step[Token], Pending]:
-    """Pushes and applies what a batch gave, or neither."""
-    refused = computed.reason if computed.refused else None
-    if refused is None:
-        try:
-            with spans("push"):
-                pending = pulled.push(number, lr_scale())
-        except NonFiniteError as error:
-            refused = error
-    if refused is None:
-        with spans("apply"):
-            computed.apply()
-    else:
-        computed.discard()
-        pending = pulled.discard()
-    outcome = ReadyOutcome(computed.loss.item(), refused)
-    return Step(token, num_examples(batch), outcome, pulled.staleness), pending
-
-
-def _moved_deferred(
-    batch: Batch,
-    token: Token,
-    pulled: Any,
-    computed: Any,
-    number: int,
-    lr_scale: Callable[[], float],
-    spans: Spans,
-) -> tuple[Step[Token], Pending]:
-    """Pushes and applies what a batch gave, or neither, as the device decides."""
+    """Pushes and applies what a batch gave, or neither, by the vote of both halves."""
+    vote = computed.vote
     with spans("push"):
-        pushed = pulled.push_masked(computed.agree, number, lr_scale())
+        pending = pulled.push(number, lr_scale(), vote)
     with spans("apply"):
-        outcome = computed.apply_masked(pushed)
-    return Step(token, num_examples(batch), outcome, pulled.staleness), pushed
+        outcome = computed.apply(vote)
+    return Step(token, num_examples(batch), outcome, pulled.staleness), pending
 
 
 def num_examples(batch: Batch) -> int:

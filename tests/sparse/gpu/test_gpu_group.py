@@ -23,6 +23,7 @@ from gpu_order import ORDERS, take
 from support import cases
 from support.sparse_suite import SparseHalfSuite
 from support.store_verbs import by_key, keys_of, peek
+from support.votes import push
 
 OPTIMIZERS = [
     girih.optim.SGD(lr=0.1),
@@ -301,7 +302,7 @@ def test_zero_features_take_their_steps():
     pulled = half.pull(batch, half.prepare(batch))
     embeddings = pulled.wait()
     assert (len(embeddings.blocks), len(embeddings.first_order), len(embeddings.sequences)) == (0, 0, 0)
-    pulled.push(1, 1.0).wait()
+    push(pulled, 1, 1.0).wait()
     assert half.stats().store.get("rows", 0) == 0
     half.close()
 

@@ -13,6 +13,7 @@ import torch
 from test_gpu_group import batch_of, groups_of, some_batch
 
 import girih
+from girih.comm.group.trainers import Vote
 from girih.kernels.gpu import jit
 from girih.sparse.groups.gpu_bags import SideStream
 from girih.sparse.groups.gpu_group import GpuGroup
@@ -102,7 +103,7 @@ def trained(tiers, *, ahead):
         outputs += [part.values.detach().clone() for part in parts]
         loss = sum(weighted_squares(part.values) for part in parts)
         loss.backward()
-        pulled.push_masked(lambda refuses, words: (refuses, words.unsqueeze(0)), step, 0.3)
+        pulled.push(step, 0.3, Vote(deferred=True))
         del pulled, embeddings, parts, loss
         overwrite()
     rows = by_key(*(store for _, store in half.stores()))

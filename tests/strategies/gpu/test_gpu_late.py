@@ -11,7 +11,6 @@ from waits import MARK, TO_PAGEABLE, CountWaits, waits_by_step, waits_in
 
 import girih
 from girih.app.run_config import RunConfig
-from girih.dense.halves.deferred import DeferredReplica
 from girih.errors import NonFiniteError
 from girih.kernels.gpu import jit
 from support.store_verbs import by_key
@@ -69,7 +68,7 @@ def test_a_nan_refuses_the_step_and_the_run_goes_on_where_it_was(log_directory):
         with trainer_of(settings, Exploding) as trainer:
             with pytest.raises(NonFiniteError, match="step 4: the loss is nan"):
                 trainer.fit(settings.dataset("train"))
-            assert isinstance(trainer.dense, DeferredReplica) == (tier == GPU)
+            assert trainer.dense.deferred == (tier == GPU)
             assert (trainer.state.step, trainer.state.refused) == (4, 1)
             assert trainer.state.examples == 4 * 32
             trainer.model.calls = 4  # whether or not the step after it was launched

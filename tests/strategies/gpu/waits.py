@@ -9,7 +9,7 @@ from itertools import pairwise
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from girih.dense.half import PendingOutcome
+from girih.dense.half import Outcome
 from girih.sparse.halves.sharded import ShardedHalf
 
 ATEN = torch.ops.aten
@@ -46,8 +46,8 @@ class CountWaits(TorchDispatchMode):
                 self._replace(monkeypatch, module, "to_host", self._heard)
         self._replace(monkeypatch, ShardedHalf, "_submit", self._done)
         self._newest = None
-        self._replace(monkeypatch, PendingOutcome, "__init__", self._made)
-        self._replace(monkeypatch, PendingOutcome, "_arrived", self._asked)
+        self._replace(monkeypatch, Outcome, "__init__", self._made)
+        self._replace(monkeypatch, Outcome, "facts", self._asked)
         for name in HOST_COPIES:
             self._replace(monkeypatch, torch.Tensor, name, self._heard)
 
@@ -101,7 +101,7 @@ class CountWaits(TorchDispatchMode):
 
     def _asked(self, name, call, args, kwargs):
         """The outcome of a step is told by pinned memory: a wait for the GPU to be idle where no later step is launched."""
-        if args[0] is self._newest and args[0]._known is None:
+        if args[0] is self._newest and args[0]._facts is None:
             self._note("the outcome of the newest step")
         return self._unheard(name, call, args, kwargs)
 

@@ -23,22 +23,17 @@ from girih.data.batch import Batch
 from girih.dense.batch_norm import GlobalBatchNorm
 from girih.dense.half import DenseSpec
 from girih.dense.halves.replica import Replica, ReplicaComputed, to_device
-from girih.errors import ConfigError, NonFiniteError
+from girih.errors import ConfigError
 from girih.models.embeddings import Embeddings, Jagged
 from girih.models.loss import Targets
 from girih.planner.costs import BUCKET_BYTES
 from girih.telemetry.busy import waiting
 
+_SELDOM = 1 << 30
+
 
 class SynchronousReplica(Replica):
-    """One copy of several, which all start as rank 0's.
-
-    Attributes:
-        counts_loss: whether this trainer's loss is added to the step's: else it is another's as well.
-    """
-
-    checks_embeddings = True
-    counts_loss = True
+    """One copy of several, which all start as rank 0's."""
 
     def __init__(self, spec: DenseSpec, ranks: TrainerGroup) -> None:
         super().__init__(spec)
@@ -60,16 +55,6 @@ class SynchronousReplica(Replica):
         if mean is None and outputs.requires_grad and self.ranks.size > 1:
             outputs.backward(torch.zeros_like(outputs))  # type: ignore[no-untyped-call]
         super()._backward(outputs, mean, share)
-
-    def _agree(self, value: float, refusal: NonFiniteError | None) -> tuple[float, NonFiniteError | None]:
-        """The loss over all trainers; what one refuses is refused by all."""
-        if self.ranks.size == 1:
-            return value, refusal
-        counted = value if refusal is None and self.counts_loss else 0.0
-        total, num_refusing = self.ranks.vote(counted, refusing=refusal is not None)
-        if num_refusing:
-            refusal = refusal or NonFiniteError("another trainer's loss or gradient is NaN or infinite")
-        return total, refusal
 
 
 def _refuse_shared_gpus(ranks: TrainerGroup, device: torch.device) -> None:
@@ -99,6 +84,10 @@ class AllReducedReplica(SynchronousReplica):
     _parallel: DistributedDataParallel | None = None
     _passing: ExitStack | None = None
     """Closed when the backward pass under way has ended."""
+
+    def __init__(self, spec: DenseSpec, ranks: TrainerGroup) -> None:
+        super().__init__(spec, ranks)
+        self.voters = ranks if ranks.size > 1 else None
 
     def compute(
         self,
@@ -167,6 +156,8 @@ class AllReducedReplica(SynchronousReplica):
                 find_unused_parameters=unused,
                 init_sync=False,
             )
+        if self.deferred:  # DDP waits for the GPU when it measures a step
+            parallel._set_ddp_runtime_logging_sample_rate(_SELDOM)  # type: ignore[no-untyped-call]
         self._order_buckets(parallel, batch, embeddings)
         # a lambda, because types of arguments are checked at run time, where they are no longer known
         parallel.register_comm_hook(None, lambda state, bucket: self._sum(bucket))

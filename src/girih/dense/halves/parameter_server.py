@@ -12,10 +12,11 @@ import copy
 import threading
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,11 +25,12 @@ from torch import Tensor, nn
 
 from girih.checkpoint.save import DenseState
 from girih.comm.group import TrainerGroup
-from girih.comm.pinned import Parcels
-from girih.comm.rpc import Client, Frame, Request
+from girih.comm.pinned import FromDevice, Parcels
+from girih.comm.rpc import Client, Frame, Reply, Request
 from girih.comm.service import Service, connect
 from girih.dense.half import DenseSpec
-from girih.dense.halves.replica import Gradients, Replica
+from girih.dense.halves.deferred import Gradients
+from girih.dense.halves.replica import Replica
 from girih.errors import WireError
 
 
@@ -43,32 +45,36 @@ class ParameterVerb(IntEnum):
     NEWEST = 2
 
 
-class Asked(Protocol):
-    """A step on its way to the server."""
+@dataclass(frozen=True)
+class _Sending:
+    """A gradient that is sent once it is on the host, unless its step is refused."""
+
+    sent: Future[Reply | None]
 
     def done(self) -> bool:
         """Whether :meth:`wait` returns at once."""
-        ...
+        if not self.sent.done() or self.sent.exception() is not None:
+            return self.sent.done()
+        reply = self.sent.result()
+        return reply is None or reply.done()
 
     def wait(self) -> Frame | None:
         """The server's answer; None where it was not asked after all."""
-        ...
+        reply = self.sent.result()
+        return None if reply is None else reply.wait()
 
 
 class ParameterServer(Service):
     """The parameters that count, and the optimizer that moves them; its methods may be called from any thread.
 
     Args:
-        kind: of the half that has both.
         address, secret: where other trainers reach it, and what they prove to know.
     """
 
     verbs = ParameterVerb
 
-    def __init__(
-        self, spec: DenseSpec, kind: type[Replica] = Replica, *, address: str = "shm://", secret: bytes = b""
-    ) -> None:
-        self.replica = kind(spec)
+    def __init__(self, spec: DenseSpec, *, address: str = "shm://", secret: bytes = b"") -> None:
+        self.replica = Replica(spec)
         super().__init__(index=0, address=address, secret=secret, stats=self.replica.stats_of_process)
         self._parcels = Parcels(spec.device)
         self.version = 0
@@ -147,10 +153,6 @@ class ParameterServerReplica(Replica):
         optimizer: on rank 0 the server's; on the others one that carries the learning rate schedule alone.
     """
 
-    checks_embeddings = True
-    kind_of_server: ClassVar[type[Replica]] = Replica
-    """The half that has the parameters and the optimizer of the server."""
-
     def __init__(
         self, spec: DenseSpec, ranks: TrainerGroup, *, staleness: int, address: str, secret: bytes
     ) -> None:
@@ -158,17 +160,18 @@ class ParameterServerReplica(Replica):
         self._ranks, self._staleness = ranks, staleness
         self._version = 0
         self._parcels = Parcels(spec.device)
-        self._under_way: deque[Asked] = deque()
+        self._under_way: deque[Reply | _Sending] = deque()
         self._server: ParameterServer | None = None  # on rank 0; the others are its clients
         self._client: Client | None = None
         self._closing = ExitStack()
+        if self.deferred:
+            self._lane = FromDevice(spec.device)
+            self._departures = self._closing.enter_context(ThreadPoolExecutor(1, "girih-dense-gradients"))
         if not self.parameters:
             return
         if ranks.first:
             of_server = replace(spec, module=copy.deepcopy(self.module), compile=False)
-            self._server = server = ParameterServer(
-                of_server, self.kind_of_server, address=address, secret=secret
-            )
+            self._server = server = ParameterServer(of_server, address=address, secret=secret)
             self.optimizer = server.replica.optimizer
             if ranks.size > 1:
                 ranks.broadcast(server.listen(self._closing))
@@ -190,6 +193,44 @@ class ParameterServerReplica(Replica):
                 self._client.call(ParameterVerb.STEP, (self._version,), (flat, participating))
             )
             self._take_arrived(self._staleness)
+
+    def move_masked(self, refused: Tensor, gradients: Gradients) -> Callable[[], None]:
+        """As :meth:`move`, unless a flag on the device is set; see :class:`Replica`."""
+        if self._client is not None:
+            self._send_masked(self._client, refused, gradients)
+        return (lambda: None) if self._server is None else self._moved_here(self._server, refused, gradients)
+
+    def _moved_here(
+        self, server: ParameterServer, refused: Tensor, gradients: Gradients
+    ) -> Callable[[], None]:
+        put_back: list[Callable[[], None]] = []
+
+        def move(parts: Gradients) -> None:
+            put_back.append(server.replica.move_masked(refused, parts))
+
+        flat, version = server.step(*self._flattened(gradients), self._version, move)
+        self._set_parameters(flat, version)
+
+        def go_on() -> None:
+            if server.version == version:  # else the host's numbers are those of steps that others took since
+                put_back[0]()
+
+        return go_on
+
+    def _send_masked(self, client: Client, refused: Tensor, gradients: Gradients) -> None:
+        gradient, participating = self._flattened(gradients)
+        coming, version = self._lane.begin([gradient, refused.float().reshape(1)]), self._version
+
+        def send() -> Reply | None:
+            with coming.arrived() as (flat, is_refused):
+                if flat is None or is_refused is None or is_refused[0]:
+                    return None
+                copy = np.array(flat)
+            self.stats_of_process.sent("dense", copy.nbytes)
+            return client.call(ParameterVerb.STEP, (version,), (copy, participating))
+
+        self._under_way.append(_Sending(self._departures.submit(send)))
+        self._take_arrived(self._staleness)
 
     def _flattened(self, gradients: Gradients) -> tuple[Tensor, NDArray[np.uint8]]:
         """float32[P], and uint8[n], which of the parameters took part in the loss."""

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,56 +18,130 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from girih.checkpoint.save import DenseState
+from girih.comm.group import TrainerGroup
+from girih.comm.group.trainers import BALLOT, LOSS, STOPS, Numbers, Vote, largest_of
 from girih.config.user_code import blame
 from girih.data.batch import Batch, label_scale
 from girih.dense.accel.arithmetic import arithmetic
 from girih.dense.accel.compiled import CompiledModel
 from girih.dense.accel.process_settings import keep_freed_memory
-from girih.dense.half import DenseSpec, KnownAtOnce
+from girih.dense.half import DenseSpec, Outcome, StepFacts
+from girih.dense.halves.deferred import Buffers, Gradients, move_masked, take_step_masked
 from girih.dense.options import OptimizerFactory
 from girih.errors import ConfigError, GirihError, NonFiniteError, kind_of
-from girih.models.embeddings import Embeddings, Jagged
+from girih.models.embeddings import Block, Embeddings, Jagged
 from girih.models.loss import Targets, is_over_batch, loss_of
 from girih.telemetry.stats import StatsSnapshot
 
-Gradients = list[Tensor | None]
-"""The gradient of each parameter, or None where it took no part in the loss."""
-Buffers = Sequence[tuple[Tensor, Tensor]]
-"""A model's buffers, each with a copy of what it was before a batch."""
-
-
-class Begun(Protocol):
-    """Gradients and buffers as earlier micro-batches of a batch have left them."""
-
-    @property
-    def gradients(self) -> Gradients: ...
-
-    @property
-    def buffers(self) -> Buffers: ...
-
 
 @dataclass(eq=False)
-class ReplicaComputed(KnownAtOnce):
+class ReplicaComputed:
     """Loss and gradients of one batch, or of several micro-batches.
 
     Attributes:
         buffers: those of the model, as they were before the batch.
+        largest: float32[P], on the device: the largest absolute value of each gradient.
+        embeddings: those of each micro-batch.
+        refusal: why the step is refused, if the host knows a reason that the loss and ``largest`` do not show.
     """
 
     half: Replica
+    vote: Vote
     gradients: Gradients
     buffers: Buffers
+    largest: Tensor
+    embeddings: Sequence[Embeddings]
+    refusal: NonFiniteError | None = None
 
-    def apply(self) -> None:
-        """One optimizer step."""
-        self.half.move(self.gradients)
-        self.gradients = []
+    def apply(self, vote: Vote) -> Outcome:
+        """One optimizer step, unless the vote refuses it.
 
-    def discard(self) -> None:
-        """Drops the gradients, and puts back the buffers that the forward pass moved."""
-        for buffer, before in self.buffers:
-            buffer.copy_(before)
-        self.gradients = []
+        Raises:
+            LookupError: nobody has cast the vote.
+        """
+        if vote.ballots is None:
+            raise LookupError("a step that nobody has voted on")
+        numbers = [vote.ballots.reshape(-1), vote.reported]
+        names: Sequence[str] = ()
+        if vote.deferred or vote.stands:
+            names = self.names()
+            numbers.append(self._local_numbers(vote))
+        put_back = self.half.take_step(vote, self.gradients, self.buffers)
+        self.gradients, self.buffers = [], []
+        if not vote.deferred:
+            return Outcome(self._facts(vote, names, put_back, *map(Tensor.tolist, numbers)))
+        sizes = list(map(len, numbers))
+
+        def read(flat: Numbers) -> StepFacts:
+            return self._facts(
+                vote,
+                names,
+                put_back,
+                *map(np.ndarray.tolist, np.split(np.array(flat), np.cumsum(sizes)[:-1])),
+            )
+
+        flat = torch.cat([each.double().to(self.half.device) for each in numbers])
+        return Outcome(None, flat, read, together=len(vote.ballots) > 1)
+
+    def names(self) -> list[str]:
+        """The names of the parameters whose gradients hold any number."""
+        named = zip(self.half.named_parameters, self.gradients, strict=True)
+        return [name for (name, _), each in named if each is not None and each.numel()]
+
+    def explain(self, names: Sequence[str], numbers: Numbers, losses: Numbers = ()) -> NonFiniteError | None:
+        """Why the dense half refuses the step; None where it does not.
+
+        Args:
+            names: of the gradients. numbers: this trainer's, as :meth:`_local_numbers` has them. losses: those of all trainers.
+        """
+        loss, stopped, _, *largest = numbers
+        if stopped:
+            return NonFiniteError("a step before it was refused")
+        if not math.isfinite(loss):
+            features = (part.first_nonfinite() for part in self.embeddings)
+            feature = next((each for each in features if each), None)
+            named = f", and so is feature {feature!r}" if feature else ""
+            return NonFiniteError(f"the loss is {loss}{named}")
+        if self.refusal is not None:
+            return self.refusal
+        for rank, value in enumerate(losses):
+            if not math.isfinite(value):
+                return NonFiniteError(f"the loss of trainer {rank} is {value}")
+        for name, value in zip(names, largest, strict=True):
+            if not math.isfinite(value):
+                return NonFiniteError(f"the gradient of dense parameter {name!r} is NaN or infinite")
+        return None
+
+    def _local_numbers(self, vote: Vote) -> Tensor:
+        """float64[3 + P]: the loss, whether a step before was refused, whether this one is, the largest values."""
+        flags = (self.half.stopped, vote.refused)
+        return torch.cat(
+            [self.vote.loss.reshape(1), *(each.reshape(1).double() for each in flags), self.largest.double()]
+        )
+
+    def _facts(
+        self,
+        vote: Vote,
+        names: Sequence[str],
+        put_back: Callable[[], None],
+        votes: Numbers,
+        of_rows: Numbers,
+        local: Numbers = (),
+    ) -> StepFacts:
+        """What came of the step, by numbers that are on the host; ``local`` where it may have been refused."""
+        losses, refusal = votes, None
+        if vote.ranks is not None:
+            losses = votes[LOSS :: len(BALLOT)]
+            vote.ranks.note_stops(sum(votes[STOPS :: len(BALLOT)]))
+        if local and local[2]:
+            refusal = (
+                self.explain(names, local, losses)
+                or vote.error_from(of_rows)
+                or NonFiniteError("another trainer's loss or gradient is NaN or infinite")
+            )
+            put_back()
+            vote.rollback()
+        return StepFacts(sum(losses), refusal, vote.counters_from(of_rows))
 
 
 class Replica:
@@ -75,10 +149,12 @@ class Replica:
 
     Attributes:
         optimizer: the one that moves the parameters; None where there are none.
-        checks_embeddings: whether their gradients are looked at here, because what the sparse half finds comes too late.
+        stopped: 0-d bool, on the device: a step was refused, and the host does not know it yet.
+        begun: parameters whose state the optimizer has made.
+        voters: the trainers that vote on a step; None where this one votes alone.
     """
 
-    checks_embeddings: ClassVar[bool] = False
+    voters: TrainerGroup | None = None
 
     def __init__(self, spec: DenseSpec) -> None:
         self.device, self.stats_of_process = spec.device, spec.stats
@@ -89,6 +165,8 @@ class Replica:
         self.named_parameters = [(n, p) for n, p in self.module.named_parameters() if p.requires_grad]
         self.parameters = [p for _, p in self.named_parameters]
         self.optimizer = made_by(spec.optimizer, self.parameters)
+        self.deferred, self.stopped = spec.deferred, torch.zeros((), dtype=torch.bool, device=self.device)
+        self.begun: set[nn.Parameter] = set()  # whose state the optimizer has made
         self._compiled: CompiledModel | None = None
         if spec.compile:
             self._compiled = CompiledModel(self.module, replays=self.device.type == "cuda")
@@ -115,18 +193,32 @@ class Replica:
         with self._phase("forward"):
             outputs = self._outputs(batch, embeddings, train=True)
             targets, share = self._targets(batch)
-            self._score(outputs, targets)
-            mean, value, refusal = self._judge(outputs, targets, embeddings)
+            if self._scored is not None:
+                self._score(outputs, targets)
+            mean = self._mean_loss(outputs, targets)
         with self._phase("backward"):
-            self._backward(outputs, mean, share)
-            # asked even where the loss is refused: the trainers may talk to each other in it
-            feature = self._nonfinite_gradient(embeddings)
-            value, refusal = value * share, refusal or feature
-            if onto is not None:
-                value, refusal = onto.value + value, onto.refusal or refusal
+            none = outputs.new_zeros((), dtype=torch.float64)
+            loss = none if mean is None else mean.detach().double() * share
+            refused = ~torch.isfinite(loss)
+            # where others wait for gradients of this trainer's loss, they get those that are not finite
+            drops = not (self.deferred or self.whole_batch) and bool(refused)
+            self._backward(outputs, None if drops else mean, share)
+            refusal, gradients = self._refusal(embeddings), self._taken_gradients()
+            all_embeddings = [embeddings]
+            if onto is None:
+                refused = refused | self.stopped
+            else:
+                loss, refused = onto.vote.loss + loss, onto.vote.refused | refused
+                refusal, all_embeddings = onto.refusal or refusal, [*onto.embeddings, embeddings]
+            largest = loss.new_empty(0)
             if last:
-                value, refusal = self._agree(value, refusal)
-        return ReplicaComputed(value, refusal, self, self._taken_gradients(), buffers)
+                present = [each for each in gradients if each is not None and each.numel()]
+                largest = largest_of(present, self.device)
+                refused = refused | ~torch.isfinite(largest).all()
+            if refusal is not None:
+                refused = torch.ones_like(refused)
+            vote = Vote(refused, loss, self.deferred, self.voters)
+        return ReplicaComputed(self, vote, gradients, buffers, largest, all_embeddings, refusal)
 
     def predict(self, batch: Batch, embeddings: Embeddings) -> Tensor:
         """Logits, float32[B, T]."""
@@ -140,6 +232,25 @@ class Replica:
     def logits(self, outputs: Tensor) -> Tensor:
         """Logits, float32[B, T], of the model's outputs."""
         return outputs if self._to_logits is None else self._to_logits(outputs)
+
+    def take_step(self, vote: Vote, gradients: Gradients, buffers: Buffers) -> Callable[[], None]:
+        """One optimizer step, unless the vote refuses it: then all stays as it was, and buffers are put back.
+
+        Returns:
+            What the host is to do once it learns that the step was refused.
+        """
+        if vote.deferred:
+            return take_step_masked(self, vote.refused, gradients, buffers)
+        if vote.refused:
+            for buffer, before in buffers:
+                buffer.copy_(before)
+        else:
+            self.move(gradients)
+        return lambda: None
+
+    def move_masked(self, refused: Tensor, gradients: Gradients) -> Callable[[], None]:
+        """As :meth:`move`, where a flag on the device may refuse it; see :func:`girih.dense.halves.deferred.move_masked`."""
+        return move_masked(self, refused, gradients)
 
     def move(self, gradients: Gradients) -> None:
         """One optimizer step, after clipping."""
@@ -196,7 +307,7 @@ class Replica:
             for group, options in zip(self.optimizer.param_groups, now, strict=True):
                 group.update(options)
 
-    def _begin_step(self, onto: Begun | None) -> Buffers:
+    def _begin_step(self, onto: ReplicaComputed | None) -> Buffers:
         """Gives parameters the gradients of earlier micro-batches; returns the buffers as they were before the batch."""
         self._set_mode(True)
         earlier: Gradients = [None] * len(self.parameters) if onto is None else onto.gradients
@@ -232,12 +343,15 @@ class Replica:
 
     def _targets(self, batch: Batch) -> tuple[Targets, float]:
         """The targets to compare the logits with, and the weight of their mean loss in that of the step."""
-        weights, of_labels, scale = (
-            None if each is None else moved(each, self.device)
-            for each in (batch.example_weights, batch.label_weights, label_scale(batch))
+        scale, of_labels, weights = label_scale(batch), batch.label_weights, batch.example_weights
+        targets = Targets(
+            moved(batch.labels, self.device),
+            None if weights is None else moved(weights, self.device),
+            None if of_labels is None else moved(of_labels, self.device),
+            None if scale is None else moved(scale, self.device),
+            self._label_losses,
+            self._huber_delta,
         )
-        labels = moved(batch.labels, self.device)
-        targets = Targets(labels, weights, of_labels, scale, self._label_losses, self._huber_delta)
         if self.whole_batch:
             return self._over_batch(targets, batch), 1.0
         return targets, 1.0 if batch.share is None else batch.share.weight
@@ -250,31 +364,14 @@ class Replica:
         )
 
     def _score(self, outputs: Tensor, targets: Targets) -> None:
-        """Has the logits of a step counted, where somebody wants them."""
+        """Has the logits of a step counted."""
         if self._scored is not None:
             self._scored.add(self.logits(outputs.detach()), targets)
 
-    def _judge(
-        self, outputs: Tensor, targets: Targets, embeddings: Embeddings
-    ) -> tuple[Tensor | None, float, NonFiniteError | None]:
-        """The mean loss, its value, and why it is refused; None and 0 where there are no examples."""
-        if not self._has_loss(outputs):
-            return None, 0.0, None
-        mean = self._mean_loss(outputs, targets)
-        value = mean.item()
-        if math.isfinite(value):
-            return mean, value, None
-        feature = embeddings.first_nonfinite()
-        named = f", and so is feature {feature!r}" if feature else ""
-        # where others wait for gradients of this trainer's loss, they get those that are not finite
-        return mean if self.whole_batch else None, value, NonFiniteError(f"the loss is {value}{named}")
-
-    def _has_loss(self, outputs: Tensor) -> bool:
-        """Whether a loss is asked for: without examples only where all trainers take part in it."""
-        return len(outputs) > 0 or self.whole_batch
-
-    def _mean_loss(self, outputs: Tensor, targets: Targets) -> Tensor:
-        """The mean loss, 0-d, checked."""
+    def _mean_loss(self, outputs: Tensor, targets: Targets) -> Tensor | None:
+        """The mean loss, 0-d, checked; None without examples, unless all trainers take part in it."""
+        if not (len(outputs) or self.whole_batch):
+            return None
         mean = self._loss(outputs, targets)
         if not isinstance(mean, Tensor) or mean.dim() != 0:
             got = list(mean.shape) if isinstance(mean, Tensor) else type(mean).__name__
@@ -284,28 +381,19 @@ class Replica:
         return mean
 
     def _backward(self, outputs: Tensor, mean: Tensor | None, share: float) -> None:
-        """Gradients of ``share`` times the mean loss, which is None where it is refused, or there are no examples."""
+        """Computes gradients of ``share`` times the mean loss, which is None where it is refused, or there are no examples."""
         if mean is not None and mean.requires_grad:
             mean.backward(torch.full_like(mean, share))  # type: ignore[no-untyped-call]
 
-    def _nonfinite_gradient(self, embeddings: Embeddings) -> NonFiniteError | None:
-        """A refusal that names a parameter or a feature whose gradient is NaN or infinite, if there is one."""
-        gradients = [p.grad for p in self.parameters if p.grad is not None]
-        if gradients and not torch.isfinite(torch.stack(torch._foreach_norm(gradients))).all():
-            for name, parameter in self.module.named_parameters():
-                if parameter.grad is not None and not torch.isfinite(parameter.grad).all():
-                    return NonFiniteError(f"the gradient of dense parameter {name!r} is NaN or infinite")
-        feature = embeddings.first_nonfinite_gradient() if self.checks_embeddings else None
-        return NonFiniteError(f"the gradient of feature {feature!r} is NaN or infinite") if feature else None
-
-    def _agree(self, value: float, refusal: NonFiniteError | None) -> tuple[float, NonFiniteError | None]:
-        """The step's loss, of this trainer's part of it, and why the step is refused."""
-        return value, refusal
+    def _refusal(self, embeddings: Embeddings) -> NonFiniteError | None:
+        """Why the step is refused, as far as loss and gradients do not show it; asked even where they do."""
+        return None
 
     def _taken_gradients(self) -> Gradients:
         """The parameters' gradients, which are the handle's from here on."""
-        gradients: Gradients = [parameter.grad for parameter in self.parameters]
+        gradients: Gradients = []
         for parameter in self.parameters:
+            gradients.append(parameter.grad)
             parameter.grad = None
         return gradients if self._compiled is None else self._compiled.kept(gradients)
 
@@ -377,23 +465,23 @@ def made_by(optimizer: OptimizerFactory, parameters: list[nn.Parameter]) -> torc
 
 def to_device(embeddings: Embeddings, device: torch.device) -> Embeddings:
     """The same tensors on a device."""
-    tensors = [block.values for block in (*embeddings.blocks, *embeddings.first_order)]
-    tensors += [sequence.values for sequence in embeddings.sequences.values()]
-    if device.type == "cpu" and all(values.device.type == "cpu" for values in tensors):
-        return embeddings
-    return embeddings.mapped(
-        lambda bags: bags.to(device),
-        lambda each: Jagged(each.values.to(device), _sent(each.offsets, device)),
-    )
+    parts: list[Block | Jagged] = [
+        *embeddings.blocks,
+        *embeddings.first_order,
+        *embeddings.sequences.values(),
+    ]
+    for part in parts:
+        if device.type != "cpu" or part.values.device.type != "cpu":
+            return embeddings.mapped(
+                lambda bags: bags.to(device),
+                lambda each: Jagged(each.values.to(device), moved(each.offsets, device)),
+            )
+    return embeddings
 
 
-def moved(array: NDArray[np.floating], device: torch.device) -> Tensor:
-    """An array as a tensor on a device; its own memory on a CPU."""
-    return _sent(torch.from_numpy(array), device)
-
-
-def _sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor on a device; on its way there it waits for nothing, for which it has to be pinned."""
+def moved(numbers: NDArray[np.floating] | Tensor, device: torch.device) -> Tensor:
+    """Numbers on a device: the same memory on a CPU. On its way a tensor waits for nothing, for which it has to be pinned."""
+    tensor = torch.as_tensor(numbers)
     if device.type != "cuda" or tensor.device.type != "cpu":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)

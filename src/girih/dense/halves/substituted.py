@@ -21,9 +21,12 @@ from torch import Tensor
 
 from girih.checkpoint.save import DenseState
 from girih.comm.group import TrainerGroup
+from girih.comm.group.trainers import Vote
 from girih.data.batch import Batch, share_of
 from girih.dense.half import DenseSpec
 from girih.dense.halves.allreduced import SynchronousReplica
+from girih.dense.halves.deferred import Gradients
+from girih.dense.halves.replica import ReplicaComputed
 from girih.dense.options import Lamb
 from girih.dense.substitution import Aggregation, ShardedParameters
 from girih.errors import NonFiniteError
@@ -64,7 +67,6 @@ class SubstitutedReplica(SynchronousReplica):
         ranks.broadcast_tensor(random)
         torch.set_rng_state(random)
         self.split = split
-        self.counts_loss = ranks.first  # where all have the whole loss, it counts once
         self._wire = Aggregation(ranks, spec.stats, half=half)
         self._operators = [operator for _, operator in operators_of(self.module)]
         sums = any(operator.aggregation == "sum" for operator in self._operators)
@@ -139,37 +141,64 @@ class SubstitutedReplica(SynchronousReplica):
                 totals[operator] = self._wire.joined(partial, self._places[operator], split=split)
         return totals
 
-    def _nonfinite_gradient(self, embeddings: Embeddings) -> NonFiniteError | None:
-        # optimizers then have state everywhere of those of which nothing is here
-        for parameter in self.parameters:
-            if parameter.grad is None and not parameter.numel():
-                parameter.grad = torch.zeros_like(parameter)
-        return super()._nonfinite_gradient(embeddings)
+    def compute(
+        self,
+        batch: Batch,
+        embeddings: Embeddings,
+        onto: ReplicaComputed | None = None,
+        *,
+        last: bool = True,
+    ) -> ReplicaComputed:
+        """See :class:`Replica`; with the last micro-batch trainers agree on the step, as far as they need to.
 
-    def _agree(self, value: float, refusal: NonFiniteError | None) -> tuple[float, NonFiniteError | None]:
-        """See :class:`SynchronousReplica`.
-
-        Its vote is needed only where the network is replicated and steps are skipped.
+        They need not where all have the same loss and the run ends at a refused step.
 
         Raises:
             NonFiniteError: where the run ends anyway, a gradient that this trainer alone may have is not finite.
         """
-        if self.split and self.ranks.size > 1:
-            return self._sum_shared(value, refusal)
-        if not self._polls_stop:
-            return super()._agree(value, refusal)
-        if refusal is not None and math.isfinite(value):  # all have the same loss, but not the same gradients
-            raise NonFiniteError(
-                f"trainer {self.ranks.rank}: {refusal}; other trainers may have applied theirs; resume from the last"
-                " checkpoint, with a lower learning rate or train.clip_norm"
-            )
-        return value, refusal
+        computed = super().compute(batch, embeddings, onto, last=last)
+        if not last or self.ranks.size == 1:
+            return computed
+        vote, names = computed.vote, computed.names()
+        refusal = computed.explain(names, [vote.loss.item(), 0.0, 0.0, *computed.largest.tolist()])
+        # the sparse half would find it after other trainers have moved their rows
+        feature = embeddings.first_nonfinite_gradient() if refusal is None else None
+        if feature is not None:
+            refusal = NonFiniteError(f"the gradient of feature {feature!r} is NaN or infinite")
+        if self.split:
+            total, refusal = self._sum_shared(computed.gradients, vote.loss.item(), refusal)
+        elif self._polls_stop:
+            if refusal is not None and math.isfinite(
+                vote.loss
+            ):  # all have the same loss, but not the same gradients
+                raise NonFiniteError(
+                    f"trainer {self.ranks.rank}: {refusal}; other trainers may have applied theirs; resume from the last"
+                    " checkpoint, with a lower learning rate or train.clip_norm"
+                )
+            return computed
+        else:
+            # where all have the whole loss, it counts once
+            counted = vote.loss.item() if refusal is None and self.ranks.first else 0.0
+            total, num_refusing = self.ranks.vote(counted, refusing=refusal is not None)
+            if num_refusing:
+                refusal = refusal or NonFiniteError("another trainer's loss or gradient is NaN or infinite")
+        refused = torch.tensor(refusal is not None, device=self.device)
+        loss = torch.tensor(total, dtype=torch.float64, device=self.device)
+        return replace(computed, vote=Vote(refused, loss), refusal=refusal)
+
+    def _taken_gradients(self) -> Gradients:
+        """See :class:`Replica`; optimizers then have state everywhere of parameters of which nothing is here."""
+        for parameter in self.parameters:
+            if parameter.grad is None and not parameter.numel():
+                parameter.grad = torch.zeros_like(parameter)
+        return super()._taken_gradients()
 
     def _sum_shared(
-        self, value: float, refusal: NonFiniteError | None
+        self, taken: Gradients, value: float, refusal: NonFiniteError | None
     ) -> tuple[float, NonFiniteError | None]:
         """Sums gradients of what all have whole, of which each has those of its share; the vote goes with them."""
-        gradients = [p.grad for p in self.shared if p.grad is not None]
+        pairs = zip(self.parameters, taken, strict=True)
+        gradients = [each for parameter, each in pairs if each is not None and parameter not in self._sharded]
         counted = 0.0 if refusal else value
         votes = torch.tensor([counted, refusal is not None, self.ranks.stop_requested], device=self.device)
         flat = torch.cat([*(gradient.reshape(-1) for gradient in gradients), votes])

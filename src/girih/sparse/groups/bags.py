@@ -5,7 +5,7 @@ Shapes: B examples, F features of the group, N ids in the batch, W columns of a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -48,16 +48,16 @@ class WorkSlice:
     shard: int | None
     members: tuple[Members, ...]
 
-    def key_range(self, shard: int, first_key: int, ends: NDArray[np.int64]) -> tuple[int, int]:
-        """Numbers of the first of a shard's keys that are the part's, and of the first behind them.
-
-        Args:
-            first_key: number of the shard's first key; ends: how many it has after each feature.
-        """
-        if self.shard not in (None, shard):
-            return first_key, first_key
-        before = int(ends[self.first - 1]) if self.first else 0
-        return first_key + before, first_key + int(ends[self.last - 1])
+    def key_ranges(self, shards: Sequence[ShardKeys]) -> list[tuple[int, int]]:
+        """For each shard: numbers of the first of its keys that are the part's, and of the first behind them."""
+        ranges = []
+        for number, shard in enumerate(shards):
+            before, behind = 0, 0
+            if self.shard in (None, number):
+                before = int(shard.ends[self.first - 1]) if self.first else 0
+                behind = int(shard.ends[self.last - 1])
+            ranges.append((shard.first + before, shard.first + behind))
+        return ranges
 
 
 def partition(group: Group, num_shards: int) -> list[WorkSlice]:
@@ -124,20 +124,19 @@ class Stitching:
 
     def targets(self, tensors: Sequence[NDArray[np.float32]]) -> NDArray[np.int64]:
         """int64[O, 2], the addresses of the tensors of each pass; 0 where it has one alone."""
-        addresses = [[tensors[number].ctypes.data for number in numbers] for numbers in self.served]
-        return np.array([[*of_pass, 0][:2] for of_pass in addresses], np.int64)
-
-    def scratch(self) -> NDArray[np.int64]:
-        """Memory for a thread: a number for each feature of a pass."""
-        return np.empty(len(self.described[1]), np.int64)
+        addresses = np.zeros((len(self.served), 2), np.int64)
+        for row, numbers in zip(addresses, self.served, strict=True):
+            for place, number in enumerate(numbers):
+                row[place] = tensors[number].ctypes.data
+        return addresses
 
 
 Gradients = Sequence[NDArray[np.float32] | None]
 """The gradient of each output, float32[·, D], or None where it took no part in the loss."""
 
 LARGEST_SUM = 1e38
-NO_WEIGHTS = np.empty(0, np.float32)
-NO_TAIL = np.empty((0, 0), np.float32)
+NO_WEIGHTS = sealed(np.empty(0, np.float32))
+NO_TAIL = sealed(np.empty((0, 0), np.float32))
 
 
 @dataclass(frozen=True)
@@ -154,28 +153,17 @@ class DirectTerms:
     terms_of: Callable[[ShardKeys], Terms]
 
 
+@dataclass(frozen=True)
 class Pooling:
     """The tensors of all outputs of a batch, which rows become, micro-batch by micro-batch.
 
     Attributes:
         outputs: float32[B, F, D], or float32[L, D] where one is whole; any numbers where nothing was filled in.
+        fill: fills in what is some examples'; the rows of their keys must be there.
     """
 
-    def __init__(
-        self,
-        bags: BagPooler,
-        rows: UniqueRows,
-        keys: GroupKeys,
-        batch: Batch,
-        outputs: list[NDArray[np.float32]],
-    ) -> None:
-        self._bags = bags
-        self.rows, self.keys, self.batch, self.outputs = rows, keys, batch, outputs
-        self.targets = bags.targets(outputs)
-
-    def fill(self, examples: slice) -> None:
-        """Fills in what is some examples'; the rows of their keys must be there."""
-        self._bags.fill(self, examples)
+    outputs: list[NDArray[np.float32]]
+    fill: Callable[[slice], None]
 
 
 class BagPooler:
@@ -214,31 +202,36 @@ class BagPooler:
             rows: of the key of each number.
             take: gives the memory for the tensors; its own where None.
         """
-        outputs = [
-            (take or self._buffers.take)(np.float32, *output.shape_in(batch)) for output in self.group.outputs
-        ]
-        return Pooling(self, rows, keys, batch, outputs)
+        outputs = []
+        for output in self.group.outputs:
+            outputs.append((take or self._buffers.take)(np.float32, *output.shape_in(batch)))
+        return Pooling(outputs, partial(self._fill, rows, keys, batch, outputs))
 
-    def fill(self, pooling: Pooling, examples: slice) -> None:
-        """See :meth:`Pooling.fill`."""
-        keys, batch, stitching = pooling.keys, pooling.batch, self._stitching
+    def _fill(
+        self,
+        rows: UniqueRows,
+        keys: GroupKeys,
+        batch: Batch,
+        outputs: list[NDArray[np.float32]],
+        examples: slice,
+    ) -> None:
+        """See :class:`Pooling`."""
+        stitching = self._stitching
         size, num_examples = batch.num_examples, examples.stop - examples.start
         num_ids = len(keys.inverse) * num_examples // max(1, size)
         num_parts = self._num_parts if num_ids >= FEW_IDS else 1
         offsets, weights = sealed(batch.offsets), _weights_of(batch)
+        targets, num_features = stitching.targets(outputs), len(stitching.described[1])
 
         def fill_part(part: int) -> None:
-            begin, end = (examples.start + p * num_examples // num_parts for p in (part, part + 1))
+            begin = examples.start + part * num_examples // num_parts
+            end = examples.start + (part + 1) * num_examples // num_parts
             pool_kernels.stitch(
-                pooling.rows.addresses, keys.inverse, offsets, weights, size, *stitching.described, pooling.targets,
-                stitching.scratch(), begin, end,
+                rows.addresses, keys.inverse, offsets, weights, size, *stitching.described, targets,
+                np.empty(num_features, np.int64), begin, end,
             )  # fmt: skip
 
         run_parts(self._pool, num_parts, fill_part, num_ids)
-
-    def targets(self, outputs: Sequence[NDArray[np.float32]]) -> NDArray[np.int64]:
-        """Addresses of the tensors, as the kernel takes them; see :class:`~girih.sparse.groups.bags.Stitching`."""
-        return self._stitching.targets(outputs)
 
     def terms(self, gradients: Gradients, keys: GroupKeys, batch: Batch) -> DirectTerms | None:
         """Gradients of outputs of which those of keys are summed while rows are moved, where that pays; else None.
@@ -248,7 +241,7 @@ class BagPooler:
         """
         if not self._one_pass or copied(keys.num_keys, self.group.spec.dim):
             return None
-        taking_part = list(self._taking_part(gradients))
+        taking_part = self._taking_part(gradients)
         if len(taking_part) > 1 or any(gradients[number] is None for number in self._passes[0]):
             return None
         ((_, gradient, tail),) = taking_part
@@ -290,11 +283,11 @@ class BagPooler:
         """
         firsts, offsets, weights = self._firsts(batch), sealed(batch.offsets), _weights_of(batch)
         totals = self._buffers.take(np.float32, keys.end, self.group.spec.dim)
-        taking_part = list(self._taking_part(gradients))
+        taking_part = self._taking_part(gradients)
 
         def scatter_part(number: int) -> int:
             part = self._parts[number]
-            ranges = [part.key_range(s, shard.first, shard.ends) for s, shard in enumerate(keys.shards)]
+            ranges = part.key_ranges(keys.shards)
             for first, last in ranges:
                 totals[first:last] = 0
             # by tables, no other key can come up
@@ -312,24 +305,25 @@ class BagPooler:
                         mine.features, firsts[mine.features], mine.places, mine.modes, len(output.features), first, last,
                         totals,
                     )  # fmt: skip
-            return max(gradient_kernels.first_nonfinite(first, last, totals) for first, last in ranges)
+            nonfinite = -1
+            for first, last in ranges:
+                nonfinite = max(nonfinite, gradient_kernels.first_nonfinite(first, last, totals))
+            return nonfinite
 
         return totals, max(run_parts(self._pool, len(self._parts), scatter_part, len(keys.inverse)))
 
     def _taking_part(
         self, gradients: Gradients
-    ) -> Iterator[tuple[int, NDArray[np.float32], NDArray[np.float32]]]:
+    ) -> list[tuple[int, NDArray[np.float32], NDArray[np.float32]]]:
         """For each pass: an output, its gradient, and that of the output whose columns follow."""
-        for numbers in self._passes:
-            pairs = [
-                (number, sealed(gradient))
-                for number in numbers
-                if (gradient := gradients[number]) is not None
-            ]
-            if len(pairs) == 2:
-                yield *pairs[0], pairs[1][1]
-            else:
-                yield from ((number, gradient, sealed(NO_TAIL)) for number, gradient in pairs)
+        parts = []
+        for number, *following in self._passes:
+            gradient, tail = gradients[number], gradients[following[0]] if following else None
+            if gradient is None and tail is not None:
+                number, gradient, tail = following[0], tail, None
+            if gradient is not None:
+                parts.append((number, sealed(gradient), NO_TAIL if tail is None else sealed(tail)))
+        return parts
 
     def _firsts(self, batch: Batch) -> NDArray[np.int64]:
         """int64[·], by feature: its first id where each of its bags holds one, without a weight; else -1."""
@@ -340,4 +334,4 @@ class BagPooler:
 
 
 def _weights_of(batch: Batch) -> NDArray[np.float32]:
-    return sealed(NO_WEIGHTS if batch.weights is None else batch.weights)
+    return NO_WEIGHTS if batch.weights is None else sealed(batch.weights)

@@ -8,7 +8,7 @@ Shapes: F features of the group, B examples, N ids in the batch, n of the group,
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -52,20 +52,30 @@ class SideStream:
             event.record()
 
 
-def take_over(ready: torch.cuda.Event | None, tensors: Iterable[Tensor | None], device: torch.device) -> None:
+def take_over(ready: torch.cuda.Event | None, results: object, device: torch.device) -> None:
     """Has the current stream of a device wait for what was done beside it, and memory last until it is done with it too.
 
     Args:
         ready: as :class:`SideStream` told it; None where there is nothing to wait for.
-        tensors: what was made there.
+        results: objects with the tensors that were made there.
     """
     if ready is None:
         return
     stream = torch.cuda.current_stream(device)
     stream.wait_event(ready)
-    for tensor in tensors:
-        if tensor is not None:
-            tensor.record_stream(stream)
+    for tensor in tensors_of(results):
+        tensor.record_stream(stream)
+
+
+def tensors_of(value: object) -> Iterator[Tensor]:
+    """All tensors in an object of girih: in its fields, in theirs, and so on."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from tensors_of(part)
+    elif type(value).__module__.startswith("girih."):
+        yield from tensors_of([*vars(value).values()])
 
 
 _BATCH_SIZES = 8  # of batches whose bounds are remembered
@@ -91,17 +101,6 @@ class GpuKeys:
     offsets: Tensor
     weights: Tensor | None
     ready: torch.cuda.Event | None
-
-    def tensors(self) -> Iterator[Tensor | None]:
-        """All tensors of this."""
-        for part in (self.unique, self.terms, self.pieces):
-            if part is not None:
-                yield from (value for value in vars(part).values() if isinstance(value, Tensor))
-        yield from (self.offsets, self.weights)
-
-    def take_over(self, device: torch.device) -> None:
-        """Has the current stream wait until all is there."""
-        take_over(self.ready, self.tensors(), device)
 
     def of_training(self) -> tuple[BagTerms, Pieces]:
         """The ids of each key.
@@ -166,7 +165,7 @@ class GpuBags:
             if isinstance(data, GpuBatch)
             else self._shared_copy.of(data, self.group.spec.name, self._copied)
         )
-        take_over(batch.ready, (batch.ids, batch.offsets, batch.weights), self.device)
+        take_over(batch.ready, batch, self.device)
         size, features = batch.num_examples, self.group.features
         begins = batch.bounds[features]
         counts = batch.bounds[features + 1] - begins

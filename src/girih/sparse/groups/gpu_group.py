@@ -20,7 +20,7 @@ from torch import Tensor
 from girih.data.batch import Batch
 from girih.errors import ConfigError
 from girih.kernels.gpu.gradients import FusedInputs
-from girih.sparse.groups.gpu_bags import GpuBags, GpuKeys, RowAddresses, SideStream
+from girih.sparse.groups.gpu_bags import GpuBags, GpuKeys, RowAddresses, SideStream, take_over
 from girih.sparse.groups.gpu_batch import GpuBatch, SharedCopy
 from girih.sparse.groups.group import Fill
 from girih.sparse.groups.pack import Group
@@ -50,18 +50,13 @@ class GpuGradients:
 
     Attributes:
         totals: float32[n, W].
-        refused: int32[1]: a key whose own is not finite, or -1.
+        nonfinite_key: int32[1]: a key whose own is not finite, or -1.
         direct: what may sum them while rows move, in place of ``totals``.
     """
 
     totals: Tensor
-    refused: Tensor
+    nonfinite_key: Tensor
     direct: FusedInputs | None = None
-
-    @property
-    def nonfinite_key(self) -> int:
-        """A key whose gradient is not finite, or -1: waits for the GPU."""
-        return int(self.refused)
 
 
 class GpuGroup:
@@ -106,7 +101,7 @@ class GpuGroup:
     ) -> tuple[GpuRead, Fill]:
         """See :class:`~girih.sparse.groups.group.EmbeddingGroup`."""
         keys = self._bags.find(batch, train=train) if keys is None else keys
-        keys.take_over(self._bags.device)
+        take_over(keys.ready, keys, self._bags.device)
         read, addresses = self._looked_up(keys, batch, step, train=train)
 
         def fill(examples: slice) -> None:
@@ -145,13 +140,12 @@ class GpuGroup:
     def apply(self, read: GpuRead, gradients: GpuGradients, step: int, lr_scale: float) -> None:
         """See :class:`~girih.sparse.groups.group.EmbeddingGroup`."""
         keys = read.keys.keys
-        change = DeviceUpdate(gradients.totals, gradients.refused, step, lr_scale, gradients.direct)
+        change = DeviceUpdate(gradients.totals, gradients.nonfinite_key, step, lr_scale, gradients.direct)
         self._state.move(keys, read.rows, change)
 
-    def inverse(self, read: GpuRead) -> NDArray[np.int32]:
-        """See :class:`~girih.sparse.groups.group.EmbeddingGroup`: waits for the GPU."""
-        numbers: NDArray[np.int32] = read.keys.unique.inverse.cpu().numpy()
-        return numbers
+    def inverse(self, read: GpuRead) -> Tensor:
+        """See :class:`~girih.sparse.groups.group.EmbeddingGroup`."""
+        return read.keys.unique.inverse
 
     def absent(self, read: GpuRead) -> NDArray[np.bool_]:
         """See :class:`~girih.sparse.groups.group.EmbeddingGroup`: waits for the GPU."""

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from girih.data.batch import Batch
-from girih.errors import NonFiniteError
 from girih.kernels.cpu.update import Terms
 from girih.sparse.groups.bags import BagPooler
 from girih.sparse.groups.pack import Group, Sized
@@ -66,8 +65,8 @@ class SummedGradients(Protocol):
     """Gradients of a group's keys; what else it says is the group's own."""
 
     @property
-    def nonfinite_key(self) -> int:
-        """A key whose own is not finite, or -1."""
+    def nonfinite_key(self) -> Any:
+        """A key whose own is not finite, or -1: an int, or int32[1] on the group's device."""
         ...
 
 
@@ -117,8 +116,8 @@ class EmbeddingGroup(Protocol):
         """Moves the rows by their gradients."""
         ...
 
-    def inverse(self, read: Any) -> NDArray[np.int32]:
-        """int32[N]: the number of the key of each of the group's ids, by which one whose gradient is not finite is named."""
+    def inverse(self, read: Any) -> Any:
+        """int32[N], an array, or a tensor on the group's device: the number of the key of each of the group's ids, by which one whose gradient is not finite is named."""
         ...
 
     def absent(self, read: Any) -> NDArray[np.bool_]:
@@ -167,7 +166,7 @@ class CpuGroup:
         self, read: GroupRead, gradients: Sequence[NDArray[np.float32] | None], batch: Batch
     ) -> GroupGradients | None:
         """See :class:`EmbeddingGroup`."""
-        if all(gradient is None for gradient in gradients):
+        if {*map(type, gradients)} == {type(None)}:
             return None
         direct = self._bags.terms(gradients, read.keys, batch)
         if direct is not None:
@@ -191,36 +190,6 @@ class CpuGroup:
 def ids_of(batch: Batch, group: Group) -> Ids:
     """A batch's ids, as far as they are the group's."""
     return Ids(batch.ids, batch.offsets, batch.num_examples, group.features, group.tables)
-
-
-def apply_all(
-    groups: Sequence[EmbeddingGroup],
-    reads: Sequence[ReadRows],
-    gradients: Sequence[Sequence[Any]],
-    batch: Batch,
-    step: int,
-    lr_scale: float,
-    describe: Callable[[str], str] = "feature {!r}".format,
-) -> None:
-    """Moves the rows of all groups by the gradients of each one's outputs: one step, or none.
-
-    Args:
-        describe: a feature's name in words, for errors.
-
-    Raises:
-        NonFiniteError: a gradient is NaN or infinite; no row was moved.
-    """
-    updates = []
-    for group, read, group_gradients in zip(groups, reads, gradients, strict=True):
-        summed = group.gradients(read, group_gradients, batch)
-        if summed is None:
-            continue
-        if summed.nonfinite_key >= 0:
-            name = feature_of(group.group, group.inverse(read), summed.nonfinite_key, batch)
-            raise NonFiniteError(f"the gradient of {describe(name)} is NaN or infinite")
-        updates.append((group, read, summed))
-    for group, read, summed in updates:
-        group.apply(read, summed, step, lr_scale)
 
 
 def feature_of(group: Group, inverse: NDArray[np.int32], key: int, batch: Sized) -> str:

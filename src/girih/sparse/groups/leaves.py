@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from girih.comm.group.trainers import largest_of
 from girih.data.batch import Batch
 from girih.models.embeddings import Block, Embeddings, Jagged
 from girih.models.needs import EMBEDDING
@@ -42,12 +43,16 @@ class Leaves:
         *,
         train: bool,
     ) -> None:
-        self._outputs = [output for group in groups for output in group.outputs]
-        self._arrays = arrays
+        self._arrays, self._train = arrays, train
+        self._outputs: list[GroupOutput] = []
+        self._bounds: list[NDArray[np.int32] | None] = []
+        self._leaves: list[list[tuple[slice, Tensor]]] = []
         remaining_bounds = iter(bounds)
-        self._bounds = [next(remaining_bounds) if output.whole else None for output in self._outputs]
-        self._train = train
-        self._leaves: list[list[tuple[slice, Tensor]]] = [[] for _ in arrays]
+        for group in groups:
+            for output in group.outputs:
+                self._outputs.append(output)
+                self._bounds.append(next(remaining_bounds) if output.whole else None)
+                self._leaves.append([])
 
     def embeddings(self, examples: slice | None = None) -> Embeddings:
         """Embeddings for a model: of all examples, or of a micro-batch. Each call makes leaves of its own."""
@@ -73,16 +78,16 @@ class Leaves:
 
     def gradients(self) -> list[Any]:
         """For each output of all groups float32[·, D] where it lies, or None where it took no part in the loss."""
-        return [_summed(array, leaves) for array, leaves in zip(self._arrays, self._leaves, strict=True)]
+        return list(map(_summed, self._arrays, self._leaves))
 
-    def largest(self, gradients: Sequence[Tensor | None]) -> Tensor:
+    def largest(self, gradients: Sequence[NDArray[np.float32] | Tensor | None]) -> Tensor:
         """float32[·] on their device: the largest absolute value of each of these gradients, NaN where it has one; waits for nothing."""
-        present = [gradient for _, gradient in self._with_gradients(gradients)]
-        if not present:
-            return torch.empty(0, device=torch.as_tensor(self._arrays[0]).device if self._arrays else None)
-        return torch.stack(torch._foreach_norm(present, math.inf))
+        device = torch.as_tensor(self._arrays[0]).device if len(self._arrays) else torch.device("cpu")
+        return largest_of([gradient for _, gradient in self._with_gradients(gradients)], device)
 
-    def nonfinite_feature(self, gradients: Sequence[Tensor | None], largest: Sequence[float]) -> str | None:
+    def nonfinite_feature(
+        self, gradients: Sequence[NDArray[np.float32] | Tensor | None], largest: Sequence[float]
+    ) -> str | None:
         """A feature whose gradient is NaN or infinite, or None; ``largest`` are what the method of that name found."""
         for (output, gradient), value in zip(self._with_gradients(gradients), largest, strict=True):
             if not math.isfinite(value):
@@ -91,17 +96,23 @@ class Leaves:
                 return output.names[int(bad.nonzero()[0])]
         return None
 
-    def _with_gradients(self, gradients: Sequence[Tensor | None]) -> list[tuple[GroupOutput, Tensor]]:
+    def _with_gradients(
+        self, gradients: Sequence[NDArray[np.float32] | Tensor | None]
+    ) -> list[tuple[GroupOutput, Tensor]]:
         """The outputs whose gradients hold any number."""
         pairs = zip(self._outputs, gradients, strict=True)
-        return [(output, gradient) for output, gradient in pairs if gradient is not None and gradient.numel()]
+        present = [(output, torch.as_tensor(gradient)) for output, gradient in pairs if gradient is not None]
+        return [(output, gradient) for output, gradient in present if gradient.numel()]
 
 
 def _summed(
     like: NDArray[np.float32] | Tensor, leaves: list[tuple[slice, Tensor]]
 ) -> NDArray[np.float32] | Tensor | None:
     """The gradients of leaves that are rows of one array."""
-    present = [(rows, leaf.grad) for rows, leaf in leaves if leaf.grad is not None]
+    present = []
+    for rows, leaf in leaves:
+        if leaf.grad is not None:
+            present.append((rows, leaf.grad))
     if not present:
         return None
     if len(present) == 1 and present[0][1].shape == like.shape:

@@ -103,15 +103,21 @@ POOLING_MODES = {"sum": 0, "mean": 1, "sqrtn": 2}
 
 def sequence_bounds(groups: Iterable[Group], batch: Batch) -> list[NDArray[np.int32]]:
     """For each whole output of all groups: where each example's ids begin, and the last one's end, int32[B+1]."""
-    size = batch.num_examples
-    firsts = [int(o.features[0]) * size for group in groups for o in group.outputs if o.whole]
-    return [batch.offsets[first : first + size + 1] for first in firsts]
+    size, bounds = batch.num_examples, []
+    for group in groups:
+        for output in group.outputs:
+            if output.whole:
+                first = int(output.features[0]) * size
+                bounds.append(batch.offsets[first : first + size + 1])
+    return bounds
 
 
 def by_group(groups: Iterable[Group], items: Iterable[T]) -> list[list[T]]:
     """One item for each output of all groups, as a list for each group."""
-    items = iter(items)
-    return [list(islice(items, len(group.outputs))) for group in groups]
+    items, grouped = iter(items), []
+    for group in groups:
+        grouped.append(list(islice(items, len(group.outputs))))
+    return grouped
 
 
 def pack(

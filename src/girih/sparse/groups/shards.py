@@ -26,7 +26,7 @@ from girih.kernels.cpu.update import Terms
 from girih.store import Keys, Push, Store, Update
 
 T = TypeVar("T")
-NO_AMOUNTS = np.empty(0, np.int32)
+NO_AMOUNTS = sealed(np.empty(0, np.int32))
 FEW_IDS = 8192  # fewer are done by one thread before another one is awake
 COPIED_BYTES = 20 << 20  # of a batch's rows, up to which they are copied: more leave the caches
 WIDE = 64  # columns below which that pays later: an address costs as much to follow however narrow its row
@@ -71,10 +71,13 @@ class GroupKeys:
         last = self.shards[-1]
         return last.first + len(last.keys)
 
-    @property
+    @cached_property
     def num_keys(self) -> int:
         """Number of unique keys in all shards."""
-        return sum(len(shard.keys) for shard in self.shards)
+        count = 0
+        for shard in self.shards:
+            count += len(shard.keys)
+        return count
 
     def absent(self) -> NDArray[np.bool_]:
         """Whether each key has no row, by the keys' numbers: bool[·]. Their rows were read before."""
@@ -192,12 +195,12 @@ class Dedup:
         num_ids, of_table = of.sizes
         self._make_room(num_ids, of_table)
         take = self._buffers.take
-        keys, tables, counts = (take(kind, num_ids) for kind in (np.int64, np.int32, np.int32))
+        keys, tables, counts = take(np.int64, num_ids), take(np.int32, num_ids), take(np.int32, num_ids)
         ends = np.empty(len(of.features), np.int64)
         num_keys = kernels.dedup(
             sealed(of.ids), sealed(of.offsets), of.num_examples, of.features, of.tables, shard, num_shards,
             self._slots, self._base, self._hashes, first, self._positions, self._ends,
-            sealed(NO_AMOUNTS if amounts is None else amounts), inverse, keys, tables, counts, ends,
+            NO_AMOUNTS if amounts is None else sealed(amounts), inverse, keys, tables, counts, ends,
         )  # fmt: skip
         self._base += num_keys
         return ShardKeys(keys[:num_keys], tables[:num_keys], counts[:num_keys], first, ends)
@@ -251,18 +254,16 @@ class Shards:
     Args:
         stores: neighbours among all shards of the group, over which keys are spread evenly.
         pool: runs them side by side; None runs them in turn.
+
+    Attributes:
+        dim: W.
     """
 
     def __init__(self, stores: Sequence[Store], pool: ThreadPoolExecutor | None) -> None:
-        self.stores = tuple(stores)
+        self.stores, self.dim = tuple(stores), stores[0].spec.dim
         self.pool = pool
         self._buffers = Buffers()
         self._dedups = [Dedup(self._buffers) for _ in stores]
-
-    @property
-    def dim(self) -> int:
-        """W."""
-        return self.stores[0].spec.dim
 
     def lookup(
         self,
@@ -379,7 +380,7 @@ def run_parts(
 ) -> list[T]:
     """Runs the parts in parallel, the first one in this thread; without a pool, or for a small batch, in turn."""
     if pool is None or num_ids < FEW_IDS:
-        return [work(part) for part in range(num_parts)]
+        return list(map(work, range(num_parts)))
     others = [pool.submit(work, part) for part in range(1, num_parts)]
     try:
         first = work(0)

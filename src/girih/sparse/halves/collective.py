@@ -9,16 +9,19 @@ this rank, W columns of a row.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import Future
 from itertools import product
+from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from girih.comm.group import TrainerGroup
 from girih.comm.group.exchange import BetweenHosts, DirectExchange, Exchange
+from girih.comm.group.trainers import Numbers, Vote
 from girih.data.batch import Batch
 from girih.errors import ConfigError, NonFiniteError
 from girih.sparse.groups.bags import Gradients
@@ -26,14 +29,104 @@ from girih.sparse.groups.local_shards import LocalShards
 from girih.sparse.groups.shards import UniqueRows
 from girih.sparse.half import SparseStats
 from girih.sparse.halves.group_messages import GroupExchange, GroupMessages, IncomingRows
-from girih.sparse.halves.sharded import Arrival, ShardedHalf
+from girih.sparse.halves.row_updates import Inverses, nonfinite_feature, nonfinite_gradient
+from girih.sparse.halves.sharded import Arrival, Read, Request, ShardedHalf
 from girih.sparse.routing.key_router import KeyRouter, RowCodec
 from girih.sparse.routing.shard_reader import MergedRequest, ShardReader
 from girih.sparse.spec import SparseSpec
 from girih.telemetry.stats import ASKED_KEYS, PACED_KEYS, SERVED_ROWS, Stats
 
+if TYPE_CHECKING:
+    from girih.sparse.halves.gpu_counters import DeferredCounts
 
-class CollectiveSparse(ShardedHalf[list[GroupExchange], GroupExchange]):
+
+class ExchangingSparse(ShardedHalf[Request, Read]):
+    """Base of the halves whose shards are spread evenly over the trainers.
+
+    Args:
+        threaded: messages of a step go over connections of their own: gloo allows one thread for each.
+        micro_batches, ahead: see :class:`ShardedHalf`.
+    """
+
+    def __init__(
+        self,
+        spec: SparseSpec,
+        ranks: TrainerGroup,
+        stats: Stats | None,
+        *,
+        micro_batches: int,
+        ahead: bool,
+        threaded: bool,
+    ) -> None:
+        groups = spec.groups()
+        shards = LocalShards(
+            groups, spec.resolved_store(), place=ranks.rank, num_places=ranks.size, gpu=spec.gpu
+        )
+        super().__init__(groups, shards, micro_batches=micro_batches, ahead=ahead)
+        self.ranks, self._stats = ranks, stats or Stats()
+        self._part = ranks.split(range(ranks.size)) if ranks.size > 1 and threaded else None
+        self._tables = [table.name for group in groups for table in group.spec.tables]
+        self._asked_of_all = 0  # as far as the host knows what came of steps
+
+    def stats(self, *, spans: bool = False) -> SparseStats:
+        """Sums over all shards of all ranks, and how evenly keys were spread over them."""
+        local, total = super().stats(), self.ranks.sum_by_name
+        balance = total({ASKED_KEYS: self._stats.counters[ASKED_KEYS]})
+        self._asked_of_all = balance[ASKED_KEYS]
+        balance[PACED_KEYS] = self._stats.counters[PACED_KEYS]
+        return SparseStats(
+            total(local.store), total(local.rows), balance=balance, features=total(local.features)
+        )
+
+    def close(self) -> None:
+        """See :class:`ShardedHalf`; leaves the others."""
+        super().close()
+        if self._part is not None:
+            self._part.close()
+
+    def _report(
+        self,
+        vote: Vote,
+        batch: Batch,
+        inverses: Inverses,
+        numbers: Sequence[Tensor],
+        counts: DeferredCounts | None = None,
+    ) -> None:
+        """Has a vote report what rows refuse, and how evenly keys were spread.
+
+        Args:
+            numbers: [G], of each group a key of this rank whose gradient is not finite, or -1; [R, 2], of each rank 1 + the
+                number of a table with a sum that is not finite, or 0, and how many keys it is asked for; [1], how many of
+                those here are unique.
+            counts: the counters of all stores; None where the half is to be asked.
+        """
+        parts = [*numbers, *(() if counts is None else (counts.numbers,))]
+        ends = np.cumsum([part.numel() for part in numbers])
+
+        def error_from(flat: Numbers) -> NonFiniteError | None:
+            local_keys, of_all, *_ = np.split(np.array(flat), ends)
+            worst = int(of_all[::2].max())
+            if (feature := nonfinite_feature(inverses, batch, local_keys.tolist())) or not worst:
+                return nonfinite_gradient(feature)
+            return NonFiniteError(f"a gradient of table {self._tables[worst - 1]!r} is NaN or infinite")
+
+        def counters_from(flat: Numbers) -> Mapping[str, int] | None:
+            _, of_all, num_served, of_store = np.split(np.array(flat), ends)
+            asked = of_all[1::2]
+            self._stats.counters[ASKED_KEYS] += int(asked[self.ranks.rank])
+            self._stats.counters[SERVED_ROWS] += int(num_served[0])
+            self._stats.counters[PACED_KEYS] += self.ranks.size * int(asked.max())
+            self._asked_of_all += int(asked.sum())
+            if counts is None:
+                return None
+            balance = {ASKED_KEYS: self._asked_of_all, PACED_KEYS: self._stats.counters[PACED_KEYS]}
+            return {**counts.by_name(of_store.tolist()), **balance}
+
+        vote.reported = torch.cat([part.reshape(-1).double().to(vote.loss.device) for part in parts])
+        vote.error_from, vote.counters_from = error_from, counters_from
+
+
+class CollectiveSparse(ExchangingSparse[list[GroupExchange], GroupExchange]):
     """Tables whose shards are spread evenly over the trainers.
 
     Rows of several groups, and their gradients, travel in one message. Where groups are in several interleaving groups these
@@ -70,20 +163,15 @@ class CollectiveSparse(ShardedHalf[list[GroupExchange], GroupExchange]):
         self._interleaving_sets = _numbered_sets(
             [group.spec.name for group in groups], interleaving, excluded
         )
-        shards = LocalShards(groups, spec.resolved_store(), place=ranks.rank, num_places=ranks.size)
-        super().__init__(groups, shards, micro_batches=micro_batches, ahead=ahead)
-        self.ranks = ranks
         several = micro_batches > 1 or len(self._interleaving_sets) > 1
-        # gloo allows one thread; exchanges during a backward pass have their own connections
-        threaded = ranks.size > 1 and (several or ahead)
-        self._part = ranks.split(range(ranks.size)) if threaded else None
+        super().__init__(
+            spec, ranks, stats, micro_batches=micro_batches, ahead=ahead, threaded=several or ahead
+        )
         between = self._part or ranks
         grouped = 1 < len(set(hosts)) < len(hosts)
         self.exchange: Exchange = BetweenHosts(between, hosts) if grouped else DirectExchange(between)
-        self._stats = stats or Stats()
-        self._routers = [KeyRouter(group, ranks.size, shards.shards_each) for group in groups]
-        self._readers = [ShardReader(stores, shards.pool) for stores in shards.stores]
-        self._tables = [table.name for group in groups for table in group.spec.tables]
+        self._routers = [KeyRouter(group, ranks.size, self._shards.shards_each) for group in groups]
+        self._readers = [ShardReader(stores, self._shards.pool) for stores in self._shards.stores]
         self._messages = GroupMessages(
             ranks,
             self.exchange,
@@ -123,7 +211,7 @@ class CollectiveSparse(ShardedHalf[list[GroupExchange], GroupExchange]):
         request: list[GroupExchange] | None = None,
         *,
         train: bool,
-    ) -> Iterator[Arrival[GroupExchange]]:
+    ) -> Generator[Arrival[GroupExchange], None, None]:
         """Gets rows from their owners; see :class:`ShardedHalf`."""
         exchanges = self.find(batch, parts, train=train) if request is None else request
         if not exchanges:
@@ -158,17 +246,17 @@ class CollectiveSparse(ShardedHalf[list[GroupExchange], GroupExchange]):
         gradients: Sequence[Gradients],
         step: int,
         lr_scale: float,
+        vote: Vote,
     ) -> None:
-        """Sends the gradients of rows to their owners, which apply the sum over all trainers.
-
-        Raises:
-            NonFiniteError: a gradient of any trainer is NaN or infinite; no row was moved anywhere.
-        """
+        """Sends the gradients of rows to their owners, which apply the sum over all trainers, or nothing."""
         local: dict[int, NDArray[np.float32]] = {}
+        local_keys = [-1] * len(reads)
 
         def send(groups: list[int]) -> Future[Tensor]:
             for g in groups:
-                local[g], _ = self._routers[g].bags.scatter(gradients[g], reads[g].routed.keys, batch)
+                local[g], local_keys[g] = self._routers[g].bags.scatter(
+                    gradients[g], reads[g].routed.keys, batch
+                )
             members = [reads[g] for g in groups]
             return self._messages.send(
                 "gradients", members, self._messages.packed_gradients(members, local), slice(None), train=True
@@ -183,29 +271,27 @@ class CollectiveSparse(ShardedHalf[list[GroupExchange], GroupExchange]):
                 bad = max(bad, 0 if nonfinite is None else 1 + self._tables.index(nonfinite))
         took_part = [float(any(gradient is not None for gradient in outputs)) for outputs in gradients]
         num_asked = int(reads[0].route.received_counts.sum()) if reads else 0
+        words = torch.tensor([float(bad), float(num_asked), *took_part], dtype=torch.float64)
         with self._messages.waiting("vote", train=True):
-            *all_took_part, worst, most = self.ranks.largest([*took_part, float(bad), float(num_asked)])
-        self._stats.counters[ASKED_KEYS] += num_asked
-        self._stats.counters[SERVED_ROWS] += sum(
-            len(shard.keys) for exchange in reads for shard in exchange.served.shards
+            of_all = vote.cast(torch.tensor(max([bad - 1, *local_keys]) >= 0), words)
+        inverses = [
+            (router.group, read.routed.keys.inverse)
+            for router, read in zip(self._routers, reads, strict=True)
+        ]
+        num_served = sum(len(shard.keys) for exchange in reads for shard in exchange.served.shards)
+        self._report(
+            vote, batch, inverses, [torch.tensor(local_keys), of_all[:, :2], torch.tensor([num_served])]
         )
-        self._stats.counters[PACED_KEYS] += self.ranks.size * int(most)
-        if worst:
-            raise NonFiniteError(f"a gradient of table {self._tables[int(worst) - 1]!r} is NaN or infinite")
-        for exchange, apply in zip(reads, all_took_part, strict=True):
+        if vote.stands:
+            return
+        for exchange, apply in zip(reads, of_all[:, 2:].any(dim=0).tolist(), strict=True):
             if apply:
                 self._readers[exchange.group].apply(exchange.served, sums[exchange.group], step, lr_scale)
 
-    def stats(self, *, spans: bool = False) -> SparseStats:
-        """Sums over all shards of all ranks."""
-        return over_all_ranks(super().stats(), self.ranks, self._stats)
-
     def close(self) -> None:
-        """See :class:`ShardedHalf`; leaves the others."""
+        """See :class:`ExchangingSparse`."""
         super().close()
         self._messages.close()
-        if self._part is not None:
-            self._part.close()
 
     def _look_up(self, exchange: GroupExchange, batch: Batch, step: int, *, train: bool) -> IncomingRows:
         """Reads the rows that this rank is asked for."""
@@ -215,21 +301,6 @@ class CollectiveSparse(ShardedHalf[list[GroupExchange], GroupExchange]):
         asked_rows = UniqueRows(np.empty(exchange.routed.keys.end, np.int64), memory)
         pooling = self._routers[exchange.group].bags.pooling(asked_rows, exchange.routed.keys, batch)
         return IncomingRows(served, asked_rows, memory, pooling)
-
-
-def over_all_ranks(local: SparseStats, ranks: TrainerGroup, stats: Stats) -> SparseStats:
-    """Sums over all ranks, and how evenly keys were spread over them.
-
-    Args:
-        stats: those of this process.
-    """
-    balance = ranks.sum_by_name({ASKED_KEYS: stats.counters[ASKED_KEYS]})
-    return SparseStats(
-        ranks.sum_by_name(local.store),
-        ranks.sum_by_name(local.rows),
-        balance={**balance, PACED_KEYS: stats.counters[PACED_KEYS]},
-        features=ranks.sum_by_name(local.features),
-    )
 
 
 def _numbered_sets(

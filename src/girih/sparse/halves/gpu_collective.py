@@ -11,7 +11,7 @@ Shapes: R ranks, G groups, T tables of a group, U unique keys of this rank's bat
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -23,23 +23,22 @@ from torch import Tensor
 
 from girih.comm.group import TrainerGroup
 from girih.comm.group.exchange import DirectExchange
+from girih.comm.group.trainers import Vote
 from girih.data.batch import Batch
-from girih.errors import NonFiniteError
 from girih.sparse.groups.gpu_bags import SideStream, take_over
 from girih.sparse.groups.gpu_batch import SharedCopy
-from girih.sparse.groups.local_shards import LocalShards
-from girih.sparse.half import SparseStats
-from girih.sparse.halves.collective import over_all_ranks
-from girih.sparse.halves.deferred import Agree, DeferredUpdate, Numbers, nonfinite_gradient
+from girih.sparse.halves.collective import ExchangingSparse
 from girih.sparse.halves.gpu_counters import counts_of, summed_over
 from girih.sparse.halves.gpu_messages import GpuMessages
-from girih.sparse.halves.sharded import Arrival, ShardedHalf
+from girih.sparse.halves.sharded import Arrival
 from girih.sparse.routing.gpu_reader import GpuReader, GpuServed
 from girih.sparse.routing.gpu_router import GpuRouter, GpuRowCodec, GpuTraffic
 from girih.sparse.spec import SparseSpec
 from girih.store.gpu.gpu_memory import to_device, to_host
 from girih.store.gpu.gpu_state import GpuState
-from girih.telemetry.stats import ASKED_KEYS, PACED_KEYS, SERVED_ROWS, Stats
+from girih.telemetry.stats import Stats
+
+Sums = Sequence[tuple[Tensor, Tensor]]
 
 
 @dataclass(eq=False)
@@ -58,13 +57,6 @@ class GpuRequest:
     ready: torch.cuda.Event | None = None
     brought: Future[None] | None = None
 
-    def tensors(self) -> Iterator[Tensor | None]:
-        """All tensors of this."""
-        for group_traffic in self.traffic:
-            yield from group_traffic.tensors()
-        for served in self.served or ():
-            yield from served.tensors()
-
 
 @dataclass(frozen=True)
 class GpuExchanged:
@@ -75,7 +67,7 @@ class GpuExchanged:
     rows: Any
 
 
-class GpuCollectiveSparse(ShardedHalf[GpuRequest, GpuExchanged]):
+class GpuCollectiveSparse(ExchangingSparse[GpuRequest, GpuExchanged]):
     """Tables whose shards are spread evenly over the GPUs of the trainers, one shard on each.
 
     Each group has messages of its own; while those of one are on the way, what the next one needs is done. With micro-batches all rows
@@ -100,35 +92,27 @@ class GpuCollectiveSparse(ShardedHalf[GpuRequest, GpuExchanged]):
         micro_batches: int = 1,
         ahead: bool = False,
     ) -> None:
-        groups = spec.groups()
-        shards = LocalShards(
-            groups, spec.resolved_store(), place=ranks.rank, num_places=ranks.size, gpu=spec.gpu
-        )
-        super().__init__(groups, shards, micro_batches=micro_batches, ahead=ahead)
-        self.ranks = ranks
-        # counts go over gloo while the trainer computes, and gloo allows one thread
-        self._part = ranks.split(range(ranks.size)) if ranks.size > 1 and ahead else None
+        # counts go over gloo while the trainer computes
+        super().__init__(spec, ranks, stats, micro_batches=micro_batches, ahead=ahead, threaded=ahead)
+        groups = self.groups_of_tables
         self._exchange = DirectExchange(self._part or ranks)
-        self._stats = stats or Stats()
         self._messages = GpuMessages(
             ranks,
             self._stats,
             rows=GpuRowCodec(float16_embeddings),
             gradients=GpuRowCodec(float16_gradients),
         )
-        self._readers = [GpuReader(*each) for each in zip(groups, shards.stores, strict=True)]
+        self._readers = [GpuReader(*each) for each in zip(groups, self._shards.stores, strict=True)]
         shared_copy = SharedCopy()
         self._routers = [
             GpuRouter(group, reader.state, ranks.size, shared_copy)
             for group, reader in zip(groups, self._readers, strict=True)
         ]
         self._unsent: deque[GpuRequest] = deque()
-        self._tables = [table.name for group in groups for table in group.spec.tables]
         self._table_ends = np.cumsum([len(group.spec.tables) for group in groups])
         # tiers below have the host wait in every step
         self._memories = [each.state.memory for each in self._readers if isinstance(each.state, GpuState)]
         self._is_deferred = bool(groups) and len(self._memories) == len(groups)
-        self._asked_of_all = 0  # as far as the host knows what came of steps
         if groups:
             self._device = self._readers[0].state.device
             self._side = SideStream(self._device)
@@ -143,7 +127,7 @@ class GpuCollectiveSparse(ShardedHalf[GpuRequest, GpuExchanged]):
             return GpuRequest(())
         with self._side():
             asked = [router.ask(batch, train=train) for router in self._routers]
-            counts = [torch.diff(item.ends, prepend=item.ends.new_zeros(1)) for item in asked]
+            counts = [torch.diff(ends, prepend=ends.new_zeros(1)) for *_, ends in asked]
             by_rank = [item.view(self.ranks.size, -1) for item in counts]
             counts_of_ranks = to_host(torch.cat(by_rank, dim=1))  # waits for this stream alone
             with self._messages.waiting("ids", train=train):
@@ -152,14 +136,8 @@ class GpuCollectiveSparse(ShardedHalf[GpuRequest, GpuExchanged]):
                 np.split(item, self._table_ends[:-1], axis=1)
                 for item in (route.sent_counts, route.received_counts)
             )
-            return GpuRequest(
-                [
-                    router.traffic(*item)
-                    for router, item in zip(
-                        self._routers, zip(asked, asks, of_ranks, strict=True), strict=True
-                    )
-                ]
-            )
+            groups = zip(self._routers, asked, asks, of_ranks, strict=True)
+            return GpuRequest([router.traffic(*keys[:2], *both) for router, keys, *both in groups])
 
     def fetch(self, request: GpuRequest) -> None:
         """Has the keys sent with the rows of the next batch that is read."""
@@ -173,14 +151,14 @@ class GpuCollectiveSparse(ShardedHalf[GpuRequest, GpuExchanged]):
         request: GpuRequest | None = None,
         *,
         train: bool,
-    ) -> Iterator[Arrival[GpuExchanged]]:
+    ) -> Generator[Arrival[GpuExchanged], None, None]:
         """Gets rows from their owners; see :class:`ShardedHalf`."""
         request = self.find(batch, parts, train=train) if request is None else request
         if request.brought is not None and request.brought.done():
             request.brought.result()  # which raises what went wrong there
         all_served = self._served(request, train=train)
         if request.traffic:
-            take_over(request.ready, request.tensors(), self._device)
+            take_over(request.ready, request, self._device)
         reads, rows = [], []
         for traffic, reader, served in zip(request.traffic, self._readers, all_served, strict=True):
             places, values = reader.read(served, step, train=train)
@@ -215,86 +193,37 @@ class GpuCollectiveSparse(ShardedHalf[GpuRequest, GpuExchanged]):
         gradients: Sequence[Any],
         step: int,
         lr_scale: float,
+        vote: Vote,
     ) -> None:
-        """Sends the gradients of rows to their owners, which apply the sum over all trainers.
-
-        Raises:
-            NonFiniteError: a gradient of any trainer is NaN or infinite; no row was moved anywhere.
-        """
-        sums = self._summed(batch, reads, gradients)
-        num_asked = _num_asked(reads)
+        """Sends the gradients of rows to their owners, which apply the sum over all trainers, or nothing."""
+        if not reads:
+            vote.cast(torch.tensor(False))
+            return
+        sums, local_keys = self._summed(batch, reads, gradients)
+        worst = self._worst(reads, sums)
         took_part = [float(any(gradient is not None for gradient in outputs)) for outputs in gradients]
-        bad = num_served = 0
-        if reads:
-            bad, num_served = to_host(torch.stack([self._worst(reads, sums), _num_served(reads)])).tolist()
+        num_asked = sum(int(read.traffic.asked.sum()) for read in reads)
+        num_served = torch.cat([read.served.keys.num for read in reads]).double().sum()  # each key once
+        words = torch.cat(
+            [worst.reshape(1).double(), to_device(np.array([num_asked, *took_part]), self._device)]
+        )
         with self._messages.waiting("vote", train=True):
-            *all_took_part, worst, most = self.ranks.largest([*took_part, float(bad), float(num_asked)])
-        self._count(num_asked, num_served, most)
-        if worst:
-            raise self._table_error(worst)
-        for read, reader, summed, apply in zip(reads, self._readers, sums, all_took_part, strict=True):
-            if apply:
-                reader.apply(read.served, read.rows, summed.totals, summed.refused, step, lr_scale)
-
-    def update_masked(
-        self,
-        agree: Agree,
-        batch: Batch,
-        reads: list[GpuExchanged],
-        gradients: Sequence[Any],
-        step: int,
-        lr_scale: float,
-    ) -> DeferredUpdate:
-        """As :meth:`update`, but the devices of all trainers decide together; see :class:`ShardedHalf`."""
-        sums = self._summed(batch, reads, gradients)
-        took_part = [float(any(gradient is not None for gradient in outputs)) for outputs in gradients]
-        num_asked, worst = _num_asked(reads), self._worst(reads, sums)
-        local_keys = torch.cat([summed.local_key for summed in sums])
-        words = to_device(np.array([num_asked, *took_part]), self._device)
-        refused, words_of_all = agree(
-            (worst > 0) | (local_keys >= 0).any(), torch.cat([worst.reshape(1).double(), words])
-        )
-        # as the kernels have it: a key's number where nothing is to move, else -1; aligned, as they are compiled for
-        moves = ~refused & (words_of_all[:, 2:] > 0).any(dim=0)
-        flags = (-moves.to(torch.int32)).unsqueeze(1).repeat(1, 4)
-        for read, reader, summed, flag in zip(reads, self._readers, sums, flags, strict=True):
-            reader.apply(read.served, read.rows, summed.totals, flag[:1], step, lr_scale)
-        stores = [store for _, store in self._shards.files()]
-        counts = summed_over(counts_of(stores, self._memories), self.ranks)
-        parts = [local_keys, words_of_all[:, :2].reshape(-1), _num_served(reads).reshape(1), counts.numbers]
-        ends = np.cumsum([part.numel() for part in parts])[:-1]
-
-        def error_from(numbers: Numbers) -> NonFiniteError | None:
-            local_keys, of_all, *_ = np.split(np.array(numbers), ends)
-            for router, read, key in zip(self._routers, reads, local_keys, strict=True):
-                if key >= 0:
-                    return nonfinite_gradient(router.feature_of(read.traffic, int(key), batch))
-            worst_of_all = of_all[::2].max()
-            return self._table_error(worst_of_all) if worst_of_all else None
-
-        def counters_from(numbers: Numbers) -> Mapping[str, int]:
-            _, of_all, num_served, of_store = np.split(np.array(numbers), ends)
-            asked = of_all[1::2]
-            self._count(num_asked, int(num_served[0]), asked.max())
-            self._asked_of_all += int(asked.sum())
-            balance = {ASKED_KEYS: self._asked_of_all, PACED_KEYS: self._stats.counters[PACED_KEYS]}
-            return {**counts.by_name(of_store.tolist()), **balance}
-
-        return DeferredUpdate(
-            refused, torch.cat([part.double() for part in parts]), error_from, counters_from
-        )
-
-    def stats(self, *, spans: bool = False) -> SparseStats:
-        """Sums over all shards of all ranks."""
-        totals = over_all_ranks(super().stats(), self.ranks, self._stats)
-        self._asked_of_all = totals.balance[ASKED_KEYS]
-        return totals
-
-    def close(self) -> None:
-        """See :class:`ShardedHalf`; leaves the others."""
-        super().close()
-        if self._part is not None:
-            self._part.close()
+            of_all = vote.cast((worst > 0) | (local_keys >= 0).any(), words)
+        if not vote.stands:
+            # as the kernels have it: a key's number where nothing is to move, else -1; aligned, as they are compiled for
+            moves = ~vote.refused & (of_all[:, 2:] > 0).any(dim=0)
+            flags = (-moves.to(torch.int32)).to(self._device).unsqueeze(1).repeat(1, 4)
+            for read, reader, (totals, _), flag in zip(reads, self._readers, sums, flags, strict=True):
+                reader.apply(read.served, read.rows, totals, flag[:1], step, lr_scale)
+        counts = None
+        if vote.deferred:
+            stores = [store for _, store in self._shards.files()]
+            counts = summed_over(counts_of(stores, self._memories), self.ranks)
+        inverses = [
+            (router.group, read.traffic.keys.unique.inverse)
+            for router, read in zip(self._routers, reads, strict=True)
+        ]
+        self._report(vote, batch, inverses, [local_keys, of_all[:, :2], num_served], counts)
 
     def _served(self, request: GpuRequest, *, train: bool) -> Sequence[GpuServed]:
         """The keys that are asked of this rank, beside whatever the GPU does; keys are sent where they were not."""
@@ -327,57 +256,29 @@ class GpuCollectiveSparse(ShardedHalf[GpuRequest, GpuExchanged]):
 
     def _summed(
         self, batch: Batch, reads: Sequence[GpuExchanged], gradients: Sequence[Sequence[Tensor | None]]
-    ) -> list[_Summed]:
-        """The sums over all trainers of the gradients of each group's rows here; waits for nothing on a GPU."""
+    ) -> tuple[Sums, Tensor]:
+        """The sums over all trainers of the gradients of each group's rows here; waits for nothing on a GPU.
+
+        Returns:
+            These, as :meth:`GpuReader.sum_gradients` gives them; and int32[G]: of each group a key of this rank's batch whose
+            gradient is not finite, or -1.
+        """
         local_keys, coming = [], []
         for read, router, outputs in zip(reads, self._routers, gradients, strict=True):
             sent, local_key = router.gradients(read.traffic, outputs, batch)
             local_keys.append(local_key)
             coming.append(self._messages.send_gradients(read.traffic, sent))
-        return [
-            _Summed(*reader.sum_gradients(read.served, came()), local_key)
-            for read, reader, came, local_key in zip(reads, self._readers, coming, local_keys, strict=True)
-        ]
+        readers = zip(reads, self._readers, coming, strict=True)
+        sums = [reader.sum_gradients(read.served, came()) for read, reader, came in readers]
+        return sums, torch.cat(local_keys)
 
-    def _worst(self, reads: Sequence[GpuExchanged], sums: Sequence[_Summed]) -> Tensor:
+    def _worst(self, reads: Sequence[GpuExchanged], sums: Sums) -> Tensor:
         """int64[], on the device: 1 + the number of a table with a sum that is not finite, or 0."""
         starts = self._table_ends - [len(read.traffic.sections.most) for read in reads]
         worst = []
-        for start, reader, read, summed in zip(starts.tolist(), self._readers, reads, sums, strict=True):
-            bad = reader.bad_table(read.served, summed.refused)
+        for start, reader, read, (_, refused) in zip(
+            starts.tolist(), self._readers, reads, sums, strict=True
+        ):
+            bad = reader.bad_table(read.served, refused)
             worst.append(torch.where(bad > 0, bad + start, bad))
         return torch.cat(worst).max()
-
-    def _table_error(self, worst: float) -> NonFiniteError:
-        return NonFiniteError(f"a gradient of table {self._tables[int(worst) - 1]!r} is NaN or infinite")
-
-    def _count(self, num_asked: int, num_served: int, most_asked: float) -> None:
-        """Counts how evenly the keys of a step were spread."""
-        self._stats.counters[ASKED_KEYS] += num_asked
-        self._stats.counters[SERVED_ROWS] += num_served
-        self._stats.counters[PACED_KEYS] += self.ranks.size * int(most_asked)
-
-
-@dataclass(frozen=True)
-class _Summed:
-    """Gradients of one group's rows here.
-
-    Attributes:
-        totals: float32[K, W], of which the first are those of unique keys.
-        refused: int32[1]: a key whose own is not finite, or -1.
-        local_key: int32[1]: a key of this rank's batch whose gradient is not finite, or -1.
-    """
-
-    totals: Tensor
-    refused: Tensor
-    local_key: Tensor
-
-
-def _num_asked(reads: Sequence[GpuExchanged]) -> int:
-    """Keys that all ranks ask of this one."""
-    return sum(int(read.traffic.asked.sum()) for read in reads)
-
-
-def _num_served(reads: Sequence[GpuExchanged]) -> Tensor:
-    """int64[], on the device: the same, each key once."""
-    return torch.cat([read.served.keys.num for read in reads]).long().sum()

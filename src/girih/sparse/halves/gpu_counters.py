@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from girih.comm.group import TrainerGroup
+from girih.comm.group.trainers import Numbers, Vote
 from girih.sparse.groups.local_shards import LocalShards
-from girih.sparse.halves.deferred import DeferredUpdate, Numbers
 from girih.store import Store
 from girih.store.gpu.gpu_memory import GpuMemory, to_device
 from girih.store.gpu.gpu_state import GpuState
@@ -30,19 +30,16 @@ class DeferredCounts:
     by_name: Callable[[Numbers], Mapping[str, int]]
 
 
-def with_counts(update: DeferredUpdate, shards: LocalShards) -> DeferredUpdate:
-    """The same update, which also reports the counters of the shards if all of them are in GPU memory alone."""
+def report_counts(vote: Vote, shards: LocalShards) -> None:
+    """Has a vote also report the counters of the shards, if all of them are in GPU memory alone."""
     stores = [store for _, store in shards.files()]
     memories = [store.state.memory for store in stores if isinstance(store.state, GpuState)]
     if len(memories) < len(stores):
-        return update
-    counts, num_words = counts_of(stores, memories), len(update.reported)
-    return replace(
-        update,
-        reported=torch.cat([update.reported, counts.numbers]),
-        error_from=lambda numbers: update.error_from(numbers[:num_words]),
-        counters_from=lambda numbers: counts.by_name(numbers[num_words:]),
-    )
+        return
+    counts, num_words, error_from = counts_of(stores, memories), len(vote.reported), vote.error_from
+    vote.reported = torch.cat([vote.reported, counts.numbers])
+    vote.error_from = lambda numbers: error_from(numbers[:num_words])
+    vote.counters_from = lambda numbers: counts.by_name(numbers[num_words:])
 
 
 def counts_of(stores: Sequence[Store], memories: Sequence[GpuMemory]) -> DeferredCounts:

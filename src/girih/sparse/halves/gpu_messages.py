@@ -7,9 +7,7 @@ Shapes: R ranks, U unique keys of this rank's batch, K keys that are asked of th
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -17,25 +15,25 @@ from torch import Tensor
 
 from girih.comm.group import TrainerGroup
 from girih.comm.group.exchange import Counts
+from girih.sparse.halves.group_messages import Messages
 from girih.sparse.routing.gpu_router import KEY_WORDS, GpuRowCodec, GpuTraffic
-from girih.telemetry.stats import EXCHANGE_NS, Stats
+from girih.telemetry.stats import Stats
 
 Coming = Callable[[], Tensor]
 """A message on its way: returns it, which on a GPU may be before it is there, as its stream knows."""
 
 
-class GpuMessages:
+class GpuMessages(Messages):
     """The ways of one trainer's messages.
 
     Args:
-        stats: where bytes and seconds are counted.
         rows, gradients: how these travel.
     """
 
     def __init__(
         self, ranks: TrainerGroup, stats: Stats, *, rows: GpuRowCodec, gradients: GpuRowCodec
     ) -> None:
-        self._ranks, self._stats = ranks, stats
+        super().__init__(ranks, stats)
         self._rows, self._gradients = rows, gradients
 
     def send_keys(self, traffic: GpuTraffic, *, train: bool) -> Coming:
@@ -75,16 +73,6 @@ class GpuMessages:
             return unpacked
 
         return gradients
-
-    @contextmanager
-    def waiting(self, kind: str, *, train: bool) -> Iterator[None]:
-        """Times what the host waits for others; on a GPU it hands messages over and goes on."""
-        start = time.perf_counter()
-        yield
-        seconds = time.perf_counter() - start
-        self._stats.spans.add(f"exchange {kind}", start, seconds)
-        if train:
-            self._stats.counters[EXCHANGE_NS] += round(1e9 * seconds)
 
     def _rank_slice(self, counts: Counts) -> slice:
         """This rank's part of what lies by rank."""

@@ -76,7 +76,28 @@ class IncomingRows:
     pooling: Pooling
 
 
-class GroupMessages:
+class Messages:
+    """The ways of one trainer's messages.
+
+    Args:
+        stats: where bytes and seconds are counted.
+    """
+
+    def __init__(self, ranks: TrainerGroup, stats: Stats) -> None:
+        self._ranks, self._stats = ranks, stats
+
+    @contextmanager
+    def waiting(self, kind: str, *, train: bool) -> Iterator[None]:
+        """Times an exchange: until the others have come to it, and all bytes are here. A GPU hands messages over and goes on."""
+        start = time.perf_counter()
+        yield
+        seconds = time.perf_counter() - start
+        self._stats.spans.add(f"exchange {kind}", start, seconds)
+        if train:
+            self._stats.counters[EXCHANGE_NS] += round(1e9 * seconds)
+
+
+class GroupMessages(Messages):
     """Messages between trainers, each of several groups.
 
     Args:
@@ -97,7 +118,8 @@ class GroupMessages:
         gradients: RowCodec,
         threaded: bool,
     ) -> None:
-        self._ranks, self._exchange, self._stats = ranks, exchange, stats
+        super().__init__(ranks, stats)
+        self._exchange = exchange
         self._dims, self._num_tables = dims, num_tables
         self._rows, self._gradients = rows, gradients
         self._wire = ThreadPoolExecutor(1, "girih-exchange") if threaded else None
@@ -283,16 +305,6 @@ class GroupMessages:
         ends = np.cumsum(sizes(route.received_counts))
         received = [_unpacked(part, lengths) for part in np.split(flat, ends[:-1])]
         return route, list(zip(*received, strict=True))
-
-    @contextmanager
-    def waiting(self, kind: str, *, train: bool) -> Iterator[None]:
-        """Times an exchange: until the others have come to it, and all bytes are here."""
-        start = time.perf_counter()
-        yield
-        seconds = time.perf_counter() - start
-        self._stats.spans.add(f"exchange {kind}", start, seconds)
-        if train:
-            self._stats.counters[EXCHANGE_NS] += round(1e9 * seconds)
 
 
 def _asked_by_others(served: GroupKeys, part: slice) -> NDArray[np.bool_]:

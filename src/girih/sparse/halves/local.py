@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
 
 from girih.comm.group import TrainerGroup
+from girih.comm.group.trainers import Vote
 from girih.data.batch import Batch
-from girih.errors import GirihError, NonFiniteError
+from girih.errors import GirihError
 from girih.planner.placement import Placement
 from girih.sparse.groups.bags import Gradients
 from girih.sparse.groups.gpu_batch import SharedCopy
-from girih.sparse.groups.group import CpuGroup, EmbeddingGroup, FeatureCounts, ReadRows, apply_all
+from girih.sparse.groups.group import CpuGroup, EmbeddingGroup, FeatureCounts, ReadRows
 from girih.sparse.groups.local_shards import LocalShards
 from girih.sparse.groups.pack import Group
 from girih.sparse.half import SparseStats
+from girih.sparse.halves.row_updates import apply_all
 from girih.sparse.halves.sharded import Arrival, ShardedHalf
 from girih.sparse.spec import SparseSpec
 from girih.store import Store
-
-if TYPE_CHECKING:
-    import torch
-
-    from girih.sparse.halves.deferred import Agree, DeferredUpdate
 
 
 class LocalSparse(ShardedHalf[list[object], ReadRows]):
@@ -77,7 +77,7 @@ class LocalSparse(ShardedHalf[list[object], ReadRows]):
         request: list[object] | None = None,
         *,
         train: bool,
-    ) -> Iterator[Arrival[ReadRows]]:
+    ) -> Generator[Arrival[ReadRows], None, None]:
         """See :class:`ShardedHalf`; rows are looked up with the first micro-batch."""
         first, *later = parts
         reads, fills = [], []
@@ -90,8 +90,11 @@ class LocalSparse(ShardedHalf[list[object], ReadRows]):
                 [fill] if later else []
             )  # which else has its rows let go of before those of the next group
         for group, read in [] if train else zip(self.groups, reads, strict=True):
-            self.features.add_evaluation(batch, group.group, group.inverse(read), group.absent(read))
-        outputs = [output for read in reads for output in read.outputs]
+            inverse = np.asarray(torch.as_tensor(group.inverse(read)).cpu())
+            self.features.add_evaluation(batch, group.group, inverse, group.absent(read))
+        outputs: list[NDArray[np.float32] | torch.Tensor] = []
+        for read in reads:
+            outputs += read.outputs
         yield reads, outputs
         for examples in later:
             for fill in fills:
@@ -99,26 +102,20 @@ class LocalSparse(ShardedHalf[list[object], ReadRows]):
             yield reads, outputs
 
     def update(
-        self, batch: Batch, reads: list[ReadRows], gradients: Sequence[Gradients], step: int, lr_scale: float
-    ) -> None:
-        """See :class:`ShardedHalf`."""
-        apply_all(self.groups, reads, gradients, batch, step, lr_scale)
-
-    def update_masked(
         self,
-        agree: Agree,
         batch: Batch,
         reads: list[ReadRows],
         gradients: Sequence[Gradients],
         step: int,
         lr_scale: float,
-    ) -> DeferredUpdate:
-        """See :class:`ShardedHalf`; returns a :class:`girih.sparse.halves.deferred.DeferredUpdate`."""
-        from girih.sparse.halves.deferred import apply_masked
-        from girih.sparse.halves.gpu_counters import with_counts
+        vote: Vote,
+    ) -> None:
+        """See :class:`ShardedHalf`."""
+        apply_all(self.groups, reads, gradients, batch, step, lr_scale, vote)
+        if vote.deferred:
+            from girih.sparse.halves.gpu_counters import report_counts
 
-        update = apply_masked(agree, self.groups, reads, gradients, batch, step, lr_scale)
-        return with_counts(update, self._shards)
+            report_counts(vote, self._shards)
 
 
 def open_group(
@@ -168,18 +165,23 @@ class FeatureParallelSparse(LocalSparse):
         )
 
     def update(
-        self, batch: Batch, reads: list[ReadRows], gradients: Sequence[Gradients], step: int, lr_scale: float
+        self,
+        batch: Batch,
+        reads: list[ReadRows],
+        gradients: Sequence[Gradients],
+        step: int,
+        lr_scale: float,
+        vote: Vote,
     ) -> None:
         """See :class:`ShardedHalf`.
 
         Raises:
             GirihError: finite gradients whose sum is not: other trainers may have moved their rows already.
         """
-        try:
-            super().update(batch, reads, gradients, step, lr_scale)
-        except NonFiniteError as error:
-            if self._ranks.size == 1:
-                raise
+        known = vote.stands
+        super().update(batch, reads, gradients, step, lr_scale, vote)
+        if vote.stands and not known and self._ranks.size > 1:
+            error = vote.error_from(vote.reported.tolist())
             raise GirihError(
                 f"trainer {self._ranks.rank}: {error}, summed up; other trainers have applied theirs; resume from the last"
                 " checkpoint, with a lower learning rate or train.clip_norm"

@@ -24,16 +24,17 @@ from girih.checkpoint.parts import PartReader
 from girih.checkpoint.storage import Storage
 from girih.cluster.roles import RoleName
 from girih.comm.group import TrainerGroup
+from girih.comm.group.trainers import Vote
 from girih.comm.registry import Registry
 from girih.comm.registry.remote import CONNECTED_S, calls_of, connect_all
 from girih.comm.rpc import Client, Frame
 from girih.comm.service import answer, answers, as_integer, as_text, from_text, writable
 from girih.data.batch import Batch
-from girih.errors import ConfigError, GirihError, NonFiniteError, RemoteError, named
+from girih.errors import ConfigError, GirihError, RemoteError, named
 from girih.models.embeddings import Embeddings
 from girih.sparse.groups.leaves import Leaves
 from girih.sparse.half import SparseStats
-from girih.sparse.halves.deferred import Agree, DeferredUpdate, Numbers, nonfinite_gradient
+from girih.sparse.halves.row_updates import nonfinite_gradient
 from girih.sparse.halves.staging import Received, Staging
 from girih.sparse.halves.worker_requests import RetryingRequests
 from girih.sparse.protocol import NO_TURN, NO_VERSION, BatchCodec, DoneBatches, SparseVerb
@@ -71,53 +72,39 @@ class RemotePulled:
         """Blocks until they are here."""
         return self._arrived().embeddings(examples)
 
-    def push(self, step: int, lr_scale: float = 1.0) -> RemotePending:
-        """Sends the gradients that the embeddings collected to the worker they came from; from a GPU, once they are here."""
-        half = self._half
-        half.settle()
-        gradients = self._arrived().gradients()
-        half.last_step = step
-        call = partial(self._push, next(half.turns), step, lr_scale)
-        asked = call(gradients) if half.staging is None else half.staging.send(gradients, call)
-        return half.sent(asked, self.called[1])
+    def push(self, step: int, lr_scale: float, vote: Vote) -> RemotePending:
+        """Sends the gradients that the embeddings collected to the worker they came from, or word that the step is refused.
 
-    def push_masked(self, agree: Agree, step: int, lr_scale: float = 1.0) -> DeferredUpdate:
-        """As :meth:`push`, or as :meth:`discard` if the step is refused, once the gradients are here.
-
-        Args:
-            agree: see :data:`girih.sparse.halves.deferred.Agree`.
+        Gradients from a GPU are sent once they are here.
         """
         half, leaves = self._half, self._arrived()
         half.settle()
         gradients = leaves.gradients()
-        largest = leaves.largest(gradients)
-        refused, _ = agree(~torch.isfinite(largest).all(), largest.new_empty(0, dtype=torch.float64))
+        vote.reported = leaves.largest(gradients).double()
+        vote.cast(~torch.isfinite(vote.reported).all())
         turn, before = next(half.turns), half.last_step
         half.last_step = step
+        vote.rollback = partial(setattr, half, "last_step", before)
+        vote.error_from = lambda numbers: nonfinite_gradient(leaves.nonfinite_feature(gradients, numbers))
 
         def call(arrays: Sequence[NDArray[Any] | None]) -> Future[Frame]:
             *to_push, flag = arrays
             is_refused = flag is not None and flag[0]
             return self._drop(turn) if is_refused else self._push(turn, step, lr_scale, to_push)
 
-        def error_from(numbers: Numbers) -> NonFiniteError | None:
-            feature = leaves.nonfinite_feature(gradients, numbers)
-            return None if feature is None else nonfinite_gradient(feature)
+        if vote.stands:
+            return self._dropped(turn)
+        refused = vote.refused.float().reshape(1)
+        if half.staging is None:
+            return half.sent(call([*gradients, refused.numpy()]), self.called[1])
+        return half.sent(half.staging.send([*gradients, refused], call), self.called[1])
 
-        return DeferredUpdate(
-            refused,
-            largest.double(),
-            error_from,
-            rollback=partial(setattr, half, "last_step", before),
-            pending=half.sent(
-                half.way_back.send([*gradients, refused.float().reshape(1)], call), self.called[1]
-            ),
-        )
+    def discard(self) -> RemotePending:
+        """Tells the worker, and the servers, that this batch will not be trained on."""
+        return self._dropped(NO_TURN)
 
-    def discard(self, *, refused: bool = True) -> RemotePending:
-        """Tells the worker, and the servers, that this batch moves nothing."""
-        half = self._half
-        call = partial(self._drop, next(half.turns) if refused else NO_TURN)
+    def _dropped(self, turn: int) -> RemotePending:
+        half, call = self._half, partial(self._drop, turn)
         return half.sent(call() if half.staging is None else half.staging.drop(call), self.called[1])
 
     def _push(
@@ -294,17 +281,6 @@ class RemoteSparse:
             client.close()
         self._workers, self._servers = [], []
 
-    @property
-    def way_back(self) -> Staging:
-        """The way of gradients from the GPU.
-
-        Raises:
-            ConfigError: the dense half is on the CPU.
-        """
-        if self.staging is None:
-            raise ConfigError("gradients on a CPU are here at once; push them")
-        return self.staging
-
     def reset(self) -> None:
         """Has servers drop the updates that earlier trainers began, and counts the lost ones. All trainers call it."""
         lost_and_step = None
@@ -317,7 +293,7 @@ class RemoteSparse:
     def prepare(self, batch: Batch) -> None:
         """No-op: the worker does it as soon as the ids come from the loader."""
 
-    def pull(self, batch: Batch, prepared: None = None) -> RemotePulled:
+    def pull(self, batch: Batch, prepared: object = None) -> RemotePulled:
         """Asks the worker that keeps the batch's ids for its embeddings.
 
         Raises:

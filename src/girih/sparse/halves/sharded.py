@@ -11,9 +11,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +20,7 @@ from torch import Tensor
 
 from girih.checkpoint.parts import PartReader
 from girih.checkpoint.storage import Storage
+from girih.comm.group.trainers import Vote
 from girih.data.batch import Batch, slices_of
 from girih.models.embeddings import Embeddings
 from girih.publishing.shards import SegmentRows
@@ -33,9 +33,6 @@ from girih.sparse.half import SparseStats
 from girih.store import Store
 from girih.telemetry.busy import Busy, awaited
 from girih.telemetry.stats import LiveNumber
-
-if TYPE_CHECKING:
-    from girih.sparse.halves.deferred import Agree, DeferredUpdate
 
 T = TypeVar("T")
 Request = TypeVar("Request")
@@ -80,32 +77,23 @@ class PulledHere(Generic[Request, Read]):
         """Blocks until they are here."""
         for part, arrival in self._parts:
             if examples is None or part.start < examples.stop:
-                self._half.awaited(arrival)
+                awaited(arrival, self._half.busy)
         return self._arrived().embeddings(examples)
 
-    def push(self, step: int, lr_scale: float = 1.0) -> Done:
-        """Applies the gradients: one optimizer step.
-
-        Raises:
-            NonFiniteError: a gradient is NaN or infinite; no row was moved.
-        """
-        reads, _ = self._half.awaited(self._parts[-1][1])
-        self._half.move(self._batch, reads, self._arrived().gradients(), step, lr_scale)
+    def push(self, step: int, lr_scale: float, vote: Vote) -> Done:
+        """Applies the gradients, or nothing: one optimizer step."""
+        reads, _ = awaited(self._parts[-1][1], self._half.busy)
+        self._half.move(self._batch, reads, self._arrived().gradients(), step, lr_scale, vote)
         return Done()
 
-    def push_masked(self, agree: Agree, step: int, lr_scale: float = 1.0) -> DeferredUpdate:
-        """Launches :meth:`push`, which moves nothing if the device refuses the step; see :mod:`girih.sparse.halves.deferred`."""
-        reads, _ = self._half.awaited(self._parts[-1][1])
-        return self._half.move_masked(agree, self._batch, reads, self._arrived().gradients(), step, lr_scale)
-
-    def discard(self, *, refused: bool = True) -> Done:
+    def discard(self) -> Done:
         """No-op: nothing is kept for a batch elsewhere."""
         return Done()
 
     def _arrived(self) -> Leaves:
         """Leaves over all outputs, filled in or not."""
         if self._leaves is None:
-            _, outputs = self._half.awaited(self._parts[0][1])
+            _, outputs = awaited(self._parts[0][1], self._half.busy)
             groups = self._half.groups_of_tables
             self._leaves = Leaves(groups, outputs, sequence_bounds(groups, self._batch), train=self._train)
         return self._leaves
@@ -120,6 +108,7 @@ class ShardedHalf(ABC, Generic[Request, Read]):
 
     Attributes:
         last_step: number of the last update.
+        busy: the thread, for which a wait is work while it works, and none while it waits for others.
         groups_of_tables: the packed tables, in the order of outputs.
         features: counts of the ids of this process's batches.
     """
@@ -132,7 +121,7 @@ class ShardedHalf(ABC, Generic[Request, Read]):
         self.features = FeatureCounts(groups)
         self._micro_batches = micro_batches
         self._thread = ThreadPoolExecutor(1, "girih-sparse") if ahead or micro_batches > 1 else None
-        self._busy = Busy()  # of the thread
+        self.busy = Busy()
 
     @abstractmethod
     def find(self, batch: Batch, parts: Sequence[slice], *, train: bool) -> Request:
@@ -145,7 +134,7 @@ class ShardedHalf(ABC, Generic[Request, Read]):
     @abstractmethod
     def read(
         self, batch: Batch, step: int, parts: Sequence[slice], request: Request | None = None, *, train: bool
-    ) -> Iterator[Arrival[Read]]:
+    ) -> Generator[Arrival[Read], None, None]:
         """Reads a batch's rows; yields the same once for each micro-batch, when its rows are filled in.
 
         Args:
@@ -154,32 +143,15 @@ class ShardedHalf(ABC, Generic[Request, Read]):
 
     @abstractmethod
     def update(
-        self, batch: Batch, reads: list[Read], gradients: Sequence[Gradients], step: int, lr_scale: float
-    ) -> None:
-        """Moves rows by the gradients of each group's outputs.
-
-        Raises:
-            NonFiniteError: a gradient is NaN or infinite; no row was moved.
-        """
-
-    def update_masked(
         self,
-        agree: Agree,
         batch: Batch,
         reads: list[Read],
         gradients: Sequence[Gradients],
         step: int,
         lr_scale: float,
-    ) -> DeferredUpdate:
-        """As :meth:`update`, but the device decides whether rows move. Needs all rows in GPU memory.
-
-        Args:
-            agree: see :data:`girih.sparse.halves.deferred.Agree`.
-
-        Returns:
-            A :class:`girih.sparse.halves.deferred.DeferredUpdate`.
-        """
-        raise NotImplementedError(f"{type(self).__name__} learns at once what a step is refused for")
+        vote: Vote,
+    ) -> None:
+        """Casts the vote, and moves rows by the gradients of each group's outputs unless the step is refused."""
 
     def prepare(self, batch: Batch) -> Future[Request]:
         """See :class:`girih.sparse.half.SparseHalf`."""
@@ -191,7 +163,7 @@ class ShardedHalf(ABC, Generic[Request, Read]):
 
         return self._submit(find)
 
-    def pull(self, batch: Batch, prepared: Future[Request] | None = None) -> PulledHere[Request, Read]:
+    def pull(self, batch: Batch, prepared: object = None) -> PulledHere[Request, Read]:
         """Reads a batch's rows for training."""
         self.features.add_training(batch)
         return self._pulled(batch, self._parts_of(batch), prepared, train=True)
@@ -200,32 +172,14 @@ class ShardedHalf(ABC, Generic[Request, Read]):
         """Reads for evaluation; keys without a row give their initial value."""
         return self._pulled(batch, [slice(0, batch.num_examples)], train=False)
 
-    def move(self, batch: Batch, reads: list[Read], gradients: Gradients, step: int, lr_scale: float) -> None:
+    def move(
+        self, batch: Batch, reads: list[Read], gradients: Gradients, step: int, lr_scale: float, vote: Vote
+    ) -> None:
         """Moves rows by the gradients of all outputs, after all earlier work; see :meth:`update`."""
         grouped = by_group(self.groups_of_tables, gradients)
-        self.awaited(self._submit(lambda: self.update(batch, reads, grouped, step, lr_scale)))
-        self.last_step = step
-
-    def move_masked(
-        self,
-        agree: Agree,
-        batch: Batch,
-        reads: list[Read],
-        gradients: Gradients,
-        step: int,
-        lr_scale: float,
-    ) -> DeferredUpdate:
-        """As :meth:`move`, but the device decides whether rows move; see :meth:`update_masked`."""
-        grouped = by_group(self.groups_of_tables, gradients)
-        update = self.awaited(
-            self._submit(lambda: self.update_masked(agree, batch, reads, grouped, step, lr_scale))
-        )
+        self._done(partial(self.update, batch, reads, grouped, step, lr_scale, vote))
         before, self.last_step = self.last_step, step
-        return replace(update, rollback=lambda: setattr(self, "last_step", before))
-
-    def awaited(self, future: Future[T]) -> T:
-        """The result of what the thread does; a wait for it is work while it works, and none while it waits for others."""
-        return awaited(future, self._busy)
+        vote.rollback = partial(setattr, self, "last_step", before)
 
     def sync(self) -> None:
         """No-op: no update is ever in flight."""
@@ -257,7 +211,7 @@ class ShardedHalf(ABC, Generic[Request, Read]):
 
     def peek_rows(self, table: str, ids: NDArray[np.int64]) -> NDArray[np.float32]:
         """See :meth:`girih.sparse.groups.local_shards.LocalShards.peek`."""
-        return self.awaited(self._submit(lambda: self._shards.peek(table, ids)))
+        return self._done(partial(self._shards.peek, table, ids))
 
     def stores(self) -> Iterator[tuple[str, Store]]:
         """Every shard here, and the place of its file in a checkpoint."""
@@ -273,9 +227,13 @@ class ShardedHalf(ABC, Generic[Request, Read]):
         return slices_of(batch, self._micro_batches)
 
     def _pulled(
-        self, batch: Batch, parts: Sequence[slice], prepared: Future[Request] | None = None, *, train: bool
+        self, batch: Batch, parts: Sequence[slice], prepared: object = None, *, train: bool
     ) -> PulledHere[Request, Read]:
-        rows = self._arriving(batch, self.last_step + 1, parts, prepared, train=train)
+        step = self.last_step + 1
+        if isinstance(prepared, Future):
+            rows = self._arriving(batch, step, parts, prepared, train=train)
+        else:
+            rows = self.read(batch, step, parts, train=train)
 
         def arrive(*, last: bool) -> Arrival[Read]:
             arrived = next(rows)
@@ -283,20 +241,26 @@ class ShardedHalf(ABC, Generic[Request, Read]):
                 rows.close()  # by who does the work, not by whoever lets go of it last
             return arrived
 
-        arrivals = [self._submit(partial(arrive, last=part is parts[-1])) for part in parts]
-        return PulledHere(self, batch, list(zip(parts, arrivals, strict=True)), train=train)
+        arrivals = []
+        for part in parts:
+            arrivals.append((part, self._submit(partial(arrive, last=part is parts[-1]))))
+        return PulledHere(self, batch, arrivals, train=train)
 
     def _arriving(
         self,
         batch: Batch,
         step: int,
         parts: Sequence[slice],
-        prepared: Future[Request] | None,
+        prepared: Future[Request],
         *,
         train: bool,
     ) -> Generator[Arrival[Read], None, None]:
-        request = None if prepared is None else prepared.result()  # asked earlier, so it is there
+        request = prepared.result()  # asked earlier, so it is there
         yield from self.read(batch, step, parts, request, train=train)
+
+    def _done(self, work: Callable[[], T]) -> T:
+        """Has the thread do it after earlier work, and waits for it. Without a thread, it is done at once."""
+        return work() if self._thread is None else awaited(self._submit(work), self.busy)
 
     def _submit(self, work: Callable[[], T]) -> Future[T]:
         """Has the thread do it after earlier work. Without a thread, it is done at once."""
@@ -307,5 +271,5 @@ class ShardedHalf(ABC, Generic[Request, Read]):
         return done
 
     def _done_by_thread(self, work: Callable[[], T]) -> T:
-        with self._busy.working():
+        with self.busy.working():
             return work()

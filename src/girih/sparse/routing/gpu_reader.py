@@ -7,7 +7,7 @@ Shapes: K keys of all requests, U unique ones, R ranks, T tables, W columns of a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,13 +43,6 @@ class GpuServed:
     keys: DeviceKeys
     terms: BagTerms | None
     pieces: Pieces | None
-
-    def tensors(self) -> Iterator[Tensor]:
-        """All tensors of this."""
-        for part in (self.unique, self.terms, self.pieces):
-            if part is not None:
-                yield from (value for value in vars(part).values() if isinstance(value, Tensor))
-        yield self.keys.counts
 
 
 class GpuReader:

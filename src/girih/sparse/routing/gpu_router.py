@@ -22,26 +22,12 @@ from girih.kernels.gpu import jit
 from girih.kernels.gpu.dedup import route
 from girih.sparse.groups.gpu_bags import GpuBags, GpuKeys, RowAddresses, places_and_positions
 from girih.sparse.groups.gpu_batch import SharedCopy
-from girih.sparse.groups.group import feature_of
 from girih.sparse.groups.pack import Group
 from girih.store.gpu.gpu_memory import to_device
 from girih.store.gpu.group_state import GroupState
 
 KEY_WORDS = 3
 """A key takes so many words of a message: two for its id, and one for how often it occurs. Its table follows from its place."""
-
-
-@dataclass(frozen=True)
-class GpuAsked:
-    """A group's unique keys, and the order in which they are sent: see :func:`girih.kernels.gpu.dedup.route`.
-
-    Attributes:
-        order: int64[n]. ends: int64[R · T].
-    """
-
-    keys: GpuKeys
-    order: Tensor
-    ends: Tensor
 
 
 @dataclass(frozen=True)
@@ -72,7 +58,7 @@ class GpuTraffic:
     """One group in one step: what this rank asks for, and what it is asked for.
 
     Attributes:
-        keys, order: see :class:`GpuAsked`.
+        keys, order: the unique keys, and the order in which they are sent; see :meth:`GpuRouter.ask`.
         asks, asked: int64[R, T], how many keys of each table this rank asks of each, and each one of it; on the host.
         message: int32[U, KEY_WORDS], the keys as they are sent. sections: of what comes.
     """
@@ -83,11 +69,6 @@ class GpuTraffic:
     asked: Counts
     message: Tensor
     sections: Sections
-
-    def tensors(self) -> Iterator[Tensor | None]:
-        """All tensors of this."""
-        yield from self.keys.tensors()
-        yield from (self.order, self.message, self.sections.positions_of, self.sections.tables)
 
 
 class GpuRouter:
@@ -107,18 +88,22 @@ class GpuRouter:
         """W."""
         return self._state.kernels.segments.num_columns
 
-    def ask(self, batch: Batch, *, train: bool) -> GpuAsked:
-        """The unique keys of a batch, routed; waits for nothing."""
-        keys = self.bags.find(batch, train=train)
-        return GpuAsked(keys, *route(keys.unique, self._num_ranks, len(self.group.spec.tables)))
+    def ask(self, batch: Batch, *, train: bool) -> tuple[GpuKeys, Tensor, Tensor]:
+        """The unique keys of a batch, routed; waits for nothing.
 
-    def traffic(self, request: GpuAsked, asks: Counts, asked: Counts) -> GpuTraffic:
+        Returns:
+            The keys; the order in which they are sent, int64[n], and ends, int64[R · T]: see :func:`girih.kernels.gpu.dedup.route`.
+        """
+        keys = self.bags.find(batch, train=train)
+        return keys, *route(keys.unique, self._num_ranks, len(self.group.spec.tables))
+
+    def traffic(self, keys: GpuKeys, order: Tensor, asks: Counts, asked: Counts) -> GpuTraffic:
         """The same, once all ranks have told how many keys they ask for; see :class:`GpuTraffic`."""
-        unique_keys, order = request.keys.unique, request.order[: int(asks.sum())]
+        unique_keys, order = keys.unique, order[: int(asks.sum())]
         ids = unique_keys.keys[order].view(torch.int32).view(len(order), 2)
         message = torch.cat([ids, unique_keys.counts[order].unsqueeze(1)], dim=1)
         sections = Sections.of(asked, self.bags.device)
-        return GpuTraffic(request.keys, order, asks, asked, message, sections)
+        return GpuTraffic(keys, order, asks, asked, message, sections)
 
     def fill(
         self,
@@ -155,10 +140,6 @@ class GpuRouter:
         sources = self.bags.sources(contiguous, batch)
         totals, nonfinite = self._state.kernels.sums(traffic.keys.keys, terms, pieces, sources)
         return totals[traffic.order], nonfinite
-
-    def feature_of(self, traffic: GpuTraffic, key: int, batch: Batch) -> str:
-        """The name of a feature of the batch that has a key, given by its number: waits for the GPU."""
-        return feature_of(self.group, traffic.keys.unique.inverse.cpu().numpy(), key, batch)
 
 
 _SCALE_HALVES = 2  # a float32 in the place of so many float16

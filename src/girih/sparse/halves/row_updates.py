@@ -1,0 +1,79 @@
+"""One update of the rows of all groups of a process, which the vote on the step decides on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from girih.comm.group.trainers import NO_NUMBERS, Numbers, Vote
+from girih.data.batch import Batch
+from girih.errors import NonFiniteError
+from girih.sparse.groups.group import EmbeddingGroup, ReadRows, feature_of
+from girih.sparse.groups.pack import Group
+
+Inverses = Sequence[tuple[Group, NDArray[np.int32] | Tensor]]
+"""Groups, each with the number of the key of each of its ids, int32[N], on its device."""
+
+
+def nonfinite_gradient(feature: str | None) -> NonFiniteError | None:
+    """The error that names a feature; None without one."""
+    return (
+        None if feature is None else NonFiniteError(f"the gradient of feature {feature!r} is NaN or infinite")
+    )
+
+
+def nonfinite_feature(inverses: Inverses, batch: Batch, keys: Numbers) -> str | None:
+    """A feature whose gradient is NaN or infinite, or None.
+
+    Args:
+        keys: of each group a key whose gradient is, or -1.
+    """
+    for (group, inverse), key in zip(inverses, keys, strict=True):
+        if key >= 0:
+            on_host = inverse.cpu().numpy() if isinstance(inverse, Tensor) else inverse
+            return feature_of(group, on_host, int(key), batch)
+    return None
+
+
+def apply_all(
+    groups: Sequence[EmbeddingGroup],
+    reads: Sequence[ReadRows],
+    gradients: Sequence[Sequence[Any]],
+    batch: Batch,
+    step: int,
+    lr_scale: float,
+    vote: Vote,
+) -> Callable[[Numbers], str | None]:
+    """Casts the vote, and moves the rows of all groups by the gradients of each one's outputs, or no row.
+
+    Returns:
+        ``vote.reported`` on the host → a feature whose gradient is NaN or infinite, or None.
+    """
+    updates: list[tuple[EmbeddingGroup, Any, Any]] = []
+    for group, read, group_gradients in zip(groups, reads, gradients, strict=True):
+        summed = group.gradients(read, group_gradients, batch)
+        if summed is not None:
+            updates.append((group, read, summed))
+    keys = [NO_NUMBERS.to(vote.loss.device)]
+    inverses = []
+    for group, read, summed in updates:
+        keys.append(torch.as_tensor(summed.nonfinite_key, device=vote.loss.device).reshape(1).double())
+        inverses.append((group.group, group.inverse(read)))
+    vote.reported = torch.cat(keys)
+    vote.cast((vote.reported >= 0).any())
+    if not vote.stands:
+        # as the kernels have it: a key's number where the step is refused, else -1
+        flag = vote.refused.to(torch.int32).reshape(1) - 1
+        for group, read, summed in updates:
+            masked = replace(summed, nonfinite_key=flag) if vote.deferred else summed
+            group.apply(read, masked, step, lr_scale)
+    feature_from = partial(nonfinite_feature, inverses, batch)
+    vote.error_from = lambda numbers: nonfinite_gradient(feature_from(numbers))
+    return feature_from
