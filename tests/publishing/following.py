@@ -18,7 +18,6 @@ from safetensors.numpy import load
 
 from girih import cli
 from girih.checkpoint import Storage
-from girih.lifecycle.run import TrainingRun
 from girih.publishing.log import Log, name_of
 from girih.publishing.manifest import Pointer
 from girih.serving.follow import Follower
@@ -69,8 +68,8 @@ def publish(config, run, log, *overrides, resume=False, strategy="local", status
 def patience():
     """Has runs of this process wait for each segment, so that none is skipped."""
     with pytest.MonkeyPatch.context() as patch:
-        for owner, method, patiently in patient(Publisher, TrainingRun):
-            patch.setattr(owner, method, patiently)
+        for method, patiently in patient(Publisher):
+            patch.setattr(Publisher, method, patiently)
         yield
 
 

@@ -164,7 +164,7 @@ def test_a_run_publishes_no_more_once_another_one_has_taken_the_log_over(config,
 
 
 def test_no_version_of_all_rows_begins_while_a_snapshot_is_on_its_way(config, tmp_path, monkeypatch):
-    write, publish, begin, write_head = LogSegment.write, Publisher.publish, Publisher.begin, Log.write_head
+    write, publish, begin, write_head = LogSegment.write, Publisher.run, Publisher.begin, Log.write_head
     sent, snapshots = threading.Event(), []
 
     def writing(self):
@@ -179,8 +179,8 @@ def test_no_version_of_all_rows_begins_while_a_snapshot_is_on_its_way(config, tm
         begin(self, step)
         self._opening.result()
 
-    def one_after_the_other(self, *given, **options):
-        publish(self, *given, **options)
+    def one_after_the_other(self, state):
+        publish(self, state)
         if "segment" in self._writes:
             self._writes["segment"][0].exception()
         self.settle()
@@ -192,7 +192,7 @@ def test_no_version_of_all_rows_begins_while_a_snapshot_is_on_its_way(config, tm
 
     monkeypatch.setattr(LogSegment, "write", writing)
     monkeypatch.setattr(Publisher, "begin", once_it_is_open)
-    monkeypatch.setattr(Publisher, "publish", one_after_the_other)
+    monkeypatch.setattr(Publisher, "run", one_after_the_other)
     monkeypatch.setattr(Log, "write_head", noted)
     options = ["publish.every_steps=1", "publish.snapshot_every=1", "publish.keep=50"]
     told = fit(config, tmp_path / "run", tmp_path / "log", *options, callbacks=[At(8, sent.set)])

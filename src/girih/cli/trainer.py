@@ -22,8 +22,7 @@ from girih.cluster.launch import handle_signals, leave_signals_to_launcher
 from girih.cluster.roles import RoleName
 from girih.data import Dataset
 from girih.errors import ConfigError
-from girih.lifecycle.planning import joined
-from girih.lifecycle.run_planner import Calibrated
+from girih.lifecycle.planning import Calibrated, joined
 from girih.planner.plan import Plan
 from girih.report.comparing import changed
 from girih.report.progress import Progress

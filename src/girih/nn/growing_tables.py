@@ -62,17 +62,14 @@ class OneStream:
         with torch.cuda.device(self.device):
             if torch.cuda.is_current_stream_capturing():
                 raise ConfigError(f"a girih.nn module {UNCAPTURED}; leave it out of a CUDA graph")
-            self._go_on(torch.cuda.current_stream(), others)
+            stream = torch.cuda.current_stream()
+            if stream != self._last:
+                stream.wait_stream(self._last)
+                for tensor in tensors_in([*self._states, *others], set()):
+                    if tensor.device == self.device:  # and not in host memory
+                        tensor.record_stream(stream)
+                self._last = stream
             yield
-
-    def _go_on(self, stream: torch.cuda.Stream, others: Iterable[object]) -> None:
-        if stream == self._last:
-            return
-        stream.wait_stream(self._last)
-        for tensor in tensors_in([*self._states, *others], set()):
-            if tensor.device == self.device:  # and not in host memory
-                tensor.record_stream(stream)
-        self._last = stream
 
 
 def tensors_in(value: object, seen: set[int]) -> Iterator[Tensor]:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from girih.sparse.options import StoreOptions
     from girih.sparse.protocol import BatchCodec
     from girih.sparse.spec import SparseSpec
-    from girih.training.feeds import Feed
+    from girih.training.feeds import LoaderFeed
     from girih.training.schedules import Schedule
     from girih.training.session import RunContext, Session
 
@@ -241,7 +241,9 @@ class RemoteStrategy(StrategyOptions):
             sparse.connect(workers, servers)
         return replace(session, feed=self._feed(plan, context, sparse.codec, workers))
 
-    def _feed(self, plan: Plan, context: RunContext, codec: BatchCodec, workers: tuple[str, ...]) -> Feed:
+    def _feed(
+        self, plan: Plan, context: RunContext, codec: BatchCodec, workers: tuple[str, ...]
+    ) -> LoaderFeed:
         from girih.training.feeds import LoaderFeed
 
         processes = context.processes

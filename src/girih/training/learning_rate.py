@@ -41,10 +41,9 @@ class LearningRate:
         self._name: str | None = None
         self.interval = "epoch"
         self.metric: str | None = None
-        if options is not None:
-            self._make(dict(options))
-
-    def _make(self, options: dict[str, object]) -> None:
+        if options is None:
+            return
+        options = dict(options)
         if "name" not in options:
             raise ConfigError(f"{WHERE}: key 'name' is missing, as in name = \"StepLR\"")
         cls = schedule_class(str(options.pop("name")), WHERE)
