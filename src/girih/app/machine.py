@@ -421,7 +421,8 @@ def observe(
             data = read_parquet(file, schema, batch_size=examples * strategy.trainers)
             meter.begin(trainer.state.step, window)
             trainer.fit(data, epochs=EPOCHS)
-            cost = trainer._run.step_cost(data, calibration)
+            run = trainer._run
+            cost = run.planning.step_cost(run.opened()[0], run.strategy, data, calibration)
             if cost is not None:
                 cpu_s, step_s = meter.quartiles()
                 observations.append(

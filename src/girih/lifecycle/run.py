@@ -29,10 +29,8 @@ from girih.lifecycle.rescaling import Rescaling, Scaling, rescaled
 from girih.lifecycle.run_state import Normalizing, TrainerState, extra_state
 from girih.metrics import Metrics
 from girih.models.loss import is_over_batch
-from girih.planner.calibration import Calibration
 from girih.planner.facts import Facts
 from girih.planner.plan import Plan
-from girih.planner.speed.step import StepCost
 from girih.publishing.log import PublishOptions
 from girih.publishing.segment import SegmentVersion
 from girih.runs import scale_requests
@@ -177,7 +175,8 @@ class OpenRun:
             resume: go on from its step, position and random state too.
         """
         loaded = load(place, self.facts.schema)
-        session = self.open(train, None if loaded.plan is None else Plan.from_dict(loaded.plan, place.url))
+        earlier = None if loaded.plan is None else Plan.from_dict(loaded.plan, place.url)
+        session = self.open(train, earlier)
         if resume:
             self.trainer_state.check(loaded)
         self.checkpoints.forget_latest()
@@ -188,7 +187,7 @@ class OpenRun:
         self._read = None if resume else loaded
         self.trainer_state.normalizing.stats = loaded.normalization
         if resume:
-            self._go_on(loaded)
+            self._go_on(loaded, earlier)
 
     def inherit(self, place: Storage, train: Dataset | None = None) -> Inherited:
         """Begins with what fits of another run's checkpoint, see ``Trainer.init_from``."""
@@ -223,19 +222,15 @@ class OpenRun:
             self.notes.log(line)
         return newest
 
-    def _go_on(self, loaded: LoadedCheckpoint) -> None:
-        self.trainer_state.go_on(loaded, self.opened()[0])
+    def _go_on(self, loaded: LoadedCheckpoint, earlier: Plan | None) -> None:
+        """Continues the run of a checkpoint. The dense half takes its extra state if the net is spread as in the earlier plan."""
+        plan, session = self.opened()
+        self.trainer_state.go_on(loaded, plan)
         if self.state.best_step is not None:
             best = checkpoint.find(loaded.place.parent, step=self.state.best_step)
             self.checkpoints.set_best(self.state.best_step, best)
-        self._load_extra_state(loaded)
         self.resumed = True
         self._log = None  # the next one drops the records that come after this state
-
-    def _load_extra_state(self, loaded: LoadedCheckpoint) -> None:
-        """Restores the extra state of the dense half if the net has the same placement; logs a note otherwise."""
-        plan, session = self.opened()
-        earlier = None if loaded.plan is None else Plan.from_dict(loaded.plan, loaded.place.url)
         if session.stateful is not None and earlier is not None and plan.spreads_as(earlier):
             session.stateful.load_extra_state(extra_state(loaded.random, self.ranks.rank))
         elif any(extra_state(loaded.random, rank) for rank in range(len(loaded.random))):
@@ -243,10 +238,6 @@ class OpenRun:
                 "the random state of group servers and what top-k has left out are dropped, since the net is spread otherwise than in"
                 f" {loaded.place.name}: dropout draws other masks than it would have"
             )
-
-    def step_cost(self, train: Dataset, calibration: Calibration) -> StepCost | None:
-        """Adds up what a step on these data should take this machine, by its parts, on rank 0; None where nothing says so."""
-        return self.planning.step_cost(self.opened()[0], self.strategy, train, calibration)
 
     def summary(self, metrics: Metrics | None, duration_s: float) -> dict[str, object]:
         """The content of ``summary.json``."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 import tempfile
 from collections import deque
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from girih.checkpoint.save import Content, Save, save_manifest
 from girih.checkpoint.state import RunState
 from girih.errors import CheckpointError, Lost
 from girih.processes.segments import temporary_directory
+from girih.training.notes import say
 from girih.training.session import RunContext, StepHook, is_multiple
 
 MOST_WAITING = 4  # each holds what it computes from
@@ -169,9 +169,8 @@ class RunCheckpoints(StepHook):
         if not is_now:
             if self._ranks.first:
                 instead = "the next ones" if best_step is None else f"those of step {best_step}"
-                print(
-                    f"girih: the best weights so far, of step {state.best_step}, are in no checkpoint; the best now are {instead}",
-                    file=sys.stderr,
+                say(
+                    f"the best weights so far, of step {state.best_step}, are in no checkpoint; the best now are {instead}"
                 )
             state.best_step, state.best_value = best_step, best_value
         return is_now
@@ -230,9 +229,7 @@ class RunCheckpoints(StepHook):
     def _note(self, root: Storage, step: int, best_step: int | None, place: Storage | None) -> None:
         if place is None:
             self._num_given_up += 1
-            print(
-                "girih: a checkpoint was given up: an embedding server came back meanwhile", file=sys.stderr
-            )
+            say("a checkpoint was given up: an embedding server came back meanwhile")
             return
         if not self._ranks.first:
             return

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import random
-import sys
 import threading
 import time
 import uuid
@@ -33,6 +32,7 @@ from girih.publishing.manifest import LogHead, Pointer
 from girih.publishing.segment import Called, LogSegment, SegmentVersion, in_words
 from girih.runs.directory import PUBLISHED
 from girih.training.checkpoints import RunCheckpoints
+from girih.training.notes import say
 from girih.training.session import RunContext, StepHook
 
 _MOST_WAIT_S = 60.0
@@ -137,7 +137,7 @@ class Publisher(StepHook):
                 self._begin_segments(current, plan)
             self.settle(wait=True)
         if self._ranks.first and self._published_step != step:
-            _print(f"publish: the final state, of step {step}, is not in {self._log.root}")
+            say(f"publish: the final state, of step {step}, is not in {self._log.root}")
 
     def wait_copied(self) -> None:
         """Returns once a checkpoint may begin."""
@@ -307,7 +307,7 @@ class Publisher(StepHook):
     def _note_success(self, name: str) -> None:
         self._tries, self._again_s = 0, 0.0
         if self._reported.pop(name, None) is not None:
-            _print(f"publish: {self._log.root}: goes on")
+            say(f"publish: {self._log.root}: goes on")
 
     def _note_failure(self, error: BaseException, name: str) -> None:
         """Tries again after a while, where a segment failed with all rows; says so once until it goes on."""
@@ -326,7 +326,7 @@ class Publisher(StepHook):
             raise error if isinstance(error, UserError) else CheckpointError(reason)
         if self._reported.setdefault(name, reason) is reason:
             end = "" if self._is_superseded else "; training goes on, and it is tried again"
-            _print(f"publish: {reason}{end}")
+            say(f"publish: {reason}{end}")
 
 
 def _open_log(log: Log, run: Path | None) -> _LogHandle:
@@ -335,15 +335,13 @@ def _open_log(log: Log, run: Path | None) -> _LogHandle:
         try:
             there = log.head()
         except CheckpointError as error:
-            _print(f"{error}; it is written anew, behind all numbers that are there")
+            say(f"{error}; it is written anew, behind all numbers that are there")
             there = None
         used = [n for whole in (False, True) for n in log.numbers(whole=whole)]
         newest = max(used, default=0) if there is None else there.newest.number
         name = _run_name(log, run)
         if there is not None and there.run != name:
-            _print(
-                f"publish: {log.root} has another run's versions, the newest {newest}; goes on behind them"
-            )
+            say(f"publish: {log.root} has another run's versions, the newest {newest}; goes on behind them")
         log.remove_unfinished(newest)
         epoch = first = 1 if there is None else there.epoch + 1
         claimant = uuid.uuid4().hex
@@ -364,7 +362,3 @@ def _run_name(log: Log, directory: Path | None) -> str:
     if path is not None:
         write_whole(path, json.dumps({"run": name, "to": log.root.url}) + "\n")
     return name
-
-
-def _print(message: str) -> None:
-    print(f"girih: {message}", file=sys.stderr, flush=True)
