@@ -21,7 +21,7 @@ from girih.kernels.cpu.update import Terms
 from girih.store.changes import Changes, changes_of, too_many
 from girih.store.clock import Clock, steady_clock
 from girih.store.gpu.options import Gpu, GpuTier
-from girih.store.keys import Keys, Update
+from girih.store.keys import Keys, RowUpdate
 from girih.store.memory.mapping import ArenaOptions, Heap
 from girih.store.memory.pushes import Push, Pushes
 from girih.store.snapshot.inherit import inherit
@@ -108,7 +108,7 @@ class Store(StoreCounts):
         """
         self.state.fetch(self._checked(keys))
 
-    def apply_gradients(self, keys: Keys, change: Update) -> int:
+    def apply_gradients(self, keys: Keys, change: RowUpdate) -> int:
         """One optimizer step on the row of each key, by its gradient; sets the row's version to the step.
 
         Where another key lives now in the row that a hint of ``keys`` names, the key is searched. One without a row drops its gradient.
@@ -365,7 +365,7 @@ def _check_out(out: Floats, addresses: Longs | None, num_keys: int, dim: int) ->
         raise _mismatch("addresses", addresses, np.int64, num_keys)
 
 
-def _checked_terms(change: Update, terms: Terms, num_keys: int, dim: int) -> Update:
+def _checked_terms(change: RowUpdate, terms: Terms, num_keys: int, dim: int) -> RowUpdate:
     matrix, tail = change.grads, terms.tail
     num_terms, num_factors = len(terms.order), len(terms.factors)
     num_tails = len(matrix) if tail.shape[1] else len(tail)
