@@ -6,7 +6,7 @@ import os
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast
 
 from girih.cluster.roles import FAIL, RESTART, FailurePolicy, RestartPolicy, RoleName
 from girih.comm.registry.remote import CONNECTED_S, RETURN_S
@@ -27,24 +27,18 @@ from girih.strategies.strategy import (
 )
 
 if TYPE_CHECKING:
-    import torch
-
     from girih.cluster.cluster import Cluster
     from girih.comm.service import Service
     from girih.data import Dataset
-    from girih.dense.half import DenseHalf, DenseSpec
+    from girih.dense.half import DenseSpec
     from girih.sparse.halves.remote import RemoteSparse
     from girih.sparse.options import StoreOptions
     from girih.sparse.protocol import BatchCodec
     from girih.sparse.spec import SparseSpec
+    from girih.strategies.strategy import OptimizedHalf
     from girih.training.feeds import LoaderFeed
     from girih.training.schedules import Schedule
     from girih.training.session import RunContext, Session
-
-    class OptimizedHalf(DenseHalf, Protocol):
-        """A dense half with an optimizer, for the schedule of the learning rate."""
-
-        optimizer: torch.optim.Optimizer | None
 
 
 SERVER, WORKER, LOADER = RoleName.EMBEDDING_SERVER, RoleName.EMBEDDING_WORKER, RoleName.LOADER

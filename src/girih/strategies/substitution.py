@@ -26,9 +26,9 @@ from girih.strategies.strategy import (
     StrategyOptions,
     base_plan,
     half_options,
+    in_step_session,
     predicted_exchange,
     predicted_traffic,
-    schedule_options,
 )
 
 if TYPE_CHECKING:
@@ -105,8 +105,6 @@ class Substitution(StrategyOptions):
         from girih.dense.halves.substituted import SubstitutedReplica
         from girih.sparse.halves.local import FeatureParallelSparse
         from girih.training.feeds import FeatureFeed
-        from girih.training.schedules import in_step
-        from girih.training.session import Session
 
         placement = Placement(plan.placement)
         dense = SubstitutedReplica(
@@ -119,8 +117,7 @@ class Substitution(StrategyOptions):
         )
         sparse = FeatureParallelSparse(context.sparse, context.ranks, placement, **half_options(plan))
         feed = FeatureFeed(context.ranks, placement.features_of(context.ranks.rank))
-        schedule = in_step(**schedule_options(plan))
-        return Session(sparse=sparse, dense=dense, schedule=schedule, feed=feed, optimizer=dense.optimizer)
+        return in_step_session(plan, sparse, dense, feed)
 
     def _place(self, facts: Facts) -> Placement:
         colocated = [names for operator in facts.model.operators for names in operator.colocated_features]
