@@ -22,6 +22,7 @@ import train_sides
 from ids import Shape
 
 from girih.checkpoint import CheckpointOptions, name_of
+from girih.checkpoint.description import ModelDescription
 from girih.checkpoint.save import Content
 from girih.checkpoint.state import RunState
 from girih.comm.group import TrainerGroup
@@ -41,10 +42,18 @@ def beside_training(report: harness.Report, options: argparse.Namespace, root: P
     def step() -> None:
         side.step(side.prepare(next(batches)))
 
+    schema = task.schema()
+
     def content() -> Content:
         return Content(
             step=side.sparse.last_step,
-            schema=task.schema(),
+            model=ModelDescription(
+                schema=schema.to_dict(),
+                fingerprint=schema.fingerprint(),
+                needs={},
+                recipe={},
+                normalization=None,
+            ),
             state={},
             sparse=side.sparse,
             dense=side._dense["float32"],

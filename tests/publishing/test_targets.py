@@ -15,7 +15,7 @@ from girih.errors import CheckpointError, ConfigError
 from girih.publishing.log import Log
 from girih.publishing.manifest import LogHead, Pointer
 from girih.publishing.segment import LogSegment
-from girih.publishing.shards import AllRows
+from girih.publishing.shards import SegmentShards
 from girih.runs.callbacks import Callback
 from girih.store import Store
 from girih.training.publisher import Publisher
@@ -134,7 +134,7 @@ def test_a_checkpoint_begins_while_a_snapshot_is_on_its_way_to_a_slow_address(tm
 
     with Store(group(("t",))) as store:
         look(store, np.arange(5000), np.zeros(5000, np.int32), 1)
-        rows = AllRows(Storage("memory://slow"), [("part", store)], 1)
+        rows = SegmentShards(Storage("memory://slow"), [("part", store)], 1)
         monkeypatch.setattr(Storage, "create", slowly)
         thread = threading.Thread(target=rows.write)
         thread.start()
@@ -287,7 +287,7 @@ def test_an_error_of_the_operating_system_is_in_words(tmp_path):
     (tmp_path / "file").write_text("")
     with Store(group(("t",))) as store:
         look(store, np.arange(5), np.zeros(5, np.int32), 1)
-        rows = AllRows(Storage.at(tmp_path / "file" / "log"), [("part", store)], 1)
+        rows = SegmentShards(Storage.at(tmp_path / "file" / "log"), [("part", store)], 1)
         with pytest.raises((OSError, CheckpointError)):
             rows.write()
         with store.snapshot(tmp_path):

@@ -13,7 +13,7 @@ import re
 import stat
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -81,11 +81,20 @@ def sealed_text(data: bytes) -> str:
     return (data if beginning is None else b"{" + data[beginning.end() :]).decode()
 
 
-def unseal(data: bytes, where: object, format: int, fix: str, *, infinite: bool = False) -> dict[str, object]:
+def unseal(
+    data: bytes,
+    where: object,
+    format: int,
+    fix: str,
+    *,
+    infinite: bool = False,
+    older: Collection[int] = (),
+) -> dict[str, object]:
     """The tree in a sealed file.
 
     Args:
         where: the file. format: the number that ``format`` must have. fix: the advice in errors. infinite: see :func:`parse`.
+        older: other numbers that it may have.
 
     Raises:
         CheckpointError: damaged, or of another format.
@@ -94,7 +103,7 @@ def unseal(data: bytes, where: object, format: int, fix: str, *, infinite: bool 
         tree = parse(data, infinite=infinite)
         if not isinstance(tree, dict):
             raise ValueError("not a JSON object")
-        if type(tree["format"]) is not int or tree["format"] != format:
+        if type(tree["format"]) is not int or tree["format"] not in (format, *older):
             shown, by = repr(tree["format"])[:40], str(tree.get("girih", "of another version"))[:40]
             raise CheckpointError(
                 f"{where}: format {shown}, which girih {by} wrote; this girih reads format {format}; use that one, or {fix}"

@@ -336,7 +336,7 @@ class OpenRun:
             write_timeline(self.context.directory / "timeline.json", processes, stats.spans.totals_s)
 
     def _version(self, step: int) -> SegmentVersion:
-        return self.trainer_state.version(step, self.context.sparse, self.opened()[1])
+        return self.trainer_state.version(step, self.opened()[1])
 
     def _ready(self) -> tuple[Session, NormalizationStats]:
         return self.open(), self.trainer_state.normalizing.known()

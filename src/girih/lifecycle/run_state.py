@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from girih.checkpoint.description import ModelDescription
 from girih.checkpoint.load import LoadedCheckpoint, believed
-from girih.checkpoint.recipe import recipe
-from girih.checkpoint.save import Content
+from girih.checkpoint.save import Content, describe_model
 from girih.checkpoint.state import RunState
 from girih.comm.group import TrainerGroup
 from girih.config.train import TrainOptions
@@ -23,7 +23,6 @@ from girih.lifecycle.inheriting import Inherited, moments_of
 from girih.planner.plan import Plan
 from girih.publishing.segment import SegmentVersion
 from girih.schema import Schema
-from girih.sparse.spec import SparseSpec
 from girih.training.evaluation import ProgressiveValidation
 from girih.training.learning_rate import LearningRate
 from girih.training.session import Session
@@ -111,13 +110,11 @@ class TrainerState:
         self.ranks.barrier()
         return Content(
             step=self.state.step,
-            schema=self.schema,
+            model=self._model(),
             state={
                 "run": self.state.to_dict(),
                 "trainers": self.ranks.gather(self.state.to_dict()),  # which may be at other places
                 "learning_rate": self.learning_rate.state(),
-                "normalization": self._normalization(),
-                "recipe": recipe(self.dense.module, self.options),
                 **({} if self.inherited is None else {"inherited": self.inherited}),
                 **({} if self.progressive is None else {"progressive": self.progressive.state()}),
             },
@@ -131,16 +128,13 @@ class TrainerState:
             ),
         )
 
-    def version(self, step: int, sparse: SparseSpec, session: Session) -> SegmentVersion:
+    def version(self, step: int, session: Session) -> SegmentVersion:
         """The state that a segment published now is of, with the weights of a step."""
         session.sync()
         self.ranks.barrier()
         return SegmentVersion(
             step=step,
-            schema=self.schema,
-            needs=sparse.needs,
-            recipe=recipe(self.dense.module, self.options),
-            normalization=self._normalization(),
+            model=self._model(),
             parameters=session.dense.state()["model"],
             sparse=session.sparse,
         )
@@ -178,9 +172,8 @@ class TrainerState:
                 device=self.dense.device,
             )
 
-    def _normalization(self) -> dict[str, object] | None:
-        stats = self.normalizing.stats
-        return None if stats is None else stats.to_dict()
+    def _model(self) -> ModelDescription:
+        return describe_model(self.dense.module, self.schema, self.options, self.normalizing.stats)
 
 
 def _draw_alike(plan: Mapping[str, Any]) -> bool:
