@@ -13,7 +13,7 @@ from girih import cli
 from girih.app.links import measure_codec
 from girih.app.probe import ways
 from girih.app.run_config import RunConfig
-from girih.comm.codecs import BFloat16, TopK
+from girih.comm.codecs.tensors import BFloat16, TopK
 from girih.planner.calibration import LINKS, Calibration, CodecSpeed, Link, Rate, StepWork
 from girih.planner.facts import DenseCost
 from girih.report.text import short

@@ -21,7 +21,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from girih.comm.codecs import ACTIVATIONS, GRADIENTS, Codec, ErrorFeedback, TopK
+from girih.comm.codecs.tensors import ACTIVATIONS, GRADIENTS, Codec, ErrorFeedback, TopK
 from girih.comm.group import TrainerGroup
 from girih.comm.rpc import Client, Request
 from girih.comm.service import connect, listen
