@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
 import selectors
+import socket
 import threading
 import time
 from collections import deque
@@ -26,31 +26,26 @@ class Wakeup:
     """A file that becomes readable when another thread asks for it."""
 
     def __init__(self) -> None:
-        self._read, self._write = os.pipe()
-        os.set_blocking(self._read, False)
-        os.set_blocking(self._write, False)
-        self._open = True
-        self._lock = threading.Lock()
+        self._read, self._write = socket.socketpair()
+        self._read.setblocking(False)
+        self._write.setblocking(False)
 
     def fileno(self) -> int:
-        return self._read
+        return self._read.fileno()
 
     def ask(self) -> None:
         """From any thread."""
-        with self._lock, suppress(BlockingIOError):
-            if self._open:
-                os.write(self._write, b"!")
+        with suppress(OSError):  # it was asked often already, or is closed
+            self._write.send(b"!")
 
     def clear(self) -> None:
         """Clears what was asked: what is asked from here on makes it readable again."""
         with suppress(BlockingIOError):
-            os.read(self._read, 1 << 12)
+            self._read.recv(1 << 12)
 
     def close(self) -> None:
-        with self._lock:
-            self._open = False
-            os.close(self._read)
-            os.close(self._write)
+        self._read.close()
+        self._write.close()
 
 
 IN: Final = selectors.EVENT_READ
