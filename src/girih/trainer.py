@@ -43,8 +43,7 @@ from girih.sparse.options import StoreOptions
 from girih.strategies import Strategy
 from girih.strategies.local import Local
 from girih.telemetry.stats import Spans, Stats
-from girih.telemetry.status_file import ProcessId, StatusTarget
-from girih.telemetry.status_writer import StatusWriter
+from girih.telemetry.status_file import ProcessId, StatusTarget, StatusWriter
 from girih.training import evaluation
 from girih.training.learning_rate import LearningRate
 from girih.training.session import RunContext

@@ -12,7 +12,7 @@ import pytest
 from girih import cli
 from girih.app.machine import measure_codec, ways
 from girih.app.run_config import RunConfig
-from girih.comm.codecs import BFloat16, TopK
+from girih.comm.codecs.tensors import BFloat16, TopK
 from girih.comm.group import TrainerGroup
 from girih.lifecycle import planning
 from girih.planner.calibration import LINKS, Calibration, CodecSpeed, Link, Rate, StepWork

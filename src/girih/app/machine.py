@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 import torch
 
 from girih.cluster.cluster import Cluster
-from girih.comm.codecs import ACTIVATIONS, GRADIENTS, Codec, ErrorFeedback, TopK
+from girih.comm.codecs.tensors import ACTIVATIONS, GRADIENTS, Codec, ErrorFeedback, TopK
 from girih.comm.group import TrainerGroup
 from girih.comm.group.trainers import Vote
 from girih.comm.registry import find

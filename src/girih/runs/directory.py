@@ -26,8 +26,7 @@ from girih.files.whole import disk_full, unfinished, write_whole
 from girih.processes.lease import Lease
 from girih.processes.segments import remove_segments
 from girih.runs import scale_requests
-from girih.telemetry.status_file import LIVE, LOGS, TARGETS
-from girih.telemetry.status_writer import forget
+from girih.telemetry.status_file import LIVE, LOGS, TARGETS, forget
 
 TRAINED = "trained"
 _FORM = struct.Struct("<qq")
