@@ -24,7 +24,7 @@ from girih.data.batch import Batch
 from girih.kernels.cpu import ahead
 from girih.lifecycle.dense_cost import measure_dense_cost
 from girih.models.embeddings import Embeddings
-from girih.models.lr import LR
+from girih.models.fm import LR
 from girih.models.needs import EMBEDDING, of_all
 from girih.optim import FTRL, SGD, Adagrad, Adam, RowwiseAdagrad, SparseOptimizer
 from girih.planner.calibration import Rate, StepWork

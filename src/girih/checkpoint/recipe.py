@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from girih import config
 from girih.config.train import TrainOptions
 from girih.errors import ConfigError, nearest
-from girih.models.names import NAMES
+from girih.models import CLASSES
 
 if TYPE_CHECKING:
     from torch import nn
@@ -50,5 +50,5 @@ def check_recipe(tree: Mapping[str, Any]) -> None:
     train_options(tree["train"])
     model = config.build(Mapping[str, Any] | None, tree["model"], "recipe")
     if model is not None:
-        config.build(Literal[NAMES], model["name"], "recipe: model")
+        config.build(Literal[tuple(CLASSES)], model["name"], "recipe: model")
         config.build(Mapping[str, Any], model["options"], "recipe: options")
