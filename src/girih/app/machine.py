@@ -41,7 +41,7 @@ from girih.dense.accel.process_settings import keep_freed_memory
 from girih.kernels.cpu import ahead
 from girih.lifecycle.dense_cost import measure_dense_cost
 from girih.models.dnn import DNN
-from girih.models.lr import LR
+from girih.models.fm import LR
 from girih.models.needs import EMBEDDING, of_all
 from girih.optim import FTRL, SGD, Adagrad, Adam, RowwiseAdagrad, SparseOptimizer
 from girih.planner.calibration import (

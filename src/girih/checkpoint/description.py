@@ -10,7 +10,7 @@ from girih import config
 from girih.config.train import TrainOptions
 from girih.data.normalization import NormalizationStats
 from girih.errors import ConfigError, nearest
-from girih.models.names import NAMES
+from girih.models import CLASSES
 from girih.models.needs import Needs, check_needs
 from girih.schema import Schema
 
@@ -86,5 +86,5 @@ def check_recipe(tree: Mapping[str, Any]) -> None:
     train_options(tree["train"])
     model = config.build(Mapping[str, Any] | None, tree["model"], "its recipe is damaged: model")
     if model is not None:
-        config.build(Literal[NAMES], model["name"], "its recipe is damaged: model")
+        config.build(Literal[tuple(CLASSES)], model["name"], "its recipe is damaged: model")
         config.build(Mapping[str, Any], model["options"], "its recipe is damaged: options")

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Self, TypedDict
 from girih.checkpoint.description import ModelDescription
 from girih.checkpoint.state import RunState, Step
 from girih.checkpoint.storage import Storage
-from girih.config import build, options
+from girih.config import build
 from girih.config.bounds import Bounds
 from girih.errors import CheckpointError, MissingFileError
 from girih.files.sealed import check_inside, refusing, seal, unseal
@@ -144,7 +144,7 @@ class Manifest(PartsManifest):
                 raise ValueError("rows of tables are not those of its parts")
             if checkpoint.name.startswith("step-") and checkpoint.name != name_of(manifest.step):
                 raise ValueError(f"it is of step {manifest.step}, which lies in {name_of(manifest.step)}")
-            options.flag("state.by_hand", manifest.state.get("by_hand", False))
+            build(bool, manifest.state.get("by_hand", False), "state.by_hand")
         return manifest
 
 

@@ -6,6 +6,7 @@ A sealed file is one JSON object. Its first key, ``crc32``, is the CRC-32 of the
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
 import os
@@ -142,6 +143,11 @@ def reason_of(error: Exception) -> str:
     elif not isinstance(error, GirihError):
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__
     return text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 3] + "..."
+
+
+def digest(text: str) -> str:
+    """16 hex digits that tell texts apart."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def check_inside(name: str) -> None:

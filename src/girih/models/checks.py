@@ -1,4 +1,4 @@
-"""Checks of models: layer widths, lists of features, and schemas for which a formula has no answer."""
+"""Checks of models: lists of features, and schemas for which a formula has no answer."""
 
 from __future__ import annotations
 
@@ -6,20 +6,6 @@ from collections.abc import Iterable, Sequence
 
 from girih.errors import ConfigError, nearest
 from girih.schema import DEFAULT_DIM, Schema
-
-
-def widths(name: str, values: Sequence[int], *, may_be_empty: bool = False) -> tuple[int, ...]:
-    """Refuses anything but a list of layer widths."""
-    valid = isinstance(values, list | tuple) and all(
-        isinstance(value, int) and not isinstance(value, bool) and value >= 1 for value in values
-    )
-    if not valid or not (values or may_be_empty):
-        least = "" if may_be_empty else " and at least one of them"
-        shown = list(values) if isinstance(values, tuple) else values
-        raise ConfigError(
-            f"{name} = {shown!r}: expected a list of integers of at least 1{least}, as in [400, 400]"
-        )
-    return tuple(values)
 
 
 def some_of(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import torch
 from torch import Tensor
 
-from girih.models import checks, needs
+from girih.models import checks
 from girih.models.embeddings import Embeddings
 from girih.models.layers.interaction import PairwiseDots
-from girih.models.layers.mlp import MLP
+from girih.models.layers.mlp import HIDDEN, MLP, AnyWidths, LayerOptions
 from girih.models.model import Model
 from girih.models.operators import FieldMLP, Fields
 from girih.schema import Schema
@@ -27,25 +29,20 @@ class DLRM(Model):
         self,
         schema: Schema,
         *,
-        hidden: tuple[int, ...] = (400, 400, 400),
-        bottom_hidden: tuple[int, ...] = (512, 256),
-        dropout: float = 0.0,
-        batch_norm: bool = False,
+        hidden: AnyWidths = HIDDEN,
+        bottom_hidden: AnyWidths = (512, 256),
+        **deep: Unpack[LayerOptions],
     ) -> None:
-        super().__init__(schema, needs.EMBEDDING)
-        hidden = checks.widths("hidden", hidden, may_be_empty=True)
-        bottom_hidden = checks.widths("bottom_hidden", bottom_hidden, may_be_empty=True)
+        super().__init__(schema)
         dim, num_fields = checks.one_dim("dlrm", schema), len(schema.sparse)
         self.fields = Fields(schema, dim)
         bottom = (*bottom_hidden, dim)
         self.bottom = None
         if schema.numeric:
-            self.bottom = FieldMLP(schema, bottom, features=(), dropout=dropout, batch_norm=batch_norm)
+            self.bottom = FieldMLP(schema, bottom, features=(), **deep)
         self.dots = PairwiseDots(num_fields + (self.bottom is not None))
         width_of_d = num_fields * dim if self.bottom is None else dim
-        self.top = MLP(
-            width_of_d + self.dots.width, hidden, self.num_labels, dropout=dropout, batch_norm=batch_norm
-        )
+        self.top = MLP(width_of_d + self.dots.width, hidden, self.num_labels, **deep)
 
     def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
         """float32[B, X] and embeddings to logits float32[B, T]."""

@@ -7,7 +7,6 @@ import ctypes
 import resource
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from email.utils import formatdate
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,7 +22,6 @@ Notify = Callable[[str], None]
 """Receives a line about an event."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions(Options):
     """Options of ``girih serve``.
 
@@ -40,6 +38,8 @@ class ServeOptions(Options):
         model: the user's class, as ``file.py:Class``, that a follower serves.
     """
 
+    owner = "serve: "
+
     host: str = HOST
     port: Annotated[int, Bounds(0, 65_535)] = PORT
     workers: Annotated[int, Bounds(1, 256)] = 1
@@ -52,15 +52,11 @@ class ServeOptions(Options):
     max_connections: Annotated[int, Bounds(1, 1 << 20)] = 1024
     model: str | None = None
 
-    def __post_init__(self) -> None:
-        Options.__post_init__(self)
+    def _check(self) -> None:
         if (most := self.max_unfinished_bytes) < self.max_bytes:
             raise ConfigError(
                 f"serve: max_unfinished_bytes = {most:,}: expected at least max_bytes, {self.max_bytes:,}"
             )
-
-    def _owner(self) -> str:
-        return "serve: "
 
 
 DRAIN_S = 5

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from girih.errors import ConfigError
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from girih.training.session import RunContext, Session
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Local(StrategyOptions):
     """Trains in this process, in step."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast
 
 from girih.cluster.roles import FAIL, RESTART, FailurePolicy, RestartPolicy, RoleName
@@ -50,7 +50,6 @@ COUNT_OPTIONS: Mapping[str, str] = {
 """Role → the option with its number of processes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteStrategy(StrategyOptions):
     """Tables in processes of their own.
 
@@ -339,7 +338,6 @@ class RemoteStrategy(StrategyOptions):
         return self._start(plan, context, LOADER, count, loader)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PipelinedStrategy(RemoteStrategy):
     """Tables in processes of their own, whose rows are read ahead.
 

@@ -183,10 +183,7 @@ class Strategy(ABC):
 class StrategyOptions(Options, Strategy):
     """Base of girih's own strategies: dataclasses with checked options."""
 
-    __slots__ = ()
-
-    def _owner(self) -> str:
-        return "strategy: "
+    owner = "strategy: "
 
     @classmethod
     def with_trainers(cls, count: int) -> tuple[Strategy, ...]:

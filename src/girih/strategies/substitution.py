@@ -8,7 +8,6 @@ Equal to ``local`` on the same batches, to the order of sums. For models made of
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from girih.errors import ConfigError
@@ -38,7 +37,6 @@ NORM_OPTIMIZERS = ("girih.dense.options.Lamb",)
 """Optimizers that need norms of whole parameters. The dense half computes these norms."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Substitution(StrategyOptions):
     """Trains on several trainers, each with the tables of its own features, whole.
 

@@ -9,7 +9,7 @@ Equal to ``local`` on the same batches, to the order of sums; near it where rows
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from girih.errors import ConfigError
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from girih.training.session import RunContext, Session
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Synchronous(StrategyOptions):
     """Trains on several trainers, each with a part of all tables.
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -380,19 +382,18 @@ def _with_comment(line: str, why: str) -> str:
 
 def _toml(options: Mapping[str, object]) -> list[str]:
     """Keys and values, each in a line of its own."""
-    lines = []
-    for name, value in options.items():
-        if isinstance(value, dict):
-            inner = ", ".join(line for key, each in value.items() for line in _toml({key: each}))
-            lines.append(f"{_toml({name: 0})[0].removesuffix('0')}{{ {inner} }}")
-        elif isinstance(value, list):
-            items = ", ".join(_toml({"x": each})[0].removeprefix("x = ") for each in value)
-            lines.append(f"{_toml({name: 0})[0].removesuffix('0')}[{items}]")
-        else:
-            import tomli_w  # only writing needs it
+    return [f"{_key(name)} = {_value(value)}" for name, value in options.items()]
 
-            lines.append(tomli_w.dumps({name: value}).rstrip("\n").replace("\t", "\\t"))
-    return lines
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _value(name)
+
+
+def _value(value: object) -> str:
+    """A value in TOML, which writes all but tables as JSON does."""
+    if isinstance(value, dict):
+        return f"{{ {', '.join(_toml(value))} }}"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _one_line(text: str) -> str:
