@@ -15,7 +15,7 @@ _LOOK_S: Final = 0.02  # between two looks for a note: each is a call
 
 
 class StopVotes:
-    """What one trainer knows of stops and pauses; all agree on them by the sums of their ballots. It knows no other trainer.
+    """Stops and pauses as one trainer knows them; all agree on them by the sums of their ballots. It knows no other trainer.
 
     Attributes:
         num_stops: how many stops have ended.
