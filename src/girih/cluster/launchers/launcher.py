@@ -155,4 +155,4 @@ class Launch:
 
 
 HelloOf = Callable[[str, str], Mapping[str, object]]
-"""Where the launcher listens, so that all processes reach it, and the beginning of the names of shared memory → what they are told first."""
+"""The host at which the launcher listens, and the beginning of the names of shared memory → what processes are told first."""

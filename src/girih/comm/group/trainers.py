@@ -22,7 +22,7 @@ LOSS, REFUSES, STOPS = BALLOT = range(3)
 
 
 class StopVotes:
-    """What one trainer knows of stops and pauses; all agree on them by the sums of their ballots. It knows no other trainer.
+    """Stops and pauses as one trainer knows them; all agree on them by the sums of their ballots. It knows no other trainer.
 
     Attributes:
         num_stops: how many stops have ended.
