@@ -311,7 +311,7 @@ class RunConfig(CheckedConfig):
         return self.planned_net(calibration)[0]
 
     def halves(self) -> tuple[SparseSpec, DenseSpec]:
-        """What one trainer's halves are made of."""
+        """The parts of one trainer's halves."""
         model = self.model()
         return self.sparse(model), dense_spec(model, self.schema, self.train, self.dense_optimizer, Stats())
 

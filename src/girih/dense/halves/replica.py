@@ -128,7 +128,7 @@ class ReplicaComputed:
         of_rows: Numbers,
         local: Numbers = (),
     ) -> StepFacts:
-        """What came of the step, by numbers that are on the host; ``local`` where it may have been refused."""
+        """The outcome of the step, from numbers that are on the host; ``local`` where it may have been refused."""
         losses, refusal = votes, None
         if vote.ranks is not None:
             losses = votes[LOSS :: len(BALLOT)]
