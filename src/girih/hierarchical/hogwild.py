@@ -99,7 +99,7 @@ class Nets:
         net.follow(self.first)
         learning = {place for place, gradient in enumerate(gradients) if gradient is not None}
         try:
-            if vote.stands:
+            if vote.known_refused:
                 return computed.computed.apply(vote)
             # an optimizer makes a parameter's state in its first step: once for all nets
             with (

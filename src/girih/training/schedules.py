@@ -143,7 +143,7 @@ class Pipelined:
                     batch, _, pulled = ahead[0]  # what fails stays ahead, and is let go of
                     computed = self._computed(batch, pulled, dense, spans)
                     step, pending = _moved(*ahead.popleft(), computed, num_updates + 1, lr_scale, spans)
-                    num_updates += not computed.vote.stands
+                    num_updates += not computed.vote.known_refused
                     under_way.append(pending)
                     yield step
                 elif under_way:

@@ -63,7 +63,7 @@ class ReplicaComputed:
             raise LookupError("a step that nobody has voted on")
         numbers = [vote.ballots.reshape(-1), vote.reported]
         names: Sequence[str] = ()
-        if vote.deferred or vote.stands:
+        if vote.deferred or vote.known_refused:
             names = self.names()
             numbers.append(self._local_numbers(vote))
         put_back = self.half.take_step(vote, self.gradients, self.buffers)

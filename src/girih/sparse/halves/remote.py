@@ -84,7 +84,7 @@ class RemotePulled:
         vote.cast(~torch.isfinite(vote.reported).all())
         vote.error_from = lambda numbers: nonfinite_gradient(leaves.nonfinite_feature(gradients, numbers))
         turn, before = next(half.turns), half.last_step
-        if vote.stands:
+        if vote.known_refused:
             return self._dropped(turn)
         half.last_step = step
         vote.rollback = partial(setattr, half, "last_step", before)

@@ -68,7 +68,7 @@ def apply_all(
         inverses.append((group.group, group.inverse(read)))
     vote.reported = torch.cat(keys)
     vote.cast((vote.reported >= 0).any())
-    if not vote.stands:
+    if not vote.known_refused:
         for group, read, summed in updates:
             if vote.deferred:  # as the kernels have it: a key's number where the step is refused, else -1
                 flag = vote.refused.to(torch.int32).reshape(1) - 1
