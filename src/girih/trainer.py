@@ -369,11 +369,15 @@ class Trainer(_Reporter, contextlib.AbstractContextManager["Trainer"]):
             ConfigError: anything unknown, missing or of the wrong type. MissingFileError, DataError: files of the data.
             RunDirectoryError: the run directory is not empty, or cannot be written.
         """
-        from girih.app.run_config import trainer_of
+        from girih.app.run_config import RunConfig
 
-        return trainer_of(
-            Path(path), overrides, strategy=strategy, run=run, callbacks=callbacks, progress=progress
-        )
+        if isinstance(overrides, str):
+            raise ConfigError(
+                f"overrides = {overrides!r}: expected a list or a mapping, as in [{overrides!r}]"
+            )
+        directory = None if run is None else Path(run)
+        settings = RunConfig.load(Path(path), overrides=overrides, strategy=strategy, run=directory)
+        return settings.trainer_with_data(directory, callbacks, progress=progress)
 
     def _context(
         self,

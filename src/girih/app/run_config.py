@@ -311,7 +311,7 @@ class RunConfig(CheckedConfig):
         return self.planned_net(calibration)[0]
 
     def halves(self) -> tuple[SparseSpec, DenseSpec]:
-        """The parts of one trainer's halves."""
+        """The specifications of one trainer's halves."""
         model = self.model()
         return self.sparse(model), dense_spec(model, self.schema, self.train, self.dense_optimizer, Stats())
 
@@ -409,6 +409,25 @@ class RunConfig(CheckedConfig):
         except ConfigError as error:
             raise ConfigError(f"{self.where}: {error}") from None
 
+    def trainer_with_data(
+        self, run: Path | None, callbacks: Sequence[Callback], *, progress: bool
+    ) -> Trainer:
+        """The trainer of :meth:`girih.Trainer.from_config`, with its data."""
+        data = self.datasets()
+        bar = Progress(self.most_examples(data["train"]))
+        callbacks = [*callbacks, bar] if progress else list(callbacks)
+        if run is not None:
+            callbacks = [*callbacks, _KeepsConfig(run, self)]
+        cluster = joined(self.strategy, self.cluster)
+        trainer = self.trainer(run=run, callbacks=callbacks, cluster=cluster)
+        trainer.data = data
+        for callback in callbacks if cluster.ranks.first else ():
+            if isinstance(callback, Callback):
+                callback.on_config(flat(masked(self.with_absolute_paths())))
+        if progress and cluster.ranks.first:
+            trainer.showing = bar
+        return trainer
+
 
 @dataclass
 class _KeepsConfig(Callback):
@@ -426,33 +445,3 @@ class _KeepsConfig(Callback):
         if not self.is_written:
             self.settings.write(self.run)
             self.is_written = True
-
-
-def trainer_of(
-    path: Path,
-    overrides: Sequence[str] | Mapping[str, object],
-    *,
-    strategy: str | None,
-    run: str | os.PathLike[str] | None,
-    callbacks: Sequence[Callback],
-    progress: bool,
-) -> Trainer:
-    """See :meth:`girih.Trainer.from_config`."""
-    if isinstance(overrides, str):
-        raise ConfigError(f"overrides = {overrides!r}: expected a list or a mapping, as in [{overrides!r}]")
-    directory = None if run is None else Path(run)
-    settings = RunConfig.load(path, overrides=overrides, strategy=strategy, run=directory)
-    data = settings.datasets()
-    bar = Progress(settings.most_examples(data["train"]))
-    callbacks = [*callbacks, bar] if progress else list(callbacks)
-    if directory is not None:
-        callbacks = [*callbacks, _KeepsConfig(directory, settings)]
-    cluster = joined(settings.strategy, settings.cluster)
-    trainer = settings.trainer(run=directory, callbacks=callbacks, cluster=cluster)
-    trainer.data = data
-    for callback in callbacks if cluster.ranks.first else ():
-        if isinstance(callback, Callback):
-            callback.on_config(flat(masked(settings.with_absolute_paths())))
-    if progress and cluster.ranks.first:
-        trainer.showing = bar
-    return trainer

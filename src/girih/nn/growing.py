@@ -34,7 +34,7 @@ _POWERS = {POOLING_MODES["sum"]: 0.0, POOLING_MODES["mean"]: -1.0, POOLING_MODES
 
 
 class _ReadContext(Context, Protocol):
-    """The rows of one read.
+    """A read, as its backward pass needs it.
 
     Attributes:
         values: as :meth:`girih.sparse.groups.gpu_group.GpuGroup.lookup_weighted` gave them, if weights require gradients.

@@ -15,7 +15,6 @@ import shutil
 import stat
 import struct
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any
 
 from girih.config import build, options
@@ -95,7 +94,7 @@ BEFORE_TRAINING = frozenset(
 """All that a run may have written when it ends before its first record."""
 
 
-class RunDirectory:
+class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
     """A run's directory, held by one process at a time.
 
     Args:
@@ -154,12 +153,7 @@ class RunDirectory:
             self._lock.truncate(0)
             self._lock.close()
 
-    def __enter__(self) -> RunDirectory:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, UserError):
             self._clear()
         self.close()
