@@ -86,9 +86,8 @@ def test_a_push_is_applied_once_in_whatever_process_it_is_sent(tmp_path):
         np.testing.assert_array_equal(peek(store, ids, tables), peek(twin, ids, tables))
         assert store.counters() == twin.counters()
         for moved in (store, twin):  # another lane's push of that number is another push
-            moved.apply_gradients(
-                ids, tables, None, grads, 2, **({"push": Push(4, 7)} if moved is store else {})
-            )
+            push = Push(4, 7) if moved is store else None
+            moved.apply_gradients(Keys(ids, tables), RowUpdate(grads, 2, push=push))
         np.testing.assert_array_equal(peek(store, ids, tables), peek(twin, ids, tables))
 
 
