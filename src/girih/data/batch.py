@@ -6,7 +6,7 @@ Shapes: B examples, F categorical and sequence features, N ids in the batch, X n
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Final
 
@@ -60,6 +60,7 @@ class Batch:
             missing or masked out; None where all count alike.
         kept: a ``pyarrow.Table`` of B rows with the columns that the reader was asked to keep, or None.
         share: the part of a step's batch that this is; None is the whole.
+        num_examples: B.
     """
 
     ids: I64
@@ -71,11 +72,10 @@ class Batch:
     label_weights: F32 | None = None
     kept: Any = None
     share: Share | None = None
+    num_examples: int = field(init=False, repr=False, compare=False)
 
-    @property
-    def num_examples(self) -> int:
-        """Number of examples, B."""
-        return len(self.numeric)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "num_examples", len(self.numeric))  # every step asks often
 
     @property
     def num_features(self) -> int:
