@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from typing import Annotated, ClassVar, Self, dataclass_transform
 
@@ -56,9 +55,10 @@ class Options(Redirecting):
 
     def __post_init__(self) -> None:
         cls: type = type(self)
-        for name, hint in _hints(cls).items():
-            built = build(hint, getattr(self, name), f"{self._owner()}{name}")
-            object.__setattr__(self, name, built)
+        hints = hints_of(cls)
+        for field in dataclasses.fields(self):
+            built = build(hints[field.name], getattr(self, field.name), f"{self._owner()}{field.name}")
+            object.__setattr__(self, field.name, built)
         self._check()
 
     def _check(self) -> None:
@@ -66,9 +66,3 @@ class Options(Redirecting):
 
     def _owner(self) -> str:
         return self.owner.format(self=self)
-
-
-@functools.cache
-def _hints(cls: type) -> dict[str, object]:
-    hints = hints_of(cls)
-    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}

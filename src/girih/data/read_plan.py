@@ -107,7 +107,7 @@ class ReadPlan:
             raise DataError(f"{where}: column {trouble}")
 
     def _troubles(self, types: dict[str, pa.DataType]) -> Iterator[str]:
-        """Which column does not serve, and why, one after the other."""
+        """Yields one error per unusable column."""
         for feature in self.schema.features:
             kind = kind_of(types[feature.source])
             what = f"{feature.source!r} ({types[feature.source]}) of feature {feature.name!r}"

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from girih.errors import ConfigError, DataError, nearest
-from girih.models import checks, histories
+from girih.models import checks
 from girih.models.embeddings import Embeddings, Jagged
 from girih.models.layers.attention import Attention, softmax_within
 from girih.models.layers.inputs import DenseInput
@@ -68,7 +68,7 @@ class ATBRG(Model):
         ConfigError: relations that hang from nothing, from themselves, or at other dims.
     """
 
-    not_substitutable = histories.NOT_SUBSTITUTABLE
+    not_substitutable = checks.NOT_SUBSTITUTABLE
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class ATBRG(Model):
     ) -> None:
         super().__init__(schema)
         _check_names(schema, relations)
-        self.pairs = histories.pairs_of("atbrg", schema, attention, others=relations)
+        self.pairs = checks.pairs_of("atbrg", schema, attention, others=relations)
         roots = {name for pair in self.pairs for name in pair}
         depth = _depth(relations, roots)
         dim = checks.one_dim("atbrg: nodes of the graph", schema, {*roots, *relations})

@@ -11,7 +11,6 @@ from girih.config.bounds import Count
 from girih.errors import ConfigError
 from girih.models.embeddings import Embeddings
 from girih.models.layers.inputs import DenseInput
-from girih.models.layers.interaction import MatrixCross
 from girih.models.layers.mlp import HIDDEN, MLP, AnyWidths, LayerOptions
 from girih.models.model import Model
 from girih.models.operators import FieldMLP, VectorCrosses
@@ -94,3 +93,17 @@ class DCNv2(Model):
             x = torch.cat([x, self.deep(x0)], dim=1) if self.parallel else self.deep(x)
         logits: Tensor = self.final(x)
         return logits
+
+
+class MatrixCross(nn.Module):
+    """x_{l+1} = x_0 ⊙ (W x_l + b) + x_l (DCN-V2, eq. 1), with W = U Vᵀ of low rank if asked (eq. 2)."""
+
+    def __init__(self, width: int, rank: int | None = None) -> None:
+        super().__init__()
+        self.narrow = None if rank is None else nn.Linear(width, rank, bias=False)
+        self.linear = nn.Linear(width if rank is None else rank, width)
+
+    def forward(self, x0: Tensor, x: Tensor) -> Tensor:
+        """float32[B, K] and float32[B, K] to float32[B, K]."""
+        inner = x if self.narrow is None else self.narrow(x)
+        return torch.addcmul(x, x0, self.linear(inner))

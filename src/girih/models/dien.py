@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from girih.config.bounds import NonNegative
-from girih.models import histories
+from girih.models import checks
 from girih.models.embeddings import Embeddings, Jagged
 from girih.models.layers.attention import BilinearAttention
 from girih.models.layers.inputs import DenseInput
@@ -33,7 +33,7 @@ class DIEN(Model):
         auxiliary: α; 0 trains without the auxiliary loss.
     """
 
-    not_substitutable = histories.NOT_SUBSTITUTABLE
+    not_substitutable = checks.NOT_SUBSTITUTABLE
 
     def __init__(
         self,
@@ -45,8 +45,8 @@ class DIEN(Model):
     ) -> None:
         super().__init__(schema)
         self.auxiliary = auxiliary
-        self.pairs = histories.pairs_of("dien", schema, attention)
-        dims = histories.dims_of("dien", schema, self.pairs)
+        self.pairs = checks.pairs_of("dien", schema, attention)
+        dims = checks.dims_of("dien", schema, self.pairs)
         self.units = nn.ModuleList(InterestEvolution(dim) for dim in dims.values())
         self.inputs = DenseInput(schema, self.read_whole(dims), for_products=True)
         width = self.inputs.width + sum(dims.values())

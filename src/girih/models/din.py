@@ -6,7 +6,7 @@ from typing import Unpack
 
 from torch import Tensor, nn
 
-from girih.models import histories
+from girih.models import checks
 from girih.models.embeddings import Embeddings
 from girih.models.layers.attention import Attention
 from girih.models.layers.mlp import AnyWidths, DeepOptions
@@ -36,8 +36,8 @@ class DIN(Model):
         **deep: Unpack[DeepOptions],
     ) -> None:
         super().__init__(schema)
-        self.pairs = pairs = histories.pairs_of("din", schema, attention)
-        dims = histories.dims_of("din", schema, pairs)
+        self.pairs = pairs = checks.pairs_of("din", schema, attention)
+        dims = checks.dims_of("din", schema, pairs)
         pooled = self.read_whole(dims)
         units = nn.ModuleList(Attention(dim, attention_hidden, softmax=softmax) for dim in dims.values())
         self.deep = FieldMLP(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from girih.config.bounds import Count
 from girih.errors import ConfigError
-from girih.models import histories
+from girih.models import checks
 from girih.models.embeddings import Embeddings, Jagged
 from girih.models.layers.attention import BilinearAttention, SelfAttention, weighted_sum
 from girih.models.layers.inputs import DenseInput
@@ -32,7 +32,7 @@ class DSIN(Model):
         heads: of the self-attention; they divide the histories' dims.
     """
 
-    not_substitutable = histories.NOT_SUBSTITUTABLE
+    not_substitutable = checks.NOT_SUBSTITUTABLE
 
     def __init__(
         self,
@@ -45,8 +45,8 @@ class DSIN(Model):
         **deep: Unpack[DeepOptions],
     ) -> None:
         super().__init__(schema)
-        self.pairs = histories.pairs_of("dsin", schema, attention)
-        dims = histories.dims_of("dsin", schema, self.pairs)
+        self.pairs = checks.pairs_of("dsin", schema, attention)
+        dims = checks.dims_of("dsin", schema, self.pairs)
         for history, dim in dims.items():
             if dim % heads:
                 raise ConfigError(f"heads = {heads}: expected a divisor of {dim}, the dim of {history!r}")

@@ -48,7 +48,7 @@ class Condition(ABC):
 
     @abstractmethod
     def mask(self, source: Columns) -> pa.BooleanArray:
-        """Which of R rows meet it, null where nobody can say."""
+        """Marks the rows of R that meet it; null where that is unknown."""
 
     @abstractmethod
     def leaves(self) -> Iterable[Leaf]:
@@ -101,7 +101,7 @@ class Comparison(Leaf):
         return (self.value,)
 
     def mask(self, source: Columns) -> pa.BooleanArray:
-        """Which of R rows meet it, null where nobody can say."""
+        """Marks the rows of R that meet it; null where that is unknown."""
         array = source.read(self.column)
         return pc.call_function(self.operator, list(_comparable(array, self.value, source.notation)))
 
@@ -124,7 +124,7 @@ class OneOf(Leaf):
         return self.values
 
     def mask(self, source: Columns) -> pa.BooleanArray:
-        """Which of R rows meet it, null where nobody can say."""
+        """Marks the rows of R that meet it; null where that is unknown."""
         array = source.read(self.column)
         if self.on_strings and not times.is_time(array.type):
             words = columns.string_values(array)
@@ -139,7 +139,7 @@ class Missing(Leaf):
     """``column is null``."""
 
     def mask(self, source: Columns) -> pa.BooleanArray:
-        """Which of R rows meet it."""
+        """Marks the rows of R that meet it."""
         return source.read(self.column).is_null()
 
 
@@ -179,7 +179,7 @@ class Joined(Condition):
     parts: tuple[Condition, ...]
 
     def mask(self, source: Columns) -> pa.BooleanArray:
-        """Which of R rows meet it, null where nobody can say."""
+        """Marks the rows of R that meet it; null where that is unknown."""
         masks = [part.mask(source) for part in self.parts]
         return reduce(lambda one, other: pc.call_function(self.operator, [one, other]), masks)
 
@@ -195,7 +195,7 @@ class Not(Condition):
     part: Condition
 
     def mask(self, source: Columns) -> pa.BooleanArray:
-        """Which of R rows meet it, null where nobody can say."""
+        """Marks the rows of R that meet it; null where that is unknown."""
         return pc.invert(self.part.mask(source))
 
     def leaves(self) -> Iterable[Leaf]:
@@ -224,7 +224,7 @@ class Where:
         return _kept(self.condition, Columns(read, notation), self.text)
 
     def troubles(self, types: Mapping[str, pa.DataType]) -> Iterator[str]:
-        """Which column has a type that the condition does not go with, and why."""
+        """Yields one error per column whose type does not go with the condition."""
         for leaf in self.condition.leaves():
             if trouble := leaf.trouble(types[leaf.column]):
                 yield f"{leaf.column!r} of {self.text}: {trouble}"

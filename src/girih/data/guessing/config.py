@@ -112,11 +112,16 @@ def _find_candidates(
     table: pa.Table, names: list[str], *, numbers: bool = False, words: bool = False, requested: bool = False
 ) -> list[_Candidate]:
     """Those of some columns that may be labels, with the section and the reason."""
-    words = words or numbers
-    sections = (
-        (name, _of_label(name, columns.flat(table[name]), numbers, words, requested)) for name in names
-    )
-    return [(name, *_with_missing(table[name], *made)) for name, made in sections if made is not None]
+    candidates: list[_Candidate] = []
+    for name in names:
+        made = _of_label(name, columns.flat(table[name]), numbers, words or numbers, requested)
+        if made is None:
+            continue
+        section, why = made
+        if missing := table[name].null_count:
+            section, why = section | {"missing": "skip"}, f"{why}; {missing:,} rows of the sample have none"
+        candidates.append((name, section, why))
+    return candidates
 
 
 def _of_one_value(name: str, value: int) -> str:
@@ -124,15 +129,6 @@ def _of_one_value(name: str, value: int) -> str:
     if value:
         mend = "add negatives ([negatives], or rows with 0), or name another column"
     return f"WARNING: {name} is {value} throughout the sample, from which a model learns to say {value} of everything: {mend}"
-
-
-def _with_missing(
-    column: pa.ChunkedArray, section: dict[str, object], why: str
-) -> tuple[dict[str, object], str]:
-    """The section of a label that some rows lack has these left out of it."""
-    if not column.null_count:
-        return section, why
-    return section | {"missing": "skip"}, f"{why}; {column.null_count:,} rows of the sample have none"
 
 
 def _of_label(
