@@ -84,6 +84,8 @@ class GrowingTables:
         device: which outputs are on.
     """
 
+    _last_stream: Any
+
     def __init__(
         self,
         features: Sequence[Categorical],
@@ -256,7 +258,7 @@ class GrowingTables:
         first = self._states[0] if self._states else None
         self.device: torch.device = getattr(first, "device", HOST)
         is_cuda = self.device.type == "cuda"
-        self._last_stream: Any = torch.cuda.current_stream(self.device) if is_cuda else None
+        self._last_stream = torch.cuda.current_stream(self.device) if is_cuda else None
         for reader in self._readers:
             reader.follow(shards, self._kind)
 
