@@ -27,7 +27,7 @@ from ids import Shape, Stream
 from numpy.typing import NDArray
 
 from girih import optim
-from girih.store import GroupSpec, Keys, Segment, Snapshot, Store, TableSpec, Update
+from girih.store import GroupSpec, Keys, RowUpdate, Segment, Snapshot, Store, TableSpec
 from girih.store.spec import shard_of
 from girih.tables import LRU, Normal
 from girih.telemetry.status_file import resident_bytes
@@ -85,7 +85,7 @@ def step_of(stores: list[Store], ids: NDArray[np.int64], tables: NDArray[np.int3
         mine = np.flatnonzero(owner == shard)
         out = np.empty((len(mine), store.spec.dim), np.float32)
         rows = store.lookup(Keys(ids[mine], tables[mine]), step, out)
-        store.apply_gradients(Keys(ids[mine], tables[mine], rows=rows), Update(out, step))
+        store.apply_gradients(Keys(ids[mine], tables[mine], rows=rows), RowUpdate(out, step))
 
 
 def at_rest(

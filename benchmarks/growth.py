@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from girih.kernels.cpu import layout
-from girih.store import Keys, Store, Update
+from girih.store import Keys, RowUpdate, Store
 
 FEATURES = 26
 STEPS_BEFORE = 20  # usual steps before the index begins to grow
@@ -104,7 +104,7 @@ class Watch:
         start = time.perf_counter()
         rows = self.store.lookup(Keys(ids, tables), self.number, out)
         if usual:
-            self.store.apply_gradients(Keys(ids, tables, rows=rows), Update(grads, self.number))
+            self.store.apply_gradients(Keys(ids, tables, rows=rows), RowUpdate(grads, self.number))
         seconds = time.perf_counter() - start
         faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
         growing = growing or bool(self.store.state.memory.arrays.state[layout.GROWING])

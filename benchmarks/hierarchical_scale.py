@@ -15,14 +15,18 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import fleet
 import harness
 from hierarchical_speed import MODEL, QUICK_MODEL
 
 from girih.app.run_config import RunConfig
+from girih.comm.group import TrainerGroup
+from girih.lifecycle import planning
 from girih.planner.calibration import Calibration
 from girih.planner.facts import DenseCost
+from girih.strategies.strategy import price
 
 COUNTS = (2, 4, 6, 8, 10)
 GROUP_SIZE, GROUPS = 6, 8
@@ -53,7 +57,9 @@ def main() -> None:
     calibration = Calibration.read(options.calibration)
     with tempfile.TemporaryDirectory() as directory:
         config = _task(options, max(counts) ** 2, Path(directory))
-        cost = _settings(options, config, 1, 1, 0).measured_pass()
+        settings = _settings(options, config, 1, 1, 0)
+        sparse, dense = settings.halves()
+        cost = planning.measured_pass(settings.dataset("train"), sparse, dense, TrainerGroup(), 1)
         if cost is None:
             raise SystemExit(f"--batch {options.batch}: too few examples to measure a pass of the model")
         _show_pass(report, options.batch, cost)
@@ -88,8 +94,9 @@ class Predictor:
         settings = _settings(self._options, self._config, groups, trainers, servers)
         machines = groups * (trainers + servers)
         calibration = self._calibration.spread(machines)
-        _, net = settings.planned_net(calibration, self._cost)
-        own = settings.offer(calibration, net, self._cost).prediction
+        with mock.patch.object(planning, "measured_pass", return_value=self._cost):  # the same for all arms
+            _, net = settings.planned_net(calibration)
+            own = price(settings.strategy, settings.facts_by(calibration, net)(settings.strategy))
         if own is None:
             raise SystemExit(f"{settings.strategy}: no speed is predicted")
         return own.to_dict() | {"machines": machines}

@@ -7,7 +7,6 @@ all of it, and embedding workers serve the trainers by turns.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import girih
@@ -21,7 +20,6 @@ from girih.strategies.asynchronous import Asynchronous
 from girih.training.session import RunContext
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh(Asynchronous):
     """``asynchronous`` of Parquet files that are dealt out to the trainers, with a loader and a worker for each.
 

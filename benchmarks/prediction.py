@@ -44,6 +44,7 @@ from persia_wire import bytes_per_s
 from girih import strategies
 from girih.app.run_config import RunConfig
 from girih.planner.calibration import Calibration
+from girih.strategies.strategy import price
 
 NO_LINK = "none"
 TRIES = 2
@@ -230,7 +231,7 @@ def _predicted(
     settings = RunConfig.load(_config(run.config, options, directory), overrides=_overrides(run))
     known = _over(calibration, run)
     _, net = settings.planned_net(known)
-    own = settings.offer(known, net).prediction
+    own = price(settings.strategy, settings.facts_by(known, net)(settings.strategy))
     if own is None:
         raise SystemExit(f"{run.name}: no speed is predicted")
     return own.to_dict()

@@ -13,6 +13,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import harness
 import numpy as np
@@ -20,10 +21,12 @@ import train
 import train_sides
 from ids import Shape
 
-from girih.checkpoint import name_of
+from girih.checkpoint import CheckpointOptions, name_of
+from girih.checkpoint.description import ModelDescription
 from girih.checkpoint.save import Content
 from girih.checkpoint.state import RunState
-from girih.telemetry.stats import Spans
+from girih.comm.group import TrainerGroup
+from girih.telemetry.stats import Stats
 from girih.training.checkpoints import RunCheckpoints
 
 DIM, BATCHES, WARMUP, FEATURES = 16, 32, 10, 26
@@ -39,10 +42,18 @@ def beside_training(report: harness.Report, options: argparse.Namespace, root: P
     def step() -> None:
         side.step(side.prepare(next(batches)))
 
+    schema = task.schema()
+
     def content() -> Content:
         return Content(
             step=side.sparse.last_step,
-            schema=task.schema(),
+            model=ModelDescription(
+                schema=schema.to_dict(),
+                fingerprint=schema.fingerprint(),
+                needs={},
+                recipe={},
+                normalization=None,
+            ),
             state={},
             sparse=side.sparse,
             dense=side._dense["float32"],
@@ -50,7 +61,8 @@ def beside_training(report: harness.Report, options: argparse.Namespace, root: P
 
     for _ in range(WARMUP):
         step()
-    saver, saves = RunCheckpoints(root, keep=1), []
+    context = SimpleNamespace(directory=root, ranks=TrainerGroup(), stats=Stats())
+    saver, saves = RunCheckpoints(CheckpointOptions(keep=1), context, content), []
     alone = [steps_alone(step, options.steps)]
     for _ in range(options.saves):
         saves.append(steps_beside(step, saver, content))
@@ -101,7 +113,7 @@ def steps_beside(
 
     start = time.perf_counter()
     path = Path(saver.root.url, name_of(content().step))
-    saver.begin(content, RunState(), Spans())
+    saver.begin(RunState())
     begin_s = time.perf_counter() - start
     times = []
     while not path.is_dir():  # it has its name when it is complete

@@ -37,10 +37,11 @@ from updates import Replay, record, schema_of
 import girih
 from girih.serving import protocol
 from girih.serving.exporting import export
+from girih.serving.model_directory import open_served
 from girih.serving.opening import open_model
 from girih.serving.reading import RequestReader
-from girih.serving.served import Served, open_served
-from girih.serving.signature import RowsEntry, Signature
+from girih.serving.served import Served
+from girih.serving.signature import RowsFile, Signature
 from girih.store.mapped import MappedWriter
 
 NUM_REQUESTS = 64
@@ -149,16 +150,15 @@ def made(directory: Path, options: Any) -> Path:
     signature = export(open_model(directory / "run"), path, "bench", print, programs=False)
     _, served = open_served(path)
     (stack,) = served.stacks
-    (rows,) = signature.rows
+    ((rows,),) = signature.rows
     num_rows = options.rows * options.features
-    with MappedWriter(path / rows.file, stack.spec, num_rows) as writer:
+    with MappedWriter(path / rows.name, stack.spec, num_rows) as writer:
         for table in range(options.features):
             ids = rng.permutation(options.rows).astype(np.int64)
             values = rng.normal(scale=0.01, size=(options.rows, stack.spec.dim)).astype(np.float32)
             writer.add(ids, np.full(options.rows, table, np.int32), values)
-        facts = writer.finish()
-    filled = RowsEntry(file=rows.file, tables=rows.tables, num_rows=num_rows)
-    replace(signature, rows=(filled,), files={**signature.files, rows.file: facts.to_dict()}).write(path)
+        filled = RowsFile.written(path / rows.name, writer.finish())
+    replace(signature, rows=((filled,),)).write(path)
     return path
 
 

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from girih import optim
 from girih.errors import ConfigError
 from girih.kernels.cpu.jit import JIT_DISABLED
-from girih.store import GroupSpec, Heap, Keys, Segment, Store, TableSpec, Update
+from girih.store import GroupSpec, Heap, Keys, RowUpdate, Segment, Store, TableSpec
 from girih.tables import LFU, LRU, TTL, Constant, Fixed, MinCount, Normal, Probability, Uniform, Zeros
 from support.fake_store import FakeStore
 from support.store_verbs import contents, evict, look, read_snapshot, write_snapshot
@@ -110,10 +110,10 @@ class StoreMachine(RuleBasedStateMachine):
         if seed % 2:
             grads = self.gradients(len(keys), seed)
             dropped = self.store.apply_gradients(
-                Keys(ids, tables, rows=rows), Update(grads, step, lr_scale=seed / 5)
+                Keys(ids, tables, rows=rows), RowUpdate(grads, step, lr_scale=seed / 5)
             )
             assert dropped == self.model.apply_gradients(
-                Keys(ids, tables), Update(grads, step, lr_scale=seed / 5)
+                Keys(ids, tables), RowUpdate(grads, step, lr_scale=seed / 5)
             )
 
     @rule(pick=st.integers(0, 5), hint=st.booleans(), seed=st.integers(0, 9))
@@ -123,9 +123,9 @@ class StoreMachine(RuleBasedStateMachine):
         keys, rows = self.stale[-1 - pick % len(self.stale)]
         grads = self.gradients(len(keys), seed)
         dropped = self.store.apply_gradients(
-            Keys(*self.arrays(keys), rows=rows if hint else None), Update(grads, self.step)
+            Keys(*self.arrays(keys), rows=rows if hint else None), RowUpdate(grads, self.step)
         )
-        assert dropped == self.model.apply_gradients(Keys(*self.arrays(keys)), Update(grads, self.step))
+        assert dropped == self.model.apply_gradients(Keys(*self.arrays(keys)), RowUpdate(grads, self.step))
 
     @rule(keys=KEYS)
     def peek(self, keys):

@@ -17,7 +17,8 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from girih.cli.evaluate import load_trainer, open_config
+from girih.cli.final_model import load_trainer
+from girih.serving.opening import open_config
 
 AT = (5, 10, 20)
 BLOCK = 512  # users at a time

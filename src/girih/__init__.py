@@ -84,35 +84,25 @@ __all__ = [
 ]
 
 _HOMES = {
-    "girih.runs.callbacks": ("Callback", "MLflow", "TensorBoard", "WandB"),
-    "girih.checkpoint": ("CheckpointOptions",),
-    "girih.data": (
-        "Dataset",
-        "read_arrow",
-        "read_criteo",
-        "read_csv",
-        "read_jsonl",
-        "read_kafka",
-        "read_libffm",
-        "read_libsvm",
-        "read_parquet",
-    ),
-    "girih.metrics": ("Metrics",),
-    "girih.publishing.log": ("PublishOptions",),
-    "girih.config.train": ("EarlyStopping", "ScheduleOptions", "TrainOptions"),
-    "girih.schema": ("Categorical", "Labels", "Numeric", "Schema", "Sequence"),
-    "girih.serving.loaded": ("LoadedModel", "load"),
-    "girih.sparse.options": ("StoreOptions",),
-    "girih.strategies.asynchronous": ("Asynchronous",),
-    "girih.strategies.hierarchical": ("Hierarchical",),
-    "girih.strategies.hybrid": ("Hybrid",),
-    "girih.strategies.local": ("Local",),
-    "girih.strategies.substitution": ("Substitution",),
-    "girih.strategies.synchronous": ("Synchronous",),
-    "girih.tables": ("Table",),
-    "girih.trainer": ("Trainer",),
+    "girih.runs.callbacks": "Callback MLflow TensorBoard WandB",
+    "girih.checkpoint": "CheckpointOptions",
+    "girih.data": "Dataset read_arrow read_criteo read_csv read_jsonl read_kafka read_libffm read_libsvm read_parquet",
+    "girih.metrics": "Metrics",
+    "girih.publishing.log": "PublishOptions",
+    "girih.config.train": "EarlyStopping ScheduleOptions TrainOptions",
+    "girih.schema": "Categorical Labels Numeric Schema Sequence",
+    "girih.serving.loaded": "LoadedModel load",
+    "girih.sparse.options": "StoreOptions",
+    "girih.strategies.asynchronous": "Asynchronous",
+    "girih.strategies.hierarchical": "Hierarchical",
+    "girih.strategies.hybrid": "Hybrid",
+    "girih.strategies.local": "Local",
+    "girih.strategies.substitution": "Substitution",
+    "girih.strategies.synchronous": "Synchronous",
+    "girih.tables": "Table",
+    "girih.trainer": "Trainer",
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 if sys.version_info >= (3, 11):  # noqa: UP036 (__main__ refuses older ones, which cannot read this module)
     import_module("girih.dense.accel.process_settings").set_omp_spin()

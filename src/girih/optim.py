@@ -9,7 +9,6 @@ the optimizer.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar
 
 from girih.config.bounds import Fraction, NonNegative, Positive
@@ -17,59 +16,52 @@ from girih.config.options import Options
 
 
 class _Optimizer(Options):
-    __slots__ = ()
+    owner = "{self.name}."
     name: ClassVar[str]
     misplaced_options: ClassVar[Mapping[str, str]] = {
         "learning_rate": "did you mean 'lr'?",
         "weight_decay": "did you mean 'l2'?",
     }
 
-    def _owner(self) -> str:
-        return f"{self.name}."
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SGD(_Optimizer):
     """``row -= lr · v`` with ``v = momentum · v + gradient`` (``torch.optim.SGD``).
 
     State: ``dim`` floats with momentum, none without.
     """
 
-    name: ClassVar[str] = "sgd"
+    name = "sgd"
     lr: NonNegative = 1e-3
     momentum: Fraction = 0.0
     l2: NonNegative = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Adagrad(_Optimizer):
     """``row -= lr · g / (sqrt(Σ g²) + eps)``, element by element (``torch.optim.Adagrad``).
 
     State: ``dim`` floats.
     """
 
-    name: ClassVar[str] = "adagrad"
+    name = "adagrad"
     lr: NonNegative = 1e-2
     initial_accumulator_value: NonNegative = 0.0
     eps: NonNegative = 1e-10
     l2: NonNegative = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RowwiseAdagrad(_Optimizer):
     """Adagrad with one accumulator a row: the mean of g² over the row's columns.
 
     State: 1 float.
     """
 
-    name: ClassVar[str] = "rowwise_adagrad"
+    name = "rowwise_adagrad"
     lr: NonNegative = 1e-2
     initial_accumulator_value: NonNegative = 0.0
     eps: NonNegative = 1e-10
     l2: NonNegative = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Adam(_Optimizer):
     """Lazy Adam: moments of a row move only when it is touched, bias correction counts the
     optimizer's steps (``torch.optim.SparseAdam``).
@@ -77,14 +69,13 @@ class Adam(_Optimizer):
     State: 2 · ``dim`` floats.
     """
 
-    name: ClassVar[str] = "adam"
+    name = "adam"
     lr: NonNegative = 1e-3
     betas: tuple[Fraction, Fraction] = (0.9, 0.999)
     eps: Positive = 1e-8
     l2: NonNegative = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FTRL(_Optimizer):
     """FTRL-proximal (McMahan et al. 2013, Algorithm 1), per coordinate, with exact zeros.
 
@@ -92,7 +83,7 @@ class FTRL(_Optimizer):
     closed form of the weight, not to the gradient. State: 2 · ``dim`` floats (z, n).
     """
 
-    name: ClassVar[str] = "ftrl"
+    name = "ftrl"
     lr: Positive = 0.1
     beta: NonNegative = 1.0
     l1: NonNegative = 0.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -10,12 +9,14 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 from girih import config
 from girih.config.bounds import Count, Positive
 from girih.config.options import Options
 from girih.errors import ConfigError, nearest
+from girih.files.sealed import digest
 from girih.tables import Dim, Table
 
 Pooling = Literal["sum", "mean", "sqrtn"]
@@ -26,18 +27,15 @@ LabelLoss = Literal["bce", "mse", "huber"]
 DEFAULT_DIM = 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Feature(Options):
+    owner = "feature {self.name!r}: "
+    kind: ClassVar[str]
     name: str
     column: str | None = None
 
-    def __post_init__(self) -> None:
-        Options.__post_init__(self)
+    def _check(self) -> None:
         if not self.name:
             raise ConfigError("feature: name = '': expected a non-empty string")
-
-    def _owner(self) -> str:
-        return f"feature {self.name!r}: "
 
     @property
     def source(self) -> str:
@@ -45,7 +43,6 @@ class _Feature(Options):
         return self.column or self.name
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Sparse(_Feature):
     misplaced_options: ClassVar[Mapping[str, str]] = {"embedding_dim": "did you mean 'dim'?"}
     dim: Dim | None = None
@@ -57,8 +54,8 @@ class _Sparse(_Feature):
     padding_id: int | str | None = None
     float_ids: bool | None = None
 
-    def __post_init__(self) -> None:
-        _Feature.__post_init__(self)
+    def _check(self) -> None:
+        _Feature._check(self)
         if self.separator == "":
             raise ConfigError(
                 f"{self._owner()}separator is empty; leave it out for columns that are lists already"
@@ -83,7 +80,6 @@ class _Sparse(_Feature):
         return self.table or self.name
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Categorical(_Sparse):
     """An id, or a bag of ids, pooled to one vector of ``dim``.
 
@@ -95,7 +91,7 @@ class Categorical(_Sparse):
     ``padding_id`` is no id: it is left out of bags, and missing where an example has one id. With ``float_ids`` 7.0 is the id 7.
     """
 
-    kind: ClassVar[str] = "categorical"
+    kind = "categorical"
     bucketize: tuple[float, ...] | None = None
     weights: str | None = None
     weight_separator: str | None = None
@@ -105,11 +101,14 @@ class Categorical(_Sparse):
     def __post_init__(self) -> None:
         if self.bucketize is not None:
             object.__setattr__(self, "bucketize", _boundaries(self._owner(), self.bucketize))
-            if self.separator or self.weights:
-                raise ConfigError(
-                    f"{self._owner()}bucketize makes one id of one number; drop separator and weights"
-                )
-        _Sparse.__post_init__(self)
+        Options.__post_init__(self)
+
+    def _check(self) -> None:
+        _Sparse._check(self)
+        if self.bucketize and (self.separator or self.weights):
+            raise ConfigError(
+                f"{self._owner()}bucketize makes one id of one number; drop separator and weights"
+            )
         if self.transform and (self.separator or self.weights or self.bucketize or self.max_length):
             raise ConfigError(
                 f"{self._owner()}{self.transform} makes one id of one time; drop separator, weights, max_length and bucketize"
@@ -137,7 +136,6 @@ class Categorical(_Sparse):
         return self.transform
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Sequence(_Sparse):
     """Ids in order, oldest first; a model that reads sequences gets them whole, others pooled.
 
@@ -145,10 +143,9 @@ class Sequence(_Sparse):
     :class:`Categorical`.
     """
 
-    kind: ClassVar[str] = "sequence"
+    kind = "sequence"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Numeric(_Feature):
     """One number. ``transform`` is applied in the order given; null becomes 0 after it.
 
@@ -156,14 +153,17 @@ class Numeric(_Feature):
     ``weekday`` are of a time, as with :class:`Categorical`, and come first.
     """
 
-    kind: ClassVar[str] = "numeric"
+    kind = "numeric"
     transform: Transform | tuple[Transform, ...] = ()
     time_unit: TimeUnit | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.transform, str):
             object.__setattr__(self, "transform", (self.transform,))
-        _Feature.__post_init__(self)
+        Options.__post_init__(self)
+
+    def _check(self) -> None:
+        _Feature._check(self)
         if "standardize" in self.transform[:-1]:
             raise ConfigError(f"{self._owner()}standardize must be the last transform")
         if any(part in self.transform[1:] for part in ("hour", "weekday")):
@@ -181,7 +181,6 @@ class Numeric(_Feature):
 Feature = Categorical | Sequence | Numeric
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Labels(Options):
     """Labels to predict: columns in [0, 1], conditions on columns, or any numbers where the loss is ``mse`` or ``huber``.
 
@@ -197,6 +196,8 @@ class Labels(Options):
         label_weight: label → a column that weights the examples for it alone, beside ``weight``.
     """
 
+    owner = "labels: "
+
     names: tuple[str, ...]
     derive: Mapping[str, str] = field(default_factory=dict)
     weight: str | None = None
@@ -210,6 +211,8 @@ class Labels(Options):
         names: Any = self.names
         object.__setattr__(self, "names", (names,) if isinstance(names, str) else names)
         Options.__post_init__(self)
+
+    def _check(self) -> None:
         if not self.names:
             raise ConfigError("labels: names is empty; expected at least one label")
         _refuse_duplicates("label", self.names)
@@ -230,18 +233,14 @@ class Labels(Options):
         """Whether an example may count differently for one label than for another."""
         return self.missing == "skip" or bool(self.mask or self.label_weight)
 
-    def _owner(self) -> str:
-        return "labels: "
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Defaults(Options):
     """The section ``[defaults]``: what features and tables have that do not say it themselves."""
 
     dim: Dim = DEFAULT_DIM
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Schema:
     """The features, labels and tables that data, model and store agree on.
 
@@ -260,9 +259,6 @@ class Schema:
     labels: Labels
     tables: tuple[Table, ...] = ()
     null_values: tuple[str, ...] = ()
-    _sparse: tuple[Categorical | Sequence, ...] = field(init=False, repr=False, compare=False)
-    _numeric: tuple[Numeric, ...] = field(init=False, repr=False, compare=False)
-    _table_by_name: Mapping[str, Table] = field(init=False, repr=False, compare=False)
 
     def __init__(
         self,
@@ -274,28 +270,24 @@ class Schema:
     ) -> None:
         _refuse_others("features", features, Categorical, Sequence, Numeric)
         _refuse_others("tables", tables, Table)
-        object.__setattr__(self, "features", tuple(features))
-        sparse = tuple(f for f in self.features if not isinstance(f, Numeric))
-        object.__setattr__(self, "_sparse", sparse)
-        numeric = tuple(f for f in self.features if isinstance(f, Numeric))
-        object.__setattr__(self, "_numeric", numeric)
         if not isinstance(labels, Labels):
             labels = Labels(names=labels)  # type: ignore[arg-type]
-        object.__setattr__(self, "labels", labels)
-        object.__setattr__(
-            self, "null_values", config.build(tuple[str, ...], list_of_texts(null_values), "null_values")
-        )
+        nulls = config.build(tuple[str, ...], list_of_texts(null_values), "null_values")
+        self._set(features=tuple(features), labels=labels, null_values=nulls)
         if not self.features:
             raise ConfigError("features: the list is empty; expected at least one feature")
-        _refuse_duplicates("feature", [f.name for f in self.features])
+        _refuse_duplicates("feature", self.names)
         _refuse_duplicates("table", [t.name for t in tables])
         for feature in self.features:
             if feature.source in self.labels.names and feature.source not in self.labels.derive:
                 raise ConfigError(
                     f"feature {feature.name!r} reads the label {feature.source!r}: the model would see the answer"
                 )
-        object.__setattr__(self, "tables", self._resolve(tuple(tables), defaults or Defaults()))
-        object.__setattr__(self, "_table_by_name", {table.name: table for table in self.tables})
+        self._set(tables=self._resolve(tuple(tables), defaults or Defaults()))
+
+    def _set(self, **attributes: object) -> None:
+        for name, value in attributes.items():
+            object.__setattr__(self, name, value)
 
     def _resolve(self, declared: tuple[Table, ...], defaults: Defaults) -> tuple[Table, ...]:
         by_name = {table.name: table for table in declared}
@@ -315,14 +307,23 @@ class Schema:
         return tuple(table if table.dim else replace(table, dim=defaults.dim) for table in used.values())
 
     @property
+    def names(self) -> list[str]:
+        """The names of all features, in order."""
+        return [feature.name for feature in self.features]
+
+    @cached_property
     def sparse(self) -> tuple[Categorical | Sequence, ...]:
         """Categorical and sequence features, in order: the F features of a batch."""
-        return self._sparse
+        return tuple(f for f in self.features if not isinstance(f, Numeric))
 
-    @property
+    @cached_property
     def numeric(self) -> tuple[Numeric, ...]:
         """Numeric features, in order: the X columns of a batch."""
-        return self._numeric
+        return tuple(f for f in self.features if isinstance(f, Numeric))
+
+    @cached_property
+    def _table_by_name(self) -> Mapping[str, Table]:
+        return {table.name: table for table in self.tables}
 
     def table_of(self, feature: Categorical | Sequence) -> Table:
         """The table that holds a feature's rows, its dim filled in."""
@@ -363,7 +364,7 @@ class Schema:
         ]
         if self.labels.loss:
             shape.append({"loss": self.labels.losses})
-        return hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()[:16]
+        return digest(json.dumps(shape, sort_keys=True))
 
     @classmethod
     def from_dict(cls, mapping: Mapping[str, object], where: str = "schema") -> Schema:
@@ -373,24 +374,14 @@ class Schema:
                 raise ConfigError(
                     f"{where}: section [{'[features]' if key == 'features' else key}] is missing"
                 )
-        if not isinstance(mapping["features"], list | tuple):
-            raise ConfigError(f"{where}: features: expected [[features]], a list of tables")
-        features = [
-            config.build(Feature, item, f"{where}: [[features]] {_name_of(item, index)}")
-            for index, item in enumerate(mapping["features"])
-        ]
-        tables = mapping.get("tables", ())
-        if not isinstance(tables, list | tuple):
-            raise ConfigError(f"{where}: tables: expected [[tables]], a list of tables")
-        built = [
-            config.build(Table, t, f"{where}: [[tables]] {_name_of(t, i)}") for i, t in enumerate(tables)
-        ]
+        features = _listed(mapping, "features", Feature, where)
+        tables = _listed(mapping, "tables", Table, where)
         labels = config.build(Labels, mapping["labels"], f"{where}: [labels]")
         defaults = config.build(Defaults, mapping.get("defaults", {}), f"{where}: [defaults]")
         data = mapping.get("data", {})
         null_values = data.get("null_values", ()) if isinstance(data, Mapping) else ()
         try:
-            return cls(features, labels, built, defaults, null_values)
+            return cls(features, labels, tables, defaults, null_values)
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from None
 
@@ -412,8 +403,16 @@ def _check_time_unit(feature: Categorical | Numeric) -> None:
         )
 
 
-def _name_of(item: object, index: int) -> str:
-    return repr(item["name"]) if isinstance(item, Mapping) and "name" in item else f"number {index + 1}"
+def _listed(mapping: Mapping[str, object], key: str, kind: object, where: str) -> list[Any]:
+    """The tables of a list such as ``[[features]]``, built."""
+    items, built = mapping.get(key, ()), []
+    if not isinstance(items, list | tuple):
+        raise ConfigError(f"{where}: {key}: expected [[{key}]], a list of tables")
+    for number, item in enumerate(items, start=1):
+        is_named = isinstance(item, Mapping) and "name" in item
+        name = repr(item["name"]) if is_named else f"number {number}"
+        built.append(config.build(kind, item, f"{where}: [[{key}]] {name}"))
+    return built
 
 
 def _boundaries(owner: str, values: Iterable[float]) -> tuple[float, ...]:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,9 +28,8 @@ from girih.dense.half import DenseHalf
 from girih.dense.options import OptimizerFactory
 from girih.errors import ConfigError
 from girih.lifecycle.inheriting import Inherited
-from girih.lifecycle.planning import facts_of, joined
+from girih.lifecycle.planning import Calibrated, facts_of, joined
 from girih.lifecycle.run import TrainingRun
-from girih.lifecycle.run_planner import Calibrated
 from girih.metrics import Metrics
 from girih.optim import SparseOptimizer
 from girih.planner.plan import Plan
@@ -44,8 +43,7 @@ from girih.sparse.options import StoreOptions
 from girih.strategies import Strategy
 from girih.strategies.local import Local
 from girih.telemetry.stats import Spans, Stats
-from girih.telemetry.status_file import ProcessId, StatusTarget
-from girih.telemetry.status_writer import StatusWriter
+from girih.telemetry.status_file import ProcessId, StatusTarget, StatusWriter
 from girih.training import evaluation
 from girih.training.learning_rate import LearningRate
 from girih.training.session import RunContext
@@ -56,33 +54,26 @@ from girih.training.specs import (
     expect_data,
     gpu_of,
     schema_of,
-    scored_steps,
     sparse_spec,
 )
 from girih.training.summary import summary_line
 
-_EXPECTED: Mapping[str, tuple[Any, str]] = {
-    "model": (nn.Module, "a torch.nn.Module, as girih.models.DeepFM(schema)"),
-    "sparse_optimizer": (SparseOptimizer | None, "one of girih.optim"),
-    "first_order_optimizer": (SparseOptimizer | None, "one of girih.optim"),
-    "dense_optimizer": (
-        Callable | None,
-        "a function of parameters, as lambda params: torch.optim.Adam(params, lr=1e-3)",
-    ),
-    "strategy": (
-        Strategy | None,
-        "a strategy, as girih.Local(), or an instance of a subclass of girih.strategies.Strategy",
-    ),
-    "schedule": (ScheduleOptions | None, "girih.ScheduleOptions(...)"),
-    "schema": (Schema | None, "a girih.Schema"),
-    "options": (TrainOptions | None, "girih.TrainOptions(...)"),
-    "store": (StoreOptions | None, "girih.StoreOptions(...)"),
-    "checkpoints": (CheckpointOptions | None, "girih.CheckpointOptions(...)"),
-    "plan": (Plan | None, "a plan, as girih plan prints it"),
-    "metrics": (MetricsOptions | None, "girih.config.train.MetricsOptions(...)"),
-    "publish": (PublishOptions | None, "girih.PublishOptions(to=...)"),
+_EXPECTED = {
+    "model": "a torch.nn.Module, as girih.models.DeepFM(schema)",
+    "sparse_optimizer": "one of girih.optim",
+    "first_order_optimizer": "one of girih.optim",
+    "dense_optimizer": "a function of parameters, as lambda params: torch.optim.Adam(params, lr=1e-3)",
+    "strategy": "a strategy, as girih.Local(), or an instance of a subclass of girih.strategies.Strategy",
+    "schedule": "girih.ScheduleOptions(...)",
+    "schema": "a girih.Schema",
+    "options": "girih.TrainOptions(...)",
+    "store": "girih.StoreOptions(...)",
+    "checkpoints": "girih.CheckpointOptions(...)",
+    "plan": "a plan, as girih plan prints it",
+    "metrics": "girih.config.train.MetricsOptions(...)",
+    "publish": "girih.PublishOptions(to=...)",
 }
-"""Arguments of a trainer → their types, and the types in words."""
+"""Arguments of a trainer → their types in words."""
 
 
 class _RunView:
@@ -168,7 +159,8 @@ class _Predictor(_RunView):
         """Each batch in order, with its probabilities float32[B, T]; see :meth:`evaluate`, labels may be missing."""
         expect_data("data", data, self.schema, labels=False)
         with self._cluster.explaining():
-            yield from self._run.scoring.predictions(data)
+            session, normalization = self._run.scoring.opened()
+            yield from evaluation.predictions(data, session, normalization, self.schema.labels.losses)
 
     def predict(self, data: Dataset) -> NDArray[np.float32]:
         """Probabilities of all examples in order, float32[examples, T]."""
@@ -183,7 +175,8 @@ class _Predictor(_RunView):
         """
         expect_data("data", data, self.schema, labels=False)
         with self._cluster.explaining():
-            parts = list(self._run.scoring.outputs(data))
+            outputs = evaluation.outputs_of(data, *self._run.scoring.opened())
+            parts = [output.numpy() for _, output in outputs]
         if not parts:
             raise ConfigError("outputs: the data have no examples")
         return np.concatenate(parts)
@@ -293,8 +286,9 @@ class Trainer(_Reporter, contextlib.AbstractContextManager["Trainer"]):
         publish: PublishOptions | None = None,
     ) -> None:
         arguments = locals()
-        for name, (kind, description) in _EXPECTED.items():
-            expect(name, arguments[name], kind, description)
+        kinds = get_type_hints(Trainer.__init__) | {"dense_optimizer": Callable | None}
+        for name, description in _EXPECTED.items():
+            expect(name, arguments[name], kinds[name], description)
         self.model = model
         self.schema = schema_of(model, schema)
         limit_primitive_caches(self.schema)
@@ -304,17 +298,18 @@ class Trainer(_Reporter, contextlib.AbstractContextManager["Trainer"]):
         check_metrics(self.options, self.schema)
         if self.options.gauc_by is not None:
             evaluation.feature_index(self.schema, self.options.gauc_by)
-        self.stopped = self._closed = False
-        self._start = time.perf_counter()
+        self.stopped, self._closed, self._start = False, False, time.perf_counter()
         self.data: Mapping[str, Dataset] = {}
         self.showing: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         self._opened: RunDirectory | None = None
         self._cluster = cluster or joined(self.strategy)
         self._ranks = self._cluster.ranks
         try:
-            store = _place_store(store or StoreOptions(), run, self._ranks)
-            optimizers = sparse_optimizer, first_order_optimizer
-            context = self._context(store, dense_optimizer, optimizers)
+            path = run.path if isinstance(run, RunDirectory) else None if run is None else Path(run)
+            shared = self._ranks.broadcast(None if path is None else str(path.absolute()))
+            shown_in = None if shared is None else Path(shared)  # of the first trainer
+            store = (store or StoreOptions()).within(shown_in)
+            context = self._context(store, dense_optimizer, (sparse_optimizer, first_order_optimizer))
             facts = facts_of(context.sparse, context.dense, self._ranks.size, schedule)
             self.strategy.plan(facts)  # what it refuses, it refuses now
             if not self._ranks.first:
@@ -327,12 +322,11 @@ class Trainer(_Reporter, contextlib.AbstractContextManager["Trainer"]):
             if self.options.tensorboard and directory is not None:
                 callbacks = [*callbacks, TensorBoard(directory / "tensorboard")]
             self._run = TrainingRun(
-                context=context,
+                context=replace(context, directory=directory),
                 strategy=self.strategy,
                 facts=facts,
                 options=self.options,
                 saving=checkpoints or CheckpointOptions(),
-                directory=directory,
                 callbacks=callbacks,
                 plan=plan,
                 calibrated=calibrated,
@@ -342,9 +336,9 @@ class Trainer(_Reporter, contextlib.AbstractContextManager["Trainer"]):
             self._reports = bool(self._ranks.broadcast(directory is not None or len(callbacks) > 0))
             self._cluster.show_in(directory, metrics)
             self._cluster.prepare(self.strategy.roles)
-            self._status_writer = _begin_status(
-                self._cluster, directory, context.stats, metrics or MetricsOptions()
-            )
+            identity = ProcessId(RoleName.TRAINER, self._ranks.rank, self._cluster.incarnation)
+            target = StatusTarget(shown_in, metrics or MetricsOptions())
+            self._status_writer = StatusWriter(identity, context.stats, target)
         except BaseException:
             if self._opened is not None:
                 self._opened.close()
@@ -375,11 +369,15 @@ class Trainer(_Reporter, contextlib.AbstractContextManager["Trainer"]):
             ConfigError: anything unknown, missing or of the wrong type. MissingFileError, DataError: files of the data.
             RunDirectoryError: the run directory is not empty, or cannot be written.
         """
-        from girih.app.from_config import trainer_of
+        from girih.app.run_config import RunConfig
 
-        return trainer_of(
-            Path(path), overrides, strategy=strategy, run=run, callbacks=callbacks, progress=progress
-        )
+        if isinstance(overrides, str):
+            raise ConfigError(
+                f"overrides = {overrides!r}: expected a list or a mapping, as in [{overrides!r}]"
+            )
+        directory = None if run is None else Path(run)
+        settings = RunConfig.load(Path(path), overrides=overrides, strategy=strategy, run=directory)
+        return settings.trainer_with_data(directory, callbacks, progress=progress)
 
     def _context(
         self,
@@ -393,8 +391,7 @@ class Trainer(_Reporter, contextlib.AbstractContextManager["Trainer"]):
             sparse_optimizers: of rows, and of first-order weights.
         """
         stats, rank = Stats(), self._ranks.rank
-        scored = scored_steps(self.options, self.schema)
-        dense = dense_spec(self.model, self.schema, self.options, dense_optimizer, stats, rank, scored)
+        dense = dense_spec(self.model, self.schema, self.options, dense_optimizer, stats, rank)
         gpu = gpu_of(dense.device, rank)
         sparse = sparse_spec(self.model, self.schema, self.options, store, *sparse_optimizers, gpu)
         return RunContext(ranks=self._ranks, sparse=sparse, dense=dense, processes=self._cluster, stats=stats)
@@ -534,23 +531,3 @@ class Trainer(_Reporter, contextlib.AbstractContextManager["Trainer"]):
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.close(error)
-
-
-def _place_store(
-    store: StoreOptions, run: str | os.PathLike[str] | RunDirectory | None, ranks: TrainerGroup
-) -> StoreOptions:
-    """The store with its tiers in the run directory of the first trainer, unless they are elsewhere."""
-    if not store.on_ssd or store.ssd_dir is not None:
-        return store
-    path = run.path if isinstance(run, RunDirectory) else None if run is None else Path(run)
-    shared = ranks.broadcast(None if path is None else str(path.absolute()))
-    return store.within(None if shared is None else Path(shared))
-
-
-def _begin_status(
-    cluster: Cluster, directory: Path | None, stats: Stats, metrics: MetricsOptions
-) -> StatusWriter:
-    """Shows this process in the run directory of the first trainer, and by its metrics."""
-    shared = cluster.ranks.broadcast(None if directory is None else str(directory.absolute()))
-    identity = ProcessId(RoleName.TRAINER, cluster.ranks.rank, cluster.incarnation)
-    return StatusWriter(identity, stats, StatusTarget(None if shared is None else Path(shared), metrics))

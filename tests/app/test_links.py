@@ -5,7 +5,7 @@ import time
 import pytest
 
 from companions import SECRET, together
-from girih.app.links import measure_links
+from girih.app.machine import measure_links
 from girih.planner.calibration import LINKS, Link
 from girih.planner.costs import link_s
 

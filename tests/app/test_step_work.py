@@ -2,7 +2,7 @@
 
 import pytest
 
-from girih.app.step_work import FEATURES, POINTS, fit_rate, measure_products, measure_reading, measure_rows
+from girih.app.machine import FEATURES, POINTS, fit_rate, measure_products, measure_reading, measure_rows
 from girih.optim import Adagrad
 from girih.planner.calibration import Rate
 

@@ -122,7 +122,7 @@ def test_a_second_save_waits_for_the_first(log_directory, tmp_path, slow_chunks)
     with settings.trainer(run=tmp_path / "run") as trainer:
         trainer.fit(settings.dataset("train"))
         trainer.state.step += 1
-        trainer._run._begin_save()
+        trainer._run.checkpoints.begin(trainer.state)
         path = trainer.save(tmp_path / "own")
         assert (path / "manifest.json").is_file()
         steps = [step for step, _ in checkpoint.complete(Storage.at(tmp_path / "run" / "checkpoints"))]

@@ -10,6 +10,7 @@ import torch
 import girih
 from companions import together
 from girih.checkpoint import Manifest, Storage
+from girih.checkpoint.description import ModelDescription
 from girih.checkpoint.load import load
 from girih.checkpoint.save import Content, Save, save_manifest
 from girih.errors import CheckpointError, GirihError, StorageFullError
@@ -52,7 +53,9 @@ def shards_of(rank, size, shards=1):
 def content(rank, holding, step=7):
     return Content(
         step=step,
-        schema=SCHEMA,
+        model=ModelDescription(
+            schema=SCHEMA.to_dict(), fingerprint=SCHEMA.fingerprint(), needs={}, recipe={}, normalization=None
+        ),
         state={"run": {"step": step, "refused": 0}},
         sparse=holding,
         dense=Parameters(),

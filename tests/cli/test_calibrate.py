@@ -10,13 +10,15 @@ from dataclasses import replace
 import pytest
 
 from girih import cli
-from girih.app.links import measure_codec
-from girih.app.probe import ways
+from girih.app.machine import measure_codec, ways
 from girih.app.run_config import RunConfig
-from girih.comm.codecs import BFloat16, TopK
+from girih.comm.codecs.tensors import BFloat16, TopK
+from girih.comm.group import TrainerGroup
+from girih.lifecycle import planning
 from girih.planner.calibration import LINKS, Calibration, CodecSpeed, Link, Rate, StepWork
 from girih.planner.facts import DenseCost
 from girih.report.text import short
+from girih.strategies.strategy import price
 
 TWO = ("--set", "strategy.trainers=2")
 
@@ -92,7 +94,7 @@ def worked(calibrated):
     return calibrated
 
 
-def test_a_pass_that_is_known_prices_a_configuration_and_places_its_net(worked):
+def test_a_pass_that_is_known_prices_a_configuration_and_places_its_net(worked, monkeypatch):
     """A quarter of a second, and a half for each of a trainer's 64 examples: nothing that this machine could take."""
     cost = DenseCost(bytes_per_example=8, memory_bytes=1e9, pass_s=0.25, example_s=0.5, update_s=1e-3)
     calibration = Calibration.read(worked).spread(32)  # a core and more for each thread
@@ -101,14 +103,16 @@ def test_a_pass_that_is_known_prices_a_configuration_and_places_its_net(worked):
     copies, groups = (
         RunConfig.load(worked.parent / "config.toml", overrides=each) for each in (strategy, with_servers)
     )
-    speeds = [copies.offer(calibration, None, cost).prediction for _ in range(2)]
-    assert speeds[0] == speeds[1]
-    assert speeds[0].cost.path_s["forward and backward"] == pytest.approx(0.25 + 64 * 0.5)
-    _, net = groups.planned_net(calibration, cost)
-    assert net.facts.dense_cost == cost
-    known = copies.measured_pass()
+    sparse, dense = copies.halves()
+    known = planning.measured_pass(copies.dataset("train"), sparse, dense, TrainerGroup(), 2)
     assert 0 < known.seconds(64) < 0.25
     assert known.update_s > 0
+    monkeypatch.setattr(planning, "measured_pass", lambda *given: cost)
+    speeds = [price(copies.strategy, copies.facts_by(calibration)(copies.strategy)) for _ in range(2)]
+    assert speeds[0] == speeds[1]
+    assert speeds[0].cost.path_s["forward and backward"] == pytest.approx(0.25 + 64 * 0.5)
+    _, net = groups.planned_net(calibration)
+    assert net.facts.dense_cost == cost
 
 
 def test_a_plan_prices_all_strategies_and_shows_the_tagged_graph(worked, capsys):

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from girih.comm.codecs import ErrorFeedback, TopK
+from girih.comm.codecs.tensors import ErrorFeedback, TopK
 
 HALF = TopK(0.3)
 GRADIENTS = st.lists(

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from girih.comm.codecs import ACTIVATIONS, GRADIENTS, BFloat16, Float32, Int8, TopK
+from girih.comm.codecs.tensors import ACTIVATIONS, GRADIENTS, BFloat16, Float32, Int8, TopK
 from girih.errors import WireError
 
 CODECS = [Float32(), BFloat16(), Int8(), TopK(), TopK(0.5), TopK(1.0)]

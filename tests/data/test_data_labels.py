@@ -10,7 +10,7 @@ import pytest
 
 from girih.data import read_csv, read_parquet
 from girih.data.batch import Share, label_scale, micro_batches, share_of
-from girih.data.decode.conditions import column_text, parse_condition
+from girih.data.decode.conditions import Comparison, column_text, parse_condition
 from girih.errors import ConfigError, DataError
 from girih.schema import Categorical, Labels, Schema
 
@@ -82,7 +82,7 @@ def test_a_condition_reads_a_column_of_any_name(name):
     listed = batch_of(table, names=("top",), loss={}, derive={"top": f"column({name!r})in [1, 5]"})
     assert listed.labels.ravel().tolist() == [1, 0, 1]
     condition = parse_condition("top", f"{column_text(name)} > 2")
-    assert (condition.column, condition.operator, condition.literal) == (name, ">", 2)
+    assert condition == Comparison(name, "greater", 2)
 
 
 def test_text_may_leave_a_label_out_or_spell_nan(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 
 import girih
 from girih.data import DataOptions, open_dataset
-from girih.data.decode.where import parse_where
+from girih.data.decode.conditions import parse_where
 from girih.errors import ConfigError, DataError
 
 BEGIN = datetime.datetime(2024, 2, 28, 22, 30)

@@ -14,7 +14,6 @@ EXTRAS = PROJECT["optional-dependencies"]
 ALL = [Requirement(text) for group in (PROJECT["dependencies"], *EXTRAS.values()) for text in group]
 PRIVATE = {
     "numba": r"^from numba\.core ",
-    "uvicorn": r"^from uvicorn\.",
     "torch": r"\btorch\._[a-z]|[a-z]\._fx\b",
 }
 """Packages and what shows that girih uses private names of theirs."""

@@ -11,7 +11,6 @@ import independent
 import numpy as np
 
 import girih
-from girih import checkpoint
 from girih.checkpoint import Storage
 from girih.checkpoint.state import RunState
 from girih.files.sealed import seal_text, sealed_text
@@ -25,10 +24,10 @@ from girih.report.status import status_of
 from girih.runs import scale_requests
 from girih.runs.directory import RunDirectory, read_summary
 from girih.serving.follow import Follower
-from girih.serving.served import open_served
-from girih.serving.watching import Watched
+from girih.serving.model_directory import ModelDirectory, open_served
 from girih.store import Keys
 from girih.training.log import rewind
+from support.resealing import seal
 
 
 def bytes_of(state):
@@ -77,7 +76,7 @@ class Format:
 
 
 class CheckpointFormat(Format):
-    seal = staticmethod(checkpoint.seal)
+    seal = staticmethod(seal)
 
     def open(self, directory):
         with girih.load(directory) as loaded:
@@ -107,7 +106,7 @@ class ResumedFormat(CheckpointFormat):
 
 
 class ExportFormat(Format):
-    seal = staticmethod(checkpoint.seal)
+    seal = staticmethod(seal)
 
     def open(self, directory):
         signature, served = open_served(directory)
@@ -122,7 +121,7 @@ class ExportFormat(Format):
 
 
 class LogFormat(Format):
-    seal = staticmethod(checkpoint.seal)
+    seal = staticmethod(seal)
     newest = 0
 
     def open(self, directory):
@@ -139,7 +138,7 @@ class LogFormat(Format):
             if current is None:
                 return None
             with np.errstate(all="ignore"):
-                watched = Watched(place)
+                watched = ModelDirectory(place, verify=False)
                 watched.served.predict(self.table_batch)
             rows = {}
             for stack in watched.served.stacks:

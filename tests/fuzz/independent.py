@@ -52,15 +52,15 @@ def checkpoint(directory):
 def export(directory):
     tree = json.loads((directory / "signature.json").read_text())
     rows = {}
-    for each in tree["rows"]:
-        assert "/" not in each["file"]
-        found, metadata = tensors(directory / each["file"])
+    for (each,) in tree["rows"]:
+        assert "/" not in each["name"]
+        found, metadata = tensors(directory / each["name"])
         tables = json.loads(metadata["girih"])["tables"]
         for id, word in found["index"].tolist():
             if word and (row := (word & ((1 << 40) - 1)) - 1) != BURIED:
                 assert (tables[word >> 40], id) not in rows
                 rows[tables[word >> 40], id] = found["rows"][row].tobytes()
-    parameters = dense(directory / tree["dense"]["parameters"])
+    parameters = dense(directory / tree["dense"]["parameters"]["name"])
     return {"step": tree["step"], "dense": parameters, "rows": rows}
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from girih.comm.codecs import ACTIVATIONS, GRADIENTS, TopK
+from girih.comm.codecs.tensors import ACTIVATIONS, GRADIENTS, TopK
 from girih.dense.half import DenseSpec
 from girih.dense.halves.replica import Replica
 from girih.hierarchical.graph import partition, trace

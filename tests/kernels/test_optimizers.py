@@ -6,7 +6,7 @@ import pytest
 from girih import optim
 from girih.kernels.cpu import optimizers
 from girih.kernels.cpu.jit import JIT_DISABLED
-from girih.store import GroupSpec, Keys, Segment, Store, TableSpec, Update
+from girih.store import GroupSpec, Keys, RowUpdate, Segment, Store, TableSpec
 from girih.tables import Normal, Zeros
 from support.twins import optimizer_state, optimizer_step
 
@@ -112,7 +112,7 @@ def test_training_from_equal_values_equals_torch(torch, case):
             torch_optimizer.step()
         out = np.empty_like(grads)
         rows = store.lookup(Keys(ids, tables[: len(ids)]), step, out)
-        assert store.apply_gradients(Keys(ids, tables[: len(ids)], rows=rows), Update(grads, step)) == 0
+        assert store.apply_gradients(Keys(ids, tables[: len(ids)], rows=rows), RowUpdate(grads, step)) == 0
         theirs = embedding.weight.detach().numpy()
         np.testing.assert_allclose(weights_of(store, num_rows), theirs, rtol=2e-5, atol=2e-6)
 
@@ -125,7 +125,7 @@ def test_rowwise_adagrad_is_adagrad_for_one_column():
         grads = rng.normal(size=(9, 1)).astype(np.float32)
         for store in stores:
             rows = store.lookup(Keys(ids, tables), step, np.empty_like(grads))
-            store.apply_gradients(Keys(ids, tables, rows=rows), Update(grads, step))
+            store.apply_gradients(Keys(ids, tables, rows=rows), RowUpdate(grads, step))
     np.testing.assert_allclose(weights_of(stores[0], 9), weights_of(stores[1], 9), rtol=1e-6)
 
 
@@ -159,7 +159,7 @@ def test_ftrl_is_algorithm_1_with_exact_zeros():
     key = np.zeros(1, np.int64), np.zeros(1, np.int32)
     for step in range(1, STEPS + 1):
         rows = store.lookup(Keys(*key), step, np.empty((1, 8), np.float32))
-        store.apply_gradients(Keys(*key, rows=rows), Update(gradients[step - 1 : step], step))
+        store.apply_gradients(Keys(*key, rows=rows), RowUpdate(gradients[step - 1 : step], step))
         mine = weights_of(store, 1)[0]
         np.testing.assert_allclose(mine, expected[step - 1], rtol=1e-4, atol=1e-5)
         clear = np.abs(expected[step - 1]) > 1e-5
@@ -179,9 +179,9 @@ def test_ftrl_keeps_a_value_that_was_set():
         if value is not None:
             store.assign(Keys(*key), np.array([value], np.float32))
             start[:] = value
-        store.apply_gradients(Keys(*key, rows=rows), Update(np.zeros((1, 3), np.float32), step))
+        store.apply_gradients(Keys(*key, rows=rows), RowUpdate(np.zeros((1, 3), np.float32), step))
         np.testing.assert_allclose(weights_of(store, 1), start, rtol=1e-5)
-        store.apply_gradients(Keys(*key, rows=rows), Update(np.full((1, 3), 0.3, np.float32), step))
+        store.apply_gradients(Keys(*key, rows=rows), RowUpdate(np.full((1, 3), 0.3, np.float32), step))
 
 
 SCALES = np.resize([1.0, 0.5, 0.1, 0.0, 1e-3, 2.0], STEPS)
@@ -271,7 +271,7 @@ def test_segments_move_by_their_own_optimizers():
     store = Store(GroupSpec("g", (TableSpec("t", (Zeros(), Zeros())),), segments))
     key = np.zeros(1, np.int64), np.zeros(1, np.int32)
     store.lookup(Keys(*key), 1, np.empty((1, 3), np.float32))
-    store.apply_gradients(Keys(*key), Update(np.array([[1, 2, 4]], np.float32), 1))
+    store.apply_gradients(Keys(*key), RowUpdate(np.array([[1, 2, 4]], np.float32), 1))
     assert weights_of(store, 1).tolist() == [[-0.5, -1.0, -1.0]]
 
 
@@ -282,7 +282,7 @@ def test_a_zero_gradient_makes_no_nan(options):
     store = store_of(options, initializer=Zeros())
     key = np.zeros(1, np.int64), np.zeros(1, np.int32)
     store.lookup(Keys(*key), 1, np.empty((1, 6), np.float32))
-    store.apply_gradients(Keys(*key), Update(np.zeros((1, 6), np.float32), 1))
+    store.apply_gradients(Keys(*key), RowUpdate(np.zeros((1, 6), np.float32), 1))
     assert (weights_of(store, 1) == 0).all()
-    store.apply_gradients(Keys(*key), Update(np.ones((1, 6), np.float32), 2, lr_scale=0.0))
+    store.apply_gradients(Keys(*key), RowUpdate(np.ones((1, 6), np.float32), 2, lr_scale=0.0))
     assert (weights_of(store, 1) == 0).all()

@@ -3,19 +3,18 @@
 from types import SimpleNamespace
 
 import pytest
-from test_rescaling import facts_of
+from test_rescaling import context_of, facts_of
 
 import girih
 from girih.cluster.options import ClusterOptions
-from girih.comm.group import TrainerGroup
 from girih.errors import ConfigError
-from girih.lifecycle.rescaling import autoscaler_of
+from girih.lifecycle.rescaling import Rescaling
 
 
 def made(tmp_path, strategy, bounds, *, held=False, may_grow=True):
     options = ClusterOptions(autoscale=bounds)
-    processes = SimpleNamespace(options=options, may_grow=may_grow, ranks=TrainerGroup())
-    return autoscaler_of(tmp_path, processes, strategy, facts_of(strategy), held=held)
+    context = context_of(tmp_path, SimpleNamespace(options=options, may_grow=may_grow))
+    return Rescaling(context, strategy, facts_of(strategy), held=held).autoscaler
 
 
 @pytest.mark.parametrize(("strategy", "bounds", "others", "told"), [

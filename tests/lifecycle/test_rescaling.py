@@ -6,6 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 import girih
+from girih.checkpoint.state import RunState
+from girih.cluster.options import ClusterOptions
 from girih.comm.group import TrainerGroup
 from girih.lifecycle.rescaling import Rescaling, Scaling, rescaled
 from girih.planner.facts import Facts, GroupFacts, ModelFacts
@@ -19,6 +21,8 @@ STEP = 7
 
 class Processes:
     """Those of a run, as far as scaling asks about them."""
+
+    options = ClusterOptions()
 
     def __init__(self, *, may_grow=True, has_launcher=True):
         self.may_grow, self.has_launcher = may_grow, has_launcher
@@ -34,13 +38,20 @@ def facts_of(strategy):
     )
 
 
+def context_of(directory, processes, ranks=None):
+    """What rescaling needs of a run."""
+    return SimpleNamespace(directory=directory, processes=processes, ranks=ranks or TrainerGroup())
+
+
 def asked(tmp_path, strategy, *, held=False, processes=None, **counts):
     """Rescaling that has looked once at a request."""
     ranks, facts = TrainerGroup(), facts_of(strategy)
     ranks.size = strategy.trainers
-    rescaling = Rescaling(tmp_path, ranks, processes or Processes(), facts, held=held)
+    rescaling = Rescaling(context_of(tmp_path, processes or Processes(), ranks), strategy, facts, held=held)
+    rescaling.follow(strategy, strategy.plan(facts))
     request = scale_requests.ask(tmp_path, {name.replace("_", "-"): count for name, count in counts.items()})
-    rescaling.poll(strategy, strategy.plan(facts), STEP)
+    assert rescaling.due(RunState(step=STEP))
+    rescaling.run(RunState(step=STEP))
     return rescaling, ranks, request
 
 
@@ -90,7 +101,7 @@ def test_trainers_pause_for_it(tmp_path, strategy, changes, expected):
     ranks.size = 1  # one alone agrees with itself
     scaling = rescaling.agreed(is_finished=False)
     assert scaling == Scaling(counts=counts, restarts_all=anew, rows_move=moves)
-    rescaling.begin(scaling, strategy, strategy.plan(facts_of(strategy)), STEP)
+    rescaling.begin(scaling, STEP)
     begun = json.loads((tmp_path / "scale.json").read_text())["begun"]
     assert begun["step"] == STEP
     assert begun["before"] == dict.fromkeys(counts, 1)
@@ -121,8 +132,9 @@ def test_a_life_that_comes_back_tells_what_became_of_it(tmp_path, servers, word)
     request = scale_requests.ask(tmp_path, {"embedding-server": 2})
     scale_requests.begin(tmp_path, request, STEP, {"embedding-server": 1})
     strategy = girih.Hybrid(embedding_servers=servers)
-    rescaling = Rescaling(tmp_path, TrainerGroup(), Processes(), facts_of(strategy), held=False)
-    rescaling.poll(strategy, strategy.plan(facts_of(strategy)), STEP + 1)
+    rescaling = Rescaling(context_of(tmp_path, Processes()), strategy, facts_of(strategy), held=False)
+    rescaling.follow(strategy, strategy.plan(facts_of(strategy)))
+    rescaling.run(RunState(step=STEP + 1))
     assert word in scale_requests.outcome(tmp_path, request)
     assert scale_requests.pending(tmp_path) is None
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from girih.models import BY_NAME, create
+from girih.models.layers.mlp import MLP
 from girih.schema import Schema
 
 PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
@@ -68,14 +69,18 @@ def test_the_zoos_table_lists_every_option_and_its_default(name):
     )
     parameters = dict(inspect.signature(BY_NAME[name].__init__).parameters)
     del parameters["self"], parameters["schema"]
-    assert ("none at all" in row) == (not parameters)
+    shared = parameters.pop("deep", None)
+    assert ("none at all" in row) == (not parameters and not shared)
     for option in parameters.keys() - {"hidden", "dropout", "batch_norm"}:
         default = parameters[option].default
         in_row = {"structure": "`structure = ", "similarity": "`similarity = ", "loss": "`loss = "}
         in_row |= {option: f"`{option}`" for option in UNSET}
         assert in_row.get(option, f"`{option} = {toml(default)}`") in row
-    for option in parameters.keys() & {"hidden", "dropout", "batch_norm"}:
-        assert f"| `{option}` | `{toml(parameters[option].default)}` |" in PAGE
+    names = {"hidden", "dropout", "batch_norm"}
+    in_layers = inspect.signature(MLP.__init__).parameters if shared else {}
+    for option in (*(names & parameters.keys()), *(names & in_layers.keys())):
+        default = (parameters if option in parameters else in_layers)[option].default
+        assert f"| `{option}` | `{toml(default)}` |" in PAGE
 
 
 def toml(value):

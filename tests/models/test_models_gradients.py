@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from girih.models.dlrm import PairwiseDots
 from girih.models.layers.inputs import DenseInput
-from girih.models.layers.interaction import PairwiseDots
 from girih.models.operators.products import SecondOrder, _Sums
 
 

@@ -7,12 +7,13 @@ from torch import nn
 
 from girih.errors import ConfigError
 from girih.models import MMoE
+from girih.models.can import CoActionUnit
+from girih.models.dcn import MatrixCross
+from girih.models.dlrm import PairwiseDots
 from girih.models.embeddings import Jagged
-from girih.models.esmm import logit_of_product
 from girih.models.layers.attention import Attention
-from girih.models.layers.co_action import CoActionUnit
-from girih.models.layers.interaction import MatrixCross, PairwiseDots
 from girih.models.layers.mlp import MLP, StackedMLP, linear_layers
+from girih.models.multitask import logit_of_product
 from girih.schema import Categorical, Schema
 
 

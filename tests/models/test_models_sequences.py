@@ -13,7 +13,7 @@ from torch import nn
 from girih.errors import DataError
 from girih.models import DIEN, Block, Embeddings, Jagged, create, needs_of
 from girih.models.dien import auxiliary_losses
-from girih.models.layers import sessions
+from girih.models.dsin import cut_sessions
 from girih.models.layers.recurrent import GRU, BiLSTM, Steps
 from girih.models.loss import Targets
 from girih.schema import Categorical, Numeric, Schema, Sequence
@@ -146,7 +146,7 @@ def test_the_oldest_sessions_are_left_out():
 
 def test_sessions_are_cut_from_the_newest_id():
     history = Jagged(torch.arange(1.0, 9.0)[:, None], torch.tensor([0, 5, 5, 8]))
-    found = sessions.cut(history, 2, 2)
+    found = cut_sessions(history, 2, 2)
     assert found.values[..., 0].tolist() == [[2, 3], [4, 5], [6, 0], [7, 8]]
     assert found.mask.tolist() == [[True, True], [True, True], [True, False], [True, True]]
     assert found.ages.tolist() == [1, 0, 1, 0]

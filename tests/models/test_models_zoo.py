@@ -13,8 +13,7 @@ import torch
 from zoo_cases import features_for, num_parameters, required, schema_for
 
 from girih.errors import ConfigError
-from girih.models import BY_NAME, DNN, create, needs_of
-from girih.models.names import NAMES
+from girih.models import BY_NAME, CLASSES, DNN, create, needs_of
 from girih.models.zoo import description_of
 from girih.schema import Categorical, Numeric, Schema, Sequence
 
@@ -169,7 +168,7 @@ def test_python_callers_are_checked_too():
     for options in ({"hidden": [4, True]}, {"hidden": "44"}, {"batch_norm": "yes"}, {"dropout": None}):
         with pytest.raises(ConfigError, match=next(iter(options))):
             DNN(SCHEMA, **options)
-    with pytest.raises(ConfigError, match="structure = 'paralel'; did you mean 'parallel'"):
+    with pytest.raises(ConfigError, match="structure = 'paralel': expected one of 'parallel', 'stacked'"):
         BY_NAME["dcnv2"](SCHEMA, structure="paralel")
 
 
@@ -409,4 +408,4 @@ def test_a_file_that_does_not_load_is_refused(own, text, message):
 
 
 def test_processes_without_torch_know_the_names_of_all_models():
-    assert tuple(BY_NAME) == NAMES
+    assert list(BY_NAME) == list(CLASSES)

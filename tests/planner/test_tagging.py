@@ -17,7 +17,7 @@ from exact_taggings import (
     random_group,
 )
 
-from girih.comm.codecs import ACTIVATIONS, GRADIENTS
+from girih.comm.codecs.tensors import ACTIVATIONS, GRADIENTS
 from girih.errors import ConfigError
 from girih.planner.operators import TRAINER, Edge, Operator, OperatorGraph
 from girih.planner.tagging.balance import ruled

@@ -18,11 +18,14 @@ from safetensors.numpy import load
 
 from girih import cli
 from girih.checkpoint import Storage
-from girih.lifecycle.run import TrainingRun
+from girih.errors import MissingFileError
 from girih.publishing.log import Log, name_of
 from girih.publishing.manifest import Pointer
 from girih.serving.follow import Follower
+from girih.serving.signature import Signature, read_file
+from girih.sparse.groups.pack import served_groups
 from girih.store import Keys
+from girih.store.mapped import MappedFile, Stack
 from girih.training.publisher import Publisher
 from support.store_verbs import read_snapshot
 
@@ -69,8 +72,8 @@ def publish(config, run, log, *overrides, resume=False, strategy="local", status
 def patience():
     """Has runs of this process wait for each segment, so that none is skipped."""
     with pytest.MonkeyPatch.context() as patch:
-        for owner, method, patiently in patient(Publisher, TrainingRun):
-            patch.setattr(owner, method, patiently)
+        for method, patiently in patient(Publisher):
+            patch.setattr(Publisher, method, patiently)
         yield
 
 
@@ -101,10 +104,26 @@ def follower(log, directory, **options):
     return found
 
 
+def version_in(directory):
+    """What a follower has; None before its first version."""
+    with contextlib.suppress(MissingFileError):
+        return Signature.read(directory)
+
+
+def stacks_in(version, directory):
+    """Its rows, mapped."""
+    checked = version.checked("signature")
+    groups = served_groups(checked.schema, checked.needs, checked.options.seed)
+    return [
+        Stack(group.spec, [MappedFile(directory / file.name) for file in files])
+        for group, files in zip(groups, version.rows, strict=True)
+    ]
+
+
 def rows_in(version, directory):
     """All rows of a version, by (table, id): those of embedding and first-order weight side by side, as bytes."""
     rows = {}
-    for stack in version.stacks(directory):
+    for stack in stacks_in(version, directory):
         names = [table.name for table in stack.spec.tables]
         known = set()
         for file in stack.files:
@@ -141,7 +160,9 @@ def rows_of(checkpoint):
 
 def dense_in(version, directory):
     """Parameters of a version, as bytes by name."""
-    return {name: value.tobytes() for name, value in load(version.parameters(directory)).items()}
+    return {
+        name: value.tobytes() for name, value in load(read_file(directory, version.dense.parameters)).items()
+    }
 
 
 def dense_of(checkpoint):

@@ -3,9 +3,9 @@
 import contextlib
 
 
-def patient(Publisher, TrainingRun):
-    """(class, method, what it is to be) of a run that waits."""
-    begin, publish, run_publish = Publisher.begin, Publisher.publish, TrainingRun._publish
+def patient(Publisher):
+    """(method, what it is to be) of a publisher that waits."""
+    begin, run = Publisher.begin, Publisher.run
 
     def patiently_begin(self, step):
         begin(self, step)
@@ -13,16 +13,9 @@ def patient(Publisher, TrainingRun):
             with contextlib.suppress(Exception):  # tried again, and told, by the run
                 self._opening.result()
 
-    def patiently(self, *given, **options):
-        publish(self, *given, **options)
-        self.wait()
+    def patiently(self, state):
+        self._checkpoints.settle(wait=True)  # which hold the rows
+        run(self, state)
+        self.settle(wait=True)
 
-    def when_rows_are_free(self):
-        self.checkpoints.settle(wait=True)
-        run_publish(self)
-
-    return [
-        (Publisher, "begin", patiently_begin),
-        (Publisher, "publish", patiently),
-        (TrainingRun, "_publish", when_rows_are_free),
-    ]
+    return [("begin", patiently_begin), ("run", patiently)]

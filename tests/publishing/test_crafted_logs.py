@@ -11,14 +11,15 @@ import pytest
 from following import Replayed, assert_is, follower
 from safetensors.numpy import load_file, save_file
 
-from girih.checkpoint import seal
 from girih.errors import CheckpointError
 from girih.files.sealed import seal_text, sealed_text
 from girih.files.whole import write_whole
 from girih.publishing.manifest import NAME
-from girih.serving import watching
-from girih.serving.followed import CURRENT, Followed
-from girih.serving.watching import Watched
+from girih.serving import model_directory
+from girih.serving.model_directory import ModelDirectory
+from girih.serving.signature import NAME as SIGNATURE
+from girih.serving.signature import Signature
+from support.resealing import seal
 
 
 def part_in(place):
@@ -204,30 +205,32 @@ def test_a_crafted_head_or_pin_leaves_the_version_before(scene, name, content):
 @pytest.mark.parametrize("name", ["../dense.safetensors", "/etc/passwd", "~/x", "a\\b"])
 def test_a_version_that_lies_here_names_no_file_elsewhere(scene, name):
     _, found, _, _ = scene
-    tree = json.loads(sealed_text((found.directory / CURRENT).read_bytes()))
+    tree = json.loads(sealed_text((found.directory / SIGNATURE).read_bytes()))
     for change in (
-        {"dense": name},
+        {"dense": tree["dense"] | {"parameters": tree["dense"]["parameters"] | {"name": name}}},
         {"rows": [[each | {"name": name} for each in files] for files in tree["rows"]]},
     ):
-        (found.directory / CURRENT).write_bytes(seal_text(json.dumps(tree | change)))
+        (found.directory / SIGNATURE).write_bytes(seal_text(json.dumps(tree | change)))
         with pytest.raises(CheckpointError, match="leads out of its directory"):
-            Followed.read(found.directory)
+            Signature.read(found.directory)
 
 
 def test_a_server_stays_at_its_version_whatever_a_follower_has(scene, caplog):
     """Its thread says so once, lives, and takes the next version."""
     _, found, broken, _ = scene
-    watched, put = Watched(found.directory), []
-    good = (found.directory / CURRENT).read_bytes()
+    watched, put = ModelDirectory(found.directory, verify=False), []
+    good = (found.directory / SIGNATURE).read_bytes()
     caplog.set_level(logging.WARNING)
-    with watching.watching(watched, put.append):
+    with model_directory.watching(watched, put.append):
         for name, content in (("junk", b"junk"), ("empty", b"\2\0\0\0\0\0\0\0{}")):
             (found.directory / name).write_bytes(content)
-            tree = json.loads(sealed_text(good)) | {"dense": name, "dense_crc32": zlib.crc32(content)}
-            write_whole(found.directory / CURRENT, seal_text(json.dumps(tree)).decode())
+            facts = {"name": name, "bytes": len(content), "crc32": zlib.crc32(content)}
+            tree = json.loads(sealed_text(good))
+            tree["dense"]["parameters"] = facts
+            write_whole(found.directory / SIGNATURE, seal_text(json.dumps(tree)).decode())
             count = len(caplog.records)
             wait_until(lambda count=count: len(caplog.records) > count)
-        time.sleep(4 * watching.LOOK_EVERY_S)
+        time.sleep(4 * model_directory.LOOK_EVERY_S)
         assert len(caplog.records) == 2
         assert "stays at version" in caplog.text
         assert put == []

@@ -229,8 +229,8 @@ def test_a_current_file_of_another_log_or_none_at_all_begins_anew(patient, tmp_p
     assert other.poll()
     assert rows_in(other.current, directory)
     other.close()
-    current = json.loads((directory / "current.json").read_text())
-    (directory / "current.json").write_text(json.dumps(current | {"crc32": 0}))
+    current = json.loads((directory / "signature.json").read_text())
+    (directory / "signature.json").write_text(json.dumps(current | {"crc32": 0}))
     again = follower(tmp_path / "copy", directory)
     assert "damaged" in again.lines[0]
     assert again.poll()

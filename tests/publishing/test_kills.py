@@ -8,12 +8,12 @@ import subprocess
 import time
 
 import pytest
-from following import SMALL, assert_is, follower, patiently, publish_here, words
+from following import SMALL, assert_is, follower, patiently, publish_here, version_in, words
 
 from girih.checkpoint import Storage, find
 from girih.errors import GirihError
 from girih.publishing.log import Log
-from girih.serving.followed import CURRENT, Followed
+from girih.serving.signature import NAME
 
 NUM_KILLS = int(os.environ.get("GIRIH_KILLS", "2"))
 """The first one is the follower's, the second the publisher's."""
@@ -90,13 +90,13 @@ class Player:
 def look(directory, expected, seen):
     """Whoever serves looks: what is there is the state of one step, or a moment ago it was."""
     try:
-        version = Followed.read(directory)
+        version = version_in(directory)
         if version is None or version.number in seen:
             return
         assert_is(version, directory, expected / f"step-{version.step:08d}")
         seen[version.number] = version.step
     except GirihError:
-        now = Followed.read(directory)  # gone meanwhile: another one is there
+        now = version_in(directory)  # gone meanwhile: another one is there
         assert now is not None
         assert now != version
 
@@ -120,7 +120,7 @@ def test_a_follower_serves_whole_versions_alone_and_catches_up(config, tmp_path,
 
     def training(run):
         python, _, _, *rest = words(config, run, log, *every)
-        return [python, slow, directory / CURRENT, *rest]
+        return [python, slow, directory / NAME, *rest]
 
     train = training(run)
     out = (tmp_path / "out").open("w")
@@ -151,7 +151,7 @@ def test_a_follower_serves_whole_versions_alone_and_catches_up(config, tmp_path,
             time.sleep(0.01)
         deadline = time.monotonic() + 60
         newest = Log(Storage.at(log)).head().newest
-        while (version := Followed.read(directory)) is None or version.number != newest.number:
+        while (version := version_in(directory)) is None or version.number != newest.number:
             look(directory, expected, seen)
             assert time.monotonic() < deadline, (tmp_path / "out").read_text()
             time.sleep(0.02)

@@ -6,17 +6,16 @@ from dataclasses import replace
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from following import EVERY, follower, publish_here
+from following import EVERY, follower, publish_here, version_in
 
 import girih
 from girih import cli
 from girih.checkpoint import Storage
-from girih.checkpoint.recipe import check_recipe
+from girih.checkpoint.description import check_recipe
 from girih.errors import CheckpointError, ConfigError
 from girih.publishing.log import Log
-from girih.serving.followed import Followed
+from girih.serving.model_directory import ModelDirectory
 from girih.serving.reading import RequestReader
-from girih.serving.watching import Watched
 from serving.serving_site import tensors_of
 
 MINE = """
@@ -61,7 +60,7 @@ def test_a_recipe_in_a_log_names_no_code(log_source, tmp_path, monkeypatch):
         rewritten(log, recipe | {"model": {"name": name, "options": {}}})
         following = follower(log, tmp_path / f"named-{number}")
         assert not following.poll()
-        assert Followed.read(tmp_path / f"named-{number}") is None
+        assert version_in(tmp_path / f"named-{number}") is None
         following.close()
     assert not (tmp_path / "ran").exists()
     for number, hidden in enumerate(([10**9, 10**9], [40_000, 40_000])):
@@ -69,7 +68,7 @@ def test_a_recipe_in_a_log_names_no_code(log_source, tmp_path, monkeypatch):
         following = follower(log, tmp_path / f"followed-{number}")
         assert following.poll()
         with pytest.raises(CheckpointError, match="its recipe is damaged"):
-            Watched(tmp_path / f"followed-{number}")
+            ModelDirectory(tmp_path / f"followed-{number}")
         following.close()
 
 
@@ -80,14 +79,14 @@ def test_a_follower_serves_a_class_that_an_argument_names(log_directory, tmp_pat
     publish_here(log_directory / "config.toml", run, log, *EVERY, *settings)
     following = follower(log, tmp_path / "followed")
     assert following.poll()
-    followed = Followed.read(tmp_path / "followed")
+    followed = version_in(tmp_path / "followed")
     assert followed.recipe["model"] is None
     assert followed.recipe["options"] == {"hidden": [6]}
     assert "mine" not in json.dumps(followed.recipe).lower()
     with pytest.raises(ConfigError, match=r"is of a class of yours; give --model file\.py:Class"):
-        Watched(tmp_path / "followed")
+        ModelDirectory(tmp_path / "followed")
     table = pq.read_table(log_directory / "test.parquet").select(["user", "item", "tags", "x0"]).slice(0, 64)
-    served = Watched(tmp_path / "followed", f"{log_directory / 'mine.py'}:Mine").served
+    served = ModelDirectory(tmp_path / "followed", f"{log_directory / 'mine.py'}:Mine").served
     found = served.predict(RequestReader(served.schema, 1000).read(tensors_of(table)))[:, 0]
     with girih.load(run) as model:
         np.testing.assert_array_equal(found, model.predict(table))

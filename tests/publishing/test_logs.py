@@ -4,6 +4,7 @@ import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 from following import SMALL, Replayed, assert_is, follower, patience, publish_here
@@ -15,6 +16,7 @@ from girih.errors import CheckpointError, MissingFileError
 from girih.publishing.log import Log, PublishOptions, describe_numbers
 from girih.publishing.manifest import Pointer, write_pin
 from girih.runs.callbacks import Callback
+from girih.telemetry.stats import Stats
 from girih.training.publisher import Publisher, _open_log
 
 
@@ -124,13 +126,19 @@ def test_a_damaged_pin_is_replaced_by_the_next_one(patient, tmp_path):
     assert replayed.new.pin() == 2
 
 
+def unattached(options):
+    """A publisher that no run has."""
+    context = SimpleNamespace(directory=None, ranks=TrainerGroup(), stats=Stats())
+    return Publisher(options, context, None, None)
+
+
 def test_of_processes_that_open_a_log_at_once_each_has_an_epoch_and_numbers_of_its_own(patient, tmp_path):
     _, source = patient
     replayed = Replayed(source, tmp_path / "log")
     replayed.reveal(7)
     head = replayed.new.head()
     options = PublishOptions(to=str(tmp_path / "log"))
-    publishers = [Publisher(options, TrainerGroup(), None) for _ in range(6)]
+    publishers = [unattached(options) for _ in range(6)]
     with ThreadPoolExecutor(len(publishers)) as pool:
         opened = list(pool.map(lambda each: _open_log(each._log, None), publishers))
     for publisher in publishers:
@@ -172,7 +180,7 @@ def test_a_run_that_opened_a_log_with_another_one_spoils_nothing_of_it(config, t
 
 
 def test_a_head_never_goes_back_to_an_earlier_snapshot(tmp_path):
-    publisher = Publisher(PublishOptions(to=str(tmp_path / "log")), TrainerGroup(), None)
+    publisher = unattached(PublishOptions(to=str(tmp_path / "log")))
     publisher._opened = _open_log(publisher._log, None)
     for number, whole in ((1, True), (2, False), (5, True), (2, True)):
         publisher._write_head(Pointer(number=number, step=number, time=0.0, manifest_crc32=1), whole=whole)

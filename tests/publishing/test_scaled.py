@@ -38,7 +38,7 @@ def test_a_segment_on_its_way_is_written_before_processes_change(config, tmp_pat
     write, begin, publish, rescale = (
         LogSegment.write,
         Publisher.begin,
-        Publisher.publish,
+        Publisher.run,
         TrainingRun._rescale,
     )
     sent, run, log = threading.Event(), tmp_path / "run", tmp_path / "log"
@@ -52,8 +52,8 @@ def test_a_segment_on_its_way_is_written_before_processes_change(config, tmp_pat
         if self._opening is not None:
             self._opening.result()
 
-    def past_all_rows(self, *given, **options):
-        publish(self, *given, **options)
+    def past_all_rows(self, state):
+        publish(self, state)
         for future, segment in list(self._writes.values()):
             if segment._fields["previous"] is None:
                 future.exception()
@@ -65,7 +65,7 @@ def test_a_segment_on_its_way_is_written_before_processes_change(config, tmp_pat
     monkeypatch.setattr(rescaling, "LOOK_S", 0.0)
     monkeypatch.setattr(LogSegment, "write", slowly)
     monkeypatch.setattr(Publisher, "begin", once_it_is_open)
-    monkeypatch.setattr(Publisher, "publish", past_all_rows)
+    monkeypatch.setattr(Publisher, "run", past_all_rows)
     monkeypatch.setattr(TrainingRun, "_rescale", scale)
     overrides = [*OPTIONS, f"publish.to={log}"]
     with girih.Trainer.from_config(

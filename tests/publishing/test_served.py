@@ -10,17 +10,17 @@ import time
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from following import EVERY, SMALL, Replayed, follower, merge_all, publish_here, words
+from following import EVERY, SMALL, Replayed, follower, merge_all, publish_here, version_in, words
 
 import girih
 from girih import cli
 from girih.checkpoint import Storage
-from girih.errors import ConfigError
+from girih.errors import MissingFileError
 from girih.publishing.log import Log
-from girih.serving.followed import CURRENT, Followed
 from girih.serving.following import Following
+from girih.serving.model_directory import LOOK_EVERY_S, ModelDirectory, watching
 from girih.serving.reading import RequestReader
-from girih.serving.watching import LOOK_EVERY_S, Watched, watching
+from girih.serving.signature import NAME
 from serving.serving_site import Site, inputs_of, tensors_of
 
 pytestmark = pytest.mark.slow
@@ -53,7 +53,7 @@ def test_predictions_of_every_version_are_those_of_its_checkpoint(patient, tmp_p
         replayed.reveal(number)
         assert found.poll()
         if watched is None:
-            watched = Watched(tmp_path / "followed")
+            watched = ModelDirectory(tmp_path / "followed")
         else:
             assert watched.look()
         assert not watched.look()
@@ -76,7 +76,7 @@ def test_a_version_that_is_served_stays_whole_while_others_come(patient, tmp_pat
     found = follower(tmp_path / "log", tmp_path / "followed")
     replayed.reveal(2)
     found.poll()
-    watched = Watched(tmp_path / "followed")
+    watched = ModelDirectory(tmp_path / "followed")
     first, step = watched.served, watched.served.version.step
     for number in replayed.old.versions()[2:]:
         replayed.reveal(number)
@@ -88,8 +88,8 @@ def test_a_version_that_is_served_stays_whole_while_others_come(patient, tmp_pat
 
 
 def test_a_worker_waits_for_no_version_in_vain(tmp_path):
-    with pytest.raises(ConfigError, match="has no version yet"):
-        Watched(tmp_path)
+    with pytest.raises(MissingFileError, match=r"no signature\.json"):
+        ModelDirectory(tmp_path)
 
 
 def model_of(site):
@@ -111,12 +111,12 @@ def test_nobody_looks_for_versions_any_more_once_it_is_over(patient, tmp_path, c
     Replayed(source, log).reveal(2)
     found = follower(log, tmp_path / "followed")
     found.poll()
-    watched = Watched(tmp_path / "followed")
+    watched = ModelDirectory(tmp_path / "followed")
     with watching(watched, lambda served: None):
         time.sleep(3 * LOOK_EVERY_S)
     found.close()
     caplog.clear()
-    (tmp_path / "followed" / CURRENT).unlink()
+    (tmp_path / "followed" / NAME).unlink()
     time.sleep(3 * LOOK_EVERY_S)
     assert caplog.records == []
 
@@ -219,7 +219,7 @@ def test_a_follower_is_nice(patient, tmp_path):
     _, source = patient
     Replayed(source, tmp_path / "log").reveal(3)
     with Following(Log(Storage.at(tmp_path / "log")), tmp_path / "cache", print) as following:
-        assert os.getpriority(os.PRIO_PROCESS, following._process.pid) == 10
+        assert os.getpriority(os.PRIO_PROCESS, following._child.process.pid) == 10
 
 
 def test_a_follower_is_started_again_once_the_system_starts_processes(patient, tmp_path, monkeypatch):
@@ -235,10 +235,10 @@ def test_a_follower_is_started_again_once_the_system_starts_processes(patient, t
 
     with Following(Log(Storage.at(tmp_path / "log")), tmp_path / "cache", told.append) as following:
         monkeypatch.setattr(subprocess, "Popen", started)
-        os.kill(following._process.pid, signal.SIGKILL)
+        os.kill(following._child.process.pid, signal.SIGKILL)
         replayed.reveal(7)
         deadline = time.monotonic() + 60
-        while Followed.read(tmp_path / "cache").number != 7:
+        while version_in(tmp_path / "cache").number != 7:
             assert time.monotonic() < deadline, told
             time.sleep(0.05)
     assert told == [

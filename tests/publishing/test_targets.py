@@ -15,7 +15,7 @@ from girih.errors import CheckpointError, ConfigError
 from girih.publishing.log import Log
 from girih.publishing.manifest import LogHead, Pointer
 from girih.publishing.segment import LogSegment
-from girih.publishing.shards import AllRows
+from girih.publishing.shards import SegmentShards
 from girih.runs.callbacks import Callback
 from girih.store import Store
 from girih.training.publisher import Publisher
@@ -134,7 +134,7 @@ def test_a_checkpoint_begins_while_a_snapshot_is_on_its_way_to_a_slow_address(tm
 
     with Store(group(("t",))) as store:
         look(store, np.arange(5000), np.zeros(5000, np.int32), 1)
-        rows = AllRows(Storage("memory://slow"), [("part", store)], 1)
+        rows = SegmentShards(Storage("memory://slow"), [("part", store)], 1)
         monkeypatch.setattr(Storage, "create", slowly)
         thread = threading.Thread(target=rows.write)
         thread.start()
@@ -164,7 +164,7 @@ def test_a_run_publishes_no_more_once_another_one_has_taken_the_log_over(config,
 
 
 def test_no_version_of_all_rows_begins_while_a_snapshot_is_on_its_way(config, tmp_path, monkeypatch):
-    write, publish, begin, write_head = LogSegment.write, Publisher.publish, Publisher.begin, Log.write_head
+    write, publish, begin, write_head = LogSegment.write, Publisher.run, Publisher.begin, Log.write_head
     sent, snapshots = threading.Event(), []
 
     def writing(self):
@@ -179,8 +179,8 @@ def test_no_version_of_all_rows_begins_while_a_snapshot_is_on_its_way(config, tm
         begin(self, step)
         self._opening.result()
 
-    def one_after_the_other(self, *given, **options):
-        publish(self, *given, **options)
+    def one_after_the_other(self, state):
+        publish(self, state)
         if "segment" in self._writes:
             self._writes["segment"][0].exception()
         self.settle()
@@ -192,7 +192,7 @@ def test_no_version_of_all_rows_begins_while_a_snapshot_is_on_its_way(config, tm
 
     monkeypatch.setattr(LogSegment, "write", writing)
     monkeypatch.setattr(Publisher, "begin", once_it_is_open)
-    monkeypatch.setattr(Publisher, "publish", one_after_the_other)
+    monkeypatch.setattr(Publisher, "run", one_after_the_other)
     monkeypatch.setattr(Log, "write_head", noted)
     options = ["publish.every_steps=1", "publish.snapshot_every=1", "publish.keep=50"]
     told = fit(config, tmp_path / "run", tmp_path / "log", *options, callbacks=[At(8, sent.set)])
@@ -287,7 +287,7 @@ def test_an_error_of_the_operating_system_is_in_words(tmp_path):
     (tmp_path / "file").write_text("")
     with Store(group(("t",))) as store:
         look(store, np.arange(5), np.zeros(5, np.int32), 1)
-        rows = AllRows(Storage.at(tmp_path / "file" / "log"), [("part", store)], 1)
+        rows = SegmentShards(Storage.at(tmp_path / "file" / "log"), [("part", store)], 1)
         with pytest.raises((OSError, CheckpointError)):
             rows.write()
         with store.snapshot(tmp_path):

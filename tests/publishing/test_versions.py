@@ -136,6 +136,6 @@ def test_stacks_stay_short(patient, tmp_path):
             assert all(older > 2 * sum(keys[:n]) for n, older in enumerate(keys) if n)
     write_pin(Storage.at(log), None)
     names = {path.name for path in (tmp_path / "f").glob("*.safetensors")}
-    assert found.current.files <= names
+    assert {file.name for file in found.current.files} <= names
     assert len(names) < 30
     assert np.isfinite(found.current.time)

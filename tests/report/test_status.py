@@ -123,7 +123,7 @@ def test_the_table_is_printed_in_full_where_output_is_no_terminal(six, capsys):
 def test_a_narrow_terminal_shows_fewer_columns_each_whole_and_the_pid_among_them(six, monkeypatch):
     out = io.StringIO()
     narrow = Console(file=out, width=80, force_terminal=True, no_color=True, color_system=None)
-    monkeypatch.setattr("girih.cli.status.screen", lambda: narrow)
+    monkeypatch.setattr("girih.cli.runs.screen", lambda: narrow)
     assert cli.run(["status", str(six)]) == 0
     lines = out.getvalue().splitlines()
     assert "…" not in out.getvalue()

@@ -22,8 +22,8 @@ from girih.config import read_toml, write_toml
 from girih.config.user_code import RECORD
 from girih.errors import CheckpointError, ConfigError
 from girih.models.zoo import description_of, from_recipe
-from girih.serving.served import open_served
-from girih.serving.signature import Signature, facts_of
+from girih.serving.model_directory import open_served
+from girih.serving.signature import ModelFile, Signature
 from models.zoo_cases import OPTIONS, features_for, required
 
 MINE = """
@@ -82,11 +82,10 @@ def sealed(source, directory, *, graph=None, tensors=None, **changes):
         (directory / "dense.json").write_text(graph if isinstance(graph, str) else json.dumps(graph))
     if tensors is not None:
         save_file(tensors, directory / "dense.safetensors")
-    files = {name: dict(facts) for name, facts in signature.files.items()}
-    for name in files:
-        if name.startswith("dense."):
-            files[name] = facts_of(directory / name)
-    replace(signature, files=files, **changes).write(directory)
+    kinds = ("parameters", "program", "onnx")
+    files = {kind: file for kind in kinds if (file := getattr(signature.dense, kind)) is not None}
+    files = {kind: ModelFile.of(directory / file.name) for kind, file in files.items()}
+    replace(signature, dense=replace(signature.dense, **files), **changes).write(directory)
     return directory
 
 
@@ -296,8 +295,8 @@ def test_a_recipe_in_a_checkpoint_names_no_code(home, tmp_path, evil, monkeypatc
     place = find(tmp_path / "checkpoints")
     manifest = Manifest.read(place)
     for name in evil_names(evil)[:-2]:
-        recipe = manifest.state["recipe"] | {"model": {"name": name, "options": {}}}
-        replace(manifest, state=manifest.state | {"recipe": recipe}).write(place)
+        recipe = manifest.recipe | {"model": {"name": name, "options": {}}}
+        replace(manifest, recipe=recipe).write(place)
         with pytest.raises(CheckpointError, match="its recipe is damaged"):
             girih.load(tmp_path / "checkpoints")
 

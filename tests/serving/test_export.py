@@ -14,20 +14,22 @@ from safetensors.torch import load_file, save_file
 import girih
 from companions import killed, ran
 from girih import cli
-from girih.checkpoint import Manifest, Storage, seal
+from girih.checkpoint import Manifest, Storage
 from girih.config import plain, write_toml
 from girih.errors import CheckpointError, MissingFileError
 from girih.files.sealed import seal_text, sealed_text
 from girih.schema import Categorical, Numeric, Schema, Sequence
 from girih.serving.cached import EXPORTED, exported
+from girih.serving.model_directory import open_served
 from girih.serving.opening import final_weights
 from girih.serving.program import inputs_of, missing_for_onnx
 from girih.serving.reading import RequestReader
-from girih.serving.served import ModelVersion, open_served
+from girih.serving.served import ModelVersion
 from girih.serving.signature import NAME, Signature
 from girih.store import Keys
 from girih.store.mapped import MappedFile, MappedWriter
 from serving.serving_site import tensors_of
+from support.resealing import seal
 
 COLUMNS = ["user", "item", "tags", "x0"]
 
@@ -81,18 +83,13 @@ def test_the_directory_says_what_it_holds_and_holds_it(made, trained):
     manifest = Manifest.read(final_weights(trained)[0])
     assert (content["step"], content["fingerprint"], content["name"]) == (9, manifest.fingerprint, "run")
     assert content["girih"] == manifest.girih
-    listed = {NAME, *content["files"]}
-    assert set(os.listdir(made)) == listed
-    for name, facts in content["files"].items():
-        assert (made / name).stat().st_size == facts["bytes"]
-    assert content["rows"] == [
-        {
-            "file": "rows-0.safetensors",
-            "tables": ["user", "item", "tags"],
-            "num_rows": sum(manifest.rows.values()),
-        }
-    ]
-    file = MappedFile(made / "rows-0.safetensors", content["files"]["rows-0.safetensors"])
+    signature = Signature.read(made)
+    assert set(os.listdir(made)) == {NAME, *(file.name for file in signature.files)}
+    for each in signature.files:
+        assert (made / each.name).stat().st_size == each.bytes
+    (((rows_file,),),) = (signature.rows,)
+    assert (rows_file.name, rows_file.rows) == ("rows-0.safetensors", sum(manifest.rows.values()))
+    file = MappedFile(made / "rows-0.safetensors", rows_file.facts)
     with girih.load(trained) as model:
         users = model.table("user")
     ids, tables, rows = (np.concatenate(parts) for parts in zip(*file.chunks(), strict=True))
@@ -426,15 +423,14 @@ def test_damage_is_told_by_the_name_of_the_file(made, tmp_path):
         damaged.unlink()
         with pytest.raises(MissingFileError):
             open_served(copy)
-    copy = tmp_path / "newer"
+    copy = tmp_path / "other"
     shutil.copytree(made, copy)
     content = json.loads((copy / NAME).read_text())
-    (copy / NAME).write_text(json.dumps(content | {"format": 99}))
-    with pytest.raises(
-        CheckpointError,
-        match=r"format 99, .* this girih reads format 2; use that one, or export the model again",
-    ):
-        open_served(copy)
+    for number in (2, 99):  # an older girih's, and a newer one's
+        (copy / NAME).write_text(json.dumps(content | {"format": number}))
+        expected = rf"format {number}, .* this girih reads format 3; use that one, or export the model again$"
+        with pytest.raises(CheckpointError, match=expected):
+            open_served(copy)
 
 
 def resealed(directory, change):
@@ -471,8 +467,7 @@ def moved_out(directory):
     shutil.move(directory / "rows-0.safetensors", directory.parent / "rows-0.safetensors")
 
     def change(tree):
-        tree["rows"][0]["file"] = "../rows-0.safetensors"
-        tree["files"]["../rows-0.safetensors"] = tree["files"].pop("rows-0.safetensors")
+        tree["rows"][0][0]["name"] = "../rows-0.safetensors"
 
     resealed(directory, change)
 
@@ -512,15 +507,11 @@ DEFECTS = {
     "a shape that wraps to nothing": lambda d: reshaped(d, [0, 2**63 - 1]),
     "a dim beyond floats": lambda d: reshaped(d, [10**400, 0]),
     "100,000 brackets": lambda d: (d / NAME).write_text("[" * 100_000 + "]" * 100_000),
-    "no facts of the rows": lambda d: resealed(d, lambda tree: tree["files"].pop("rows-0.safetensors")),
-    "a fact without a checksum": lambda d: resealed(
-        d, lambda tree: tree["files"]["rows-0.safetensors"].pop("crc32")
-    ),
-    "a dense fact without one": lambda d: resealed(
-        d, lambda tree: tree["files"]["dense.safetensors"].pop("crc32")
-    ),
-    "a file that is not used": lambda d: resealed(
-        d, lambda tree: tree["files"].update({"x": {"bytes": 1, "crc32": 1}})
+    "no rows": lambda d: resealed(d, lambda tree: tree["rows"].clear()),
+    "a file of rows without a checksum": lambda d: resealed(d, lambda tree: tree["rows"][0][0].pop("crc32")),
+    "a dense file without one": lambda d: resealed(d, lambda tree: tree["dense"]["parameters"].pop("crc32")),
+    "a file of another kind": lambda d: resealed(
+        d, lambda tree: tree["dense"].update(more={"name": "x", "bytes": 1, "crc32": 1})
     ),
     "inputs of another schema": lambda d: resealed(
         d, lambda tree: tree["inputs"][0].update(datatype="BYTES")

@@ -17,7 +17,7 @@ from girih.errors import ConfigError
 from girih.serving.limits import DRAIN_S, ServeOptions
 from serving.serving_site import Site
 
-pytest.importorskip("uvicorn")
+pytest.importorskip("httptools")
 MEGABYTE = 1 << 20
 INFER = "/v2/models/run/infer"
 INPUTS = [
@@ -219,7 +219,7 @@ def test_connections_that_send_nothing_are_closed(site):
         idle.sendall(good())
         assert answer_of(idle) == 200
         assert fresh.recv(1) == b""  # after the time of a request
-        assert idle.recv(1) == b""  # after uvicorn's time for idle connections
+        assert idle.recv(1) == b""  # after the time for idle connections
 
 
 def test_too_many_connections_are_refused_and_the_others_stay(site):

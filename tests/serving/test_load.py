@@ -19,9 +19,10 @@ from girih.config import plain, write_toml
 from girih.errors import CheckpointError, ConfigError, DataError, MissingFileError
 from girih.schema import Categorical, Numeric, Schema, Sequence
 from girih.serving.dense_graph import described, net_of
+from girih.serving.model_directory import open_served
 from girih.serving.program import export_program
 from girih.serving.reading import RequestReader
-from girih.serving.served import Served, open_served
+from girih.serving.served import Served
 from girih.sparse.groups.leaves import example_for
 from models.zoo_cases import OPTIONS, features_for, required
 from serving.serving_site import tensors_of

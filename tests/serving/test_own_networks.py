@@ -13,8 +13,8 @@ import girih
 from girih import cli
 from girih.models import Embeddings, Jagged
 from girih.models.operators import AttendedProjection
+from girih.serving.model_directory import open_served
 from girih.serving.reading import RequestReader
-from girih.serving.served import open_served
 from serving.serving_site import Site, inputs_of, tensors_of
 
 CLASSES = Path(__file__).with_name("own_networks.py")
@@ -143,7 +143,7 @@ def test_a_class_that_looks_at_values_is_refused_with_ways_out(place, name, caps
 
 @pytest.mark.slow
 def test_a_checkpoint_and_a_followed_run_are_served_with_the_class_by_name(place, tmp_path):
-    pytest.importorskip("uvicorn")
+    pytest.importorskip("httptools")
     log, table = tmp_path / "log", examples(17, 2)
     path = trained(
         place,

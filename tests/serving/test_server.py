@@ -23,7 +23,7 @@ from girih.serving.server import Workers, bind_socket
 from girih.serving.signature import LENGTHS
 from serving.serving_site import Site, inputs_of, tensors_of
 
-pytest.importorskip("uvicorn")
+pytest.importorskip("httptools")
 COLUMNS = ["user", "item", "tags", "x0"]
 ROOT = Path(__file__).parents[2]
 

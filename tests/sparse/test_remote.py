@@ -11,6 +11,7 @@ import torch
 import girih
 from girih.checkpoint import Storage
 from girih.checkpoint.parts import PartReader
+from girih.comm.group.trainers import NO_NUMBERS, Vote
 from girih.comm.service import answer, as_text, from_text
 from girih.errors import GirihError, NonFiniteError, StorageFullError, WireError
 from girih.sparse.groups.bags import BagPooler
@@ -22,7 +23,7 @@ from girih.sparse.routing.shard_reader import ShardReader
 from girih.tables import LRU, MinCount
 from girih.telemetry.stats import wire_bytes
 from remote_site import batch_of, give, site, spec_of
-from support.votes import push, refuse
+from support.votes import push, refuse, rows_error
 
 
 def test_a_batch_is_read_and_moved_on_any_number_of_servers():
@@ -217,7 +218,15 @@ def test_persia_defect_1_a_row_that_was_not_admitted_shifts_no_gradient():
         assert trainer.stats().store["dropped"] == 2  # user 2 and item 2
 
 
+class Unheeding(Vote):
+    """A vote that lets every step pass."""
+
+    def cast(self, refuses, words=NO_NUMBERS):
+        return super().cast(torch.zeros_like(refuses), words)
+
+
 def test_persia_defect_2_every_gradient_is_checked_and_inf_too():
+    """By the trainer before it is sent, and by the worker."""
     for bad in (np.nan, np.inf, -np.inf):
         with site() as here:
             (trainer,) = here.trainers
@@ -226,10 +235,17 @@ def test_persia_defect_2_every_gradient_is_checked_and_inf_too():
                 pulled = trainer.pull(here.keep(batch))
                 give(pulled, gradient)
                 before = here.peek(batch)
-                pending = push(pulled, 1)
                 if np.isfinite(gradient).all():
-                    pending.wait()
-                else:
+                    push(pulled, 1).wait()
+                    continue
+                for vote in (Vote(), Unheeding()):
+                    pending = pulled.push(2, 1.0, vote)
+                    if vote.known_refused:
+                        pending.wait()
+                        assert "the gradient of feature" in str(rows_error(vote))
+                        pulled = trainer.pull(here.keep(batch))
+                        give(pulled, gradient)
+                        continue
                     with pytest.raises(NonFiniteError, match="NaN or infinite"):
                         pending.wait()
                     np.testing.assert_array_equal(here.peek(batch), before)
@@ -360,7 +376,7 @@ def test_errors_of_another_process_are_told():
 def test_a_segment_that_one_server_cannot_begin_is_in_the_way_of_no_checkpoint(tmp_path, monkeypatch):
     begin = LocalShards.begin_segment
 
-    def refuse(self, *given):
+    def fail(self, *given):
         if self._first_file == 1:
             raise StorageFullError("no space left for what changes meanwhile")
         time.sleep(0.2)  # the other one has answered by then
@@ -369,7 +385,7 @@ def test_a_segment_that_one_server_cannot_begin_is_in_the_way_of_no_checkpoint(t
     with site(num_servers=3) as here:
         (trainer,) = here.trainers
         refuse(trainer.pull(here.keep(batch_of(range(20), range(20)))))
-        monkeypatch.setattr(LocalShards, "begin_segment", refuse)
+        monkeypatch.setattr(LocalShards, "begin_segment", fail)
         with pytest.raises(StorageFullError, match="no space left for what changes meanwhile"):
             trainer.begin_segment(Storage.at(tmp_path / "segment"), 1, None)
         saved = ThreadPoolExecutor(1).submit(

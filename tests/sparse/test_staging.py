@@ -148,3 +148,16 @@ def test_what_fails_on_the_way_is_raised_where_it_is_waited_for(monkeypatch):
             pending.wait()
         assert pending.done()
         trainer._pending.clear()
+
+
+def test_a_refusal_does_not_undo_the_step_of_another_net_that_was_pushed_meanwhile():
+    with site() as here:
+        (trainer,) = here.trainers
+        refused, other = (trainer.pull(here.keep(batch_of([1], [1]))) for _ in range(2))
+        for each in (refused, other):
+            give(each, 1)
+        vote = Vote(torch.tensor(True))
+        refused.push(1, 1.0, vote).wait()
+        push(other, 1).wait()
+        vote.rollback()
+        assert trainer.last_step == 1

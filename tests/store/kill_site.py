@@ -21,7 +21,7 @@ import numpy as np
 from girih.errors import ConfigError
 from girih.kernels.cpu import index, layout
 from girih.kernels.cpu.jit import JIT_DISABLED
-from girih.store import File, GroupSpec, Keys, Push, Shared, Store, TableSpec, Update, remove_arena
+from girih.store import File, GroupSpec, Keys, Push, RowUpdate, Shared, Store, TableSpec, remove_arena
 from girih.store.memory import shard_memory
 from girih.store.memory.arena import _WRITING_AT
 from girih.tables import LFU, LRU, TTL, Fixed, MinCount, Normal, Probability
@@ -88,10 +88,10 @@ def do(store, verb, saves=None):
         if real:
             rows = None if number % 2 else store.peek(Keys(ids, tables), np.empty_like(values))
             store.apply_gradients(
-                Keys(ids, tables, rows=rows), Update(values, step, push=Push(number % 3, number + 1))
+                Keys(ids, tables, rows=rows), RowUpdate(values, step, push=Push(number % 3, number + 1))
             )
         else:
-            store.apply_gradients(Keys(ids, tables), Update(values, step))
+            store.apply_gradients(Keys(ids, tables), RowUpdate(values, step))
     elif name == "assign":
         with contextlib.suppress(ConfigError):  # full
             store.assign(Keys(ids, tables), values)

@@ -15,7 +15,7 @@ import pytest
 from girih import optim
 from girih.errors import ConfigError, MissingFileError, StorageFullError
 from girih.kernels.cpu.jit import JIT_DISABLED
-from girih.store import File, Heap, Keys, Shared, Store, Update, remove_arena
+from girih.store import File, Heap, Keys, RowUpdate, Shared, Store, remove_arena
 from girih.store.memory import mapping
 from girih.store.memory.arena import difference, index_slots
 from girih.tables import LRU
@@ -97,7 +97,7 @@ def test_another_process_goes_on_with_what_one_left(lasting, end):
     twin = Store(SPEC)
     ids, tables = keys_of(*range(300))
     rows, values = look(twin, ids, tables, 1)
-    twin.apply_gradients(Keys(ids, tables, rows=rows), Update(np.ones_like(values), 1))
+    twin.apply_gradients(Keys(ids, tables, rows=rows), RowUpdate(np.ones_like(values), 1))
     with Store(SPEC, arena=again(lasting)) as store:
         for name, column in contents(twin).items():
             np.testing.assert_array_equal(contents(store)[name], column)

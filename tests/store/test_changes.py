@@ -5,7 +5,7 @@ import pytest
 
 from girih.errors import ConfigError, StorageFullError
 from girih.kernels.cpu.jit import JIT_DISABLED
-from girih.store import Heap, Keys, Store, Tiers, Update, changes
+from girih.store import Heap, Keys, RowUpdate, Store, Tiers, changes
 from girih.store.memory import shard_memory
 from girih.tables import LFU, LRU, TTL, MinCount
 from support.store_verbs import evict, group, keys_of, look, peek, taken, train
@@ -47,7 +47,7 @@ def step_on(store, rng, step):
     rows, values = look(store, ids, tables, step)
     if rng.random() < 0.8:  # a refused step reads and moves nothing
         store.apply_gradients(
-            Keys(ids, tables, rows=rows), Update(rng.normal(size=values.shape).astype(np.float32), step)
+            Keys(ids, tables, rows=rows), RowUpdate(rng.normal(size=values.shape).astype(np.float32), step)
         )
 
 

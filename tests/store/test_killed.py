@@ -14,7 +14,7 @@ from girih import optim
 from girih.errors import ConfigError
 from girih.kernels.cpu import layout
 from girih.kernels.cpu.jit import JIT_DISABLED
-from girih.store import CutPush, File, Heap, Keys, Push, Store, Tiers, Update
+from girih.store import CutPush, File, Heap, Keys, Push, RowUpdate, Store, Tiers
 from girih.store.memory.arena import _WRITING_AT, CHANGING, REPLACING
 from girih.store.memory.pushes import LANES
 from girih.tables import LRU
@@ -74,21 +74,20 @@ def fill(store, number=300):
 def test_a_push_is_applied_once_in_whatever_process_it_is_sent(tmp_path):
     twin = Store(SPEC)
     ids, tables, grads = fill(twin)
-    twin.apply_gradients(Keys(ids, tables), Update(grads, 1))
+    twin.apply_gradients(Keys(ids, tables), RowUpdate(grads, 1))
     with Store(SPEC, arena=lasting(tmp_path, reserve_rows=2000)) as store:
         fill(store)
         for _ in range(2):
-            assert store.apply_gradients(Keys(ids, tables), Update(grads, 1, push=Push(3, 7))) == 0
+            assert store.apply_gradients(Keys(ids, tables), RowUpdate(grads, 1, push=Push(3, 7))) == 0
     with Store(SPEC, arena=lasting(tmp_path, attach=True, repair=True)) as store:
         assert store.repaired is None
-        store.apply_gradients(Keys(ids, tables), Update(grads, 1, push=Push(3, 7)))
-        store.apply_gradients(Keys(ids, tables), Update(grads, 1, push=Push(3, 6)))
+        store.apply_gradients(Keys(ids, tables), RowUpdate(grads, 1, push=Push(3, 7)))
+        store.apply_gradients(Keys(ids, tables), RowUpdate(grads, 1, push=Push(3, 6)))
         np.testing.assert_array_equal(peek(store, ids, tables), peek(twin, ids, tables))
         assert store.counters() == twin.counters()
         for moved in (store, twin):  # another lane's push of that number is another push
-            moved.apply_gradients(
-                ids, tables, None, grads, 2, **({"push": Push(4, 7)} if moved is store else {})
-            )
+            push = Push(4, 7) if moved is store else None
+            moved.apply_gradients(Keys(ids, tables), RowUpdate(grads, 2, push=push))
         np.testing.assert_array_equal(peek(store, ids, tables), peek(twin, ids, tables))
 
 
@@ -121,9 +120,9 @@ def test_a_row_in_hand_is_told_and_the_rest_of_its_push_goes_on(tmp_path):
         for name, column in contents(store).items():
             np.testing.assert_array_equal(column, expected[name])
         with pytest.raises(ConfigError, match="299 keys, expected the 300 with which it was cut short"):
-            store.apply_gradients(Keys(ids[1:], tables[1:]), Update(grads[1:], 1, push=Push(0, 1)))
-        store.apply_gradients(Keys(ids, tables), Update(grads, 1, push=Push(0, 1)))
-        twin.apply_gradients(Keys(ids[6:], tables[6:]), Update(grads[6:], 1))
+            store.apply_gradients(Keys(ids[1:], tables[1:]), RowUpdate(grads[1:], 1, push=Push(0, 1)))
+        store.apply_gradients(Keys(ids, tables), RowUpdate(grads, 1, push=Push(0, 1)))
+        twin.apply_gradients(Keys(ids[6:], tables[6:]), RowUpdate(grads[6:], 1))
         np.testing.assert_array_equal(peek(store, ids, tables), peek(twin, ids, tables))
         assert store.state.memory.pushes.cut() == []
     with Store(SPEC, arena=lasting(tmp_path, attach=True)) as store:
@@ -157,7 +156,7 @@ def test_pushes_out_of_range_are_refused(push):
     store = Store(SPEC)
     ids, tables, grads = fill(store, 3)
     with pytest.raises(ConfigError, match=f"push {push.number} of lane {push.lane}: expected lanes 0 to"):
-        store.apply_gradients(Keys(ids, tables), Update(grads, 1, push=push))
+        store.apply_gradients(Keys(ids, tables), RowUpdate(grads, 1, push=push))
     assert store.counters()["updates"] == 0
 
 
@@ -166,7 +165,7 @@ def test_rows_in_tiers_know_of_no_pushes(tmp_path):
     with Store(SPEC, arena=Heap(reserve_rows=1000), tiers=tiers) as store:
         ids, tables, grads = fill(store, 3)
         with pytest.raises(ConfigError, match="only rows that lie in one memory of the host know of pushes"):
-            store.apply_gradients(Keys(ids, tables), Update(grads, 1, push=Push(0, 1)))
+            store.apply_gradients(Keys(ids, tables), RowUpdate(grads, 1, push=Push(0, 1)))
 
 
 def test_a_push_without_keys_in_a_shard_is_noted_in_it_until_all_are_forgotten(tmp_path):

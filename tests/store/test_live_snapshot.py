@@ -14,7 +14,7 @@ from girih import optim
 from girih.errors import ConfigError, StorageFullError
 from girih.kernels.cpu.jit import JIT_DISABLED
 from girih.kernels.cpu.layout import LOST
-from girih.store import GroupSpec, Keys, Segment, Snapshot, Store, TableSpec, Update
+from girih.store import GroupSpec, Keys, RowUpdate, Segment, Snapshot, Store, TableSpec
 from girih.tables import LFU, LRU, TTL, Fixed, MinCount, Normal, Zeros
 from support.store_verbs import contents, evict, group, keys_of, look, read_snapshot, write_snapshot
 
@@ -61,7 +61,7 @@ def change(store, seed, verbs=("step", "step", "assign", "evict")):
         rows, values = look(store, ids, tables, seed // 2 + 1, counts=1 + ids % 3)
         store.apply_gradients(
             Keys(ids, tables, rows=rows),
-            Update(rng.normal(size=values.shape).astype(np.float32), seed // 2 + 1),
+            RowUpdate(rng.normal(size=values.shape).astype(np.float32), seed // 2 + 1),
         )
     elif verb == "evict":
         evict(store, ids[::3], tables[::3])
@@ -175,7 +175,9 @@ def test_it_may_be_taken_between_a_lookup_and_its_gradients(tmp_path, dtype):
         still = read(snapshot)
     ids, tables = still["ids"].copy(), still["tables"].copy()
     with store.snapshot(tmp_path) as snapshot:
-        store.apply_gradients(Keys(ids, tables), Update(np.ones((len(ids), store.spec.dim), np.float32), 99))
+        store.apply_gradients(
+            Keys(ids, tables), RowUpdate(np.ones((len(ids), store.spec.dim), np.float32), 99)
+        )
         assert_equal(read(snapshot), still)
 
 

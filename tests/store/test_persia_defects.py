@@ -5,7 +5,7 @@ import pytest
 
 from girih import optim
 from girih.errors import CheckpointError
-from girih.store import Keys, Store, Update
+from girih.store import Keys, RowUpdate, Store
 from girih.tables import LRU, MinCount
 from support.store_verbs import evict, group, keys_of, look, peek, read_snapshot, write_snapshot
 
@@ -19,7 +19,7 @@ def test_persia_defect_1_a_row_evicted_between_forward_and_backward_shifts_no_gr
     assert thief[0] == rows[0]
     before = peek(store, *keys_of(4, 2, 3))
     grads = np.array([[100] * 4, [2] * 4, [3] * 4], np.float32)
-    assert store.apply_gradients(Keys(ids, tables, rows=rows), Update(grads, 3)) == 1
+    assert store.apply_gradients(Keys(ids, tables, rows=rows), RowUpdate(grads, 3)) == 1
     moved = before - peek(store, *keys_of(4, 2, 3))
     np.testing.assert_allclose(moved, [[0] * 4, [1] * 4, [1.5] * 4], atol=1e-6)
     assert store.counters()["dropped"] == 1
@@ -32,7 +32,7 @@ def test_persia_defect_1_a_row_that_was_not_admitted_shifts_no_gradient():
     rows, before = look(store, ids, tables, 2)
     assert rows[1] == -1
     grads = np.array([[2] * 4, [100] * 4, [4] * 4], np.float32)
-    assert store.apply_gradients(Keys(ids, tables, rows=rows), Update(grads, 2)) == 1
+    assert store.apply_gradients(Keys(ids, tables, rows=rows), RowUpdate(grads, 2)) == 1
     np.testing.assert_allclose(before - peek(store, ids, tables), [[1] * 4, [0] * 4, [2] * 4], atol=1e-6)
 
 
@@ -42,7 +42,7 @@ def test_persia_defect_1_any_hint_at_all_is_checked():
     _, before = look(store, ids, tables, 1)
     for hint in ([2, 0, 1], [-1, -1, -1], [2**31 - 1, -(2**31), 5]):
         store.apply_gradients(
-            Keys(ids, tables, rows=np.array(hint, np.int32)), Update(np.full((3, 4), 2, np.float32), 1)
+            Keys(ids, tables, rows=np.array(hint, np.int32)), RowUpdate(np.full((3, 4), 2, np.float32), 1)
         )
     np.testing.assert_allclose(before - peek(store, ids, tables), 3, atol=1e-5)
 
@@ -52,7 +52,7 @@ def test_persia_defect_1_a_hint_to_the_same_id_of_another_table_is_checked():
     ids, tables = np.array([7, 7], np.int64), np.array([0, 1], np.int32)
     rows, before = look(store, ids, tables, 1)
     store.apply_gradients(
-        Keys(ids, tables, rows=rows[::-1].copy()), Update(np.array([[2] * 4, [4] * 4], np.float32), 1)
+        Keys(ids, tables, rows=rows[::-1].copy()), RowUpdate(np.array([[2] * 4, [4] * 4], np.float32), 1)
     )
     np.testing.assert_allclose(before - peek(store, ids, tables), [[1] * 4, [2] * 4], atol=1e-6)
 
@@ -64,7 +64,9 @@ def test_persia_defect_1_a_key_that_came_back_to_another_row_gets_its_gradient()
     evict(store, ids, tables)
     again, _ = look(store, ids, tables, 2)
     assert rows.tolist() == again[::-1].tolist()
-    store.apply_gradients(Keys(ids, tables, rows=rows), Update(np.array([[2] * 4, [4] * 4], np.float32), 2))
+    store.apply_gradients(
+        Keys(ids, tables, rows=rows), RowUpdate(np.array([[2] * 4, [4] * 4], np.float32), 2)
+    )
     np.testing.assert_allclose(before - peek(store, ids, tables), [[1] * 4, [2] * 4], atol=1e-6)
 
 
@@ -90,7 +92,7 @@ def test_persia_defect_7_momentum_and_weight_decay_are_not_ignored():
     for store in (plain, momentum, decay):
         for step in (1, 2):
             rows, values = look(store, ids, tables, step)
-            store.apply_gradients(Keys(ids, tables, rows=rows), Update(np.ones_like(values), step))
+            store.apply_gradients(Keys(ids, tables, rows=rows), RowUpdate(np.ones_like(values), step))
         results.append(peek(store, ids, tables))
     start = peek(Store(group()), ids, tables)
     np.testing.assert_allclose(results[0], start - 0.2, rtol=1e-5)

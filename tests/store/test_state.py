@@ -6,7 +6,7 @@ import numpy as np
 
 from girih import optim
 from girih.kernels.cpu import layout
-from girih.store import Heap, Keys, Store, Update
+from girih.store import Heap, Keys, RowUpdate, Store
 from girih.store.snapshot.columns import META, value_columns
 from girih.store.state import open_state
 from girih.tables import LRU
@@ -59,7 +59,7 @@ def test_a_tier_over_another_store_moves_rows_as_one_store_does():
         grads = rng.normal(size=(len(ids), 4)).astype(np.float32)
         for store in (one, tier):
             rows, _ = look(store, ids, tables, step, counts)
-            store.apply_gradients(Keys(ids, tables, rows=rows), Update(grads, step, 1.0))
+            store.apply_gradients(Keys(ids, tables, rows=rows), RowUpdate(grads, step, 1.0))
         np.testing.assert_array_equal(peek(one, ids, tables), peek(tier, ids, tables))
     assert one.num_rows == cold.num_rows + tier.hot.memory.num_rows
     assert cold.num_rows > 0

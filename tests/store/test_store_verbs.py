@@ -7,7 +7,7 @@ from girih import optim
 from girih.errors import ConfigError, StorageFullError
 from girih.kernels.cpu.jit import JIT_DISABLED
 from girih.kernels.cpu.update import Terms
-from girih.store import Heap, Keys, Store, Update
+from girih.store import Heap, Keys, RowUpdate, Store
 from girih.tables import LRU, Probability
 from support.fake_store import FakeStore
 from support.store_verbs import evict, group, keys_of, look, peek
@@ -42,10 +42,11 @@ def test_arrays_that_a_kernel_would_follow_astray_are_refused():
             grads = np.ones((3, store.spec.dim - ("tail" in bad)), np.float32)
             with pytest.raises(ConfigError, match="terms"):
                 store.apply_gradients(
-                    Keys(ids, tables, rows=rows), Update(grads, 1, terms=good._replace(**bad))
+                    Keys(ids, tables, rows=rows), RowUpdate(grads, 1, terms=good._replace(**bad))
                 )
         assert (
-            store.apply_gradients(Keys(ids, tables, rows=rows), Update(np.ones_like(out), 1, terms=good)) == 0
+            store.apply_gradients(Keys(ids, tables, rows=rows), RowUpdate(np.ones_like(out), 1, terms=good))
+            == 0
         )
 
 
@@ -61,8 +62,8 @@ def test_many_rows_and_rehashes(arena, small_index):
             rows, values = look(store, ids, tables, step)
             np.testing.assert_array_equal(values, look(model, ids, tables, step)[1])
             grads = rng.normal(size=values.shape).astype(np.float32)
-            store.apply_gradients(Keys(ids, tables, rows=rows), Update(grads, step))
-            model.apply_gradients(Keys(ids, tables), Update(grads, step))
+            store.apply_gradients(Keys(ids, tables, rows=rows), RowUpdate(grads, step))
+            model.apply_gradients(Keys(ids, tables), RowUpdate(grads, step))
             gone = [position for position in range(len(keys)) if position % 3 == 0]
             evict(store, ids[gone], tables[gone])
             evict(model, ids[gone], tables[gone])
@@ -106,7 +107,7 @@ def test_16_bit_updates_are_right_on_average(dtype):
     store.assign(Keys(ids, tables), np.ones((num_keys, 8), np.float32))
     tiny = np.full((num_keys, 8), 1e-4, np.float32)  # far below the spacing of 16-bit floats at 1
     for step in range(1, 6):
-        store.apply_gradients(Keys(ids, tables), Update(tiny, step))
+        store.apply_gradients(Keys(ids, tables), RowUpdate(tiny, step))
     values = peek(store, ids, tables).astype(np.float64)
     spread = values.std() / values.size**0.5
     assert spread > 0
@@ -118,7 +119,7 @@ def test_16_bit_updates_are_the_same_every_time():
     for _ in range(2):
         store = Store(group(dtype="bfloat16"))
         rows, values = look(store, *keys_of(1, 2), 1)
-        store.apply_gradients(Keys(*keys_of(1, 2), rows=rows), Update(values / 77, 1))
+        store.apply_gradients(Keys(*keys_of(1, 2), rows=rows), RowUpdate(values / 77, 1))
         results.append(peek(store, *keys_of(1, 2)))
     np.testing.assert_array_equal(*results)
 

@@ -20,7 +20,7 @@ import girih
 from girih.cluster.launchers.local import LocalProcess
 from girih.cluster.roles import RoleName
 from girih.lifecycle import rescaling
-from girih.lifecycle.run_planner import Calibrated
+from girih.lifecycle.planning import Calibrated
 from girih.planner.calibration import LINKS, Calibration, Link, Rate, StepWork
 from girih.processes.segments import SHARED_MEMORY
 from girih.runs import scale_requests

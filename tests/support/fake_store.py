@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from girih.errors import CheckpointError, ConfigError
-from girih.store import GroupSpec, Keys, Segment, Update
+from girih.store import GroupSpec, Keys, RowUpdate, Segment
 from support.fake_snapshot import FakeSnapshot, Row
 from support.twins import (
     Floats,
@@ -72,7 +72,7 @@ class FakeStore:
             out[position] = self._initial(table, key_id) if row is None else row.value
         return self._found(keys)
 
-    def apply_gradients(self, keys: Keys, change: Update) -> int:
+    def apply_gradients(self, keys: Keys, change: RowUpdate) -> int:
         """Moves rows by gradients; hints are ignored."""
         grads, step, lr_scale = change.grads, change.step, change.lr_scale
         self.last_step = max(self.last_step, step)

@@ -95,7 +95,7 @@ class FakePulled:
             error = refusal
         vote.cast(torch.tensor(error is not None))
         vote.error_from = lambda numbers: error
-        if vote.stands:
+        if vote.known_refused:
             self._half.events.append(("refuse", self._number))
             return self._half.send(self._number, lambda: None)
         self._half.events.append(("push", self._number))

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import girih
 from girih.data import Batch, Dataset, NormalizationStats, Position
 from girih.data.click_log import click_log
-from girih.training.feeds import Feed, TrainingFeed
+from girih.training.feeds import ExampleFeed, TrainingFeed
 
 ROWS, BATCH_SIZE = 500, 64
 
@@ -23,7 +23,7 @@ def feed_schema() -> girih.Schema:
 class FeedSuite:
     """Tests of a feed of one trainer, who gets all examples."""
 
-    def make(self) -> Feed:
+    def make(self) -> ExampleFeed:
         """A feed of the features of ``feed_schema()``."""
         raise NotImplementedError
 

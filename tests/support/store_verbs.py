@@ -17,11 +17,11 @@ from girih.store import (
     GroupSpec,
     Keys,
     LiveSnapshot,
+    RowUpdate,
     Segment,
     SnapshotFile,
     Store,
     TableSpec,
-    Update,
     shard_of,
     write_rows,
 )
@@ -80,7 +80,7 @@ def train(store: S, steps: Iterable[int] = range(1, 6)) -> S:
         rng = np.random.default_rng(step)
         rows, values = look(store, ids, tables, step, counts=1 + ids % 3)
         grads = rng.normal(size=values.shape) if store.num_shards == 1 else values / np.float32(3)
-        store.apply_gradients(Keys(ids, tables, rows=rows), Update(grads.astype(np.float32), step))
+        store.apply_gradients(Keys(ids, tables, rows=rows), RowUpdate(grads.astype(np.float32), step))
     return store
 
 

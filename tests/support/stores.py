@@ -12,7 +12,7 @@ import pytest
 
 from girih import optim
 from girih.errors import CheckpointError, ConfigError
-from girih.store import GroupSpec, Keys, Update, shard_of
+from girih.store import GroupSpec, Keys, RowUpdate, shard_of
 from girih.tables import LFU, LRU, TTL, Fixed, MinCount, Probability
 from support.fake_store import FakeStore
 from support.store_verbs import (
@@ -79,7 +79,7 @@ class StoreSuite:
                 for each in (store, model):
                     rows, values = look(each, ids, tables, step, counts)
                     dropped = each.apply_gradients(
-                        Keys(ids, tables, rows=rows), Update(grads, step, lr_scale=step / 3)
+                        Keys(ids, tables, rows=rows), RowUpdate(grads, step, lr_scale=step / 3)
                     )
                     gone = evict(each, ids[::7], tables[::7])
                     results.append((values.tolist(), (rows >= 0).tolist(), dropped, gone))
@@ -122,7 +122,7 @@ class StoreSuite:
             _, values = look(store, ids, tables, 1)
             assert store.num_rows == 2
             assert (values[0] != values[1]).all()
-            store.apply_gradients(Keys(ids[:1], tables[:1]), Update(np.ones((1, 4), np.float32), 1))
+            store.apply_gradients(Keys(ids[:1], tables[:1]), RowUpdate(np.ones((1, 4), np.float32), 1))
             np.testing.assert_array_equal(peek(store, ids, tables)[1], values[1])
 
     def test_peek_changes_nothing(self) -> None:
@@ -146,7 +146,7 @@ class StoreSuite:
             grads = np.arange(8, dtype=np.float32).reshape(2, 4)
             assert (
                 store.apply_gradients(
-                    Keys(ids[:2], tables[:2], rows=rows[:2]), Update(grads, 1, lr_scale=0.5)
+                    Keys(ids[:2], tables[:2], rows=rows[:2]), RowUpdate(grads, 1, lr_scale=0.5)
                 )
                 == 0
             )
@@ -160,7 +160,7 @@ class StoreSuite:
         with self.make(group()) as store:
             ids, tables = keys_of(5, 6)
             rows, values = look(store, ids, tables, 1)
-            store.apply_gradients(Keys(ids, tables, rows=rows), Update(np.ones_like(values), 1))
+            store.apply_gradients(Keys(ids, tables, rows=rows), RowUpdate(np.ones_like(values), 1))
             assert evict(store, *keys_of(5, 99)) == 1
             assert store.num_rows == 1
             rows, after = look(store, ids, tables, 2)
@@ -265,7 +265,7 @@ class StoreSuite:
                 np.testing.assert_array_equal(values[0], initial_value(store.spec, 0, 4))
                 assert (
                     store.apply_gradients(
-                        Keys(*keys_of(4), rows=rows), Update(np.ones((1, 4), np.float32), step)
+                        Keys(*keys_of(4), rows=rows), RowUpdate(np.ones((1, 4), np.float32), step)
                     )
                     == 1
                 )
@@ -288,7 +288,7 @@ class StoreSuite:
         with self.make(group(eviction=LRU(max_rows=2))) as store:
             ids, tables = keys_of()
             assert len(look(store, ids, tables, 1)[0]) == 0
-            assert store.apply_gradients(Keys(ids, tables), Update(np.empty((0, 4), np.float32), 1)) == 0
+            assert store.apply_gradients(Keys(ids, tables), RowUpdate(np.empty((0, 4), np.float32), 1)) == 0
             assert evict(store, ids, tables) == 0
             store.assign(Keys(ids, tables), np.empty((0, 4), np.float32))
             with store.snapshot() as snapshot:

@@ -21,8 +21,7 @@ from girih.processes.segments import start_of
 from girih.telemetry import logs
 from girih.telemetry.peer_status import PeerStatus
 from girih.telemetry.stats import BOUNDS_S, STALENESS, Stats
-from girih.telemetry.status_file import ProcessId, StatusTarget, read_all, state_of
-from girih.telemetry.status_writer import StatusWriter, forget
+from girih.telemetry.status_file import ProcessId, StatusTarget, StatusWriter, forget, read_all, state_of
 
 SERVER = ProcessId("embedding-server", 1, 2)
 needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc here")

@@ -10,7 +10,7 @@ from girih.data.batch import Batch
 from girih.dense.halves.replica import Replica
 from girih.models.loss import loss_of
 from girih.telemetry.stats import Spans
-from girih.training.schedules import Pipelined, in_step
+from girih.training.schedules import Pipelined, StalenessGate, in_step
 from support import cases
 from support.fakes import FakeDense, FakeSparse
 
@@ -249,3 +249,19 @@ def test_labels_and_example_weights_follow_the_logits_to_their_device():
         loss_of(Model())(torch.empty(2, 1, device="meta"), targets)
         assert share == 1.0
     assert seen == [["meta", None], ["meta", "meta"]]
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 4])
+def test_a_gate_admits_no_batch_beyond_its_bound(staleness):
+    """Whatever order updates come in, and never less than the bound allows."""
+    rng, gate = np.random.default_rng(staleness), StalenessGate(staleness)
+    found = set()
+    for _ in range(300):
+        behind = gate.num_read - gate.num_applied
+        assert gate.admits() == (behind <= staleness)
+        if gate.admits() and rng.random() < 0.6:
+            found.add(behind)
+            gate.num_read += 1
+        elif behind:
+            gate.num_applied += 1
+    assert found == set(range(staleness + 1))

@@ -21,7 +21,7 @@ class StrategyEstimate:
     """A way to train, and what is known of it.
 
     Attributes:
-        strategy: with its options. own: whether it is the config's.
+        strategy: with its options. is_configured: whether it is the config's.
         prediction: None where it is refused, or not priced.
         refused: why it is refused, or not priced; "" where it is neither.
     """
@@ -56,8 +56,26 @@ def offers(configured: Strategy, facts_of: Callable[[Strategy], Facts]) -> tuple
     """
     count = max(LEAST_TRAINERS, configured.trainers)
     others = [variant for kind in BY_NAME.values() for variant in kind.with_trainers(count)]
-    strategies = (configured, *(other for other in others if other != configured))
-    return tuple(offer(strategy, facts_of, is_configured=strategy is configured) for strategy in strategies)
+    estimates = []
+    for strategy in (configured, *(other for other in others if other != configured)):
+        prediction, refused = (
+            None,
+            "its speed is not predicted: on GPUs, compiled, or a strategy without step_cost",
+        )
+        try:
+            facts = facts_of(strategy)
+            strategy.plan(facts)
+            prediction = price(strategy, facts)
+        except ConfigError as error:
+            refused = str(error)
+        estimate = StrategyEstimate(
+            strategy=strategy,
+            is_configured=strategy is configured,
+            prediction=prediction,
+            refused="" if prediction else refused,
+        )
+        estimates.append(estimate)
+    return tuple(estimates)
 
 
 def choose(estimates: Sequence[StrategyEstimate]) -> tuple[StrategyEstimate | None, str]:
@@ -82,23 +100,3 @@ def options_of(strategy: Strategy) -> str:
     options: Sequence[Field[object]] = fields(strategy) if is_dataclass(strategy) else ()
     values = {option.name: (getattr(strategy, option.name), option.default) for option in options}
     return ", ".join(f"{name} = {value!r}" for name, (value, default) in values.items() if value != default)
-
-
-def offer(
-    strategy: Strategy, facts_of: Callable[[Strategy], Facts], *, is_configured: bool
-) -> StrategyEstimate:
-    """One strategy, with its predicted speed or why it has none; arguments as of :func:`offers`, ``is_configured`` as of :class:`StrategyEstimate`."""
-    try:
-        facts = facts_of(strategy)
-        strategy.plan(facts)
-        prediction = price(strategy, facts)
-    except ConfigError as error:
-        return StrategyEstimate(
-            strategy=strategy, is_configured=is_configured, prediction=None, refused=str(error)
-        )
-    why = (
-        "" if prediction else "its speed is not predicted: on GPUs, compiled, or a strategy without step_cost"
-    )
-    return StrategyEstimate(
-        strategy=strategy, is_configured=is_configured, prediction=prediction, refused=why
-    )

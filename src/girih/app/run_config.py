@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from girih import config, models, strategies
-from girih.app.rank_strategies import StrategyEstimate, offer, offers
 from girih.checkpoint import CheckpointOptions
 from girih.cluster.cluster import Cluster
 from girih.cluster.options import ClusterOptions
@@ -25,17 +24,29 @@ from girih.data import DataOptions, Dataset, NormalizationStats, open_dataset
 from girih.data.negatives import NegativesOptions
 from girih.data.options import DataPaths, SplitName
 from girih.data.paths import relative_to
+from girih.dense.half import DenseSpec
 from girih.dense.options import OptimizerFactory, optimizer_factory
 from girih.errors import ConfigError, nearest
 from girih.lifecycle.dense_cost import count_dense_cost, host_bytes
-from girih.lifecycle.planning import facts_of, measure_access
-from girih.lifecycle.run_planner import Calibrated, PlacedNet, measured, measured_pass, place_net, threads_of
+from girih.lifecycle.planning import (
+    Calibrated,
+    PlacedNet,
+    facts_of,
+    joined,
+    measure_access,
+    measured,
+    place_net,
+    threads_of,
+)
 from girih.optim import Adagrad, SparseOptimizer
 from girih.planner.calibration import Calibration
-from girih.planner.facts import DenseCost, Facts
+from girih.planner.facts import Facts
 from girih.planner.plan import Plan
 from girih.publishing.log import PublishOptions
-from girih.runs.callbacks import Callback
+from girih.report.comparing import flat
+from girih.report.progress import Progress
+from girih.report.record import masked
+from girih.runs.callbacks import Callback, Record
 from girih.runs.directory import RunDirectory
 from girih.schema import Schema
 from girih.sparse.options import StoreOptions
@@ -48,21 +59,28 @@ from girih.training.specs import check_metrics, dense_spec, sparse_spec
 
 _LOG = logging.getLogger(__name__)
 
+KINDS = {
+    "train": TrainOptions, "data": DataOptions, "checkpoint": CheckpointOptions, "schedule": ScheduleOptions,
+    "store": StoreOptions, "cluster": ClusterOptions, "metrics": MetricsOptions, "publish": PublishOptions,
+    "negatives": NegativesOptions,
+}  # fmt: skip
+"""Section → its options, for sections that have the same keys in every config."""
 SECTIONS = (
-    "data", "defaults", "features", "tables", "labels", "model", "sparse_optimizer", "first_order_optimizer",
-    "dense_optimizer", "checkpoint", "train", "schedule", "strategy", "store", "cluster", "metrics",
-    "negatives", "publish",
+    *KINDS, "defaults", "features", "tables", "labels", "model", "sparse_optimizer", "first_order_optimizer",
+    "dense_optimizer", "strategy",
 )  # fmt: skip
+OPTIONAL = ("publish", "negatives")
+"""Sections without which there is no such thing."""
+PATHS = {
+    "data": ("train", "valid", "test"), "negatives": ("items",), "store": ("directory", "ssd_dir"),
+    "checkpoint": ("dir",), "publish": ("to",), "metrics": ("targets",),
+}  # fmt: skip
+"""Section → keys with a path, or a list of paths, that starts at the file's directory."""
 
 
 def keys_by_section() -> dict[str, list[str]]:
     """The keys of each section that has the same ones in every config; ``[train]`` first."""
-    kinds = {
-        "train": TrainOptions, "data": DataOptions, "checkpoint": CheckpointOptions, "schedule": ScheduleOptions,
-        "store": StoreOptions, "cluster": ClusterOptions, "metrics": MetricsOptions, "publish": PublishOptions,
-        "negatives": NegativesOptions,
-    }  # fmt: skip
-    return {name: [each.name for each in fields(kind)] for name, kind in kinds.items()}
+    return {name: [each.name for each in fields(kind)] for name, kind in KINDS.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,61 +151,49 @@ class CheckedConfig:
         if not isinstance(mapping.get("model", {}), Mapping) or "name" not in mapping.get("model", {}):
             raise ConfigError(f"{where}: section [model] needs a name{nearest('', models.BY_NAME)}")
 
+        directory = path.resolve().parent
+
         def section(name: str, kind: Any, default: Any) -> Any:
             return config.build(kind, mapping[name], f"{where}: [{name}]") if name in mapping else default
 
-        if isinstance(
-            mapping.get("sparse_optimizer"), Mapping
-        ):  # as with [dense_optimizer], the name has a default
-            mapping["sparse_optimizer"] = {"name": Adagrad.name} | mapping["sparse_optimizer"]
-        directory = path.resolve().parent
-        store = section("store", StoreOptions, StoreOptions())
-        if store.directory is not None:
-            store = replace(store, directory=relative_to(directory, store.directory))
-        if store.ssd_dir is not None:
-            store = replace(store, ssd_dir=relative_to(directory, store.ssd_dir))
-        saves = section("checkpoint", CheckpointOptions, CheckpointOptions())
-        if saves.dir is not None:
-            saves = replace(saves, dir=relative_to(directory, saves.dir))
-        publish = section("publish", PublishOptions, None)
-        if publish is not None:
-            publish = replace(publish, to=relative_to(directory, publish.to))
+        built = {
+            name: section(name, kind, None if name in OPTIONAL or name in mapping else kind())
+            for name, kind in KINDS.items()
+        }
+        for name in ("store", "checkpoint", "publish"):
+            paths = {key: getattr(built[name], key, None) for key in PATHS[name]}
+            there = {key: relative_to(directory, value) for key, value in paths.items() if value is not None}
+            built[name] = replace(built[name], **there) if there else built[name]
+        optimizer = mapping.get("sparse_optimizer")
+        if isinstance(optimizer, Mapping):  # as with [dense_optimizer], the name has a default
+            mapping["sparse_optimizer"] = {"name": Adagrad.name, **optimizer}
+        built["train"] = built["train"].with_functions(where, directory)
+        built["metrics"] = built["metrics"].below(directory)
         return cls(
             mapping=written,
             where=where,
             directory=directory,
             schema=Schema.from_dict(mapping, where),
             model_options=mapping["model"],
-            data=section("data", DataOptions, None),
-            train=section("train", TrainOptions, TrainOptions()).with_functions(where, directory),
-            checkpoint=saves,
-            schedule=section("schedule", ScheduleOptions, ScheduleOptions()),
-            store=store,
             strategy=strategies.create(mapping.get("strategy", {}), f"{where}: [strategy]", directory),
-            cluster=section("cluster", ClusterOptions, ClusterOptions()),
-            negatives=section("negatives", NegativesOptions, None),
-            publish=publish,
-            metrics=section("metrics", MetricsOptions, MetricsOptions()).below(directory),
             sparse_optimizer=section("sparse_optimizer", SparseOptimizer, Adagrad()),
             first_order_optimizer=section("first_order_optimizer", SparseOptimizer, None),
             dense_optimizer=optimizer_factory(
                 mapping.get("dense_optimizer", {}), f"{where}: [dense_optimizer]"
             ),
+            **built,
         )
 
     def with_absolute_paths(self) -> dict[str, object]:
         """The configuration as it was written, with paths that hold from anywhere: for ``run/config.toml``."""
         mapping: dict[str, Any] = config.plain(self.mapping)
-        for split in ("train", "valid", "test"):
-            paths = mapping["data"].get(split)
-            if isinstance(paths, str):
-                mapping["data"][split] = self._absolute(paths)
-            elif paths is not None:
-                mapping["data"][split] = [self._absolute(path) for path in paths]
-        if "negatives" in mapping:
-            items = mapping["negatives"]["items"]
-            several = [self._absolute(path) for path in ([items] if isinstance(items, str) else items)]
-            mapping["negatives"]["items"] = several[0] if isinstance(items, str) else several
+        for section in PATHS.keys() & mapping.keys():
+            options = mapping[section]
+            for key in PATHS[section]:
+                if isinstance(written := options.get(key), str):
+                    options[key] = self._absolute(written)
+                elif written is not None:
+                    options[key] = [self._absolute(path) for path in written]
         if ".py:" in self.model_options["name"]:
             mapping["model"]["name"] = self._absolute(mapping["model"]["name"])
         strategy = mapping.get("strategy", {})
@@ -197,16 +203,6 @@ class CheckedConfig:
         if self.train.metrics:
             names = [name for name in mapping["train"]["metrics"] if isinstance(name, str)]
             mapping["train"]["metrics"] = [self._absolute(name) if ".py:" in name else name for name in names]
-        if self.store.directory is not None:
-            mapping["store"]["directory"] = self._absolute(mapping["store"]["directory"])
-        if self.store.ssd_dir is not None:
-            mapping["store"]["ssd_dir"] = self._absolute(mapping["store"]["ssd_dir"])
-        if self.metrics.targets is not None:
-            mapping["metrics"]["targets"] = self._absolute(mapping["metrics"]["targets"])
-        if self.checkpoint.dir is not None:
-            mapping["checkpoint"]["dir"] = self._absolute(mapping["checkpoint"]["dir"])
-        if self.publish is not None:
-            mapping["publish"]["to"] = self._absolute(mapping["publish"]["to"])
         return mapping
 
     def write(self, run: Path) -> None:
@@ -314,35 +310,21 @@ class RunConfig(CheckedConfig):
         """The plan of this configuration; see :meth:`planned_net`."""
         return self.planned_net(calibration)[0]
 
-    def measured_pass(self, machines: int = 1) -> DenseCost | None:
-        """The cost of a pass of the model on a trainer's share, measured here, for :meth:`planned_net` and :meth:`offer` of many configurations.
-
-        It is the same for all whose model, share and threads are.
-
-        Args:
-            machines: that the trainers are spread over.
-        """
+    def halves(self) -> tuple[SparseSpec, DenseSpec]:
+        """The specifications of one trainer's halves."""
         model = self.model()
-        dense = dense_spec(model, self.schema, self.train, self.dense_optimizer, Stats())
-        trainers = self.strategy.trainers
-        with threads_of(trainers, machines):
-            return measured_pass(self.dataset("train"), self.sparse(model), dense, TrainerGroup(), trainers)
+        return self.sparse(model), dense_spec(model, self.schema, self.train, self.dense_optimizer, Stats())
 
-    def planned_net(
-        self, calibration: Calibration | None = None, cost: DenseCost | None = None
-    ) -> tuple[Plan, PlacedNet | None]:
+    def planned_net(self, calibration: Calibration | None = None) -> tuple[Plan, PlacedNet | None]:
         """The plan of this configuration, and where operators run; rank 0's part of it is done here: the first batches are measured.
 
         Args:
             calibration: by which times are predicted, and what is to be chosen by it.
-            cost: of :meth:`measured_pass`; None measures it, where it is needed.
 
         Returns:
             None for the second where all operators run on trainers.
         """
-        model = self.model()
-        sparse = self.sparse(model)
-        dense = dense_spec(model, self.schema, self.train, self.dense_optimizer, Stats())
+        sparse, dense = self.halves()
         try:
             check_metrics(self.train, self.schema)
             facts = facts_of(sparse, dense, self.strategy.trainers, self.schedule)
@@ -361,35 +343,21 @@ class RunConfig(CheckedConfig):
                 return plan, None
             if calibration is not None:
                 with threads_of(facts.num_trainers, calibration.machines):
-                    facts = measured(facts, calibration, data, sparse, dense, TrainerGroup(), cost)
+                    facts = measured(facts, calibration, data, sparse, dense, TrainerGroup())
             placed = place_net(plan, self.strategy, facts, sparse, dense)
             return placed.plan, placed
         except ConfigError as error:
             raise ConfigError(f"{self.where}: {error}") from None
 
-    def offers(
+    def facts_by(
         self, calibration: Calibration, placed: PlacedNet | None = None
-    ) -> tuple[StrategyEstimate, ...]:
-        """This configuration under every strategy, with the speeds that are predicted for this machine; passes of the model are measured.
+    ) -> Callable[[Strategy], Facts]:
+        """Facts for a strategy, with all that a speed is predicted from; passes of the model are measured.
 
         Args:
             placed: where operators run, as :meth:`planned_net` has found; else that is decided anew.
         """
-        return offers(self.strategy, self._facts_by(calibration, placed))
-
-    def offer(
-        self, calibration: Calibration, placed: PlacedNet | None = None, cost: DenseCost | None = None
-    ) -> StrategyEstimate:
-        """The first of :meth:`offers`: this configuration as it is; ``cost`` as of :meth:`planned_net`."""
-        return offer(self.strategy, self._facts_by(calibration, placed, cost), is_configured=True)
-
-    def _facts_by(
-        self, calibration: Calibration, placed: PlacedNet | None, cost: DenseCost | None = None
-    ) -> Callable[[Strategy], Facts]:
-        """Facts for a strategy, with all that a speed is predicted from."""
-        model = self.model()
-        sparse, data = self.sparse(model), self.dataset("train")
-        dense = dense_spec(model, self.schema, self.train, self.dense_optimizer, Stats())
+        (sparse, dense), data = self.halves(), self.dataset("train")
         known: dict[int, Facts] = {}
 
         def facts_for(strategy: Strategy) -> Facts:
@@ -397,10 +365,7 @@ class RunConfig(CheckedConfig):
             if count not in known:
                 facts = replace(facts_of(sparse, dense, count, self.schedule), free_bytes=host_bytes())
                 with threads_of(count, calibration.machines):
-                    local_cost = cost if count == self.strategy.trainers else None
-                    known[count] = measured(
-                        facts, calibration, data, sparse, dense, TrainerGroup(), local_cost
-                    )
+                    known[count] = measured(facts, calibration, data, sparse, dense, TrainerGroup())
             facts = replace(known[count], links=calibration.links)
             if strategy is self.strategy and placed is not None:
                 net = placed.facts
@@ -443,3 +408,40 @@ class RunConfig(CheckedConfig):
             )
         except ConfigError as error:
             raise ConfigError(f"{self.where}: {error}") from None
+
+    def trainer_with_data(
+        self, run: Path | None, callbacks: Sequence[Callback], *, progress: bool
+    ) -> Trainer:
+        """The trainer of :meth:`girih.Trainer.from_config`, with its data."""
+        data = self.datasets()
+        bar = Progress(self.most_examples(data["train"]))
+        callbacks = [*callbacks, bar] if progress else list(callbacks)
+        if run is not None:
+            callbacks = [*callbacks, _KeepsConfig(run, self)]
+        cluster = joined(self.strategy, self.cluster)
+        trainer = self.trainer(run=run, callbacks=callbacks, cluster=cluster)
+        trainer.data = data
+        for callback in callbacks if cluster.ranks.first else ():
+            if isinstance(callback, Callback):
+                callback.on_config(flat(masked(self.with_absolute_paths())))
+        if progress and cluster.ranks.first:
+            trainer.showing = bar
+        return trainer
+
+
+@dataclass
+class _KeepsConfig(Callback):
+    """Writes a run's ``config.toml`` once the run begins, when its directory is known to be its own.
+
+    Once alone: a run that was scaled goes on with a new plan, and the file has its new counts by then.
+    """
+
+    run: Path
+    settings: CheckedConfig
+    is_written: bool = field(default=False, init=False)
+
+    def on_plan(self, plan: Record) -> None:
+        """See :class:`Callback`."""
+        if not self.is_written:
+            self.settings.write(self.run)
+            self.is_written = True

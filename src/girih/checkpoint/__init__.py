@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from girih.checkpoint.directory import CheckpointOptions, complete, final_of, find, latest, root_of, rotate
 from girih.checkpoint.manifest import Manifest, name_of
-from girih.checkpoint.sealing import seal
 from girih.checkpoint.storage import Storage
 
 __all__ = [
@@ -22,5 +21,4 @@ __all__ = [
     "name_of",
     "root_of",
     "rotate",
-    "seal",
 ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from girih.checkpoint.manifest import NAME, Manifest, name_of
@@ -118,7 +117,6 @@ def _root_in(address: Storage) -> Storage:
     return root_of(run, directory)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointOptions(Options):
     """Options of checkpoints: where to save them, how often, and how many to keep.
 
@@ -129,14 +127,12 @@ class CheckpointOptions(Options):
         keep: how many of the latest stay; the best one, under early stopping, stays besides.
     """
 
+    owner = "checkpoint: "
+
     dir: str | None = None
     every_steps: Count | None = None
     keep: Count = 3
 
-    def __post_init__(self) -> None:
-        Options.__post_init__(self)
+    def _check(self) -> None:
         if self.dir == "":
             raise ConfigError("checkpoint: dir = '': expected a directory or an fsspec address")
-
-    def _owner(self) -> str:
-        return "checkpoint: "

@@ -87,9 +87,8 @@ def load(place: Storage, schema: Schema | None) -> LoadedCheckpoint:
     with believed(place):
         if (position := manifest.run.position) is not None:
             Position.from_dict(position)
-        kept = state.get("normalization")
-        theirs = schema or Schema.from_dict(manifest.schema, place.url)
-        normalization = None if kept is None else NormalizationStats.from_dict(kept, theirs)
+        theirs, measured = schema or Schema.from_dict(manifest.schema, place.url), manifest.normalization
+        normalization = None if measured is None else NormalizationStats.from_dict(measured, theirs)
     return LoadedCheckpoint(
         place, manifest.run, normalization, state, random, manifest.plan, dense, manifest.shards, theirs
     )

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, Self, TypedDict
 
+from girih.checkpoint.description import ModelDescription
 from girih.checkpoint.state import RunState, Step
 from girih.checkpoint.storage import Storage
-from girih.config import build, options
+from girih.config import build
 from girih.config.bounds import Bounds
 from girih.errors import CheckpointError, MissingFileError
 from girih.files.sealed import check_inside, refusing, seal, unseal
@@ -21,7 +22,7 @@ from girih.version import __version__
 
 NAME = "manifest.json"
 DENSE = "dense.safetensors"
-FORMAT = 2
+FORMAT = 3
 
 Count = Annotated[int, Bounds(0, (1 << 53) - 1)]
 Crc = Annotated[int, Bounds(0, (1 << 32) - 1)]
@@ -44,39 +45,57 @@ Parts = Mapping[str, PartFacts]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Manifest:
-    """``manifest.json``.
+class PartsManifest(ModelDescription):
+    """The index of files that hold a model: a checkpoint, or a segment of a log.
 
     Attributes:
         step: batches seen.
-        schema: as ``Schema.to_dict`` gives it; fingerprint: of that schema.
-        plan: what the run was built from; None where there is none.
-        state: counters, data position, schedule and the like: everything that is neither row nor parameter.
-        random: the state of random generators of each trainer, by rank.
-        dense: the dense half's state. In it, in ``state`` and in ``random`` names stand for tensors, which lie in
-            ``dense.safetensors``.
-        rows: rows of each table.
-        parts: name relative to the checkpoint → bytes, checksums and, with rows, the shards that it covers.
-        final: whether its weights are those with which the run ended.
+        parts: name relative to the directory → bytes, checksums and, with rows, the shards that it covers.
     """
 
-    step: Step
-    schema: Mapping[str, Any]
-    fingerprint: str
-    plan: Mapping[str, Any] | None
-    state: Mapping[str, Any]
-    random: list[Any]
-    dense: Any
-    rows: Mapping[str, Count]
+    step: Count
     parts: Parts
-    final: bool = False
-    format: int = FORMAT
     girih: str = __version__
 
     @property
     def shards(self) -> Parts:
         """The parts that hold rows."""
         return {name: facts for name, facts in self.parts.items() if name != DENSE}
+
+    @classmethod
+    def build(cls, tree: Mapping[str, object]) -> Self:
+        """A manifest of the values in a file.
+
+        Raises:
+            ConfigError, ValueError: an unknown field, or a value of another type or range.
+        """
+        manifest: Self = build(cls, tree, "")
+        check_facts(manifest.parts)
+        return manifest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest(PartsManifest):
+    """``manifest.json`` of a checkpoint.
+
+    Attributes:
+        plan: what the run was built from; None where there is none.
+        state: counters, data position, schedule and the like: everything that is neither row nor parameter.
+        random: the state of random generators of each trainer, by rank.
+        dense: the dense half's state. In it, in ``state`` and in ``random`` names stand for tensors, which lie in
+            ``dense.safetensors``.
+        rows: rows of each table.
+        final: whether its weights are those with which the run ended.
+    """
+
+    step: Step
+    plan: Mapping[str, Any] | None
+    state: Mapping[str, Any]
+    random: list[Any]
+    dense: Any
+    rows: Mapping[str, Count]
+    final: bool = False
+    format: int = FORMAT
 
     @property
     def run(self) -> RunState:
@@ -116,18 +135,24 @@ class Manifest:
             text = checkpoint.read(NAME)
         except MissingFileError:
             raise CheckpointError(f"{checkpoint}: no {NAME}, so this is not a complete checkpoint") from None
-        content = unseal(text, where, FORMAT, fix, infinite=True)
+        content = unseal(text, where, FORMAT, fix, infinite=True, older=(2,))
         with refusing(where, fix):
-            manifest: Manifest = build(cls, content, "")
-            check_facts(manifest.parts)
+            manifest = cls.build(_upgraded(content) if content["format"] == 2 else content)
             if manifest.run.step != manifest.step:
                 raise ValueError(f"step = {manifest.step}, but state.run.step = {manifest.run.step}")
             if manifest.rows != rows_of(manifest.shards):
                 raise ValueError("rows of tables are not those of its parts")
             if checkpoint.name.startswith("step-") and checkpoint.name != name_of(manifest.step):
                 raise ValueError(f"it is of step {manifest.step}, which lies in {name_of(manifest.step)}")
-            options.flag("state.by_hand", manifest.state.get("by_hand", False))
+            build(bool, manifest.state.get("by_hand", False), "state.by_hand")
         return manifest
+
+
+def _upgraded(tree: Mapping[str, object]) -> dict[str, object]:
+    """A manifest of format 2, in which ``state`` has the recipe and the normalization, as one of format 3."""
+    state = build(dict[str, Any], tree["state"], "state")
+    moved = {"recipe": state.pop("recipe", {}), "normalization": state.pop("normalization", None)}
+    return {**tree, **moved, "needs": {}, "state": state, "format": FORMAT}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,10 +1,10 @@
-"""Parts of a checkpoint, as a process with shards needs them to load: where they lie, and their facts."""
+"""Parts of a checkpoint, as a process with shards writes and loads them: where they lie, and their facts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypedDict
+from typing import Protocol, TypedDict
 
 from girih.checkpoint.manifest import PartFacts, Parts
 from girih.checkpoint.storage import Storage
@@ -12,6 +12,16 @@ from girih.store import SnapshotFile
 from girih.store.snapshot.columns import counts_seconds
 from girih.store.snapshot.file import add_newest_uses, describe_header
 from girih.store.snapshot.tensorfile import TensorHeader, damaged
+
+
+class SparseSave(Protocol):
+    """Rows as they were when a write began; written once, by any thread."""
+
+    def write(self) -> Parts:
+        """Writes the parts that this process answers for; returns their facts by name."""
+
+    def close(self) -> None:
+        """Ends the write, done or not."""
 
 
 class ReaderFields(TypedDict):

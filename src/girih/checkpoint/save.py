@@ -1,8 +1,7 @@
 """Writing a checkpoint: all of it or nothing.
 
-Every process that holds shards writes its own parts and reports them; rank 0 checks that they cover all tables and
-writes the manifest, last. They write in threads of their own while training goes on, so what they tell each other goes
-by the store at which they met, not by collectives.
+Every process that holds shards writes its own parts and reports them. Rank 0 checks that they cover all tables, and writes the
+manifest last. Threads do this while training goes on. Segments of a log are written the same way.
 """
 
 from __future__ import annotations
@@ -17,8 +16,9 @@ from typing import Any, Protocol, TypedDict
 
 from safetensors.torch import load
 from safetensors.torch import save as serialize
-from torch import Tensor
+from torch import Tensor, nn
 
+from girih.checkpoint.description import KEPT, ModelDescription
 from girih.checkpoint.manifest import (
     DENSE,
     NAME,
@@ -30,12 +30,16 @@ from girih.checkpoint.manifest import (
     name_of,
     rows_of,
 )
-from girih.checkpoint.parts import PartReader
+from girih.checkpoint.parts import PartReader, SparseSave
 from girih.checkpoint.storage import Storage
 from girih.comm.group import TrainerGroup
+from girih.config.train import TrainOptions
+from girih.data.normalization import NormalizationStats
 from girih.errors import CheckpointError, GirihError, RoleError, StorageFullError
 from girih.files.sealed import refusing
 from girih.files.whole import disk_full
+from girih.models.needs import needs_of
+from girih.models.zoo import description_of, options_of
 from girih.schema import Schema
 from girih.store.snapshot.tensorfile import check_tensors
 
@@ -98,17 +102,27 @@ def check_dtypes(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) 
             raise ValueError(f"{name} is {tensors[name].dtype}, expected {tensor.dtype}")
 
 
+def describe_model(
+    model: nn.Module, schema: Schema, options: TrainOptions, normalization: NormalizationStats | None
+) -> ModelDescription:
+    """The description of a module that is trained with some options."""
+    recipe: dict[str, object] = {
+        "model": description_of(model),
+        "train": {name: getattr(options, name) for name in KEPT},
+    }
+    if recipe["model"] is None:
+        recipe["options"] = options_of(model)
+    return ModelDescription(
+        schema=schema.to_dict(),
+        fingerprint=schema.fingerprint(),
+        needs={feature: tuple(sorted(kinds)) for feature, kinds in needs_of(model, schema).items()},
+        recipe=recipe,
+        normalization=None if normalization is None else normalization.to_dict(),
+    )
+
+
 PATIENCE_S = 1800.0
-
-
-class SparseSave(Protocol):
-    """Rows as they were when a save began; written once, by any thread."""
-
-    def write(self) -> Parts:
-        """Writes the parts that this process answers for; returns their facts by name."""
-
-    def close(self) -> None:
-        """Ends the save, written or not."""
+_MOST_PAUSE_S = 0.02
 
 
 class SavedRows(Protocol):
@@ -152,19 +166,88 @@ class Content:
 
     Attributes:
         step: batches seen.
-        state: plain values and tensors: everything that is neither row nor parameter.
+        state: plain values and tensors: everything that is neither row nor parameter nor in the model's description.
         sparse, dense: the halves, which hold the rest.
         plan: what the run was built from.
         random: of each trainer, by rank, the state of its random generators; only rank 0's is kept.
     """
 
     step: int
-    schema: Schema
+    model: ModelDescription
     state: Mapping[str, Any]
     sparse: SavedRows
     dense: SavedParameters
     plan: Mapping[str, Any] | None = None
     random: Sequence[Any] = ()
+
+
+class CollectiveWrite:
+    """The write of a checkpoint or a segment: each trainer writes its parts, rank 0 the dense part.
+
+    Trainers report their parts to rank 0 by the store at which they met, so any thread may write.
+    """
+
+    def __init__(self, ranks: TrainerGroup) -> None:
+        self._ranks, self._number = ranks, ranks.next_number()
+
+    def write(
+        self, place: Storage, rows: SparseSave, tensors: Mapping[str, Tensor], advice: str
+    ) -> dict[str, PartFacts] | None:
+        """Writes rows and tensors; returns the facts of all parts on rank 0, which has yet to write the manifest.
+
+        Args:
+            advice: ends the error for a tensor with NaN.
+
+        Raises:
+            StorageFullError: the disk of some trainer is full. CheckpointError: parts are missing, or there twice.
+            RoleError: a process of the run is gone.
+        """
+        try:
+            parts = dict(rows.write())
+        except BaseException as error:
+            if not self._ranks.first:
+                reason = f"trainer {self._ranks.rank}: {error}"
+                self._report_to_first({"error": reason, "full": isinstance(error, StorageFullError)})
+            raise
+        finally:
+            rows.close()
+        if not self._ranks.first:
+            self._report_to_first({"parts": parts})
+            return None
+        for rank in range(1, self._ranks.size):
+            theirs = self._parts_of(rank)
+            for name in parts.keys() & theirs.keys():
+                raise CheckpointError(f"{place}/{name}: written twice, by trainer {rank} and before it")
+            parts |= theirs
+        dense = serialize(dict(tensors))
+        check_tensors(dense, f"{place}/{DENSE}", advice)
+        place.make()
+        place.replace(DENSE, dense)
+        check_coverage(parts, place.url)
+        return {**parts, DENSE: {"bytes": len(dense), "crc32": {"": zlib.crc32(dense)}}}
+
+    def _report_to_first(self, message: Mapping[str, object]) -> None:
+        """Sends rank 0 the parts that this trainer wrote, or its error."""
+        self._ranks.put(f"write/{self._number}/{self._ranks.rank}", json.dumps(message))
+
+    def _parts_of(self, rank: int) -> Parts:
+        """Waits for the parts that another trainer wrote.
+
+        Raises:
+            StorageFullError, CheckpointError: it could not. RoleError: a process of the run is gone.
+        """
+        key, until, pause = f"write/{self._number}/{rank}", time.monotonic() + PATIENCE_S, 0.001
+        while (text := self._ranks.take(key)) is None:
+            if self._ranks.lost.is_set():
+                raise RoleError(f"trainer {rank} wrote no shards: a process of the run is gone")
+            if time.monotonic() > until:
+                raise GirihError(f"trainer {rank} wrote no shards for {PATIENCE_S:.0f} s; is its disk hung?")
+            time.sleep(pause)
+            pause = min(2 * pause, _MOST_PAUSE_S)
+        reported = json.loads(text)
+        if "error" in reported:
+            raise (StorageFullError if reported["full"] else CheckpointError)(reported["error"])
+        return dict(reported["parts"])
 
 
 class Save:
@@ -181,7 +264,7 @@ class Save:
 
     def __init__(self, root: Storage, content: Content, ranks: TrainerGroup | None = None) -> None:
         self._ranks = ranks or TrainerGroup()
-        self._number = self._ranks.next_number()
+        self._write = CollectiveWrite(self._ranks)
         self._root, self._name = root, name_of(content.step)
         self._fields, self._tensors = _begin(content, self._ranks)
         self._draft = root.draft(self._name)
@@ -202,67 +285,23 @@ class Save:
             StorageFullError: the disk is full; nothing is left behind.
             CheckpointError: parts are missing.
         """
+        advice = "no checkpoint with it could be loaded: set it to a number"
         with self._removing(), _named_full(self._root):
-            try:
-                parts = self._rows.write()
-            except BaseException as error:
-                if not self._ranks.first:
-                    reason = f"trainer {self._ranks.rank}: {error}"
-                    self._report_to_first({"error": reason, "full": isinstance(error, StorageFullError)})
-                raise
-            finally:
-                self._rows.close()
-            if self._ranks.first:
-                self._complete(dict(parts))
-            else:
-                self._report_to_first({"parts": parts})
+            parts = self._write.write(self._draft, self._rows, self._tensors, advice)
+            if parts is not None:
+                self._complete(parts)
         return self._root / self._name
 
-    def _complete(self, parts: dict[str, PartFacts]) -> None:
-        for rank in range(1, self._ranks.size):
-            theirs = self._parts_of(rank)
-            for name in parts.keys() & theirs.keys():
-                raise CheckpointError(f"{self._draft}/{name}: written twice, by trainer {rank} and before it")
-            parts |= theirs
-        dense = serialize(self._tensors)
-        check_tensors(
-            dense, f"{self._draft}/{DENSE}", "no checkpoint with it could be loaded: set it to a number"
-        )
-        self._draft.replace(DENSE, dense)
-        check_coverage(parts, self._draft.url)
-        rows = rows_of(parts)
-        parts[DENSE] = {"bytes": len(dense), "crc32": {"": zlib.crc32(dense)}}
+    def _complete(self, parts: Parts) -> None:
         try:
             check_parts(parts, self._draft)
         except CheckpointError as error:
             hint = "; where hosts share no directory, set checkpoint.dir to an address that all of them reach"
             raise CheckpointError(f"{str(error).partition(';')[0]}{hint}") from None
-        Manifest(**self._fields, rows=rows, parts=parts).write(self._draft)
+        Manifest(**self._fields, rows=rows_of(parts), parts=parts).write(self._draft)
         if self._draft.name != self._name:
             self._root.remove(self._name, first=NAME)
             self._root.publish(self._draft, self._name)
-
-    def _report_to_first(self, message: Mapping[str, object]) -> None:
-        """Sends rank 0 the parts that this trainer wrote, or its error."""
-        self._ranks.put(f"save/{self._number}/{self._ranks.rank}", json.dumps(message))
-
-    def _parts_of(self, rank: int) -> Parts:
-        """Waits for the parts that another trainer wrote.
-
-        Raises:
-            StorageFullError, GirihError: it could not. RoleError: a process of the run is gone.
-        """
-        key, until = f"save/{self._number}/{rank}", time.monotonic() + PATIENCE_S
-        while (text := self._ranks.take(key)) is None:
-            if self._ranks.lost.is_set():
-                raise RoleError(f"trainer {rank} wrote no shards: a process of the run is gone")
-            if time.monotonic() > until:
-                raise GirihError(f"trainer {rank} wrote no shards for {PATIENCE_S:.0f} s; is its disk hung?")
-            time.sleep(0.01)
-        reported = json.loads(text)
-        if "error" in reported:
-            raise (StorageFullError if reported["full"] else GirihError)(reported["error"])
-        return dict(reported["parts"])
 
     @contextlib.contextmanager
     def _removing(self) -> Iterator[None]:
@@ -296,8 +335,7 @@ def _begin(content: Content, ranks: TrainerGroup) -> tuple[dict[str, Any], dict[
     """The manifest's fields but for the parts, and copies of the tensors of the dense half, ``state`` and ``random``."""
     whole = {"dense": content.dense.state(), "state": content.state, "random": list(content.random)}
     fields, tensors = split(whole if ranks.first else dict.fromkeys(whole))
-    fields |= {"step": content.step, "plan": content.plan}
-    fields |= {"schema": content.schema.to_dict(), "fingerprint": content.schema.fingerprint()}
+    fields |= {"step": content.step, "plan": content.plan, **vars(content.model)}
     return fields, tensors
 
 

@@ -48,6 +48,11 @@ COMMANDS = {
     "train": "Train the model of a config file.",
 }
 """``girih --help`` says this of each, and imports none of them."""
+MODULES = {
+    **dict.fromkeys(("compare", "report", "scale", "status"), "runs"),
+    **dict.fromkeys(("evaluate", "export", "export-embeddings", "predict", "prune"), "final_model"),
+}
+"""The module of each command that shares one; others have one of their name."""
 LINE_WIDTH = 100
 """The width of the list of commands, which has a line for each, whatever the terminal's width."""
 
@@ -77,7 +82,7 @@ class LazyGroup(click.Group):
         """One command, which registers itself as it is imported."""
         if cmd_name in COMMANDS:
             with uncollected():
-                importlib.import_module(f"girih.cli.{cmd_name.replace('-', '_')}")
+                importlib.import_module(f"girih.cli.{MODULES.get(cmd_name, cmd_name)}")
         return super().get_command(ctx, cmd_name)
 
     def resolve_command(

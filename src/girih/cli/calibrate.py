@@ -93,7 +93,7 @@ def _run(words: Sequence[str], counts: Mapping[str, int]) -> int:
 
 def _observe(trainers: int, way: str, folder: Path) -> None:
     """One trainer's part of a short run; the first one's writes what was observed."""
-    from girih.app.probe import observe, ways
+    from girih.app.machine import observe, ways
     from girih.cluster.cluster import Cluster
     from girih.files.whole import write_whole
     from girih.planner.calibration import Calibration
@@ -108,9 +108,7 @@ def _observe(trainers: int, way: str, folder: Path) -> None:
 
 def _measure(trainers: int, out: Path) -> None:
     """One trainer's part in measuring links, codecs and work; the first one's writes what was found, and which runs are to follow."""
-    from girih.app.links import measure_codecs, measure_links
-    from girih.app.probe import ways, write_data
-    from girih.app.step_work import measure_work
+    from girih.app.machine import measure_codecs, measure_links, measure_work, ways, write_data
     from girih.cli.info import processor
     from girih.cluster.cluster import Cluster
     from girih.files.whole import write_whole

@@ -15,10 +15,9 @@ from typing import NamedTuple
 import click
 import numpy as np
 import pyarrow.parquet as pq
-from rich.table import Table
 
 from girih.cli import cli, run
-from girih.cli.show import screen
+from girih.cli.show import mixed_table, screen
 from girih.cli.words import PATH
 from girih.data.click_log import click_log
 from girih.errors import ConfigError
@@ -120,9 +119,7 @@ def _is_left_alone(path: Path) -> bool:
 def _show(directory: Path, best: Best, seconds: float) -> None:
     """Prints the model's test metrics and the ceiling, and where everything lies."""
     summary = json.loads((directory / "run" / "summary.json").read_text())
-    table = Table(title="test data the model never saw", title_justify="left")
-    for column in ("", "AUC", "logloss"):
-        table.add_column(column, justify="right" if column else "left")
+    table = mixed_table("test data the model never saw", "", "AUC", "logloss")
     table.add_row("DeepFM, one epoch", f"{summary['auc']:.4f}", f"{summary['logloss']:.4f}")
     table.add_row("best possible (true probabilities)", f"{best.auc:.4f}", f"{best.logloss:.4f}")
     console = screen()

@@ -12,7 +12,7 @@ from rich.table import Table
 from girih import checkpoint
 from girih.checkpoint.parts import PartReader
 from girih.cli import cli
-from girih.cli.show import screen
+from girih.cli.show import mixed_table, screen
 from girih.report.text import DASH, count, fraction, size
 from girih.runs.directory import read_summary
 from girih.schema import Schema
@@ -53,7 +53,7 @@ def inspect(path: str) -> int:
     console.print(_tables(schema, manifest.rows))
     for name, shards in groups.items():
         console.print(_bytes(name, shards, bloom_bytes[name]))
-    files = _table("files", "file", "bytes")
+    files = mixed_table("files", "file", "bytes")
     for name, facts in manifest.parts.items():
         files.add_row(name, f"{count(facts['bytes'])} ({size(facts['bytes'])})")
     console.print(files)
@@ -64,19 +64,11 @@ def inspect(path: str) -> int:
     return 0
 
 
-def _table(title: str, *columns: str) -> Table:
-    """An empty table; columns of numbers are aligned on the right."""
-    table = Table(title=title, title_justify="left")
-    for column in columns:
-        table.add_column(column, justify="right" if column in ("dim", "rows", "bytes") else "left")
-    return table
-
-
 def _tables(schema: Schema, rows: Mapping[str, int]) -> Table:
     features: defaultdict[str, list[str]] = defaultdict(list)
     for feature in schema.sparse:
         features[feature.table_name].append(feature.name)
-    shown = _table("tables", "table", "features", "dim", "rows", "dtype", "eviction", "admission")
+    shown = mixed_table("tables", "table", "features", "dim", "rows", "dtype", "eviction", "admission")
     for table in schema.tables:
         shown.add_row(
             table.name,

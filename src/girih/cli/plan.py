@@ -12,7 +12,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from girih.app.rank_strategies import StrategyEstimate, choose
+from girih.app.rank_strategies import StrategyEstimate, choose, offers
 from girih.app.run_config import RunConfig
 from girih.cli import cli
 from girih.cli.words import MODEL, PATH, config_options
@@ -79,7 +79,7 @@ def plan(
         source = {"file": str(calibrated), "trainers": calibration.trainers}
         spread = {} if machines is None else {"machines": machines}
         marked: dict[str, object] = {"communication_from": source | spread}
-        found = settings.offers(calibration, net)
+        found = offers(settings.strategy, settings.facts_by(calibration, net))
         (own,) = (offer for offer in found if offer.is_configured)
         if own.prediction is not None:
             marked |= {"speed": {**own.prediction.to_dict(), "from": str(calibrated)}}

@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 
 import click
-from rich.table import Table
 
 from girih.cli import cli
-from girih.cli.show import screen
+from girih.cli.show import mixed_table, screen
 from girih.errors import ConfigError, GirihError, MissingFileError
 from girih.publishing.log import Log, describe_numbers, find_log
 from girih.report.text import count, size
@@ -55,9 +54,7 @@ def _show(log: Log) -> None:
             f"servers stay at version {pin}, until: girih published {log.root} --newest", soft_wrap=True
         )
     console.print(f"versions that can be had: {describe_numbers(versions)}", soft_wrap=True)
-    table = Table(title="the last ones", title_justify="left")
-    for column in ("version", "kind", "step", "rows", "left", "bytes"):
-        table.add_column(column, justify="left" if column == "kind" else "right")
+    table = mixed_table("the last ones", "version", "kind", "step", "rows", "left", "bytes")
     for number in versions[-8:]:
         for whole in (False, True):
             try:

@@ -17,6 +17,8 @@ from girih.planner.costs import link_s
 from girih.report.comparing import TITLES, named_metrics
 from girih.report.text import count, fraction, short, size
 
+NUMBERS = {"AUC", "bytes", "dim", "left", "logloss", "rows", "step", "version"}
+"""Columns of numbers."""
 WIDE = 1000
 """Columns where output goes to a file or another program, which no edge of a screen cuts."""
 
@@ -75,20 +77,30 @@ def metrics_table(
         rows.append((label, *told))
     console = screen()
     console.print(title, highlight=False, soft_wrap=True)
-    table = _table(rows)
+    table = numbers_table(rows)
     in_full = Measurement.get(console, console.options.update(max_width=WIDE), table)
-    console.print(table if in_full.maximum <= console.width else _table(zip(*rows, strict=True)))
+    console.print(table if in_full.maximum <= console.width else numbers_table(zip(*rows, strict=True)))
 
 
-def _table(rows: Iterable[Sequence[str]]) -> Table:
-    """A table of names in the first row and the first column, and numbers."""
-    (corner, *names), *others = rows
+def numbers_table(*sections: Iterable[Sequence[str]]) -> Table:
+    """A table of names in the first row and the first column, and numbers; a line parts its sections."""
     table = Table()
-    table.add_column(corner, overflow="fold")
-    for name in names:
-        table.add_column(name, justify="right", overflow="fold")
-    for row in others:
-        table.add_row(*row)
+    for section in sections:
+        for row in section:
+            if table.columns:
+                table.add_row(*row)
+                continue
+            for name in row:
+                table.add_column(name, justify="right" if table.columns else "left", overflow="fold")
+        table.add_section()
+    return table
+
+
+def mixed_table(title: str, *columns: str) -> Table:
+    """An empty table; columns of numbers are aligned on the right."""
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column, justify="right" if column in NUMBERS else "left")
     return table
 
 
@@ -124,19 +136,18 @@ def _of_id(rate: Rate) -> str:
 def links_table(calibration: Calibration) -> None:
     """Prints the times of each link by size, and what was fitted to them."""
     links, num_trainers = calibration.links, calibration.trainers
-    table = Table("ms")
-    for name in links:
-        table.add_column(name.replace("_", "\n"), justify="right")
+    points = [("ms", *(name.replace("_", "\n") for name in links))]
     for row in zip(*(link.points for link in links.values()), strict=True):
-        table.add_row(size(row[0][0]), *(f"{1e3 * seconds:.3f}" for _, seconds in row))
-    table.add_section()
-    table.add_row("α, ms", *(f"{1e3 * link.latency_s:.3f}" for link in links.values()))
-    table.add_row("C, MiB/s", *(short(link.bytes_per_s / (1 << 20)) for link in links.values()))
-    table.add_row("fit / measured", *(_misfit(name, link, num_trainers) for name, link in links.items()))
+        points.append((size(row[0][0]), *(f"{1e3 * seconds:.3f}" for _, seconds in row)))
+    fitted = [
+        ("α, ms", *(f"{1e3 * link.latency_s:.3f}" for link in links.values())),
+        ("C, MiB/s", *(short(link.bytes_per_s / (1 << 20)) for link in links.values())),
+        ("fit / measured", *(_misfit(name, link, num_trainers) for name, link in links.items())),
+    ]
     cores = calibration.machine.get("cores")
     console = screen()
     console.print(f"{num_trainers} trainers on {cores} cores, {calibration.backend}", soft_wrap=True)
-    console.print(table)
+    console.print(numbers_table(points, fitted))
 
 
 def codecs_table(calibration: Calibration) -> None:

@@ -15,7 +15,7 @@ import click
 from girih import config, strategies
 from girih.cli import cli, uncollected
 from girih.cli.words import MODEL, PATH, config_options
-from girih.cluster.launch import launch
+from girih.cluster.launch import launch, leave_signals_to_launcher
 from girih.cluster.launchers.launcher import Launch
 from girih.cluster.options import ClusterOptions
 from girih.cluster.roles import RoleName
@@ -109,12 +109,11 @@ def train(
         own_process = bool(context.find_root().obj)
         if own_process:
             gc.freeze()  # no collection has to look through all that was imported
-        return trainer.train(
-            trainer.TrainArguments(
-                config_file=config_file, overrides=overrides, run=run_path, resume=resume, strategy=strategy,
-                plan_file=plan_file, calibrated=calibrated, init_from=init_from, own_process=own_process,
-            )
-        )  # fmt: skip
+        leave_signals_to_launcher()
+        settings = trainer.load_settings(
+            config_file, overrides, strategy, run_path, plan_file=plan_file, calibrated=calibrated
+        )
+        return trainer.train(settings, run_path, resume=resume, init_from=init_from, own_process=own_process)
     except RoleError as error:
         raise RoleError(f"{error}{_way_on(run_path)}") from error
 

@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -18,12 +18,11 @@ from girih.app.run_config import RunConfig
 from girih.checkpoint import Storage
 from girih.cli.show import results, show_skipped
 from girih.cluster.cluster import Cluster
-from girih.cluster.launch import handle_signals, leave_signals_to_launcher
+from girih.cluster.launch import handle_signals
 from girih.cluster.roles import RoleName
 from girih.data import Dataset
 from girih.errors import ConfigError
-from girih.lifecycle.planning import joined
-from girih.lifecycle.run_planner import Calibrated
+from girih.lifecycle.planning import Calibrated, joined
 from girih.planner.plan import Plan
 from girih.report.comparing import changed
 from girih.report.progress import Progress
@@ -38,41 +37,32 @@ MOST_CHANGES = 8
 """Options that a resumed run names on its line of those that differ."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainArguments:
-    """Arguments of ``girih train``.
+def load_settings(
+    config_file: Path,
+    overrides: Sequence[str],
+    strategy: str | None,
+    run: Path,
+    *,
+    plan_file: Path | None,
+    calibrated: Path | None,
+) -> RunConfig:
+    """Reads the files that the arguments of ``girih train`` name."""
+    settings = RunConfig.load(config_file, overrides=overrides, strategy=strategy, run=run)
+    return replace(
+        settings,
+        plan=None if plan_file is None else Plan.read(plan_file),
+        calibrated=None if calibrated is None else Calibrated.read(calibrated),
+    )
 
-    Attributes:
+
+def train(
+    settings: RunConfig, run_path: Path, *, resume: bool, init_from: str | None, own_process: bool
+) -> int:
+    """Trains as rank 0, which writes the run's files and messages, or as another rank; returns the status.
+
+    Args:
         own_process: whether the process was started for this alone, and so keeps a log.
     """
-
-    config_file: Path
-    overrides: Sequence[str]
-    run: Path
-    resume: bool
-    strategy: str | None
-    plan_file: Path | None
-    calibrated: Path | None
-    init_from: str | None
-    own_process: bool
-
-    def settings(self) -> RunConfig:
-        """Reads the files that the arguments name."""
-        settings = RunConfig.load(
-            self.config_file, overrides=self.overrides, strategy=self.strategy, run=self.run
-        )
-        return replace(
-            settings,
-            plan=None if self.plan_file is None else Plan.read(self.plan_file),
-            calibrated=None if self.calibrated is None else Calibrated.read(self.calibrated),
-        )
-
-
-def train(arguments: TrainArguments) -> int:
-    """Trains as rank 0, which writes the run's files and messages, or as another rank; returns the status."""
-    leave_signals_to_launcher()
-    settings, run_path, own_process = arguments.settings(), arguments.run, arguments.own_process
-    resume, init_from = arguments.resume, arguments.init_from
     datasets = settings.datasets()
     if int(os.environ.get("RANK", "0")) and not settings.strategy.capabilities.standalone:
         with joined(settings.strategy, settings.cluster).running() as cluster:

@@ -12,6 +12,7 @@ from typing import TypeVar
 import click
 
 PATH = click.Path(path_type=Path)
+RUN_OR_CHECKPOINT = click.argument("run", metavar="RUN|CHECKPOINT", type=click.Path())
 FORMAT = click.option(
     "--format", "form", type=click.Choice(["parquet", "csv", "criteo", "libsvm", "libffm", "jsonl"]),
     help="Of the files that --data names. Default: that of the training data (Parquet for a stream).",

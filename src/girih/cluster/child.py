@@ -24,8 +24,7 @@ from girih.errors import GirihError
 from girih.processes.pipe import Pipe, bind_life, from_text
 from girih.processes.segments import remove_segments
 from girih.telemetry.logs import logging_as
-from girih.telemetry.status_file import ProcessId, StatusTarget
-from girih.telemetry.status_writer import StatusWriter
+from girih.telemetry.status_file import ProcessId, StatusTarget, StatusWriter
 
 _LOG = logging.getLogger("girih.cluster.child")  # this file is "__main__"
 LAST_WORDS_S = 5.0

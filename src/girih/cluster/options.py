@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Literal
 
 from girih.cluster.roles import RoleName
@@ -14,7 +14,6 @@ from girih.errors import ConfigError, nearest
 NumProcesses = Annotated[int, Bounds(1, 1024)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RoleResources(Options):
     """Resources that each process of a role is given on a cluster.
 
@@ -40,7 +39,6 @@ class RoleResources(Options):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterOptions(Options):
     """Options of processes: where they run and listen.
 
@@ -68,8 +66,7 @@ class ClusterOptions(Options):
     bind: str = "127.0.0.1"
     encrypt: bool = False
 
-    def __post_init__(self) -> None:
-        Options.__post_init__(self)
+    def _check(self) -> None:
         if not self.bind or self.bind in ("*", "0.0.0.0", "::"):
             raise ConfigError(f"bind = {self.bind!r}: expected one address of this host, as 127.0.0.1")
         for name, (fewest, most) in self.autoscale.items():

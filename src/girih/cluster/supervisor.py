@@ -6,7 +6,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -191,10 +191,7 @@ class Supervisor:
         if not was_killed(handle) or handle in self._ending:
             return False
         reloads_all = self._rules.policy_of(handle.name) is RestartPolicy.RELOAD_ALL
-        return handle.name == RoleName.TRAINER or (reloads_all and self._has_begun(handle))
-
-    def _has_begun(self, handle: Handle) -> bool:
-        return handle.key in self._begun
+        return handle.name == RoleName.TRAINER or (reloads_all and handle.key in self._begun)
 
     def close(self, *, patience_s: float = END_S) -> None:
         """Ends all: they are asked to (trainers end by themselves), then killed."""
@@ -275,7 +272,15 @@ class Supervisor:
         return matches
 
     def _end_processes(self, handles: Sequence[Handle], patience_s: float) -> None:
-        for handle in end_in_turn(handles, patience_s):
+        """Asks processes to end, and kills those that do not in time."""
+        for handle in handles:
+            handle.end()
+        until = time.monotonic() + patience_s
+        for handle in handles:
+            if handle.wait(max(0.0, until - time.monotonic())) is None:
+                handle.kill()
+                handle.wait()
+            handle.close()
             self.handles.remove(handle)
             self._registry.delete(key_of(*handle.key))
 
@@ -340,7 +345,9 @@ class Supervisor:
                 other for other in list(self.handles) if was_killed(other) and other not in self._ending
             ]
             handle = killed[0] if killed else handle
-        why = self._rules.why_ending(*handle.key, begun=self._has_begun(handle)) if was_killed(handle) else ""
+        why = (
+            self._rules.why_ending(*handle.key, begun=handle.key in self._begun) if was_killed(handle) else ""
+        )
         self._error = error_of(handle, why)
         for other in list(self.handles):
             if other is not handle:
@@ -358,19 +365,6 @@ def register_process(registry: Registry, handle: Handle) -> None:
     """Registers where a process listens."""
     entry = Entry(handle.address, handle.incarnation, handle.pid, handle.host)
     register(registry, *handle.key, entry)
-
-
-def end_in_turn(handles: Sequence[Handle], patience_s: float) -> Iterator[Handle]:
-    """Asks processes to end, kills those that do not in time, and yields each one that ended."""
-    for handle in handles:
-        handle.end()
-    until = time.monotonic() + patience_s
-    for handle in handles:
-        if handle.wait(max(0.0, until - time.monotonic())) is None:
-            handle.kill()
-            handle.wait()
-        handle.close()
-        yield handle
 
 
 def rows_kept_in(life: int) -> str:

@@ -311,22 +311,34 @@ def check_call(
         inspect.isclass(function) and function.__init__ is not object.__init__
     ):  # early releases of Python 3.11 show the parameters of __new__
         target, skip = function.__init__, skip + 1
-    parameters = list(inspect.signature(target).parameters.values())[skip:]
-    known = {p.name: p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
-    try:
-        hints = typing.get_type_hints(target)
-    except (NameError, TypeError):  # hints that only a type checker can read
-        hints = {}
+    parameters, hints = inspect.signature(target).parameters, parameter_hints(target, extras=False)
+    known = dict.fromkeys(hints.keys() - {*parameters, "return"}, False)  # those that several classes share
+    for parameter in list(parameters.values())[skip:]:
+        if parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            known[parameter.name] = parameter.default is parameter.empty
     checked = {}
     for key, value in options.items():
         if key not in known:
             meant = "lr" if key == "learning_rate" and "lr" in known else key
             raise ConfigError(f"{where}: unknown option {key!r}{nearest(meant, known)}")
         checked[key] = build(hints[key], value, f"{where}.{key}") if key in hints else value
-    for key, parameter in known.items():
-        if parameter.default is parameter.empty and key not in options:
+    for key, is_required in known.items():
+        if is_required and key not in options:
             raise ConfigError(f"{where}: option {key!r} is missing")
     return checked
+
+
+@functools.cache
+def parameter_hints(function: Callable[..., object], *, extras: bool = True) -> dict[str, Any]:
+    """The type hints of a callable's parameters, with those of ``**options: Unpack[...]``; none that only a type checker can read."""
+    try:
+        hints = typing.get_type_hints(function, include_extras=extras)
+    except (NameError, TypeError):
+        return {}
+    for hint in list(hints.values()):
+        if typing.get_origin(hint) is typing.Unpack:
+            hints |= typing.get_type_hints(typing.get_args(hint)[0], include_extras=extras)
+    return hints
 
 
 def plain(value: object) -> Any:
@@ -349,7 +361,7 @@ def hints_of(cls: type[object]) -> dict[str, object]:
 
 
 @functools.cache
-def _fields_of(cls: type) -> dict[str, bool]:
+def fields_of(cls: type) -> dict[str, bool]:
     """The fields that a class takes, and whether each must be given."""
     missing = dataclasses.MISSING
     init_fields = (f for f in dataclasses.fields(cls) if f.init)
@@ -376,7 +388,7 @@ def _build_dataclass(cls: type, value: object, where: str) -> object:
         value = {"name": value}
     if not isinstance(value, Mapping):
         raise ConfigError(f"{where} = {_shown(value)}: expected a table of options")
-    hints, known = hints_of(cls), _fields_of(cls)
+    hints, known = hints_of(cls), fields_of(cls)
     arguments = {}
     for key, item in value.items():
         if key == tag:
@@ -412,29 +424,25 @@ def _build_union(members: tuple[object, ...], value: object, where: str) -> obje
     classes: list[Any] = [member for member in members if dataclasses.is_dataclass(member)]
     if isinstance(value, tuple(c for c in classes if isinstance(c, type))):
         return value
-    tags = {
-        _tag_key(c): {getattr(o, _tag_key(o) or ""): o for o in classes if _tag_key(o)}
-        for c in classes
-        if _tag_key(c)
-    }
-    if tags and (isinstance(value, Mapping | str) or not any(m in (str, int, float, bool) for m in members)):
-        tag, by_name = next(iter(tags.items()))
+    tagged = [c for c in classes if _tag_key(c)]
+    if tagged and (isinstance(value, Mapping | str) or not {str, int, float, bool}.intersection(members)):
+        tag = str(_tag_key(tagged[0]))
+        by_name = {getattr(c, tag): c for c in tagged}
         if isinstance(value, str):
             value = {tag: value}
         if not isinstance(value, Mapping):
-            raise ConfigError(_not_a_table(value, where, str(tag), by_name))
+            raise ConfigError(_not_a_table(value, where, tag, by_name))
         if tag not in value:
             raise ConfigError(f"{where}: key {tag!r} is missing; one of {', '.join(sorted(by_name))}")
-        name = value[str(tag)]
+        name = value[tag]
         if not isinstance(name, str) or name not in by_name:
             raise ConfigError(f"{where}: unknown {tag} {name!r}{nearest(str(name), by_name)}")
-        return _build_dataclass(typing.cast(type, by_name[name]), value, where)
+        return _build_dataclass(by_name[name], value, where)
     failures = []
     for member in members:
-        if member is type(None):
-            continue
         try:
-            return build(member, value, where)
+            if member is not type(None):
+                return build(member, value, where)
         except ConfigError as error:
             failures.append(error)
     raise failures[0]
@@ -459,6 +467,7 @@ def _build_bounded(kind: type, bounds: Bounds, value: object, where: str) -> obj
     except ConfigError:
         built = None
     if built is None or not bounds.holds(built):
+        value = list(value) if isinstance(value, tuple) else value
         raise ConfigError(f"{where} = {_shown(value)}: expected {bounds.text(kind)}")
     return built
 
@@ -475,10 +484,8 @@ def _build_scalar(cls: object, value: object, where: str) -> object:
 
 
 @functools.cache
-def _tag_key(cls: object) -> str | None:
-    """``kind`` or ``name``, where the class carries it as a class variable; else None."""
-    hints = getattr(cls, "__annotations__", {})
-    for key in ("kind", "name"):
-        if key in hints and ("ClassVar" in str(hints[key]) or typing.get_origin(hints[key]) is ClassVar):
-            return key
-    return None
+def _tag_key(cls: type) -> str | None:
+    """``kind`` or ``name``, where the class or a base carries it as a class variable; else None."""
+    annotations = [vars(base).get("__annotations__", {}) for base in cls.__mro__]
+    keys = ("kind", "name")
+    return next((k for k in keys if any("ClassVar" in str(each.get(k)) for each in annotations)), None)

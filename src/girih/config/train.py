@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -22,7 +22,6 @@ RECORDED = {*DIRECTIONS, "calibration", "num_examples", "step", "examples", "epo
 Steps = Annotated[int, Bounds(0)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EarlyStopping(Options):
     """Ends training once ``metric`` on the validation data did not improve ``patience`` + 1 times in a row.
 
@@ -33,16 +32,14 @@ class EarlyStopping(Options):
         mode: "max" if more is better, "min" if less is. Needed for a metric of your own only.
     """
 
+    owner = "early_stopping: "
+
     metric: str = "auc"
     mode: Literal["min", "max"] | None = None
     patience: Steps = 0
     min_delta: NonNegative = 0.0
 
-    def _owner(self) -> str:
-        return "early_stopping: "
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainOptions(Options):
     """Options of training.
 
@@ -71,6 +68,8 @@ class TrainOptions(Options):
         tensorboard: write scalars for TensorBoard into the run directory.
     """
 
+    owner = "train: "
+
     epochs: Steps = 1
     max_steps: Count | None = None
     seed: Annotated[int, Bounds(0, (1 << 63) - 1)] = 0
@@ -91,8 +90,7 @@ class TrainOptions(Options):
     progressive_validation: bool = False
     tensorboard: bool = False
 
-    def __post_init__(self) -> None:
-        Options.__post_init__(self)
+    def _check(self) -> None:
         if self.dense_forward == "int8" and self.precision != "float32":
             raise ConfigError(
                 f"dense_forward = 'int8' with precision = {self.precision!r}: expected precision = 'float32', in which the"
@@ -115,9 +113,6 @@ class TrainOptions(Options):
             self._check_metric(name, metric)
         if self.early_stopping is not None:
             direction(self.early_stopping.metric, self.early_stopping.mode, "early_stopping")
-
-    def _owner(self) -> str:
-        return "train: "
 
     def _check_metric(self, where: str, metric: str) -> None:
         """Refuses to watch a metric that no evaluation computes."""
@@ -203,7 +198,6 @@ def direction(metric: str, mode: object, where: str) -> int:
     return sign
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsOptions(Options):
     """Options of metrics for Prometheus, which each process of a run serves at a port of its own.
 
@@ -214,12 +208,13 @@ class MetricsOptions(Options):
             takes ``targets`` in the run directory.
     """
 
+    owner = "metrics: "
+
     port: Annotated[int, Bounds(0, 65_535)] | None = None
     bind: str = "127.0.0.1"
     targets: str | None = None
 
-    def __post_init__(self) -> None:
-        Options.__post_init__(self)
+    def _check(self) -> None:
         if not self.bind or self.bind in ("*", "0.0.0.0", "::"):
             raise ConfigError(
                 f"metrics: bind = {self.bind!r}: expected one address of this host, as 127.0.0.1"
@@ -231,11 +226,7 @@ class MetricsOptions(Options):
         """The options with paths that hold from anywhere; relative ones start at ``directory``."""
         return self if self.targets is None else replace(self, targets=str(directory / self.targets))
 
-    def _owner(self) -> str:
-        return "metrics: "
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleOptions(Options):
     """Packing, interleaving and prefetching; each changes when work is done, and not what is learnt.
 
@@ -250,12 +241,11 @@ class ScheduleOptions(Options):
         prefetch: what depends on ids alone is done for the next batch beside this one's compute.
     """
 
+    owner = "schedule: "
+
     packing: bool = True
     micro_batches: Count | Literal["auto"] = 1
     micro_batches_from: Literal["embedding", "mlp"] = "embedding"
     interleaving_groups: Count | Literal["auto"] = 1
     excluded: tuple[str, ...] = ()
     prefetch: bool = True
-
-    def _owner(self) -> str:
-        return "schedule: "

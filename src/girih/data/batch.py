@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from girih.kernels.cpu import take
-from girih.kernels.cpu.arrays import sealed
+from girih.kernels.cpu.arrays import F32, F64, I32, I64, sealed
 
 NULL_ID: Final = 3308892442114646408
 """The id of a missing value: XXH64 of ``girih.null``."""
@@ -37,7 +37,7 @@ class Share:
 
     num_examples: int
     weight: float
-    label_scale: NDArray[np.float64] | None = None
+    label_scale: F64 | None = None
     sample: tuple[int, int] | None = None
     again: Callable[[], tuple[int, int]] | None = None
 
@@ -63,13 +63,13 @@ class Batch:
         num_examples: B.
     """
 
-    ids: NDArray[np.int64]
-    offsets: NDArray[np.int32]
-    numeric: NDArray[np.float32]
-    labels: NDArray[np.float32]
-    weights: NDArray[np.float32] | None = None
-    example_weights: NDArray[np.float32] | None = None
-    label_weights: NDArray[np.float32] | None = None
+    ids: I64
+    offsets: I32
+    numeric: F32
+    labels: F32
+    weights: F32 | None = None
+    example_weights: F32 | None = None
+    label_weights: F32 | None = None
     kept: Any = None
     share: Share | None = None
     num_examples: int = field(init=False, repr=False, compare=False)
@@ -82,7 +82,7 @@ class Batch:
         """Number of categorical and sequence features, F."""
         return (len(self.offsets) - 1) // self.num_examples if self.num_examples else 0
 
-    def first_ids(self, feature: int) -> NDArray[np.int64]:
+    def first_ids(self, feature: int) -> I64:
         """int64[B]: the first id of one feature in each example; that of null for an empty bag."""
         size = self.num_examples
         starts, ends = (
@@ -107,8 +107,15 @@ class Batch:
         return self.offsets is bounds or np.array_equal(self.offsets, bounds)
 
 
+def offsets_of(lengths: NDArray[Any], kind: type[np.integer] = np.int64) -> NDArray[Any]:
+    """The offsets of lists whose lengths, in a row, are these: int64[R + 1], or of another kind."""
+    offsets = np.zeros(lengths.size + 1, kind)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
 @lru_cache(maxsize=64)
-def single_bags(count: int) -> NDArray[np.int32]:
+def single_bags(count: int) -> I32:
     """Offsets of so many bags of one id each, int32[count + 1], read only."""
     bounds = np.arange(count + 1, dtype=np.int32)
     bounds.flags.writeable = False
@@ -129,7 +136,7 @@ def share_of(batch: Batch, rank: int, num_trainers: int) -> Batch:
     return replace(part, share=replace(whole, weight=_weight(part, batch)))
 
 
-def label_scale(batch: Batch) -> NDArray[np.float64] | None:
+def label_scale(batch: Batch) -> F64 | None:
     """The factors of label weights, so that each label's loss is the mean over the examples that count for it.
 
     The step's loss is (1/T) Σ_t Σ_b w_b·m_bt·l_bt / Σ_b w_b·m_bt, w being example weights and m label weights. With
@@ -147,9 +154,7 @@ def label_scale(batch: Batch) -> NDArray[np.float64] | None:
     weights = np.ones(batch.num_examples) if batch.example_weights is None else batch.example_weights
     weights = weights.astype(np.float64)
     counted = weights @ batch.label_weights.astype(np.float64)
-    scale: NDArray[np.float64] = np.divide(
-        weights.sum(), counted, out=np.zeros(len(counted)), where=counted > 0
-    )
+    scale: F64 = np.divide(weights.sum(), counted, out=np.zeros(len(counted)), where=counted > 0)
     return scale
 
 
@@ -188,8 +193,7 @@ def cut(batch: Batch, first: int, behind: int) -> Batch:
     starts = np.arange(num_features) * size
     begins, ends = (batch.offsets[starts + place].astype(np.int64) for place in (first, behind))
     lengths = np.diff(batch.offsets).reshape(num_features, size)[:, first:behind]
-    offsets = np.zeros(lengths.size + 1, np.int32)
-    np.cumsum(lengths, out=offsets[1:])
+    offsets = offsets_of(lengths, np.int32)
 
     def copy_selected(values: NDArray[Any]) -> NDArray[Any]:
         out = np.empty(int(offsets[-1]), values.dtype)

@@ -20,8 +20,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from girih.config import options
+from girih.config import build
+from girih.config.bounds import Count, Positive
+from girih.data.batch import offsets_of
 from girih.errors import ConfigError
+from girih.kernels.cpu.arrays import F64, I64, U64
 from girih.schema import Categorical, Feature, Numeric, Schema
 
 LATENT_DIM = 4
@@ -41,7 +44,7 @@ def click_log(
     num_numeric: int = 2,
     seed: int = 0,
     start: int = 0,
-) -> tuple[pa.Table, NDArray[np.float64]]:
+) -> tuple[pa.Table, F64]:
     """Makes rows ``start`` to ``start + num_examples`` of the log.
 
     Args:
@@ -58,14 +61,14 @@ def click_log(
     Raises:
         ConfigError: an argument that makes no log.
     """
-    options.integer("num_examples", num_examples)
-    options.integer("cardinality", cardinality)
+    build(Count, num_examples, "num_examples")
+    build(Count, cardinality, "cardinality")
     if num_features < 3 or num_numeric < 0 or start < 0:
         raise ConfigError(
             f"click_log: num_features = {num_features}, num_numeric = {num_numeric}, start = {start}:"
             " expected at least 3, 0 and 0"
         )
-    options.positive("click_log: zipf", zipf)
+    build(Positive, zipf, "click_log: zipf")
     log = _Draws(seed, np.arange(start, start + num_examples, dtype=np.uint64))
     columns: dict[str, Any] = {}
     user = log.ranks("user", cardinality, zipf)
@@ -89,7 +92,7 @@ def click_log(
     for place in range(num_numeric):
         columns[f"x{place}"], standardized = log.numeric(f"x{place}", lognormal=place % 2 == 0)
         logit += (0.5 if place < 2 else 0.1) * standardized
-    probabilities: NDArray[np.float64] = 1.0 / (1.0 + np.exp(-logit))
+    probabilities: F64 = 1.0 / (1.0 + np.exp(-logit))
     columns["click"] = (log.uniform("click") < probabilities).astype(np.int8)
     return pa.table(columns), probabilities
 
@@ -118,22 +121,22 @@ class _Draws:
     """Random numbers of some rows: hashes of (seed, purpose, row or id)."""
 
     seed: int
-    rows: NDArray[np.uint64]
+    rows: U64
 
-    def traits(self, purpose: str, keys: NDArray[Any]) -> NDArray[np.float64]:
+    def traits(self, purpose: str, keys: NDArray[Any]) -> F64:
         """float64[R] of mean 0 and variance 1, the same for the same key."""
         return np.asarray((_unit(self._hash(purpose, keys)) - 0.5) * _SCALE)
 
-    def uniform(self, purpose: str) -> NDArray[np.float64]:
+    def uniform(self, purpose: str) -> F64:
         """float64[R] in (0, 1), one a row."""
         return _unit(self._hash(purpose, self.rows))
 
-    def normal(self, purpose: str) -> NDArray[np.float64]:
+    def normal(self, purpose: str) -> F64:
         """float64[R], standard normal, one a row (Box & Muller 1958)."""
         radius = np.sqrt(-2.0 * np.log(self.uniform(f"{purpose}/radius")))
         return np.asarray(radius * np.cos(2.0 * np.pi * self.uniform(f"{purpose}/angle")))
 
-    def ranks(self, purpose: str, size: int, exponent: float) -> NDArray[np.int64]:
+    def ranks(self, purpose: str, size: int, exponent: float) -> I64:
         """int64[R] in [0, size), 0 the most frequent: the inverse of a bounded power law's distribution."""
         u, bound = self.uniform(f"rank/{purpose}"), float(size + 1)
         if abs(exponent - 1.0) < 1e-9:
@@ -142,24 +145,23 @@ class _Draws:
             position = (1.0 + u * (bound ** (1.0 - exponent) - 1.0)) ** (1.0 / (1.0 - exponent))
         return np.minimum(position.astype(np.int64) - 1, size - 1)
 
-    def ids(self, purpose: str, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
+    def ids(self, purpose: str, ranks: I64) -> I64:
         """int64[R], scattered over all 64 bits as hashed ids are."""
         return self._hash(f"id/{purpose}", ranks).view(np.int64)
 
-    def effect(self, purpose: str, ranks: NDArray[np.int64]) -> NDArray[np.float64]:
+    def effect(self, purpose: str, ranks: I64) -> F64:
         """float64[R], the first-order weight of each id."""
         return _rarity(ranks) * self.traits(f"w/{purpose}", ranks)
 
-    def latent(self, purpose: str, keys: NDArray[np.int64]) -> NDArray[np.float64]:
+    def latent(self, purpose: str, keys: I64) -> F64:
         """float64[K, R], the latent vector of each id."""
         return np.stack([self.traits(f"latent{k}/{purpose}", keys) for k in range(LATENT_DIM)])
 
-    def tags(self, item: NDArray[np.int64]) -> tuple[pa.Array, NDArray[np.float64]]:
+    def tags(self, item: I64) -> tuple[pa.Array, F64]:
         """The tags of the rows' items as a list array, and the mean of their vectors, float64[K, R]."""
         lengths = 1 + (self._hash("tags/length", item) % np.uint64(MAX_TAGS)).astype(np.int64)
         lengths[self.uniform("tags/null") < NULL_SHARE] = 0
-        offsets = np.zeros(len(item) + 1, dtype=np.int32)
-        np.cumsum(lengths, out=offsets[1:])
+        offsets = offsets_of(lengths, np.int32)
         place = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
         draws = _unit(self._hash("tags/which", np.repeat(item, lengths) * MAX_TAGS + place))
         tags = np.minimum(
@@ -173,14 +175,14 @@ class _Draws:
         array = pa.ListArray.from_arrays(pa.array(offsets), pa.array(tags), mask=pa.array(~filled))
         return array, sums / np.maximum(lengths, 1)
 
-    def numeric(self, purpose: str, *, lognormal: bool) -> tuple[pa.Array, NDArray[np.float64]]:
+    def numeric(self, purpose: str, *, lognormal: bool) -> tuple[pa.Array, F64]:
         """A column with nulls, and what it contributes: float64[R], 0 where null."""
         z = self.normal(purpose)
         missing = self.uniform(f"{purpose}/null") < NULL_SHARE
         values = np.expm1(np.maximum(3.0 + z, 0.0)) if lognormal else 35.0 + 12.0 * z
         return pa.array(values, mask=missing), np.where(missing, 0.0, z)
 
-    def _hash(self, purpose: str, keys: NDArray[Any]) -> NDArray[np.uint64]:
+    def _hash(self, purpose: str, keys: NDArray[Any]) -> U64:
         word = np.frombuffer(f"{self.seed}/{purpose}".encode().ljust(8, b"\0"), dtype=np.uint8).astype(
             np.uint64
         )
@@ -190,20 +192,20 @@ class _Draws:
         return _mixed(_mixed(keys.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)) ^ salt)
 
 
-def _unit(bits: NDArray[np.uint64]) -> NDArray[np.float64]:
+def _unit(bits: U64) -> F64:
     return ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
 
 
-def _rarity(ranks: NDArray[np.int64]) -> NDArray[np.float64]:
+def _rarity(ranks: I64) -> F64:
     """The factor s: 1 for frequent ids, falling with the root of the rank."""
     return np.asarray(1.0 / np.sqrt(1.0 + ranks / 50.0))
 
 
-def _dot(left: NDArray[np.float64], right: NDArray[np.float64]) -> NDArray[np.float64]:
+def _dot(left: F64, right: F64) -> F64:
     return np.asarray((left * right).sum(axis=0) / np.sqrt(LATENT_DIM))
 
 
-def _mixed(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _mixed(state: U64) -> U64:
     """The finalizer of splitmix64, element by element."""
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

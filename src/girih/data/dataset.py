@@ -7,22 +7,21 @@ Shapes: B examples of a batch.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypedDict, Unpack
+from typing import Annotated, Any, Literal, TypedDict, Unpack
 
 import numpy as np
-from numpy.typing import NDArray
 
 from girih.config import build
-from girih.config import options as checks
+from girih.config.bounds import Bounds, Count
+from girih.config.sections import hints_of
 from girih.data.batch import Batch
 from girih.data.decode.columns import Notation
+from girih.data.decode.conditions import Where, parse_where
 from girih.data.decode.decoder import chosen
-from girih.data.decode.where import Where, parse_where
 from girih.data.epoch import SkippedRows, read_epoch
 from girih.data.formats.text import SUFFIXES
 from girih.data.negatives import Negatives
@@ -31,6 +30,8 @@ from girih.data.read_ahead import ReadAhead
 from girih.data.read_plan import ReadPlan, make_read_plan
 from girih.data.unit import Source
 from girih.errors import ConfigError, nearest
+from girih.files.sealed import digest
+from girih.kernels.cpu.arrays import I64
 from girih.schema import Schema, list_of_texts
 
 BATCH_SIZE = 4096
@@ -75,11 +76,11 @@ class Dataset:
     """
 
     schema: Schema
-    batch_size: int = BATCH_SIZE
+    batch_size: Annotated[int, Bounds(1, MOST_EXAMPLES)] = BATCH_SIZE
     shuffle: bool = False
-    shuffle_rows: int = SHUFFLE_ROWS
+    shuffle_rows: Count = SHUFFLE_ROWS
     seed: int = 0
-    on_bad_row: str = "error"
+    on_bad_row: Literal["error", "skip"] = "error"
     read_ahead: int = 4
     source: Source
     plan: ReadPlan
@@ -87,12 +88,9 @@ class Dataset:
     skipped: SkippedRows = field(default_factory=SkippedRows, init=False, compare=False)
 
     def __post_init__(self) -> None:
-        checks.integer("batch_size", self.batch_size, high=MOST_EXAMPLES)
-        checks.integer("shuffle_rows", self.shuffle_rows)
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
-            raise ConfigError(f"seed = {self.seed!r}: expected an integer")
-        checks.choice("on_bad_row", self.on_bad_row, ("error", "skip"))
-        checks.flag("shuffle", self.shuffle)
+        hints = hints_of(Dataset)
+        for name in OrderOptions.__annotations__:
+            build(hints[name], getattr(self, name), name)
 
     def batches(self, epoch: int = 0, position: Position | None = None) -> Iterator[tuple[Batch, Position]]:
         """Yields the batches of an epoch, each with the position at which the next one starts.
@@ -171,8 +169,8 @@ class Dataset:
         Raises:
             ConfigError: features that this schema does not have. DataError: a catalogue without items.
         """
-        checks.integer("per_step", per_step)
-        names = [feature.name for feature in items.schema.features]
+        build(Count, per_step, "per_step")
+        names = items.schema.names
         drawn = Negatives(items, self.schema, names, per_step, self.seed)
         return replace(self, negatives=drawn)
 
@@ -243,7 +241,7 @@ class Dataset:
             ConfigError: a feature that the schema does not have.
         """
         wanted = set(features)
-        names = [feature.name for feature in self.schema.features]
+        names = self.schema.names
         for name in wanted.difference(names):
             raise ConfigError(f"select: no feature {name!r}{nearest(name, names)}")
         plan = replace(self.plan, schema=self.plan.schema.narrowed(wanted))
@@ -254,7 +252,7 @@ class Dataset:
         parts = [self.source.identity, self.shuffle, self.on_bad_row]
         parts += [self.shuffle_rows, self.seed] if self.shuffle else []
         parts += [self.plan.where.condition] if self.plan.where else []
-        return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+        return digest(repr(parts))
 
 
 def make_dataset(
@@ -277,8 +275,7 @@ def make_dataset(
     keep, where, null_values = options.get("keep", ()), options.get("where"), options.get("null_values")
     kept = (keep,) if isinstance(keep, str) else tuple(keep)
     if where is not None and not isinstance(where, Where):
-        checks.text("where", where)
-        where = parse_where(where)
+        where = parse_where(build(str, where, "where"))
     nulls = schema.null_values
     if null_values is not None:
         nulls = build(tuple[str, ...], list_of_texts(null_values), "null_values")
@@ -311,13 +308,13 @@ class Growth:
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
-        self._ids: dict[str, list[NDArray[np.int64]]] = {feature.table_name: [] for feature in schema.sparse}
+        self._ids: dict[str, list[I64]] = {feature.table_name: [] for feature in schema.sparse}
         self._ends: list[int] = []  # of batches, in examples
         self.num_examples = 0
 
     def add(self, batch: Batch) -> None:
         """Takes the ids of a batch."""
-        of_tables: dict[str, list[NDArray[np.int64]]] = {}
+        of_tables: dict[str, list[I64]] = {}
         for place, feature in enumerate(self._schema.sparse):
             of_tables.setdefault(feature.table_name, []).append(batch.ids[batch.ids_of(place)])
         for name, ids in of_tables.items():

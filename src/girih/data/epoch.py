@@ -9,19 +9,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from girih.data.batch import Batch
 from girih.data.decode.batches import DecodedRows, cut, good_rows, joined
 from girih.data.decode.decoder import decode
 from girih.data.position import Cursor, Position, permutation
-from girih.data.read_plan import ReadPlan
-from girih.data.unit import Source
 from girih.errors import DataError
 from girih.kernels.buffers import Buffers
+from girih.kernels.cpu.arrays import I64
+
+if TYPE_CHECKING:
+    from girih.data.dataset import Dataset
 
 _LEAST_BYTES = 1 << 20  # windows are held in memory: what is small beside them is not to be kept too
 
@@ -35,27 +36,6 @@ class SkippedRows:
     first: str | None = None
 
 
-class EpochData(Protocol):
-    """The description of the data that an epoch reads; see :class:`girih.data.Dataset`."""
-
-    @property
-    def batch_size(self) -> int: ...
-    @property
-    def shuffle(self) -> bool: ...
-    @property
-    def shuffle_rows(self) -> int: ...
-    @property
-    def seed(self) -> int: ...
-    @property
-    def on_bad_row(self) -> str: ...
-    @property
-    def source(self) -> Source: ...
-    @property
-    def plan(self) -> ReadPlan: ...
-    @property
-    def skipped(self) -> SkippedRows: ...
-
-
 class _Window(NamedTuple):
     """Rows that were permuted together, and the batches that end among them.
 
@@ -67,7 +47,7 @@ class _Window(NamedTuple):
     batches: deque[tuple[Batch, int]]
 
 
-def read_epoch(data: EpochData, start: Position) -> Iterator[tuple[Batch, Position]]:
+def read_epoch(data: Dataset, start: Position) -> Iterator[tuple[Batch, Position]]:
     """Yields the batches of an epoch from a position on, each with the position of the next one.
 
     Raises:
@@ -107,7 +87,7 @@ def read_epoch(data: EpochData, start: Position) -> Iterator[tuple[Batch, Positi
 class _Windows:
     """The windows of an epoch, one after the other."""
 
-    def __init__(self, data: EpochData, start: Position) -> None:
+    def __init__(self, data: Dataset, start: Position) -> None:
         self._data = data
         self._least_rows = data.shuffle_rows if data.shuffle else 1
         self._num_skipped = start.skipped
@@ -135,7 +115,7 @@ class _Windows:
             return Position(epoch=start.epoch + 1, order=start.order)
         return Position(epoch=start.epoch + 1, order=start.order, part=cursor.part, offsets=cursor.offsets)
 
-    def _order(self, size: int, key: int | str) -> NDArray[np.int64]:
+    def _order(self, size: int, key: int | str) -> I64:
         if not self._data.shuffle:
             return np.arange(size)
         return permutation(size, self._data.seed, self._next.epoch, key)
@@ -164,7 +144,7 @@ class _Windows:
         """The rows after the last whole batch of the epoch."""
         return joined(self._open, self._buffers) if self._open else None
 
-    def _cut(self, parts: list[DecodedRows], order: NDArray[np.int64], row: int) -> deque[tuple[Batch, int]]:
+    def _cut(self, parts: list[DecodedRows], order: I64, row: int) -> deque[tuple[Batch, int]]:
         size = self._data.batch_size
         num_open = sum(batch.num_examples for batch in self._open)
         first = min(size - num_open, len(order)) if num_open else 0

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,14 +14,14 @@ from numpy.typing import NDArray
 
 from girih.config.bounds import Count
 from girih.config.options import Options
-from girih.data.batch import Batch
+from girih.data.batch import Batch, offsets_of
 from girih.data.decode.batches import joined
 from girih.errors import ConfigError, DataError, nearest
 from girih.kernels.buffers import Buffers
+from girih.kernels.cpu.arrays import I64
 from girih.schema import Schema
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class NegativesOptions(Options):
     """Options of ``[negatives]``.
 
@@ -32,12 +31,11 @@ class NegativesOptions(Options):
         per_step: how many are drawn for each step, evenly, with replacement.
     """
 
+    owner = "negatives: "
+
     items: str | tuple[str, ...]
     features: tuple[str, ...]
     per_step: Count
-
-    def _owner(self) -> str:
-        return "negatives: "
 
 
 class Negatives:
@@ -58,7 +56,7 @@ class Negatives:
     def __init__(
         self, items: Iterable[Batch], schema: Schema, features: Iterable[str], per_step: int, seed: int
     ) -> None:
-        names, wanted = [feature.name for feature in schema.features], set(features)
+        names, wanted = schema.names, set(features)
         for name in wanted.difference(names):
             raise ConfigError(f"negatives: features: no feature {name!r}{nearest(name, names)}")
         parts = list(items)
@@ -76,11 +74,11 @@ class Negatives:
         drawn = self._drawn(batch)
         return joined([batch, self._examples(drawn, batch)], Buffers())
 
-    def _drawn(self, batch: Batch) -> NDArray[np.int64]:
+    def _drawn(self, batch: Batch) -> I64:
         random = np.random.default_rng([abs(self._seed), zlib.crc32(batch.ids.tobytes())])
         return random.integers(0, self._catalogue.num_examples, self.per_step)
 
-    def _examples(self, drawn: NDArray[np.int64], batch: Batch) -> Batch:
+    def _examples(self, drawn: I64, batch: Batch) -> Batch:
         catalogue, size = self._catalogue, self._catalogue.num_examples
         lengths = np.zeros((len(self._sparse), len(drawn)), np.int64)
         ids: list[NDArray[Any]] = []
@@ -102,7 +100,7 @@ class Negatives:
         shape = (len(drawn), batch.labels.shape[1])
         return Batch(
             ids=np.concatenate([np.empty(0, np.int64), *ids]),
-            offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
+            offsets=offsets_of(lengths, np.int32),
             weights=np.concatenate(weights) if weights else None,
             numeric=numeric,
             labels=np.zeros(shape, np.float32),

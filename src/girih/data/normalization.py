@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
-from numpy.typing import NDArray
 
 from girih import config
 from girih.config.bounds import Bounds, NonNegative
 from girih.errors import ConfigError
+from girih.kernels.cpu.arrays import F64
 from girih.schema import Schema
 
 if TYPE_CHECKING:  # followers of logs have no Arrow
@@ -35,9 +35,9 @@ class NormalizationStats:
 
     features: tuple[str, ...]
     places: tuple[int, ...]
-    count: NDArray[np.float64]
-    mean: NDArray[np.float64]
-    squares: NDArray[np.float64]
+    count: F64
+    mean: F64
+    squares: F64
 
     @classmethod
     def empty(cls, schema: Schema) -> NormalizationStats:
@@ -76,7 +76,7 @@ class NormalizationStats:
         )
 
     @property
-    def std(self) -> NDArray[np.float64]:
+    def std(self) -> F64:
         """Standard deviation of the population, float64[S]; 1 where it would be 0."""
         std = np.sqrt(self.squares / np.maximum(self.count, 1.0))
         return np.where(std > 0.0, std, 1.0)

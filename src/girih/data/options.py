@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Annotated, Any, Literal, TypedDict, Unpack
+from typing import Annotated, Any, Literal, Unpack
 
 from girih.config.bounds import Bounds, Count
 from girih.config.options import Options
 from girih.data import readers
-from girih.data.dataset import BATCH_SIZE, MOST_EXAMPLES, SHUFFLE_ROWS, Dataset
-from girih.data.decode.where import parse_where
+from girih.data.dataset import BATCH_SIZE, MOST_EXAMPLES, SHUFFLE_ROWS, Dataset, ReadOptions
+from girih.data.decode.conditions import parse_where
 from girih.data.kafka.topic import SCHEME, Topic
 from girih.data.paths import NothingThereError, Paths, relative_to
 from girih.data.split import Cuts, Split, find_cuts
@@ -26,7 +26,6 @@ _OF_KAFKA = ("messages", "start", "stop_at", "kafka")
 _TEXTS = ("csv", "criteo", "jsonl", "libsvm", "libffm")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DataOptions(Options):
     """Files, and options of reading them.
 
@@ -70,8 +69,7 @@ class DataOptions(Options):
     on_bad_row: Literal["error", "skip"] = "error"
     read_ahead: Count = 4
 
-    def __post_init__(self) -> None:
-        Options.__post_init__(self)
+    def _check(self) -> None:
         for split in ("train", "valid", "test"):
             paths = getattr(self, split)
             if paths is not None and (not paths or not all(paths)):
@@ -113,19 +111,6 @@ class DataOptions(Options):
         return ("train", *(name for name in _OF_SPLIT if name in made or getattr(self, name) is not None))
 
 
-class SplitOptions(TypedDict, total=False):
-    """Options of reading a split; see :func:`girih.read_parquet`.
-
-    With ``shuffle = None``, only the split ``train`` is shuffled, if the options say so. Without labels, for predictions,
-    all rows are read, whether they meet ``where`` or not.
-    """
-
-    seed: int
-    shuffle: bool | None
-    keep: Iterable[str]
-    with_labels: bool
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataPaths:
     """Paths of data, and how errors name them.
@@ -148,9 +133,11 @@ def open_dataset(
     files: DataPaths | None = None,
     base_dir: str | os.PathLike[str] | None = None,
     cuts: dict[str, Cuts] | None = None,
-    **reading: Unpack[SplitOptions],
+    **reading: Unpack[ReadOptions],
 ) -> Dataset:
-    """Opens one split of the data.
+    """Opens one split of the data. Only the split ``train`` is shuffled, if neither the options nor ``reading`` say otherwise.
+
+    Without labels, for predictions, all rows are read, whether they meet ``where`` or not.
 
     Args:
         split: ``train``, ``valid`` or ``test``.
@@ -172,7 +159,7 @@ def open_dataset(
             )
         ends = split != "train" or not is_split
         return _open_topic(options, schema, files.paths, ends=ends, reading=reading)
-    if reading.get("shuffle") is None:
+    if "shuffle" not in reading:
         reading["shuffle"] = options.shuffle is not False and split == "train" and is_split
     dataset = _open_files(options, schema, files, base_dir, reading)
     if not is_cut or options.split is None:
@@ -195,7 +182,7 @@ def _open_files(
     schema: Schema,
     files: DataPaths,
     base_dir: str | os.PathLike[str] | None,
-    reading: SplitOptions,
+    reading: ReadOptions,
 ) -> Dataset:
     form = files.format or options.format
     read = getattr(readers, f"read_{'parquet' if form == 'kafka' else form}")
@@ -234,7 +221,7 @@ def is_topic(paths: object) -> bool:
 
 
 def _open_topic(
-    options: DataOptions, schema: Schema, address: str, *, ends: bool, reading: SplitOptions
+    options: DataOptions, schema: Schema, address: str, *, ends: bool, reading: ReadOptions
 ) -> Dataset:
     """Opens a topic. For evaluation it ``ends``: it is read from its first record to the last existing one."""
     with_labels = reading.get("with_labels", True)

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from girih import config
 from girih.config.bounds import Bounds
 from girih.errors import ConfigError
+from girih.kernels.cpu.arrays import I64, U64
 from girih.kernels.cpu.hashing import fill_stream
 
 _Place = Annotated[int, Bounds(0, (1 << 62) - 1)]
@@ -87,7 +87,7 @@ class Position:
         return built
 
 
-def permutation(size: int, *key: int | str) -> NDArray[np.int64]:
+def permutation(size: int, *key: int | str) -> I64:
     """A permutation of ``size`` that depends on the key alone: the same in every version of every library.
 
     Places are sorted by the splitmix64 sequence that the key seeds; it never repeats, so there are no ties.
@@ -101,7 +101,7 @@ def permutation(size: int, *key: int | str) -> NDArray[np.int64]:
     return sorted_places(keys)
 
 
-def sorted_places(keys: NDArray[np.uint64]) -> NDArray[np.int64]:
+def sorted_places(keys: U64) -> I64:
     """``argsort`` of keys that differ: uint64[·] to int64[·].
 
     Keys and places are sorted as one number, upper bits of the key above the place, which is several times

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
-from girih.data.decode.columns import Notation, is_list, kind_of
-from girih.data.decode.conditions import Condition, parse_condition, parse_mask
+from girih.data.decode.columns import Notation, is_list, is_number, kind_of
+from girih.data.decode.conditions import Leaf, Where, parse_condition, parse_mask
 from girih.data.decode.times import is_time
-from girih.data.decode.where import Where
 from girih.errors import ConfigError, DataError, nearest
 from girih.schema import Categorical, Numeric, Schema, Sequence
 
@@ -34,12 +33,12 @@ class ReadPlan:
     """
 
     schema: Schema
-    labels: tuple[str, ...]
-    weight: str | None
-    conditions: dict[str, Condition]
-    masks: dict[str, Condition]
-    label_weights: dict[str, str]
-    keep: tuple[str, ...]
+    labels: tuple[str, ...] = ()
+    weight: str | None = None
+    conditions: dict[str, Leaf] = field(default_factory=dict)
+    masks: dict[str, Leaf] = field(default_factory=dict)
+    label_weights: dict[str, str] = field(default_factory=dict)
+    keep: tuple[str, ...] = ()
     where: Where | None = None
     null_values: tuple[str, ...] = ()
     notation: Notation | None = None
@@ -108,7 +107,7 @@ class ReadPlan:
             raise DataError(f"{where}: column {trouble}")
 
     def _troubles(self, types: dict[str, pa.DataType]) -> Iterator[str]:
-        """Which column does not serve, and why, one after the other."""
+        """Yields one error per unusable column."""
         for feature in self.schema.features:
             kind = kind_of(types[feature.source])
             what = f"{feature.source!r} ({types[feature.source]}) of feature {feature.name!r}"
@@ -117,12 +116,12 @@ class ReadPlan:
                     yield f"{what}: {trouble}"
                 continue
             if isinstance(feature, Numeric):
-                if not _is_number(kind):
+                if not is_number(kind):
                     mend = _of_time(feature, types[feature.source])
                     yield f"{what}: expected numbers; {mend or 'cast the column, or make the feature categorical'}"
                 continue
             if isinstance(feature, Categorical) and feature.bucketize:
-                if not _is_number(kind):
+                if not is_number(kind):
                     yield f"{what}: bucketize expects one number a row"
                 continue
             values = kind.removeprefix("lists of ")
@@ -142,31 +141,38 @@ class ReadPlan:
                 yield from _weight_troubles(feature, types[feature.weights], types[feature.source])
         for name in self.labels:
             condition, column = self.conditions.get(name), self._label_column(name)
-            kind, what = kind_of(types[column]), f"{column!r} ({types[column]}) of label {name!r}"
-            if condition and condition.on_strings:
-                if kind not in _STRINGS:
-                    yield f"{what}: compared with text {condition.literal!r}; drop the inner quotes"
-            elif not _is_number(kind):
-                mend = "put the value in quotes" if condition else 'derive the label, as in "rating >= 4"'
-                yield f"{what}: expected numbers; {mend}"
-        for name, condition in self.masks.items():
-            kind = kind_of(types[condition.column])
-            what = f"{condition.column!r} ({types[condition.column]}), mask of label {name!r}"
-            if condition.on_strings:
-                if kind not in _STRINGS:
-                    yield f"{what}: compared with text {condition.literal!r}; drop the inner quotes"
-            elif not _is_number(kind):
-                yield f"{what}: expected 0 and 1; write a condition, as in \"{condition.column} == 'yes'\""
+            mend = "put the value in quotes" if condition else 'derive the label, as in "rating >= 4"'
+            yield from _label_troubles(
+                column, types[column], f" of label {name!r}", condition, f"expected numbers; {mend}"
+            )
+        for name, mask in self.masks.items():
+            expected = f"expected 0 and 1; write a condition, as in \"{mask.column} == 'yes'\""
+            yield from _label_troubles(
+                mask.column, types[mask.column], f", mask of label {name!r}", mask, expected
+            )
         for name, column in self.label_weights.items():
-            if not _is_number(kind_of(types[column])):
+            if not is_number(kind_of(types[column])):
                 yield f"{column!r} ({types[column]}), label_weight of label {name!r}: weights are numbers"
-        if self.weight and not _is_number(kind_of(types[self.weight])):
+        if self.weight and not is_number(kind_of(types[self.weight])):
             yield f"{self.weight!r} ({types[self.weight]}): example weights are numbers"
         if self.where:
             yield from self.where.troubles(types)
 
     def _label_column(self, name: str) -> str:
         return self.conditions[name].column if name in self.conditions else name
+
+
+def _label_troubles(
+    column: str, kind: pa.DataType, use: str, condition: Leaf | None, expected: str
+) -> Iterator[str]:
+    """Names what is wrong with the type of a column for a label or its mask."""
+    what = f"{column!r} ({kind}){use}"
+    if condition is not None and condition.on_strings:
+        if kind_of(kind) not in _STRINGS:
+            text = ", ".join(map(repr, condition.compared))
+            yield f"{what}: compared with text {text}; drop the inner quotes"
+    elif not is_number(kind_of(kind)):
+        yield f"{what}: {expected}"
 
 
 def _weight_troubles(feature: Categorical, weights: pa.DataType, ids: pa.DataType) -> Iterator[str]:
@@ -177,7 +183,7 @@ def _weight_troubles(feature: Categorical, weights: pa.DataType, ids: pa.DataTyp
         if kind not in _STRINGS:
             how = f"split at {feature.separator!r}" if feature.separator else "read as lists in brackets"
             yield f"{what}: expected strings to {how}, as in the ids"
-    elif not _is_number(kind.removeprefix("lists of ")):
+    elif not is_number(kind.removeprefix("lists of ")):
         yield f"{what}: expected lists of numbers, one weight an id"
     elif is_list(weights) != is_list(ids):
         yield f"{what}: expected lists where the ids are lists ({ids})"
@@ -237,10 +243,6 @@ def _of_time(feature: object, kind: pa.DataType) -> str | None:
     parts = "'weekday'" if pa.types.is_date(kind) else "'hour' or 'weekday'"
     kinds = " and kind = 'categorical' or 'numeric'" if isinstance(feature, Sequence) else ""
     return f"set transform = {parts}{kinds} for a part of these times, or cast the column to integers"
-
-
-def _is_number(kind: str) -> bool:
-    return kind in ("integers", "floats", "booleans", "nulls") or kind.startswith("decimal")
 
 
 def _joined(column: str, present: Seq[str]) -> str | None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Unpack
 
 from girih.data.dataset import Dataset, ReadOptions, check_schema, make_dataset
@@ -16,7 +15,8 @@ from girih.data.formats.parquet import ParquetSource
 from girih.data.formats.text import BLOCK_BYTES, find_text_files
 from girih.data.kafka.source import TURN, KafkaSource
 from girih.data.kafka.topic import Topic
-from girih.data.paths import Paths, find_files
+from girih.data.paths import DataFile, Paths, find_files
+from girih.data.unit import Source
 from girih.errors import ConfigError, nearest
 from girih.schema import Schema, list_of_texts
 
@@ -37,7 +37,7 @@ def read_parquet(paths: Paths, schema: Schema, **options: Unpack[ReadOptions]) -
         keep: columns to carry along, as ``Batch.kept``.
         with_labels: False for data without label columns.
         where: a condition that rows have to meet, as ``"country in ['NL', 'BE'] and price > 0"``; its grammar is that of
-            :mod:`girih.data.decode.where`. Default: all rows.
+            :mod:`girih.data.decode.conditions`. Default: all rows.
         null_values: texts that mean a missing value, besides an empty cell of a text file, as ``["NA", "NULL"]``. Default: those
             of the schema, which is where a trained model finds them too.
 
@@ -71,8 +71,15 @@ def read_arrow(data: object, schema: Schema, **options: Unpack[ReadOptions]) -> 
     return make_dataset(arrow_source(data), schema, **options)
 
 
-class CsvOptions(ReadOptions, total=False):
-    """Options of :func:`read_csv`, besides those of every reader."""
+class TextOptions(ReadOptions, total=False):
+    """Options of readers of text, besides those of every reader."""
+
+    encoding: str
+    block_bytes: int
+
+
+class CsvOptions(TextOptions, total=False):
+    """Options of :func:`read_csv`, besides those of every reader of text."""
 
     separator: str
     quote: str
@@ -81,39 +88,41 @@ class CsvOptions(ReadOptions, total=False):
     decimal: str
     thousands: str | None
     units: Sequence[str]
-    encoding: str
-    block_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CsvDialect:
-    """The format of a file of separated values: see :func:`read_csv`."""
+def _headers(
+    columns: Sequence[str] | None, schema: Schema, *, with_labels: bool
+) -> list[tuple[str, ...]] | None:
+    """The columns that lines of a CSV may have; None if a header line names them.
 
-    separator: str = ","
-    quote: str = '"'
-    columns: Sequence[str] | None = None
-    quoted_line_breaks: bool = False
-    decimal: str = "."
-    thousands: str | None = None
-    units: Sequence[str] = ()
-    encoding: str = "utf-8"
-    block_bytes: int = BLOCK_BYTES
+    Raises:
+        ConfigError: columns that are not a list of different names.
+    """
+    if columns is None:
+        return None
+    if isinstance(columns, str) or not columns or len(set(columns)) != len(columns):
+        raise ConfigError(f"columns = {columns!r}: expected a list of different names")
+    if with_labels:
+        return [tuple(columns)]
+    unlabelled = set(schema.labels.names) - set(schema.labels.derive)
+    return [tuple(columns), tuple(name for name in columns if name not in unlabelled)]
 
-    def headers(self, schema: Schema, *, with_labels: bool) -> list[tuple[str, ...]] | None:
-        """The columns that lines may have; None if a header line names them.
 
-        Raises:
-            ConfigError: columns that are not a list of different names.
-        """
-        columns = self.columns
-        if columns is None:
-            return None
-        if isinstance(columns, str) or not columns or len(set(columns)) != len(columns):
-            raise ConfigError(f"columns = {columns!r}: expected a list of different names")
-        if with_labels:
-            return [tuple(columns)]
-        unlabelled = set(schema.labels.names) - set(schema.labels.derive)
-        return [tuple(columns), tuple(name for name in columns if name not in unlabelled)]
+def _read_text(
+    open_source: Callable[[tuple[DataFile, ...], int], Source],
+    paths: Paths,
+    schema: Schema,
+    options: TextOptions,
+    columns: Schema | None = None,
+    notation: Notation | None = None,
+) -> Dataset:
+    """A dataset of files of text, opened by a function of the files and the size of blocks; see :func:`make_dataset`."""
+    files = find_text_files(paths, options.get("encoding", "utf-8"))
+    source = open_source(files, options.get("block_bytes", BLOCK_BYTES))
+    reading: dict[str, Any] = {
+        n: value for n, value in options.items() if n not in ("encoding", "block_bytes")
+    }
+    return make_dataset(source, schema, columns, notation=notation, **reading)
 
 
 def read_csv(paths: Paths, schema: Schema, **options: Unpack[CsvOptions]) -> Dataset:
@@ -136,50 +145,31 @@ def read_csv(paths: Paths, schema: Schema, **options: Unpack[CsvOptions]) -> Dat
         if option not in CsvOptions.__annotations__:
             meant = "separator" if option == "delimiter" else option
             raise ConfigError(f"unknown option {option!r}{nearest(meant, CsvOptions.__annotations__)}")
-    reading: dict[str, Any] = {n: value for n, value in options.items() if n in ReadOptions.__annotations__}
-    written: dict[str, Any] = {n: value for n, value in options.items() if n not in reading}
-    dialect = CsvDialect(**written)
-    headers = dialect.headers(schema, with_labels=options.get("with_labels", True))
-    files = find_text_files(paths, dialect.encoding)
-    source = DelimitedSource(
-        files,
-        dialect.separator,
-        dialect.quote,
-        headers,
-        dialect.block_bytes,
-        line_breaks=dialect.quoted_line_breaks,
-    )
-    units = list_of_texts(dialect.units)
-    notation = Notation(decimal=dialect.decimal, thousands=dialect.thousands, units=units)
-    return make_dataset(source, schema, notation=notation, **reading)
+    headers = _headers(options.get("columns"), schema, with_labels=options.get("with_labels", True))
+    written: dict[str, Any] = {n: options[n] for n in ("decimal", "thousands", "units") if n in options}
+    notation = Notation(**{name: list_of_texts(value) for name, value in written.items()})
+
+    def open_source(files: tuple[DataFile, ...], block_bytes: int) -> Source:
+        breaks = options.get("quoted_line_breaks", False)
+        marks = options.get("separator", ","), options.get("quote", '"')
+        return DelimitedSource(files, *marks, headers, block_bytes, line_breaks=breaks)
+
+    reading: Any = {n: value for n, value in options.items() if n in TextOptions.__annotations__}
+    return _read_text(open_source, paths, schema, reading, notation=notation)
 
 
-def read_criteo(
-    paths: Paths,
-    schema: Schema,
-    *,
-    encoding: str = "utf-8",
-    block_bytes: int = BLOCK_BYTES,
-    **options: Unpack[ReadOptions],
-) -> Dataset:
+def read_criteo(paths: Paths, schema: Schema, **options: Unpack[TextOptions]) -> Dataset:
     """Reads Criteo's raw logs: tabs, no header, columns ``label``, ``I1``…``I13``, ``C1``…``C26``.
 
     Without labels, lines may lack the label. The arguments are those of :func:`read_csv`.
     """
     lists = [CRITEO_COLUMNS] if options.get("with_labels", True) else [CRITEO_COLUMNS, CRITEO_COLUMNS[1:]]
-    return make_dataset(
-        DelimitedSource(find_text_files(paths, encoding), "\t", "", lists, block_bytes), schema, **options
+    return _read_text(
+        lambda files, size: DelimitedSource(files, "\t", "", lists, size), paths, schema, options
     )
 
 
-def read_libsvm(
-    paths: Paths,
-    schema: Schema,
-    *,
-    encoding: str = "utf-8",
-    block_bytes: int = BLOCK_BYTES,
-    **options: Unpack[ReadOptions],
-) -> Dataset:
+def read_libsvm(paths: Paths, schema: Schema, **options: Unpack[TextOptions]) -> Dataset:
     """Reads libsvm files, ``label index:value …``; the i-th pair of a line is the i-th feature.
 
     A categorical feature takes the index as its id and the value as its weight, a numeric one the value. If the schema has one feature,
@@ -190,18 +180,10 @@ def read_libsvm(
     """
     check_schema(schema)
     columns = as_columns(schema)
-    source = PairsSource(find_text_files(paths, encoding), schema, block_bytes)
-    return make_dataset(source, schema, columns, **options)
+    return _read_text(lambda files, size: PairsSource(files, schema, size), paths, schema, options, columns)
 
 
-def read_libffm(
-    paths: Paths,
-    schema: Schema,
-    *,
-    encoding: str = "utf-8",
-    block_bytes: int = BLOCK_BYTES,
-    **options: Unpack[ReadOptions],
-) -> Dataset:
+def read_libffm(paths: Paths, schema: Schema, **options: Unpack[TextOptions]) -> Dataset:
     """Reads libffm files, ``label field:index:value …``; a feature takes the pairs of the field that its column names, or its name.
 
     A categorical feature is a bag of indexes with values as weights, a sequence one of indexes, and a numeric one takes the value of
@@ -209,18 +191,12 @@ def read_libffm(
     """
     check_schema(schema)
     columns = as_columns(schema, "libffm")
-    source = PairsSource(find_text_files(paths, encoding), schema, block_bytes, "libffm")
-    return make_dataset(source, schema, columns, **options)
+    return _read_text(
+        lambda files, size: PairsSource(files, schema, size, "libffm"), paths, schema, options, columns
+    )
 
 
-def read_jsonl(
-    paths: Paths,
-    schema: Schema,
-    *,
-    encoding: str = "utf-8",
-    block_bytes: int = BLOCK_BYTES,
-    **options: Unpack[ReadOptions],
-) -> Dataset:
+def read_jsonl(paths: Paths, schema: Schema, **options: Unpack[TextOptions]) -> Dataset:
     """Reads JSON lines: an object a line, whose keys are columns; numbers, strings, booleans, and lists of these.
 
     A key that a line lacks is missing there. Columns and their types are known by the first thousand lines of each file; lines that go by
@@ -228,12 +204,8 @@ def read_jsonl(
     """
     check_schema(schema)
     null_values = options.get("null_values")
-    source = JsonlSource(
-        find_text_files(paths, encoding),
-        block_bytes,
-        schema.null_values if null_values is None else tuple(null_values),
-    )
-    return make_dataset(source, schema, **options)
+    nulls = schema.null_values if null_values is None else tuple(null_values)
+    return _read_text(lambda files, size: JsonlSource(files, size, nulls), paths, schema, options)
 
 
 def read_kafka(

@@ -17,11 +17,12 @@ from girih.config.bounds import Fraction
 from girih.config.options import Options
 from girih.data.dataset import Dataset
 from girih.data.decode import columns, times
+from girih.data.decode.conditions import Between, Where
 from girih.data.decode.decoder import chosen
-from girih.data.decode.where import Between, Where
 from girih.data.position import Cursor
 from girih.data.read_plan import ReadPlan
 from girih.errors import ConfigError, DataError, nearest
+from girih.kernels.cpu.arrays import F64
 from girih.schema import Numeric, Schema
 
 RANKS = 1 << 16
@@ -29,7 +30,6 @@ _ORDERED = ("integers", "floats", "strings", "nulls")
 """Kinds of columns that may hold numbers, or times as text or since 1970."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Split(Options):
     """The cuts of ``data.train``: the last rows are for the test, those before them for validation, the rest for training.
 
@@ -42,8 +42,7 @@ class Split(Options):
     valid: Fraction = 0.0
     test: Fraction = 0.0
 
-    def __post_init__(self) -> None:
-        Options.__post_init__(self)
+    def _check(self) -> None:
         if not 0 < self.valid + self.test < 1:
             raise ConfigError(
                 f"valid = {self.valid:g}, test = {self.test:g}: expected shares of the rows, together above 0 and below 1"
@@ -112,12 +111,6 @@ def find_cuts(data: Dataset, split: Split) -> Cuts:
     only = Numeric(name="data.split", column=split.by, transform="weekday")  # a time, or a number
     plan = _SplitPlan(
         schema=Schema([only], "none"),
-        labels=(),
-        weight=None,
-        conditions={},
-        masks={},
-        label_weights={},
-        keep=(),
         where=data.plan.where,
         null_values=data.plan.null_values,
         notation=data.plan.notation,
@@ -157,7 +150,7 @@ def find_cuts(data: Dataset, split: Split) -> Cuts:
     return Cuts(split.by, orders.pop(), valid, test)
 
 
-def _at(values: NDArray[np.number], behind: NDArray[np.float64], share: float) -> int | float:
+def _at(values: NDArray[np.number], behind: F64, share: float) -> int | float:
     """The first value that is behind a share of all rows."""
     place = int(np.searchsorted(behind, share * behind[-1] * (1 + 1e-12), side="right"))
     value: int | float = values[min(place, len(values) - 1)].item()

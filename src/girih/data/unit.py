@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, Self
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, NamedTuple
 
 from girih.data.paths import DataFile
 from girih.data.position import Cursor
 from girih.data.read_plan import ReadPlan
+from girih.kernels.cpu.arrays import I64
 
 
 class BadRow(NamedTuple):
@@ -39,7 +38,7 @@ class Unit:
     table: Any
     file: str
     after: Cursor
-    numbers: range | NDArray[np.int64]
+    numbers: range | I64
     suffix: str = ""
     is_text: bool = False
     place: str | None = None
@@ -51,32 +50,13 @@ class Unit:
         return f"{self.file}, {place} {bad.number}{self.suffix}: {bad.message}"
 
 
-class FileSource:
-    """The part of a source that files have in common: they end by themselves."""
-
-    endless = False
-    bounds = None
-
-    @staticmethod
-    def stopped() -> bool:
-        """Nobody stops a file."""
-        return False
-
-    def within(self, bounds: object) -> Self:
-        """Itself."""
-        return self
-
-    def until(self, stopped: Callable[[], bool]) -> Self:
-        """Itself: what reads on checks after each batch."""
-        return self
-
-    def so_far(self) -> Self:
-        """Itself: all rows."""
-        return self
+def never() -> bool:
+    """Says that nobody asked to stop."""
+    return False
 
 
-class Source(Protocol):
-    """Files of one format, opened as far as their headers.
+class Source(ABC):
+    """Files of one format, opened as far as their headers, or a stream. What is here holds for files, which end by themselves.
 
     Attributes:
         num_parts: row groups, or text files: an epoch's order permutes them.
@@ -84,45 +64,34 @@ class Source(Protocol):
         bounds: of a stream, where it begins and ends, on which several readers have to agree; None for files.
         endless: whether rows to come are read too.
         identity: changes when positions in these files would lose their meaning.
+        stopped: tells whether reading ended because somebody asked for it.
     """
 
-    @property
-    def files(self) -> tuple[DataFile, ...]: ...
+    files: tuple[DataFile, ...]
+    num_parts: int
+    num_rows: int | None
+    identity: str
+    endless: bool = False
+    bounds: Sequence[Sequence[int]] | None = None
 
-    @property
-    def num_parts(self) -> int: ...
-
-    @property
-    def num_rows(self) -> int | None: ...
-
-    @property
-    def identity(self) -> str: ...
-
-    @property
-    def endless(self) -> bool: ...
-
-    @property
-    def bounds(self) -> Sequence[Sequence[int]] | None: ...
-
-    @property
-    def stopped(self) -> Callable[[], bool]:
-        """Tells whether reading ended because somebody asked for it."""
-        ...
+    stopped: Callable[[], bool] = staticmethod(never)
 
     def within(self, bounds: Sequence[Sequence[int]]) -> Source:
         """The same stream with the bounds of another reader, read as all its readers read it."""
-        ...
+        return self
 
     def until(self, stopped: Callable[[], bool]) -> Source:
-        """The same rows, which end when asked to."""
-        ...
+        """The same rows, which end when asked to. Who reads files checks after each batch."""
+        return self
 
     def so_far(self) -> Source:
         """The rows that are there already."""
-        ...
+        return self
 
+    @abstractmethod
     def check(self, plan: ReadPlan) -> None:
         """Refuses files whose columns do not serve the plan."""
 
-    def read(self, plan: ReadPlan, order: NDArray[np.int64], start: Cursor) -> Iterator[Unit]:
+    @abstractmethod
+    def read(self, plan: ReadPlan, order: I64, start: Cursor) -> Iterator[Unit]:
         """Yields the units of the parts ``order``, beginning at ``start``."""

@@ -6,6 +6,7 @@ A sealed file is one JSON object. Its first key, ``crc32``, is the CRC-32 of the
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
 import os
@@ -13,7 +14,7 @@ import re
 import stat
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -81,11 +82,20 @@ def sealed_text(data: bytes) -> str:
     return (data if beginning is None else b"{" + data[beginning.end() :]).decode()
 
 
-def unseal(data: bytes, where: object, format: int, fix: str, *, infinite: bool = False) -> dict[str, object]:
+def unseal(
+    data: bytes,
+    where: object,
+    format: int,
+    fix: str,
+    *,
+    infinite: bool = False,
+    older: Collection[int] = (),
+) -> dict[str, object]:
     """The tree in a sealed file.
 
     Args:
         where: the file. format: the number that ``format`` must have. fix: the advice in errors. infinite: see :func:`parse`.
+        older: other numbers that it may have.
 
     Raises:
         CheckpointError: damaged, or of another format.
@@ -94,7 +104,7 @@ def unseal(data: bytes, where: object, format: int, fix: str, *, infinite: bool 
         tree = parse(data, infinite=infinite)
         if not isinstance(tree, dict):
             raise ValueError("not a JSON object")
-        if type(tree["format"]) is not int or tree["format"] != format:
+        if type(tree["format"]) is not int or tree["format"] not in (format, *older):
             shown, by = repr(tree["format"])[:40], str(tree.get("girih", "of another version"))[:40]
             raise CheckpointError(
                 f"{where}: format {shown}, which girih {by} wrote; this girih reads format {format}; use that one, or {fix}"
@@ -133,6 +143,11 @@ def reason_of(error: Exception) -> str:
     elif not isinstance(error, GirihError):
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__
     return text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 3] + "..."
+
+
+def digest(text: str) -> str:
+    """16 hex digits that tell texts apart."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def check_inside(name: str) -> None:

@@ -49,7 +49,7 @@ class GroupedComputed:
     def apply(self, vote: Vote) -> Outcome:
         """Moves the parameters on the servers, and returns once they have; or drops what is on the servers."""
         outcome = self.computed.apply(vote)
-        if vote.stands:
+        if vote.known_refused:
             self.net.on_servers.discard()
         self.half.give_back(self.net)
         return outcome

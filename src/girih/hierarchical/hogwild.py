@@ -99,7 +99,7 @@ class Nets:
         named = zip(net.named_parameters, gradients, strict=True)
         learning = {name for (name, _), gradient in named if gradient is not None}
         try:
-            if vote.stands:
+            if vote.known_refused:
                 return computed.computed.apply(vote)
             with self._writing(computed.num_before), self._steps.moving(learning):
                 outcome = computed.computed.apply(vote)

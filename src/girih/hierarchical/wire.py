@@ -13,7 +13,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from girih.comm.codecs import ACTIVATIONS, GRADIENTS, BFloat16, Codec, ErrorFeedback, Float32, Int8, TopK
+from girih.comm.codecs.tensors import (
+    ACTIVATIONS,
+    GRADIENTS,
+    BFloat16,
+    Codec,
+    ErrorFeedback,
+    Float32,
+    Int8,
+    TopK,
+)
 from girih.comm.service import as_text, from_text, writable
 from girih.errors import WireError
 from girih.kernels.buffers import Take

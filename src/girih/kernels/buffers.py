@@ -53,17 +53,13 @@ class Buffers:
         count = math.prod(shape)
         num_bytes = count * dtype.itemsize
         if num_bytes < self.least_bytes:
-            memory = np.empty(num_bytes + LINE_BYTES, np.uint8)
-            start = -memory.__array_interface__["data"][0] % LINE_BYTES
-            return memory[start : start + num_bytes].view(dtype).reshape(shape)
+            return _aligned(num_bytes).view(dtype).reshape(shape)
         size = _size_class(num_bytes)
-        memory = self._find(size)
-        if memory is None:
-            memory = self._make(size)
+        block = self._find(size) or self._make(size)
         # views of an array over a memoryview refer to that array, not to the memory below it
-        array = np.frombuffer(memory[1], dtype, count)
+        array = np.frombuffer(block[1], dtype, count)
         lent = _Lent(array, self._reclaim)
-        lent.memory = memory
+        lent.memory = block
         self._lent[id(lent)] = lent
         return array.reshape(shape)
 

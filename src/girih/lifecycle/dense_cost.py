@@ -102,7 +102,26 @@ def with_update(cost: DenseCost, dense: DenseSpec, ranks: TrainerGroup) -> Dense
 
     Called by all trainers; what rank 0 finds is everybody's.
     """
-    return replace(cost, **ranks.broadcast(_update(dense)))
+    parameters = [
+        nn.Parameter(each.detach().to(dense.device, copy=True))
+        for each in dense.module.parameters()
+        if each.requires_grad
+    ]
+    optimizer = made_by(dense.optimizer, parameters)
+    if optimizer is None:
+        return cost
+    for each in parameters:
+        each.grad = torch.zeros_like(each)
+    seconds = []
+    for _ in range(1 + REPEATS):  # the first one makes the state
+        started = _now(dense.device)
+        optimizer.step()
+        seconds.append(_now(dense.device) - started)
+    state = [each for of_one in optimizer.state.values() for each in of_one.values()]
+    kept = sum(each.nbytes for each in state if isinstance(each, Tensor))
+    size = sum(each.nbytes for each in parameters)
+    counted = {"update_s": min(seconds[1:]), "parameter_copies": (2 * size + kept) / size}
+    return replace(cost, **ranks.broadcast(counted))
 
 
 def _first_examples(data: Dataset, count: int) -> Batch | None:
@@ -163,28 +182,6 @@ def _seconds(
         busy.append(time.process_time() - before)
     seconds, busy_s = (sorted(each[1:])[(len(each) - 1) // 4] for each in (passes_s, busy))
     return seconds, busy_s / max(seconds, 1e-9)
-
-
-def _update(dense: DenseSpec) -> dict[str, float]:
-    parameters = [
-        nn.Parameter(each.detach().to(dense.device, copy=True))
-        for each in dense.module.parameters()
-        if each.requires_grad
-    ]
-    optimizer = made_by(dense.optimizer, parameters)
-    if optimizer is None:
-        return {}
-    for each in parameters:
-        each.grad = torch.zeros_like(each)
-    seconds = []
-    for _ in range(1 + REPEATS):  # the first one makes the state
-        started = _now(dense.device)
-        optimizer.step()
-        seconds.append(_now(dense.device) - started)
-    state = [each for of_one in optimizer.state.values() for each in of_one.values()]
-    kept = sum(each.nbytes for each in state if isinstance(each, Tensor))
-    size = sum(each.nbytes for each in parameters)
-    return {"update_s": min(seconds[1:]), "parameter_copies": (2 * size + kept) / size}
 
 
 def _inputs(dense: DenseSpec, batch: Batch, embeddings: Embeddings) -> tuple[Embeddings, Tensor]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from girih.checkpoint.load import LoadedCheckpoint
 from girih.checkpoint.parts import PartReader
 from girih.dense.half import DenseHalf
-from girih.schema import Numeric, Schema
+from girih.schema import Schema
 from girih.sparse.groups.pack import Group
 from girih.store.rows.record import row_layout
 from girih.store.snapshot.file import describe_header
@@ -130,14 +130,11 @@ def moments_of(loaded: LoadedCheckpoint, schema: Schema, inherited: Inherited) -
         for feature in schema.numeric
         if "standardize" in feature.transform
         and feature.name in saved
-        and _alike(feature, theirs.get(feature.name))
+        and (other := theirs.get(feature.name)) is not None
+        and feature.transform == other.transform
     }
     inherited.normalized = sorted(kept)
     return kept
-
-
-def _alike(feature: Numeric, other: Numeric | None) -> bool:
-    return other is not None and feature.transform == other.transform
 
 
 def _by_reason(reasons: Mapping[str, str]) -> Iterable[tuple[str, list[str]]]:

@@ -16,10 +16,9 @@ from pathlib import Path
 from girih import config
 from girih.checkpoint import Manifest, Storage
 from girih.checkpoint.parts import PartReader
+from girih.checkpoint.state import RunState
 from girih.cluster.autoscale import Autoscaler
-from girih.cluster.cluster import Cluster
 from girih.cluster.roles import RoleName
-from girih.comm.group import TrainerGroup
 from girih.config.sections import read_toml, write_toml
 from girih.errors import ConfigError, UserError
 from girih.planner.facts import Facts
@@ -29,7 +28,7 @@ from girih.runs import scale_requests
 from girih.runs.directory import LOCK
 from girih.runs.scale_requests import ScaleRequest, ScaleStage
 from girih.strategies.strategy import Strategy
-from girih.training.session import RunContext, Session
+from girih.training.session import RunContext, Session, StepHook
 
 _LOG = logging.getLogger(__name__)
 LOOK_S = 0.1
@@ -55,27 +54,45 @@ class Scaling:
         return self.restarts_all or self.rows_move
 
 
-class Rescaling:
+class Rescaling(StepHook):
     """Does what requests ask for; made by all trainers.
 
     Args:
-        run: the run's directory, on rank 0; None hears no request.
+        context: without a run's directory, no request is heard.
         held: whether the user gave a plan, which says how many processes there are.
+
+    Raises:
+        ConfigError: a number is to change by itself that cannot while trainers stay.
     """
 
-    def __init__(
-        self, run: Path | None, ranks: TrainerGroup, processes: Cluster, facts: Facts, *, held: bool
-    ) -> None:
-        self._run, self._ranks, self._processes, self._facts, self._held = run, ranks, processes, facts, held
+    pauses = False
+
+    def __init__(self, context: RunContext, strategy: Strategy, facts: Facts, *, held: bool) -> None:
+        self._run, self._ranks, self._processes = context.directory, context.ranks, context.processes
+        self._facts, self._held = facts, held
+        try:
+            self.autoscaler = self._make_autoscaler(strategy)
+        except ConfigError as error:
+            raise ConfigError(f"cluster: autoscale: {error}") from None
         self._wanted: tuple[ScaleRequest, Scaling] | None = None
         self._looked_s = 0.0
 
-    def poll(self, strategy: Strategy, plan: Plan, step: int) -> None:
-        """Between two steps: has all trainers pause where there is a request, or tells why not, or that it is done."""
-        now = time.monotonic()
-        if self._run is None or self._wanted is not None or now - self._looked_s < LOOK_S:
+    def follow(self, strategy: Strategy, plan: Plan) -> None:
+        """Training begins, or goes on, with this strategy and plan."""
+        self._strategy, self._plan = strategy, plan
+
+    def due(self, state: RunState) -> bool:
+        """On rank 0, some times a second, until a request has been seen."""
+        looks = self._run is not None and self._wanted is None
+        return looks and time.monotonic() - self._looked_s >= LOOK_S
+
+    def run(self, state: RunState) -> None:
+        """Has all trainers pause if there is a request; else says why not, or that it is done."""
+        self._looked_s, strategy, plan = time.monotonic(), self._strategy, self._plan
+        if self.autoscaler is not None:
+            self.autoscaler.look(plan.roles, state.examples, state.train_s)
+        if self._run is None:
             return
-        self._looked_s = now
         try:
             request = scale_requests.pending(self._run)
         except UserError:
@@ -84,7 +101,7 @@ class Rescaling:
         if request is None:
             return
         if all(plan.roles.get(role) == count for role, count in request.counts.items()):
-            self._note_scaled(self._run, request, plan, step)
+            self._note_scaled(self._run, request, plan, state.step)
         elif request.begun is not None:
             why = request.begun.get("failed", "a process was killed meanwhile")
             scale_requests.refuse(self._run, request, f"{why}; the run goes on as it was")
@@ -112,21 +129,21 @@ class Rescaling:
         self._ranks.end_pause()
         return None
 
-    def begin(self, scaling: Scaling, strategy: Strategy, plan: Plan, step: int) -> None:
+    def begin(self, scaling: Scaling, step: int) -> None:
         """Notes, on rank 0, that a scaling is under way, in the run and with its launcher."""
         if self._run is None or self._wanted is None:
             return
         request = self._wanted[0]
         keeper = Lease.of_run(self._run / LOCK) if self._processes.may_grow else None
-        before = {role: plan.roles[role] for role in request.counts}
+        before = {role: self._plan.roles[role] for role in request.counts}
         scale_requests.begin(self._run, request, step, before, keeper)
-        options = strategy.capabilities.scalable_roles
+        options = self._strategy.capabilities.scalable_roles
         overrides = [f"strategy.{options[role]}={count}" for role, count in scaling.counts.items()]
         stage = ScaleStage.MOVING if scaling.rows_move else ScaleStage.DONE
         stage = ScaleStage.RESTART if scaling.restarts_all else stage
         self._processes.scale(stage, scaling.counts, overrides)
 
-    def done(self, scaling: Scaling, strategy: Strategy) -> None:
+    def done(self, scaling: Scaling) -> None:
         """Notes, on rank 0, that all processes are there; how long it took is known once training goes on."""
         self._wanted = None
         if self._run is None:
@@ -136,7 +153,7 @@ class Rescaling:
         if file.exists():  # a run of a config file goes on with as many by --resume
             written = read_toml(file, expanded=False)
             for role, count in scaling.counts.items():
-                option = strategy.capabilities.scalable_roles[role]
+                option = self._strategy.capabilities.scalable_roles[role]
                 config.apply_override(written, f"strategy.{option}={count}")
             write_toml(file, written)
 
@@ -148,6 +165,34 @@ class Rescaling:
         request = scale_requests.pending(self._run) if wanted is None else wanted[0]
         if request is not None and request.begun is None:
             scale_requests.refuse(self._run, request, "the run has done its last step, or was told to stop")
+
+    def _make_autoscaler(self, strategy: Strategy) -> Autoscaler | None:
+        """The autoscaler of a run, on rank 0; None elsewhere, and where no number is to change by itself."""
+        options = self._processes.options
+        if not options.autoscale:
+            return None
+        if self._held:
+            raise ConfigError(
+                "the run holds a plan that says how many processes there are; leave one of the two out"
+            )
+        bounds = {str(role): each for role, each in options.autoscale.items()}
+        for most in (False, True):
+            strategy.with_counts({role: bound[most] for role, bound in bounds.items()}).plan(self._facts)
+        if RoleName.TRAINER in bounds or not strategy.capabilities.scales_in_place:
+            raise ConfigError(
+                "trainers begin anew where their number changes, so it never does by itself; use girih scale"
+            )
+        if not self._processes.may_grow:
+            raise ConfigError(
+                "each process has its place here, as under --cluster; leave it out, and use girih scale"
+            )
+        if not self._ranks.first:
+            return None
+        if self._run is None:
+            raise ConfigError("needs a run directory; give Trainer(run=...)")
+        return Autoscaler(
+            self._run, bounds, every_s=options.autoscale_every_s, beyond_cores=options.autoscale_beyond_cores
+        )
 
     def _note_scaled(self, run: Path, request: ScaleRequest, plan: Plan, step: int) -> None:
         """Records that the requested number of processes is there, and how it changed."""
@@ -217,50 +262,3 @@ def rescaled(
         reader = PartReader(saved, Manifest.read(saved).shards)
         session.sparse.load(replace(reader, newest=reader.newest_uses()), step=num_updates)
     return changed_strategy, changed, session
-
-
-def autoscaler_of(
-    run: Path | None, processes: Cluster, strategy: Strategy, facts: Facts, *, held: bool
-) -> Autoscaler | None:
-    """The autoscaler of a run, on rank 0; None elsewhere, and where no number is to change by itself.
-
-    Args:
-        run: the run's directory, on rank 0.
-        held: whether the user gave a plan, which says how many processes there are.
-
-    Raises:
-        ConfigError: a number is to change by itself that cannot while trainers stay.
-    """
-    options = processes.options
-    if not options.autoscale:
-        return None
-    try:
-        _check(processes, strategy, facts, held=held)
-    except ConfigError as error:
-        raise ConfigError(f"cluster: autoscale: {error}") from None
-    if not processes.ranks.first:
-        return None
-    if run is None:
-        raise ConfigError("cluster: autoscale: needs a run directory; give Trainer(run=...)")
-    bounds = {str(role): each for role, each in options.autoscale.items()}
-    return Autoscaler(
-        run, bounds, every_s=options.autoscale_every_s, beyond_cores=options.autoscale_beyond_cores
-    )
-
-
-def _check(processes: Cluster, strategy: Strategy, facts: Facts, *, held: bool) -> None:
-    bounds = processes.options.autoscale
-    if held:
-        raise ConfigError(
-            "the run holds a plan that says how many processes there are; leave one of the two out"
-        )
-    for most in (False, True):
-        strategy.with_counts({role: bound[most] for role, bound in bounds.items()}).plan(facts)
-    if RoleName.TRAINER in bounds or not strategy.capabilities.scales_in_place:
-        raise ConfigError(
-            "trainers begin anew where their number changes, so it never does by itself; use girih scale"
-        )
-    if not processes.may_grow:
-        raise ConfigError(
-            "each process has its place here, as under --cluster; leave it out, and use girih scale"
-        )

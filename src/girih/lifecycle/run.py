@@ -6,8 +6,6 @@ import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from pathlib import Path
 
 import torch
 
@@ -26,32 +24,28 @@ from girih.kernels.cpu import ahead
 from girih.kernels.cpu.jit import warm_up
 from girih.lifecycle.compiling import Compiling
 from girih.lifecycle.inheriting import Inherited, put_parameters, rows_that_fit
-from girih.lifecycle.rescaling import Rescaling, Scaling, autoscaler_of, rescaled
-from girih.lifecycle.run_planner import Calibrated, RunPlanner
-from girih.lifecycle.run_state import Normalizing, TrainerState
+from girih.lifecycle.planning import Calibrated, RunPlanner
+from girih.lifecycle.rescaling import Rescaling, Scaling, rescaled
+from girih.lifecycle.run_state import Normalizing, TrainerState, extra_state
 from girih.metrics import Metrics
 from girih.models.loss import is_over_batch
-from girih.planner.calibration import Calibration
 from girih.planner.facts import Facts
 from girih.planner.plan import Plan
-from girih.planner.speed.step import StepCost
 from girih.publishing.log import PublishOptions
 from girih.publishing.segment import SegmentVersion
 from girih.runs import scale_requests
 from girih.runs.callbacks import Callback
 from girih.runs.directory import TRAINED, remove_summary, repeated_from
-from girih.sparse.options import StoreOptions
 from girih.store.clock import notes_of_future, refuse_expired
 from girih.strategies.strategy import Strategy, note_on_rows
 from girih.telemetry.peer_status import PeerStatus
-from girih.telemetry.stats import COMPILE, STALENESS, LiveNumber, Spans, StatsSnapshot
+from girih.telemetry.stats import COMPILE, LiveNumber, Spans, StatsSnapshot
 from girih.telemetry.status_file import ProcessId
-from girih.training import random_state
-from girih.training.checkpoints import RunCheckpoints
+from girih.training.checkpoints import BackgroundTasks, RunCheckpoints
 from girih.training.evaluation import ProgressiveValidation, Scoring
 from girih.training.learning_rate import LearningRate
 from girih.training.log import FirstSteps, RunLog, rewind
-from girih.training.loop import Loop
+from girih.training.loop import Evaluation, Loop
 from girih.training.notes import Notes
 from girih.training.publisher import Publisher
 from girih.training.session import RunContext, Session
@@ -65,13 +59,11 @@ class OpenRun:
     Attributes:
         saving: how often checkpoints are made, and where.
         publishing: where segments are published, and how often; None publishes nothing.
-        directory: where rank 0 writes; None writes nothing.
         plan: None until the session opens, unless there is one to hold.
         calibrated: see :class:`RunPlanner`.
         where: the file that options come from, if any.
         session: None until it opens.
         resumed: whether it goes on from a checkpoint.
-        saves: whether it makes checkpoints.
         restarts_all: whether it stopped so that all processes restart, in other numbers.
         trainer_state: the state that a checkpoint saves.
         scoring: evaluates the current weights.
@@ -82,7 +74,6 @@ class OpenRun:
     facts: Facts
     options: TrainOptions
     saving: CheckpointOptions
-    directory: Path | None
     callbacks: Sequence[Callback]
     plan: Plan | None
     calibrated: Calibrated | None
@@ -116,19 +107,12 @@ class OpenRun:
         self.scoring = Scoring(self._ready, ranks, self.options, schema.labels, self.notes)
         self.context.stats.watch(self.live)
         self.planning = RunPlanner(self.context, self.facts, self.notes, self.plan, self.calibrated)
-        self.rescaling = Rescaling(
-            self.directory, self.ranks, self.context.processes, self.facts, held=self.plan is not None
-        )
-        self.autoscaler = autoscaler_of(
-            self.directory, self.context.processes, self.strategy, self.facts, held=self.plan is not None
-        )
-        self.saves = bool(self.ranks.broadcast(self.directory is not None or self.saving.dir is not None))
-        self.checkpoints = RunCheckpoints(
-            self.directory, self.saving.keep, self.ranks, directory=self.saving.dir
-        )
+        self.rescaling = Rescaling(self.context, self.strategy, self.facts, held=self.plan is not None)
+        self.metrics = BackgroundTasks("girih-metrics")
+        self.checkpoints = RunCheckpoints(self.saving, self.context, self._saved_content)
         self.publisher = None
         if self.publishing is not None:
-            self.publisher = Publisher(self.publishing, self.ranks, self.directory)
+            self.publisher = Publisher(self.publishing, self.context, self._version, self.checkpoints)
 
     @property
     def state(self) -> RunState:
@@ -157,7 +141,11 @@ class OpenRun:
             self.context = replace(self.context, sparse=sparse.following(plan))
             if self.publisher is not None:
                 self.compiling(ahead.publishing())
-                refuse_unpublished(self.context.sparse.store)
+                if sparse.store.on_gpu:  # nobody notes there what changes
+                    raise ConfigError(
+                        f"publish: store.tiers = {list(sparse.store.tiers or ())}: rows in GPU memory cannot be published; set"
+                        " store.tiers = ['dram']"
+                    )
             self.session = self.strategy.build(plan, self.context)
             self.context.stats.watch(self.session.sparse.live)
             if (note := note_on_rows(self.strategy, self.facts, sparse.store)) is not None:
@@ -187,7 +175,8 @@ class OpenRun:
             resume: go on from its step, position and random state too.
         """
         loaded = load(place, self.facts.schema)
-        session = self.open(train, None if loaded.plan is None else Plan.from_dict(loaded.plan, place.url))
+        earlier = None if loaded.plan is None else Plan.from_dict(loaded.plan, place.url)
+        session = self.open(train, earlier)
         if resume:
             self.trainer_state.check(loaded)
         self.checkpoints.forget_latest()
@@ -198,7 +187,7 @@ class OpenRun:
         self._read = None if resume else loaded
         self.trainer_state.normalizing.stats = loaded.normalization
         if resume:
-            self._go_on(loaded)
+            self._go_on(loaded, earlier)
 
     def inherit(self, place: Storage, train: Dataset | None = None) -> Inherited:
         """Begins with what fits of another run's checkpoint, see ``Trainer.init_from``."""
@@ -218,6 +207,13 @@ class OpenRun:
         """The content of a checkpoint made now."""
         return self.trainer_state.content(*self.opened())
 
+    def _saved_content(self) -> Content:
+        """The same, once no published segment holds the rows, and the metrics so far are on disk: a resumed run makes none of them."""
+        self.metrics.settle(wait=True)
+        if self.publisher is not None:
+            self.publisher.wait_copied()
+        return self.content()
+
     def _newest_uses(self, loaded: LoadedCheckpoint) -> Mapping[str, int]:
         """The newest use of each table that counts seconds, on all trainers; says which lie ahead of the clock."""
         reader = PartReader(loaded.place, loaded.shards)
@@ -226,36 +222,34 @@ class OpenRun:
             self.notes.log(line)
         return newest
 
-    def _go_on(self, loaded: LoadedCheckpoint) -> None:
-        self.trainer_state.go_on(loaded, self.opened()[0])
+    def _go_on(self, loaded: LoadedCheckpoint, earlier: Plan | None) -> None:
+        """Continues the run of a checkpoint. The dense half takes its extra state if the net is spread as in the earlier plan."""
+        plan, session = self.opened()
+        self.trainer_state.go_on(loaded, plan)
         if self.state.best_step is not None:
             best = checkpoint.find(loaded.place.parent, step=self.state.best_step)
             self.checkpoints.set_best(self.state.best_step, best)
-        self._load_extra_state(loaded)
         self.resumed = True
         self._log = None  # the next one drops the records that come after this state
-
-    def _load_extra_state(self, loaded: LoadedCheckpoint) -> None:
-        """Restores the extra state of the dense half if the net has the same placement; logs a note otherwise."""
-        plan, session = self.opened()
-        earlier = None if loaded.plan is None else Plan.from_dict(loaded.plan, loaded.place.url)
         if session.stateful is not None and earlier is not None and plan.spreads_as(earlier):
-            session.stateful.load_extra_state(random_state.extra_state(loaded.random, self.ranks.rank))
-        elif any(random_state.extra_state(loaded.random, rank) for rank in range(len(loaded.random))):
+            session.stateful.load_extra_state(extra_state(loaded.random, self.ranks.rank))
+        elif any(extra_state(loaded.random, rank) for rank in range(len(loaded.random))):
             self.notes.log(
                 "the random state of group servers and what top-k has left out are dropped, since the net is spread otherwise than in"
                 f" {loaded.place.name}: dropout draws other masks than it would have"
             )
-
-    def step_cost(self, train: Dataset, calibration: Calibration) -> StepCost | None:
-        """Adds up what a step on these data should take this machine, by its parts, on rank 0; None where nothing says so."""
-        return self.planning.step_cost(self.opened()[0], self.strategy, train, calibration)
 
     def summary(self, metrics: Metrics | None, duration_s: float) -> dict[str, object]:
         """The content of ``summary.json``."""
         (plan, session), progressive = self.opened(), self.trainer_state.progressive
         sparse, dense = session.sparse.stats(), session.dense
         loaders = {**self._ended_loaders, **self._loaders}
+        optional = {
+            "plan": dict(plan.predicted) or None,
+            "init_from": self.trainer_state.inherited,
+            "progressive": None if progressive is None else progressive.metrics(),
+            "published": None if self.publisher is None else dict(self.publisher.counts),
+        }
         facts = {
             "strategy": self.strategy.name,
             "trainers": self.ranks.size,
@@ -267,12 +261,11 @@ class OpenRun:
             "duration_s": duration_s,
             "compile_s": self.compiling.seconds + self._compiled_in_steps_s,
             "restarts": self.context.processes.restarts,
-            "scalings": [] if self.directory is None else scale_requests.history(self.directory),
-            **({"plan": dict(plan.predicted)} if plan.predicted else {}),
-            **({} if self.trainer_state.inherited is None else {"init_from": self.trainer_state.inherited}),
+            "scalings": []
+            if self.context.directory is None
+            else scale_requests.history(self.context.directory),
             **_predicted_speed(plan, None if self._log is None else self._log.first_steps, self.state),
-            **({} if progressive is None else {"progressive": progressive.metrics()}),
-            **({} if self.publisher is None else {"published": dict(self.publisher.counts)}),
+            **{name: value for name, value in optional.items() if value is not None},
             "dense_staleness_max": dense.stats()["staleness_max"],
             "features": features_of(self.facts.schema, sparse, self.scoring.features),
         }
@@ -289,16 +282,17 @@ class OpenRun:
     def open_log(self) -> RunLog:
         """The log of records."""
         if self._log is None:
-            path = None if self.directory is None else self.directory / "metrics.jsonl"
+            path = None if self.context.directory is None else self.context.directory / "metrics.jsonl"
             if path is not None:
                 state, mark = self.state, path.with_name(TRAINED)
                 rewind(path, state)  # what a run that begins anew, or goes on, writes again
                 state.repeated_examples = repeated_from(mark, state.examples, state.repeated_examples)
             others = None
-            if self.directory is not None:
+            if self.context.directory is not None:
                 identity = ProcessId(RoleName.TRAINER, self.ranks.rank)
-                others = PeerStatus(self.directory, identity, lambda: self.ranks.unsynchronized)
-            self._log = RunLog(path, self.callbacks, self.options.log_every_steps, others)
+                others = PeerStatus(self.context.directory, identity, lambda: self.ranks.unsynchronized)
+            progressive = self.trainer_state.progressive
+            self._log = RunLog(path, self.callbacks, self.options.log_every_steps, others, progressive)
         return self._log
 
     def close(self) -> None:
@@ -311,6 +305,7 @@ class OpenRun:
             if self._log is not None:
                 closing.callback(self._log.close)
             closing.callback(self.checkpoints.close)
+            closing.callback(self.metrics.close)
             if self.publisher is not None:
                 closing.callback(self.publisher.close)
 
@@ -337,11 +332,11 @@ class OpenRun:
         else:
             others = {**sparse.stats(spans=True).processes, **dense.processes(spans=True)}
             processes = timelines(self.ranks, stats, {**self._loaders, **others})
-        if self.directory is not None:
-            write_timeline(self.directory / "timeline.json", processes, stats.spans.totals_s)
+        if self.context.directory is not None:
+            write_timeline(self.context.directory / "timeline.json", processes, stats.spans.totals_s)
 
     def _version(self, step: int) -> SegmentVersion:
-        return self.trainer_state.version(step, self.context.sparse, self.opened()[1])
+        return self.trainer_state.version(step, self.opened()[1])
 
     def _ready(self) -> tuple[Session, NormalizationStats]:
         return self.open(), self.trainer_state.normalizing.known()
@@ -357,10 +352,10 @@ class TrainingRun(OpenRun):
                 f"negatives: the loss of {self.facts.model.name} compares no examples with each other, and would take those"
                 " without a user for clicks that were not made; leave them out, or use model 'retrieval'"
             )
-        if self.saves and self.ranks.first and not self.resumed and self.state.step == 0:
+        if self.checkpoints.saves and self.ranks.first and not self.resumed and self.state.step == 0:
             earlier = checkpoint.latest(self.checkpoints.root)
             if earlier is not None:
-                place = self.directory or earlier.parent
+                place = self.context.directory or earlier.parent
                 raise RunDirectoryError(
                     f"{place}: holds an earlier run ({earlier.name}); name another directory, delete this one, or"
                     f" go on with it by trainer.load({str(place)!r}) before fit"
@@ -380,10 +375,10 @@ class TrainingRun(OpenRun):
             self._read = None
         until = self.ranks.broadcast(state.epoch + epochs)
         self._ended_loaders = {}
-        if self.saves and state.step:
+        if self.checkpoints.saves and state.step:
             self.checkpoints.unmark()
-            if self.directory is not None:
-                remove_summary(self.directory)
+            if self.context.directory is not None:
+                remove_summary(self.context.directory)
         try:
             scaling = self._fit(train, valid, until)
             while scaling is not None and not scaling.restarts_all:
@@ -395,13 +390,13 @@ class TrainingRun(OpenRun):
                 self.rescaling.refuse_late()
         finally:
             self.ranks.forget_stop()
-        if self.saves and not stopped and not self.restarts_all:
+        if self.checkpoints.saves and not stopped and not self.restarts_all:
             self.checkpoints.mark_final(state.best_step)
         if state.best_step is not None and not stopped:
             self.restore(self.checkpoints.best(state.best_step))
         if self.publisher is not None and not self.restarts_all:
             step = state.step if state.best_step is None or stopped else state.best_step
-            self.publisher.finish(partial(self._version, step), step, self.context.stats.spans)
+            self.publisher.finish(step)
         return stopped
 
     def final_metrics(self) -> Metrics | None:
@@ -427,7 +422,7 @@ class TrainingRun(OpenRun):
         """Resumes with other numbers of processes. Trainers have stopped for it."""
         step = self.state.step
         if self.publisher is not None:
-            self.publisher.wait()  # those who write a segment may be about to end
+            self.publisher.settle(wait=True)  # those who write a segment may be about to end
         self._ended_loaders |= {
             f"{title}, until step {step}": snapshot for title, snapshot in self._loaders.items()
         }
@@ -442,7 +437,7 @@ class TrainingRun(OpenRun):
         if self._log is not None:
             self._log.first_steps = FirstSteps(since=step)
         self.scoring.forget()
-        self.rescaling.done(scaling, self.strategy)
+        self.rescaling.done(scaling)
         self.ranks.end_pause()
 
     def _fit(
@@ -469,29 +464,22 @@ class TrainingRun(OpenRun):
         except BaseException:
             feed.close()
             raise
+        self.rescaling.follow(self.strategy, self.opened()[0])
+        evaluation = None if valid is None else self._evaluation(valid, log)
+        hooks = (log, evaluation, self.publisher, self.checkpoints, self.rescaling)
         if self.publisher is not None:
             self.publisher.begin(self.state.step)
         loop = Loop(
             session=session,
+            context=self.context,
             feed=feed,
             learning_rate=trainer_state.learning_rate,
             options=self.options,
             state=trainer_state.state,
             log=log,
-            save=self._begin_save,
-            settle_saves=self._settle_saves,
-            fall_back=lambda: self.checkpoints.fall_back(self.state),
-            score=None if valid is None else lambda: self.scoring.score(valid),
-            label_names=self.facts.schema.labels.names,
-            save_every_steps=self.saving.every_steps if self.saves else None,
-            ranks=self.ranks,
             notes=self.notes,
-            spans=self.context.stats.spans,
-            progressive=trainer_state.progressive,
-            staleness=self.context.stats.histograms[STALENESS],
-            look=self._look,
-            publisher=self.publisher,
-            publish=self._publish,
+            hooks=[hook for hook in hooks if hook is not None],
+            evaluation=evaluation,
         )
         try:
             with self.context.stats.busy.working():
@@ -519,56 +507,33 @@ class TrainingRun(OpenRun):
         self._note(log)
         scaling = self.rescaling.agreed(is_finished=loop.is_finished(until_epoch))
         best_is_lost = self.checkpoints.fall_back(self.state)
-        if best_is_lost or (self.saves and (scaling is None or scaling.needs_checkpoint)):
-            self.checkpoints.settle_last(self._begin_save)
+        if best_is_lost or (self.checkpoints.saves and (scaling is None or scaling.needs_checkpoint)):
+            self.checkpoints.save_last(self.state)
         if scaling is not None:
-            self.rescaling.begin(scaling, self.strategy, self.opened()[0], self.state.step)
+            self.rescaling.begin(scaling, self.state.step)
         return scaling
 
-    def _look(self) -> None:
-        """Checks between two steps whether the numbers of processes must change."""
-        plan, state = self.opened()[0], self.state
-        if self.autoscaler is not None:
-            self.autoscaler.look(plan.roles, state.examples, state.train_s)
-        self.rescaling.poll(self.strategy, plan, state.step)
+    def _evaluation(self, valid: Dataset, log: RunLog) -> Evaluation:
+        return Evaluation(
+            scoring=self.scoring,
+            data=valid,
+            context=self.context,
+            options=self.options,
+            learning_rate=self.trainer_state.learning_rate,
+            log=log,
+            metrics=self.metrics,
+            checkpoints=self.checkpoints,
+            publisher=self.publisher,
+        )
 
     def _write_plan(self, log: RunLog, session: Session) -> None:
         """Writes the plan and reports it to callbacks."""
         log.begin(self.state, session.sparse.stats().counters)
-        log.trained(self.state)  # else the next crash would count again what this start has counted
         plan = self.opened()[0].to_dict()
-        if self.directory is not None:
-            write_whole(self.directory / "plan.json", json.dumps(plan, indent=1) + "\n")
+        if self.context.directory is not None:
+            write_whole(self.context.directory / "plan.json", json.dumps(plan, indent=1) + "\n")
         for callback in self.callbacks:
             callback.on_plan(plan)
-
-    def _begin_save(self) -> None:
-        if self.publisher is not None:
-            self.publisher.wait_copied()
-        self.checkpoints.begin(self.content, self.state, self.context.stats.spans)
-
-    def _settle_saves(self) -> None:
-        self.checkpoints.settle()
-        if self.publisher is not None:
-            self.publisher.settle()
-
-    def _publish(self) -> None:
-        if self.publisher is not None:
-            spans, rows_free = self.context.stats.spans, self.checkpoints.is_idle
-            step = self.state.step
-            self.publisher.publish(partial(self._version, step), step, spans, rows_free=rows_free)
-
-
-def refuse_unpublished(store: StoreOptions) -> None:
-    """Refuses to publish rows in GPU memory, where nobody notes what changes.
-
-    Raises:
-        ConfigError: names what keeps them there.
-    """
-    if store.on_gpu:
-        raise ConfigError(
-            f"publish: store.tiers = {list(store.tiers or ())}: rows in GPU memory cannot be published; set store.tiers = ['dram']"
-        )
 
 
 def _predicted_speed(plan: Plan, first: FirstSteps | None, state: RunState) -> dict[str, object]:

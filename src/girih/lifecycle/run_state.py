@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from girih.checkpoint.description import ModelDescription
 from girih.checkpoint.load import LoadedCheckpoint, believed
-from girih.checkpoint.recipe import recipe
-from girih.checkpoint.save import Content
+from girih.checkpoint.save import Content, describe_model
 from girih.checkpoint.state import RunState
 from girih.comm.group import TrainerGroup
 from girih.config.train import TrainOptions
@@ -20,8 +23,6 @@ from girih.lifecycle.inheriting import Inherited, moments_of
 from girih.planner.plan import Plan
 from girih.publishing.segment import SegmentVersion
 from girih.schema import Schema
-from girih.sparse.spec import SparseSpec
-from girih.training import random_state
 from girih.training.evaluation import ProgressiveValidation
 from girih.training.learning_rate import LearningRate
 from girih.training.session import Session
@@ -109,36 +110,31 @@ class TrainerState:
         self.ranks.barrier()
         return Content(
             step=self.state.step,
-            schema=self.schema,
+            model=self._model(),
             state={
                 "run": self.state.to_dict(),
                 "trainers": self.ranks.gather(self.state.to_dict()),  # which may be at other places
                 "learning_rate": self.learning_rate.state(),
-                "normalization": self._normalization(),
-                "recipe": recipe(self.dense.module, self.options),
                 **({} if self.inherited is None else {"inherited": self.inherited}),
                 **({} if self.progressive is None else {"progressive": self.progressive.state()}),
             },
             sparse=session.sparse,
             dense=session.dense,
             plan=plan.to_dict(),
-            random=random_state.gather(
+            random=gather_random(
                 self.ranks,
                 self.dense.device,
                 None if session.stateful is None else session.stateful.extra_state(),
             ),
         )
 
-    def version(self, step: int, sparse: SparseSpec, session: Session) -> SegmentVersion:
+    def version(self, step: int, session: Session) -> SegmentVersion:
         """The state that a segment published now is of, with the weights of a step."""
         session.sync()
         self.ranks.barrier()
         return SegmentVersion(
             step=step,
-            schema=self.schema,
-            needs=sparse.needs,
-            recipe=recipe(self.dense.module, self.options),
-            normalization=self._normalization(),
+            model=self._model(),
             parameters=session.dense.state()["model"],
             sparse=session.sparse,
         )
@@ -151,7 +147,7 @@ class TrainerState:
         """
         with believed(loaded.place):
             self.learning_rate.check(loaded.state["learning_rate"])
-            random_state.check(loaded.random)
+            check_random(loaded.random)
 
     def go_on(self, loaded: LoadedCheckpoint, plan: Plan) -> None:
         """Takes step, position, rates and random state from a checkpoint."""
@@ -168,7 +164,7 @@ class TrainerState:
             self.state.best_step, self.state.best_value, self.state.stopped_early = None, None, False
         with believed(loaded.place):
             self.learning_rate.restore(loaded.state["learning_rate"])
-            random_state.restore(
+            restore_random(
                 loaded.random,
                 self.ranks.rank,
                 alike=_draw_alike(plan.to_dict()),
@@ -176,11 +172,62 @@ class TrainerState:
                 device=self.dense.device,
             )
 
-    def _normalization(self) -> dict[str, object] | None:
-        stats = self.normalizing.stats
-        return None if stats is None else stats.to_dict()
+    def _model(self) -> ModelDescription:
+        return describe_model(self.dense.module, self.schema, self.options, self.normalizing.stats)
 
 
 def _draw_alike(plan: Mapping[str, Any]) -> bool:
     """Whether all trainers draw the same masks."""
     return bool(plan.get("seeds", {}).get("dropout") == "alike")
+
+
+def gather_random(
+    ranks: TrainerGroup, device: torch.device, extra: Mapping[str, Tensor] | None = None
+) -> list[dict[str, Tensor]]:
+    """State of each trainer's generators by rank, on rank 0; this trainer's alone on the others.
+
+    Args:
+        extra: this trainer's, see :class:`girih.training.session.Stateful`.
+    """
+    local = {"cpu": torch.get_rng_state().numpy()}
+    local |= {name: tensor.numpy() for name, tensor in (extra or {}).items()}
+    if device.type == "cuda":
+        local["cuda"] = torch.cuda.get_rng_state(device).numpy()
+    gathered = ranks.gather_arrays(local) or [local]
+    return [{name: torch.from_numpy(array) for name, array in each.items()} for each in gathered]
+
+
+def extra_state(states: Sequence[Mapping[str, Tensor]], rank: int) -> dict[str, Tensor]:
+    """Returns the ``extra`` that the trainer with a rank gave to :func:`gather_random`."""
+    return {} if rank >= len(states) else {name: value for name, value in states[rank].items() if "/" in name}
+
+
+def check_random(states: Sequence[Mapping[str, Tensor]]) -> None:
+    """Raises what torch does where :func:`restore_random` would meet no state of a generator."""
+    for state in (states[0], *states[1:]):
+        torch.Generator().set_state(state["cpu"])
+
+
+def restore_random(
+    states: Sequence[Mapping[str, Tensor]],
+    rank: int,
+    *,
+    alike: bool,
+    were_alike: bool,
+    device: torch.device | None = None,
+) -> None:
+    """Puts this trainer's state back.
+
+    Args:
+        device: that of the dense half, whose generator has its own state where it is a GPU.
+        alike: whether all trainers draw the same masks; all then take the state that rank 0 had.
+        were_alike: the same of the run that was saved. A trainer that was not there, or drew as rank 0 did, keeps the
+            state that it begins a run with.
+    """
+    if alike:
+        rank = 0
+    elif rank and (were_alike or rank >= len(states)):
+        return
+    torch.set_rng_state(states[rank]["cpu"])
+    if "cuda" in states[rank] and device is not None and device.type == "cuda":
+        torch.cuda.set_rng_state(states[rank]["cuda"], device)

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from girih.config.train import metric_name
 from girih.config.user_code import blame
 from girih.errors import ConfigError, kind_of
+from girih.kernels.cpu.arrays import F32, I64
 
 _LOG = logging.getLogger(__name__)
 
@@ -36,8 +37,8 @@ class Examples(NamedTuple):
 
     logits: NDArray[Any]
     labels: NDArray[Any]
-    weights: NDArray[np.float32] | None
-    groups: NDArray[np.int64] | None
+    weights: F32 | None
+    groups: I64 | None
     are_numbers: bool
 
 

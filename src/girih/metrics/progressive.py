@@ -13,11 +13,9 @@ import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from girih.kernels.cpu.arrays import F32, F64
 from girih.schema import LabelLoss
-
-Floats = NDArray[np.float64]
 
 NUM_BINS = 1 << 16
 MOST_LOGIT = 16.0  # in size; what is beyond lies in the outermost bins
@@ -43,14 +41,14 @@ class ProgressiveScores:
         self._losses = tuple(losses) or ("bce",) * num_labels
         self._lock = threading.Lock()
         self._whole = self._empty()
-        self._periods: dict[int, Floats] = {}
+        self._periods: dict[int, F64] = {}
 
     def add(
         self,
-        logits: NDArray[np.float32],
-        labels: NDArray[np.float32],
-        weights: NDArray[np.float32] | None = None,
-        label_weights: NDArray[np.float32] | None = None,
+        logits: F32,
+        labels: F32,
+        weights: F32 | None = None,
+        label_weights: F32 | None = None,
     ) -> None:
         """Adds B examples; those with a logit that is NaN or infinite are left out.
 
@@ -70,25 +68,23 @@ class ProgressiveScores:
             self._whole += added
             self._periods[period] = self._periods.get(period, 0.0) + added
 
-    def counts(self) -> Floats:
+    def counts(self) -> F64:
         """float64[2, T, 2K + 3], which trainers add up: of the whole run, and of the last hour."""
         with self._lock:
             first = int(self._clock() // PERIOD_S) - NUM_PERIODS
             hour = sum((each for period, each in self._periods.items() if period > first), self._empty())
             return np.stack([self._whole, hour])
 
-    def restore(self, whole: Floats | None) -> None:
+    def restore(self, whole: F64 | None) -> None:
         """Goes on from the counts of a run so far; None begins anew. The hour begins anew."""
         with self._lock:
             self._whole = self._empty() if whole is None else np.array(whole).reshape(self._empty().shape)
             self._periods = {}
 
-    def _empty(self) -> Floats:
+    def _empty(self) -> F64:
         return np.zeros((self._num_labels, 2 * NUM_BINS + _SUMS))
 
-    def _counted(
-        self, logits: Floats, labels: Floats, weights: Floats | None, label_weights: Floats | None
-    ) -> Floats:
+    def _counted(self, logits: F64, labels: F64, weights: F64 | None, label_weights: F64 | None) -> F64:
         found = self._empty()
         own = np.ones(logits.shape) if label_weights is None else label_weights
         present = own > 0
@@ -111,7 +107,7 @@ class ProgressiveScores:
 
 
 def progressive_metrics(
-    counts: Floats, label_names: Sequence[str], losses: Sequence[LabelLoss] = ()
+    counts: F64, label_names: Sequence[str], losses: Sequence[LabelLoss] = ()
 ) -> dict[str, dict[str, object]]:
     """Label → metrics of the whole run, and with ``_last_hour`` of its last hour; None where undefined.
 
@@ -127,7 +123,7 @@ def progressive_metrics(
     return found
 
 
-def _errors(counts: Floats) -> dict[str, object]:
+def _errors(counts: F64) -> dict[str, object]:
     squares, weight, num_examples = counts[-_SUMS:].tolist()
     return {
         "mae": float(counts[0]) / weight if weight > 0 else None,
@@ -136,7 +132,7 @@ def _errors(counts: Floats) -> dict[str, object]:
     }
 
 
-def _metrics(counts: Floats) -> dict[str, object]:
+def _metrics(counts: F64) -> dict[str, object]:
     positives, negatives = counts[:NUM_BINS], counts[NUM_BINS:-_SUMS]
     loss, weight, num_examples = counts[-_SUMS:].tolist()
     pairs = float(positives.sum() * negatives.sum())

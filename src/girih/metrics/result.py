@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from girih import config
 from girih.config.train import DIRECTIONS, RECORDED
-
-Floats = NDArray[np.float64]
+from girih.kernels.cpu.arrays import F32, F64, I64, U64
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +30,18 @@ class ScoreHistogram:
         counts: int64[U], number of examples.
     """
 
-    ranks: NDArray[np.int64]
-    logits: Floats
-    positives: Floats
-    negatives: Floats
-    counts: NDArray[np.int64]
+    ranks: I64
+    logits: F64
+    positives: F64
+    negatives: F64
+    counts: I64
 
 
 def tally(
-    logits: NDArray[np.float32],
-    labels: NDArray[np.float32],
-    weights: NDArray[np.float32] | None = None,
-    ranks: NDArray[np.int64] | None = None,
+    logits: F32,
+    labels: F32,
+    weights: F32 | None = None,
+    ranks: I64 | None = None,
 ) -> ScoreHistogram:
     """Builds a histogram. A label y between 0 and 1 counts as y positive and 1 − y negative.
 
@@ -125,29 +124,29 @@ def grouped_aucs(scores: ScoreHistogram) -> tuple[float | None, float | None]:
     return float(np.average(areas, weights=(positives + negatives)[both])), float(np.mean(areas))
 
 
-def run_starts(values: NDArray[np.generic]) -> NDArray[np.int64]:
+def run_starts(values: NDArray[np.generic]) -> I64:
     """Start indices of the runs of equal values: int64, ascending, the first 0; empty without values."""
     if len(values) == 0:
         return np.zeros(0, np.int64)
     return np.concatenate([[0], np.flatnonzero(values[1:] != values[:-1]) + 1]).astype(np.int64)
 
 
-def sum_runs(values: NDArray[np.generic], starts: NDArray[np.int64]) -> Floats:
+def sum_runs(values: NDArray[np.generic], starts: I64) -> F64:
     """Sums each run in float64."""
     if len(starts) == 0:
         return np.zeros(0, np.float64)
-    sums: Floats = np.add.reduceat(values.astype(np.float64, copy=False), starts)
+    sums: F64 = np.add.reduceat(values.astype(np.float64, copy=False), starts)
     return sums
 
 
-def _sortable(logits: NDArray[np.float32]) -> NDArray[np.uint64]:
+def _sortable(logits: F32) -> U64:
     """Unsigned integers that sort as the floats do; -0.0 becomes 0.0."""
     bits = (np.ascontiguousarray(logits) + np.float32(0)).view(np.uint32)
     flip = np.where(bits >> np.uint32(31), np.uint32(0xFFFFFFFF), np.uint32(0x80000000))
     return (bits ^ flip).astype(np.uint64)
 
 
-def _logits_of(keys: NDArray[np.uint64]) -> NDArray[np.float32]:
+def _logits_of(keys: U64) -> F32:
     """The inverse of :func:`_sortable`, the group above the low 32 bits dropped."""
     bits = keys.astype(np.uint32)
     flip = np.where(bits >> np.uint32(31), np.uint32(0x80000000), np.uint32(0xFFFFFFFF))
@@ -320,9 +319,7 @@ def label_metrics(
     )
 
 
-def regression_metrics(
-    predictions: NDArray[np.float32], labels: NDArray[np.float32], weights: NDArray[np.float32] | None
-) -> LabelMetrics:
+def regression_metrics(predictions: F32, labels: F32, weights: F32 | None) -> LabelMetrics:
     """Metrics of a label that is a number: n predictions, labels, and weights or None where all are 1; float32[n] each."""
     wide = np.ones(len(labels)) if weights is None else weights.astype(np.float64)
     mass = _sorted_sum(wide)
@@ -339,7 +336,7 @@ def regression_metrics(
     )
 
 
-def _sorted_sum(values: Floats) -> float:
+def _sorted_sum(values: F64) -> float:
     """The sum, which does not depend on the order of the values."""
     return float(np.sort(values).sum())
 
@@ -350,9 +347,7 @@ def _entropy(rate: float) -> float:
     return -rate * math.log(rate) - (1 - rate) * math.log1p(-rate)
 
 
-def _calibration_curve(
-    scores: ScoreHistogram, predictions: Floats, masses: Floats
-) -> tuple[CalibrationBin, ...]:
+def _calibration_curve(scores: ScoreHistogram, predictions: F64, masses: F64) -> tuple[CalibrationBin, ...]:
     """Up to NUM_BINS bins; equal predictions share one, so ties make bins unequal and fewer."""
     middles = np.cumsum(scores.counts) - scores.counts / 2
     starts = run_starts((middles * NUM_BINS / scores.counts.sum()).astype(np.int64))
@@ -369,9 +364,7 @@ RELEVANT = 0.5
 """The label from which an example is relevant."""
 
 
-def ranking(
-    logits: NDArray[np.float32], labels: NDArray[np.float32], groups: NDArray[np.int64], at: Sequence[int]
-) -> dict[str, float]:
+def ranking(logits: F32, labels: F32, groups: I64, at: Sequence[int]) -> dict[str, float]:
     """``recall@k`` and ``ndcg@k`` for each k, and ``mrr``: means over the groups that have a relevant example.
 
     A tie counts against the model: the relevant example comes after all of its logit. recall@k is the share of a group's

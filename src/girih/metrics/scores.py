@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from girih.errors import ConfigError, DataError, NonFiniteError
+from girih.kernels.cpu.arrays import F32, I64
 from girih.metrics.custom import Examples, Metric, custom_metrics
 from girih.metrics.result import (
     LabelMetrics,
@@ -139,7 +140,7 @@ class Scores:
             by_label[name] = replace(_built_in(examples, rank_at), custom=custom)
         return Metrics(by_label)
 
-    def _of_label(self, index: int, groups: NDArray[np.int64] | None) -> Examples:
+    def _of_label(self, index: int, groups: I64 | None) -> Examples:
         """The examples that count for a label."""
         logits, labels = self._column("logits")[:, index], self._column("labels")[:, index]
         weights = self._column("weights") if "weights" in self._columns else None
@@ -191,17 +192,17 @@ def _built_in(examples: Examples, rank_at: Sequence[int]) -> LabelMetrics:
     return label_metrics(tally(logits, labels, weights), grouped, ranked)
 
 
-def _ones(*shape: int) -> NDArray[np.float32]:
+def _ones(*shape: int) -> F32:
     """Ones that take no memory until they are concatenated."""
     return np.broadcast_to(np.float32(1), shape)
 
 
-def _two_axes(values: ArrayLike) -> NDArray[np.float32]:
+def _two_axes(values: ArrayLike) -> F32:
     array = np.array(values, np.float32)
     return array[:, None] if array.ndim == 1 else array
 
 
-def _integers(groups: ArrayLike) -> NDArray[np.int64]:
+def _integers(groups: ArrayLike) -> I64:
     array = np.asarray(groups)
     if array.dtype.kind not in "iu" and array.size:
         raise ConfigError(f"groups of type {array.dtype}: expected int64, as ids are")

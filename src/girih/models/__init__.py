@@ -11,25 +11,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from girih.models.atbrg import ATBRG
     from girih.models.can import CAN
-    from girih.models.dcn import DCN
-    from girih.models.dcnv2 import DCNv2
-    from girih.models.deepfm import DeepFM
+    from girih.models.dcn import DCN, DCNv2
     from girih.models.dien import DIEN
     from girih.models.din import DIN
     from girih.models.dlrm import DLRM
-    from girih.models.dnn import DNN
+    from girih.models.dnn import DNN, DeepFM, WideDeep
     from girih.models.dsin import DSIN
     from girih.models.embeddings import Block, Embeddings, Jagged
-    from girih.models.esmm import ESMM
-    from girih.models.fm import FM
+    from girih.models.fm import FM, LR
     from girih.models.loss import bce_with_logits
-    from girih.models.lr import LR
-    from girih.models.mmoe import MMoE
+    from girih.models.multitask import ESMM, MMoE
     from girih.models.needs import needs_of
     from girih.models.retrieval import Retrieval
     from girih.models.star import STAR
     from girih.models.two_tower import TwoTower
-    from girih.models.wide_deep import WideDeep
     from girih.models.xdeepfm import XDeepFM
     from girih.models.zoo import BY_NAME, create
 
@@ -62,20 +57,22 @@ __all__ = [
     "needs_of",
 ]
 
-_HOMES = {
-    "embeddings": ("Block", "Embeddings", "Jagged"),
-    "loss": ("bce_with_logits",),
-    "needs": ("needs_of",),
-    "two_tower": ("TwoTower",),
-    "wide_deep": ("WideDeep",),
-    "zoo": ("BY_NAME", "create"),
-}
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+CLASSES = {
+    "lr": "fm.LR", "fm": "fm.FM", "wide_deep": "dnn.WideDeep", "deepfm": "dnn.DeepFM", "dnn": "dnn.DNN", "dlrm": "dlrm.DLRM",
+    "dcn": "dcn.DCN", "dcnv2": "dcn.DCNv2", "xdeepfm": "xdeepfm.XDeepFM", "din": "din.DIN", "dien": "dien.DIEN",
+    "dsin": "dsin.DSIN", "atbrg": "atbrg.ATBRG", "can": "can.CAN", "mmoe": "multitask.MMoE", "esmm": "multitask.ESMM", "star": "star.STAR",
+    "two_tower": "two_tower.TwoTower", "retrieval": "retrieval.Retrieval",
+}  # fmt: skip
+"""A model's name in configs → its module in this package and its class; :data:`girih.models.zoo.BY_NAME` has the classes."""
+_OTHERS = (
+    "embeddings.Block", "embeddings.Embeddings", "embeddings.Jagged", "loss.bce_with_logits", "needs.needs_of", "zoo.BY_NAME", "zoo.create",
+)  # fmt: skip
+_HOME_OF = {name: home for home, name in (place.split(".") for place in (*CLASSES.values(), *_OTHERS))}
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        return getattr(import_module(f"girih.models.{_HOME_OF.get(name, name.lower())}"), name)
+    if name in _HOME_OF:
+        return getattr(import_module(f"girih.models.{_HOME_OF[name]}"), name)
     raise AttributeError(f"module 'girih.models' has no attribute {name!r}")
 
 

@@ -1,20 +1,24 @@
-"""Adaptive Target-Behavior Relational Graph network (Feng et al., SIGIR 2020)."""
+"""Adaptive Target-Behavior Relational Graph network (Feng et al., SIGIR 2020).
+
+Shapes: N nodes, M neighbours of all nodes and relations together, D dim.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+from typing import NamedTuple, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from girih.config.options import flag
 from girih.errors import ConfigError, DataError, nearest
-from girih.models import checks, histories, needs
+from girih.models import checks
 from girih.models.embeddings import Embeddings, Jagged
-from girih.models.layers.attention import Attention
+from girih.models.layers.attention import Attention, softmax_within
 from girih.models.layers.inputs import DenseInput
-from girih.models.layers.mlp import MLP
-from girih.models.layers.relations import Neighbours, RelationAwareExtractor
+from girih.models.layers.mlp import MLP, AnyWidths, DeepOptions
 from girih.models.model import Model
 from girih.schema import Schema, Sequence
 
@@ -64,7 +68,7 @@ class ATBRG(Model):
         ConfigError: relations that hang from nothing, from themselves, or at other dims.
     """
 
-    not_substitutable = histories.NOT_SUBSTITUTABLE
+    not_substitutable = checks.NOT_SUBSTITUTABLE
 
     def __init__(
         self,
@@ -72,18 +76,13 @@ class ATBRG(Model):
         *,
         relations: dict[str, str],
         attention: dict[str, str] | None = None,
-        attention_hidden: tuple[int, ...] = (80, 40),
+        attention_hidden: AnyWidths = (80, 40),
         softmax: bool = False,
-        hidden: tuple[int, ...] = (400, 400, 400),
-        dropout: float = 0.0,
-        batch_norm: bool = False,
+        **deep: Unpack[DeepOptions],
     ) -> None:
-        super().__init__(schema, needs.EMBEDDING)
-        hidden = checks.widths("hidden", hidden)
-        attention_hidden = checks.widths("attention_hidden", attention_hidden, may_be_empty=True)
-        flag("softmax", softmax)
+        super().__init__(schema)
         _check_names(schema, relations)
-        self.pairs = histories.pairs_of("atbrg", schema, attention, others=relations)
+        self.pairs = checks.pairs_of("atbrg", schema, attention, others=relations)
         roots = {name for pair in self.pairs for name in pair}
         depth = _depth(relations, roots)
         dim = checks.one_dim("atbrg: nodes of the graph", schema, {*roots, *relations})
@@ -95,7 +94,7 @@ class ATBRG(Model):
         self.targets = tuple(dict.fromkeys(target for _, target in self.pairs))
         self.inputs = DenseInput(schema, self.read_whole(whole), for_products=True)
         width = self.inputs.width + dim * (len(self.targets) + len(self.pairs))
-        self.deep = MLP(width, hidden, self.num_labels, dropout=dropout, batch_norm=batch_norm)
+        self.deep = MLP(width, outputs=self.num_labels, **deep)
 
     def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
         """float32[B, X] and embeddings to logits float32[B, T].
@@ -168,3 +167,39 @@ def _path(name: str, relations: Mapping[str, str], roots: set[str]) -> list[str]
             )
         path.append(heads)
     return path
+
+
+class Neighbours(NamedTuple):
+    """The neighbours by one relation: its vector float32[D], theirs float32[m, D], and the node of each, int64[m]."""
+
+    relation: Tensor
+    values: Tensor
+    nodes: Tensor
+
+
+class RelationAwareExtractor(nn.Module):
+    """x'_h = ReLU(W [x_h, Σ α(h, r, t) W_V [x_h, x_t]] + b), the sum over the neighbours (r, t) of h (after ATBRG).
+
+    α(h, r, t) is the softmax over them of (W_Q x_r)ᵀ (W_K [x_h, x_t]) / √D: the relation asks, the pair of nodes answers.
+    A node without neighbours has 0 for their sum.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.scale = 1 / math.sqrt(dim)
+        self.queries = nn.Linear(dim, dim, bias=False)
+        self.keys = nn.Linear(2 * dim, dim, bias=False)
+        self.values = nn.Linear(2 * dim, dim, bias=False)
+        self.merge = nn.Linear(2 * dim, dim)
+
+    def forward(self, nodes: Tensor, neighbours: Seq[Neighbours]) -> Tensor:
+        """float32[N, D] and the neighbours by each relation to float32[N, D]."""
+        heads = torch.cat([each.nodes for each in neighbours])
+        tails = torch.cat([each.values for each in neighbours])
+        pairs = torch.cat([nodes.index_select(0, heads), tails], dim=1)
+        wanted = self.queries(torch.stack([each.relation for each in neighbours]))
+        wanted = torch.cat([row.expand(len(e.nodes), -1) for row, e in zip(wanted, neighbours, strict=True)])
+        scores = (wanted * self.keys(pairs)).sum(dim=1).to(nodes.dtype) * self.scale
+        weights = softmax_within(scores, heads, len(nodes))
+        taken = torch.zeros_like(nodes).index_add(0, heads, weights[:, None] * self.values(pairs))
+        return torch.relu(self.merge(torch.cat([nodes, taken], dim=1))).to(nodes.dtype)

@@ -1,19 +1,26 @@
-"""Co-Action Network (Bian et al., WSDM 2022)."""
+"""Co-Action Network (Bian et al., WSDM 2022).
+
+Shapes: B examples, K feeds, M vectors of the longest feed, O orders, D dim of a vector, P parameters
+of a micro-MLP, H outputs of a layer.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+from itertools import pairwise
+from typing import NamedTuple, Unpack
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from girih.config.options import flag, integer
+from girih.config.bounds import Count
 from girih.errors import ConfigError, nearest
-from girih.models import checks, needs
+from girih.models import checks
 from girih.models.embeddings import Embeddings, Jagged
-from girih.models.layers.co_action import CoActionUnit
 from girih.models.layers.inputs import DenseInput
-from girih.models.layers.mlp import MLP
+from girih.models.layers.mlp import MLP, DeepOptions, Widths
 from girih.models.model import Model
 from girih.schema import Categorical, Schema, Sequence
 
@@ -40,18 +47,12 @@ class CAN(Model):
         schema: Schema,
         *,
         co_action: dict[str, tuple[str, ...]],
-        unit_layers: tuple[int, ...] = (8, 4),
-        orders: int = 3,
+        unit_layers: Widths = (8, 4),
+        orders: Count = 3,
         independent_orders: bool = False,
-        hidden: tuple[int, ...] = (400, 400, 400),
-        dropout: float = 0.0,
-        batch_norm: bool = False,
+        **deep: Unpack[DeepOptions],
     ) -> None:
-        super().__init__(schema, needs.EMBEDDING)
-        hidden = checks.widths("hidden", hidden)
-        unit_layers = checks.widths("unit_layers", unit_layers)
-        integer("orders", orders)
-        flag("independent_orders", independent_orders)
+        super().__init__(schema)
         self.co_action = _checked(schema, co_action)
         dims = {feature.name: schema.dim_of(feature) for feature in schema.sparse}
         units: list[CoActionUnit] = []
@@ -72,7 +73,7 @@ class CAN(Model):
         pooled = self.read_whole(whole)
         self.inputs = DenseInput(schema, [name for name in pooled if name not in in_units])
         width += self.inputs.width
-        self.deep = MLP(width, hidden, self.num_labels, dropout=dropout, batch_norm=batch_norm)
+        self.deep = MLP(width, outputs=self.num_labels, **deep)
 
     def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
         """float32[B, X] and embeddings to logits float32[B, T]."""
@@ -106,3 +107,133 @@ def _checked(schema: Schema, co_action: Mapping[str, tuple[str, ...]]) -> dict[s
         if item in checked[item]:
             raise ConfigError(f"co_action.{item}: {item!r} is fed to itself; expected other features")
     return {item: checked[item] for item in items if item in checked}
+
+
+Layers = list[tuple[Tensor, Tensor]]
+"""The weight [·, inputs, outputs] and the bias [·, 1, outputs] of each layer of B micro-MLPs, or of B · O independent ones."""
+
+
+class CoActionUnit(nn.Module):
+    """A micro-MLP whose weights and biases are a row of a table: h_i = tanh(h_{i−1} W_i + b_i), h_0 = the vector fed.
+
+    All h_i side by side come out ("Co-Action Unit"), for each power of the vector, from the first to that of ``orders``
+    ("Multi-order Enhancement"), summed over the vectors of a feed. As in the authors' code the last layer has no tanh: it
+    is linear, so it is given the sums.
+
+    Args:
+        layers: the width of each layer.
+        independent_orders: each power has a micro-MLP of its own ("orders independence").
+
+    Attributes:
+        num_parameters: P: W_1 row by row, b_1, W_2, b_2 and so on, times ``orders`` where these are independent.
+        width: of what comes out for a feed.
+    """
+
+    __call__: Callable[..., Tensor]
+
+    def __init__(
+        self, dim: int, layers: tuple[int, ...], orders: int, *, independent_orders: bool = False
+    ) -> None:
+        super().__init__()
+        self.shapes = tuple(pairwise((dim, *layers)))
+        self.orders, self.num_micro = orders, orders if independent_orders else 1
+        self.num_parameters = self.num_micro * sum(dim * width + width for dim, width in self.shapes)
+        self.width = orders * sum(layers)
+
+    def forward(self, parameters: Tensor, feeds: Seq[Jagged]) -> Tensor:
+        """float32[B, P] and K feeds to [B, K · width], one feed after the other; zeros where a feed is empty."""
+        layers = self._layers(parameters)
+        together = Feeds.padded_together(feeds)
+        outputs = [self._fed(layers, padded) for padded in together]
+        if len(outputs) == 1:
+            return outputs[0].flatten(1)
+        numbers = [number for padded in together for number in padded.numbers]
+        by_number = torch.tensor(numbers, device=parameters.device).argsort()
+        return torch.cat(outputs, dim=1).index_select(1, by_number).flatten(1)
+
+    def _fed(self, layers: Layers, feeds: Feeds) -> Tensor:
+        """[B, K, width]."""
+        size, num_feeds, length, dim = feeds.values.shape
+        micro, per_micro = size * self.num_micro, self.orders // self.num_micro
+        powers = [feeds.values]
+        for _ in range(1, self.orders):
+            powers.append(powers[-1] * feeds.values)
+        h = torch.stack(powers, dim=1).view(micro, per_micro * num_feeds * length, dim)
+        outputs = []
+        for weight, bias in layers[:-1]:
+            h = torch.baddbmm(bias, h, weight).tanh()
+            outputs.append(feeds.summed(h, self.orders))
+        total = outputs[-1] if outputs else feeds.summed(h, self.orders)
+        weight, bias = layers[-1]
+        counts = feeds.counts.repeat(1, self.orders).view(micro, per_micro * num_feeds, 1)
+        last = torch.baddbmm(counts * bias, total.view(micro, per_micro * num_feeds, weight.shape[1]), weight)
+        outputs.append(last.view(size, self.orders, num_feeds, weight.shape[2]))
+        return torch.cat([sums.transpose(1, 2) for sums in outputs], dim=3).flatten(2)
+
+    def _layers(self, parameters: Tensor) -> Layers:
+        sizes = [size for inputs, outputs in self.shapes for size in (inputs * outputs, outputs)]
+        rows = parameters.reshape(len(parameters) * self.num_micro, sum(sizes))
+        pieces = rows.split(sizes, dim=1)  # type: ignore[no-untyped-call]
+        return [
+            (weight.unflatten(1, shape), bias[:, None])
+            for weight, bias, shape in zip(pieces[::2], pieces[1::2], self.shapes, strict=True)
+        ]
+
+
+class Feeds(NamedTuple):
+    """Feeds about as long as each other, padded to the longest.
+
+    Attributes:
+        numbers: which of all feeds they are.
+        values: float32[B, K, M, D], zeros past each end. mask: float32[B, K, M], 1 for what is real. counts: float32[B, K].
+    """
+
+    numbers: list[int]
+    values: Tensor
+    mask: Tensor
+    counts: Tensor
+
+    @classmethod
+    def padded_together(cls, feeds: Seq[Jagged]) -> list[Feeds]:
+        """All feeds: those together whose longest sequences end between the same powers of two.
+
+        So no feed is padded to twice the length that its own longest sequence asks for.
+        """
+        lengths = torch.stack([feed.offsets for feed in feeds]).diff()
+        longest = F.pad(lengths, (0, 1)).amax(dim=1).tolist()  # a batch may have no examples
+        alike: dict[int, list[int]] = {}
+        for number, length in enumerate(longest):
+            alike.setdefault(max(0, length - 1).bit_length(), []).append(number)
+        return [
+            cls._padded(numbers, feeds, lengths, max(1, *(longest[number] for number in numbers)))
+            for numbers in alike.values()
+        ]
+
+    @classmethod
+    def _padded(cls, numbers: list[int], feeds: Seq[Jagged], lengths: Tensor, width: int) -> Feeds:
+        values = torch.cat([feeds[number].values for number in numbers])
+        feed_lengths = lengths[numbers] if len(numbers) < len(feeds) else lengths
+        num_feeds, size = feed_lengths.shape
+        each = feed_lengths.flatten()  # of all examples of the first feed, then of the next
+        begins = (
+            torch.arange(num_feeds * size, device=feed_lengths.device).view(size, num_feeds).T.flatten()
+            * width
+        )
+        shifts = begins - each.cumsum(0) + each
+        targets = shifts.repeat_interleave(each, output_size=len(values)) + torch.arange(
+            len(values), device=feed_lengths.device
+        )
+        padded = values.new_zeros(size * num_feeds * width, values.shape[1]).index_copy(0, targets, values)
+        counts = feed_lengths.T.contiguous()
+        mask = torch.arange(width, device=feed_lengths.device) < counts[:, :, None]
+        return cls(
+            numbers,
+            padded.view(size, num_feeds, width, values.shape[1]),
+            mask.to(values.dtype),
+            counts.to(values.dtype),
+        )
+
+    def summed(self, h: Tensor, orders: int) -> Tensor:
+        """[·, ·, H], all orders of all feeds, to the sums over what is real: [B, O, K, H]."""
+        each = h.reshape(len(self.mask), orders, *self.mask.shape[1:], h.shape[-1])
+        return torch.matmul(self.mask[:, None, :, None], each).squeeze(3)

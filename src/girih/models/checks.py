@@ -1,30 +1,15 @@
-"""Checks of models: layer widths, lists of features, and schemas for which a formula has no answer."""
+"""Checks of models: lists of features, histories and their targets, and schemas for which a formula has no answer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Sequence as Seq
 
 from girih.errors import ConfigError, nearest
-from girih.schema import DEFAULT_DIM, Schema
+from girih.schema import DEFAULT_DIM, Categorical, Schema, Sequence
 
 
-def widths(name: str, values: Sequence[int], *, may_be_empty: bool = False) -> tuple[int, ...]:
-    """Refuses anything but a list of layer widths."""
-    valid = isinstance(values, list | tuple) and all(
-        isinstance(value, int) and not isinstance(value, bool) and value >= 1 for value in values
-    )
-    if not valid or not (values or may_be_empty):
-        least = "" if may_be_empty else " and at least one of them"
-        shown = list(values) if isinstance(values, tuple) else values
-        raise ConfigError(
-            f"{name} = {shown!r}: expected a list of integers of at least 1{least}, as in [400, 400]"
-        )
-    return tuple(values)
-
-
-def some_of(
-    name: str, values: Sequence[str], features: Sequence[str], kind: str = "feature"
-) -> tuple[str, ...]:
+def some_of(name: str, values: Seq[str], features: Seq[str], kind: str = "feature") -> tuple[str, ...]:
     """Refuses anything but a list of some features, each of them once; returns them in the order of ``features``.
 
     Args:
@@ -73,3 +58,68 @@ def one_dim(model: str, schema: Schema, features: Iterable[str] | None = None) -
         shown = ", ".join(f"{dim} (as {name!r})" for dim, name in sorted(by_dim.items()))
         raise ConfigError(f"{model}: features must have one dim, received {shown}; set dim alike")
     return next(iter(by_dim), DEFAULT_DIM)
+
+
+Pairs = tuple[tuple[str, str], ...]
+"""(history, target): a sequence feature, and the categorical one that it is read for."""
+
+NOT_SUBSTITUTABLE = "it reads histories by layers that are not computed in parts; use the model 'din', or strategy 'synchronous'"
+"""Why strategy ``substitution`` refuses the models of sequences but DIN."""
+
+
+def pairs_of(
+    model: str, schema: Schema, attention: Mapping[str, str] | None, others: Collection[str] = ()
+) -> Pairs:
+    """The histories that a model reads whole, each with its target, in the schema's order.
+
+    Args:
+        model: named in errors.
+        attention: history → target. None pairs each sequence with the one categorical feature of its table.
+        others: sequences that are no histories.
+
+    Raises:
+        ConfigError: a feature is unknown or of another kind, or has no target, or more than one.
+    """
+    return _by_table(model, schema, others) if attention is None else _checked(schema, attention)
+
+
+def dims_of(model: str, schema: Schema, pairs: Pairs) -> dict[str, int]:
+    """History → the dim that it shares with its target.
+
+    Raises:
+        ConfigError: the two have different dims.
+    """
+    return {pair[0]: one_dim(f"{model}: {' and '.join(pair)}", schema, pair) for pair in pairs}
+
+
+def _by_table(model: str, schema: Schema, others: Collection[str]) -> Pairs:
+    sequences = [f for f in schema.sparse if isinstance(f, Sequence) and f.name not in others]
+    categorical = [feature for feature in schema.sparse if isinstance(feature, Categorical)]
+    if not sequences:
+        raise ConfigError(
+            f"{model}: the schema has no sequence feature; set kind = 'sequence' for the history"
+        )
+    pairs = []
+    for sequence in sequences:
+        targets = [feature.name for feature in categorical if feature.table_name == sequence.table_name]
+        if len(targets) != 1:
+            raise ConfigError(
+                f"{model}: sequence {sequence.name!r} shares its table {sequence.table_name!r} with {targets}; "
+                "expected one categorical feature, its target: share a table with it, or name it in attention"
+            )
+        pairs.append((sequence.name, targets[0]))
+    return tuple(pairs)
+
+
+def _checked(schema: Schema, attention: Mapping[str, str]) -> Pairs:
+    if not isinstance(attention, Mapping) or not attention:
+        raise ConfigError(f"attention = {attention!r}: expected a table of sequence = target")
+    sequences = [feature.name for feature in schema.sparse if isinstance(feature, Sequence)]
+    targets = [feature.name for feature in schema.sparse if isinstance(feature, Categorical)]
+    for name, target in attention.items():
+        if name not in sequences:
+            raise ConfigError(f"attention: {name!r} is not a sequence feature{nearest(name, sequences)}")
+        if target not in targets:
+            hint = nearest(target, targets)
+            raise ConfigError(f"attention.{name} = {target!r}: not a categorical feature{hint}")
+    return tuple((name, attention[name]) for name in sequences if name in attention)

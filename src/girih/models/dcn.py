@@ -1,13 +1,17 @@
-"""Deep & Cross Network (Wang et al., ADKDD 2017)."""
+"""Deep & Cross Networks: DCN (Wang et al., ADKDD 2017) and DCN-V2 (Wang et al., WWW 2021)."""
 
 from __future__ import annotations
 
+from typing import Literal, Unpack
+
+import torch
 from torch import Tensor, nn
 
-from girih.config.options import integer
-from girih.models import checks, needs
+from girih.config.bounds import Count
+from girih.errors import ConfigError
 from girih.models.embeddings import Embeddings
 from girih.models.layers.inputs import DenseInput
+from girih.models.layers.mlp import HIDDEN, MLP, AnyWidths, LayerOptions
 from girih.models.model import Model
 from girih.models.operators import FieldMLP, VectorCrosses
 from girih.schema import Schema
@@ -24,18 +28,15 @@ class DCN(Model):
         self,
         schema: Schema,
         *,
-        cross_layers: int = 3,
-        hidden: tuple[int, ...] = (400, 400, 400),
-        dropout: float = 0.0,
-        batch_norm: bool = False,
+        cross_layers: Count = 3,
+        hidden: AnyWidths = HIDDEN,
+        **deep: Unpack[LayerOptions],
     ) -> None:
-        super().__init__(schema, needs.EMBEDDING)
-        integer("cross_layers", cross_layers)
-        hidden = checks.widths("hidden", hidden, may_be_empty=True)
+        super().__init__(schema)
         width = DenseInput(schema).width
         final = nn.Linear(width + (hidden[-1] if hidden else 0), self.num_labels)
         self.cross = VectorCrosses(schema, cross_layers, final.weight[:, :width])
-        self.deep = FieldMLP(schema, hidden, dropout=dropout, batch_norm=batch_norm) if hidden else None
+        self.deep = FieldMLP(schema, hidden, **deep) if hidden else None
         self.final = nn.Linear(hidden[-1], self.num_labels, bias=False) if hidden else None
         self.bias = final.bias
         if self.final is not None:
@@ -47,3 +48,62 @@ class DCN(Model):
         if self.deep is not None and self.final is not None:
             logits = logits + self.final(self.deep(numeric, embeddings))
         return logits
+
+
+class DCNv2(Model):
+    """Crosses with a whole matrix W, beside the deep network or before it, x_0 = [embeddings, numeric].
+
+    ``parallel``: logits = Linear([cross(x_0), MLP(x_0)]). ``stacked``: logits = Linear(MLP(cross(x_0))).
+    ``rank`` makes W = U Vᵀ of that rank. ``hidden = ()`` leaves the cross network alone.
+    """
+
+    not_substitutable = (
+        "MatrixCross needs all columns of the layer before it, so a round of messages a layer; use the model 'dcn',"
+        " or strategy 'synchronous'"
+    )
+
+    def __init__(
+        self,
+        schema: Schema,
+        *,
+        structure: Literal["parallel", "stacked"] = "parallel",
+        cross_layers: Count = 3,
+        rank: Count | None = None,
+        hidden: AnyWidths = HIDDEN,
+        **deep: Unpack[LayerOptions],
+    ) -> None:
+        super().__init__(schema)
+        self.inputs = DenseInput(schema)
+        width = self.inputs.width
+        if rank is not None and rank > width:
+            raise ConfigError(f"rank = {rank}: expected at most {width}, the width of the crosses' input")
+        self.cross = nn.ModuleList(MatrixCross(width, rank) for _ in range(cross_layers))
+        mlp = MLP(width, hidden, **deep)
+        self.deep = mlp if hidden else None
+        self.parallel = structure == "parallel"
+        both = width + mlp.width if hidden and self.parallel else mlp.width
+        self.final = nn.Linear(both, self.num_labels)
+
+    def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
+        """float32[B, X] and embeddings to logits float32[B, T]."""
+        x = x0 = self.inputs(numeric, embeddings)
+        for layer in self.cross:
+            x = layer(x0, x)
+        if self.deep is not None:
+            x = torch.cat([x, self.deep(x0)], dim=1) if self.parallel else self.deep(x)
+        logits: Tensor = self.final(x)
+        return logits
+
+
+class MatrixCross(nn.Module):
+    """x_{l+1} = x_0 ⊙ (W x_l + b) + x_l (DCN-V2, eq. 1), with W = U Vᵀ of low rank if asked (eq. 2)."""
+
+    def __init__(self, width: int, rank: int | None = None) -> None:
+        super().__init__()
+        self.narrow = None if rank is None else nn.Linear(width, rank, bias=False)
+        self.linear = nn.Linear(width if rank is None else rank, width)
+
+    def forward(self, x0: Tensor, x: Tensor) -> Tensor:
+        """float32[B, K] and float32[B, K] to float32[B, K]."""
+        inner = x if self.narrow is None else self.narrow(x)
+        return torch.addcmul(x, x0, self.linear(inner))

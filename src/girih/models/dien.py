@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from girih.config import build
 from girih.config.bounds import NonNegative
-from girih.models import checks, histories, needs
+from girih.models import checks
 from girih.models.embeddings import Embeddings, Jagged
 from girih.models.layers.attention import BilinearAttention
 from girih.models.layers.inputs import DenseInput
-from girih.models.layers.mlp import MLP
+from girih.models.layers.mlp import MLP, DeepOptions
 from girih.models.layers.recurrent import GRU, Steps
 from girih.models.loss import Targets, label_losses, weighted_mean
 from girih.models.model import Model
@@ -32,27 +33,24 @@ class DIEN(Model):
         auxiliary: α; 0 trains without the auxiliary loss.
     """
 
-    not_substitutable = histories.NOT_SUBSTITUTABLE
+    not_substitutable = checks.NOT_SUBSTITUTABLE
 
     def __init__(
         self,
         schema: Schema,
         *,
         attention: dict[str, str] | None = None,
-        auxiliary: float = 1.0,
-        hidden: tuple[int, ...] = (400, 400, 400),
-        dropout: float = 0.0,
-        batch_norm: bool = False,
+        auxiliary: NonNegative = 1.0,
+        **deep: Unpack[DeepOptions],
     ) -> None:
-        super().__init__(schema, needs.EMBEDDING)
-        hidden = checks.widths("hidden", hidden)
-        self.auxiliary: float = build(NonNegative, auxiliary, "auxiliary")
-        self.pairs = histories.pairs_of("dien", schema, attention)
-        dims = histories.dims_of("dien", schema, self.pairs)
+        super().__init__(schema)
+        self.auxiliary = auxiliary
+        self.pairs = checks.pairs_of("dien", schema, attention)
+        dims = checks.dims_of("dien", schema, self.pairs)
         self.units = nn.ModuleList(InterestEvolution(dim) for dim in dims.values())
         self.inputs = DenseInput(schema, self.read_whole(dims), for_products=True)
         width = self.inputs.width + sum(dims.values())
-        self.deep = MLP(width, hidden, self.num_labels, dropout=dropout, batch_norm=batch_norm)
+        self.deep = MLP(width, outputs=self.num_labels, **deep)
         self._left_for_loss: Tensor | None = None
 
     def __getstate__(self) -> dict[str, object]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 from torch import Tensor, nn
 
-from girih.config.options import flag
-from girih.models import checks, histories, needs
+from girih.models import checks
 from girih.models.embeddings import Embeddings
 from girih.models.layers.attention import Attention
+from girih.models.layers.mlp import AnyWidths, DeepOptions
 from girih.models.model import Model
 from girih.models.operators import AttendedProjection, FieldMLP
 from girih.schema import Schema
@@ -29,29 +31,22 @@ class DIN(Model):
         schema: Schema,
         *,
         attention: dict[str, str] | None = None,
-        attention_hidden: tuple[int, ...] = (80, 40),
+        attention_hidden: AnyWidths = (80, 40),
         softmax: bool = False,
-        hidden: tuple[int, ...] = (400, 400, 400),
-        dropout: float = 0.0,
-        batch_norm: bool = False,
+        **deep: Unpack[DeepOptions],
     ) -> None:
-        super().__init__(schema, needs.EMBEDDING)
-        hidden = checks.widths("hidden", hidden)
-        attention_hidden = checks.widths("attention_hidden", attention_hidden, may_be_empty=True)
-        flag("softmax", softmax)
-        self.pairs = pairs = histories.pairs_of("din", schema, attention)
-        dims = histories.dims_of("din", schema, pairs)
+        super().__init__(schema)
+        self.pairs = pairs = checks.pairs_of("din", schema, attention)
+        dims = checks.dims_of("din", schema, pairs)
         pooled = self.read_whole(dims)
         units = nn.ModuleList(Attention(dim, attention_hidden, softmax=softmax) for dim in dims.values())
         self.deep = FieldMLP(
             schema,
-            hidden,
-            self.num_labels,
+            outputs=self.num_labels,
             features=pooled,
             first=lambda linear: AttendedProjection(schema, linear, pooled, pairs, units),
             more_inputs=sum(dims.values()),
-            dropout=dropout,
-            batch_norm=batch_norm,
+            **deep,
         )
 
     def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:

@@ -1,15 +1,16 @@
-"""The plain deep network on embeddings."""
+"""The plain deep network on embeddings, and the models that add a shallow part to it."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
 from torch import Tensor
 
 from girih.models import checks, needs
 from girih.models.embeddings import Embeddings
+from girih.models.layers.mlp import DeepOptions
 from girih.models.model import Model
-from girih.models.operators import FieldMLP
+from girih.models.operators import FieldMLP, FirstOrder, SecondOrder
 from girih.schema import Schema
 
 
@@ -21,18 +22,10 @@ class DNN(Model):
 
     kinds: ClassVar[tuple[str, ...]] = (needs.EMBEDDING,)
 
-    def __init__(
-        self,
-        schema: Schema,
-        *,
-        hidden: tuple[int, ...] = (400, 400, 400),
-        dropout: float = 0.0,
-        batch_norm: bool = False,
-    ) -> None:
+    def __init__(self, schema: Schema, **deep: Unpack[DeepOptions]) -> None:
         super().__init__(schema, *self.kinds)
-        hidden = checks.widths("hidden", hidden)
         self.build_shallow(schema)
-        self.deep = FieldMLP(schema, hidden, self.num_labels, dropout=dropout, batch_norm=batch_norm)
+        self.deep = FieldMLP(schema, outputs=self.num_labels, **deep)
 
     def build_shallow(self, schema: Schema) -> None:
         """No-op here; it comes before the deep part, whose initial values are drawn after it."""
@@ -40,3 +33,40 @@ class DNN(Model):
     def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
         """float32[B, X] and embeddings to logits float32[B, T]."""
         return self.deep(numeric, embeddings)
+
+
+class WideDeep(DNN):
+    """logits = wide + MLP([embeddings, numeric]), trained jointly: Wide & Deep (Cheng et al., DLRS 2016), eq. 3.
+
+    The wide part is linear in ids and numeric features; crosses are features of the data. With several
+    labels they share the wide part. The bias is that of the MLP's last layer.
+    """
+
+    kinds = (needs.FIRST_ORDER, needs.EMBEDDING)
+
+    def build_shallow(self, schema: Schema) -> None:
+        """Adds the wide part."""
+        self.wide = FirstOrder(schema, bias=False)
+
+    def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
+        """float32[B, X] and embeddings to logits float32[B, T]."""
+        return self.wide(numeric, embeddings) + self.deep(numeric, embeddings)
+
+
+class DeepFM(DNN):
+    """logits = FM + MLP([embeddings, numeric]) on the same embeddings (Guo et al., IJCAI 2017, eq. 1). All features of one dim.
+
+    With several labels they share the FM part. The bias is that of the MLP's last layer.
+    """
+
+    kinds = (needs.FIRST_ORDER, needs.EMBEDDING)
+
+    def build_shallow(self, schema: Schema) -> None:
+        """Adds the factorization machine."""
+        self.first_order = FirstOrder(schema, bias=False)
+        self.second_order = SecondOrder(schema, checks.one_dim("deepfm", schema))
+
+    def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
+        """float32[B, X] and embeddings to logits float32[B, T]."""
+        fm = self.first_order(numeric, embeddings) + self.second_order(numeric, embeddings)
+        return fm + self.deep(numeric, embeddings)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple, Unpack
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from girih.config.options import integer
+from girih.config.bounds import Count
 from girih.errors import ConfigError
-from girih.models import checks, histories, needs
+from girih.models import checks
 from girih.models.embeddings import Embeddings, Jagged
-from girih.models.layers import sessions
 from girih.models.layers.attention import BilinearAttention, SelfAttention, weighted_sum
 from girih.models.layers.inputs import DenseInput
-from girih.models.layers.mlp import MLP
+from girih.models.layers.mlp import MLP, DeepOptions
 from girih.models.layers.recurrent import BiLSTM
 from girih.models.model import Model
 from girih.schema import Schema
@@ -22,7 +24,7 @@ class DSIN(Model):
     """logits = MLP([embeddings, numeric, U^I and U^H for each history]): the interests of sessions, and how they evolve.
 
     The paper begins a session where 30 minutes pass between two clicks. A batch has ids without their times, so sessions
-    are cut by length (:func:`girih.models.layers.sessions.cut`).
+    are cut by length (:func:`cut_sessions`).
 
     Args:
         attention: history → its target, as for :class:`girih.models.DIN`.
@@ -30,27 +32,21 @@ class DSIN(Model):
         heads: of the self-attention; they divide the histories' dims.
     """
 
-    not_substitutable = histories.NOT_SUBSTITUTABLE
+    not_substitutable = checks.NOT_SUBSTITUTABLE
 
     def __init__(
         self,
         schema: Schema,
         *,
         attention: dict[str, str] | None = None,
-        session_length: int = 10,
-        max_sessions: int = 5,
-        heads: int = 1,
-        hidden: tuple[int, ...] = (400, 400, 400),
-        dropout: float = 0.0,
-        batch_norm: bool = False,
+        session_length: Count = 10,
+        max_sessions: Count = 5,
+        heads: Count = 1,
+        **deep: Unpack[DeepOptions],
     ) -> None:
-        super().__init__(schema, needs.EMBEDDING)
-        hidden = checks.widths("hidden", hidden)
-        integer("session_length", session_length)
-        integer("max_sessions", max_sessions)
-        integer("heads", heads)
-        self.pairs = histories.pairs_of("dsin", schema, attention)
-        dims = histories.dims_of("dsin", schema, self.pairs)
+        super().__init__(schema)
+        self.pairs = checks.pairs_of("dsin", schema, attention)
+        dims = checks.dims_of("dsin", schema, self.pairs)
         for history, dim in dims.items():
             if dim % heads:
                 raise ConfigError(f"heads = {heads}: expected a divisor of {dim}, the dim of {history!r}")
@@ -59,7 +55,7 @@ class DSIN(Model):
         )
         self.inputs = DenseInput(schema, self.read_whole(dims), for_products=True)
         width = self.inputs.width + 3 * sum(dims.values())
-        self.deep = MLP(width, hidden, self.num_labels, dropout=dropout, batch_norm=batch_norm)
+        self.deep = MLP(width, outputs=self.num_labels, **deep)
 
     def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
         """float32[B, X] and embeddings to logits float32[B, T]."""
@@ -94,7 +90,7 @@ class SessionInterests(nn.Module):
 
     def forward(self, history: Jagged, target: Tensor) -> Tensor:
         """A history and float32[B, D] to [U^I, U^H], float32[B, 3 · D]; zeros where a history is empty."""
-        values, mask, ages, offsets = sessions.cut(history, self.length, self.most)
+        values, mask, ages, offsets = cut_sessions(history, self.length, self.most)
         places = self.place_bias[: values.shape[1], None]
         biased = values + self.session_bias[ages][:, None, None] + places + self.column_bias
         extracted = self.extractor(biased, mask) * mask[:, :, None]
@@ -103,3 +99,39 @@ class SessionInterests(nn.Module):
         by_interests = weighted_sum(self.of_interests(target, interests), interests)
         by_states = weighted_sum(self.of_states(target, states), states)
         return torch.cat([by_interests, by_states], dim=1)
+
+
+class Sessions(NamedTuple):
+    """The sessions of all histories, in the order of examples, each history's oldest first.
+
+    Attributes:
+        values: float32[S, M, D], zeros past each end. mask: bool[S, M], what of them is real.
+        ages: int64[S], how many sessions of the same history are newer. offsets: int64[B+1], where each history's begin.
+    """
+
+    values: Tensor
+    mask: Tensor
+    ages: Tensor
+    offsets: Tensor
+
+
+def cut_sessions(history: Jagged, length: int, most: int) -> Sessions:
+    """Cuts each history into sessions of ``length`` ids, and keeps the newest ``most``; the oldest may be shorter.
+
+    It cuts from the end, so that the newest session is as long as it can be, and ids older than
+    ``length * most`` are left out.
+    """
+    begins, ends = history.offsets[:-1], history.offsets[1:]
+    counts = ((ends - begins + length - 1) // length).clamp(max=most)
+    offsets = F.pad(counts.cumsum(0), (1, 0))
+    numbers = torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
+    sessions = torch.arange(len(numbers), device=counts.device)
+    ages = offsets[1:].index_select(0, numbers) - 1 - sessions
+    last = ends.index_select(0, numbers) - ages * length
+    first = torch.maximum(last - length, begins.index_select(0, numbers))
+    width = int((last - first).max()) if len(sessions) else 1
+    rows = first[:, None] + torch.arange(width, device=first.device)
+    mask = rows < last[:, None]
+    padded = history.values.index_select(0, torch.where(mask, rows, first[:, None]).flatten())
+    values = padded.view(len(sessions), width, history.values.shape[1]) * mask[:, :, None]
+    return Sessions(values, mask, ages, offsets)

@@ -1,4 +1,4 @@
-"""Factorization machine (Rendle, ICDM 2010)."""
+"""Logistic regression, and the factorization machine (Rendle, ICDM 2010)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,19 @@ from girih.models.embeddings import Embeddings
 from girih.models.model import Model
 from girih.models.operators import FirstOrder, SecondOrder
 from girih.schema import Schema
+
+
+class LR(Model):
+    """logit = b + Σ_f w_f + Σ_x w_x · numeric_x. Reads first-order weights only; one label."""
+
+    def __init__(self, schema: Schema) -> None:
+        super().__init__(schema, needs.FIRST_ORDER)
+        checks.one_label("lr", schema)
+        self.first_order = FirstOrder(schema, bias=True)
+
+    def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
+        """float32[B, X] and embeddings to logits float32[B, 1]."""
+        return self.first_order(numeric, embeddings)
 
 
 class FM(Model):

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from torch import nn
 
+from girih import config
 from girih.models import needs
 from girih.schema import Schema
 
@@ -14,15 +15,21 @@ from girih.schema import Schema
 class Model(nn.Module):
     """A module that knows its schema, and declares what it reads of each feature.
 
+    Options of a constructor are checked by their annotations.
+
     Args:
-        kinds: what it reads of every categorical and sequence feature, see ``needs``.
+        kinds: what it reads of every categorical and sequence feature, see ``needs``; by default its embedding.
     """
 
     made_with: tuple[tuple[Any, ...], dict[str, Any]]
     """The arguments of the constructor, by which the same model can be made again."""
 
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
-        """Notes the arguments."""
+        """Checks and notes the arguments."""
+        hints = config.parameter_hints(cls.__init__)
+        for name, value in options.items():
+            if name in hints:
+                config.build(hints[name], value, name)
         made = super().__new__(cls)
         made.__dict__["made_with"] = arguments, options
         return made
@@ -30,7 +37,7 @@ class Model(nn.Module):
     def __init__(self, schema: Schema, *kinds: str) -> None:
         super().__init__()
         self.schema = schema
-        self.needs = needs.of_all(schema, *kinds)
+        self.needs = needs.of_all(schema, *(kinds or (needs.EMBEDDING,)))
         self.num_labels = len(schema.labels.names)
 
     def read_whole(self, sequences: Collection[str]) -> list[str]:

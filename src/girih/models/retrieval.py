@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from girih.config import build
-from girih.config.bounds import Bounds
-from girih.config.options import choice, flag
+from girih.config.bounds import Bounds, Count, Positive
 from girih.errors import ConfigError, nearest
 from girih.models.embeddings import Embeddings
+from girih.models.layers.mlp import HIDDEN, AnyWidths, LayerOptions
 from girih.models.loss import Targets
 from girih.models.two_tower import TwoTower
 from girih.schema import Categorical, Schema
@@ -138,13 +137,12 @@ class Retrieval(TwoTower):
         item: tuple[str, ...] | None = None,
         loss: Literal["softmax", "bpr"] = "softmax",
         log_q: bool | None = None,
-        frequency_rate: float = 0.01,
+        frequency_rate: Annotated[float, Bounds(0, 1, open_low=True)] = 0.01,
         similarity: Literal["dot", "cosine"] = "dot",
-        temperature: float = 1.0,
-        tower_dim: int = 64,
-        hidden: tuple[int, ...] = (400, 400, 400),
-        dropout: float = 0.0,
-        batch_norm: bool = False,
+        temperature: Positive = 1.0,
+        tower_dim: Count = 64,
+        hidden: AnyWidths = HIDDEN,
+        **deep: Unpack[LayerOptions],
     ) -> None:
         super().__init__(
             schema,
@@ -154,17 +152,12 @@ class Retrieval(TwoTower):
             temperature=temperature,
             tower_dim=tower_dim,
             hidden=hidden,
-            dropout=dropout,
-            batch_norm=batch_norm,
+            **deep,
         )
-        choice("loss", loss, ("softmax", "bpr"))
-        build(Annotated[float, Bounds(0, 1, open_low=True)], frequency_rate, "frequency_rate")
-        if log_q is not None:
-            flag("log_q", log_q)
-            if loss == "bpr":
-                raise ConfigError(
-                    f"log_q = {str(log_q).lower()}: loss = 'bpr' has no softmax to correct; leave it out"
-                )
+        if log_q is not None and loss == "bpr":
+            raise ConfigError(
+                f"log_q = {str(log_q).lower()}: loss = 'bpr' has no softmax to correct; leave it out"
+            )
         if schema.labels.losses != ("bce",):
             raise ConfigError(
                 f"retrieval: labels.loss = {schema.labels.losses[0]!r}: expected a label in [0, 1], 1 for what is to be found"

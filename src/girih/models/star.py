@@ -13,12 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from girih.config.options import flag, fraction, integer
+from girih.config.bounds import Count, Fraction
 from girih.errors import ConfigError, DataError, nearest
-from girih.models import checks, needs
 from girih.models.embeddings import Embeddings
 from girih.models.layers.inputs import DenseInput
-from girih.models.layers.mlp import MLP, lacks_variance
+from girih.models.layers.mlp import HIDDEN, MLP, AnyWidths, Widths, lacks_variance
 from girih.models.model import Model
 from girih.schema import Schema
 
@@ -134,20 +133,14 @@ class STAR(Model):
         schema: Schema,
         *,
         domain: str,
-        num_domains: int,
+        num_domains: Count,
         partitioned_norm: bool = True,
-        auxiliary_hidden: tuple[int, ...] = (64,),
-        indicator_dim: int = 16,
-        hidden: tuple[int, ...] = (400, 400, 400),
-        dropout: float = 0.0,
+        auxiliary_hidden: AnyWidths = (64,),
+        indicator_dim: Count = 16,
+        hidden: Widths = HIDDEN,
+        dropout: Fraction = 0.0,
     ) -> None:
-        super().__init__(schema, needs.EMBEDDING)
-        integer("num_domains", num_domains)
-        integer("indicator_dim", indicator_dim)
-        flag("partitioned_norm", partitioned_norm)
-        fraction("dropout", dropout)
-        hidden = checks.widths("hidden", hidden)
-        auxiliary_hidden = checks.widths("auxiliary_hidden", auxiliary_hidden, may_be_empty=True)
+        super().__init__(schema)
         self.dropout = dropout
         self.domains = Domains(domain, _column_of(schema, domain), num_domains)
         self.inputs = DenseInput(schema, numeric=[f.name for f in schema.numeric if f.name != domain])

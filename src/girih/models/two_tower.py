@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Unpack
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from girih.config import build
-from girih.config.bounds import Positive
-from girih.config.options import choice, integer
+from girih.config.bounds import Count, Positive
 from girih.errors import ConfigError
 from girih.models import checks, needs
 from girih.models.embeddings import Embeddings
+from girih.models.layers.mlp import HIDDEN, AnyWidths, LayerOptions
 from girih.models.model import Model
 from girih.models.operators import FieldMLP
 from girih.schema import Schema
@@ -39,19 +38,14 @@ class TwoTower(Model):
         user: tuple[str, ...],
         item: tuple[str, ...] | None = None,
         similarity: Literal["dot", "cosine"] = "dot",
-        temperature: float = 1.0,
-        tower_dim: int = 64,
-        hidden: tuple[int, ...] = (400, 400, 400),
-        dropout: float = 0.0,
-        batch_norm: bool = False,
+        temperature: Positive = 1.0,
+        tower_dim: Count = 64,
+        hidden: AnyWidths = HIDDEN,
+        **deep: Unpack[LayerOptions],
     ) -> None:
         super().__init__(schema)
         checks.one_label("two_tower", schema)
-        choice("similarity", similarity, ("dot", "cosine"))
-        build(Positive, temperature, "temperature")
-        integer("tower_dim", tower_dim)
-        hidden = checks.widths("hidden", hidden, may_be_empty=True)
-        names = [feature.name for feature in schema.features]
+        names = schema.names
         user = checks.some_of("user", user, names)
         if item is None:
             item = tuple(name for name in names if name not in user)
@@ -71,8 +65,7 @@ class TwoTower(Model):
                 tower_dim,
                 features=[name for name in tower if name not in numeric],
                 numeric=[name for name in tower if name in numeric],
-                dropout=dropout,
-                batch_norm=batch_norm,
+                **deep,
             )
             for tower in (user, item)
         )

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 
-from girih.config.options import flag
 from girih.errors import ConfigError
 from girih.models import checks, needs
 from girih.models.embeddings import Embeddings
+from girih.models.layers.mlp import DeepOptions, Widths
 from girih.models.model import Model
 from girih.models.operators import FieldMLP, Fields, FirstOrder
 from girih.schema import Schema
@@ -70,16 +71,11 @@ class XDeepFM(Model):
         self,
         schema: Schema,
         *,
-        cin_layers: tuple[int, ...] = (128, 128),
+        cin_layers: Widths = (128, 128),
         split_half: bool = False,
-        hidden: tuple[int, ...] = (400, 400, 400),
-        dropout: float = 0.0,
-        batch_norm: bool = False,
+        **deep: Unpack[DeepOptions],
     ) -> None:
         super().__init__(schema, needs.FIRST_ORDER, needs.EMBEDDING)
-        hidden = checks.widths("hidden", hidden)
-        cin_layers = checks.widths("cin_layers", cin_layers)
-        flag("split_half", split_half)
         if split_half and any(width % 2 for width in cin_layers[:-1]):
             raise ConfigError(
                 f"cin_layers = {list(cin_layers)}: split_half needs even widths before the last; make them even"
@@ -89,7 +85,7 @@ class XDeepFM(Model):
         self.fields = Fields(schema, dim, with_numeric=True)
         self.cin = CIN(len(schema.features), cin_layers, split_half=split_half)
         self.cin_output = nn.Linear(self.cin.width, self.num_labels, bias=False)
-        self.deep = FieldMLP(schema, hidden, self.num_labels, dropout=dropout, batch_norm=batch_norm)
+        self.deep = FieldMLP(schema, outputs=self.num_labels, **deep)
 
     def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
         """float32[B, X] and embeddings to logits float32[B, T]."""

@@ -12,51 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from girih import models
 from girih.config import check_call, plain
 from girih.config.user_code import blame, load_object
 from girih.errors import CheckpointError, ConfigError, nearest
-from girih.models.atbrg import ATBRG
-from girih.models.can import CAN
-from girih.models.dcn import DCN
-from girih.models.dcnv2 import DCNv2
-from girih.models.deepfm import DeepFM
-from girih.models.dien import DIEN
-from girih.models.din import DIN
-from girih.models.dlrm import DLRM
-from girih.models.dnn import DNN
-from girih.models.dsin import DSIN
-from girih.models.esmm import ESMM
-from girih.models.fm import FM
-from girih.models.lr import LR
-from girih.models.mmoe import MMoE
 from girih.models.model import Model
-from girih.models.retrieval import Retrieval
-from girih.models.star import STAR
-from girih.models.two_tower import TwoTower
-from girih.models.wide_deep import WideDeep
-from girih.models.xdeepfm import XDeepFM
 from girih.schema import Schema
 
 BY_NAME: dict[str, type[nn.Module]] = {
-    "lr": LR,
-    "fm": FM,
-    "wide_deep": WideDeep,
-    "deepfm": DeepFM,
-    "dnn": DNN,
-    "dlrm": DLRM,
-    "dcn": DCN,
-    "dcnv2": DCNv2,
-    "xdeepfm": XDeepFM,
-    "din": DIN,
-    "dien": DIEN,
-    "dsin": DSIN,
-    "atbrg": ATBRG,
-    "can": CAN,
-    "mmoe": MMoE,
-    "esmm": ESMM,
-    "star": STAR,
-    "two_tower": TwoTower,
-    "retrieval": Retrieval,
+    name: getattr(models, place.partition(".")[2]) for name, place in models.CLASSES.items()
 }
 _OPTIONS = "_girih_options"
 """The attribute with the options by which :func:`create` made a model of a user's class."""
@@ -172,6 +136,7 @@ def description_of(model: nn.Module) -> dict[str, object] | None:
     arguments, options = model.made_with
     bound = inspect.signature(type(model).__init__).bind(model, *arguments, **options).arguments
     del bound["self"], bound["schema"]
+    bound |= bound.pop("deep", {})
     try:
         return {"name": name, "options": json.loads(json.dumps(plain(bound)))}
     except (TypeError, ValueError):

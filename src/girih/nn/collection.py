@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from girih.errors import ConfigError
+from girih.nn.embedding import check_optimizer
 from girih.nn.growing import GrowingModule
 from girih.nn.growing_tables import GrowingTables
 from girih.nn.inputs import joined, packed
-from girih.nn.one_table import check_optimizer
-from girih.nn.refusals import COLLECTION, answers_movers, uncaptured
+from girih.nn.refusals import COLLECTION, answers_movers, class_of, uncaptured
 from girih.optim import Adagrad, SparseOptimizer
 from girih.schema import Categorical
 from girih.sparse.options import StoreOptions
@@ -129,9 +129,8 @@ def _check(features: Sequence[Categorical]) -> None:
     listed = features if isinstance(features, Sequence) else [features]
     others = [feature for feature in listed if not isinstance(feature, Categorical)]
     if others or listed is not features:
-        kind = type((others or listed)[0])
         raise ConfigError(
-            f"features: a {kind.__module__}.{kind.__qualname__}; expected a list of girih.Categorical,"
+            f"features: {class_of((others or listed)[0])}; expected a list of girih.Categorical,"
             ' as [girih.Categorical(name="user", dim=16, pooling="sum")]'
         )
     for feature in features:

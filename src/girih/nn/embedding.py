@@ -20,17 +20,102 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar, Unpack
+from typing import Any, TypedDict, TypeVar, Unpack
 
 import torch
 from torch import Tensor, nn
 
+from girih import config
 from girih.errors import ConfigError
+from girih.nn.growing import GrowingModule
+from girih.nn.growing_tables import GrowingTables
 from girih.nn.inputs import flat, integers, uniform, without
-from girih.nn.one_table import RowOptions, TableModule
-from girih.nn.refusals import answers_movers, uncaptured
-from girih.schema import Pooling
+from girih.nn.refusals import answers_movers, class_of, uncaptured
+from girih.optim import Adagrad, SparseOptimizer
+from girih.schema import Categorical, Pooling
 from girih.sparse.groups.pack import POOLING_MODES
+from girih.sparse.options import StoreOptions
+from girih.tables import Admission, Dim, Dtype, Eviction, Initializer, Table
+
+ROWS = "rows"
+"""Name of the table, of which initial values are a function."""
+
+
+class RowOptions(TypedDict, total=False):
+    """Options that both modules share; see :class:`~girih.nn.EmbeddingBag`."""
+
+    optimizer: SparseOptimizer | None
+    initializer: Initializer | None
+    admission: Admission | None
+    eviction: Eviction | None
+    dtype: Dtype | None
+    seed: int | None
+    share: TableModule | None
+    store: StoreOptions | None
+
+
+class TableModule(GrowingModule):
+    """A module over one table.
+
+    Attributes:
+        dim: width of a row.
+    """
+
+    dim: int
+
+    def __init__(self, dim: int, pooling: Pooling, **rows: Unpack[RowOptions]) -> None:
+        kind, share = type(self).__name__, rows.pop("share", None)
+        dim = config.build(Dim, dim, f"{kind}: dim")
+        check_optimizer(rows.get("optimizer"))
+        if not isinstance(share, TableModule | None):
+            raise ConfigError(
+                f"share = {class_of(share)}: expected a module of girih.nn;"
+                " from_torch(module) takes the weights of a torch module"
+            )
+        feature = Categorical(name=kind, table=ROWS, dim=dim, pooling=pooling)
+        if share is None:
+            table = Table(
+                name=ROWS, dim=dim, initializer=rows.get("initializer"), admission=rows.get("admission"),
+                eviction=rows.get("eviction"), dtype=rows.get("dtype") or "float32",
+            )  # fmt: skip
+            optimizer, store = rows.get("optimizer") or Adagrad(), rows.get("store") or StoreOptions()
+            made = GrowingTables([feature], [table], optimizer, rows.get("seed") or 0, store)
+        else:
+            if any(option is not None for option in rows.values()):
+                raise ConfigError("share = module: its rows have their options already; drop the others")
+            if share.dim != dim:
+                raise ConfigError(f"dim = {dim}, but the shared rows have dim {share.dim}")
+            made = share.tables
+        super().__init__(made, [feature])
+        self.dim = dim
+
+    def assign(self, ids: Tensor, vectors: Tensor) -> None:
+        """Sets rows: int64[n] distinct ids, float32[n, dim]; new ids get rows."""
+        self.tables.assign(ROWS, ids, vectors)
+
+    def _describe(self, feature: str) -> str:
+        return self._description
+
+    @property
+    def _description(self) -> str:
+        return f"{type(self).__name__}(dim={self.dim})"
+
+    def extra_repr(self) -> str:
+        """Shown by ``print``."""
+        optimizer = self.tables.groups[0].spec.segments[0].optimizer
+        told = f"{self.num_rows:,} rows, dim={self.dim}, optimizer={optimizer}"
+        return f"{told}, in GPU memory" if self.tables.on_gpu else told
+
+
+def check_optimizer(optimizer: object) -> None:
+    """Refuses what is no optimizer of rows."""
+    if not isinstance(optimizer, SparseOptimizer | None):
+        plain = isinstance(optimizer, str | int | float | type)  # torch's show all their options, by lines
+        shown = repr(optimizer) if plain else class_of(optimizer)
+        raise ConfigError(
+            f"optimizer = {shown}: expected one of girih.optim, as girih.optim.Adagrad(lr=0.05)"
+        )
+
 
 Module = TypeVar("Module", bound=TableModule)
 
@@ -156,7 +241,7 @@ class Embedding(TableModule):
 def _with_weights_of(module: nn.EmbeddingBag | nn.Embedding, make: Callable[..., Module]) -> Module:
     if not isinstance(module, nn.EmbeddingBag | nn.Embedding):
         raise ConfigError(
-            f"from_torch: a {type(module).__module__}.{type(module).__qualname__}, expected a torch.nn.Embedding or"
+            f"from_torch: {class_of(module)}, expected a torch.nn.Embedding or"
             " torch.nn.EmbeddingBag; share=module uses the rows of a module of girih.nn"
         )
     for name, unused in (("max_norm", None), ("scale_grad_by_freq", False)):

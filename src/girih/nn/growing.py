@@ -34,10 +34,19 @@ _POWERS = {POOLING_MODES["sum"]: 0.0, POOLING_MODES["mean"]: -1.0, POOLING_MODES
 
 
 class _ReadContext(Context, Protocol):
-    learns: bool
-    values: Sequence[Tensor] | None
+    """A read, as its backward pass needs it.
+
+    Attributes:
+        values: as :meth:`girih.sparse.groups.gpu_group.GpuGroup.lookup_weighted` gave them, if weights require gradients.
+    """
+
     module: GrowingModule
-    read: tuple[Sequence[EmbeddingGroup], LocalShards, Sequence[ReadRows], Any]
+    learns: bool
+    groups: list[Any]
+    shards: LocalShards
+    reads: Sequence[ReadRows]
+    batch: Any
+    values: Sequence[Tensor] | None
 
 
 class _Apply(torch.autograd.Function):
@@ -52,29 +61,26 @@ class _Apply(torch.autograd.Function):
         reader: TableReader,
         batch: Any,
     ) -> tuple[Tensor, ...]:
-        tables, ctx.learns, ctx.values = module.tables, module.learns, None
+        tables, step = module.tables, module.tables.step + 1
+        ctx.module, ctx.learns, ctx.batch, ctx.values = module, module.learns, batch, None
+        ctx.groups, ctx.shards = list(reader.groups), tables.shards
         tables.refuse_expired()
         with tables.used():
             if weights is None:
-                reads = [_read(group, batch, tables.step + 1, train=True) for group in reader.groups]
-            else:
-                groups: list[Any] = reader.groups  # which are on a GPU then
-                found = [group.lookup_weighted(batch, tables.step + 1, train=ctx.learns) for group in groups]
-                reads, ctx.values = ([each[part] for each in found] for part in (0, 1))
-        ctx.module, ctx.read = module, (reader.groups, tables.shards, reads, batch)
+                ctx.reads = [_read(group, batch, step, train=True) for group in ctx.groups]
+            else:  # rows are on a GPU then
+                found = [group.lookup_weighted(batch, step, train=ctx.learns) for group in ctx.groups]
+                ctx.reads, ctx.values = ([each[part] for each in found] for part in (0, 1))
         ctx.set_materialize_grads(False)  # of groups that took no part in the loss, no row moves
-        return _outputs(reads)
+        return _outputs(ctx.reads)
 
     @staticmethod
     def backward(
         ctx: _ReadContext, *gradients: Tensor | None
     ) -> tuple[Tensor, Tensor | None, None, None, None]:
         if ctx.learns:
-            ctx.module.push(*ctx.read, gradients)
-        weights = None
-        if ctx.values is not None:
-            groups, _, reads, batch = ctx.read
-            weights = ctx.module.weight_gradients(groups, reads, ctx.values, batch, gradients)
+            ctx.module.push(ctx, gradients)
+        weights = None if ctx.values is None else ctx.module.weight_gradients(ctx, ctx.values, gradients)
         return torch.zeros(0, device=ctx.module.tables.device), weights, None, None, None
 
 
@@ -162,14 +168,10 @@ class GrowingModule(nn.Module):
         if self.learns and torch.is_grad_enabled():
             refuse_ranks(self, self._description)
         here = bags.to(self.tables.device)
-        batch, weights = self._batch(here), None
-        if (
-            here.weights is not None
-            and here.weights.requires_grad
-            and reader is self._bags
-            and self.tables.on_gpu
-        ):
-            weights = here.weights
+        batch, weights = self._batch(here), here.weights
+        pools = reader is self._bags and self.tables.on_gpu
+        if not pools or (weights is not None and not weights.requires_grad):
+            weights = None
         if torch.is_grad_enabled() and (self.learns or weights is not None):
             # autograd comes back to nodes that it leads to, on the stream that they were on
             anchor = torch.zeros(0, requires_grad=self.learns, device=self.tables.device)
@@ -179,58 +181,39 @@ class GrowingModule(nn.Module):
             step = self.tables.step + 1
             return _outputs([_read(group, batch, step, train=False) for group in reader.groups])
 
-    def push(
-        self,
-        groups: Sequence[EmbeddingGroup],
-        shards: LocalShards,
-        reads: Sequence[ReadRows],
-        batch: Any,
-        gradients: Sequence[Tensor | None],
-    ) -> None:
+    def push(self, read: _ReadContext, gradients: Sequence[Tensor | None]) -> None:
         """Applies the gradients of all outputs, as one step; called by autograd. Waits for a GPU, to learn that they are finite.
-
-        Args:
-            shards: those that were read.
 
         Raises:
             NonFiniteError: one has a NaN or an infinity; nothing was applied.
             ConfigError: rows were moved to another device since they were read.
         """
         tables = self.tables
-        if shards is not tables.shards:
+        if read.shards is not tables.shards:
             raise ConfigError(
                 f"{type(self).__name__}: its rows were moved to another device between forward and backward; move them before"
             )
         flat: list[Any] = _flat(gradients)
         if not tables.on_gpu:
             flat = [None if one is None else one.numpy() for one in flat]
-        given = by_group([group.group for group in groups], flat)
+        grouped = by_group([group.group for group in read.groups], flat)
         with tables.used():
-            vote = Vote()
-            feature_from = apply_all(groups, reads, given, batch, tables.step + 1, self.lr_scale, vote)
+            vote, step = Vote(), tables.step + 1
+            feature_from = apply_all(read.groups, read.reads, grouped, read.batch, step, self.lr_scale, vote)
         if vote.refused:
             name = self._describe(feature_from(vote.reported.tolist()) or "?")
             raise NonFiniteError(f"the gradient of {name} is NaN or infinite")
         tables.step += 1
 
     def weight_gradients(
-        self,
-        groups: Sequence[Any],
-        reads: Sequence[ReadRows],
-        values: Sequence[Tensor],
-        batch: Any,
-        gradients: Sequence[Tensor | None],
+        self, read: _ReadContext, values: Sequence[Tensor], gradients: Sequence[Tensor | None]
     ) -> Tensor:
-        """The gradients of the weights of ids, float32[N]; of rows on a GPU.
-
-        Args:
-            reads, values: as :meth:`girih.sparse.groups.gpu_group.GpuGroup.lookup_weighted` gave them.
-        """
-        pooled = by_group([group.group for group in groups], _flat(gradients))
+        """The gradients of the weights of ids, float32[N]; of rows on a GPU."""
+        pooled = by_group([group.group for group in read.groups], _flat(gradients))
         with self.tables.used():
             weights = [
-                group.weight_gradients(*parts, batch)
-                for group, *parts in zip(groups, reads, values, pooled, strict=True)
+                group.weight_gradients(*parts, read.batch)
+                for group, *parts in zip(read.groups, read.reads, values, pooled, strict=True)
             ]
             return weights[0] if len(weights) == 1 else torch.stack(weights).sum(0)
 

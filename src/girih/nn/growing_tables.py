@@ -31,50 +31,6 @@ from girih.store.snapshot.file import add_newest_uses
 from girih.tables import Table
 
 
-class OneStream:
-    """Has all that is done with some stores be done in turn, on the current stream.
-
-    Attributes:
-        device: of their rows.
-    """
-
-    def __init__(self, stores: Sequence[Store]) -> None:
-        self._states: list[Any] = [store.state for store in stores]
-        first = self._states[0] if self._states else None
-        self.device: torch.device = getattr(first, "device", torch.device("cpu"))
-        self._last: Any = None
-        if self.device.type == "cuda":
-            self._last = torch.cuda.current_stream(self.device)
-
-    def current(self, others: Iterable[object] = ()) -> contextlib.AbstractContextManager[None]:
-        """Has what is done within come behind all that was done within before.
-
-        Args:
-            others: have tensors that it uses, besides the stores.
-
-        Raises:
-            ConfigError: a CUDA graph is being captured.
-        """
-        return contextlib.nullcontext() if self._last is None else self._in_turn(others)
-
-    @contextlib.contextmanager
-    def _in_turn(self, others: Iterable[object]) -> Iterator[None]:
-        with torch.cuda.device(self.device):
-            if torch.cuda.is_current_stream_capturing():
-                raise ConfigError(f"a girih.nn module {UNCAPTURED}; leave it out of a CUDA graph")
-            self._go_on(torch.cuda.current_stream(), others)
-            yield
-
-    def _go_on(self, stream: torch.cuda.Stream, others: Iterable[object]) -> None:
-        if stream == self._last:
-            return
-        stream.wait_stream(self._last)
-        for tensor in tensors_in([*self._states, *others], set()):
-            if tensor.device == self.device:  # and not in host memory
-                tensor.record_stream(stream)
-        self._last = stream
-
-
 def tensors_in(value: object, seen: set[int]) -> Iterator[Tensor]:
     """The tensors in objects of this library, and in lists and dicts, each once; ``seen`` is for the call's own use."""
     if id(value) in seen:
@@ -186,8 +142,27 @@ class GrowingTables:
         before.close()
 
     def used(self) -> contextlib.AbstractContextManager[None]:
-        """Has what is done within go on from what was done before: on a GPU, on its current stream, whichever that was."""
-        return self._stream.current(group for reader in self._readers for group in reader.groups)
+        """Has what is done within go on from what was done before: on a GPU, on its current stream, whichever that was.
+
+        Raises:
+            ConfigError: a CUDA graph is being captured.
+        """
+        return contextlib.nullcontext() if self._last_stream is None else self._in_turn()
+
+    @contextlib.contextmanager
+    def _in_turn(self) -> Iterator[None]:
+        with torch.cuda.device(self.device):
+            if torch.cuda.is_current_stream_capturing():
+                raise ConfigError(f"a girih.nn module {UNCAPTURED}; leave it out of a CUDA graph")
+            stream = torch.cuda.current_stream()
+            if stream != self._last_stream:
+                stream.wait_stream(self._last_stream)
+                groups = [group for reader in self._readers for group in reader.groups]
+                for tensor in tensors_in([*self._states, *groups], set()):
+                    if tensor.device == self.device:  # and not in host memory
+                        tensor.record_stream(stream)
+                self._last_stream = stream
+            yield
 
     def rows(self) -> dict[str, int]:
         """Rows of each table; waits for a GPU."""
@@ -277,8 +252,11 @@ class GrowingTables:
     def _settle(self, shards: LocalShards, *, on_gpu: bool) -> None:
         """Has all readers read from these shards."""
         self.shards, self.on_gpu = shards, on_gpu
-        self._stream = OneStream([store for _, store in shards.files()])
-        self.device = self._stream.device
+        self._states: list[Any] = [store.state for _, store in shards.files()]
+        first = self._states[0] if self._states else None
+        self.device: torch.device = getattr(first, "device", HOST)
+        is_cuda = self.device.type == "cuda"
+        self._last_stream: Any = torch.cuda.current_stream(self.device) if is_cuda else None
         for reader in self._readers:
             reader.follow(shards, self._kind)
 

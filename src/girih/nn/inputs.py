@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Self
 
 import numpy as np
 import torch
@@ -24,24 +25,18 @@ _FIRST, _LAST, _LEAST, _MOST = range(4)
 
 
 @dataclass(frozen=True)
-class Bags:
-    """Bags one after the other, feature by feature.
+class _IdRun:
+    """Ids of some features.
 
     Attributes:
         ids, offsets, weights: int64[N], int64[F·B+1], float32[N] or None, on one device.
-        num_examples: B.
-        bounds: int64[F+1], where the ids of each feature begin, and the last one's end.
-        longest: int64[F], ids of the longest bag of each feature, or more.
     """
 
     ids: Tensor
     offsets: Tensor
     weights: Tensor | None
-    num_examples: int
-    bounds: NDArray[np.int64]
-    longest: NDArray[np.int64]
 
-    def to(self, device: torch.device) -> Bags:
+    def to(self, device: torch.device) -> Self:
         """The same on a device."""
         weights = None if self.weights is None else moved(self.weights, device)
         return replace(
@@ -50,18 +45,30 @@ class Bags:
 
 
 @dataclass(frozen=True)
-class _FeatureBags:
+class Bags(_IdRun):
+    """Bags one after the other, feature by feature.
+
+    Attributes:
+        num_examples: B.
+        bounds: int64[F+1], where the ids of each feature begin, and the last one's end.
+        longest: int64[F], ids of the longest bag of each feature, or more.
+    """
+
+    num_examples: int
+    bounds: NDArray[np.int64]
+    longest: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class _FeatureBags(_IdRun):
     """Bags of some features as they were given.
 
     Attributes:
-        told: int64[4, F]: where each feature's bags begin and end, and the ids of its shortest and longest one;
+        extents: int64[4, F]: where each feature's bags begin and end, and the ids of its shortest and longest one;
             to be believed once :func:`_settled` has checked them.
         where: begins errors.
     """
 
-    ids: Tensor
-    offsets: Tensor
-    weights: Tensor | None
     extents: Tensor
     where: str
 
@@ -247,15 +254,7 @@ def _together(parts: list[_FeatureBags], device: torch.device) -> list[_FeatureB
     tensors = [each for part in parts for each in (part.ids, part.offsets, part.weights) if each is not None]
     if all(tensor.device.type == "cpu" for tensor in tensors):
         return parts
-    return [
-        replace(
-            part,
-            ids=moved(part.ids, device),
-            offsets=moved(part.offsets, device),
-            weights=None if part.weights is None else moved(part.weights, device),
-        )
-        for part in parts
-    ]
+    return [part.to(device) for part in parts]
 
 
 def _settled(parts: list[_FeatureBags], *, weighted: bool = False) -> Bags:

@@ -6,16 +6,15 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Concatenate, ParamSpec, SupportsIndex, TypeVar, cast
+from typing import Any, SupportsIndex, TypeVar, cast
 
 import torch
 from torch import nn
 
 from girih.errors import CheckpointError, ConfigError, nearest
 
-Self = TypeVar("Self")
-P = ParamSpec("P")
-R = TypeVar("R")
+Init = TypeVar("Init", bound=Callable[..., None])
+Forward = TypeVar("Forward", bound=Callable[..., object])
 
 UNCAPTURED = (
     "reads rows of a table that grows, which no graph can hold: trace, script or export the layers behind it,"
@@ -65,9 +64,14 @@ COLLECTION = {
 """The same for a module of many features; those of TorchRec's too."""
 
 
+def class_of(value: object) -> str:
+    """The class of a value with its module, as in ``a torch.optim.adam.Adam``."""
+    return f"a {type(value).__module__}.{type(value).__qualname__}"
+
+
 def answers_movers(
     known: Iterable[str] = (), answers: Mapping[str, str] = OPTIONS, example: str = "{name}({width})"
-) -> Callable[[Callable[Concatenate[Self, P], None]], Callable[Concatenate[Self, P], None]]:
+) -> Callable[[Init], Init]:
     """Decorates an ``__init__``: arguments of torch's modules, and unknown ones, are ConfigErrors that help.
 
     Args:
@@ -75,35 +79,35 @@ def answers_movers(
         answers: option → the sentence; example: how the module is made.
     """
 
-    def decorate(init: Callable[Concatenate[Self, P], None]) -> Callable[Concatenate[Self, P], None]:
+    def decorate(init: Init) -> Init:
         name, names = init.__qualname__.partition(".")[0], {*inspect.signature(init).parameters, *known}
 
         @functools.wraps(init)
-        def checked(self: Self, *given: P.args, **options: P.kwargs) -> None:
-            _check(name, names - {"self", "rows"}, given, options, answers, example)
-            init(self, *given, **options)
+        def checked(self: object, *arguments: object, **options: object) -> None:
+            _check(name, names - {"self", "rows"}, arguments, options, answers, example)
+            init(self, *arguments, **options)
 
-        return cast(Callable[Concatenate[Self, P], None], checked)
+        return cast(Init, checked)
 
     return decorate
 
 
-def uncaptured(forward: Callable[Concatenate[Self, P], R]) -> Callable[Concatenate[Self, P], R]:
+def uncaptured(forward: Forward) -> Forward:
     """Decorates a ``forward`` that is refused in a trace or an export, where one batch's rows would become constants.
 
     ``torch.compile`` leaves it out of the graph, and refuses it under ``fullgraph``.
     """
 
     @functools.wraps(forward)
-    def eager(self: Self, *given: P.args, **options: P.kwargs) -> R:
+    def eager(self: object, *arguments: object, **options: object) -> object:
         is_traced: bool = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
         if is_traced or torch.compiler.is_compiling():
             raise ConfigError(f"{type(self).__name__} {UNCAPTURED}")
-        return forward(self, *given, **options)
+        return forward(self, *arguments, **options)
 
     disabled: Any = torch.compiler.disable(eager)  # type: ignore[no-untyped-call]
     disabled._torchdynamo_disable_msg = f"a girih.nn module {UNCAPTURED}"  # as reason= of later torch
-    return cast(Callable[Concatenate[Self, P], R], disabled)
+    return cast(Forward, disabled)
 
 
 def refuse_ranks(module: nn.Module, description: str) -> None:

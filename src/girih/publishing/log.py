@@ -201,7 +201,6 @@ def describe_numbers(numbers: list[int]) -> str:
 EVERY_S = 0.5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PublishOptions(Options):
     """Options of a log that servers follow: where it lies, how often a segment is written, how long segments stay.
 
@@ -214,6 +213,8 @@ class PublishOptions(Options):
         on_error: whether training goes on where nothing can be written, and tries again, or stops.
     """
 
+    owner = "publish: "
+
     to: str
     every_s: Positive | None = None
     every_steps: Count | None = None
@@ -221,8 +222,7 @@ class PublishOptions(Options):
     keep: Count = 2
     on_error: Literal["go_on", "stop"] = "go_on"
 
-    def __post_init__(self) -> None:
-        Options.__post_init__(self)
+    def _check(self) -> None:
         if not self.to:
             raise ConfigError("publish: to = '': expected a directory or an fsspec address")
         if self.every_s is not None and self.every_steps is not None:
@@ -234,6 +234,3 @@ class PublishOptions(Options):
     def seconds(self) -> float | None:
         """Seconds of training between two segments; None where they are counted in steps."""
         return (self.every_s or EVERY_S) if self.every_steps is None else None
-
-    def _owner(self) -> str:
-        return "publish: "

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from girih.checkpoint.manifest import PartFacts
+from girih.errors import CheckpointError
 from girih.files.sealed import refusing
 from girih.store import LiveSnapshot, Sink, Store
 from girih.store.changes import Changes
@@ -36,7 +37,7 @@ from girih.store.snapshot.tensorfile import (
     any_nan,
     damaged,
 )
-from girih.store.spec import Floats, Ints, Longs
+from girih.store.spec import Floats, GroupSpec, Ints, Longs
 
 _KIND, _VERSION = "girih segment", 1
 _TAGS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
@@ -114,14 +115,14 @@ class SegmentPart:
         facts: as the manifest has them.
 
     Attributes:
-        tables: names by number. segments: (name, dim) of each. num_rows: n. left: the keys that have no row any more.
+        tables: rows of each, in the order of their numbers. segments: (name, dim) of each. left: the keys that have no row any more.
 
     Raises:
         CheckpointError: damaged, or another one than the manifest says.
     """
 
     def __init__(self, file: IO[bytes], where: str, facts: PartFacts) -> None:
-        file_tensors = TensorFile(file, where)
+        self.where, file_tensors = where, TensorFile(file, where)
         crcs: Mapping[str, int] = facts["crc32"]
         if file_tensors.header.size != facts["bytes"] or file_tensors.header_crc32 != crcs.get(HEADER):
             raise damaged(where, "its header differs from what the manifest says")
@@ -134,26 +135,27 @@ class SegmentPart:
     def _check(self, file_tensors: TensorFile, facts: PartFacts) -> None:
         """Compares the description, the facts and the columns."""
         described = Described.of(file_tensors.header, _KIND, _VERSION)
-        self.tables, self.segments, self._dtype = described.tables, described.segments, described.dtype
+        self.segments, self._dtype = described.segments, described.dtype
         width = sum(dim for _, dim in self.segments)
         declared = {tensor.name: tensor for tensor in file_tensors.header.tensors}
-        self.num_rows, num_left = (len(file_tensors.arrays.get(name, ())) for name in ("ids", "left_ids"))
-        for expected in _tensors(self._dtype, self.num_rows, width, num_left):
+        num_rows, num_left = (len(file_tensors.arrays.get(name, ())) for name in ("ids", "left_ids"))
+        for expected in _tensors(self._dtype, num_rows, width, num_left):
             if declared.get(expected.name) != expected:
                 raise ValueError(
                     f"it has no tensor {expected.name!r} of {expected.dtype}{list(expected.shape)}"
                 )
         self._ids, self._tables, self._rows = (file_tensors.arrays[name] for name in KeyedRows._fields)
-        self.left = file_tensors.arrays["left_ids"], file_tensors.arrays["left_tables"]
+        self.left: tuple[Longs, Ints] = file_tensors.arrays["left_ids"], file_tensors.arrays["left_tables"]
         keys = np.concatenate([self._ids, self.left[0]]), np.concatenate([self._tables, self.left[1]])
-        if wrong := wrong_keys(*keys, len(self.tables), described.shard, described.num_shards):
+        if wrong := wrong_keys(*keys, len(described.tables), described.shard, described.num_shards):
             raise ValueError(wrong)
-        counts = np.bincount(self._tables, minlength=len(self.tables)).tolist()
+        counts = np.bincount(self._tables, minlength=len(described.tables)).tolist()
+        self.tables: Mapping[str, int] = dict(zip(described.tables, counts, strict=True))
         actual = {
             "group": described.group,
             "shard": described.shard,
             "num_shards": described.num_shards,
-            "tables": dict(zip(self.tables, counts, strict=True)),
+            "tables": self.tables,
             "left": num_left,
         }
         for field, value in actual.items():
@@ -162,9 +164,22 @@ class SegmentPart:
         if any_nan(self._rows, _TAGS[self._dtype]):
             raise ValueError("a row holds NaN")
 
-    def chunks(self) -> Iterator[tuple[Longs, Ints, Floats]]:
-        """The keys of some rows at a time, and the rows, float32[K, W]."""
-        for start in range(0, self.num_rows, _ROWS_AT_ONCE):
+    def check_columns(self, spec: GroupSpec) -> None:
+        """Refuses other columns than those of a group of tables.
+
+        Raises:
+            CheckpointError: says which it has.
+        """
+        expected = [(segment.name, segment.dim) for segment in spec.segments]
+        if self.segments != expected:
+            raise CheckpointError(
+                f"rows of tables {list(self.tables)} have columns {self.segments}, expected {expected}"
+            )
+
+    def chunks(self, spec: GroupSpec) -> Iterator[tuple[Longs, Ints, Floats]]:
+        """The keys of some rows at a time, and the rows, float32[K, W]; of a group's columns, see :meth:`check_columns`."""
+        self.check_columns(spec)
+        for start in range(0, len(self._ids), _ROWS_AT_ONCE):
             part = slice(start, start + _ROWS_AT_ONCE)
             yield self._ids[part], self._tables[part], widened(self._rows[part], self._dtype)
 

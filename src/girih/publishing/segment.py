@@ -6,28 +6,21 @@ Each process that holds shards writes their parts; rank 0 adds the dense paramet
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from safetensors.torch import save as serialize
-
-from girih.checkpoint.manifest import DENSE, PartFacts, Parts, check_coverage
+from girih.checkpoint.description import ModelDescription
+from girih.checkpoint.save import CollectiveWrite
 from girih.checkpoint.storage import Storage
 from girih.comm.group import TrainerGroup
-from girih.errors import CheckpointError, GirihError, RoleError, StorageFullError
+from girih.errors import CheckpointError, GirihError, StorageFullError
 from girih.files.whole import disk_full
-from girih.models.needs import Needs
 from girih.publishing.log import Log
 from girih.publishing.manifest import NAME, Pointer, SegmentManifest
 from girih.publishing.shards import SegmentRows
-from girih.schema import Schema
-from girih.store.snapshot.tensorfile import check_tensors
-
-PATIENCE_S = 600.0
 
 
 class PublishedRows(Protocol):
@@ -50,14 +43,10 @@ class SegmentVersion:
 
     Attributes:
         step: steps of training. parameters: the model's, as ``load_state_dict`` takes them.
-        needs, recipe, normalization: see :class:`~girih.publishing.manifest.SegmentManifest`.
     """
 
     step: int
-    schema: Schema
-    needs: Needs
-    recipe: Mapping[str, Any]
-    normalization: Mapping[str, Any] | None
+    model: ModelDescription
     parameters: Mapping[str, Any]
     sparse: PublishedRows
 
@@ -80,26 +69,23 @@ class LogSegment:
     """
 
     def __init__(self, log: Log, version: SegmentVersion, called: Called, ranks: TrainerGroup) -> None:
-        self._ranks, self._note = ranks, ranks.next_number()
+        self._write = CollectiveWrite(ranks)
         place = log.place(called.number, whole=called.previous is None).absolute()
         self._place = Storage(ranks.broadcast(place.url))
-        self._time = time.time()
         parameters = version.parameters if ranks.first else {}
         self._tensors = {
             name: value.detach().cpu().clone().contiguous() for name, value in parameters.items()
         }
-        self._fields: dict[str, Any] = {
+        named = {
             "number": called.number,
             "previous": called.previous,
             "run": called.run,
             "epoch": called.epoch,
+        }
+        self._fields: dict[str, Any] = named | {
             "step": version.step,
-            "time": self._time,
-            "schema": version.schema.to_dict(),
-            "fingerprint": version.schema.fingerprint(),
-            "needs": {feature: sorted(kinds) for feature, kinds in version.needs.items()},
-            "recipe": version.recipe,
-            "normalization": version.normalization,
+            "time": time.time(),
+            **vars(version.model),
         }
         self._rows = version.sparse.begin_segment(self._place, called.number, called.previous)
 
@@ -109,23 +95,20 @@ class LogSegment:
         Raises:
             StorageFullError: no space left. GirihError, OSError: it cannot be written. What was written stays, and nobody looks at it.
         """
-        try:
-            with in_words(self._place):
-                parts = dict(self._rows.write())
-        except BaseException as error:
-            if not self._ranks.first:
-                self._report_to_first({"error": f"trainer {self._ranks.rank}: {error}"})
-            raise
-        finally:
-            self._rows.close()
-        if not self._ranks.first:
-            self._report_to_first({"parts": parts})
-            return None
-        for rank in range(1, self._ranks.size):
-            parts |= self._parts_of(rank)
-        check_coverage(parts, self._place.url)
+        advice = "no follower could take it: set it to a number"
         with in_words(self._place):
-            return self._complete(parts)
+            parts = self._write.write(self._place, self._rows, self._tensors, advice)
+            if parts is None:
+                return None
+            manifest = SegmentManifest(**self._fields, parts=parts)
+            content = manifest.to_bytes()
+            self._place.replace(NAME, content)
+        return Pointer(
+            number=manifest.number,
+            step=manifest.step,
+            time=manifest.time,
+            manifest_crc32=zlib.crc32(content),
+        )
 
     def wait_copied(self) -> None:
         """Returns once a checkpoint may begin."""
@@ -134,44 +117,6 @@ class LogSegment:
     def close(self) -> None:
         """Ends it, written or not."""
         self._rows.close()
-
-    def _complete(self, parts: dict[str, PartFacts]) -> Pointer:
-        dense = serialize(self._tensors)
-        check_tensors(dense, f"{self._place}/{DENSE}", "no follower could take it: set it to a number")
-        self._place.make()
-        self._place.replace(DENSE, dense)
-        parts[DENSE] = {"bytes": len(dense), "crc32": {"": zlib.crc32(dense)}}
-        manifest = SegmentManifest(**self._fields, parts=parts)
-        content = manifest.to_bytes()
-        self._place.replace(NAME, content)
-        return Pointer(
-            number=manifest.number,
-            step=manifest.step,
-            time=manifest.time,
-            manifest_crc32=zlib.crc32(content),
-        )
-
-    def _report_to_first(self, message: Mapping[str, object]) -> None:
-        """Sends rank 0 the parts that this trainer wrote, or its error."""
-        self._ranks.put(f"segment/{self._note}/{self._ranks.rank}", json.dumps(message))
-
-    def _parts_of(self, rank: int) -> Parts:
-        """Waits for the parts that another trainer wrote.
-
-        Raises:
-            GirihError: it could not. RoleError: a process of the run is gone.
-        """
-        key, until = f"segment/{self._note}/{rank}", time.monotonic() + PATIENCE_S
-        while (text := self._ranks.take(key)) is None:
-            if self._ranks.lost.is_set():
-                raise RoleError(f"trainer {rank} wrote no shards: a process of the run is gone")
-            if time.monotonic() > until:
-                raise GirihError(f"trainer {rank} wrote no shards for {PATIENCE_S:.0f} s")
-            time.sleep(0.002)
-        reported = json.loads(text)
-        if "error" in reported:
-            raise CheckpointError(reported["error"])
-        return dict(reported["parts"])
 
 
 @contextlib.contextmanager

@@ -7,13 +7,15 @@ neither a checkpoint nor the next segment.
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import IO, Protocol
 
 from girih.checkpoint.manifest import PartFacts, Parts
+from girih.checkpoint.parts import SparseSave
 from girih.checkpoint.storage import Storage
 from girih.publishing.part import write_changes, write_snapshot
 from girih.store import DiskFile, LiveSnapshot, Sink, Store
@@ -22,103 +24,64 @@ from girih.store.changes import Changes
 _PIECE = 16 << 20
 
 
-class SegmentRows(Protocol):
-    """Rows of a segment as they were when it began; written once, by any thread."""
-
-    def write(self) -> Parts:
-        """Writes the parts that this process answers for; returns their facts by name."""
+class SegmentRows(SparseSave, Protocol):
+    """Rows of a segment as they were when it began."""
 
     def wait_copied(self) -> None:
         """Returns once the shards are as free as if the segment had not begun: a checkpoint may begin."""
 
-    def close(self) -> None:
-        """Ends the segment, written or not."""
 
-
-def know_changes(files: Iterable[tuple[str, Store]], since: int) -> bool:
-    """Whether all shards know what changed since then."""
-    return all(store.knows_changes(since) for _, store in files)
-
-
-class ChangedRows:
-    """The changes of some shards since a version; notes of what changes begin anew.
+class SegmentShards:
+    """Some shards in a segment: what changed since a version, or all rows; notes of what changes begin anew.
 
     Args:
         files: the name of each part, and its shard.
+        number: of the version that the segment leads to.
+        since: of the version that it is to be applied to; None takes all rows.
         pool: copies the changes of several shards side by side.
-        number: of the version that the segment leads to; since: of the one that it is to be applied to.
+
+    Raises:
+        ConfigError: it is not known what changed; or rows lie in GPU memory.
     """
 
     def __init__(
         self,
         writer: Storage,
-        files: Sequence[tuple[str, Store]],
-        pool: ThreadPoolExecutor | None,
+        files: Iterable[tuple[str, Store]],
         number: int,
-        since: int,
+        since: int | None = None,
+        pool: ThreadPoolExecutor | None = None,
     ) -> None:
-        def take(file: tuple[str, Store]) -> tuple[str, Store, Changes]:
+        self._writer, self._copied = writer, threading.Event()
+        self._parts: list[tuple[str, Store, Changes | LiveSnapshot]] = []
+
+        def take(file: tuple[str, Store]) -> None:
             name, store = file
-            changes = store.changes_since(since)
+            taken = store.snapshot(writer.scratch) if since is None else store.changes_since(since)
+            self._parts.append((name, store, taken))
             store.note_changes(number)
-            return name, store, changes
 
-        self._writer = writer
-        self._taken = list(map(take, files) if pool is None else pool.map(take, files))
-
-    def write(self) -> Parts:
-        """See :class:`SegmentRows`."""
-        parts = {}
-        for name, store, changes in self._taken:
-            with self._writer.create(name) as sink:
-                parts[name] = write_changes(store, changes, sink, f"{self._writer}/{name}")
-        self.close()
-        return parts
-
-    def wait_copied(self) -> None:
-        """See :class:`SegmentRows`."""
-
-    def close(self) -> None:
-        """See :class:`SegmentRows`."""
-        self._taken = []
-
-
-class AllRows:
-    """All rows of some shards; notes of what changes begin anew.
-
-    Args:
-        files: the name of each part, and its shard.
-        number: of the version.
-    """
-
-    def __init__(self, writer: Storage, files: Iterable[tuple[str, Store]], number: int) -> None:
-        self._writer = writer
-        self._copied = threading.Event()
-        self._taken: list[tuple[str, Store, LiveSnapshot]] = []
         try:
-            for name, store in files:
-                self._taken.append((name, store, store.snapshot(writer.scratch)))
-                store.note_changes(number)
+            for _ in map(take, files) if since is None or pool is None else pool.map(take, files):
+                pass
         except BaseException:
             self.close()
             raise
+        if since is not None:
+            self._copied.set()
 
     def write(self) -> Parts:
         """See :class:`SegmentRows`."""
-        try:
-            if self._writer.local is not None:
-                return {name: self._part(name, store, taken) for name, store, taken in self._taken}
-            spools: list[tuple[str, IO[bytes], PartFacts]] = []
-            try:
-                for name, store, taken in self._taken:
-                    spools.append((name, *self._spooled(name, store, taken)))
-                self._copied.set()
-                return {name: self._sent(name, file, facts) for name, file, facts in spools}
-            finally:
-                for _, file, _ in spools:
-                    file.close()
-        finally:
-            self.close()
+        with contextlib.ExitStack() as closing:
+            closing.callback(self.close)
+            if self._copied.is_set() or self._writer.local is not None:
+                return {name: self._create(name, store, taken) for name, store, taken in self._parts}
+            spools = []
+            for name, store, taken in self._parts:
+                file = closing.enter_context(tempfile.TemporaryFile(dir=self._writer.scratch))
+                spools.append((name, file, self._write(name, store, taken, DiskFile(file))))
+            self._copied.set()
+            return {name: self._send(name, file, facts) for name, file, facts in spools}
 
     def wait_copied(self) -> None:
         """See :class:`SegmentRows`."""
@@ -126,27 +89,24 @@ class AllRows:
 
     def close(self) -> None:
         """See :class:`SegmentRows`."""
-        for _, _, snapshot in self._taken:
-            snapshot.close()
+        for _, _, taken in self._parts:
+            if not isinstance(taken, Changes):
+                taken.close()
+        self._parts = []
         self._copied.set()
 
-    def _part(self, name: str, store: Store, snapshot: LiveSnapshot) -> PartFacts:
+    def _create(self, name: str, store: Store, taken: Changes | LiveSnapshot) -> PartFacts:
         with self._writer.create(name) as sink:
-            return self._write(name, store, snapshot, sink)
+            return self._write(name, store, taken, sink)
 
-    def _spooled(self, name: str, store: Store, snapshot: LiveSnapshot) -> tuple[IO[bytes], PartFacts]:
-        file = tempfile.TemporaryFile(dir=self._writer.scratch)  # noqa: SIM115
-        try:
-            return file, self._write(name, store, snapshot, DiskFile(file))
-        except BaseException:
-            file.close()
-            raise
+    def _write(self, name: str, store: Store, taken: Changes | LiveSnapshot, sink: Sink) -> PartFacts:
+        where = f"{self._writer}/{name}"
+        if isinstance(taken, Changes):
+            return write_changes(store, taken, sink, where)
+        with taken:
+            return write_snapshot(store, taken, sink, where)
 
-    def _write(self, name: str, store: Store, snapshot: LiveSnapshot, sink: Sink) -> PartFacts:
-        with snapshot:
-            return write_snapshot(store, snapshot, sink, f"{self._writer}/{name}")
-
-    def _sent(self, name: str, file: IO[bytes], facts: PartFacts) -> PartFacts:
+    def _send(self, name: str, file: IO[bytes], facts: PartFacts) -> PartFacts:
         with self._writer.create(name) as sink:
             sink.begin(facts["bytes"])
             file.seek(0)
@@ -156,20 +116,3 @@ class AllRows:
                 position += len(piece)
             sink.finish()
         return facts
-
-
-def begin_rows(
-    writer: Storage,
-    files: Callable[[], Iterable[tuple[str, Store]]],
-    pool: ThreadPoolExecutor | None,
-    number: int,
-    since: int | None,
-) -> SegmentRows:
-    """Takes what changed since a version, or all rows where it is None.
-
-    Raises:
-        ConfigError: it is not known what changed; or rows lie in GPU memory.
-    """
-    if since is None:
-        return AllRows(writer, files(), number)
-    return ChangedRows(writer, list(files()), pool, number, since)

@@ -64,12 +64,7 @@ def read_run(directory: Path) -> RunRecord:
     Raises:
         RunDirectoryError: no such directory, or neither ``config.toml`` nor ``metrics.jsonl`` in it.
     """
-    if not directory.is_dir():
-        what = "is a file" if directory.exists() else "does not exist"
-        raise RunDirectoryError(f"{directory}: {what}; give a run directory, as `girih train --run` makes it")
-    if not ((directory / "config.toml").is_file() or (directory / "metrics.jsonl").is_file()):
-        told = "not a run directory (no config.toml or metrics.jsonl in it)"
-        raise RunDirectoryError(f"{directory}: {told}; give one that `girih train --run` made")
+    expect_run(directory)
     run = RunRecord(name=directory.resolve().name)
     _read_config(run, directory / "config.toml")
     _read_metrics(run, directory / "metrics.jsonl")
@@ -77,10 +72,26 @@ def read_run(directory: Path) -> RunRecord:
     if not run.evaluations:
         run.notes.append("Nothing was evaluated yet: no curves of metrics.")
     _read_timeline(run, directory / "timeline.json")
-    plan = _json(_text_of(directory / "plan.json") or "")
+    plan = parse_json(_text_of(directory / "plan.json") or "")
     roles = plan.get("roles") if isinstance(plan, dict) else None
     run.services = isinstance(roles, dict) and bool(set(roles) - {"trainer"})
     return run
+
+
+def expect_run(directory: Path, *others: str) -> None:
+    """Refuses what is no run directory: it has neither ``config.toml`` nor ``metrics.jsonl``, nor other names.
+
+    Raises:
+        RunDirectoryError: says what there is.
+    """
+    if not directory.is_dir():
+        fault = "is a file" if directory.exists() else "does not exist"
+        raise RunDirectoryError(
+            f"{directory}: {fault}; give a run directory, as `girih train --run` makes it"
+        )
+    if not any((directory / name).exists() for name in ("config.toml", "metrics.jsonl", *others)):
+        fault = "not a run directory (no config.toml or metrics.jsonl in it)"
+        raise RunDirectoryError(f"{directory}: {fault}; give one that `girih train --run` made")
 
 
 def masked(value: object, key: str = "") -> object:
@@ -109,7 +120,7 @@ def _read_config(run: RunRecord, path: Path) -> None:
 def _read_metrics(run: RunRecord, path: Path) -> None:
     num_damaged = 0
     for line in filter(str.strip, (_text_of(path) or "").splitlines()):
-        record = _json(line)
+        record = parse_json(line)
         if not isinstance(record, dict) or not is_number(record.get("step")):
             num_damaged += 1
             continue
@@ -130,7 +141,7 @@ def _read_summary(run: RunRecord, path: Path) -> None:
     text = _text_of(path)
     if text is None:
         run.notes.append("There is no summary.json: the run goes on, or was stopped. Numbers are its latest.")
-    elif isinstance(summary := _json(text), dict):
+    elif isinstance(summary := parse_json(text), dict):
         run.summary = summary
         labels, split, step = (summary.get(key) for key in ("by_label", "evaluated_on", "steps"))
         first = next(iter(labels.values()), None) if isinstance(labels, dict) else None
@@ -145,7 +156,7 @@ def _read_timeline(run: RunRecord, path: Path) -> None:
     if text is None:
         run.notes.append("There is no timeline.json: no timeline.")
         return
-    trace = _json(text)
+    trace = parse_json(text)
     if isinstance(trace, dict):
         totals = trace.get("totals_s")
         if isinstance(totals, dict):
@@ -177,7 +188,7 @@ def _text_of(path: Path) -> str | None:
         return None
 
 
-def _json(text: str) -> object:
+def parse_json(text: str) -> object:
     """The parsed text; None where it is not JSON."""
     try:
         return json.loads(text)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import socket
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -15,8 +14,9 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from girih.errors import RunDirectoryError, UserError
+from girih.errors import UserError
 from girih.files.sealed import open_file
+from girih.report.record import expect_run, parse_json
 from girih.report.text import DASH, count, duration, fraction, is_number, percent, short, size
 from girih.runs.directory import read_summary
 from girih.telemetry.peer_status import BOTTLENECK, SILENT_S, cores_used, is_full
@@ -50,12 +50,7 @@ def status_of(run: Path) -> RunStatus:
     Raises:
         RunDirectoryError: not a run directory, or its summary is damaged.
     """
-    if not run.is_dir():
-        what = "is a file" if run.exists() else "does not exist"
-        raise RunDirectoryError(f"{run}: {what}; give a run directory, as `girih train --run` makes it")
-    if not any((run / name).exists() for name in ("config.toml", "metrics.jsonl", LIVE)):
-        told = "not a run directory (no config.toml or metrics.jsonl in it)"
-        raise RunDirectoryError(f"{run}: {told}; give one that `girih train --run` made")
+    expect_run(run, LIVE)
     shown, processes, now = [], [], time.time()
     for each in read_all(run):
         with contextlib.suppress(TypeError, ValueError, AttributeError):  # its numbers are damaged
@@ -160,10 +155,7 @@ def _last_record(file: Path) -> dict[str, object] | None:
     except (OSError, UserError):
         return None
     for line in reversed(tail):
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            continue  # cut off
+        record = parse_json(line)  # the first one may be cut off
         if isinstance(record, dict) and "split" not in record:
             return record
     return None

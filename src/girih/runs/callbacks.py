@@ -77,12 +77,7 @@ class TensorBoard(_Tracker):
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise ConfigError(
-                "TensorBoard(...) needs a package that is not installed; pip install tensorboard"
-            ) from None
+        self._make_writer = _imported("torch.utils.tensorboard", "TensorBoard", "tensorboard").SummaryWriter
         self._directory = Path(directory)
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
@@ -90,7 +85,6 @@ class TensorBoard(_Tracker):
             raise ConfigError(
                 f"{directory}: cannot hold TensorBoard's files ({error.strerror}); give one to write in"
             ) from None
-        self._make_writer = SummaryWriter
         self._writer: Any = None
 
     def on_metrics(self, record: Record) -> None:
@@ -122,7 +116,7 @@ class MLflow(_Tracker):
     """
 
     def __init__(self, params: Record | None = None) -> None:
-        self._client, self._params = _imported("mlflow", "MLflow"), dict(params or {})
+        self._client, self._params = _imported("mlflow", "MLflow", "mlflow"), dict(params or {})
 
     def on_plan(self, plan: Record) -> None:
         """Begins MLflow's run, unless one is active, and logs its parameters: options, ``params`` and the strategy."""
@@ -175,7 +169,7 @@ class WandB(_Tracker):
     """
 
     def __init__(self, **options: object) -> None:
-        self._client, self._init = _imported("wandb", "WandB"), options
+        self._client, self._init = _imported("wandb", "WandB", "wandb"), options
 
     def on_plan(self, plan: Record) -> None:
         """Begins the run, unless one is active, and adds options and the strategy to its config."""
@@ -200,9 +194,9 @@ class WandB(_Tracker):
         self._client.finish(exit_code=1)
 
 
-def _imported(package: str, callback: str) -> ModuleType:
+def _imported(module: str, callback: str, package: str) -> ModuleType:
     try:
-        return importlib.import_module(package)
+        return importlib.import_module(module)
     except ImportError:
         raise ConfigError(
             f"{callback}(...) needs a package that is not installed; pip install {package}"

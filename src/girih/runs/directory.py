@@ -15,7 +15,6 @@ import shutil
 import stat
 import struct
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any
 
 from girih.config import build, options
@@ -26,8 +25,7 @@ from girih.files.whole import disk_full, unfinished, write_whole
 from girih.processes.lease import Lease
 from girih.processes.segments import remove_segments
 from girih.runs import scale_requests
-from girih.telemetry.status_file import LIVE, LOGS, TARGETS
-from girih.telemetry.status_writer import forget
+from girih.telemetry.status_file import LIVE, LOGS, TARGETS, forget
 
 TRAINED = "trained"
 _FORM = struct.Struct("<qq")
@@ -96,7 +94,7 @@ BEFORE_TRAINING = frozenset(
 """All that a run may have written when it ends before its first record."""
 
 
-class RunDirectory:
+class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
     """A run's directory, held by one process at a time.
 
     Args:
@@ -155,12 +153,7 @@ class RunDirectory:
             self._lock.truncate(0)
             self._lock.close()
 
-    def __enter__(self) -> RunDirectory:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, UserError):
             self._clear()
         self.close()

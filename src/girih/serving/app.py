@@ -1,7 +1,7 @@
 """The server as an ASGI application: the Open Inference Protocol over HTTP, health and metrics.
 
 A request is answered where it arrives, in the one thread of the process: what it waits for is arithmetic alone. So requests of one
-worker follow each other, and each reads :attr:`~girih.serving.served.ServedModel.current` once.
+worker follow each other, and each is answered by one version.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from girih.errors import DataError, GirihError, UserError
-from girih.schema import Schema
 from girih.serving import protocol
 from girih.serving.limits import ServeOptions
 from girih.serving.metrics import CONTENT_TYPE, ServingMetrics
+from girih.serving.model_directory import open_served
 from girih.serving.reading import RequestReader, TooLarge
-from girih.serving.served import Served, ServedModel, open_served
+from girih.serving.served import Served
+from girih.serving.signature import Signature
 from girih.version import __version__
 
 _LOG = logging.getLogger(__name__)
@@ -37,14 +38,9 @@ class NotServed(UserError, LookupError):
     """A model or a version that is not here."""
 
 
-class NotReady(GirihError, RuntimeError):
-    """No version of the model is here yet."""
-
-
 STATUS: tuple[tuple[type[Exception], int], ...] = (
     (TooLarge, 413),
     (NotServed, 404),
-    (NotReady, 503),
     (UserError, 400),
 )
 """HTTP statuses of errors, the first that fits; others are 500."""
@@ -56,31 +52,31 @@ class InferenceServer:
     """Answers requests for one model.
 
     Args:
-        most_examples, most_bytes: of a request; more is refused with status 413.
+        name: of the model, as clients ask for it. served: the version that answers at first.
+        options: a request with more examples or bytes is refused with status 413.
 
     Raises:
         ConfigError: prometheus-client is missing.
     """
 
-    def __init__(self, model: ServedModel, *, most_examples: int, most_bytes: int) -> None:
-        self._model, self.most_bytes = model, most_bytes
+    def __init__(self, name: str, signature: Signature, served: Served, options: ServeOptions) -> None:
+        self._name, self._signature, self.most_bytes = name, signature, options.max_bytes
         self._metrics = ServingMetrics()
-        self._reader = RequestReader(Schema.from_dict(model.signature.schema), most_examples)
-        self._outputs = model.signature.outputs
+        self._reader = RequestReader(served.schema, options.max_batch)
+        self._outputs = signature.outputs
         self._parser = protocol.Parser(self._outputs)
         server = {"name": "girih", "version": __version__, "extensions": list(protocol.EXTENSIONS)}
         self._pages: dict[str, Callable[[], Response]] = {
             "/v2": lambda: JSONResponse(server),
             "/v2/health/live": lambda: JSONResponse({"live": True}),
-            "/v2/health/ready": self._describe_health,
+            "/v2/health/ready": lambda: JSONResponse({"ready": True}),
             "/metrics": lambda: Response(self._metrics.text(), headers={"Content-Type": CONTENT_TYPE}),
         }
-        if model.current is not None:
-            self.replace(model.current)
+        self.replace(served)
 
     def replace(self, served: Served) -> None:
         """Has the next request answered by another version; those that are being answered keep theirs. Any thread may call it."""
-        self._model.current = served
+        self._served = served
         self._metrics.serves(served.version)
 
     def app(self) -> ASGIApp:
@@ -113,18 +109,14 @@ class InferenceServer:
         error = f"{method} {path[:80]}: no such path; see /v2 and /v2/models/NAME"
         return JSONResponse({"error": error}, 405 if page is not None or INFER.fullmatch(path) else 404)
 
-    def _describe_health(self) -> Response:
-        is_ready = self._model.current is not None
-        return JSONResponse({"ready": is_ready}, 200 if is_ready else 503)
-
     def _describe_model(self, name: str, version: str | None, ready: str | None) -> Response:
         try:
-            served = self._served(name, version)
+            served = self._find(name, version)
         except GirihError as error:
             return refusal(error)
         if ready:
             return JSONResponse({"name": name, "ready": True})
-        return JSONResponse(protocol.metadata(self._model.signature, name, str(served.version)))
+        return JSONResponse(protocol.metadata(self._signature, name, str(served.version)))
 
     def refuse(self, reason: str, text: str) -> Response:
         """The answer to a client that went beyond a limit; ``reason`` is one of :data:`REFUSED`."""
@@ -157,12 +149,12 @@ class InferenceServer:
     def _predicted(
         self, name: str, version: str | None, json_length: str | None, body: bytes | bytearray
     ) -> Response:
-        served = self._served(name, version)  # this one from here to the end
+        served = self._find(name, version)  # this one from here to the end
         asked = self._parser.parse(body, json_length)
         batch = self._reader.read_request(asked)
         predictions = served.predict(batch)
         try:
-            found = protocol.answer(asked, predictions, self._outputs, self._model.name, str(served.version))
+            content, headers = protocol.answer(asked, predictions, self._outputs, name, str(served.version))
         except ValueError:
             return JSONResponse(
                 {
@@ -171,19 +163,17 @@ class InferenceServer:
                 500,
             )
         self._metrics.examples.inc(batch.num_examples)
-        return Response(found.body, headers=dict(found.headers))
+        return Response(content, headers=headers)
 
-    def _served(self, name: str, version: str | None = None) -> Served:
+    def _find(self, name: str, version: str | None) -> Served:
         """The version that answers.
 
         Raises:
-            NotServed: the path names another model, or another version. NotReady: there is none yet.
+            NotServed: the path names another model, or another version.
         """
-        if name != self._model.name:
-            raise NotServed(f"model {name[:80]!r} is not here; this server has {self._model.name!r}")
-        served = self._model.current
-        if served is None:
-            raise NotReady(f"model {name!r} is not ready yet; ask again")
+        if name != self._name:
+            raise NotServed(f"model {name[:80]!r} is not here; this server has {self._name!r}")
+        served = self._served
         if version is not None and version != str(served.version):
             raise NotServed(
                 f"version {version[:80]!r} of {name!r} is not here; this server has {served.version}"
@@ -226,10 +216,8 @@ def application(directory: Path, name: str | None = None) -> ASGIApp:
     Raises:
         MissingFileError, CheckpointError: no exported model, or a damaged one.
     """
-    options = ServeOptions()
     signature, served = open_served(directory)
-    model = ServedModel(name or signature.name, signature, served)
-    return InferenceServer(model, most_examples=options.max_batch, most_bytes=options.max_bytes).app()
+    return InferenceServer(name or signature.name, signature, served, ServeOptions()).app()
 
 
 def status_of(error: Exception) -> int:

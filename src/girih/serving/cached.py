@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import tempfile
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,7 +55,7 @@ def exported(path: str, name: str, notify: Notify, model: str | None = None) -> 
         kept = run / EXPORTED
         if model is not None or not _is_of(kept, source_of(opened.place, opened.manifest)):
             notify(f"{path}: exporting {opened.place.name} to {kept}")
-            making = Path(tempfile.mkdtemp(prefix=_MAKING, dir=run))
+            making = run / f"{_MAKING}{uuid.uuid4().hex}"
             try:
                 export(opened, making, name, notify, programs=False)
                 _put(making, kept)
@@ -77,7 +78,6 @@ def _is_of(directory: Path, source: object) -> bool:
 
 def _put(made: Path, place: Path) -> None:
     """Gives a directory its name; one that has it goes. Whoever serves that one has its files open, and goes on."""
-    os.chmod(made, 0o777 & ~_umask())
     old = place.with_name(f".old-{place.name}-{os.getpid()}")
     with contextlib.suppress(FileNotFoundError):
         os.replace(place, old)
@@ -85,9 +85,3 @@ def _put(made: Path, place: Path) -> None:
         os.replace(made, place)
     finally:
         shutil.rmtree(old, ignore_errors=True)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

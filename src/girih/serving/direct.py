@@ -12,20 +12,20 @@ import time
 from contextlib import suppress
 from http import HTTPStatus
 from re import Match
-from typing import ClassVar, cast
+from typing import cast
 from urllib.parse import unquote
 
 import httptools
 from starlette.responses import Response
-from uvicorn import Config
-from uvicorn.server import ServerState
 
 from girih.serving.app import INFER, InferenceServer
-from girih.serving.limits import DRAIN_S, Clients, ServeOptions
+from girih.serving.limits import DRAIN_S, Clients
 from girih.serving.protocol import JSON_LENGTH
 
 LINGER_S = 1.0
 """Seconds in which a refused client may read its answer. Its connection discards what it still sends."""
+KEEP_ALIVE_S = 5.0
+"""Seconds that a connection stays open after an answer."""
 _LOG = logging.getLogger(__name__)
 _JSON_LENGTH = JSON_LENGTH.lower().encode()
 _KEPT = {b"content-length", b"content-encoding", b"transfer-encoding", b"expect", _JSON_LENGTH}
@@ -35,21 +35,17 @@ _MOST_HEADERS = 1000
 
 
 class ClientConnection(asyncio.BufferedProtocol):
-    """A connection to a server of predictions, for uvicorn.
+    """A connection to a server of predictions.
+
+    Args:
+        serving: answers. clients: all connections of the process.
 
     Attributes:
-        serving, options, clients: the same for all connections of a process; see :func:`direct`.
         held: bytes of memory that it holds. begun: when its request began. deadline: when it expires.
     """
 
-    serving: ClassVar[InferenceServer]
-    options: ClassVar[ServeOptions]
-    clients: ClassVar[Clients]
-
-    def __init__(
-        self, config: Config, server_state: ServerState, app_state: object, _loop: object = None
-    ) -> None:
-        self._state, self._keep_alive_s = server_state, config.timeout_keep_alive
+    def __init__(self, serving: InferenceServer, clients: Clients) -> None:
+        self._serving, self._clients, self._options = serving, clients, clients.options
         self._parser = httptools.HttpRequestParser(self)
         self._is_ending = self._is_over = self._is_answered = False
         self._num_discarded = self.held = 0
@@ -66,9 +62,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         """Begins, unless there are too many connections."""
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(0)  # see resume_writing
-        self._state.connections.add(self)  # type: ignore[arg-type]
-        self._restart(self.options.request_timeout)
-        if not self.clients.add(self):
+        self._restart(self._options.request_timeout)
+        if not self._clients.add(self):
             self.refuse("connections", "too many connections are open; try again later")
             self._transport.close()
 
@@ -77,31 +72,30 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._is_over = True
         self._forget_request()
         del self._parser  # it refers to this connection, and cyclic garbage stays for long
-        self._state.connections.discard(self)
-        self.clients.remove(self)
+        self._clients.remove(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """The place for what comes next. Connections share it, since each takes what it needs before another one reads."""
-        return self.clients.buffer
+        return self._clients.buffer
 
     def buffer_updated(self, nbytes: int) -> None:
         """Takes what has come."""
         if self._is_over:
             self._num_discarded += nbytes
-            if self._num_discarded > self.options.max_bytes:
+            if self._num_discarded > self._options.max_bytes:
                 self._transport.abort()
             return
         if self._is_idle():
-            self._restart(self.options.request_timeout)
-        self._read(self.clients.buffer[:nbytes])
+            self._restart(self._options.request_timeout)
+        self._read(self._clients.buffer[:nbytes])
 
     def _read(self, data: memoryview) -> None:
         """Reads to the end of one request. Other connections have their turn before the next one."""
         self._is_answered = False
         while data and not (self._is_answered or self._is_over):
             size = self._next_size(data)
-            if self._head_bytes > self.options.max_header_bytes:
-                self.refuse("headers", f"headers of more than {self.options.max_header_bytes:,} bytes")
+            if self._head_bytes > self._options.max_header_bytes:
+                self.refuse("headers", f"headers of more than {self._options.max_header_bytes:,} bytes")
                 break
             try:
                 if self._body_left and self._parser.should_upgrade():  # the parser takes no body then
@@ -124,7 +118,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         """The size of the next piece for the parser. A piece ends where a request may end."""
         if self._body_left:
             return min(self._body_left, len(data))
-        piece = self._tail + data[: min(_PIECE, self.options.max_header_bytes // 2)].tobytes()
+        piece = self._tail + data[: min(_PIECE, self._options.max_header_bytes // 2)].tobytes()
         head, line, _ = piece.partition(_BLANK_LINE)
         size = len(head) + len(line) - len(self._tail)
         self._tail = b"" if line else piece[1 - len(_BLANK_LINE) :]
@@ -136,12 +130,12 @@ class ClientConnection(asyncio.BufferedProtocol):
         waiting = self._transport.get_write_buffer_size()
         held = self._kept_bytes + self._head_bytes + len(self._body) + len(self._unread) + waiting
         if held != self.held:
-            self.clients.hold(self, held)
+            self._clients.hold(self, held)
         if self._is_over:
             return
         if self._is_answered:
             is_idle = self._is_idle() and not waiting
-            self._restart(self._keep_alive_s if is_idle else self.options.request_timeout)
+            self._restart(KEEP_ALIVE_S if is_idle else self._options.request_timeout)
         if not waiting and not self._unread:
             self._transport.resume_reading()
             return
@@ -175,10 +169,10 @@ class ClientConnection(asyncio.BufferedProtocol):
         encoding = self._headers.get(b"content-encoding", b"identity").decode("latin-1")
         if self._parser.get_method() == b"POST":
             self._infer = INFER.fullmatch(self._path())
-        if self._body_left > self.options.max_bytes:
-            self.refuse("size", str(self.serving.too_large(self._body_left)))
+        if self._body_left > self._options.max_bytes:
+            self.refuse("size", str(self._serving.too_large(self._body_left)))
         elif self._infer is not None and encoding != "identity":
-            self.refuse("http", str(self.serving.compressed(encoding)))
+            self.refuse("http", str(self._serving.compressed(encoding)))
         elif self._parser.should_upgrade() and b"transfer-encoding" in self._headers:
             self.refuse("http", "Upgrade with a body in chunks: expected no Upgrade, or a Content-Length")
         elif self._headers.get(b"expect", b"").lower() == b"100-continue":
@@ -191,8 +185,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._body_bytes += len(body)
         if self._infer is not None:
             self._body += body
-        if self._body_bytes > self.options.max_bytes and not self._is_over:
-            self.refuse("size", str(self.serving.too_large(self._body_bytes)))
+        if self._body_bytes > self._options.max_bytes and not self._is_over:
+            self.refuse("size", str(self._serving.too_large(self._body_bytes)))
 
     def on_message_complete(self) -> None:
         """Answers."""
@@ -200,10 +194,10 @@ class ClientConnection(asyncio.BufferedProtocol):
             return
         method, length = self._parser.get_method().decode(), self._headers.get(_JSON_LENGTH)
         if self._infer is None:
-            response = self.serving.describe(method, self._path())
+            response = self._serving.describe(method, self._path())
         else:
             json_length = length if length is None else length.decode("latin-1")
-            response = self.serving.answer(
+            response = self._serving.answer(
                 self._infer["name"], self._infer["version"], json_length, self._body
             )
         self._forget_request()
@@ -212,7 +206,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._is_over = self._is_ending or not is_kept
         self._send(response, has_body=method != "HEAD")
         if self._is_over:
-            self._restart(self.options.request_timeout)
+            self._restart(self._options.request_timeout)
             self._transport.close()
 
     def _path(self) -> str:
@@ -223,8 +217,8 @@ class ClientConnection(asyncio.BufferedProtocol):
     def _send(self, response: Response, *, has_body: bool = True) -> None:
         """Sends an answer whole, so that one call of the system does."""
         status = response.status_code
-        lines = [b"HTTP/1.1 %d %s" % (status, HTTPStatus(status).phrase.encode())]
-        lines += [b"%s: %s" % header for header in (*self._state.default_headers, *response.raw_headers)]
+        lines = [b"HTTP/1.1 %d %s" % (status, HTTPStatus(status).phrase.encode()), self._clients.date]
+        lines += [b"%s: %s" % header for header in response.raw_headers]
         if self._is_over:
             lines.append(b"connection: close")
         self._transport.write(b"\r\n".join([*lines, b"", bytes(response.body) if has_body else b""]))
@@ -235,21 +229,21 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._is_over = True
         self._forget_request()
         if can_answer:
-            self._send(self.serving.refuse(reason, text))
+            self._send(self._serving.refuse(reason, text))
             self._restart(LINGER_S)
             self._transport.resume_reading()
             with suppress(OSError):  # the client is gone
                 self._transport.write_eof()
         if self._is_ending or not can_answer:
             self._transport.abort()
-        self.clients.hold(self, 0)
+        self._clients.hold(self, 0)
 
     def expire(self) -> None:
         """Ends a connection whose deadline has passed."""
         if self._is_idle():
             self._transport.abort()
         else:
-            self.refuse("time", f"no whole request in {self.options.request_timeout:g} seconds")
+            self.refuse("time", f"no whole request in {self._options.request_timeout:g} seconds")
 
     def shutdown(self) -> None:
         """Ends, once a request that is under way is answered."""
@@ -265,9 +259,3 @@ class ClientConnection(asyncio.BufferedProtocol):
     def _restart(self, seconds: float) -> None:
         self.begun = time.monotonic()
         self.deadline = self.begun + seconds
-
-
-def direct(server: InferenceServer, options: ServeOptions) -> type[ClientConnection]:
-    """The class of connections to a server, for uvicorn."""
-    shared = {"serving": server, "options": options, "clients": Clients(options)}
-    return type("ClientConnection", (ClientConnection,), shared)

@@ -25,10 +25,10 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from girih.checkpoint import Manifest, Storage
-from girih.checkpoint.load import LoadedCheckpoint, load_model
 from girih.checkpoint.load import load as load_checkpoint
+from girih.checkpoint.load import load_model
 from girih.checkpoint.parts import PartReader
-from girih.checkpoint.recipe import recipe
+from girih.checkpoint.save import describe_model
 from girih.errors import CheckpointError, ConfigError, RunDirectoryError
 from girih.files.whole import disk_full, sync
 from girih.kernels.cpu import ahead
@@ -39,20 +39,11 @@ from girih.schema import Schema
 from girih.serving import dense_graph, program
 from girih.serving.limits import Notify
 from girih.serving.opening import OpenedModel
-from girih.serving.signature import (
-    NAME,
-    Dense,
-    RowsEntry,
-    Signature,
-    check_name,
-    facts_of,
-    inputs_of,
-    outputs_of,
-)
+from girih.serving.row_files import write_rows
+from girih.serving.signature import NAME, Dense, ModelFile, Signature, check_name, inputs_of, outputs_of
 from girih.sparse.groups.leaves import example_for
 from girih.sparse.groups.pack import Group, served_groups
-from girih.store.mapped import MappedFileFacts, MappedWriter
-from girih.store.spec import Floats, Ints, Longs
+from girih.store.spec import Floats, GroupSpec, Ints, Longs
 
 PARAMETERS, PROGRAM, ONNX = "dense.safetensors", "dense.json", "dense.onnx"
 _OURS = re.compile(r"rows-\d+\.safetensors|dense\.(safetensors|json|onnx)|\..*\.unfinished")
@@ -75,38 +66,30 @@ def export(opened: OpenedModel, out: Path, name: str, notify: Notify, *, program
     loaded = load_checkpoint(opened.place, opened.schema)
     load_model(loaded, opened.model)
     schema, model = opened.schema, opened.model.eval()
-    needs = needs_of(model, schema)
+    described = describe_model(model, schema, opened.options, loaded.normalization)
     ahead.make_ready([*ahead.writing_mapped(), *ahead.serving()])
-    groups = served_groups(schema, needs, opened.options.seed)
-    files: dict[str, Mapping[str, int]] = {}
-    rows = []
-    for number, group in enumerate(groups):
-        file = f"rows-{number}.safetensors"
-        written = write_group(opened.place, opened.manifest, group, out / file)
-        files[file] = written.to_dict()
-        tables = tuple(table.name for table in group.spec.tables)
-        rows.append(RowsEntry(file=file, tables=tables, num_rows=written.rows))
-    made = recipe(model, opened.options)
-    dense = _write_dense(model, schema, groups, out, notify, with_onnx=programs, is_own=made["model"] is None)
-    for dense_file in (dense.parameters, dense.program, dense.onnx):
-        if dense_file is not None:
-            sync(out / dense_file)
-            files[dense_file] = facts_of(out / dense_file)
+    groups = served_groups(schema, needs_of(model, schema), opened.options.seed)
+    reader = PartReader(opened.place, opened.manifest.shards)
+    parts = [_SavedPart(reader, part) for part in sorted(reader.parts)]
+    rows = [
+        (write_rows(out / f"rows-{number}.safetensors", group, [parts], durable=True),)
+        for number, group in enumerate(groups)
+    ]
+    dense = _write_dense(
+        model, schema, groups, out, notify, with_onnx=programs, is_own=described.recipe["model"] is None
+    )
+    for dense_file in dense.files:
+        sync(out / dense_file.name)
     signature = Signature(
         name=name,
         step=opened.manifest.step,
         final=opened.final,
         inputs=inputs_of(schema),
         outputs=outputs_of(schema),
-        schema=schema.to_dict(),
-        fingerprint=schema.fingerprint(),
-        needs={feature: tuple(sorted(kinds)) for feature, kinds in needs.items()},
-        recipe=made,
-        normalization=_normalization(loaded),
         rows=tuple(rows),
         dense=dense,
         source=source_of(opened.place, opened.manifest),
-        files=files,
+        **vars(described),
     )
     signature.write(out)
     sync(out / NAME)
@@ -140,43 +123,24 @@ def source_of(place: Storage, manifest: Manifest) -> dict[str, object]:
     return {"checkpoint": place.name, "crc32": zlib.crc32(parts.encode())}
 
 
-def write_group(place: Storage, manifest: Manifest, group: Group, path: Path) -> MappedFileFacts:
-    """Writes the rows of a group's tables, chunk by chunk, from whatever parts of a checkpoint hold them.
+class _SavedPart:
+    """A part of a checkpoint, opened when its rows are read; see :class:`~girih.serving.row_files.RowsPart`."""
 
-    Raises:
-        CheckpointError: a part is damaged. StorageFullError: the disk is full.
-    """
-    names = [table.name for table in group.spec.tables]
-    parts = {part: facts for part, facts in manifest.shards.items() if set(names) & set(facts["tables"])}
-    most = sum(facts["tables"].get(name, 0) for facts in parts.values() for name in names)
-    reader = PartReader(place, manifest.shards)
-    with MappedWriter(path, group.spec, most) as writer:
-        for part in sorted(parts):
-            for ids, tables, rows in _rows_in(reader, part, group):
-                if writer.add(ids, tables, rows) != len(ids):
-                    raise CheckpointError(
-                        f"{place}/{part}: damaged: a key is there twice; use another checkpoint"
-                    )
-        return writer.finish()
+    def __init__(self, reader: PartReader, name: str) -> None:
+        self._reader, self._name, self.where = reader, name, f"{reader.storage}/{name}"
+        self.tables: Mapping[str, int] = reader.parts[name]["tables"]
+        self.left: tuple[Longs, Ints] = np.empty(0, np.int64), np.empty(0, np.int32)
 
-
-def _rows_in(reader: PartReader, part: str, group: Group) -> Iterator[tuple[Longs, Ints, Floats]]:
-    """A part's rows of a group's tables, some at a time: ids int64[K], tables of the group int32[K], rows float32[K, W]."""
-    columns = [segment.name for segment in group.spec.segments]
-    file = reader.open(part)
-    try:
-        file.check_columns(("ids", "tables", *columns))
-    except KeyError as error:
-        raise CheckpointError(f"{file.where}: has no column {error}; use another checkpoint") from None
-    names = [table["name"] for table in file.description["tables"]]
-    own = {table.name: number for number, table in enumerate(group.spec.tables)}
-    numbers = np.array([own.get(name, -1) for name in names], np.int32)
-    for chunk in file.chunks():
-        theirs = chunk["tables"]
-        tables = numbers[theirs]
-        here = np.flatnonzero(tables >= 0)
-        parts = [widened(chunk[name][here], file.description["dtype"]) for name in columns]
-        yield chunk["ids"][here], tables[here], np.concatenate(parts, axis=1) if len(parts) > 1 else parts[0]
+    def chunks(self, spec: GroupSpec) -> Iterator[tuple[Longs, Ints, Floats]]:
+        """See :class:`~girih.serving.row_files.RowsPart`."""
+        columns, file = [segment.name for segment in spec.segments], self._reader.open(self._name)
+        try:
+            file.check_columns(("ids", "tables", *columns))
+        except KeyError as error:
+            raise CheckpointError(f"{self.where}: has no column {error}; use another checkpoint") from None
+        for chunk in file.chunks():
+            rows = [widened(chunk[name], file.description["dtype"]) for name in columns]
+            yield chunk["ids"], chunk["tables"], np.concatenate(rows, axis=1) if len(rows) > 1 else rows[0]
 
 
 def _write_dense(
@@ -216,9 +180,9 @@ def _write_dense(
     )
     has_onnx = with_onnx and exported is not None and _onnx(exported, inputs, out / ONNX, notify)
     return Dense(
-        parameters=PARAMETERS,
-        program=PROGRAM if is_own else None,
-        onnx=ONNX if has_onnx else None,
+        parameters=ModelFile.of(out / PARAMETERS),
+        program=ModelFile.of(out / PROGRAM) if is_own else None,
+        onnx=ModelFile.of(out / ONNX) if has_onnx else None,
         inputs=tuple(inputs),
     )
 
@@ -272,7 +236,3 @@ def _reason(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = lines[0] if lines else type(error).__name__
     return text if len(text) <= 160 else text[:157] + "..."
-
-
-def _normalization(loaded: LoadedCheckpoint) -> dict[str, object] | None:
-    return None if loaded.normalization is None else loaded.normalization.to_dict()

@@ -14,32 +14,36 @@ import itertools
 import time
 import zlib
 from collections import deque
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
+from girih.checkpoint.description import ModelDescription
 from girih.checkpoint.manifest import DENSE
 from girih.errors import CheckpointError, ConfigError, StorageFullError
-from girih.files.sealed import reason_of
+from girih.files.sealed import reason_of, refusing
 from girih.files.whole import disk_full, unfinished
 from girih.kernels.cpu import ahead
 from girih.publishing.log import Log
-from girih.publishing.manifest import LogHead, SegmentManifest, VersionFacts
+from girih.publishing.manifest import LogHead, SegmentManifest
 from girih.publishing.part import SegmentPart
-from girih.serving.followed import (
-    CURRENT,
-    Followed,
-    Merging,
-    RowsFile,
-    check_version,
-    concerns,
-    most_to_merge,
-    replaced,
-    write_rows,
-)
+from girih.schema import Schema
 from girih.serving.limits import Notify
-from girih.sparse.groups.pack import Group
+from girih.serving.row_files import Merging, most_to_merge, replaced, write_rows
+from girih.serving.signature import (
+    NAME,
+    Dense,
+    ModelFile,
+    RowsFile,
+    Signature,
+    inputs_of,
+    outputs_of,
+    read_file,
+)
+from girih.sparse.groups.pack import Group, served_groups
+from girih.store.mapped import MappedFile, Stack
 from girih.store.snapshot.tensorfile import StoredTensor, check_tensors
 
 _AT_ONCE = 64  # segments that become one file
@@ -70,7 +74,7 @@ class Follower(AbstractContextManager["Follower"]):
         fingerprint: of the schema that is served; that of the first version where None. Versions of others are refused.
 
     Attributes:
-        current: the version that is there; None before the first.
+        current: the version that is there, as servers read it; None before the first.
         again_s: seconds from one try to the next where a version cannot be reached.
 
     Raises:
@@ -91,7 +95,7 @@ class Follower(AbstractContextManager["Follower"]):
         self.current = self._find_version()
         if self.current is not None:
             self._fingerprint = self._fingerprint or self.current.fingerprint
-            self._recent.append(self.current.files)
+            self._recent.append(_names(self.current))
         self._counts = itertools.count(_next_count(directory))
         self._clean()
 
@@ -126,7 +130,6 @@ class Follower(AbstractContextManager["Follower"]):
         pin, current = self._log.pin(), self.current
         target = head.newest.number if pin is None else pin
         if current is not None and current.number == target and (pin is not None or _same_run(head, current)):
-            self._note_newest(head)
             return
         if current is not None and pin is None and _same_run(head, current) and target < current.number:
             self._log_once("repeat", f"the head went back to version {target}; stays at {current.number}")
@@ -145,7 +148,7 @@ class Follower(AbstractContextManager["Follower"]):
         if current is not None and current.number < target and (pinned or _same_run(head, current)):
             segments, why = self._segments(current, self._tensors, target)
             if segments:
-                self._apply(None, segments, head)
+                self._apply(None, segments)
             if why is None:
                 return True
             gap = f"version {current.number + len(segments) + 1} cannot be reached: {why}"
@@ -170,7 +173,7 @@ class Follower(AbstractContextManager["Follower"]):
             self._notify(
                 f"another run publishes now: {head.run}, after {current.run}; begins with snapshot {snapshot}"
             )
-        self._apply(base, segments, head)
+        self._apply(base, segments)
         if why is not None:
             self._log_once(
                 "gap",
@@ -187,7 +190,7 @@ class Follower(AbstractContextManager["Follower"]):
         return there[-1]
 
     def _segments(
-        self, version: VersionFacts, tensors: list[StoredTensor], target: int
+        self, version: SegmentManifest | Signature, tensors: list[StoredTensor], target: int
     ) -> tuple[list[_CheckedSegment], str | None]:
         """The segments that follow a version, in order; and why the next one cannot be had, None if all are there.
 
@@ -226,16 +229,16 @@ class Follower(AbstractContextManager["Follower"]):
                 f"version {number} has schema {manifest.fingerprint}, this follower {self._fingerprint}; start one anew for it"
             )
         place, parts = self._log.place(number, whole=whole), []
-        groups = check_version(manifest, place.url)
+        groups = _groups_of(manifest, place.url)
         for name, facts in manifest.shards.items():
             with place.fetch(name) as file:
                 parts.append(SegmentPart(file, f"{place}/{name}", facts))
         for group in groups:
-            shards = [part for part in parts if concerns(part, group.spec)]
-            missing = {table.name for table in group.spec.tables}.difference(
-                *(part.tables for part in shards)
-            )
-            if missing:
+            names = {table.name for table in group.spec.tables}
+            shards = [part for part in parts if names & part.tables.keys()]
+            for part in shards:
+                part.check_columns(group.spec)
+            if missing := names.difference(*(part.tables for part in shards)):
                 raise CheckpointError(f"{place}: damaged: no part holds table {min(missing)!r}")
         dense, facts = place.read(DENSE), manifest.parts[DENSE]
         if zlib.crc32(dense) != facts["crc32"].get(""):
@@ -243,41 +246,30 @@ class Follower(AbstractContextManager["Follower"]):
         tensors = check_tensors(dense, f"{place}/{DENSE}")
         return _CheckedSegment(manifest, groups, parts, dense, tensors)
 
-    def _apply(self, base: _CheckedSegment | None, segments: list[_CheckedSegment], head: LogHead) -> None:
+    def _apply(self, base: _CheckedSegment | None, segments: list[_CheckedSegment]) -> None:
         """Makes a version of files: a snapshot, or what is there, with segments on top; the last one is the current one then."""
         last = segments[-1] if segments else base
         if last is None:
             return
-        manifest, groups, count = last.manifest, last.groups, next(self._counts)
-        kept: list[tuple[RowsFile, ...]]
-        if base is None:
-            kept = list(self.current.rows) if self.current is not None else []
-        else:
-            kept = [
-                (write_rows(self.directory / f"rows-{g}-{count}.safetensors", group, [base.parts]),)
-                for g, group in enumerate(groups)
-            ]
+        manifest = last.manifest
+
+        def written(*sources: Sequence[SegmentPart]) -> list[RowsFile]:
             count = next(self._counts)
-        rows = []
-        for g, group in enumerate(groups):
-            newest_first = [segment.parts for segment in reversed(segments)]
-            on_top: tuple[RowsFile, ...] = ()
-            if segments:
-                file = write_rows(self.directory / f"rows-{g}-{count}.safetensors", group, newest_first)
-                on_top = (file,) if file.keys else ()
-            rows.append((*on_top, *kept[g]))
-        dense = f"dense-{count}.safetensors"
-        _write(self.directory / dense, last.dense)
-        self._set_current(
-            Followed.of(
-                manifest,
-                log=self._log.root.url,
-                newest=head.newest.number,
-                rows=tuple(rows),
-                dense=dense,
-                dense_crc32=zlib.crc32(last.dense),
-            )
-        )
+            return [
+                write_rows(self.directory / f"rows-{g}-{count}.safetensors", group, sources)
+                for g, group in enumerate(last.groups)
+            ]
+
+        stacks: Sequence[tuple[RowsFile, ...]] = () if self.current is None else self.current.rows
+        if base is not None:
+            stacks = [(file,) for file in written(base.parts)]
+        if segments:
+            on_top = written(*(segment.parts for segment in reversed(segments)))
+            pairs = zip(on_top, stacks, strict=True)
+            stacks = [(file, *files) if file.keys else files for file, files in pairs]
+        dense = self.directory / f"dense-{next(self._counts)}.safetensors"
+        _write(dense, last.dense)
+        self._set_current(_signature_of(manifest, self._log.root.url, stacks, ModelFile.of(dense)))
         self._fingerprint = self._fingerprint or manifest.fingerprint
         self._tensors = last.tensors
         source = f"snapshot {base.manifest.number}" if base is not None else ""
@@ -287,16 +279,11 @@ class Follower(AbstractContextManager["Follower"]):
             source = f"{source} and {span}" if source else span
         self._notify(f"version {manifest.number}, step {manifest.step}, by {source}")
 
-    def _set_current(self, version: Followed) -> None:
+    def _set_current(self, version: Signature) -> None:
         version.write(self.directory)
         self.current = version
-        self._recent.append(version.files)
+        self._recent.append(_names(version))
         self._clean()
-
-    def _note_newest(self, head: LogHead) -> None:
-        if self.current is not None and self.current.newest != head.newest.number:
-            self.current = replace(self.current, newest=head.newest.number)
-            self.current.write(self.directory)
 
     def _merge(self) -> None:
         """Begins to merge files of the stack that most needs it."""
@@ -306,7 +293,7 @@ class Follower(AbstractContextManager["Follower"]):
         most, g = max(wanted, default=(0, 0))
         if most < 2:
             return
-        files, spec = self.current.rows[g], self.current.groups()[g].spec
+        files, spec = self.current.rows[g], _groups_of(self.current, str(self.directory))[g].spec
         path = self.directory / f"rows-{g}-{next(self._counts)}.safetensors"
         self._merging.begin(path, spec, g, files[:most], whole=most == len(files))
 
@@ -317,24 +304,28 @@ class Follower(AbstractContextManager["Follower"]):
         g, merged, by = result
         files = replaced(self.current.rows[g], merged, by) if g < len(self.current.rows) else None
         if files is not None:
-            self._set_current(self.current.with_rows(g, files))
+            rows = (*self.current.rows[:g], tuple(files), *self.current.rows[g + 1 :])
+            self._set_current(replace(self.current, rows=rows))
         self._merge()
 
-    def _find_version(self) -> Followed | None:
+    def _find_version(self) -> Signature | None:
         """The version that an earlier follower left here, if it is of this log and whole."""
+        if not (self.directory / NAME).exists():
+            return None
         try:
-            version = Followed.read(self.directory)
-            if version is None:
-                return None
-            if version.log != self._log.root.url:
-                raise CheckpointError(f"{self.directory}: has versions of {version.log}")
+            version = Signature.read(self.directory, f"delete {self.directory} to begin again")
+            if version.source.get("log") != self._log.root.url:
+                raise CheckpointError(f"{self.directory}: has versions of {version.source.get('log')}")
             if self._fingerprint is not None and version.fingerprint != self._fingerprint:
                 raise CheckpointError(f"{self.directory}: has versions of another schema")
-            version.stacks(self.directory, verify=True)
-            self._tensors = check_tensors(version.parameters(self.directory), version.dense)
+            groups = _groups_of(version, str(self.directory))
+            for group, files in zip(groups, version.rows, strict=True):
+                Stack(group.spec, [MappedFile(self.directory / f.name, f.facts) for f in files])
+            parameters = version.dense.parameters
+            self._tensors = check_tensors(read_file(self.directory, parameters), parameters.name)
         except Exception as error:
             self._notify(f"{reason_of(error)}; begins again")
-            (self.directory / CURRENT).unlink(missing_ok=True)
+            (self.directory / NAME).unlink(missing_ok=True)
             return None
         self._notify(f"goes on with version {version.number}, step {version.step}, which is here")
         return version
@@ -367,11 +358,49 @@ def _next_count(directory: Path) -> int:
     return max((int(name) for name in names if name.isdecimal()), default=0) + 1
 
 
-def _model(version: VersionFacts) -> tuple[object, ...]:
+def _signature_of(
+    manifest: SegmentManifest, log: str, rows: Sequence[tuple[RowsFile, ...]], parameters: ModelFile
+) -> Signature:
+    """The signature of a version, by the segment or snapshot that leads to it and the files that it has here."""
+    schema = Schema.from_dict(manifest.schema, NAME)
+    return Signature(
+        step=manifest.step,
+        schema=manifest.schema,
+        fingerprint=manifest.fingerprint,
+        needs=manifest.needs,
+        recipe=manifest.recipe,
+        normalization=manifest.normalization,
+        inputs=inputs_of(schema),
+        outputs=outputs_of(schema),
+        rows=tuple(rows),
+        dense=Dense(parameters=parameters),
+        source={"log": log},
+        number=manifest.number,
+        run=manifest.run,
+        epoch=manifest.epoch,
+    )
+
+
+def _names(version: Signature) -> set[str]:
+    return {file.name for file in version.files}
+
+
+def _model(version: ModelDescription) -> tuple[object, ...]:
     return version.schema, version.needs, version.recipe
 
 
-def _same_run(head: LogHead, current: Followed) -> bool:
+def _groups_of(version: ModelDescription, where: str) -> tuple[Group, ...]:
+    """The groups in which rows of a version are served, if all that it says of its model can be used.
+
+    Raises:
+        CheckpointError: schema, needs, recipe or normalization cannot be used.
+    """
+    with refusing(where, "publish again", fault="its schema, needs, recipe or normalization cannot be used"):
+        checked = version.checked("schema")
+        return served_groups(checked.schema, checked.needs, checked.options.seed)
+
+
+def _same_run(head: LogHead, current: Signature) -> bool:
     return (head.run, head.epoch) == (current.run, current.epoch)
 
 

@@ -8,21 +8,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
-import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
 
 from girih.checkpoint.storage import Storage
-from girih.errors import GirihError, RoleError
+from girih.errors import GirihError
 from girih.publishing.log import Log
-from girih.serving.children import AGAIN_S, release_input, start_process
+from girih.serving.children import READY, ChildProcess, end_with_parent
 from girih.serving.follow import Follower
 from girih.serving.limits import Notify
-
-READY = "ready"
 
 _NICE = 10
 """Answers go ahead of updates on a core that both share."""
@@ -43,51 +39,25 @@ class Following(contextlib.AbstractContextManager["Following"]):
     """
 
     def __init__(self, log: Log, directory: Path, notify: Notify) -> None:
-        self._instructions = json.dumps({"log": log.root.url, "directory": str(directory)})
-        self._notify, self._ending = notify, threading.Event()
-        self._process = self._start_follower()
+        instructions = json.dumps({"log": log.root.url, "directory": str(directory)})
+        self._child = ChildProcess("the follower", ["girih.serving.following"], instructions, notify)
+        self._ending = threading.Event()
+        self._supervisor = threading.Thread(target=self._supervise, name="girih-follower", daemon=True)
         try:
-            if self._process.stdout.readline().strip() != READY:  # type: ignore[union-attr]
-                status = self._process.wait()
-                raise RoleError(f"serve: the follower ended with status {status}; see its message above")
+            self._child.wait_until_ready()
         except BaseException:
-            self.close()
+            self._child.close(0.0)
             raise
-        threading.Thread(target=self._supervise, name="girih-follower", daemon=True).start()
-
-    def close(self) -> None:
-        """Ends it."""
-        self._ending.set()
-        self._process.kill()
-        self._process.wait()
-        release_input(self._process)
+        self._supervisor.start()
 
     def __exit__(self, *error: object) -> None:
-        self.close()
+        self._ending.set()
+        self._supervisor.join()
+        self._child.close(0.0)
 
     def _supervise(self) -> None:
-        while True:
-            status, reason = self._process.wait(), ""
-            while not self._ending.wait(AGAIN_S):
-                try:
-                    process = self._start_follower()
-                except OSError as error:
-                    if str(error) != reason:
-                        reason = str(error)
-                        self._notify(
-                            f"the follower ended with status {status}; cannot start another: {reason}; tries again"
-                        )
-                    continue
-                release_input(self._process)
-                self._process = process
-                self._notify(f"the follower ended with status {status}; started another")
-                break
-            if self._ending.is_set():
-                self._process.kill()  # it may have been started since
-                return
-
-    def _start_follower(self) -> subprocess.Popen[str]:
-        return start_process("girih.serving.following", instructions=self._instructions)
+        while not self._ending.wait(LOOK_EVERY_S):
+            self._child.look()
 
 
 def main() -> int:
@@ -95,7 +65,7 @@ def main() -> int:
     os.nice(_NICE)
     instructions = json.loads(sys.stdin.readline())
     directory = Path(instructions["directory"])
-    threading.Thread(target=_end_when_closed, name="girih-parent", daemon=True).start()
+    end_with_parent(sys.stdin)
     try:
         log = Log(Storage(instructions["log"]))
         follower = Follower(log, directory, notify)
@@ -115,11 +85,6 @@ def main() -> int:
 
 def notify(line: str) -> None:
     print(f"girih: follow: {line}", file=sys.stderr, flush=True)
-
-
-def _end_when_closed() -> None:
-    sys.stdin.read()
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":

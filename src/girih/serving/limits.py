@@ -7,19 +7,21 @@ import ctypes
 import resource
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Annotated, Protocol
+from email.utils import formatdate
+from typing import TYPE_CHECKING, Annotated
 
 from girih.config.bounds import Bounds, Count, Positive
 from girih.config.options import Options
 from girih.errors import ConfigError
+
+if TYPE_CHECKING:
+    from girih.serving.direct import ClientConnection
 
 HOST, PORT = "127.0.0.1", 8000
 Notify = Callable[[str], None]
 """Receives a line about an event."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions(Options):
     """Options of ``girih serve``.
 
@@ -36,6 +38,8 @@ class ServeOptions(Options):
         model: the user's class, as ``file.py:Class``, that a follower serves.
     """
 
+    owner = "serve: "
+
     host: str = HOST
     port: Annotated[int, Bounds(0, 65_535)] = PORT
     workers: Annotated[int, Bounds(1, 256)] = 1
@@ -48,20 +52,16 @@ class ServeOptions(Options):
     max_connections: Annotated[int, Bounds(1, 1 << 20)] = 1024
     model: str | None = None
 
-    def __post_init__(self) -> None:
-        Options.__post_init__(self)
+    def _check(self) -> None:
         if (most := self.max_unfinished_bytes) < self.max_bytes:
             raise ConfigError(
                 f"serve: max_unfinished_bytes = {most:,}: expected at least max_bytes, {self.max_bytes:,}"
             )
 
-    def _owner(self) -> str:
-        return "serve: "
-
 
 DRAIN_S = 5
 """Seconds that requests under way have when a server ends."""
-_SWEEP_S = 0.5
+_SWEEP_S, _LOOK_S = 0.5, 0.02
 _TRIM_BYTES = 4 << 20
 _FRESH_S = 0.1
 """Added to the age of all requests, so that the bytes of a new one count."""
@@ -69,42 +69,35 @@ _SPARE_FILES = 512
 _READ_BYTES = 1 << 18
 
 
-class LimitedConnection(Protocol):
-    """A connection with limits; see :class:`girih.serving.direct.ClientConnection`."""
-
-    held: int
-    begun: float
-    deadline: float
-
-    def refuse(self, reason: str, text: str) -> None: ...
-    def expire(self) -> None: ...
-
-
 class Clients:
-    """The connections of one process, their limits, and the buffer into which all of them read."""
+    """The connections of one process, their limits, and the buffer into which all of them read.
+
+    Attributes:
+        date: the header of answers with the time, as it was half a second ago at most.
+    """
 
     def __init__(self, options: ServeOptions) -> None:
-        self._options = options
-        self._open: set[LimitedConnection] = set()
+        self.options = options
+        self._open: set[ClientConnection] = set()
         self.buffer = memoryview(bytearray(_READ_BYTES))
         self._held, self._has_burst, self._next_sweep = 0, False, 0.0
 
-    def add(self, client: LimitedConnection) -> bool:
+    def add(self, client: ClientConnection) -> bool:
         """Adds a connection, unless there are too many."""
         if not self._next_sweep:
             self._sweep()
-        if len(self._open) >= self._options.max_connections:
+        if len(self._open) >= self.options.max_connections:
             return False
         self._open.add(client)
         return True
 
-    def remove(self, client: LimitedConnection) -> None:
+    def remove(self, client: ClientConnection) -> None:
         """Removes a closed connection."""
         self._open.discard(client)
         self._has_burst = True
         self.hold(client, 0)
 
-    def hold(self, client: LimitedConnection, num_bytes: int) -> None:
+    def hold(self, client: ClientConnection, num_bytes: int) -> None:
         """Records the bytes that a connection holds.
 
         If all together hold too many, the connection with the most bytes times seconds is refused.
@@ -113,15 +106,23 @@ class Clients:
         self._held += num_bytes - client.held
         client.held = num_bytes
         self._has_burst |= self._held >= _TRIM_BYTES
-        most = self._options.max_unfinished_bytes
+        most = self.options.max_unfinished_bytes
         while self._held > most:
             now = time.monotonic() + _FRESH_S
             greediest = max(self._open, key=lambda each: each.held * (now - each.begun))
             greediest.refuse("bytes", f"unfinished requests hold more than {most:,} bytes; try again later")
 
+    async def end(self) -> None:
+        """Ends all connections, once requests that are under way are answered."""
+        for client in list(self._open):
+            client.shutdown()
+        deadline = time.monotonic() + DRAIN_S
+        while self._open and time.monotonic() < deadline:
+            await asyncio.sleep(_LOOK_S)
+
     def _sweep(self) -> None:
         """Ends the connections whose time is over, and returns free memory to the system after a burst."""
-        now = time.monotonic()
+        now, self.date = time.monotonic(), b"date: " + formatdate(usegmt=True).encode()
         delay = now - self._next_sweep
         for client in list(self._open):
             if delay > _SWEEP_S:  # this process was busy and did not read what clients sent

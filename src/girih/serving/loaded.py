@@ -104,16 +104,11 @@ def whole_table(place: Storage, manifest: Manifest, table: str) -> TableRows:
     """All rows of a table, by id; see :func:`table_chunks`."""
     chunks = list(table_chunks(place, manifest, table))
     if not chunks:
-        dim = _dim_of(place, manifest, table)
+        dim = next(int(each["dim"]) for each in manifest.schema["tables"] if each["name"] == table)
         return TableRows(np.empty(0, np.int64), np.empty((0, dim), np.float32), np.empty(0, np.int64))
     ids, rows, counts = (np.concatenate(parts) for parts in zip(*chunks, strict=True))
     order = np.argsort(ids)
     return TableRows(ids[order], rows[order], counts[order])
-
-
-def _dim_of(place: Storage, manifest: Manifest, table: str) -> int:
-    tables = {each["name"]: each for each in manifest.schema["tables"]}
-    return int(tables[table]["dim"])
 
 
 def load(run: str | os.PathLike[str], *, model: nn.Module | str | None = None) -> LoadedModel:

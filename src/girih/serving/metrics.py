@@ -34,35 +34,18 @@ class ServingMetrics:
                 "serve: prometheus-client is not installed; pip install 'girih[serve]'"
             ) from None
         self._registry = CollectorRegistry()
-        own: dict[str, Any] = {"registry": self._registry}
+        shared: dict[str, Any] = {"namespace": "girih_serving", "registry": self._registry}
+        gauge = {"multiprocess_mode": "livemin", **shared}  # of several workers the one that is behind
         self.seconds = Histogram(
-            "girih_serving_seconds",
-            "Answering a request, from when its body was there.",
-            buckets=BOUNDS_S,
-            **own,
+            "seconds", "Answering a request, from when its body was there.", buckets=BOUNDS_S, **shared
         )
-        self.requests = Counter(
-            "girih_serving_requests_total", "Requests for predictions, by HTTP status.", ["status"], **own
-        )
-        self.examples = Counter(
-            "girih_serving_examples_total", "Examples that were given predictions.", **own
-        )
+        self.requests = Counter("requests", "Requests for predictions, by HTTP status.", ["status"], **shared)
+        self.examples = Counter("examples", "Examples that were given predictions.", **shared)
         self.refused = Counter(
-            "girih_serving_refused_total", "Clients that went beyond a limit, by reason.", ["reason"], **own
+            "refused", "Clients that went beyond a limit, by reason.", ["reason"], **shared
         )
-        # of several workers the one that is behind
-        self._step = Gauge(
-            "girih_serving_step",
-            "Steps of training in the version that answers.",
-            multiprocess_mode="livemin",
-            **own,
-        )
-        self._number = Gauge(
-            "girih_serving_version",
-            "The last published segment in the version that answers.",
-            multiprocess_mode="livemin",
-            **own,
-        )
+        self._step = Gauge("step", "Steps of training in the version that answers.", **gauge)
+        self._number = Gauge("version", "The last published segment in the version that answers.", **gauge)
 
     def serves(self, version: ModelVersion) -> None:
         """Notes the version that answers from now on."""

@@ -15,8 +15,8 @@ from torch import nn
 from girih import checkpoint, models
 from girih.app.run_config import RunConfig
 from girih.checkpoint import Manifest, Storage
+from girih.checkpoint.description import train_options
 from girih.checkpoint.load import load as load_checkpoint
-from girih.checkpoint.recipe import train_options
 from girih.config.train import ScheduleOptions, TrainOptions
 from girih.config.user_code import reference
 from girih.data.dataset import BATCH_SIZE
@@ -128,7 +128,7 @@ def open_model(run: str | os.PathLike[str], model: nn.Module | str | None = None
             settings.data.batch_size,
         )
     try:
-        recipe = manifest.state.get("recipe") or {}
+        recipe = manifest.recipe
         options, described = train_options(recipe.get("train") or {}), recipe.get("model")
         if model is None and described is not None:
             tensors = load_checkpoint(place, schema).dense["model"]

@@ -95,14 +95,6 @@ class InferRequest:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A body, and its headers."""
-
-    body: bytes
-    headers: Mapping[str, str]
-
-
 class Parser:
     """Reads requests for a model. JSON that came before, with all tensors as bytes behind it, is not read again.
 
@@ -182,8 +174,8 @@ def answer(
     outputs: Sequence[Output],
     name: str,
     version: str,
-) -> Answer:
-    """The answer to a request: predictions, float32[n, T], those that are asked for.
+) -> tuple[bytes, dict[str, str]]:
+    """The body and the headers of the answer to a request: predictions, float32[n, T], those that are asked for.
 
     Raises:
         DataError: never; ValueError: a prediction that JSON cannot hold, NaN or infinite.
@@ -203,8 +195,8 @@ def answer(
         content["id"] = request.id
     head = json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
     if not tail:
-        return Answer(head, {"Content-Type": _JSON})
-    return Answer(b"".join([head, *tail]), {"Content-Type": _BINARY, JSON_LENGTH: str(len(head))})
+        return head, {"Content-Type": _JSON}
+    return b"".join([head, *tail]), {"Content-Type": _BINARY, JSON_LENGTH: str(len(head))}
 
 
 def metadata(signature: Signature, name: str, version: str) -> dict[str, object]:

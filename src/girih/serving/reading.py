@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from girih.data.batch import Batch, single_bags
-from girih.data.decode.batches import BagColumn
+from girih.data.decode.batches import BagColumn, filled_weights
 from girih.data.decode.columns import is_string, keep_last
 from girih.data.decode.decoder import decode
 from girih.data.from_memory import columns_as_given, columns_of
@@ -346,28 +346,16 @@ def _arrow(name: str, column: RequestColumn, num_rows: int) -> pa.Array:
 def _batch(bags: Sequence[BagColumn], numeric: NDArray[np.float32]) -> Batch:
     """A batch of the bags of all features, int64[N], and numbers, float32[n, X]."""
     size = len(numeric)
-    ids = np.concatenate([each.ids for each in bags]) if bags else np.empty(0, np.int64)
-    weights = None
-    if any(each.weights is not None for each in bags):
-        ones = (np.ones(len(each.ids), np.float32) if each.weights is None else each.weights for each in bags)
-        weights = np.concatenate(list(ones))
+    if all(each.offsets is None for each in bags):
+        offsets = single_bags(len(bags) * size)
+    else:
+        offsets = np.zeros(len(bags) * size + 1, np.int32)
+        np.cumsum(np.concatenate([np.diff(each.bounds()) for each in bags]), out=offsets[1:])
+    weights = filled_weights(bags)
     return Batch(
-        ids=ids,
-        offsets=_bounds(bags, size),
-        weights=weights,
+        ids=np.concatenate([each.ids for each in bags]) if bags else np.empty(0, np.int64),
+        offsets=offsets,
+        weights=None if weights is None else np.concatenate(weights),
         numeric=numeric,
         labels=np.empty((size, 0), np.float32),
     )
-
-
-def _bounds(bags: Sequence[BagColumn], size: int) -> NDArray[np.int32]:
-    """Offsets of a batch, int32[F·n+1]."""
-    if all(each.offsets is None for each in bags):
-        return single_bags(len(bags) * size)
-    bounds, first = np.zeros(len(bags) * size + 1, np.int32), 0
-    for f, each in enumerate(bags):
-        ends = bounds[f * size + 1 : (f + 1) * size + 1]
-        ends[:] = np.arange(1, size + 1) if each.offsets is None else each.offsets[1:]
-        ends += first
-        first += len(each.ids)
-    return bounds

@@ -7,6 +7,7 @@ They end when the pipe that they were given is closed, so that none outlives who
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import gc
@@ -14,25 +15,23 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
 from girih.dense.accel import process_settings
 from girih.errors import ConfigError, GirihError, RoleError
 from girih.kernels.cpu import ahead
-from girih.serving.children import AGAIN_S, release_input, start_process
-from girih.serving.limits import DRAIN_S, Notify, ServeOptions, allow_files
+from girih.serving.children import READY, ChildProcess, end_with_parent
+from girih.serving.limits import DRAIN_S, Clients, Notify, ServeOptions, allow_files
 from girih.serving.metrics import SHARED
 from girih.serving.signature import check_all, check_name
 
-READY = "ready"
+_BACKLOG = 2048
 _LOOK_EVERY_S = 0.2
 _SWITCH_S = 0.0005
 """A thread that wants to run waits for another one so long; Python has ten times that."""
@@ -117,48 +116,42 @@ def answer(
         ready: called when it begins to. verify: whether checksums are compared first. follow: see :func:`serve`.
     """
     import torch
-    import uvicorn
 
     from girih.serving.app import InferenceServer
-    from girih.serving.direct import direct
-    from girih.serving.served import ServedModel, open_served
-    from girih.serving.watching import Watched, watching
+    from girih.serving.direct import ClientConnection
+    from girih.serving.model_directory import ModelDirectory, watching
 
     torch.set_num_threads(options.threads)
-    watched = Watched(directory, options.model) if follow else None
-    model = (
-        ServedModel(name, *open_served(directory, verify=verify)) if watched is None else watched.model(name)
-    )
-    server = InferenceServer(model, most_examples=options.max_batch, most_bytes=options.max_bytes)
-    config = uvicorn.Config(
-        server.app(),
-        http=direct(server, options),  # type: ignore[arg-type]
-        proxy_headers=False,  # nobody looks at who asks
-        log_level="error",  # strangers who speak no HTTP get status 400, and no line
-        access_log=False,
-        lifespan="off",
-        server_header=False,
-        timeout_graceful_shutdown=DRAIN_S,
-        ws="none",
-    )
+    opened = ModelDirectory(directory, options.model if follow else None, verify=verify and not follow)
+    server = InferenceServer(name, opened.signature, opened.served, options)
+    clients = Clients(options)
 
-    class Answering(uvicorn.Server):
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            ready()
+    async def listen() -> None:
+        """Answers until a signal comes, and then to the end of what is under way."""
+        loop, ending = asyncio.get_running_loop(), asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, ending.set)
+        accepting = await loop.create_server(
+            lambda: ClientConnection(server, clients), sock=listening, backlog=_BACKLOG
+        )
+        ready()
+        await ending.wait()
+        loop.remove_signal_handler(signal.SIGINT)  # another one ends it at once
+        accepting.close()
+        await clients.end()
 
     # a version that is being opened lets a request go first; and what is here by now, the collector need not look through again
     sys.setswitchinterval(_SWITCH_S)
     gc.freeze()
     host, port = listening.getsockname()[:2]
-    looking = contextlib.nullcontext() if watched is None else watching(watched, server.replace)
     try:
-        with looking:
-            Answering(config).run(sockets=[listening])
+        with watching(opened, server.replace) if follow else contextlib.nullcontext():
+            asyncio.run(listen())
     except OSError as error:
         if error.errno == errno.EADDRINUSE:  # bound by somebody else too, who listened first
             raise _port_in_use(host, port) from None
         raise
+    raise KeyboardInterrupt
 
 
 def require_packages() -> None:
@@ -171,22 +164,8 @@ def require_packages() -> None:
         import httptools  # noqa: F401
         import prometheus_client  # noqa: F401
         import starlette  # noqa: F401
-        import uvicorn  # noqa: F401
     except ImportError as error:
         raise ConfigError(f"serve: {error.name} is not installed; pip install 'girih[serve]'") from None
-
-
-@dataclass
-class _Worker:
-    """A process that answers. It says on its output that it is ready, and ends when its input does.
-
-    Attributes:
-        again_s: when to try again to start another in its place; 0 where nobody has yet.
-    """
-
-    process: subprocess.Popen[str]
-    begun_s: float
-    again_s: float = 0.0
 
 
 class Workers(contextlib.AbstractContextManager["Workers"]):
@@ -210,15 +189,23 @@ class Workers(contextlib.AbstractContextManager["Workers"]):
             check_all(directory)  # once for all workers
         ahead.make_ready(ahead.serving(), notify)
         order = {"directory": str(directory), "name": name, "options": asdict(options), "follow": follow}
-        self._instructions = json.dumps(order)
-        self._listening, self._notify = listening, notify
         self._shared = tempfile.TemporaryDirectory(prefix="girih-serve-")
-        self._workers: list[_Worker] = []
+        self._workers: list[ChildProcess] = []
         self._short_lives = 0
+        descriptor = listening.fileno()
         try:
-            self._workers += [self._start_worker() for _ in range(options.workers)]
+            for _ in range(options.workers):
+                worker = ChildProcess(
+                    "worker {pid}",
+                    ["girih.serving.server", str(descriptor)],
+                    json.dumps(order),
+                    notify,
+                    environment={**os.environ, SHARED: self._shared.name},
+                    descriptors=(descriptor,),
+                )
+                self._workers.append(worker)
             for worker in self._workers:
-                self._wait_until_ready(worker)
+                worker.wait_until_ready()
         except BaseException:
             self.close()
             raise
@@ -231,32 +218,18 @@ class Workers(contextlib.AbstractContextManager["Workers"]):
         """
         while True:
             time.sleep(_LOOK_EVERY_S)
-            for number, worker in enumerate(self._workers):
-                status = worker.process.poll()
-                if status is None or time.monotonic() < worker.again_s:
-                    continue
-                if not worker.again_s:
-                    self._count_end(worker, status)
-                try:
-                    self._workers[number] = self._start_worker()
-                except OSError as error:
-                    if not worker.again_s:
-                        self._notify(
-                            f"worker {worker.process.pid} ended with status {status}; cannot start another: {error}; tries again"
-                        )
-                    worker.again_s = time.monotonic() + AGAIN_S
-                    continue
-                release_input(worker.process)
-                self._notify(f"worker {worker.process.pid} ended with status {status}; started another")
+            for worker in self._workers:
+                begun_s, ended = worker.begun_s, worker.look()
+                if ended is not None:
+                    self._count_end(ended.pid, ended.returncode, time.monotonic() - begun_s)
 
-    def _count_end(self, worker: _Worker, status: int) -> None:
+    def _count_end(self, pid: int, status: int, life_s: float) -> None:
         from prometheus_client import multiprocess
 
-        short = time.monotonic() - worker.begun_s < _SHORT_LIFE_S
-        self._short_lives = self._short_lives + 1 if short else 0
+        self._short_lives = self._short_lives + 1 if life_s < _SHORT_LIFE_S else 0
         if self._short_lives >= _MOST_SHORT_LIVES:
             raise RoleError(f"serve: workers end as soon as they begin, the last one with status {status}")
-        multiprocess.mark_process_dead(worker.process.pid, self._shared.name)  # type: ignore[no-untyped-call]
+        multiprocess.mark_process_dead(pid, self._shared.name)  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
         """Ends all workers; those that do not end in time are killed."""
@@ -264,32 +237,12 @@ class Workers(contextlib.AbstractContextManager["Workers"]):
             worker.process.terminate()
         deadline = time.monotonic() + DRAIN_S + 1
         for worker in self._workers:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                worker.process.wait(max(0.0, deadline - time.monotonic()))
-            worker.process.kill()
-            worker.process.wait()
-            release_input(worker.process)
+            worker.close(deadline)
         self._workers.clear()
         self._shared.cleanup()
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-    def _start_worker(self) -> _Worker:
-        descriptor = self._listening.fileno()
-        process = start_process(
-            "girih.serving.server",
-            str(descriptor),
-            instructions=self._instructions,
-            environment={**os.environ, SHARED: self._shared.name},
-            descriptors=(descriptor,),
-        )
-        return _Worker(process, time.monotonic())
-
-    def _wait_until_ready(self, worker: _Worker) -> None:
-        if (worker.process.stdout.readline().strip()) != READY:  # type: ignore[union-attr]
-            status = worker.process.wait()
-            raise ConfigError(f"serve: a worker could not begin (status {status}); see its message above")
 
 
 def worker(descriptor: int, pipe: IO[str]) -> None:
@@ -301,18 +254,13 @@ def worker(descriptor: int, pipe: IO[str]) -> None:
     instructions: dict[str, Any] = json.loads(pipe.readline())
     options = ServeOptions(**instructions["options"])
     with socket.socket(fileno=descriptor) as listening:
-        threading.Thread(target=_end_when_closed, args=(pipe,), name="girih-parent", daemon=True).start()
+        end_with_parent(pipe)
 
         def ready() -> None:
             print(READY, flush=True)
 
         directory, follow = Path(instructions["directory"]), instructions["follow"]
         answer(directory, instructions["name"], options, listening, ready, verify=False, follow=follow)
-
-
-def _end_when_closed(pipe: IO[str]) -> None:
-    pipe.read()
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _port_in_use(host: str, port: int) -> ConfigError:

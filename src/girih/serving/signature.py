@@ -1,6 +1,7 @@
-"""``signature.json`` of an exported model: what goes in, what comes out, and how the rest of the directory is read.
+"""``signature.json`` of a directory that servers read: what goes in, what comes out, and which files are the model.
 
-It is written last: a directory is whole when it is there. A checksum of all else in it comes first.
+An export is such a directory, written once. A follower keeps one too, and replaces this file whenever it has another version. The
+file is written last, so a directory is whole when it is there. A checksum of all else in it comes first.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from girih.checkpoint.manifest import Count
+from girih.checkpoint.description import ModelDescription
+from girih.checkpoint.manifest import Count, Crc
 from girih.config import build
 from girih.data.from_memory import columns_of
 from girih.errors import CheckpointError, ConfigError, MissingFileError
@@ -22,7 +24,7 @@ from girih.store.mapped import MappedFile, MappedFileFacts
 from girih.version import __version__
 
 NAME = "signature.json"
-FORMAT = 2
+FORMAT = 3
 AGAIN = "export the model again"
 LENGTHS = ".lengths"
 """Behind the name of an input: the tensor that says how many values each example has of it."""
@@ -59,12 +61,42 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RowsEntry:
-    """A group of tables and its file of rows, see :mod:`girih.store.mapped.file`; ``rows`` of them by table."""
+class ModelFile:
+    """A file, and how it is known again."""
 
-    file: str
-    tables: tuple[str, ...]
-    num_rows: Count
+    name: str
+    bytes: Count
+    crc32: Crc
+
+    @classmethod
+    def of(cls, path: Path) -> ModelFile:
+        """The facts of a file that was written."""
+        with open_file(path, path.parent, AGAIN) as file:
+            content = file.read()
+        return cls(name=path.name, bytes=len(content), crc32=zlib.crc32(content))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowsFile(ModelFile):
+    """A file of rows, see :mod:`girih.store.mapped.file`: its keys with a row, and those that have none any more."""
+
+    rows: Count
+    buried: Count
+
+    @property
+    def keys(self) -> int:
+        """Keys that it knows, with a row or buried."""
+        return self.rows + self.buried
+
+    @property
+    def facts(self) -> MappedFileFacts:
+        """See :class:`girih.store.mapped.MappedFileFacts`."""
+        return MappedFileFacts(self.bytes, self.crc32, self.rows, self.buried)
+
+    @classmethod
+    def written(cls, path: Path, facts: MappedFileFacts) -> RowsFile:
+        """A file that was written."""
+        return cls(name=path.name, **facts.to_dict())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,87 +105,77 @@ class Dense:
 
     Attributes:
         parameters: parameters and buffers by name, as safetensors.
-        program: the operators of the net, see :mod:`girih.serving.dense_graph`; None if girih's own class makes it.
+        program: the operators of the net, see :mod:`girih.serving.dense_graph`; None if a class makes it.
         onnx: the net as ONNX; None if there is none.
         inputs: the tensors that both take, in order: ``numeric``, then embeddings; see :mod:`girih.serving.program`.
     """
 
-    parameters: str
-    program: str | None
-    onnx: str | None
-    inputs: tuple[Mapping[str, Any], ...]
+    parameters: ModelFile
+    program: ModelFile | None = None
+    onnx: ModelFile | None = None
+    inputs: tuple[Mapping[str, Any], ...] = ()
 
     @property
-    def files(self) -> list[str]:
-        """The names of all of them."""
-        return [name for name in asdict(self).values() if isinstance(name, str)]
+    def files(self) -> list[ModelFile]:
+        """All of them."""
+        return [file for file in (self.parameters, self.program, self.onnx) if file is not None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Signature:
+@dataclass(frozen=True, kw_only=True)
+class Signature(ModelDescription):
     """``signature.json``.
 
     Attributes:
-        name: of the model. step: steps that it was trained for. final: whether the run ended with these weights.
-        inputs, outputs: see above.
-        schema: as ``Schema.to_dict`` gives it; fingerprint: of that schema.
-        needs: feature → what the model reads of it, see :mod:`girih.models.needs`.
-        recipe: how to make the module again, and how to compute with it; ``model`` is None for a class of the user's own.
-        normalization: mean and deviation of standardized features, None where there are none.
-        rows: each group's, in the order of :func:`~girih.sparse.groups.pack.served_groups`.
-        source: the checkpoint's name, and a checksum of its parts.
-        files: name → ``bytes`` and ``crc32``, and for rows how many keys have one and how many are buried.
+        step: steps that the model was trained for. inputs, outputs: see above.
+        rows: of each group, in the order of :func:`~girih.sparse.groups.pack.served_groups`, its files, newest first.
+        source: of an export, the checkpoint's name and a checksum of its parts; of a follower, the address of the log.
+        name: of an export. final: whether the run ended with these weights.
+        number: of the version, 0 for an export. run, epoch: of the process that published it.
     """
 
-    name: str
     step: Count
-    final: bool
     inputs: tuple[Input, ...]
     outputs: tuple[Output, ...]
-    schema: Mapping[str, Any]
-    fingerprint: str
-    needs: Mapping[str, tuple[str, ...]]
-    recipe: Mapping[str, Any]
-    normalization: Mapping[str, Any] | None
-    rows: tuple[RowsEntry, ...]
+    rows: tuple[tuple[RowsFile, ...], ...]
     dense: Dense
     source: Mapping[str, Any]
-    files: Mapping[str, Mapping[str, int]]
+    name: str = ""
+    final: bool = False
+    number: Count = 0
+    run: str = ""
+    epoch: Count = 0
     format: int = FORMAT
     girih: str = __version__
 
+    @property
+    def files(self) -> list[ModelFile]:
+        """All files of the model."""
+        return [*self.dense.files, *(file for files in self.rows for file in files)]
+
     def write(self, directory: Path) -> None:
-        """Writes it whole."""
+        """Writes it whole: what it describes is the version in the directory from then on."""
         write_whole(directory / NAME, seal(asdict(self), indent=1).decode())
 
     @classmethod
-    def read(cls, directory: Path) -> Signature:
+    def read(cls, directory: Path, fix: str = AGAIN) -> Signature:
         """Reads it; the other files are not looked at.
+
+        Args:
+            fix: the advice in errors.
 
         Raises:
             MissingFileError: there is none, so this is no whole export. CheckpointError: damaged, or of another format.
         """
-        file = directory / NAME
+        path = directory / NAME
         try:
-            content = read_sealed(file, FORMAT, AGAIN)
+            content = read_sealed(path, FORMAT, fix)
         except MissingFileError:
             raise MissingFileError(f"{directory}: no {NAME}, so this is not a whole exported model") from None
-        with refusing(file, AGAIN):
+        with refusing(path, fix):
             signature: Signature = build(cls, content, "")
-            signature._check_files()
+            for file in signature.files:
+                check_inside(file.name)
         return signature
-
-    def _check_files(self) -> None:
-        """Refuses files that lie elsewhere, are not used, or have no facts."""
-        used = [*self.dense.files, *(rows.file for rows in self.rows)]
-        if sorted(used) != sorted(self.files):
-            raise ValueError(f"it lists files {sorted(self.files)}, and uses {sorted(used)}")
-        for name in used:
-            check_inside(name)
-        for rows in self.rows:
-            facts: MappedFileFacts = build(MappedFileFacts, self.files[rows.file], f"file {rows.file!r}")
-            if facts.rows != rows.num_rows:
-                raise ValueError(f"{rows.num_rows} rows, of which {rows.file} has {facts.rows}")
 
 
 def check_name(name: str) -> None:
@@ -210,42 +232,29 @@ def _kind_of(feature: Feature) -> tuple[str, str, bool]:
     return "ids", "INT64", bags or isinstance(feature, Sequence)
 
 
-_PIECE = 16 << 20
-
-
-def facts_of(file: Path) -> dict[str, int]:
-    """``bytes`` and ``crc32`` of a file."""
-    crc, size = 0, 0
-    with open_file(file, file.parent, AGAIN) as opened:
-        while piece := opened.read(_PIECE):
-            crc, size = zlib.crc32(piece, crc), size + len(piece)
-    return {"bytes": size, "crc32": crc}
-
-
-def check_file(directory: Path, name: str, files: Mapping[str, Mapping[str, int]]) -> Path:
-    """The path of a file that is as the signature says.
+def read_file(directory: Path, facts: ModelFile) -> bytes:
+    """The content of a file of a model.
 
     Raises:
         MissingFileError: it is gone. CheckpointError: damaged.
     """
-    path = directory / name
-    for what, expected in facts_of(path).items():
-        if files[name][what] != expected:
-            raise CheckpointError(
-                f"{path}: damaged: its {what} are {expected}, the signature says {files[name][what]}; export the model again"
-            )
-    return path
+    path = directory / facts.name
+    with open_file(path, directory, AGAIN) as file:
+        content = file.read()
+    if (len(content), zlib.crc32(content)) != (facts.bytes, facts.crc32):
+        raise CheckpointError(f"{path}: damaged: its size or checksum is not that in {NAME}; {AGAIN}")
+    return content
 
 
-def check_all(directory: Path) -> Signature:
-    """Reads all files of an exported directory, and nothing into memory.
+def check_all(directory: Path) -> None:
+    """Reads all files of a directory, and nothing into memory.
 
     Raises:
         MissingFileError: one is gone. CheckpointError: one is damaged; names it.
     """
     signature = Signature.read(directory)
-    for rows in signature.rows:
-        MappedFile(directory / rows.file, signature.files[rows.file])
-    for name in signature.dense.files:
-        check_file(directory, name, signature.files)
-    return signature
+    for files in signature.rows:
+        for file in files:
+            MappedFile(directory / file.name, file.facts)
+    for other in signature.dense.files:
+        read_file(directory, other)

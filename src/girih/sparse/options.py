@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -23,7 +23,6 @@ MOST_THREADS = 8
 TIERS_HELD = (("gpu",), ("dram",), ("dram", "ssd"), ("gpu", "dram"), ("gpu", "dram", "ssd"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StoreOptions(Options):
     """Shards, and the memory that holds them.
 
@@ -50,6 +49,8 @@ class StoreOptions(Options):
             with their process.
     """
 
+    owner = "store: "
+
     shards: Annotated[int, Bounds(1, 256)] | None = None
     arena: Literal["heap", "file", "shared"] | None = None
     directory: str | None = None
@@ -60,14 +61,10 @@ class StoreOptions(Options):
     warm_up_steps: Annotated[int, Bounds(0)] = 100
     ssd_dir: str | None = None
 
-    def __post_init__(self) -> None:
-        Options.__post_init__(self)
+    def _check(self) -> None:
         self._check_tiers()
         if (self.arena == "file") != (self.directory is not None):
             raise ConfigError("store: arena = 'file' and directory belong together; give both or neither")
-
-    def _owner(self) -> str:
-        return "store: "
 
     @property
     def on_gpu(self) -> bool:

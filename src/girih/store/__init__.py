@@ -1,6 +1,6 @@
 """One shard in one process: rows by key, in flat arrays on one arena."""
 
-from girih.store.keys import Keys, Update
+from girih.store.keys import Keys, RowUpdate
 from girih.store.memory.mapping import ArenaOptions, File, Heap, Shared, remove_arena
 from girih.store.memory.pushes import CutPush, Push
 from girih.store.memory.repair import Repaired
@@ -22,6 +22,7 @@ __all__ = [
     "LiveSnapshot",
     "Push",
     "Repaired",
+    "RowUpdate",
     "Segment",
     "Shared",
     "Sink",
@@ -30,7 +31,6 @@ __all__ = [
     "Store",
     "TableSpec",
     "Tiers",
-    "Update",
     "remove_arena",
     "shard_of",
     "write_rows",

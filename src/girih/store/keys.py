@@ -36,7 +36,7 @@ class Keys(NamedTuple):
         return Keys(self.ids[part], self.tables[part])
 
 
-class Update(NamedTuple):
+class RowUpdate(NamedTuple):
     """One optimizer step on the rows of keys.
 
     Attributes:

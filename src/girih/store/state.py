@@ -20,7 +20,7 @@ from girih.kernels.cpu import layout
 from girih.kernels.cpu.tiers import ROW_WORDS
 from girih.store.accounting import held_bytes
 from girih.store.clock import Clock, clock_since, steady_clock
-from girih.store.keys import Keys, Update
+from girih.store.keys import Keys, RowUpdate
 from girih.store.memory.arena import ArenaShape, open_arena
 from girih.store.memory.mapping import ArenaOptions, Shared
 from girih.store.memory.pushes import Pushes
@@ -69,7 +69,7 @@ class State(ABC):
         """Begins to bring in the rows of keys."""
 
     @abstractmethod
-    def apply_gradients(self, keys: Keys, change: Update) -> int:
+    def apply_gradients(self, keys: Keys, change: RowUpdate) -> int:
         """Moves rows by gradients."""
 
     @abstractmethod
@@ -196,7 +196,7 @@ class ShardState(State):
         """Begins to bring in the rows of keys from tiers below."""
         self.values.fetch(keys)
 
-    def apply_gradients(self, keys: Keys, change: Update) -> int:
+    def apply_gradients(self, keys: Keys, change: RowUpdate) -> int:
         """Moves rows by gradients, a push once for each row however often it is sent."""
         memory, push = self.memory, change.push
         with memory.changing(change.step):

@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from girih.errors import ConfigError
 from girih.kernels.cpu import layout
@@ -21,7 +21,7 @@ from girih.kernels.cpu.update import Terms
 from girih.store.changes import Changes, changes_of, too_many
 from girih.store.clock import Clock, steady_clock
 from girih.store.gpu.options import Gpu, GpuTier
-from girih.store.keys import Keys, Update
+from girih.store.keys import Keys, RowUpdate
 from girih.store.memory.mapping import ArenaOptions, Heap
 from girih.store.memory.pushes import Push, Pushes
 from girih.store.snapshot.inherit import inherit
@@ -31,6 +31,9 @@ from girih.store.spec import LAST_STEP, Floats, GroupSpec, Ints, Longs
 from girih.store.state import State, StoreCounts, open_state
 from girih.store.tiers.tiered_values import Tiers
 from girih.store.values import Values
+
+# a dtype compares ten times faster with a dtype than with a type
+_INT32, _INT64, _FLOAT32 = np.dtype(np.int32), np.dtype(np.int64), np.dtype(np.float32)
 
 
 class Store(StoreCounts):
@@ -108,7 +111,7 @@ class Store(StoreCounts):
         """
         self.state.fetch(self._checked(keys))
 
-    def apply_gradients(self, keys: Keys, change: Update) -> int:
+    def apply_gradients(self, keys: Keys, change: RowUpdate) -> int:
         """One optimizer step on the row of each key, by its gradient; sets the row's version to the step.
 
         Where another key lives now in the row that a hint of ``keys`` names, the key is searched. One without a row drops its gradient.
@@ -123,7 +126,9 @@ class Store(StoreCounts):
         if change.terms is not None:
             change = _checked_terms(change, change.terms, len(keys.ids), self._dim)
         else:
-            change = change._replace(grads=_matrix("grads", change.grads, len(keys.ids), self._dim))
+            grads = _matrix("grads", change.grads, len(keys.ids), self._dim)
+            if grads is not change.grads:
+                change = change._replace(grads=grads)
         if change.push is not None:
             self._pushes(change.push)
         return self.state.apply_gradients(keys, change)
@@ -275,11 +280,11 @@ class Store(StoreCounts):
         self.state.memory.check_open()
         ids, tables, counts, rows = keys
         num_keys = len(ids)
-        if ids.dtype != np.int64 or ids.shape != (num_keys,):
-            raise _mismatch("ids", ids, np.int64, num_keys)
+        if ids.dtype != _INT64 or ids.shape != (num_keys,):
+            raise _mismatch("ids", ids, _INT64, num_keys)
         for name, array in (("tables", tables), ("counts", counts if len(counts) else None), ("rows", rows)):
-            if array is not None and (array.dtype != np.int32 or array.shape != (num_keys,)):
-                raise _mismatch(name, array, np.int32, num_keys)
+            if array is not None and (array.dtype != _INT32 or array.shape != (num_keys,)):
+                raise _mismatch(name, array, _INT32, num_keys)
         # Kernels do not check bounds; as unsigned numbers, negative ones are large too.
         if num_keys and int(tables.view(np.uint32).max()) >= len(self.spec.tables):
             raise ConfigError(
@@ -337,21 +342,19 @@ def _open_state(
     return host if gpu_tier is None else GpuTieredState(host, gpu_tier, steady)
 
 
-def _mismatch(name: str, array: NDArray[Any], dtype: DTypeLike, *shape: int) -> ConfigError:
-    return ConfigError(
-        f"{name}: received {array.dtype}{list(array.shape)}; expected {np.dtype(dtype)}{list(shape)}"
-    )
+def _mismatch(name: str, array: NDArray[Any], dtype: np.dtype[Any], *shape: int) -> ConfigError:
+    return ConfigError(f"{name}: received {array.dtype}{list(array.shape)}; expected {dtype}{list(shape)}")
 
 
 def _matrix(name: str, array: Floats, num_rows: int, num_columns: int) -> Floats:
     """The same array, contiguous, once its type and shape were checked."""
-    if array.dtype != np.float32 or array.shape != (num_rows, num_columns):
-        raise _mismatch(name, array, np.float32, num_rows, num_columns)
+    if array.dtype != _FLOAT32 or array.shape != (num_rows, num_columns):
+        raise _mismatch(name, array, _FLOAT32, num_rows, num_columns)
     return np.ascontiguousarray(array)
 
 
 def _check_out(out: Floats, addresses: Longs | None, num_keys: int, dim: int) -> None:
-    if not out.flags.carray or out.dtype != np.float32 or out.shape != (num_keys, dim):
+    if not out.flags.carray or out.dtype != _FLOAT32 or out.shape != (num_keys, dim):
         raise ConfigError(
             f"out: received {out.dtype}{list(out.shape)}; expected writable float32{[num_keys, dim]}"
         )
@@ -361,19 +364,19 @@ def _check_out(out: Floats, addresses: Longs | None, num_keys: int, dim: int) ->
         raise ConfigError(
             "addresses: received an array in pieces, or one to be read only; expected a writable one"
         )
-    if addresses.dtype != np.int64 or addresses.shape != (num_keys,):
-        raise _mismatch("addresses", addresses, np.int64, num_keys)
+    if addresses.dtype != _INT64 or addresses.shape != (num_keys,):
+        raise _mismatch("addresses", addresses, _INT64, num_keys)
 
 
-def _checked_terms(change: Update, terms: Terms, num_keys: int, dim: int) -> Update:
+def _checked_terms(change: RowUpdate, terms: Terms, num_keys: int, dim: int) -> RowUpdate:
     matrix, tail = change.grads, terms.tail
     num_terms, num_factors = len(terms.order), len(terms.factors)
     num_tails = len(matrix) if tail.shape[1] else len(tail)
     for name, array, dtype, shape in (
-        ("terms: starts", terms.starts, np.int32, (num_keys + 1,)),
-        ("terms: order", terms.order, np.int32, (num_terms,)),
-        ("terms: factors", terms.factors, np.float32, (num_terms if num_factors else 0,)),
-        ("terms: tail", tail, np.float32, (num_tails, tail.shape[1])),
+        ("terms: starts", terms.starts, _INT32, (num_keys + 1,)),
+        ("terms: order", terms.order, _INT32, (num_terms,)),
+        ("terms: factors", terms.factors, _FLOAT32, (num_terms if num_factors else 0,)),
+        ("terms: tail", tail, _FLOAT32, (num_tails, tail.shape[1])),
     ):
         if array.dtype != dtype or array.shape != shape:
             raise _mismatch(name, array, dtype, *shape)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from girih.kernels.cpu import device_slots, index, update
 from girih.kernels.cpu.arrays import sealed
 from girih.kernels.cpu.layout import Shard
-from girih.store.keys import Keys, Update
+from girih.store.keys import Keys, RowUpdate
 from girih.store.memory.shard_memory import ShardMemory
 from girih.store.rows.record import RowLayout, hyper_rows
 from girih.store.rows.row_table import ReadTarget, RowTable
@@ -71,7 +71,7 @@ class Values:
     def fetch(self, keys: Keys) -> None:
         """Begins to bring in the rows of keys; see :meth:`Store.fetch`."""
 
-    def move(self, keys: Keys, change: Update, done: int = 0) -> int:
+    def move(self, keys: Keys, change: RowUpdate, done: int = 0) -> int:
         """Moves rows by gradients, those of keys behind the ones that are ``done``; see :meth:`Store.apply_gradients`."""
         step, terms, kernel, dropped = change.step, change.terms, self.layout.kernel, 0
         rows = self.find(keys) if keys.rows is None else keys.rows

@@ -8,7 +8,6 @@ Faster than ``hybrid`` where trainers differ in speed, and worse: dense gradient
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from girih.errors import ConfigError
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from girih.training.session import RunContext, Session
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Asynchronous(PipelinedStrategy):
     """Trains on several trainers without any barrier but at evaluations and checkpoints; see ``PipelinedStrategy``.
 

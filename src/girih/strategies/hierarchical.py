@@ -11,7 +11,7 @@ copy. Trainers share no step, as under ``asynchronous``.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from girih.cluster.roles import FAIL, RELOAD_ALL, FailurePolicy, RoleName
@@ -49,7 +49,6 @@ GROUP_SERVER_DEFAULTS: Mapping[str, Any] = {
 """Options of group servers → the value that they must have without group servers."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Hierarchical(RemoteStrategy):
     """Trains groups of trainers, each with one copy of the dense parameters; see ``RemoteStrategy``.
 

@@ -9,7 +9,6 @@ what was read is older. Equal to ``synchronous`` at τ = 0.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from girih.planner.plan import Plan
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from girih.training.session import RunContext, Session
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Hybrid(PipelinedStrategy):
     """Trains on several trainers in step, with tables in processes of their own; see ``PipelinedStrategy``."""
 

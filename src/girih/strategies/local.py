@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from girih.errors import ConfigError
@@ -21,15 +21,14 @@ from girih.strategies.strategy import (
     StrategyOptions,
     base_plan,
     half_options,
+    in_step_session,
     predicted_traffic,
-    schedule_options,
 )
 
 if TYPE_CHECKING:
     from girih.training.session import RunContext, Session
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Local(StrategyOptions):
     """Trains in this process, in step."""
 
@@ -68,13 +67,10 @@ class Local(StrategyOptions):
         from girih.dense.halves.replica import Replica
         from girih.sparse.halves.local import LocalSparse
         from girih.training.feeds import ExampleFeed
-        from girih.training.schedules import in_step
-        from girih.training.session import Session
 
         devices = {group["name"]: group["device"] for group in plan.groups}
         sparse = LocalSparse(context.sparse, devices=devices, **half_options(plan))
         # with "skip", the number of the next update depends on whether this one is applied
         deferred = context.dense.on_nonfinite == "stop" and sparse.is_on_gpu_of(context.dense.device)
         dense = Replica(replace(context.dense, deferred=deferred))
-        feed, schedule = ExampleFeed(context.ranks), in_step(**schedule_options(plan))
-        return Session(sparse=sparse, dense=dense, schedule=schedule, feed=feed, optimizer=dense.optimizer)
+        return in_step_session(plan, sparse, dense, ExampleFeed(context.ranks))

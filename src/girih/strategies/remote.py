@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self, cast
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast
 
 from girih.cluster.roles import FAIL, RESTART, FailurePolicy, RestartPolicy, RoleName
 from girih.comm.registry.remote import CONNECTED_S, RETURN_S
@@ -27,24 +27,18 @@ from girih.strategies.strategy import (
 )
 
 if TYPE_CHECKING:
-    import torch
-
     from girih.cluster.cluster import Cluster
     from girih.comm.service import Service
     from girih.data import Dataset
-    from girih.dense.half import DenseHalf, DenseSpec
+    from girih.dense.half import DenseSpec
     from girih.sparse.halves.remote import RemoteSparse
     from girih.sparse.options import StoreOptions
     from girih.sparse.protocol import BatchCodec
     from girih.sparse.spec import SparseSpec
-    from girih.training.feeds import Feed
+    from girih.strategies.strategy import OptimizedHalf
+    from girih.training.feeds import LoaderFeed
     from girih.training.schedules import Schedule
     from girih.training.session import RunContext, Session
-
-    class OptimizedHalf(DenseHalf, Protocol):
-        """A dense half with an optimizer, for the schedule of the learning rate."""
-
-        optimizer: torch.optim.Optimizer | None
 
 
 SERVER, WORKER, LOADER = RoleName.EMBEDDING_SERVER, RoleName.EMBEDDING_WORKER, RoleName.LOADER
@@ -56,7 +50,6 @@ COUNT_OPTIONS: Mapping[str, str] = {
 """Role → the option with its number of processes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteStrategy(StrategyOptions):
     """Tables in processes of their own.
 
@@ -241,7 +234,9 @@ class RemoteStrategy(StrategyOptions):
             sparse.connect(workers, servers)
         return replace(session, feed=self._feed(plan, context, sparse.codec, workers))
 
-    def _feed(self, plan: Plan, context: RunContext, codec: BatchCodec, workers: tuple[str, ...]) -> Feed:
+    def _feed(
+        self, plan: Plan, context: RunContext, codec: BatchCodec, workers: tuple[str, ...]
+    ) -> LoaderFeed:
         from girih.training.feeds import LoaderFeed
 
         processes = context.processes
@@ -343,7 +338,6 @@ class RemoteStrategy(StrategyOptions):
         return self._start(plan, context, LOADER, count, loader)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PipelinedStrategy(RemoteStrategy):
     """Tables in processes of their own, whose rows are read ahead.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, Self
 
 from girih.config.bounds import Bounds
 from girih.config.options import Options
@@ -19,12 +19,22 @@ from girih.planner.speed.step import Basis, Prediction, StepCost, predict, with_
 from girih.planner.traffic import Traffic
 
 if TYPE_CHECKING:  # a plan needs no live object
-    from girih.dense.half import DenseSpec
+    import torch
+
+    from girih.dense.half import DenseHalf, DenseSpec
     from girih.planner.operators import OperatorGraph
     from girih.planner.tagging.tag import Tagged
+    from girih.sparse.half import SparseHalf
     from girih.sparse.options import StoreOptions
     from girih.sparse.spec import SparseSpec
+    from girih.training.feeds import ExampleFeed
     from girih.training.session import RunContext, Session
+
+    class OptimizedHalf(DenseHalf, Protocol):
+        """A dense half with an optimizer, for the schedule of the learning rate."""
+
+        optimizer: torch.optim.Optimizer | None
+
 
 Processes = Annotated[int, Bounds(1, 1024)]
 """Number of processes of one role."""
@@ -173,10 +183,7 @@ class Strategy(ABC):
 class StrategyOptions(Options, Strategy):
     """Base of girih's own strategies: dataclasses with checked options."""
 
-    __slots__ = ()
-
-    def _owner(self) -> str:
-        return "strategy: "
+    owner = "strategy: "
 
     @classmethod
     def with_trainers(cls, count: int) -> tuple[Strategy, ...]:
@@ -315,10 +322,20 @@ def is_on_gpu(plan: Plan) -> bool:
     return any(group["device"] == "gpu" for group in plan.groups)
 
 
-def schedule_options(plan: Plan) -> dict[str, Any]:
-    """The options in a plan for :func:`girih.training.schedules.in_step`."""
-    names = ("micro_batches", "prefetch")
-    return {name: plan.schedule[name] for name in names if name in plan.schedule}
+def in_step_session(
+    plan: Plan, sparse: SparseHalf, dense: OptimizedHalf, feed: ExampleFeed, *, most_ahead: int = 1
+) -> Session:
+    """Joins halves and a feed in step.
+
+    Args:
+        most_ahead: batches that are prepared before they are pulled, if the plan has batches prepared.
+    """
+    from girih.training.schedules import in_step
+    from girih.training.session import Session
+
+    prefetch = most_ahead if plan.schedule.get("prefetch", False) else 0
+    schedule = in_step(plan.schedule.get("micro_batches", 1), prefetch=prefetch)
+    return Session(sparse=sparse, dense=dense, schedule=schedule, feed=feed, optimizer=dense.optimizer)
 
 
 def half_options(plan: Plan) -> dict[str, Any]:

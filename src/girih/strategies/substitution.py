@@ -8,7 +8,6 @@ Equal to ``local`` on the same batches, to the order of sums. For models made of
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from girih.errors import ConfigError
@@ -26,9 +25,9 @@ from girih.strategies.strategy import (
     StrategyOptions,
     base_plan,
     half_options,
+    in_step_session,
     predicted_exchange,
     predicted_traffic,
-    schedule_options,
 )
 
 if TYPE_CHECKING:
@@ -38,7 +37,6 @@ NORM_OPTIMIZERS = ("girih.dense.options.Lamb",)
 """Optimizers that need norms of whole parameters. The dense half computes these norms."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Substitution(StrategyOptions):
     """Trains on several trainers, each with the tables of its own features, whole.
 
@@ -104,8 +102,6 @@ class Substitution(StrategyOptions):
         from girih.dense.halves.substituted import SubstitutedReplica
         from girih.sparse.halves.local import FeatureParallelSparse
         from girih.training.feeds import FeatureFeed
-        from girih.training.schedules import in_step
-        from girih.training.session import Session
 
         placement = Placement(plan.placement)
         dense = SubstitutedReplica(
@@ -118,8 +114,7 @@ class Substitution(StrategyOptions):
         )
         sparse = FeatureParallelSparse(context.sparse, context.ranks, placement, **half_options(plan))
         feed = FeatureFeed(context.ranks, placement.features_of(context.ranks.rank))
-        schedule = in_step(**schedule_options(plan))
-        return Session(sparse=sparse, dense=dense, schedule=schedule, feed=feed, optimizer=dense.optimizer)
+        return in_step_session(plan, sparse, dense, feed)
 
     def _place(self, facts: Facts) -> Placement:
         colocated = [names for operator in facts.model.operators for names in operator.colocated_features]

@@ -9,7 +9,7 @@ Equal to ``local`` on the same batches, to the order of sums; near it where rows
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from girih.errors import ConfigError
@@ -25,10 +25,10 @@ from girih.strategies.strategy import (
     base_plan,
     device_of_rows,
     half_options,
+    in_step_session,
     is_on_gpu,
     ordering_option,
     predicted_exchange,
-    schedule_options,
 )
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from girih.training.session import RunContext, Session
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Synchronous(StrategyOptions):
     """Trains on several trainers, each with a part of all tables.
 
@@ -90,20 +89,14 @@ class Synchronous(StrategyOptions):
         """This trainer's part of all tables, and its copy of the dense half."""
         from girih.dense.halves.allreduced import AllReducedReplica
         from girih.training.feeds import ExampleFeed
-        from girih.training.schedules import in_step
-        from girih.training.session import Session
 
         sparse, on_gpu = _sparse_half(plan, context)
         # with "skip", the number of the next update depends on whether this one is applied
         deferred = on_gpu and context.dense.on_nonfinite == "stop"
         dense = AllReducedReplica(replace(context.dense, deferred=deferred), context.ranks)
-        options = schedule_options(plan)
-        if options.get("prefetch") and is_on_gpu(plan):
-            options["prefetch"] = (
-                2  # keys travel with the rows of the batch before, so their number is known by then
-            )
-        feed, schedule = ExampleFeed(context.ranks), in_step(**options)
-        return Session(sparse=sparse, dense=dense, schedule=schedule, feed=feed, optimizer=dense.optimizer)
+        # on GPUs keys travel with the rows of the batch before, so their number is known by then
+        most_ahead = 2 if is_on_gpu(plan) else 1
+        return in_step_session(plan, sparse, dense, ExampleFeed(context.ranks), most_ahead=most_ahead)
 
 
 def _sparse_half(plan: Plan, context: RunContext) -> tuple[SparseHalf, bool]:

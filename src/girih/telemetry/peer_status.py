@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from girih.telemetry.stats import STALENESS
-from girih.telemetry.status_file import ProcessId, ProcessStatus, num_cores, read_all
-from girih.telemetry.status_writer import EVERY_S
+from girih.telemetry.status_file import EVERY_S, ProcessId, ProcessStatus, num_cores, read_all
 
 SILENT_S = 5.0
 """A process that has written nothing for so long does not work."""

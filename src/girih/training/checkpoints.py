@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 import tempfile
 from collections import deque
 from collections.abc import Callable
@@ -12,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from girih import checkpoint
-from girih.checkpoint import Manifest, Storage
+from girih.checkpoint import CheckpointOptions, Manifest, Storage
 from girih.checkpoint.save import Content, Save, save_manifest
 from girih.checkpoint.state import RunState
-from girih.comm.group import TrainerGroup
 from girih.errors import CheckpointError, Lost
 from girih.processes.segments import temporary_directory
-from girih.telemetry.stats import Spans
+from girih.training.notes import say
+from girih.training.session import RunContext, StepHook, is_multiple
 
 MOST_WAITING = 4  # each holds what it computes from
 
@@ -29,11 +28,6 @@ class BackgroundTasks:
     def __init__(self, name: str) -> None:
         self._worker = ThreadPoolExecutor(1, name)
         self._waiting: deque[tuple[Future[Any], Callable[[Any], None]]] = deque()
-
-    @property
-    def is_pending(self) -> bool:
-        """Whether there is something that was not told yet."""
-        return bool(self._waiting)
 
     def submit(self, compute: Callable[[], object], tell: Callable[[object], None]) -> None:
         """Computes in the thread; ``tell`` gets the result in :meth:`settle`, by the caller's thread."""
@@ -51,6 +45,11 @@ class BackgroundTasks:
         """Whether nothing is being computed."""
         return all(future.done() for future, _ in self._waiting)
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether all results were told."""
+        return not self._waiting
+
     def close(self) -> None:
         """Settles everything and ends the thread."""
         try:
@@ -63,26 +62,27 @@ class BackgroundTasks:
         tell(future.result())
 
 
-class RunCheckpoints:
+class RunCheckpoints(StepHook):
     """One at a time, each begun between two steps.
 
     Args:
-        run: the run's directory; None keeps them in a temporary one until :meth:`close`.
-        keep: how many of the latest stay, beside the best.
-        ranks: this trainer among all: each writes its rows, rank 0 what makes them a checkpoint.
-        directory: where they lie, if not in the run's directory; any fsspec address.
+        context: each trainer writes its rows, rank 0 what makes them a checkpoint. Without a run's directory, and without ``dir``,
+            they are in a temporary one until :meth:`close`.
+        content: of now.
+
+    Attributes:
+        saves: whether they stay after the run.
     """
 
     def __init__(
         self,
-        run: Path | None,
-        keep: int,
-        ranks: TrainerGroup | None = None,
-        *,
-        directory: str | None = None,
+        options: CheckpointOptions,
+        context: RunContext,
+        content: Callable[[], Content],
     ) -> None:
-        self._run, self._keep, self._ranks = run, keep, ranks or TrainerGroup()
-        self._directory = directory
+        self._options, self._content = options, content
+        self._run, self._ranks, self._stats = context.directory, context.ranks, context.stats
+        self.saves = bool(self._ranks.broadcast(self._run is not None or options.dir is not None))
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._writing = BackgroundTasks("girih-checkpoint")
         self._latest: Storage | None = None  # of exactly what the trainer holds now
@@ -92,8 +92,8 @@ class RunCheckpoints:
     @property
     def root(self) -> Storage:
         """The storage in which they lie."""
-        if self._run is not None or self._directory is not None:
-            return checkpoint.root_of(self._run or Path(), self._directory)
+        if self._run is not None or self._options.dir is not None:
+            return checkpoint.root_of(self._run or Path(), self._options.dir)
         if self._temporary is None:
             self._temporary = temporary_directory("best")
         return Storage.at(self._temporary.name)
@@ -103,21 +103,31 @@ class RunCheckpoints:
         """Whether none is being written."""
         return self._writing.is_idle
 
-    def begin(self, content: Callable[[], Content], state: RunState, spans: Spans) -> None:
+    def due(self, state: RunState) -> bool:
+        """After each ``every_steps``-th step, once."""
+        is_due = self.saves and is_multiple(state.step, self._options.every_steps)
+        return is_due and state.saved_step != state.step
+
+    def run(self, state: RunState) -> None:
+        """Begins a checkpoint that the run notes in its state."""
+        state.saved_step = state.step
+        self.begin(state)
+
+    def begin(self, state: RunState) -> None:
         """Begins a checkpoint, which is written while training goes on, once an earlier one is done.
 
         Args:
-            content: of now; state: of the run, as :meth:`fall_back` takes it.
+            state: of the run, as :meth:`fall_back` takes it.
 
         Raises:
             StorageFullError: the disk is full; nothing is left behind. So does :meth:`settle`.
         """
-        with spans("wait for checkpoint"):
+        with self._stats.spans("wait for checkpoint"):
             self.settle(wait=True)
         self.fall_back(state)
-        with spans("checkpoint"):
+        with self._stats.spans("checkpoint"):
             root = Storage(self._ranks.broadcast(self.root.url if self._ranks.first else None))
-            now = content()
+            now = self._content()
             done = functools.partial(self._note, root, now.step, state.best_step)
             if self._ranks.broadcast(self._latest != root / checkpoint.name_of(now.step)):
                 self._writing.submit(functools.partial(_written, Save(root, now, self._ranks)), done)
@@ -128,12 +138,12 @@ class RunCheckpoints:
         """Notes those that are written, or with ``wait`` all; raises what went wrong."""
         self._writing.settle(wait=wait)
 
-    def settle_last(self, begin: Callable[[], None]) -> None:
-        """Has the last one begun, and waits for it; once more where it was given up. Called by all trainers."""
+    def save_last(self, state: RunState) -> None:
+        """Writes the last one; again if it was given up. Called by all trainers."""
         given_up = True
         while given_up:
             before = self._num_given_up
-            begin()
+            self.begin(state)
             self.settle(wait=True)
             given_up = self._ranks.broadcast(self._num_given_up > before)
 
@@ -149,7 +159,7 @@ class RunCheckpoints:
             return False
         best: tuple[bool, int | None, float | None] | None = None
         is_there = self._best is not None and self._best[0] == state.best_step
-        if self._ranks.first and not is_there and not self._writing.is_pending:
+        if self._ranks.first and not is_there and self._writing.is_settled:
             kept = RunState() if self._best is None else Manifest.read(self._best[1]).run
             best = state.step == state.best_step, kept.best_step, kept.best_value
         best = self._ranks.broadcast(best)
@@ -159,9 +169,8 @@ class RunCheckpoints:
         if not is_now:
             if self._ranks.first:
                 instead = "the next ones" if best_step is None else f"those of step {best_step}"
-                print(
-                    f"girih: the best weights so far, of step {state.best_step}, are in no checkpoint; the best now are {instead}",
-                    file=sys.stderr,
+                say(
+                    f"the best weights so far, of step {state.best_step}, are in no checkpoint; the best now are {instead}"
                 )
             state.best_step, state.best_value = best_step, best_value
         return is_now
@@ -220,16 +229,14 @@ class RunCheckpoints:
     def _note(self, root: Storage, step: int, best_step: int | None, place: Storage | None) -> None:
         if place is None:
             self._num_given_up += 1
-            print(
-                "girih: a checkpoint was given up: an embedding server came back meanwhile", file=sys.stderr
-            )
+            say("a checkpoint was given up: an embedding server came back meanwhile")
             return
         if not self._ranks.first:
             return
         self._latest = place
         if step == best_step:
             self._best = step, place
-        checkpoint.rotate(root, self._keep, None if self._best is None else self._best[0])
+        checkpoint.rotate(root, self._options.keep, None if self._best is None else self._best[0])
 
 
 def _written(save: Save) -> Storage | None:

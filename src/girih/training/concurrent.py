@@ -127,7 +127,7 @@ class _Training:
         vote = computed.vote
         with self._turn, self._spans("push"):
             pending = pulled.push(self._num_updates + 1, self._lr_scale(), vote)
-            self._num_updates += not vote.stands
+            self._num_updates += not vote.known_refused
         with self._spans("apply"):
             outcome = computed.apply(vote)
         with self._spans("wait for update"):

@@ -19,7 +19,6 @@ from girih.metrics.progressive import progressive_metrics
 from girih.models.loss import probabilities
 from girih.schema import Categorical, LabelLoss, Labels, Schema
 from girih.sparse.half import SparseStats
-from girih.training import evaluation
 from girih.training.notes import Notes
 from girih.training.session import Session
 
@@ -60,53 +59,6 @@ def outputs_of(
         yield batch, outputs(batch, session.sparse.peek(batch).wait()).float().cpu()
 
 
-def score(
-    data: Dataset,
-    session: Session,
-    normalization: NormalizationStats,
-    ranks: TrainerGroup,
-    gauc_by: str | None,
-    losses: Sequence[LabelLoss] = (),
-) -> Scores | None:
-    """Scores a dataset, each trainer its share; only what was read so far, once a stop is requested.
-
-    Args:
-        gauc_by: a categorical feature whose first id groups the examples; None computes no GAUC.
-        losses: of the labels; see :class:`girih.metrics.Scores`.
-
-    Returns:
-        Those of all trainers on rank 0, None on the others.
-
-    Raises:
-        NonFiniteError: a prediction of some trainer is NaN or infinite; on all of them.
-    """
-    session.sync()
-    ranks.barrier()
-    scores, problem = Scores(losses), None
-    scoring = session.feed.scores(gauc_by)
-    feature = None if gauc_by is None or not scoring else feature_index(session.feed.schema_of(data), gauc_by)
-    for batch, logits in logits_of(data, session, normalization):
-        if batch.num_examples and scoring:
-            groups = None if feature is None else batch.first_ids(feature)
-            try:
-                scores.add(logits.numpy(), batch.labels, batch.example_weights, groups, batch.label_weights)
-            except NonFiniteError as error:  # the others wait for this trainer at every batch
-                problem = problem or error
-        if ranks.stop_together():
-            break
-    if ranks.sum([float(problem is not None)])[0]:
-        raise problem or NonFiniteError("a prediction of another trainer is NaN or infinite")
-    if ranks.size == 1:
-        return scores
-    gathered = ranks.gather_arrays(scores.arrays())
-    if gathered is None:
-        return None
-    scores = Scores(losses)
-    for arrays in gathered:
-        scores.merge(Scores.from_arrays(arrays, losses))
-    return scores
-
-
 def feature_index(schema: Schema, name: str) -> int:
     """The index of a categorical feature among a batch's.
 
@@ -145,18 +97,67 @@ class Scoring:
         """Counters of the store begin anew."""
         self._read = None
 
+    def opened(self) -> tuple[Session, NormalizationStats]:
+        """Returns what :func:`predictions` and :func:`outputs_of` read with, between two evaluations."""
+        self.forget()
+        return self._ready()
+
     def score(self, data: Dataset) -> Scores | None:
-        """Scores a dataset; see :func:`girih.training.evaluation.score`."""
+        """Scores a dataset, each trainer its share; only what was read so far, once a stop is requested.
+
+        Returns:
+            Those of all trainers on rank 0, None on the others.
+
+        Raises:
+            NonFiniteError: a prediction of some trainer is NaN or infinite; on all of them.
+        """
         session, normalization = self._ready()
         before, self._read = self._read, None
         if before is None:
             before = session.sparse.stats()
-        losses = self._labels.losses
-        scores = evaluation.score(data, session, normalization, self._ranks, self._options.gauc_by, losses)
+        session.sync()
+        self._ranks.barrier()
+        scores = self._gathered(self._score_share(data, session, normalization))
         self._read = after = session.sparse.stats()
         self._notes.evaluation(data.addresses[0], scores, before.store, after.store)
         self.features = {name: max(0, n - before.features.get(name, 0)) for name, n in after.features.items()}
         return scores
+
+    def _score_share(self, data: Dataset, session: Session, normalization: NormalizationStats) -> Scores:
+        problem: NonFiniteError | None = None
+        scores, feature, gauc_by = Scores(self._labels.losses), None, self._options.gauc_by
+        scoring = session.feed.scores(gauc_by)
+        if gauc_by is not None and scoring:
+            feature = feature_index(session.feed.schema_of(data), gauc_by)
+        for batch, logits in logits_of(data, session, normalization):
+            if batch.num_examples and scoring:
+                groups = None if feature is None else batch.first_ids(feature)
+                try:
+                    scores.add(
+                        logits.numpy(), batch.labels, batch.example_weights, groups, batch.label_weights
+                    )
+                except NonFiniteError as error:  # the others wait for this trainer at every batch
+                    problem = problem or error
+            if self._ranks.stop_together():
+                break
+        if self._ranks.any(problem is not None):
+            raise problem or NonFiniteError("a prediction of another trainer is NaN or infinite")
+        return scores
+
+    def _gathered(self, scores: Scores) -> Scores | None:
+        if self._ranks.size == 1:
+            return scores
+        gathered = self._ranks.gather_arrays(scores.arrays())
+        if gathered is None:
+            return None
+        total = Scores(self._labels.losses)
+        for arrays in gathered:
+            total.merge(Scores.from_arrays(arrays, self._labels.losses))
+        return total
+
+    def result(self, scores: Scores) -> Metrics:
+        """Computes metrics from scores."""
+        return scores.result(self._labels.names, self._options.rank_at, self._options.metrics)
 
     def evaluate(self, data: Dataset) -> Metrics:
         """Exact metrics, on all trainers; raises KeyboardInterrupt where a stop was requested meanwhile."""
@@ -164,24 +165,8 @@ class Scoring:
         if self._ranks.stopping:
             self._ranks.forget_stop()
             raise KeyboardInterrupt
-        names, options = self._labels.names, self._options
-        local_metrics = (
-            None if scores is None else scores.result(names, options.rank_at, options.metrics).as_dict()
-        )
+        local_metrics = None if scores is None else self.result(scores).as_dict()
         return Metrics.from_dict(self._ranks.broadcast(local_metrics))
-
-    def predictions(self, data: Dataset) -> Iterator[tuple[Batch, NDArray[np.float32]]]:
-        """Each batch in order, with its probabilities float32[B, T], on all trainers."""
-        session, normalization = self._ready()
-        self._read = None
-        yield from evaluation.predictions(data, session, normalization, self._labels.losses)
-
-    def outputs(self, data: Dataset) -> Iterator[NDArray[np.float32]]:
-        """All that the model's ``forward`` returns of each batch in order, on all trainers."""
-        session, normalization = self._ready()
-        self._read = None
-        for _, outputs in evaluation.outputs_of(data, session, normalization):
-            yield outputs.numpy()
 
 
 class ProgressiveValidation:

@@ -68,30 +68,35 @@ class TrainingFeed:
         """Gives back what the feed holds; this trainer needs no more."""
 
 
-class Feed(Protocol):
-    """Brings a trainer its examples."""
+@dataclass
+class ExampleFeed:
+    """Brings a trainer its examples: every trainer reads all batches and keeps its share of the examples."""
+
+    ranks: TrainerGroup
 
     def train(self, data: Dataset, normalization: NormalizationStats) -> TrainingFeed:
-        """The training data; called by all trainers together."""
-        ...
+        """The training data, read in a thread of this process; called by all trainers together."""
+        data, prepare = self._local_data(agreed(data, self.ranks), normalization)
+        return TrainingFeed(data, prepare, stopped=lambda: self.ranks.size == 1 and self.ranks.stop_requested)
 
     def end_training(self) -> None:
         """Ends what :meth:`train` started, once no trainer needs it; called by all together."""
-        ...
 
     def evaluate(
         self, data: Dataset, normalization: NormalizationStats, *, whole: bool = False
     ) -> Iterator[Batch]:
-        """This trainer's share of each batch in turn.
+        """This trainer's share of each batch in turn, read in a thread.
 
         Args:
             whole: all examples on every trainer, as predictions have them.
         """
-        ...
+        data, prepare = self._local_data(data, normalization, whole=whole)
+        with read_ahead((prepare(batch) for batch, _ in data.batches(0)), data.read_ahead) as batches:
+            yield from batches
 
     def schema_of(self, data: Dataset) -> Schema:
         """Features of the batches that :meth:`evaluate` gives."""
-        ...
+        return data.schema
 
     def scores(self, gauc_by: str | None) -> bool:
         """Whether this trainer's logits of an evaluation count; else others have the same.
@@ -99,37 +104,6 @@ class Feed(Protocol):
         Args:
             gauc_by: a feature that the one who scores needs.
         """
-        ...
-
-
-@dataclass
-class ExampleFeed:
-    """Every trainer reads all batches and keeps its share of the examples."""
-
-    ranks: TrainerGroup
-
-    def train(self, data: Dataset, normalization: NormalizationStats) -> TrainingFeed:
-        """Reads in a thread of this process."""
-        data, prepare = self._local_data(agreed(data, self.ranks), normalization)
-        return TrainingFeed(data, prepare, stopped=lambda: self.ranks.size == 1 and self.ranks.stop_requested)
-
-    def end_training(self) -> None:
-        """No-op: it started nothing."""
-
-    def evaluate(
-        self, data: Dataset, normalization: NormalizationStats, *, whole: bool = False
-    ) -> Iterator[Batch]:
-        """This trainer's part of every batch, read in a thread."""
-        data, prepare = self._local_data(data, normalization, whole=whole)
-        with read_ahead((prepare(batch) for batch, _ in data.batches(0)), data.read_ahead) as batches:
-            yield from batches
-
-    def schema_of(self, data: Dataset) -> Schema:
-        """All features."""
-        return data.schema
-
-    def scores(self, gauc_by: str | None) -> bool:
-        """Every trainer scores its share."""
         return True
 
     def _local_data(
@@ -232,8 +206,7 @@ class LoaderDataset(TrainingFeed):
         """Statistics of the loader, asked by the first trainer that it serves."""
         if not self.first:
             return {}
-        (frame,) = answers([self.loader], SparseVerb.STATS, (1,), again=True)
-        return {f"{LOADER} {self.rank}": from_text(frame.arrays[0])}
+        return {f"{LOADER} {self.rank}": from_text(self._ask(SparseVerb.STATS, 1).arrays[0])}
 
     def close(self) -> None:
         """Lets the loader go."""
@@ -249,9 +222,7 @@ class LoaderDataset(TrainingFeed):
                 asked.append(self.loader.call(SparseVerb.NEXT, (number, self.rank, taken + len(asked))))
 
         try:
-            answers(
-                [self.loader], SparseVerb.BEGIN, (number, self.rank), (_where(epoch, position),), again=True
-            )
+            self._ask(SparseVerb.BEGIN, number, self.rank, where=_where(epoch, position))
             while True:
                 ask()
                 try:
@@ -260,12 +231,11 @@ class LoaderDataset(TrainingFeed):
                     if position is not None and position.epoch > epoch:  # only its end was to come
                         return
                     asked.clear()
-                    called = (number, self.rank, taken)
-                    answers([self.loader], SparseVerb.RESUME, called, (_where(epoch, position),), again=True)
+                    self._ask(SparseVerb.RESUME, number, self.rank, taken, where=_where(epoch, position))
                     continue
                 if not frame.fields[0]:
                     break
-                again = partial(self._stored_again, (number, self.rank, taken), _where(epoch, position))
+                again = partial(self._stored_again, number, taken, _where(epoch, position))
                 taken, position = taken + 1, Position.from_dict(from_text(frame.arrays[3]))
                 ask()
                 yield self.prepare(_batch_of(frame, again)), position
@@ -286,11 +256,14 @@ class LoaderDataset(TrainingFeed):
                 self.loader.call(SparseVerb.END, (number, self.rank, taken)).wait(left_s)
                 return
 
-    def _stored_again(self, called: tuple[int, ...], where: NDArray[np.uint8]) -> tuple[int, int]:
+    def _stored_again(self, number: int, taken: int, where: NDArray[np.uint8]) -> tuple[int, int]:
         """Has the loader give the ids of a share to their worker once more; returns where they are kept now. From any thread."""
-        (frame,) = answers([self.loader], SparseVerb.STORE_AGAIN, called, (where,), again=True)
-        worker, sample = frame.fields
+        worker, sample = self._ask(SparseVerb.STORE_AGAIN, number, self.rank, taken, where=where).fields
         return worker, sample
+
+    def _ask(self, verb: SparseVerb, *fields: int, where: NDArray[np.uint8] | None = None) -> Frame:
+        (frame,) = answers([self.loader], verb, fields, () if where is None else (where,), again=True)
+        return frame
 
 
 def agreed(data: Dataset, ranks: TrainerGroup) -> Dataset:

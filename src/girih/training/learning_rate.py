@@ -9,7 +9,6 @@ import torch
 from torch.nn import Parameter
 
 from girih import config
-from girih.config import options as checks
 from girih.config.train import direction
 from girih.dense.options import schedule_class
 from girih.errors import CheckpointError, ConfigError
@@ -41,10 +40,9 @@ class LearningRate:
         self._name: str | None = None
         self.interval = "epoch"
         self.metric: str | None = None
-        if options is not None:
-            self._make(dict(options))
-
-    def _make(self, options: dict[str, object]) -> None:
+        if options is None:
+            return
+        options = dict(options)
         if "name" not in options:
             raise ConfigError(f"{WHERE}: key 'name' is missing, as in name = \"StepLR\"")
         cls = schedule_class(str(options.pop("name")), WHERE)
@@ -54,7 +52,7 @@ class LearningRate:
             options.setdefault("mode", "max" if better > 0 else "min")
         else:
             self.interval = str(options.pop("interval", "epoch"))
-            checks.choice(f"{WHERE}: interval", self.interval, ("epoch", "step"))
+            config.build(Literal["epoch", "step"], self.interval, f"{WHERE}: interval")
         if "last_epoch" in options:
             raise ConfigError(f"{WHERE}: option 'last_epoch' is what --resume knows by itself; drop it")
         checked = config.check_call(cls, options, WHERE)

@@ -21,7 +21,9 @@ from girih.runs.directory import TRAINED, TrainedMark
 from girih.telemetry.peer_status import PeerStatus
 from girih.telemetry.stats import ASKED_KEYS, PACED_KEYS
 from girih.telemetry.status_file import resident_bytes
+from girih.training.evaluation import ProgressiveValidation
 from girih.training.schedules import Step, Token
+from girih.training.session import StepHook
 
 LIMIT_S, NEW_STEPS = 2.0, 2
 """Seconds of training that are taken, behind so many steps in which rows and memory are new."""
@@ -110,19 +112,22 @@ def is_logged(step: int, every_steps: int | None) -> bool:
     return step in _EARLY or (step >= 5 * LATER_STEPS and step % LATER_STEPS == 0)
 
 
-class RunLog:
-    """Aggregates steps into records.
+class RunLog(StepHook):
+    """Aggregates steps into records. Between two steps, it scores those so far, and notes how far training has come.
 
     Args:
         path: ``metrics.jsonl``, appended to; None writes no file.
         callbacks: receive each record too.
         every_steps: number of steps per record, see :func:`is_logged`.
         others: the other processes of the run, whose memory, batches and pace records count in; None where there are none.
+        progressive: scores of training steps before their updates, if the options want them.
 
     Attributes:
         first_steps: the speed that the run began with.
         evaluations: metrics on validation data, by step.
     """
+
+    pauses = False
 
     def __init__(
         self,
@@ -130,8 +135,9 @@ class RunLog:
         callbacks: Sequence[Callback],
         every_steps: int | None,
         others: PeerStatus | None = None,
+        progressive: ProgressiveValidation | None = None,
     ) -> None:
-        self._others = others
+        self._others, self._progressive, self._noted_step = others, progressive, -1
         self._path = path
         self._mark = None if path is None else TrainedMark(path.with_name(TRAINED))
         self._callbacks = tuple(callbacks)
@@ -149,8 +155,29 @@ class RunLog:
             self._mark.close()
 
     def begin(self, state: RunState, counters: Mapping[str, int]) -> None:
-        """Starts a new window at this state; earlier work is in earlier records."""
+        """Training begins at this state: another crash does not count the examples before it once more."""
         self.first_steps.begin(state)
+        self._note(state)
+        self._begin_window(state, counters)
+
+    def due(self, state: RunState) -> bool:
+        """After each step, once."""
+        return state.step != self._noted_step
+
+    def run(self, state: RunState) -> None:
+        """Writes the metrics of training steps so far, each scored before its update; notes the number of examples."""
+        if self._progressive is not None and is_logged(state.step, self._every_steps):
+            self._evaluated(PROGRESSIVE, self._progressive.record(), state)
+        self._note(state)
+
+    def _note(self, state: RunState) -> None:
+        """Notes how many examples were trained on, for a run that goes on after a crash."""
+        self._noted_step = state.step
+        if self._mark is not None:
+            self._mark.write(state.examples, state.repeated_examples)
+
+    def _begin_window(self, state: RunState, counters: Mapping[str, int]) -> None:
+        """Earlier work is in earlier records."""
         self._last_counters = counters
         self._window_loss, self._window_examples, self._window_train_s = 0.0, 0, state.train_s
 
@@ -201,29 +228,19 @@ class RunLog:
         for callback in self._callbacks:
             callback.on_metrics(record)
         self._window_staleness.clear()
-        self.begin(state, now)
+        self._begin_window(state, now)
 
-    def evaluation(self, split: str, metrics: Metrics, state: RunState) -> None:
-        """Writes the metrics of one evaluation."""
+    def evaluation(self, metrics: Metrics, state: RunState) -> None:
+        """Writes the metrics of validation data."""
         self.evaluations[state.step] = metrics
-        record = {"step": state.step, "examples": state.examples, "epoch": state.epoch, "split": split}
-        record |= metrics.record()
-        self._write(record)
-        for callback in self._callbacks:
-            callback.on_evaluation(record)
+        self._evaluated("valid", metrics.record(), state)
 
-    def progressive(self, metrics: Mapping[str, object], state: RunState) -> None:
-        """Writes the metrics of training steps so far, each scored before its update."""
-        record = {"step": state.step, "examples": state.examples, "epoch": state.epoch, "split": PROGRESSIVE}
+    def _evaluated(self, split: str, metrics: Mapping[str, object], state: RunState) -> None:
+        record = {"step": state.step, "examples": state.examples, "epoch": state.epoch, "split": split}
         record |= metrics
         self._write(record)
         for callback in self._callbacks:
             callback.on_evaluation(record)
-
-    def trained(self, state: RunState) -> None:
-        """Notes how many examples were trained on, for a run that goes on after a crash."""
-        if self._mark is not None:
-            self._mark.write(state.examples, state.repeated_examples)
 
     def _write(self, record: Mapping[str, object]) -> None:
         if self._path is not None:

@@ -8,6 +8,7 @@ Shapes: B examples, T labels.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -21,6 +22,11 @@ from girih.metrics import Scores
 _LOG = logging.getLogger(__name__)
 MANY_ABSENT = 0.2
 """The share of looked-up ids without a row from which an evaluation says so."""
+
+
+def say(message: str) -> None:
+    """Writes a message of a run on standard error."""
+    print(f"girih: {message}", file=sys.stderr, flush=True)
 
 
 @dataclass

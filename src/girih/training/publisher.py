@@ -9,10 +9,8 @@ be written) begins with a snapshot.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import random
-import sys
 import threading
 import time
 import uuid
@@ -23,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from girih.checkpoint.state import RunState
 from girih.checkpoint.storage import Storage
-from girih.comm.group import TrainerGroup
 from girih.config import build
 from girih.errors import CheckpointError, GirihError, UserError
 from girih.files.sealed import open_file, parse, refusing
@@ -33,7 +31,9 @@ from girih.publishing.log import Log, PublishOptions
 from girih.publishing.manifest import LogHead, Pointer
 from girih.publishing.segment import Called, LogSegment, SegmentVersion, in_words
 from girih.runs.directory import PUBLISHED
-from girih.telemetry.stats import Spans
+from girih.training.checkpoints import RunCheckpoints
+from girih.training.notes import say
+from girih.training.session import RunContext, StepHook
 
 _MOST_WAIT_S = 60.0
 _LAST_TRIES = 2
@@ -50,23 +50,31 @@ class _LogHandle:
     number: int
 
 
-class Publisher:
+class Publisher(StepHook):
     """Publishes a run; methods are called by all trainers together, but for :meth:`settle` and :meth:`close`.
 
     Args:
-        run: the run's directory, on rank 0.
+        version: the current state, with the weights of a step.
+        checkpoints: one that is being written holds the rows.
 
     Attributes:
         next_step: the step after which the next segment is due.
         counts: on rank 0, ``segments``, ``snapshots``, ``skipped`` and ``failed``.
     """
 
-    def __init__(self, options: PublishOptions, ranks: TrainerGroup, run: Path | None) -> None:
-        self.options, self._ranks, self._run = options, ranks, run
+    def __init__(
+        self,
+        options: PublishOptions,
+        context: RunContext,
+        version: Callable[[int], SegmentVersion],
+        checkpoints: RunCheckpoints,
+    ) -> None:
+        self.options, self._version, self._checkpoints = options, version, checkpoints
+        self._run, self._ranks, self._stats = context.directory, context.ranks, context.stats
         self.next_step = 0
         self.counts: Counter[str] = Counter(segments=0, snapshots=0, skipped=0, failed=0)
         self._log = Log(Storage.at(options.to).absolute())
-        self._writing, self._copying = (ThreadPoolExecutor(1, f"girih-{n}") for n in ("publish", "snapshot"))
+        self._threads = {n: ThreadPoolExecutor(1, f"girih-{n}") for n in ("segment", "snapshot")}
         self._opening: Future[_LogHandle] | None = None
         self._opened: _LogHandle | None = None
         self._writes: dict[str, tuple[Future[Any], LogSegment]] = {}  # what is under way, by the thread
@@ -86,59 +94,60 @@ class Publisher:
         if self._ranks.first:
             self._is_open()
 
-    def put_off(self) -> None:
-        """Has the next segment wait for another time: some trainers make no more steps."""
+    def due(self, state: RunState) -> bool:
+        """By steps, or by seconds."""
+        return state.step >= self.next_step
+
+    def skip(self) -> None:
+        """Has the next segment wait for another time."""
         self.next_step += self._interval
 
-    def publish(
-        self, version: Callable[[], SegmentVersion], step: int, spans: Spans, *, rows_free: bool
-    ) -> None:
+    def run(self, state: RunState) -> None:
         """Begins a segment, where there is one to begin.
-
-        Args:
-            version: the state as it stands.
-            rows_free: whether no checkpoint is being written, on rank 0.
 
         Raises:
             CheckpointError, StorageFullError: an earlier one could not be written, under ``on_error = "stop"``.
         """
-        with spans("publish"):
-            plan = self._ranks.broadcast(self._plan(step, rows_free) if self._ranks.first else None)
+        step = state.step
+        with self._stats.spans("publish"):
+            plan = self._ranks.broadcast(self._plan(step) if self._ranks.first else None)
             self.next_step, self._interval = step + plan["ahead"], plan["interval"]
             if plan["number"] is not None:
-                self._begin_segments(version(), plan)
+                self._begin_segments(self._version(step), plan)
         self.settle()
 
-    def finish(self, version: Callable[[], SegmentVersion], step: int, spans: Spans) -> None:
-        """Publishes the state as it stands, and returns once it is there, or cannot be.
+    def finish(self, step: int) -> None:
+        """Publishes the current state, with the weights of a step, and returns once it is there, or cannot be.
 
         Raises:
             CheckpointError, StorageFullError: it could not be written, under ``on_error = "stop"``.
         """
-        with spans("publish"):
+        with self._stats.spans("publish"):
             for _ in range(_LAST_TRIES):
-                self.wait()
+                self.settle(wait=True)
                 last = self._ranks.broadcast(self._last_plan(step) if self._ranks.first else None)
                 if last is None:
                     break
-                current, plan = version(), last["plan"]
+                current, plan = self._version(step), last["plan"]
                 changed = plan["previous"] is None or self._ranks.any(
                     not current.sparse.knows_changes(plan["previous"])
                 )
                 if last["done"] and not changed:
                     break
                 self._begin_segments(current, plan)
-            self.wait()
+            self.settle(wait=True)
         if self._ranks.first and self._published_step != step:
-            _print(f"publish: the final state, of step {step}, is not in {self._log.root}")
+            say(f"publish: the final state, of step {step}, is not in {self._log.root}")
 
     def wait_copied(self) -> None:
         """Returns once a checkpoint may begin."""
         for _, segment in self._writes.values():
             segment.wait_copied()
 
-    def settle(self) -> None:
-        """Notes what is written, and raises what could not be, under ``on_error = "stop"``."""
+    def settle(self, *, wait: bool = False) -> None:
+        """Notes what is written, or cannot be, and raises the latter under ``on_error = "stop"``."""
+        for future, _ in self._writes.values() if wait else ():
+            future.exception()
         for name, (future, _) in list(self._writes.items()):
             if future.done():
                 del self._writes[name]
@@ -148,19 +157,14 @@ class Publisher:
                 elif self._ranks.first:
                     self._note_success(name)
 
-    def wait(self) -> None:
-        """Returns once what is under way is written, or cannot be; see :meth:`settle`."""
-        for future, _ in self._writes.values():
-            future.exception()
-        self.settle()
-
     def close(self) -> None:
         """Ends once what is under way is written, or cannot be."""
-        self._writing.shutdown()
-        self._copying.shutdown()
+        for thread in self._threads.values():
+            thread.shutdown()
 
-    def _plan(self, step: int, rows_free: bool) -> dict[str, object]:
+    def _plan(self, step: int) -> dict[str, object]:
         """Decides what all trainers do now, and when the next segment is due."""
+        rows_free = self._checkpoints.is_idle
         self.settle()
         rows_free = rows_free and "snapshot" not in self._writes  # which copies them too
         plan: dict[str, Any] = {"number": None, "free": rows_free, **self._next(step)}
@@ -171,7 +175,7 @@ class Publisher:
             if self.options.seconds is not None:
                 plan["ahead"] = max(1, plan["interval"] // 8)
             return plan
-        return plan | self._next_segment(step, rows_free)
+        return plan | self._next_segment(rows_free)
 
     def _last_plan(self, step: int) -> dict[str, object] | None:
         """Decides what all trainers do at the end: where the last segment is of this step, it may be done."""
@@ -181,10 +185,10 @@ class Publisher:
             self._opening.exception()
         if not self._is_open() or self._is_superseded:
             return None
-        plan = {**self._next_segment(step, True), "free": True, **self._next(step)}
+        plan = {**self._next_segment(True), "free": True, **self._next(step)}
         return {"plan": plan | {"whole_too": False}, "done": self._published_step == step}
 
-    def _next_segment(self, step: int, rows_free: bool) -> dict[str, object]:
+    def _next_segment(self, rows_free: bool) -> dict[str, object]:
         if self._opened is None:
             return {}
         number = self._opened.number + 1
@@ -196,7 +200,6 @@ class Publisher:
             "whole_too": due and rows_free,
             "run": self._opened.run,
             "epoch": self._opened.epoch,
-            "step": step,
         }
 
     def _begin_segments(self, current: SegmentVersion, plan: dict[str, Any]) -> None:
@@ -229,14 +232,10 @@ class Publisher:
         if segment is None:
             return
         if name == "segment":
-            self._base = called.number
-            self._published_step = plan["step"]
-            future = self._writing.submit(self._written, segment, whole=previous is None)
-        else:
-            future = self._copying.submit(self._written, segment, whole=True)
-        self._writes[name] = future, segment
+            self._base, self._published_step = called.number, current.step
+        self._writes[name] = self._threads[name].submit(self._written, segment, previous is None), segment
 
-    def _written(self, segment: LogSegment, *, whole: bool) -> None:
+    def _written(self, segment: LogSegment, whole: bool) -> None:
         """Writes a segment and names it in the head; in a thread."""
         pointer = segment.write()
         if pointer is None:
@@ -280,7 +279,7 @@ class Publisher:
             return True
         if self._opening is None:
             if time.monotonic() >= self._again_s:
-                self._opening = self._writing.submit(_open_log, self._log, self._run)
+                self._opening = self._threads["segment"].submit(_open_log, self._log, self._run)
         elif self._opening.done():
             opening, self._opening = self._opening, None
             error = opening.exception()
@@ -308,7 +307,7 @@ class Publisher:
     def _note_success(self, name: str) -> None:
         self._tries, self._again_s = 0, 0.0
         if self._reported.pop(name, None) is not None:
-            _print(f"publish: {self._log.root}: goes on")
+            say(f"publish: {self._log.root}: goes on")
 
     def _note_failure(self, error: BaseException, name: str) -> None:
         """Tries again after a while, where a segment failed with all rows; says so once until it goes on."""
@@ -327,40 +326,29 @@ class Publisher:
             raise error if isinstance(error, UserError) else CheckpointError(reason)
         if self._reported.setdefault(name, reason) is reason:
             end = "" if self._is_superseded else "; training goes on, and it is tried again"
-            _print(f"publish: {reason}{end}")
+            say(f"publish: {reason}{end}")
 
 
 def _open_log(log: Log, run: Path | None) -> _LogHandle:
-    """Reads the state of the log. Runs in a thread."""
+    """Reads the state of the log, and claims the next free epoch: another process may hold one before it publishes. Runs in a thread."""
     with in_words(log.root):
-        return _find_published(log, run)
-
-
-def _find_published(log: Log, directory: Path | None) -> _LogHandle:
-    try:
-        there = log.head()
-    except CheckpointError as error:
-        _print(f"{error}; it is written anew, behind all numbers that are there")
-        there = None
-    used = [n for whole in (False, True) for n in log.numbers(whole=whole)]
-    newest = max(used, default=0) if there is None else there.newest.number
-    run = _run_name(log, directory)
-    if there is not None and there.run != run:
-        _print(f"publish: {log.root} has another run's versions, the newest {newest}; goes on behind them")
-    log.remove_unfinished(newest)
-    first = 1 if there is None else there.epoch + 1
-    epoch = _claim_epoch(log, first)
-    return _LogHandle(run, epoch, max([newest, *used]) + (epoch - first) * _APART)
-
-
-def _claim_epoch(log: Log, first: int) -> int:
-    """Claims and returns the next free epoch. Another process may hold an epoch before it publishes."""
-    name = uuid.uuid4().hex
-    for epoch in itertools.count(first):
-        if log.claim(epoch, name):
-            break
-        time.sleep(random.uniform(0.0, 0.2))  # else two that begin at once would go on side by side
-    return epoch
+        try:
+            there = log.head()
+        except CheckpointError as error:
+            say(f"{error}; it is written anew, behind all numbers that are there")
+            there = None
+        used = [n for whole in (False, True) for n in log.numbers(whole=whole)]
+        newest = max(used, default=0) if there is None else there.newest.number
+        name = _run_name(log, run)
+        if there is not None and there.run != name:
+            say(f"publish: {log.root} has another run's versions, the newest {newest}; goes on behind them")
+        log.remove_unfinished(newest)
+        epoch = first = 1 if there is None else there.epoch + 1
+        claimant = uuid.uuid4().hex
+        while not log.claim(epoch, claimant):
+            time.sleep(random.uniform(0.0, 0.2))  # else two that begin at once would go on side by side
+            epoch += 1
+        return _LogHandle(name, epoch, max([newest, *used]) + (epoch - first) * _APART)
 
 
 def _run_name(log: Log, directory: Path | None) -> str:
@@ -374,7 +362,3 @@ def _run_name(log: Log, directory: Path | None) -> str:
     if path is not None:
         write_whole(path, json.dumps({"run": name, "to": log.root.url}) + "\n")
     return name
-
-
-def _print(message: str) -> None:
-    print(f"girih: {message}", file=sys.stderr, flush=True)

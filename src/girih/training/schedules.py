@@ -80,6 +80,24 @@ class Schedule(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class StalenessGate:
+    """Bounds the batches of a trainer that are read but not yet applied. It knows no clock, socket or thread.
+
+    Attributes:
+        staleness: τ, the most of them when a batch is read.
+        num_read, num_applied: batches so far; one that moved nothing is applied too.
+    """
+
+    staleness: int
+    num_read: int = 0
+    num_applied: int = 0
+
+    def admits(self) -> bool:
+        """Whether the next batch may be read now."""
+        return self.num_read - self.num_applied <= self.staleness
+
+
 @dataclass(frozen=True, slots=True)
 class Pipelined:
     """Up to ``staleness`` batches are pulled before the gradients of earlier ones are applied.
@@ -108,27 +126,30 @@ class Pipelined:
         may_begin: Callable[[int], bool] = always,
     ) -> Generator[Step[Token], None, None]:
         """Yields once a step's update is on its way."""
-        source = _BatchSource(iter(batches), sparse, spans)
+        source, gate = _BatchSource(iter(batches), sparse, spans), StalenessGate(self.staleness)
         ahead: deque[tuple[Batch, Token, Pulled]] = deque()
         under_way: deque[Pending] = deque()
         try:
             while True:
                 while under_way and under_way[0].done():
                     under_way.popleft().wait()
-                while len(ahead) + len(under_way) <= self.staleness and (item := source.pull()):
+                    gate.num_applied += 1
+                while gate.admits() and (item := source.pull()):
                     ahead.append(item)
+                    gate.num_read += 1
                 if self.prefetch:
                     source.prepare(self.prefetch)
                 if ahead:
                     batch, _, pulled = ahead[0]  # what fails stays ahead, and is let go of
                     computed = self._computed(batch, pulled, dense, spans)
                     step, pending = _moved(*ahead.popleft(), computed, num_updates + 1, lr_scale, spans)
-                    num_updates += not computed.vote.stands
+                    num_updates += not computed.vote.known_refused
                     under_way.append(pending)
                     yield step
                 elif under_way:
                     with spans("wait for update"):
                         under_way.popleft().wait()
+                    gate.num_applied += 1
                 else:
                     return
         finally:

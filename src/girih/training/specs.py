@@ -126,12 +126,8 @@ def dense_spec(
     optimizer: OptimizerFactory | None,
     stats: Stats,
     rank: int = 0,
-    scored: ScoredSteps | None = None,
 ) -> DenseSpec:
     """The model and how it learns.
-
-    Args:
-        scored: takes the logits of training steps.
 
     Raises:
         ConfigError: a device or a compiler that torch does not find here, or a device on which linear layers have no such
@@ -144,6 +140,9 @@ def dense_spec(
             " 'float32'"
         )
     optimizer = optimizer or optimizer_factory({"name": "adam"})
+    scored = None
+    if options.progressive_validation:
+        scored = ScoredSteps(ProgressiveScores(len(schema.labels.names), losses=schema.labels.losses))
     if options.lr_schedule is not None:
         LearningRate(
             made_by(optimizer, [p for p in model.parameters() if p.requires_grad]), options.lr_schedule
@@ -165,13 +164,6 @@ def dense_spec(
         huber_delta=schema.labels.huber_delta,
         scored=scored,
     )
-
-
-def scored_steps(options: TrainOptions, schema: Schema) -> ScoredSteps | None:
-    """The count of training steps' scores, where the options want progressive validation."""
-    if not options.progressive_validation:
-        return None
-    return ScoredSteps(ProgressiveScores(len(schema.labels.names), losses=schema.labels.losses))
 
 
 def gpu_of(device: torch.device, rank: int) -> int | None:

@@ -74,7 +74,9 @@ def summarize(
     )
     served = [s["counters"]["served_keys"] for s in processes if "served_keys" in s["counters"]]
     loads = loads_of_trainers(ranks, stats) or ({ASKED_KEYS: served} if any(served) else {})
-    imbalance = imbalance_of(loads, stats.counters[PACED_KEYS])
+    imbalance = {name: max(load) * len(load) / sum(load) for name, load in loads.items() if sum(load)}
+    if paced := stats.counters[PACED_KEYS]:
+        imbalance["asked_keys_per_step"] = paced / sum(loads[ASKED_KEYS])
     return {
         "auc": None if metrics is None else metrics.auc,
         "logloss": None if metrics is None else metrics.logloss,
@@ -170,18 +172,12 @@ def loads_of_trainers(ranks: TrainerGroup, stats: Stats) -> dict[str, Sequence[f
     Returns:
         ``asked_keys``, ``served_rows`` and ``exchange_s``: see :mod:`girih.telemetry.stats`.
     """
-    names = (ASKED_KEYS, SERVED_ROWS, EXCHANGE_NS)
-    mine = [0.0] * (len(names) * ranks.size)
-    mine[ranks.rank :: ranks.size] = [stats.counters[name] for name in names]
-    counts = ranks.sum(mine)
-    if not any(counts):
+    mine = [int(stats.counters[name]) for name in (ASKED_KEYS, SERVED_ROWS, EXCHANGE_NS)]
+    asked, served, exchange_ns = zip(*ranks.broadcast(ranks.gather(mine)), strict=True)
+    if not any((*asked, *served, *exchange_ns)):
         return {}
-    asked, served, exchange_ns = (counts[i : i + ranks.size] for i in range(0, len(counts), ranks.size))
-    return {
-        ASKED_KEYS: [int(count) for count in asked],
-        SERVED_ROWS: [int(count) for count in served],
-        "exchange_s": [round(each / 1e9, 6) for each in exchange_ns],
-    }
+    exchange_s = [round(count / 1e9, 6) for count in exchange_ns]
+    return {ASKED_KEYS: list(asked), SERVED_ROWS: list(served), "exchange_s": exchange_s}
 
 
 def hit_ratio(counters: Mapping[str, int]) -> dict[str, dict[str, float]]:
@@ -199,18 +195,6 @@ def hit_ratio(counters: Mapping[str, int]) -> dict[str, dict[str, float]]:
         if reads
         else {}
     )
-
-
-def imbalance_of(loads: Mapping[str, Sequence[float]], paced_keys: int) -> dict[str, float]:
-    """Returns the maximum over the mean of each load, and the same for keys step by step.
-
-    Args:
-        paced_keys: counter of that name.
-    """
-    imbalance = {name: max(each) * len(each) / sum(each) for name, each in loads.items() if sum(each)}
-    if paced_keys:
-        imbalance["asked_keys_per_step"] = paced_keys / sum(loads[ASKED_KEYS])
-    return imbalance
 
 
 Events = Sequence[tuple[str, float, float]]
@@ -253,19 +237,17 @@ def write_timeline(path: Path, processes: Mapping[str, Events], totals_s: Mappin
         free_us: list[int] = []  # when each separate track becomes free
         for name, start, seconds in events:
             begin, end = round((start - origin) * 1e6), round((start - origin + seconds) * 1e6)
-            track = _free_track(free_us, begin, end) if name in BESIDE else 0
+            track = 0
+            if name in BESIDE:
+                track = 1 + next(
+                    (number for number, free in enumerate(free_us) if free <= begin), len(free_us)
+                )
+                free_us[track - 1 : track] = [end]
             trace.append(
                 {"name": name, "ph": "X", "pid": number, "tid": track, "ts": begin, "dur": end - begin}
             )
     totals = {name: round(seconds, 6) for name, seconds in totals_s.items()}
     write_whole(path, json.dumps({"traceEvents": trace, "totals_s": totals}))
-
-
-def _free_track(free_us: list[int], begin: int, end: int) -> int:
-    """Takes the first separate track that is free at ``begin``; returns its number, from 1."""
-    track = next((number for number, free in enumerate(free_us) if free <= begin), len(free_us))
-    free_us[track : track + 1] = [end]
-    return 1 + track
 
 
 MOST_TABLES = 6  # that are named

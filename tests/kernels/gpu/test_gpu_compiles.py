@@ -19,7 +19,7 @@ from girih.kernels.gpu import dedup, jit
 from girih.models.needs import FIRST_ORDER
 from girih.sparse.groups import gpu_group
 from girih.sparse.groups.pack import pack
-from girih.store import Keys, Store, Update
+from girih.store import Keys, RowUpdate, Store
 from girih.store.gpu.options import Gpu, GpuTier
 from girih.tables import LRU, MinCount, Normal
 from support.store_verbs import keys_of, two_segments
@@ -45,7 +45,7 @@ def launches(optimizer, dtype, eviction=None, admission=None):
         for step in (1, 2, 3):
             ids, tables = keys_of(*range(5 * step, 5 * step + 8))
             rows = store.lookup(Keys(ids, tables), step, np.empty((8, 4), np.float32))
-            store.apply_gradients(Keys(ids, tables, rows=rows), Update(np.ones((8, 4), np.float32), step))
+            store.apply_gradients(Keys(ids, tables, rows=rows), RowUpdate(np.ones((8, 4), np.float32), step))
         many, of = keys_of(*range(600), table=1)  # more than the first index holds
         store.lookup(Keys(many, of), 4, np.empty((600, 4), np.float32))
         store.assign(Keys(ids, tables), np.ones((8, 4), np.float32))
@@ -138,7 +138,9 @@ def record_rows(gpu_launches, dim, dtype, *needs):
             batch = batch_of(np.full((2, 2), longest), ids, weighted=False, seed=0)
             run(gpu, batch, 1, np.random.default_rng(0))
         values = np.ones((7, group.spec.dim), np.float32)
-        store.apply_gradients(Keys(*keys_of(*range(7)), rows=np.arange(7, dtype=np.int32)), Update(values, 2))
+        store.apply_gradients(
+            Keys(*keys_of(*range(7)), rows=np.arange(7, dtype=np.int32)), RowUpdate(values, 2)
+        )
         store.assign(Keys(*keys_of(*range(7))), values)
         store.peek(Keys(*keys_of(*range(7))), values)
     return {name: launch for name, launch in recorded.items() if "ALIGNED" in launch["options"]}

@@ -359,7 +359,6 @@ def test_what_the_host_asks_a_gpu_of_offsets_comes_by_one_copy(monkeypatch):
 @pytest.mark.smoke
 def test_a_stream_that_comes_to_rows_waits_for_the_one_before(monkeypatch):
     _, gpu = pair(girih.nn.EmbeddingBag, 4, eviction=girih.tables.LRU(max_rows=9))
-    order = gpu.tables._stream
     waits, kept, capturing, now = [], [], [False], [None]
     streams = [SimpleNamespace(wait_stream=lambda other, n=n: waits.append((n, other))) for n in range(2)]
     monkeypatch.setattr(growing_tables, "torch", SimpleNamespace(cuda=SimpleNamespace(
@@ -369,7 +368,7 @@ def test_a_stream_that_comes_to_rows_waits_for_the_one_before(monkeypatch):
     monkeypatch.setattr(
         torch.Tensor, "record_stream", lambda tensor, stream: kept.append((id(tensor), stream))
     )
-    order._last = streams[0]
+    gpu.tables._last_stream = streams[0]
     for stream in (0, 1, 1, 0):
         now[0] = streams[stream]
         with gpu.tables.used():

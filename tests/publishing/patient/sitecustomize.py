@@ -21,8 +21,8 @@ class Patience(importlib.abc.MetaPathFinder):
             execute(module)
             from patience import patient
 
-            for owner, method, patiently in patient(module.Publisher, module.TrainingRun):
-                setattr(owner, method, patiently)
+            for method, patiently in patient(module.Publisher):
+                setattr(module.Publisher, method, patiently)
 
         spec.loader.exec_module = exec_module
         return spec

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from girih.errors import CheckpointError, ConfigError, StorageFullError
-from girih.store import Keys, Store, Update
+from girih.store import Keys, RowUpdate, Store
 from girih.store.gpu import gpu_save
 from girih.store.gpu.gpu_save import GpuSave
 from girih.store.gpu.options import Gpu
@@ -72,7 +72,7 @@ def change(store, seed):
     else:
         rows, values = look(store, ids, tables, step, counts=1 + ids % 3)
         store.apply_gradients(
-            Keys(ids, tables, rows=rows), Update(rng.normal(size=values.shape).astype(np.float32), step)
+            Keys(ids, tables, rows=rows), RowUpdate(rng.normal(size=values.shape).astype(np.float32), step)
         )
 
 
@@ -139,7 +139,7 @@ def test_its_file_is_that_of_a_store_at_rest_and_loads_on_a_cpu(monkeypatch, tmp
         gate = Gate(monkeypatch)
         with store.snapshot() as snapshot:
             store.apply_gradients(
-                Keys(ids, tables, rows=rows), Update(np.ones_like(values), 3)
+                Keys(ids, tables, rows=rows), RowUpdate(np.ones_like(values), 3)
             )  # of rows that were read before
             changed(store, range(6, 12))
             assert store.num_rows != len(before["ids"])
@@ -177,7 +177,7 @@ def test_records_that_change_while_they_are_copied_are_whole_in_the_save(monkeyp
             for table in (0, 1):
                 keys = found[tables == table], tables[tables == table]
                 rows, values = look(store, *keys, 9)
-                store.apply_gradients(Keys(*keys, rows=rows), Update(np.ones_like(values), 9))
+                store.apply_gradients(Keys(*keys, rows=rows), RowUpdate(np.ones_like(values), 9))
             resumed.set()
             assert_same(read(snapshot), expected)
 

@@ -10,7 +10,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from girih.errors import StorageFullError
 from girih.kernels.gpu import jit
-from girih.store import Keys, Store, Update
+from girih.store import Keys, RowUpdate, Store
 from girih.store.gpu.gpu_memory import GpuMemory
 from girih.store.gpu.options import Gpu
 from girih.store.gpu.record_kernels import RecordKernels
@@ -189,7 +189,9 @@ def test_no_order_of_programs_changes_a_store(monkeypatch, eviction):
                 ids = np.unique(np.random.default_rng(step).integers(-20, 20, 30))
                 tables = np.sort(ids % 2).astype(np.int32)
                 rows, values = look(store, ids, tables, step, counts=1 + ids % 3)
-                store.apply_gradients(Keys(ids, tables, rows=rows), Update(np.ones_like(values) / step, step))
+                store.apply_gradients(
+                    Keys(ids, tables, rows=rows), RowUpdate(np.ones_like(values) / step, step)
+                )
                 read.append((rows.tolist(), values.tolist()))
             found.append((read, by_key(store), store.counters()))
     assert found[1] == found[0]

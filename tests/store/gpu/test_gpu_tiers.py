@@ -11,7 +11,7 @@ from hypothesis.stateful import rule, run_state_machine_as_test
 from girih import optim
 from girih.errors import StorageFullError
 from girih.kernels.gpu import jit
-from girih.store import Heap, Keys, Store, Tiers, Update
+from girih.store import Heap, Keys, RowUpdate, Store, Tiers
 from girih.store.gpu.options import Gpu, GpuTier
 from girih.tables import LFU, LRU, TTL, MinCount
 from store_machine import KEYS, ORDERLESS, SEGMENTS, StoreMachine
@@ -88,7 +88,7 @@ def step_of(store, step, spec, *, fetches):
     if fetches:
         store.fetch(Keys(*batch(step + 1)))
     grads = rng.normal(size=values.shape).astype(np.float32)
-    return values, store.apply_gradients(Keys(ids, tables, rows=rows), Update(grads, step))
+    return values, store.apply_gradients(Keys(ids, tables, rows=rows), RowUpdate(grads, step))
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_gpu_memory_that_ends_says_so_and_loses_no_row(monkeypatch):
     with tiered(spec, 0) as store, Store(spec) as other:
         for each in (store, other):
             rows, values = look(each, *keys_of(*range(50)), 1)
-            each.apply_gradients(Keys(*keys_of(*range(50)), rows=rows), Update(values, 1))
+            each.apply_gradients(Keys(*keys_of(*range(50)), rows=rows), RowUpdate(values, 1))
         monkeypatch.setattr(store.state.slots.records, "_most", store.state.slots.records.capacity)
         most = store.state.slots.records.capacity
         with pytest.raises(StorageFullError, match=r"lower store\.hot_rows, or data\.batch_size"):

@@ -95,20 +95,33 @@ class Handle(ABC):
         """Gives back what the handle of an ended process holds."""
 
 
-class Launcher(Protocol):
-    """Starts processes of roles. Those must not outlive the process that has the launcher, however that ends."""
+@dataclass(kw_only=True)
+class Launcher(ABC):
+    """Starts processes of roles. Those must not outlive the process that has the launcher, however that ends.
 
+    Attributes:
+        trainer: the command of a trainer.
+        again: that of one that comes back, which goes on from the last checkpoint.
+    """
+
+    trainer: Sequence[str] = ()
+    again: Sequence[str] = ()
+
+    @abstractmethod
     def start(self, name: RoleName, index: int, incarnation: int, threads: int | None) -> Handle:
         """Starts a process, which imports what its role needs and waits for :meth:`Handle.begin`.
 
         Args:
             threads: of OpenMP; None leaves it to the process.
         """
-        ...
+
+    def command_of(self, incarnation: int) -> Sequence[str]:
+        """The command of a trainer in one of its lives."""
+        return self.again if incarnation else self.trainer
 
     def again_with(self, words: Sequence[str]) -> None:
         """Adds words to the command of trainers that come back."""
-        ...
+        self.again = [*self.again, *words]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,4 +155,4 @@ class Launch:
 
 
 HelloOf = Callable[[str, str], Mapping[str, object]]
-"""Where the launcher listens, so that all processes reach it, and the beginning of the names of shared memory → what they are told first."""
+"""The host at which the launcher listens, and the beginning of the names of shared memory → what processes are told first."""

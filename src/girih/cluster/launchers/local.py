@@ -8,9 +8,10 @@ import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import IO, Any
 
-from girih.cluster.launchers.launcher import Handle
+from girih.cluster.launchers.launcher import Handle, Launcher
 from girih.cluster.roles import Hosts, RoleName, host_of
 from girih.processes.pipe import CONTROL, Pipe, describe_end, module_command
 from girih.telemetry.logs import is_line
@@ -86,30 +87,20 @@ class LocalProcess(Handle):
         self._address_known.set()
 
 
-class LocalLauncher:
-    """Starts processes on this host; see :class:`girih.cluster.launchers.launcher.Launcher`.
+@dataclass
+class LocalLauncher(Launcher):
+    """Starts processes on this host.
 
-    Args:
+    Attributes:
         hosts: where each process is to run, as network namespaces: by default here.
-        trainer: the command of a trainer.
-        again: that of one that comes back, which goes on from the last checkpoint.
         num_trainers: how many there will be.
         hello: what every process learns first, see :class:`girih.cluster.control.LauncherControl`; roles take
             ``segments`` from it, and ``place``: where they show themselves.
     """
 
-    def __init__(
-        self,
-        hosts: Hosts | None = None,
-        *,
-        trainer: Sequence[str] = (),
-        again: Sequence[str] = (),
-        num_trainers: int = 1,
-        hello: Mapping[str, object] | None = None,
-    ) -> None:
-        self._hosts, self._trainer, self._num_trainers = hosts or {}, trainer, num_trainers
-        self._again = again
-        self._hello = hello or {"segments": ""}
+    hosts: Hosts = field(default_factory=dict)
+    num_trainers: int = field(default=1, kw_only=True)
+    hello: Mapping[str, object] = field(default_factory=lambda: {"segments": ""}, kw_only=True)
 
     def start(
         self,
@@ -127,7 +118,7 @@ class LocalLauncher:
             terminal: descriptors that trainer 0 prints to in its place, for output and errors.
             held: a descriptor that the process has open to its end, see :func:`girih.processes.segments.hold`.
         """
-        host_spec = host_of(self._hosts, name, index)
+        host_spec = host_of(self.hosts, name, index)
         pipe, descriptors = Pipe.pair()
         environment = {key: value for key, value in os.environ.items() if key not in RENDEZVOUS}
         environment[CONTROL] = describe_end(*descriptors)
@@ -136,9 +127,9 @@ class LocalLauncher:
         is_trainer = name == RoleName.TRAINER
         command = module_command("girih.cluster.child", name)
         if is_trainer:
-            rank, size = str(index), str(self._num_trainers)
+            rank, size = str(index), str(self.num_trainers)
             environment |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size}
-            command = list(self._again if incarnation else self._trainer)
+            command = list(self.command_of(incarnation))
         errors, silent = None, dict[str, Any]()
         if not is_trainer or index:
             errors = tempfile.TemporaryFile()  # noqa: SIM115 (it lives as long as the process)
@@ -157,10 +148,6 @@ class LocalLauncher:
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
-        bind = {"bind": host_spec.host} if self._hosts else {}
-        pipe.send({**self._hello, **bind, "incarnation": incarnation})
+        bind = {"bind": host_spec.host} if self.hosts else {}
+        pipe.send({**self.hello, **bind, "incarnation": incarnation})
         return LocalProcess(name, index, incarnation, process, errors, pipe)
-
-    def again_with(self, words: Sequence[str]) -> None:
-        """See :class:`girih.cluster.launchers.launcher.Launcher`."""
-        self._again = [*self._again, *words]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -237,3 +239,13 @@ class ErrorFeedback:
     def discard(self) -> None:
         """Forgets the step."""
         self._of_step = None
+
+
+ACTIVATIONS: Mapping[str, Codec] = MappingProxyType(
+    {codec.name: codec for codec in (Float32(), BFloat16(), Int8())}
+)
+"""Name in a config → codec of what goes forward."""
+GRADIENTS: Mapping[str, Codec] = MappingProxyType(
+    {codec.name: codec for codec in (Float32(), BFloat16(), TopK())}
+)
+"""Name in a config → codec of what goes backward."""

@@ -123,7 +123,7 @@ class Collectives:
 
     def any(self, flag: bool) -> bool:
         """Whether any rank says so."""
-        return self.sum([float(flag)])[0] > 0 if self.size > 1 else flag
+        return self.sum([float(flag)])[0] > 0
 
     def broadcast(self, value: Any) -> Any:
         """The value of rank 0, on all ranks: anything that JSON can hold."""

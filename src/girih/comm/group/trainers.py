@@ -22,7 +22,7 @@ LOSS, REFUSES, STOPS = BALLOT = range(3)
 
 
 class StopVotes:
-    """What one trainer knows of stops and pauses; all agree on them by the sums of their ballots. It knows no other trainer.
+    """Stops and pauses as one trainer knows them; all agree on them by the sums of their ballots. It knows no other trainer.
 
     Attributes:
         num_stops: how many stops have ended.
@@ -193,6 +193,7 @@ class Vote:
         loss: float64[], on its device: this trainer's part of the step's loss.
         deferred: the host learns of the vote one step later. Kernels read ``refused``, so nothing waits for the device.
         ranks: the trainers that vote; None where this one votes alone.
+        known_refused: the vote was cast, and the host knows that the step moves nothing.
         ballots: float64[R, 3], the loss of each trainer, whether it refuses the step, whether it wants to stop behind it.
         reported: float64[K], on its device: numbers of the sparse half that the host reads with the outcome.
         error_from: ``reported`` on the host → why the rows refuse the step; None if they do not.
@@ -205,16 +206,12 @@ class Vote:
     loss: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
     deferred: bool = False
     ranks: TrainerGroup | None = None
+    known_refused: bool = False
     ballots: Tensor | None = None
     reported: Tensor = NO_NUMBERS
     error_from: Callable[[Numbers], NonFiniteError | None] = _nothing_from
     counters_from: Callable[[Numbers], Mapping[str, int] | None] = _nothing_from
     rollback: Callable[[], None] = lambda: None
-
-    @property
-    def stands(self) -> bool:
-        """Whether the host knows that the step moves nothing."""
-        return not self.deferred and bool(self.refused)
 
     def cast(self, refuses: Tensor, words: Tensor = NO_NUMBERS) -> Tensor:
         """Casts the vote; all trainers call it together, once per step.
@@ -229,14 +226,17 @@ class Vote:
         device = self.loss.device
         refused, words = self.refused.to(device) | refuses.to(device), words.to(device)
         if self.ranks is None:
-            self.refused, self.ballots = refused, self.loss.reshape(1, 1)
+            self._count(refused, self.loss.reshape(1, 1))
             return words.unsqueeze(0)
         stops = torch.full_like(self.loss, float(self.ranks.stop_requested))
         ballot = torch.stack([self.loss, refused.double(), stops])
         gathered = self.ranks.all_gather(torch.cat([ballot, words]))
-        self.ballots = gathered[:, : len(ballot)]
-        self.refused = (self.ballots[:, REFUSES] > 0).any()
+        self._count((gathered[:, REFUSES] > 0).any(), gathered[:, : len(ballot)])
         return gathered[:, len(ballot) :]
+
+    def _count(self, refused: Tensor, ballots: Tensor) -> None:
+        self.refused, self.ballots = refused, ballots
+        self.known_refused = not self.deferred and bool(refused)
 
 
 def largest_of(gradients: list[Tensor], device: torch.device) -> Tensor:

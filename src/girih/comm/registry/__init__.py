@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from girih.comm.transports.addresses import TCP, parse_address
 from girih.comm.transports.tls import check_installed
@@ -46,11 +46,15 @@ class Entry:
     host: str = ""
 
 
+RegistryValue = str | int | None
+"""An answer of a registry."""
+
+
 class Registry(ABC):
     """A registry in this process or in another. Callable from any thread."""
 
     @abstractmethod
-    def ask(self, verb: str, *arguments: object) -> Any:
+    def ask(self, verb: str, *arguments: object) -> RegistryValue:
         """Returns what a method of :class:`Entries` does."""
 
     def set(self, key: str, value: str) -> None:
@@ -59,8 +63,8 @@ class Registry(ABC):
 
     def get(self, key: str) -> str | None:
         """See :class:`Entries`."""
-        value: str | None = self.ask("get", key)
-        return value
+        value = self.ask("get", key)
+        return None if value is None else str(value)
 
     def check(self, keys: Sequence[str]) -> bool:
         """See :class:`Entries`."""
@@ -68,7 +72,7 @@ class Registry(ABC):
 
     def add(self, key: str, amount: int) -> int:
         """See :class:`Entries`."""
-        return int(self.ask("add", key, amount))
+        return int(self.ask("add", key, amount) or 0)
 
     def compare_set(self, key: str, expected: str, desired: str) -> str:
         """See :class:`Entries`."""
@@ -223,12 +227,13 @@ class LocalRegistry(Registry):
         self.entries = Entries()
         self._lock = threading.RLock()
 
-    def ask(self, verb: str, *arguments: Any) -> Any:
+    def ask(self, verb: str, *arguments: object) -> RegistryValue:
         """See :class:`Registry`."""
         if verb not in VERBS:
             raise ValueError(f"{verb!r} is not asked of a registry; expected one of {', '.join(VERBS)}")
         with self._lock:
-            return getattr(self.entries, verb)(*arguments)
+            answer: RegistryValue = getattr(self.entries, verb)(*arguments)
+        return answer
 
     def begin_wait(self, keys: Sequence[str]) -> Wait:
         """See :class:`Entries`."""

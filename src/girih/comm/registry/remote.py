@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Final
 
-from girih.comm.registry import LocalRegistry, Registry, Wait, resolver
+from girih.comm.registry import LocalRegistry, Registry, RegistryValue, Wait, resolver
 from girih.comm.rpc import Client, Request, Server
 from girih.comm.service import as_text, attempt, connect, dialer, from_text
 from girih.comm.transports.sockets import SocketListener
@@ -69,7 +69,7 @@ class RemoteRegistry(Registry):
     def __reduce__(self) -> tuple[type[RemoteRegistry], tuple[str, bytes]]:
         return RemoteRegistry, (self.address, self._secret)
 
-    def ask(self, verb: str, *arguments: object) -> Any:
+    def ask(self, verb: str, *arguments: object) -> RegistryValue:
         """See :class:`Registry`."""
         return self._call((verb, *arguments), None)
 
@@ -80,7 +80,7 @@ class RemoteRegistry(Registry):
         """See :class:`Registry`."""
         self._client.close()
 
-    def _call(self, asked: Sequence[object], timeout_s: float | None) -> Any:
+    def _call(self, asked: Sequence[object], timeout_s: float | None) -> RegistryValue:
         try:
             reply = self._client.call(0, (), (as_text(asked),))
             error = reply.exception(timeout_s)
@@ -88,7 +88,8 @@ class RemoteRegistry(Registry):
             error = closed
         if error is not None:
             raise WireError(f"the registry cannot be reached, or failed: {error}") from None
-        return from_text(reply.result().arrays[0])
+        answer: RegistryValue = from_text(reply.result().arrays[0])
+        return answer
 
 
 CONNECTED_S = 40.0

@@ -15,7 +15,7 @@ from typing import Any, Final
 from numpy.typing import DTypeLike, NDArray
 
 from girih.comm.rpc.frames import Frame, Header, PackedFrame, Status, unpack
-from girih.comm.rpc.poller import LINGER_S, Link, Poller
+from girih.comm.rpc.poller import LINGER_S, Poller, SessionLink
 from girih.comm.rpc.transport import Connection, ConnectionLost, Dialer, Hello, Welcome
 from girih.errors import Lost, RemoteError, WireError, WireTimeout
 from girih.telemetry.busy import waiting
@@ -117,7 +117,7 @@ class Client(Poller):
         self.num_reconnects = self.num_lost = 0
         self._dial, self._resolve, self._secret, self._timeout_s = dial, resolve, secret, timeout_s
         self._dialer = dialer
-        self._session = Link(0, self._stuck)  # its lock is that of all below
+        self._session = SessionLink(0, self._stuck)  # its lock is that of all below
         self._unsent: dict[Reply, PackedFrame] = {}  # made while there is no connection
         self._waiting: dict[int, Reply] = {}  # sent, by number
         self._received = 0  # messages that the server had when it was connected last

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
 import selectors
+import socket
 import threading
 import time
 from collections import deque
@@ -26,31 +26,26 @@ class Wakeup:
     """A file that becomes readable when another thread asks for it."""
 
     def __init__(self) -> None:
-        self._read, self._write = os.pipe()
-        os.set_blocking(self._read, False)
-        os.set_blocking(self._write, False)
-        self._open = True
-        self._lock = threading.Lock()
+        self._read, self._write = socket.socketpair()
+        self._read.setblocking(False)
+        self._write.setblocking(False)
 
     def fileno(self) -> int:
-        return self._read
+        return self._read.fileno()
 
     def ask(self) -> None:
         """From any thread."""
-        with self._lock, suppress(BlockingIOError):
-            if self._open:
-                os.write(self._write, b"!")
+        with suppress(OSError):  # it was asked often already, or is closed
+            self._write.send(b"!")
 
     def clear(self) -> None:
         """Clears what was asked: what is asked from here on makes it readable again."""
         with suppress(BlockingIOError):
-            os.read(self._read, 1 << 12)
+            self._read.recv(1 << 12)
 
     def close(self) -> None:
-        with self._lock:
-            self._open = False
-            os.close(self._read)
-            os.close(self._write)
+        self._read.close()
+        self._write.close()
 
 
 IN: Final = selectors.EVENT_READ
@@ -63,7 +58,7 @@ _LOG = logging.getLogger(__name__)
 _NO_FRAME: Final = PackedFrame(Frame(0))
 
 
-class Link(RpcSession):
+class SessionLink(RpcSession):
     """One side of a session, and the connection that it has. Methods are called under its lock.
 
     Args:
@@ -73,7 +68,7 @@ class Link(RpcSession):
         connection: None while it is broken, since ``lost_s``.
     """
 
-    def __init__(self, number: int, stuck: Callable[[Link], None]) -> None:
+    def __init__(self, number: int, stuck: Callable[[SessionLink], None]) -> None:
         super().__init__(number)
         self.lock = threading.Lock()
         self.connection: Connection | None = None
@@ -124,7 +119,7 @@ class Poller:
         self.num_damaged = 0
         self._closing = False
         self._buffers = Buffers()
-        self._blocked: deque[Link] = deque()  # have something left to send
+        self._blocked: deque[SessionLink] = deque()  # have something left to send
         self._wakeup = Wakeup()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wakeup, IN, lambda _: self._wakeup.clear())
@@ -150,7 +145,7 @@ class Poller:
     def _end(self, why: str) -> None:
         raise NotImplementedError
 
-    def _on_readable(self, session: Link) -> None:
+    def _on_readable(self, session: SessionLink) -> None:
         """There may be messages."""
 
     def _run(self) -> None:
@@ -173,13 +168,13 @@ class Poller:
         for key, mask in self._selector.select(seconds):
             key.data(mask)
 
-    def _handle(self, session: Link, mask: int) -> None:
+    def _handle(self, session: SessionLink, mask: int) -> None:
         if mask & OUT:
             self._flush(session)
         if mask & IN:
             self._on_readable(session)
 
-    def _flush(self, session: Link) -> None:
+    def _flush(self, session: SessionLink) -> None:
         """Sends on; waits for the file to be writable while something is left."""
         with session.lock:
             flushed = session.flush()
@@ -189,16 +184,16 @@ class Poller:
         if flushed:
             self._on_readable(session)  # it may have been held back, with messages that came here already
 
-    def _stuck(self, session: Link) -> None:
+    def _stuck(self, session: SessionLink) -> None:
         self._blocked.append(session)
         self._wakeup.ask()
 
-    def _attach(self, session: Link, connection: Connection, received: int) -> None:
+    def _attach(self, session: SessionLink, connection: Connection, received: int) -> None:
         """Goes on with a session over a connection, under its lock."""
         self._selector.register(connection, IN, partial(self._handle, session))
         session.attach(connection, received)
 
-    def _detach(self, session: Link, linger_s: float = 0.0) -> None:
+    def _detach(self, session: SessionLink, linger_s: float = 0.0) -> None:
         """Closes the connection that a session has."""
         with session.lock:
             connection, session.connection = session.connection, None
@@ -207,7 +202,7 @@ class Poller:
             self._selector.unregister(connection)
             connection.close(linger_s)
 
-    def _buffer(self, session: Link, dtype: DTypeLike, *shape: int) -> NDArray[Any]:
+    def _buffer(self, session: SessionLink, dtype: DTypeLike, *shape: int) -> NDArray[Any]:
         connection = session.connection
         array = None if connection is None else connection.buffer(np.dtype(dtype), shape)
         return self._buffers.take(dtype, *shape) if array is None else array

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from girih.comm.rpc.frames import Frame, PackedFrame, Status, unpack
-from girih.comm.rpc.poller import IN, LINGER_S, OUT, Link, Poller
+from girih.comm.rpc.poller import IN, LINGER_S, OUT, Poller, SessionLink
 from girih.comm.rpc.transport import ConnectionLost, Listener, SilentPeer, Stranger, Welcome
 from girih.errors import WireError
 from girih.kernels.buffers import Take
@@ -154,9 +154,9 @@ class Server(Poller):
         self._listener, self._handler, self._secret = listener, handler, secret
         self._gone, self._patience_s = gone, patience_s
         self._strangers = Strangers(listener.address)
-        self._peers: dict[int, Link] = {}  # by number
-        self._ready: deque[Link] = deque()  # may have messages, each by turns
-        self._greedy: deque[Link] = deque()  # have left too many answers
+        self._peers: dict[int, SessionLink] = {}  # by number
+        self._ready: deque[SessionLink] = deque()  # may have messages, each by turns
+        self._greedy: deque[SessionLink] = deque()  # have left too many answers
         self._accepting = False
         self._tidy_s = 0.0
         self._thread.start()
@@ -223,7 +223,7 @@ class Server(Poller):
             hello = stranger.read_hello(self._secret)
             if hello is None:
                 return
-            peer = self._peers.get(hello.session) or Link(secrets.randbits(63) | 1, self._stuck)
+            peer = self._peers.get(hello.session) or SessionLink(secrets.randbits(63) | 1, self._stuck)
             self._detach(peer)  # where its connection broke, and this side does not know yet
             welcome = Welcome(self.incarnation, peer.number, peer.received)
             connection = stranger.welcome(self._secret, welcome)
@@ -243,11 +243,11 @@ class Server(Poller):
         self._selector.unregister(stranger)
         stranger.close()
 
-    def _on_readable(self, session: Link) -> None:
+    def _on_readable(self, session: SessionLink) -> None:
         if session not in self._ready:
             self._ready.append(session)
 
-    def _receive(self, peer: Link) -> None:
+    def _receive(self, peer: SessionLink) -> None:
         """Takes one message of a peer."""
         if self._holds_back(peer):
             return
@@ -272,7 +272,7 @@ class Server(Poller):
             answer, buffer = partial(self._answer, peer, header.number), partial(self._buffer, peer)
             self._call(Request(frame, peer.number, answer, buffer))
 
-    def _holds_back(self, peer: Link) -> bool:
+    def _holds_back(self, peer: SessionLink) -> bool:
         """Whether a client has to take answers before it is heard; ``_flush`` hears it again."""
         with peer.lock:
             if peer.connection is None or peer.kept_bytes <= _MOST_UNSENT_BYTES or peer.flush():
@@ -280,7 +280,7 @@ class Server(Poller):
             self._selector.modify(peer.connection, OUT, partial(self._handle, peer))
         return True
 
-    def _drop_greedy(self, peer: Link) -> None:
+    def _drop_greedy(self, peer: SessionLink) -> None:
         if peer.number in self._peers:
             _LOG.warning(
                 "%s: a client left %s bytes of answers, more than %s; it is forgotten",
@@ -289,7 +289,7 @@ class Server(Poller):
             self._detach(peer)
             self._forget(peer)
 
-    def _forget(self, peer: Link) -> None:
+    def _forget(self, peer: SessionLink) -> None:
         """A client that does not come back."""
         with peer.lock:
             peer.end()
@@ -306,7 +306,7 @@ class Server(Poller):
                 kind = request.frame.kind
                 _LOG.exception("%s: the handler of kind %d failed after it replied", self.address, kind)
 
-    def _answer(self, peer: Link, number: int, status: int, packed: PackedFrame) -> None:
+    def _answer(self, peer: SessionLink, number: int, status: int, packed: PackedFrame) -> None:
         """From any thread."""
         with peer.lock:
             peer.send(status, number, packed)

@@ -13,11 +13,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from girih.data.batch import Batch
+from girih.data.batch import Batch, offsets_of
 from girih.errors import DataError
 from girih.kernels.buffers import Buffers
 from girih.kernels.cpu import take as kernels
-from girih.kernels.cpu.arrays import sealed
+from girih.kernels.cpu.arrays import F32, I64, Bools, sealed
 
 
 class BagColumn(NamedTuple):
@@ -27,11 +27,11 @@ class BagColumn(NamedTuple):
     where all are 1.
     """
 
-    ids: NDArray[np.int64]
-    offsets: NDArray[np.int64] | None = None
-    weights: NDArray[np.float32] | None = None
+    ids: I64
+    offsets: I64 | None = None
+    weights: F32 | None = None
 
-    def bounds(self) -> NDArray[np.int64]:
+    def bounds(self) -> I64:
         """Offsets int64[R+1], made up where every row has one id."""
         return np.arange(len(self.ids) + 1) if self.offsets is None else self.offsets
 
@@ -49,12 +49,12 @@ class DecodedRows:
     """
 
     bags: list[BagColumn]
-    numeric: NDArray[np.float32]
-    labels: NDArray[np.float32]
-    example_weights: NDArray[np.float32] | None = None
+    numeric: F32
+    labels: F32
+    example_weights: F32 | None = None
     kept: Any = None
-    good: NDArray[np.bool_] | None = None
-    label_weights: NDArray[np.float32] | None = None
+    good: Bools | None = None
+    label_weights: F32 | None = None
 
     @property
     def num_rows(self) -> int:
@@ -67,7 +67,7 @@ class DecodedRows:
         return self.num_rows if self.good is None else int(self.good.sum())
 
 
-def good_rows(parts: Sequence[DecodedRows]) -> NDArray[np.int64] | None:
+def good_rows(parts: Sequence[DecodedRows]) -> I64 | None:
     """The numbers of the rows that may be used, of parts one below the other, or None where all are."""
     if all(part.good is None for part in parts):
         return None
@@ -85,12 +85,10 @@ def joined_bags(parts: Sequence[BagColumn], buffers: Buffers) -> BagColumn:
     if all(part.offsets is None for part in parts):
         return BagColumn(ids, None, joined)
     lengths = np.concatenate([np.diff(part.bounds()) for part in parts])
-    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    return BagColumn(ids, offsets, joined)
+    return BagColumn(ids, offsets_of(lengths), joined)
 
 
-def filled_weights(parts: Sequence[BagColumn] | Sequence[Batch]) -> list[NDArray[np.float32]] | None:
+def filled_weights(parts: Sequence[BagColumn] | Sequence[Batch]) -> list[F32] | None:
     """The weights of each part, ones where it has none; None where no part has any."""
     if all(part.weights is None for part in parts):
         return None
@@ -127,9 +125,7 @@ GROUP_BYTES = 16 << 20  # of ids that are allocated together: little enough for 
 GROUP_ROWS = 1 << 12  # at least, where rows are wide: a call for a column takes as long as some thousand ids
 
 
-def cut(
-    parts: Sequence[DecodedRows], order: NDArray[np.int64], first: int, size: int, buffers: Buffers
-) -> list[Batch]:
+def cut(parts: Sequence[DecodedRows], order: I64, first: int, size: int, buffers: Buffers) -> list[Batch]:
     """Cuts rows into batches: one of ``first`` rows, then batches of ``size``, then one of what is left.
 
     Args:
@@ -176,8 +172,7 @@ def joined(parts: Sequence[Batch], buffers: Buffers) -> Batch:
     others = joined_others(parts, buffers)
     _check_ids(sum(len(part.ids) for part in parts), others.num_rows)
     lengths = [np.diff(part.offsets).reshape(-1, part.num_examples) for part in parts]
-    offsets = np.zeros(parts[0].num_features * others.num_rows + 1, np.int32)
-    np.cumsum(np.concatenate(lengths, axis=1), out=offsets[1:])
+    offsets = offsets_of(np.concatenate(lengths, axis=1), np.int32)
     weights = filled_weights(parts)
     return Batch(
         ids=_by_feature([part.ids for part in parts], parts, buffers),
@@ -217,7 +212,7 @@ class _BatchRun:
 
     def __init__(
         self,
-        index: NDArray[np.int64],
+        index: I64,
         columns: Sequence[Sequence[BagColumn]],
         weighted: bool,
         buffers: Buffers,
@@ -286,7 +281,7 @@ class _BatchRun:
             )
             begin = end
 
-    def _taken(self, values: NDArray[np.float32], rows: NDArray[np.int64]) -> NDArray[np.float32]:
+    def _taken(self, values: F32, rows: I64) -> F32:
         out = self._buffers.take(np.float32, len(rows), values.shape[1])
         kernels.take_rows(sealed(values), rows, out)
         return out

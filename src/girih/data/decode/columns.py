@@ -9,7 +9,6 @@ Shapes: R rows of a column, M values in its lists.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -18,10 +17,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from girih.config.options import Options
-from girih.data.batch import NULL_ID
+from girih.data.batch import NULL_ID, offsets_of
 from girih.errors import ConfigError
 from girih.kernels.cpu import strings, take
-from girih.kernels.cpu.arrays import sealed
+from girih.kernels.cpu.arrays import F64, I64, U8, Bools, sealed
 
 
 def table_without_views(table: pa.Table) -> pa.Table:
@@ -77,7 +76,6 @@ _SPELLED = r"^[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?$"
 _BLANKS = r"[\s\x{a0}\x{202f}]*"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Notation(Options):
     """The spelling of numbers in text files.
 
@@ -90,8 +88,7 @@ class Notation(Options):
     thousands: str | None = None
     units: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
-        Options.__post_init__(self)
+    def _check(self) -> None:
         for name, mark in (
             ("decimal", self.decimal),
             ("thousands", " " if self.thousands is None else self.thousands),
@@ -150,6 +147,11 @@ def kind_of(kind: pa.DataType) -> str:
     return "nulls" if types.is_null(kind) else str(kind)
 
 
+def is_number(word: str) -> bool:
+    """Whether a word of :func:`kind_of` is one of numbers."""
+    return word in ("integers", "floats", "booleans", "nulls") or word.startswith("decimal")
+
+
 def value_type(kind: pa.DataType) -> pa.DataType:
     """The Arrow type of a column's values, of a dictionary or not."""
     return kind.value_type if pa.types.is_dictionary(kind) else kind
@@ -181,11 +183,11 @@ def flat(column: pa.ChunkedArray) -> pa.Array:
     return array
 
 
-def null_mask(array: pa.Array) -> NDArray[np.bool_] | None:
+def null_mask(array: pa.Array) -> Bools | None:
     """bool[R], or None where nothing is null."""
     if array.null_count == 0:
         return None
-    mask: NDArray[np.bool_] = array.is_null().to_numpy(zero_copy_only=False)
+    mask: Bools = array.is_null().to_numpy(zero_copy_only=False)
     return mask
 
 
@@ -203,7 +205,7 @@ def without_texts(array: pa.Array, texts: tuple[str, ...]) -> pa.Array:
     return pc.if_else(among, pa.scalar(None, array.type), array) if pc.any(among).as_py() else array
 
 
-def scalar_ids(array: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]:
+def scalar_ids(array: pa.Array) -> tuple[I64, Bools | None]:
     """One id a row, of strings, integers or booleans; null is :data:`NULL_ID`.
 
     Returns:
@@ -227,7 +229,7 @@ def scalar_ids(array: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.bool_] | 
     return ids if null is None else np.where(null, NULL_ID, ids), floats
 
 
-def pieces(array: pa.Array, separator: str | None) -> tuple[pa.Array, NDArray[np.int64] | None]:
+def pieces(array: pa.Array, separator: str | None) -> tuple[pa.Array, I64 | None]:
     """The values of R bags: of lists, or of strings split at a separator, without blanks around pieces and without empty ones.
 
     Returns:
@@ -243,7 +245,7 @@ def pieces(array: pa.Array, separator: str | None) -> tuple[pa.Array, NDArray[np
     kept = pc.binary_length(words).to_numpy() > 0
     if not kept.all():
         words = words.filter(pa.array(kept))
-        offsets = np.concatenate([[0], np.cumsum(kept)])[offsets]
+        offsets = offsets_of(kept)[offsets]
     return words, offsets
 
 
@@ -252,23 +254,17 @@ def trimmed(words: pa.Array) -> pa.Array:
     return pc.ascii_trim_whitespace(words.cast(pa.large_string(), safe=False)).cast(pa.large_binary())
 
 
-def list_offsets(array: pa.Array) -> NDArray[np.int64]:
+def list_offsets(array: pa.Array) -> I64:
     """Offsets int64[R+1] into ``array.flatten()``, which leaves out what lies under a null list."""
-    offsets = np.zeros(len(array) + 1, dtype=np.int64)
-    lengths = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
-    np.cumsum(lengths, out=offsets[1:])
-    return offsets
+    return offsets_of(pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False))
 
 
-def keep_last(
-    values: NDArray[Any], offsets: NDArray[np.int64], max_length: int
-) -> tuple[NDArray[Any], NDArray[np.int64]]:
+def keep_last(values: NDArray[Any], offsets: I64, max_length: int) -> tuple[NDArray[Any], I64]:
     """Shortens bags to their last ``max_length`` values: T[M], int64[R+1] to the same, shorter."""
     lengths = np.diff(offsets)
     if not lengths.size or lengths.max() <= max_length:
         return values, offsets
-    short = np.zeros_like(offsets)
-    np.cumsum(np.minimum(lengths, max_length), out=short[1:])
+    short = offsets_of(np.minimum(lengths, max_length))
     kept = np.empty(short[-1], dtype=values.dtype)
     take.copy_tails(sealed(values), sealed(offsets), sealed(short), kept)
     return kept, short
@@ -276,7 +272,7 @@ def keep_last(
 
 def numbers(
     array: pa.Array, notation: Notation | None = None, *, keep_float32: bool = False
-) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
+) -> tuple[NDArray[Any], Bools | None]:
     """One number a row, as float64 (or float32 where the column is and may stay so); strings are parsed, by a notation if they have one.
 
     Returns:
@@ -294,9 +290,7 @@ def numbers(
     return values, null_mask(array)
 
 
-def string_numbers(
-    words: pa.Array, notation: Notation | None = None
-) -> tuple[NDArray[np.float64], NDArray[np.bool_] | None]:
+def string_numbers(words: pa.Array, notation: Notation | None = None) -> tuple[F64, Bools | None]:
     """R strings as decimal numbers, correctly rounded; spaces around them do not count.
 
     Returns:
@@ -316,7 +310,7 @@ def string_numbers(
     return np.array(read, dtype=np.float64), null_mask(text)
 
 
-def spans(array: pa.Array) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
+def spans(array: pa.Array) -> tuple[U8, I64, I64]:
     """The bytes of a string column, and where each row starts and ends: uint8[·], int64[R], int64[R]."""
     array = array.cast(pa.large_binary())
     _, offset_bytes, data_bytes = array.buffers()

@@ -1,124 +1,449 @@
-"""Conditions that derive labels from columns, as in ``rating >= 4``.
+"""Conditions on columns: rows that are read (``where``), labels that are derived, and examples that count for a label.
 
-A column is a name, or ``column('any name')`` where the name has an operator in it, as in :mod:`girih.data.decode.where`.
+All have one grammar, that of comparisons in Python. A label's condition is one comparison, whose column needs no quotes, whatever
+its name. A condition is a tree, whose leaves are computed by Arrow from columns of any format.
+
+A comparison with a missing value is neither true nor false, as in SQL, and such a row is left out unless the rest decides. Beside
+times and dates, text is a time: ``'2024-05-01'``, ``'2024-05-01 12:30:00'``.
+
+Shapes: R rows.
 """
 
 from __future__ import annotations
 
 import ast
-import operator
+import itertools
 import re
-from collections.abc import Callable
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import reduce
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from girih.errors import ConfigError
+from girih.data.decode import columns, times
+from girih.data.decode.columns import Notation
+from girih.data.paths import one_line
+from girih.errors import ConfigError, DataError
+from girih.kernels.cpu.arrays import Bools
 
-_COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
-    "==": operator.eq,
-    "!=": operator.ne,
-    "<=": operator.le,
-    ">=": operator.ge,
-    "<": operator.lt,
-    ">": operator.gt,
-}
-_QUOTED = r"""column\(\s*((?:'(?:[^'\\]|\\.)*')|(?:"(?:[^"\\]|\\.)*"))\s*\)"""
-_QUOTED_ALONE = re.compile(rf"\s*{_QUOTED}\s*", re.DOTALL)
-_PATTERN = re.compile(
-    rf"^\s*(?:{_QUOTED}|([^=<>!]+?))\s*(?:(==|!=|<=|>=|<|>)|(?:\s|(?<=\)))(in)\b)\s*(.+?)\s*$", re.DOTALL
-)
+Value = bool | int | float | str
+
+
+class Columns(NamedTuple):
+    """Columns by name, each as one array, and how text of theirs is read as numbers."""
+
+    read: Callable[[str], pa.Array]
+    notation: Notation | None = None
+
+
+class Condition(ABC):
+    """A tree of comparisons. Its text identifies the rows that it chooses, so positions in data depend on it."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def mask(self, source: Columns) -> pa.BooleanArray:
+        """Marks the rows of R that meet it; null where that is unknown."""
+
+    @abstractmethod
+    def leaves(self) -> Iterable[Leaf]:
+        """The parts of the tree that look at a column."""
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
-    """``column operator literal``; the literal is a number, a string, or a tuple of either.
-
-    Attributes:
-        is_flag: the column has nothing but 0 and 1.
-    """
+class Leaf(Condition):
+    """A condition on one column."""
 
     column: str
-    operator: str
-    literal: Any
-    is_flag: bool = False
+
+    @property
+    def compared(self) -> tuple[Value, ...]:
+        """The values that the column is compared with."""
+        return ()
 
     @property
     def on_strings(self) -> bool:
         """True where the column is compared with strings."""
-        return isinstance(self.literal[0] if isinstance(self.literal, tuple) else self.literal, str)
+        return isinstance(self.compared[0], str)
 
-    def holds(self, values: NDArray[Any]) -> NDArray[np.bool_]:
-        """Which values meet the condition: numbers, or an object array of ``bytes``.
+    def leaves(self) -> Iterable[Leaf]:
+        """Itself."""
+        return (self,)
 
-        Returns:
-            bool[R].
+    def trouble(self, kind: pa.DataType) -> str | None:
+        """Says why values of an Arrow type cannot be compared with the values; None where they can."""
+        return next(filter(None, (_trouble(kind, value) for value in self.compared)), None)
+
+    def holds(self, array: pa.Array) -> Bools:
+        """bool[R]: which values of a column that was read meet the condition.
+
+        Raises:
+            DataError: values that cannot be compared.
         """
-        literal = self.literal
-        if self.on_strings:
-            encode = str.encode
-            literal = tuple(map(encode, literal)) if isinstance(literal, tuple) else encode(literal)
-        if self.operator == "in":
-            return np.isin(values, np.array(literal, dtype=object if self.on_strings else None))
-        return np.asarray(_COMPARISONS[self.operator](values, literal), dtype=np.bool_)
+        return _kept(self, Columns(lambda _: array), f"column {self.column!r}")
 
 
-def column_text(name: str) -> str:
-    """Writes the name of a column as conditions read it: as it is, or as ``column('any name')``."""
-    match = _PATTERN.match(f"{name} == 0")
-    return name if match and match[2] == name and match[3] == "==" else f"column({name!r})"
+@dataclass(frozen=True, slots=True)
+class Comparison(Leaf):
+    """``column operator value``."""
+
+    operator: str
+    value: Value
+
+    @property
+    def compared(self) -> tuple[Value, ...]:
+        """The value."""
+        return (self.value,)
+
+    def mask(self, source: Columns) -> pa.BooleanArray:
+        """Marks the rows of R that meet it; null where that is unknown."""
+        array = source.read(self.column)
+        return pc.call_function(self.operator, list(_comparable(array, self.value, source.notation)))
 
 
-def parse_mask(label: str, text: str) -> Condition:
+class Flag(Comparison):
+    """A column of nothing but 0 and 1 that is 1."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf(Leaf):
+    """``column in [value, …]``."""
+
+    values: tuple[Value, ...]
+
+    @property
+    def compared(self) -> tuple[Value, ...]:
+        """The values of the list."""
+        return self.values
+
+    def mask(self, source: Columns) -> pa.BooleanArray:
+        """Marks the rows of R that meet it; null where that is unknown."""
+        array = source.read(self.column)
+        if self.on_strings and not times.is_time(array.type):
+            words = columns.string_values(array)
+            of = pa.array([str(value).encode() for value in self.values], pa.large_binary())
+            return pc.if_else(words.is_null(), None, pc.is_in(words, value_set=of))
+        equal = (pc.equal(*_comparable(array, value, source.notation)) for value in self.values)
+        return reduce(pc.or_kleene, equal)
+
+
+@dataclass(frozen=True, slots=True)
+class Missing(Leaf):
+    """``column is null``."""
+
+    def mask(self, source: Columns) -> pa.BooleanArray:
+        """Marks the rows of R that meet it."""
+        return source.read(self.column).is_null()
+
+
+@dataclass(frozen=True, slots=True)
+class Between(Leaf):
+    """``low <= column < high``, of numbers or microseconds of times; see :mod:`girih.data.split`."""
+
+    order: times.Order
+    low: int | float | None
+    high: int | float | None
+
+    def mask(self, source: Columns) -> pa.BooleanArray:
+        """Which of R rows meet it, null where there is no value: :mod:`girih.data.split` has refused such rows, but for those left out.
+
+        Raises:
+            DataError: a value that has no place in the order.
+        """
+        array = columns.plain(source.read(self.column))
+        there = pc.is_valid(array).to_numpy(zero_copy_only=False)
+        values = times.ordinals(array.drop_null(), self.column, self.order)[0]
+        good = np.ones(len(values), np.bool_) if self.low is None else values >= self.low
+        met = np.zeros(len(there), np.bool_)
+        met[there] = good if self.high is None else good & (values < self.high)
+        return pa.array(met, mask=~there)
+
+    def trouble(self, kind: pa.DataType) -> str | None:
+        """Says why values of an Arrow type have no order of this kind; None where they have."""
+        is_alike = times.order_of(kind) in (self.order, None)
+        return None if is_alike else f"{kind} is no {self.order}, as in other files"
+
+
+@dataclass(frozen=True, slots=True)
+class Joined(Condition):
+    """Conditions joined by ``and_kleene`` or ``or_kleene``."""
+
+    operator: str
+    parts: tuple[Condition, ...]
+
+    def mask(self, source: Columns) -> pa.BooleanArray:
+        """Marks the rows of R that meet it; null where that is unknown."""
+        masks = [part.mask(source) for part in self.parts]
+        return reduce(lambda one, other: pc.call_function(self.operator, [one, other]), masks)
+
+    def leaves(self) -> Iterable[Leaf]:
+        """Those of all parts."""
+        return itertools.chain.from_iterable(part.leaves() for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Not(Condition):
+    """A condition that is not met."""
+
+    part: Condition
+
+    def mask(self, source: Columns) -> pa.BooleanArray:
+        """Marks the rows of R that meet it; null where that is unknown."""
+        return pc.invert(self.part.mask(source))
+
+    def leaves(self) -> Iterable[Leaf]:
+        """Those of the condition."""
+        return self.part.leaves()
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """A condition on rows, and what it was written as."""
+
+    text: str
+    condition: Condition
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that it looks at."""
+        return tuple(dict.fromkeys(leaf.column for leaf in self.condition.leaves()))
+
+    def keep(self, read: Callable[[str], pa.Array], notation: Notation | None = None) -> Bools:
+        """bool[R]: which rows meet the condition.
+
+        Raises:
+            DataError: values that cannot be compared as it is written.
+        """
+        return _kept(self.condition, Columns(read, notation), self.text)
+
+    def troubles(self, types: Mapping[str, pa.DataType]) -> Iterator[str]:
+        """Yields one error per column whose type does not go with the condition."""
+        for leaf in self.condition.leaves():
+            if trouble := leaf.trouble(types[leaf.column]):
+                yield f"{leaf.column!r} of {self.text}: {trouble}"
+
+    def joined(self, text: str, condition: Condition) -> Where:
+        """Both conditions."""
+        return Where(f"{self.text}, {text}", Joined("and_kleene", (self.condition, condition)))
+
+
+def _kept(condition: Condition, source: Columns, where: str) -> Bools:
+    try:
+        mask = condition.mask(source)
+    except (pa.ArrowException, TypeError, OverflowError) as error:
+        raise DataError(f"{where}: cannot be compared: {one_line(error)}") from None
+    kept: Bools = pc.fill_null(mask, False).to_numpy(zero_copy_only=False)
+    return kept
+
+
+def _comparable(array: pa.Array, value: Value, notation: Notation | None) -> tuple[pa.Array, pa.Scalar]:
+    """A column and a value, in types that can be compared."""
+    array = columns.plain(array)
+    kind = array.type
+    if times.is_time(kind):
+        return array, times.moment(str(value), kind)
+    if columns.is_string(kind):
+        if isinstance(value, str):
+            return columns.string_values(array), pa.scalar(value.encode(), pa.large_binary())
+        numbers, null = columns.string_numbers(columns.string_values(array), notation)  # cells of a text file
+        return pa.array(
+            numbers, mask=np.isnan(numbers) if null is None else null | np.isnan(numbers)
+        ), pa.scalar(float(value))
+    if pa.types.is_boolean(kind):
+        array = array.cast(pa.int8())
+    if pa.types.is_integer(kind) and isinstance(value, float):
+        array = array.cast(pa.float64(), safe=False)
+    is_double = pa.types.is_float64(array.type)
+    return array, pa.scalar(float(value) if is_double else int(value) if isinstance(value, bool) else value)
+
+
+def _trouble(kind: pa.DataType, value: Value) -> str | None:
+    word = columns.kind_of(kind)
+    if times.is_time(kind):
+        if isinstance(value, str) and times.moment(value, kind) is not None:
+            return None
+        return f"{value!r} is no time as {kind} has: write '2024-05-01', or '2024-05-01 12:30:00'"
+    if word == "strings":
+        return None if isinstance(value, str) else f"{value!r} beside strings: put it in quotes"
+    if not columns.is_number(word):
+        return f"{kind} cannot be compared: expected numbers, strings, times or dates"
+    if not isinstance(value, str) or word == "nulls":
+        return None
+    if word == "booleans":
+        return f"{value!r} beside booleans: write true or false, without quotes"
+    number = columns.number_of(value.encode())
+    return f"{value!r} beside {word}: {'compare with a number' if number is None else f'write {number:g}, without quotes'}"
+
+
+EXAMPLE = "\"country in ['NL', 'BE'] and price > 0\""
+_EXAMPLE_OF_LABELS = (
+    "a column, one of == != < <= > >= in, and a value, as in 'rating >= 4' or \"column('any name') >= 4\""
+)
+_SHOWN = 300
+_OPERATORS: Mapping[type[ast.cmpop], str] = {
+    ast.Eq: "equal", ast.NotEq: "not_equal", ast.Lt: "less", ast.LtE: "less_equal", ast.Gt: "greater", ast.GtE: "greater_equal",
+}  # fmt: skip
+_TURNED = {"less": "greater", "less_equal": "greater_equal", "greater": "less", "greater_equal": "less_equal"}
+_WORDS = {"true": True, "false": False, "null": None, "None": None, "True": True, "False": False}
+_OF_OTHERS = {
+    r"(?i)\w\s+(between)\s+\S+\s+and\b": "low <= column and column <= high", r"(?i)\w\s+(like)\s+''": "== or in, with whole values",
+    r"&&?": "and", r"\|\|?": "or", "~": "not", r"\bAND\b": "and", r"\bOR\b": "or", r"\bNOT\b": "not", "=>": ">=", "=<": "<=", "<>": "!=", "(?<![=!<>:])=(?![=<>])": "==",
+}  # fmt: skip
+"""A pattern of an operator of other languages → what it is here."""
+_QUOTED = r"""column\(\s*(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")\s*\)"""
+_LEFT = re.compile(rf"\s*(?:{_QUOTED}|([^=<>!]+?))\s*(?:==|!=|<=|>=|<|>|(?<=[\s)])in\b)", re.DOTALL)
+"""The column of a label's condition, which needs no quotes, and the operator."""
+_UNREADABLE = (SyntaxError, MemoryError, RecursionError, ValueError)
+
+
+def parse_where(text: str) -> Where:
+    """Parses a condition on rows.
+
+    Raises:
+        ConfigError: not a condition; says which part is not, with an example of one.
+    """
+    where = f"where = {text if len(text) <= _SHOWN else text[:_SHOWN] + '...'!r}"
+    try:
+        return Where(where, _condition(_tree(text)))
+    except ConfigError as error:
+        reason = f"{error}; expected a condition such as {EXAMPLE}{_instead(text, '; ')}"
+    except _UNREADABLE as error:
+        place = f" at character {error.offset}" if isinstance(error, SyntaxError) and error.offset else ""
+        reason = f"cannot be read{place}{_instead(text)}; expected a condition on columns, as {EXAMPLE}"
+    raise ConfigError(f"{where}: {reason}")
+
+
+def parse_condition(label: str, text: str, option: str = "derive") -> Leaf:
+    """Parses the condition of a derived label, or of a label's mask: one comparison.
+
+    Raises:
+        ConfigError: not a comparison, with an example of one.
+    """
+    where, left, reason = f"labels: {option} {label!r} = {text!r}", _LEFT.match(text), ""
+    if left and left[1]:
+        text = f"column({left[1]!r}) {text[left.end(1) :]}"
+    try:
+        condition = _condition(_tree(text))
+        if isinstance(condition, Comparison | OneOf):
+            return condition
+    except ConfigError as error:
+        reason = f"{error}; "
+    except _UNREADABLE:
+        pass
+    raise ConfigError(f"{where}: {reason}expected {_EXAMPLE_OF_LABELS}")
+
+
+def parse_mask(label: str, text: str) -> Leaf:
     """Parses the mask of a label: a condition, or the name of a column of 0 and 1.
 
     Raises:
         ConfigError: a condition that cannot be understood.
     """
-    if quoted := _QUOTED_ALONE.fullmatch(text):
-        return Condition(_unquoted(quoted[1], f"labels: mask {label!r} = {text!r}"), "==", 1, is_flag=True)
-    if _PATTERN.match(text):
-        return parse_condition(label, text, "mask")
-    return Condition(text, "==", 1, is_flag=True)
-
-
-def parse_condition(label: str, text: str, option: str = "derive") -> Condition:
-    """Parses the condition of a derived label, or of a label's mask.
-
-    Raises:
-        ConfigError: not a condition, with an example of one.
-    """
-    where = f"labels: {option} {label!r} = {text!r}"
-    match = _PATTERN.match(text) if isinstance(text, str) else None
-    if match is None:
-        raise ConfigError(
-            f"{where}: expected a column, one of == != < <= > >= in, and a value, as in 'rating >= 4' or"
-            " \"column('any name') >= 4\""
-        )
-    column = _unquoted(match[1], where) if match[1] else match[2]
-    comparison, written = match[3] or match[4], match[5]
     try:
-        literal: Any = ast.literal_eval({"true": "True", "false": "False"}.get(written, written))
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        raise ConfigError(
-            f"{where}: {written!r} is not a value; expected a number, 'text' in quotes, or a list"
-        ) from None
-    values: tuple[Any, ...] = (literal,)
-    if comparison == "in":
-        if not isinstance(literal, list | tuple | set) or not literal:
-            raise ConfigError(f"{where}: 'in' needs a list with values, as in 'tab in [1, 2]'")
-        literal = values = tuple(sorted(literal, key=repr) if isinstance(literal, set) else literal)
-    are_strings = all(isinstance(value, str) for value in values)
-    are_numbers = all(isinstance(value, bool | int | float) and value == value for value in values)
-    if not (are_strings or are_numbers):
-        raise ConfigError(f"{where}: {written} is neither a number, nor a string, nor a list of one of them")
-    return Condition(column, comparison, literal)
+        return Flag(_column(_tree(text)), "equal", 1)
+    except _UNREADABLE:
+        return parse_condition(label, text, "mask") if _LEFT.match(text) else Flag(text, "equal", 1)
 
 
-def _unquoted(text: str, where: str) -> str:
-    try:
-        return str(ast.literal_eval(text))
-    except (ValueError, SyntaxError):
-        raise ConfigError(f"{where}: {text} is no name in quotes; expected column('any name')") from None
+def column_text(name: str) -> str:
+    """Writes the name of a column as conditions read it: as it is, or as ``column('any name')``."""
+    left = _LEFT.match(f"{name} ==")
+    return name if left and left[1] == name and left[0] == f"{name} ==" else f"column({name!r})"
+
+
+def _tree(text: str) -> ast.expr:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of escapes in text, which Python would have a word on
+        return ast.parse(text.strip(), mode="eval").body
+
+
+def _instead(text: str, before: str = ": ") -> str:
+    """The words for an operator of other languages; empty where there is none."""
+    outside = re.sub(r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"", "''", text)
+    for theirs, ours in _OF_OTHERS.items():
+        if found := re.search(theirs, outside):
+            return f"{before}write {ours}, not {found[1] if found.re.groups else found[0]}"
+    return ""
+
+
+def _condition(node: ast.expr) -> Condition:
+    match node:
+        case ast.BoolOp():
+            operator = "and_kleene" if isinstance(node.op, ast.And) else "or_kleene"
+            return Joined(operator, tuple(map(_condition, node.values)))
+        case ast.UnaryOp(op=ast.Not()):
+            return Not(_condition(node.operand))
+        case ast.Compare():
+            sides = [node.left, *node.comparators]
+            parts = tuple(map(_comparison, sides, node.ops, sides[1:]))
+            return parts[0] if len(parts) == 1 else Joined("and_kleene", parts)
+    raise _refused(node, "is no comparison")
+
+
+def _comparison(left: ast.expr, operator: ast.cmpop, right: ast.expr) -> Condition:
+    if isinstance(operator, ast.Is | ast.IsNot):
+        if not (isinstance(right, ast.Name | ast.Constant) and _value(right) is None):
+            raise _refused(right, "is not null, the one word after 'is' and 'is not'")
+        missing = Missing(_column(left))
+        return missing if isinstance(operator, ast.Is) else Not(missing)
+    if isinstance(operator, ast.In | ast.NotIn):
+        if not isinstance(right, ast.List | ast.Tuple | ast.Set) or not right.elts:
+            raise _refused(right, "is not a list of values, as 'in' needs")
+        values = tuple(map(_known, right.elts))
+        if len({isinstance(value, str) for value in values}) > 1:
+            raise _refused(right, "has both text and numbers")
+        one_of = OneOf(_column(left), values)
+        return one_of if isinstance(operator, ast.In) else Not(one_of)
+    name = _OPERATORS[type(operator)]
+    if _is_column(left) == _is_column(right):
+        other = ast.unparse(right)
+        raise _refused(left, f"and {other!r}: expected a column on one side and a value on the other")
+    if _is_column(left):
+        return Comparison(_column(left), name, _known(right))
+    return Comparison(_column(right), _TURNED.get(name, name), _known(left))
+
+
+def _is_column(node: ast.expr) -> bool:
+    return (isinstance(node, ast.Name) and node.id not in _WORDS) or isinstance(node, ast.Call)
+
+
+def _column(node: ast.expr) -> str:
+    match node:
+        case ast.Name(id=name) if name not in _WORDS:
+            return name
+        case ast.Call(func=ast.Name(id="column"), args=[ast.Constant(value=str(name))], keywords=[]):
+            return name
+    raise _refused(node, "is no column: expected a name, or column('any name')")
+
+
+def _known(node: ast.expr) -> Value:
+    value = _value(node)
+    if value is None:
+        raise _refused(node, "is compared: write 'is null', or 'is not null'")
+    return value
+
+
+def _value(node: ast.expr) -> Value | None:
+    match node:
+        case ast.Name(id=name) if name in _WORDS:
+            return _WORDS[name]
+        case ast.Constant(value=str() | bool() | None as value):
+            return value
+        case ast.Constant(value=int() | float() as value) if -(1 << 63) <= value < 1 << 64:
+            return value
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)) if (
+            not isinstance(value, bool) and value < 1 << 64
+        ):
+            return -value
+    raise _refused(node, "is no value: expected a number, 'text' in quotes, true or false")
+
+
+def _refused(node: ast.expr, why: str) -> ConfigError:
+    return ConfigError(f"{ast.unparse(node)!r} {why}")

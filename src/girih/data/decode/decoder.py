@@ -16,11 +16,12 @@ from girih.data.batch import NULL_ID
 from girih.data.decode import columns, lists, times
 from girih.data.decode.batches import BagColumn, DecodedRows
 from girih.data.decode.columns import table_without_views
-from girih.data.decode.conditions import Condition
+from girih.data.decode.conditions import Flag, Leaf
 from girih.data.read_plan import ReadPlan
 from girih.data.unit import BadRow, Unit
 from girih.errors import DataError
 from girih.kernels.buffers import Buffers
+from girih.kernels.cpu.arrays import F32, F64, I64, Bools
 from girih.schema import Categorical, Numeric, Sequence
 
 BLOCK_ROWS = 1 << 14
@@ -70,7 +71,7 @@ class _ColumnReader:
         self._unit = unit
         self._plan = plan
         self._columns = dict(zip(unit.table.column_names, unit.table.columns, strict=True))
-        self._mismatches: list[tuple[NDArray[np.int64], str, str]] = []
+        self._mismatches: list[tuple[I64, str, str]] = []
 
     def bags(self, feature: Categorical | Sequence) -> BagColumn:
         """The ids of a feature, its weights, cut to its maximum length."""
@@ -108,9 +109,7 @@ class _ColumnReader:
             return BagColumn(ids, short, weights)
         return bags
 
-    def _pieces(
-        self, feature: Categorical | Sequence, column: str
-    ) -> tuple[pa.Array, NDArray[np.int64] | None]:
+    def _pieces(self, feature: Categorical | Sequence, column: str) -> tuple[pa.Array, I64 | None]:
         """M values of a feature's bags, and offsets int64[R+1] into them; None where each row is one value."""
         array, offsets = self._column(column), None
         if feature.list_format:
@@ -122,9 +121,7 @@ class _ColumnReader:
             values = columns.without_texts(values, self._plan.null_values)
         return values, offsets
 
-    def _expect_each(
-        self, good: NDArray[np.bool_], column: str, offsets: NDArray[np.int64] | None, expected: str
-    ) -> None:
+    def _expect_each(self, good: Bools, column: str, offsets: I64 | None, expected: str) -> None:
         """Notes the rows with a value, of bool[M], that is not good."""
         if good.all():
             return
@@ -133,12 +130,12 @@ class _ColumnReader:
         rows[values if offsets is None else np.searchsorted(offsets, values, side="right") - 1] = False
         self._expect(rows, column, expected)
 
-    def _buckets(self, column: str, boundaries: tuple[float, ...]) -> NDArray[np.int64]:
+    def _buckets(self, column: str, boundaries: tuple[float, ...]) -> I64:
         values, null = self._finite(column)
         ids = np.searchsorted(np.array(boundaries), values, side="right").astype(np.int64, copy=False)
         return ids if null is None else np.where(null, NULL_ID, ids)
 
-    def _weights(self, feature: Categorical, column: str, bounds: NDArray[np.int64]) -> NDArray[np.float32]:
+    def _weights(self, feature: Categorical, column: str, bounds: I64) -> F32:
         """float32[M], one weight per id; rows whose weights do not match their ids are bad."""
         values, offsets = self._pieces(feature, column)
         weights = _narrow(columns.numbers(values, self._plan.notation)[0])
@@ -156,7 +153,7 @@ class _ColumnReader:
         aligned[np.repeat(agree, wanted)] = weights[np.repeat(agree, lengths)]
         return aligned
 
-    def numeric(self, feature: Numeric) -> NDArray[np.float32]:
+    def numeric(self, feature: Numeric) -> F32:
         """float32[R], transformed; null is 0, or NaN where it waits to be standardized."""
         log1p = "log1p" in feature.transform
         if feature.part_of_time:
@@ -172,7 +169,7 @@ class _ColumnReader:
             return narrow
         return np.where(null, np.float32(np.nan if "standardize" in feature.transform else 0.0), narrow)
 
-    def _part_of_time(self, feature: Categorical | Numeric) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
+    def _part_of_time(self, feature: Categorical | Numeric) -> tuple[NDArray[Any], Bools | None]:
         """The hour or the weekday, int64[R], and bool[R] where there is none."""
         unit = feature.time_unit or "s"
         array = self._column(feature.source)
@@ -183,7 +180,7 @@ class _ColumnReader:
         )
         return values, null
 
-    def label(self, name: str) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    def label(self, name: str) -> tuple[F32, F32]:
         """Values and weights of a label, float32[R] each; where it does not count, both are 0.
 
         A value is in [0, 1], of a derived label 1 where its condition holds, and any number where the loss takes it.
@@ -192,7 +189,7 @@ class _ColumnReader:
         counts = np.ones(self._unit.table.num_rows, np.bool_)
         may_be_absent = options.missing == "skip"
         if name in plan.masks:
-            expected = "0 or 1, as masks are" if plan.masks[name].is_flag else "a value to tell by"
+            expected = "0 or 1, as masks are" if isinstance(plan.masks[name], Flag) else "a value to tell by"
             counts, _ = self._holds(plan.masks[name], counts, expected, may_be_absent=may_be_absent)
         if name in plan.conditions:
             condition = plan.conditions[name]
@@ -216,7 +213,7 @@ class _ColumnReader:
         weights = self.example_weights(plan.label_weights[name], counts)
         return values, np.where(counts, weights, np.float32(0))
 
-    def _numbers(self, column: str) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    def _numbers(self, column: str) -> tuple[F64, Bools]:
         """A column as float64[R], NaN where there is no number; bool[R] where there is nothing, or a NaN spelled out."""
         values, null = columns.numbers(self._column(column), self._plan.notation)
         absent = np.isnan(values)
@@ -226,29 +223,26 @@ class _ColumnReader:
         return values, absent
 
     def _holds(
-        self, condition: Condition, looked_at: NDArray[np.bool_], expected: str, *, may_be_absent: bool
-    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        self, condition: Leaf, looked_at: Bools, expected: str, *, may_be_absent: bool
+    ) -> tuple[Bools, Bools]:
         """Whether a condition holds, bool[R], and whether there is nothing to tell by; rows that are not looked at are not bad."""
         column = condition.column
-        array = self._column(column)
+        array = columns.plain(self._column(column))
         absent = np.zeros(len(array), np.bool_)
         good = ~absent
         if condition.on_strings:
-            array = columns.string_values(array)
             null = columns.null_mask(array)
             absent = absent if null is None else null
-            values = array.fill_null(b"").to_numpy(zero_copy_only=False)
-        elif columns.kind_of(array.type) == "integers" and array.null_count == 0:
-            values = array.to_numpy(zero_copy_only=False)  # exact beyond 2⁵³
-        else:
+        elif columns.kind_of(array.type) != "integers" or array.null_count:  # others are exact beyond 2⁵³
             values, absent = self._numbers(column)
-            good = ~np.isnan(values) | absent
-        if condition.is_flag:
-            good = (values == 0) | (values == 1) | absent
+            array, good = pa.array(values), ~np.isnan(values) | absent
+        holds = condition.holds(array) & ~absent
+        if isinstance(condition, Flag):
+            good = holds | (columns.numbers(array)[0] == 0) | absent
         self._expect((good & (~absent | may_be_absent)) | ~looked_at, column, expected)
-        return condition.holds(values) & ~absent, absent
+        return holds, absent
 
-    def example_weights(self, column: str, looked_at: NDArray[np.bool_] | None = None) -> NDArray[np.float32]:
+    def example_weights(self, column: str, looked_at: Bools | None = None) -> F32:
         """float32[R], each finite and not negative, where they are looked at."""
         weights = _narrow(columns.numbers(self._column(column), self._plan.notation)[0])
         good = np.isfinite(weights) & (weights >= 0.0)
@@ -274,7 +268,7 @@ class _ColumnReader:
             self._expect(np.array(good), name, "UTF-8 text, or data.encoding = 'cp1252' or another")
             return pa.array([read or None for read in text], type=pa.string())
 
-    def side_by_side(self, parts: list[NDArray[np.float32]], buffers: Buffers) -> NDArray[np.float32]:
+    def side_by_side(self, parts: list[F32], buffers: Buffers) -> F32:
         """Columns of float32[R] as float32[R, ·]; by blocks of rows, as a block stays in cache."""
         if len(parts) == 1:
             return parts[0][:, None]
@@ -286,7 +280,7 @@ class _ColumnReader:
                 matrix[block, place] = part[block]
         return matrix
 
-    def bad_rows(self) -> tuple[NDArray[np.bool_] | None, list[BadRow]]:
+    def bad_rows(self) -> tuple[Bools | None, list[BadRow]]:
         """bool[R] of the rows that can be used, None for all; and the bad ones, those not in the table included."""
         if not self._mismatches:
             return None, sorted(self._unit.bad)
@@ -301,35 +295,36 @@ class _ColumnReader:
                     message += f"; derive it, as in derive = {{ {column} = \"{column} == 'yes'\" }}"
                 if expected in (LABEL, NUMBER) and self._is_nothing(column, row):
                     message += "; where labels may be missing, set labels.missing = 'skip'"
-                if (word := unit.table.column(column)[row].as_py()) in _NULL_WORDS:
+                if (word := self._value(column, row)) in _NULL_WORDS:
                     message += f"; null_values = [{word.decode()!r}] makes it missing"
                 bad.append(BadRow(int(unit.numbers[row]), reason, message))
             good[rows] = False
         return good, sorted(bad)
 
+    def _value(self, column: str, row: int) -> Any:
+        return self._unit.table.column(column)[row].as_py()
+
     def _is_word(self, column: str, row: int) -> bool:
-        value = self._unit.table.column(column)[row].as_py()
+        value = self._value(column, row)
         return isinstance(value, bytes) and columns.number_of(value.strip()) is None
 
     def _is_nothing(self, column: str, row: int) -> bool:
-        value = self._unit.table.column(column)[row].as_py()
+        value = self._value(column, row)
         return value is None or value != value or value == b""
 
     def _shown(self, column: str, row: int) -> str:
-        value = self._unit.table.column(column)[row].as_py()
+        value = self._value(column, row)
         if value is None:
             return "is missing"
         text = repr(value.decode("utf-8", "replace") if isinstance(value, bytes) else value)
         return f"= {text if len(text) <= 60 else text[:57] + '...'}"
 
-    def _expect(self, good: NDArray[np.bool_], column: str, expected: str) -> None:
+    def _expect(self, good: Bools, column: str, expected: str) -> None:
         """Notes the rows that are not good; ``expected`` says what their ``column`` should have held."""
         if not good.all():
             self._mismatches.append((np.flatnonzero(~good), column, expected))
 
-    def _finite(
-        self, column: str, *, keep_float32: bool = False
-    ) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
+    def _finite(self, column: str, *, keep_float32: bool = False) -> tuple[NDArray[Any], Bools | None]:
         values, null = columns.numbers(self._column(column), self._plan.notation, keep_float32=keep_float32)
         finite = np.isfinite(values)
         self._expect(finite if null is None else finite | null, column, "a finite number")
@@ -339,6 +334,6 @@ class _ColumnReader:
         return columns.flat(self._columns[name])
 
 
-def _narrow(values: NDArray[Any]) -> NDArray[np.float32]:
+def _narrow(values: NDArray[Any]) -> F32:
     with np.errstate(over="ignore"):  # what does not fit becomes inf, and is found
         return values.astype(np.float32, copy=False)

@@ -12,14 +12,13 @@ import re
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
-from girih.data.batch import NULL_ID
+from girih.data.batch import NULL_ID, offsets_of
 from girih.data.decode import columns
 from girih.data.decode.batches import BagColumn
 from girih.data.decode.columns import Notation
+from girih.kernels.cpu.arrays import F32, I64, Bools
 
-Flags = NDArray[np.bool_]
 _LARGEST_WHOLE = float(1 << 53)
 _INNER = r"[^\[\](){}'\"\\]*"
 _PLAIN = rf"^\s*(?:\[{_INNER}\]|\({_INNER}\)|\{{{_INNER}\}})?\s*$"
@@ -33,7 +32,7 @@ _ITEM = re.compile(
 )
 
 
-def in_brackets(array: pa.Array) -> tuple[pa.Array, NDArray[np.int64], Flags]:
+def in_brackets(array: pa.Array) -> tuple[pa.Array, I64, Bools]:
     """The values of R lists in brackets, as JSON, Python and NumPy write them: ``[1, 2]``, ``['a', 'b']``, ``[1 2]``.
 
     Returns:
@@ -71,7 +70,7 @@ def in_brackets(array: pa.Array) -> tuple[pa.Array, NDArray[np.int64], Flags]:
     kept = pc.fill_null(pc.greater(pc.binary_length(values), 0), True).to_numpy(zero_copy_only=False)
     if not kept.all():
         values = values.filter(pa.array(kept))
-        offsets = np.concatenate([[0], np.cumsum(kept)])[offsets]
+        offsets = offsets_of(kept)[offsets]
     return values, offsets, good
 
 
@@ -97,7 +96,7 @@ def _items(cell: str) -> list[str | None] | None:
 
 def ids_and_weights(
     words: pa.Array, separator: str, notation: Notation | None = None
-) -> tuple[pa.Array, NDArray[np.float32], Flags]:
+) -> tuple[pa.Array, F32, Bools]:
     """Strings such as ``7:0.5`` as an id and a weight, split at the last separator.
 
     Returns:
@@ -115,7 +114,7 @@ def ids_and_weights(
     return ids, numbers, good.to_numpy(zero_copy_only=False) & present & np.isfinite(numbers)
 
 
-def ids_of_floats(array: pa.Array) -> tuple[NDArray[np.int64], Flags]:
+def ids_of_floats(array: pa.Array) -> tuple[I64, Bools]:
     """Ids that may be written as floats, as pandas writes integers beside missing ones: 7.0 is the id 7.
 
     Returns:
@@ -147,5 +146,5 @@ def without_padding(bags: BagColumn, padding_id: int | str) -> BagColumn:
         return bags
     if offsets is None:
         return BagColumn(np.where(is_padding, NULL_ID, ids), None, weights)
-    offsets = np.concatenate([[0], np.cumsum(~is_padding)])[offsets]
+    offsets = offsets_of(~is_padding)[offsets]
     return BagColumn(ids[~is_padding], offsets, None if weights is None else weights[~is_padding])

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from girih.data.decode import columns
 from girih.errors import DataError
+from girih.kernels.cpu.arrays import F64, I64, Bools
 
 PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 LATEST_S = 7_258_118_400  # 2200: what is later was counted in another unit
@@ -27,10 +28,9 @@ _THURSDAY = 3  # 1970-01-01 was one; Monday is 0
 _US = pa.timestamp("us")
 Part = Literal["hour", "weekday"]
 Order = Literal["number", "time"]
-Flags = NDArray[np.bool_]
 
 
-def part_of_time(array: pa.Array, part: Part, unit: str) -> tuple[NDArray[np.int64], Flags | None, Flags]:
+def part_of_time(array: pa.Array, part: Part, unit: str) -> tuple[I64, Bools | None, Bools]:
     """The hour, 0 to 23, or the weekday, 0 (Monday) to 6, of times.
 
     Args:
@@ -138,11 +138,11 @@ def doubt(array: pa.Array, unit: str | None = None) -> str | None:
     return f"years go from {low:.0f} to {high:.0f}, expected 1990 to 2099"
 
 
-def _plausible(seconds: NDArray[np.float64]) -> Flags:
+def _plausible(seconds: F64) -> Bools:
     return (seconds >= _EARLIEST_S) & (seconds < _LAST_S)
 
 
-def text_times(words: pa.Array) -> tuple[NDArray[np.int64], Flags]:
+def text_times(words: pa.Array) -> tuple[I64, Bools]:
     """Microseconds since 1970, int64[R], of text as ISO 8601 writes it; bool[R], whether it is such, which null is too."""
     text = words.cast(pa.string(), safe=False)
     try:
@@ -162,7 +162,7 @@ def _microseconds(word: bytes) -> int | None:
     return (time - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)) // datetime.timedelta(microseconds=1)
 
 
-def _whole(values: NDArray[Any], missing: Flags | None, column: str) -> NDArray[Any]:
+def _whole(values: NDArray[Any], missing: Bools | None, column: str) -> NDArray[Any]:
     if missing is not None and missing.any():
         number = int(np.count_nonzero(missing))
         raise DataError(

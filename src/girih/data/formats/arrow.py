@@ -6,22 +6,22 @@ several. Containers (pandas, Polars) hand their own buffers over, so that holdin
 
 from __future__ import annotations
 
-import hashlib
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from girih.data.decode.columns import without_views
 from girih.data.from_memory import REFUSED, table_of_stream
 from girih.data.paths import DataFile, one_line
 from girih.data.position import Cursor
 from girih.data.read_plan import ReadPlan
-from girih.data.unit import FileSource, Source, Unit
+from girih.data.unit import Source, Unit
 from girih.errors import ConfigError, DataError
+from girih.files.sealed import digest
+from girih.kernels.cpu.arrays import I64
 
 if TYPE_CHECKING:
     import pyarrow.dataset as pads
@@ -48,7 +48,7 @@ def arrow_source(data: object) -> Source:
     return TableSource(_table_of(data))
 
 
-class TableSource(FileSource):
+class TableSource(Source):
     """A ``pyarrow.Table`` in memory, in parts of :data:`PART_ROWS`.
 
     Args:
@@ -63,7 +63,7 @@ class TableSource(FileSource):
             raise DataError(f"{where}: no rows; expected at least one")
         self._table, self._where = table.replace_schema_metadata(None), where
         self.files = (DataFile(None, "", where, _num_bytes(table)),)
-        self.num_rows: int | None = table.num_rows
+        self.num_rows = table.num_rows
         self.num_parts = -(-table.num_rows // PART_ROWS)
         self.identity = f"arrow/{table.num_rows}/{PART_ROWS}/{_digest(self._table)}"
 
@@ -72,7 +72,7 @@ class TableSource(FileSource):
         plan.check_names(self._table.column_names, self._where)
         plan.check_types({name: self._table.schema.field(name).type for name in plan.columns}, self._where)
 
-    def read(self, plan: ReadPlan, order: NDArray[np.int64], start: Cursor) -> Iterator[Unit]:
+    def read(self, plan: ReadPlan, order: I64, start: Cursor) -> Iterator[Unit]:
         """Yields slices of the table in the order given, from ``start.part`` on; nothing is copied."""
         columns = self._table.select(list(plan.columns))
         for part in range(start.part, len(order)):
@@ -101,7 +101,7 @@ def _num_bytes(table: pa.Table) -> int:
         return int(table.get_total_buffer_size())
 
 
-class FragmentSource(FileSource):
+class FragmentSource(Source):
     """A pyarrow dataset of files: row groups of Parquet one by one, other files whole.
 
     Raises:
@@ -131,12 +131,12 @@ class FragmentSource(FileSource):
             where = self.files[0].address if self.files else "the pyarrow dataset"
             raise DataError(f"{where}: no rows; expected at least one")
         self.num_parts = len(self._fragments)
-        self.num_rows: int | None = None if -1 in counts else sum(counts)
+        self.num_rows = None if -1 in counts else sum(counts)
         paths = [
             _path(fragment) if count < 0 else count
             for (fragment, _), count in zip(self._fragments, counts, strict=True)
         ]
-        self.identity = "arrow-dataset/" + hashlib.sha256(repr(paths).encode()).hexdigest()[:16]
+        self.identity = "arrow-dataset/" + digest(repr(paths))
 
     def check(self, plan: ReadPlan) -> None:
         """Refuses a dataset that lacks a column, or holds it in a type that does not serve."""
@@ -144,7 +144,7 @@ class FragmentSource(FileSource):
         plan.check_names(self._schema.names, where)
         plan.check_types({name: self._schema.field(name).type for name in plan.columns}, where)
 
-    def read(self, plan: ReadPlan, order: NDArray[np.int64], start: Cursor) -> Iterator[Unit]:
+    def read(self, plan: ReadPlan, order: I64, start: Cursor) -> Iterator[Unit]:
         """Yields the fragments in the order given, from ``start.part`` on."""
         for part in range(start.part, len(order)):
             fragment, first = self._fragments[order[part]]
@@ -220,7 +220,7 @@ def _digest(table: pa.Table) -> str:
     """A digest of some rows and of all names: of rows in another order it is most likely another."""
     places = sorted({place * (table.num_rows - 1) // (_SAMPLED_ROWS - 1) for place in range(_SAMPLED_ROWS)})
     rows = [table.slice(place, 1).to_pylist() for place in places]
-    return hashlib.sha256(repr([table.column_names, rows]).encode()).hexdigest()[:16]
+    return digest(repr([table.column_names, rows]))
 
 
 def _decoded(rows: pa.Table) -> pa.Table:

@@ -15,9 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
-from numpy.typing import NDArray
 
-from girih.config import options
+from girih.config import build
 from girih.data.formats.recognizing import is_object, to_set
 from girih.data.formats.text import LineBlock, RowsStart, TextSource, read_head
 from girih.data.paths import DataFile, one_line
@@ -25,6 +24,7 @@ from girih.data.position import Cursor
 from girih.data.read_plan import ReadPlan
 from girih.data.unit import BadRow, Unit
 from girih.errors import ConfigError, DataError
+from girih.kernels.cpu.arrays import I64
 
 _NO_LINE_END = re.compile(rb"[^\r\n]")
 _LINE = re.compile(rb"[^\r\n][^\n]*\n?")  # not a blank one
@@ -116,8 +116,8 @@ class DelimitedSource(TextSource):
         *,
         line_breaks: bool = False,
     ) -> None:
-        options.text("separator", separator)
-        options.flag("quoted_line_breaks", line_breaks)
+        build(str, separator, "separator")
+        build(bool, line_breaks, "quoted_line_breaks")
         if not separator or set(separator) & set('\r\n"'):
             raise ConfigError(
                 f"separator = {separator!r}: expected text without quotes and line breaks, such as ',', '\\t' or '::'"
@@ -227,7 +227,7 @@ class DelimitedSource(TextSource):
         if table is None:
             block = _up_to_line(block, broken[0].number)
             table, broken = split_cells(block.data, *splitting)
-        numbers: range | NDArray[np.int64] = range(block.line, block.line + block.num_lines)
+        numbers: range | I64 = range(block.line, block.line + block.num_lines)
         bad: list[BadRow] = []
         if broken or table.num_rows != block.num_lines:
             lines, kept = self._filled_lines(block)
@@ -249,7 +249,7 @@ class DelimitedSource(TextSource):
         return Unit(self._as_written(table, block.data), address, after, numbers, is_text=True, bad=bad)
 
     @staticmethod
-    def _filled_lines(block: LineBlock) -> tuple[NDArray[np.int64], list[bytes]]:
+    def _filled_lines(block: LineBlock) -> tuple[I64, list[bytes]]:
         """The numbers of the lines that are not blank, and these lines."""
         numbers, lines, number = [], [], block.line
         for line in block.data.split(b"\n"):
@@ -259,9 +259,7 @@ class DelimitedSource(TextSource):
             number += 1 + line.count(_LINE_BREAK)
         return np.array(numbers, dtype=np.int64), lines
 
-    def _without_open_quotes(
-        self, numbers: NDArray[np.int64], lines: list[bytes]
-    ) -> tuple[bytes, NDArray[np.int64], list[BadRow]]:
+    def _without_open_quotes(self, numbers: I64, lines: list[bytes]) -> tuple[bytes, I64, list[BadRow]]:
         """The lines that close their quotes, the number of each, and those that do not."""
         quote = self._quote.encode()
         is_open = np.array([bool(quote) and line.count(quote) % 2 == 1 for line in lines], np.bool_)

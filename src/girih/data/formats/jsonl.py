@@ -16,7 +16,6 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.json as pajson
-from numpy.typing import NDArray
 
 from girih.data.formats.text import LineBlock, RowsStart, TextSource, look_at, read_blocks, read_head
 from girih.data.from_memory import REFUSED, array_of, preview
@@ -25,6 +24,7 @@ from girih.data.position import Cursor
 from girih.data.read_plan import ReadPlan
 from girih.data.unit import BadRow, Unit
 from girih.errors import DataError
+from girih.kernels.cpu.arrays import I64
 
 _LOOK_LINES = 1000
 """Lines of a file by which its columns and their types are known."""
@@ -41,7 +41,7 @@ class ObjectRows(NamedTuple):
     """Objects as a ``pyarrow.Table`` of R rows, the number of each row int64[R], and those that are not rows."""
 
     table: pa.Table
-    numbers: NDArray[np.int64]
+    numbers: I64
     bad: list[BadRow]
 
 

@@ -13,8 +13,8 @@ from typing import Literal
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
+from girih.data.batch import offsets_of
 from girih.data.decode.columns import scalar_ids
 from girih.data.formats.text import LineBlock, RowsStart, TextSource, read_head
 from girih.data.paths import DataFile
@@ -23,7 +23,7 @@ from girih.data.read_plan import ReadPlan
 from girih.data.unit import BadRow, Unit
 from girih.errors import ConfigError
 from girih.kernels.cpu import pairs
-from girih.kernels.cpu.arrays import sealed
+from girih.kernels.cpu.arrays import I64, U8, Bools, sealed
 from girih.kernels.cpu.strings import ids_of_strings
 from girih.schema import Categorical, Feature, Numeric, Schema
 
@@ -125,7 +125,7 @@ class PairsSource(TextSource):
             mine = self._pairs_of(place, feature, fields)
             values = _words(data, cuts[mine, 2], cuts[mine, 3])
             counts = np.bincount(rows[mine], minlength=len(numbers))
-            bounds = pa.array(np.concatenate([[0], np.cumsum(counts)]))
+            bounds = pa.array(offsets_of(counts))
             index = pa.array(ids[mine])
             if _is_number(feature):
                 values = values.take(pa.array(bounds.to_numpy()[:-1], mask=counts == 0))
@@ -137,18 +137,14 @@ class PairsSource(TextSource):
         made = pa.table({name: table[name] for name in self.own_columns(plan, number)})
         return Unit(made, self.files[number].address, after, numbers + block.line, is_text=True, bad=bad)
 
-    def _pairs_of(
-        self, place: int, feature: Feature, fields: NDArray[np.int64] | None
-    ) -> NDArray[np.bool_] | slice:
+    def _pairs_of(self, place: int, feature: Feature, fields: I64 | None) -> Bools | slice:
         """The pairs of a feature, of lines that are good."""
         if fields is not None:
-            mine: NDArray[np.bool_] = fields == _field(feature)
+            mine: Bools = fields == _field(feature)
             return mine
         return slice(None) if self._is_bag else slice(place - 1, None, len(self._features))
 
-    def _find_other_faults(
-        self, rows: NDArray[np.int64], faults: NDArray[np.uint8], fields: NDArray[np.int64] | None
-    ) -> None:
+    def _find_other_faults(self, rows: I64, faults: U8, fields: I64 | None) -> None:
         """Marks lines with another number of pairs than features, or with several pairs of one number."""
         if fields is None and not self._is_bag:
             counts = np.bincount(rows, minlength=len(faults))
@@ -178,7 +174,7 @@ def _field(feature: Feature) -> int:
     return int(scalar_ids(pa.array([feature.source]))[0][0])
 
 
-def _words(data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]) -> pa.Array:
+def _words(data: U8, starts: I64, ends: I64) -> pa.Array:
     """Words of a text as an array of bytes, null where there is none."""
     starts, ends = np.ascontiguousarray(starts), np.ascontiguousarray(ends)
     offsets, missing = np.zeros(len(starts) + 1, np.int64), starts == ends

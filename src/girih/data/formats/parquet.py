@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import NamedTuple
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from girih.data.decode.columns import is_string, kind_of
 from girih.data.formats.text import look_at
 from girih.data.paths import DataFile, Partitions, one_line
 from girih.data.position import Cursor
 from girih.data.read_plan import ReadPlan
-from girih.data.unit import FileSource, Unit
+from girih.data.unit import Source, Unit
 from girih.errors import DataError, UserError
+from girih.files.sealed import digest
+from girih.kernels.cpu.arrays import I64
 
 OPEN_FILES = 16
 DICTIONARY_BYTES = 8.0  # below so many bytes a value, a dictionary repeats itself enough to be worth keeping
@@ -32,7 +31,7 @@ class _RowGroup(NamedTuple):
     num_rows: int
 
 
-class ParquetSource(FileSource):
+class ParquetSource(Source):
     """The row groups of some Parquet files, whose footers are read at once.
 
     Raises:
@@ -60,9 +59,9 @@ class ParquetSource(FileSource):
             where = "the file" if len(files) == 1 else f"all {len(files)} files"
             raise DataError(f"{files[0].address}: no rows in {where}; expected at least one")
         self.num_parts = len(self._groups)
-        self.num_rows: int | None = sum(group.num_rows for group in self._groups)
+        self.num_rows = sum(group.num_rows for group in self._groups)
         counts = ",".join(f"{group.file}:{group.num_rows}" for group in self._groups)
-        self.identity = "parquet/" + hashlib.sha256(counts.encode()).hexdigest()[:16]
+        self.identity = "parquet/" + digest(counts)
 
     @property
     def column_names(self) -> list[str]:
@@ -93,7 +92,7 @@ class ParquetSource(FileSource):
                         f"{file.address}: column {name!r} has {kind}, but {first} in {where}; cast one"
                     )
 
-    def read(self, plan: ReadPlan, order: NDArray[np.int64], start: Cursor) -> Iterator[Unit]:
+    def read(self, plan: ReadPlan, order: I64, start: Cursor) -> Iterator[Unit]:
         """Yields the row groups in the order given, from ``start.part`` on."""
         names = list(plan.columns)
         with closing(

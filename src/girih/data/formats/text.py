@@ -8,27 +8,27 @@ from __future__ import annotations
 import bz2
 import codecs
 import gzip
-import hashlib
 import io
 import lzma
 import zlib
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import IO, ClassVar, NamedTuple
 
-import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
-from girih.config import options
+from girih.config import build
+from girih.config.bounds import Count
 from girih.data.formats.recognizing import HEAD_BYTES, PARQUET, Look, begins_with, recognized
 from girih.data.paths import DataFile, Partitions, Paths, find_files, one_line
 from girih.data.position import Cursor
 from girih.data.read_plan import ReadPlan
-from girih.data.unit import FileSource, Unit
+from girih.data.unit import Source, Unit
 from girih.errors import ConfigError, DataError, UserError, nearest
+from girih.files.sealed import digest
+from girih.kernels.cpu.arrays import I64
 
 BLOCK_BYTES = 8 << 20
 _PIECE_BYTES = 1 << 20  # that are transcoded at once
@@ -45,7 +45,7 @@ def find_text_files(paths: Paths, encoding: str = "utf-8") -> tuple[DataFile, ..
     Raises:
         ConfigError: no such codec of text. MissingFileError, DataError: see :func:`girih.data.paths.find_files`.
     """
-    options.text("encoding", encoding)
+    build(str, encoding, "encoding")
     try:
         codec = codecs.lookup(encoding)
     except (LookupError, ValueError):
@@ -141,7 +141,7 @@ class RowsStart(NamedTuple):
     names: Sequence[str]
 
 
-class TextSource(FileSource, ABC):
+class TextSource(Source):
     """Text files of one format; a unit is a block of lines. See :class:`girih.data.unit.Source`.
 
     Args:
@@ -152,12 +152,12 @@ class TextSource(FileSource, ABC):
     kind: ClassVar[str]
 
     def __init__(self, files: tuple[DataFile, ...], starts: list[RowsStart], block_bytes: int) -> None:
-        options.integer("block_bytes", block_bytes)
+        build(Count, block_bytes, "block_bytes")
         self.files = files
         self.num_parts = len(files)
-        self.num_rows: int | None = None  # nobody has counted the lines
+        self.num_rows = None  # nobody has counted the lines
         sizes = ",".join(f"{file.size}{file.encoding or ''}" for file in files)
-        self.identity = f"{self.kind}/{block_bytes}/" + hashlib.sha256(sizes.encode()).hexdigest()[:16]
+        self.identity = f"{self.kind}/{block_bytes}/" + digest(sizes)
         self.starts = starts
         self.partitions = Partitions(files)
         self._block_bytes = block_bytes
@@ -181,7 +181,7 @@ class TextSource(FileSource, ABC):
     def unit(self, number: int, block: LineBlock, plan: ReadPlan, after: Cursor) -> Unit:
         """Splits a block of file ``number`` into columns."""
 
-    def read(self, plan: ReadPlan, order: NDArray[np.int64], start: Cursor) -> Iterator[Unit]:
+    def read(self, plan: ReadPlan, order: I64, start: Cursor) -> Iterator[Unit]:
         """Yields the blocks of the files in the order given, from ``start`` on."""
         for part in range(start.part, len(order)):
             number = int(order[part])

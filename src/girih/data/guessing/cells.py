@@ -9,14 +9,13 @@ import itertools
 import re
 from collections.abc import Callable
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from girih.data.decode import columns, lists, times
 from girih.data.decode.columns import Notation
 from girih.data.guessing.kinds import COUNTS, is_of_ids, named, separator_in
+from girih.kernels.cpu.arrays import I64
 
 _DOUBTFUL = {"NA", "-", "--", "nil"}
 """Texts that mean a missing value only where the others of a column are numbers or times."""
@@ -163,7 +162,7 @@ def text(words: pa.Array) -> pa.Array:
         return pa.array(read, pa.large_string())
 
 
-def _as_lists(values: pa.Array, offsets: NDArray[np.int64]) -> pa.Array:
+def _as_lists(values: pa.Array, offsets: I64) -> pa.Array:
     """Lists of text, of integers where all of it is such."""
     values = typed(values, True)
     return pa.LargeListArray.from_arrays(pa.array(offsets), values)

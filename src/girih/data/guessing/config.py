@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -110,11 +112,16 @@ def _find_candidates(
     table: pa.Table, names: list[str], *, numbers: bool = False, words: bool = False, requested: bool = False
 ) -> list[_Candidate]:
     """Those of some columns that may be labels, with the section and the reason."""
-    words = words or numbers
-    sections = (
-        (name, _of_label(name, columns.flat(table[name]), numbers, words, requested)) for name in names
-    )
-    return [(name, *_with_missing(table[name], *made)) for name, made in sections if made is not None]
+    candidates: list[_Candidate] = []
+    for name in names:
+        made = _of_label(name, columns.flat(table[name]), numbers, words or numbers, requested)
+        if made is None:
+            continue
+        section, why = made
+        if missing := table[name].null_count:
+            section, why = section | {"missing": "skip"}, f"{why}; {missing:,} rows of the sample have none"
+        candidates.append((name, section, why))
+    return candidates
 
 
 def _of_one_value(name: str, value: int) -> str:
@@ -122,15 +129,6 @@ def _of_one_value(name: str, value: int) -> str:
     if value:
         mend = "add negatives ([negatives], or rows with 0), or name another column"
     return f"WARNING: {name} is {value} throughout the sample, from which a model learns to say {value} of everything: {mend}"
-
-
-def _with_missing(
-    column: pa.ChunkedArray, section: dict[str, object], why: str
-) -> tuple[dict[str, object], str]:
-    """The section of a label that some rows lack has these left out of it."""
-    if not column.null_count:
-        return section, why
-    return section | {"missing": "skip"}, f"{why}; {column.null_count:,} rows of the sample have none"
 
 
 def _of_label(
@@ -380,19 +378,18 @@ def _with_comment(line: str, why: str) -> str:
 
 def _toml(options: Mapping[str, object]) -> list[str]:
     """Keys and values, each in a line of its own."""
-    lines = []
-    for name, value in options.items():
-        if isinstance(value, dict):
-            inner = ", ".join(line for key, each in value.items() for line in _toml({key: each}))
-            lines.append(f"{_toml({name: 0})[0].removesuffix('0')}{{ {inner} }}")
-        elif isinstance(value, list):
-            items = ", ".join(_toml({"x": each})[0].removeprefix("x = ") for each in value)
-            lines.append(f"{_toml({name: 0})[0].removesuffix('0')}[{items}]")
-        else:
-            import tomli_w  # only writing needs it
+    return [f"{_key(name)} = {_value(value)}" for name, value in options.items()]
 
-            lines.append(tomli_w.dumps({name: value}).rstrip("\n").replace("\t", "\\t"))
-    return lines
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _value(name)
+
+
+def _value(value: object) -> str:
+    """A value in TOML, which writes all but tables as JSON does."""
+    if isinstance(value, dict):
+        return f"{{ {', '.join(_toml(value))} }}"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _one_line(text: str) -> str:

@@ -13,9 +13,9 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from girih.data.decode import columns, times
+from girih.kernels.cpu.arrays import I64
 
 Kind = Literal["categorical", "sequence", "numeric", "time", "left out"]
 OUTCOME = "by its name it may be an outcome too, which a model must not see; make it a feature if it is known before"
@@ -140,7 +140,7 @@ def _of_list(name: str, values: pa.Array, word: str) -> Guess:
     return _bag(name, f"{word}, {lengths.mean():.1f} each", lengths, options)
 
 
-def _bag(name: str, why: str, lengths: NDArray[np.int64], options: Mapping[str, object]) -> Guess:
+def _bag(name: str, why: str, lengths: I64, options: Mapping[str, object]) -> Guess:
     """A list of ids: in order, where the name speaks of what was before."""
     longest, usual = int(lengths.max()), int(np.percentile(lengths, 95))
     if longest > 2 * max(1, usual):

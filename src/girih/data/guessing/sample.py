@@ -231,9 +231,7 @@ def take_sample(paths: Sequence[str], label: str | None = None) -> Sample:
     if "" in names:
         names = [name for name in names if name]
         options["train"] = (train, "a column has no name, and is left out")
-    plan = ReadPlan(
-        schema=Schema([Numeric(name=names[0])], "\0"), labels=(), weight=None, conditions={}, masks={}, label_weights={}, keep=tuple(names),
-    )  # fmt: skip
+    plan = ReadPlan(Schema([Numeric(name=names[0])], "\0"), keep=tuple(names))
     tables, num_rows, num_bytes, bad = [], 0, 0, ""
     parts = sorted({place * (source.num_parts - 1) // (PARTS - 1) for place in range(PARTS)})
     for part in parts:

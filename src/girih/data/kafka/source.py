@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from girih.data.formats.jsonl import ObjectRows, objects_to_rows
 from girih.data.from_memory import REFUSED
@@ -24,8 +23,9 @@ from girih.data.kafka.topic import Span, Topic, Trouble, as_offsets, client, tot
 from girih.data.paths import DataFile, one_line
 from girih.data.position import Cursor
 from girih.data.read_plan import ReadPlan
-from girih.data.unit import BadRow, Unit
+from girih.data.unit import BadRow, Source, Unit, never
 from girih.errors import DataError
+from girih.kernels.cpu.arrays import I64
 from girih.telemetry.busy import waiting
 
 if TYPE_CHECKING:
@@ -208,13 +208,8 @@ TURN = {"json": 1024, "arrow": 8}
 _LOOK_AT = 100
 
 
-def never() -> bool:
-    """Says that nobody asked to stop."""
-    return False
-
-
-@dataclass(frozen=True, kw_only=True)
-class KafkaSource:
+@dataclass(kw_only=True)
+class KafkaSource(Source):
     """The partitions of a topic; see :class:`girih.data.unit.Source`.
 
     Attributes:
@@ -235,20 +230,11 @@ class KafkaSource:
     num_rows: int | None = None
     _first: list[Message] = field(default_factory=list, compare=False)
 
-    @property
-    def files(self) -> tuple[DataFile, ...]:
-        """The topic, where files are listed."""
-        return (DataFile(None, self.topic.name, self.topic.address, 0),)
-
-    @property
-    def identity(self) -> str:
-        """Positions hold for the same topic; partitions may be added to it."""
-        return f"kafka/{self.topic.name}/{self.messages}/{TURN[self.messages]}"
-
-    @property
-    def bounds(self) -> list[list[int]]:
-        """The partitions' beginnings and ends, on which several readers have to agree."""
-        return [list(span) for span in self.spans]
+    def __post_init__(self) -> None:
+        topic, kind = self.topic, self.messages
+        self.files = (DataFile(None, topic.name, topic.address, 0),)
+        self.identity = f"kafka/{topic.name}/{kind}/{TURN[kind]}"
+        self.bounds = [list(span) for span in self.spans]
 
     def within(self, bounds: Sequence[Sequence[int]]) -> KafkaSource:
         """The same topic with the bounds of another reader, each batch as all its readers see it."""
@@ -284,7 +270,7 @@ class KafkaSource:
                 f" {bad[0].message} (messages = {self.messages!r})"
             )
 
-    def read(self, plan: ReadPlan, order: NDArray[np.int64], start: Cursor) -> Iterator[Unit]:
+    def read(self, plan: ReadPlan, order: I64, start: Cursor) -> Iterator[Unit]:
         """Yields turns from ``start`` on: of the partition whose turn it is, each in the order of its offsets.
 
         Raises:

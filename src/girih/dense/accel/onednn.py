@@ -23,7 +23,6 @@ from girih.models.layers.autograd import Context
 MIN_PRODUCTS = 1 << 22  # B · I · O below which MKL is as fast
 
 
-@lru_cache(maxsize=1)
 def pays() -> bool:
     """Whether layers are faster through oneDNN here: MKL is as fast on the processors of those who make it."""
     return available() and _vendor() != "GenuineIntel"

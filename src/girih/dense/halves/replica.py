@@ -63,7 +63,7 @@ class ReplicaComputed:
             raise LookupError("a step that nobody has voted on")
         numbers = [vote.ballots.reshape(-1), vote.reported]
         names: Sequence[str] = ()
-        if vote.deferred or vote.stands:
+        if vote.deferred or vote.known_refused:
             names = self.names()
             numbers.append(self._local_numbers(vote))
         put_back = self.half.take_step(vote, self.gradients, self.buffers)
@@ -128,7 +128,7 @@ class ReplicaComputed:
         of_rows: Numbers,
         local: Numbers = (),
     ) -> StepFacts:
-        """What came of the step, by numbers that are on the host; ``local`` where it may have been refused."""
+        """The outcome of the step, from numbers that are on the host; ``local`` where it may have been refused."""
         losses, refusal = votes, None
         if vote.ranks is not None:
             losses = votes[LOSS :: len(BALLOT)]

@@ -22,7 +22,7 @@ def lowered(values: Tensor) -> Tensor:
 
 def places_of(widths: Mapping[str, int], schema: Schema) -> Tensor:
     """The columns of a schema's features where those of all of ``widths`` lie side by side, int64."""
-    names = {feature.name for feature in schema.features}
+    names = set(schema.names)
     owners = [name for name, width in widths.items() for _ in range(width)]
     return torch.tensor([place for place, name in enumerate(owners) if name in names], dtype=torch.int64)
 
@@ -66,7 +66,7 @@ class DenseInput(nn.Module):
 
     def narrow(self, schema: Schema) -> Tensor:
         """From here on reads what a smaller schema has; returns the columns that stay, int64."""
-        places, names = places_of(self.widths, schema), {feature.name for feature in schema.features}
+        places, names = places_of(self.widths, schema), set(schema.names)
         self.widths = {name: width for name, width in self.widths.items() if name in names}
         self.features = tuple(name for name in self.features if name in names)
         self._numeric = tuple(name for name in self._numeric if name in names)

@@ -3,13 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Annotated, NamedTuple, TypedDict
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
-from girih.config import options
+from girih import config
+from girih.config.bounds import Fraction
+
+HIDDEN = (400, 400, 400)
+"""The widths of a deep network's hidden layers by default."""
+
+
+class LayerWidths(NamedTuple):
+    """Accepts lists of layer widths, as an annotation of options."""
+
+    least: int
+
+    def holds(self, widths: Sequence[int]) -> bool:
+        """True for enough widths, each at least 1."""
+        return len(widths) >= self.least and all(width >= 1 for width in widths)
+
+    def text(self, kind: object) -> str:
+        """Names what is accepted, for errors."""
+        least = " and at least one of them" if self.least else ""
+        return f"a list of integers of at least 1{least}, as in [400, 400]"
+
+
+Widths = Annotated[tuple[int, ...], LayerWidths(1)]
+AnyWidths = Annotated[tuple[int, ...], LayerWidths(0)]
+
+
+class LayerOptions(TypedDict, total=False):
+    """Options of all layers of a network; see :class:`MLP`."""
+
+    dropout: Fraction
+    batch_norm: bool
+
+
+class DeepOptions(LayerOptions, total=False):
+    """The same, and the widths of the hidden layers, by default :data:`HIDDEN`."""
+
+    hidden: Widths
 
 
 class BatchNorm(nn.BatchNorm1d):
@@ -52,14 +89,14 @@ class MLP(nn.Sequential):
     def __init__(
         self,
         inputs: int,
-        hidden: tuple[int, ...],
+        hidden: tuple[int, ...] = HIDDEN,
         outputs: int | None = None,
         *,
         dropout: float = 0.0,
         batch_norm: bool = False,
     ) -> None:
-        options.fraction("dropout", dropout)
-        options.flag("batch_norm", batch_norm)
+        config.build(Fraction, dropout, "dropout")
+        config.build(bool, batch_norm, "batch_norm")
         layers: list[nn.Module] = []
         width = inputs
         for size in hidden:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -49,7 +49,19 @@ def _inverse(permutation: Tensor) -> Tensor:
     return torch.empty_like(permutation).scatter_(0, permutation, numbers)
 
 
-class GRU(nn.Module):
+class Recurrent(nn.Module):
+    """The weights of a layer: those of what goes in, with biases, and those of its own state, for each of its gates."""
+
+    gates: ClassVar[int]
+
+    def __init__(self, dim: int, hidden: int) -> None:
+        super().__init__()
+        self.hidden = hidden
+        self.inputs = nn.Linear(dim, self.gates * hidden)
+        self.states = nn.Linear(hidden, self.gates * hidden, bias=False)
+
+
+class GRU(Recurrent):
     """h_t = (1 − u_t) ⊙ h_{t−1} + u_t ⊙ h̃_t (DIEN, Interest Extractor Layer), h_0 = 0, with
 
         u_t = σ(W_u x_t + U_u h_{t−1} + b_u)    r_t = σ(W_r x_t + U_r h_{t−1} + b_r)
@@ -59,11 +71,7 @@ class GRU(nn.Module):
     place of u_t.
     """
 
-    def __init__(self, dim: int, hidden: int) -> None:
-        super().__init__()
-        self.hidden = hidden
-        self.inputs = nn.Linear(dim, 3 * hidden)
-        self.states = nn.Linear(hidden, 3 * hidden, bias=False)
+    gates = 3
 
     def forward(self, values: Tensor, steps: Steps, attention: Tensor | None = None) -> Tensor:
         """float32[L, D], and float32[L] where there is attention, to the state after each row, float32[L, H]."""
@@ -86,17 +94,13 @@ class GRU(nn.Module):
         return state + update * (new - state)
 
 
-class LSTM(nn.Module):
+class LSTM(Recurrent):
     """h_t = o_t ⊙ tanh(c_t), c_t = f_t ⊙ c_{t−1} + i_t ⊙ g_t, h_0 = c_0 = 0, with
 
     (i_t, f_t, o_t) = σ(W x_t + U h_{t−1} + b)    g_t = tanh(W_g x_t + U_g h_{t−1} + b_g)
     """
 
-    def __init__(self, dim: int, hidden: int) -> None:
-        super().__init__()
-        self.hidden = hidden
-        self.inputs = nn.Linear(dim, 4 * hidden)
-        self.states = nn.Linear(hidden, 4 * hidden, bias=False)
+    gates = 4
 
     def forward(self, values: Tensor, steps: Steps) -> Tensor:
         """float32[L, D] to the state after each row, float32[L, H]."""

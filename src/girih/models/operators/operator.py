@@ -52,6 +52,7 @@ class SubstitutableOperator(nn.Module):
     __call__: Callable[..., Tensor]  # of nn.Module it returns Any
     aggregation: ClassVar[Literal["sum", "concat"]] = "sum"
     columns: int
+    _numeric: Mapping[str, int]  # the numeric features that have a row of a parameter, each 1 wide
 
     @property
     def colocated_features(self) -> tuple[tuple[str, ...], ...]:
@@ -80,6 +81,13 @@ class SubstitutableOperator(nn.Module):
             parameter = self.get_parameter(name)
             parameter.data = split.part_of(parameter.data)
         return splits
+
+    def keep_numeric(self, name: str, schema: Schema) -> dict[str, ParameterSplit]:
+        """Cuts a parameter that has a row for each numeric feature, if there is one."""
+        parameter: nn.Parameter | None = getattr(self, name)
+        if parameter is None:
+            return {}
+        return self.keep({name: ParameterSplit(0, places_of(self._numeric, schema), len(parameter))})
 
     def places(self, schema: Schema) -> Tensor:
         """The places of some features' columns among all W, int64, for operators that concatenate."""
@@ -164,9 +172,7 @@ class Fields(SubstitutableOperator):
     def narrow(self, schema: Schema) -> dict[str, ParameterSplit]:
         """Vectors of the numeric features that stay."""
         self.features = tuple(feature.name for feature in schema.sparse)
-        if self.vectors is None:
-            return {}
-        return self.keep({"vectors": ParameterSplit(0, places_of(self._numeric, schema), len(self.vectors))})
+        return self.keep_numeric("vectors", schema)
 
     def places(self, schema: Schema) -> Tensor:
         """The places of some features' columns."""
@@ -203,6 +209,4 @@ class FirstOrder(SubstitutableOperator):
 
     def narrow(self, schema: Schema) -> dict[str, ParameterSplit]:
         """Weights of the numeric features that stay."""
-        if self.weight is None:
-            return {}
-        return self.keep({"weight": ParameterSplit(0, places_of(self._numeric, schema), len(self.weight))})
+        return self.keep_numeric("weight", schema)

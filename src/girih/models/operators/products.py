@@ -11,7 +11,7 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from girih.models.embeddings import Embeddings
 from girih.models.layers.autograd import Context
-from girih.models.layers.inputs import DenseInput, places_of
+from girih.models.layers.inputs import DenseInput
 from girih.models.operators.operator import ParameterSplit, SubstitutableOperator
 from girih.schema import Schema
 
@@ -44,9 +44,7 @@ class SecondOrder(SubstitutableOperator):
 
     def narrow(self, schema: Schema) -> dict[str, ParameterSplit]:
         """Vectors of the numeric features that stay."""
-        if self.vectors is None:
-            return {}
-        return self.keep({"vectors": ParameterSplit(0, places_of(self._numeric, schema), len(self.vectors))})
+        return self.keep_numeric("vectors", schema)
 
     def _sums(self, numeric: Tensor, embeddings: Embeddings) -> tuple[Tensor, Tensor]:
         with torch.autocast(numeric.device.type, enabled=False):  # a difference of large sums wants float32

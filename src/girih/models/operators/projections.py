@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Unpack
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from girih.models.embeddings import Embeddings
 from girih.models.layers.inputs import DenseInput
-from girih.models.layers.mlp import MLP
+from girih.models.layers.mlp import HIDDEN, MLP, LayerOptions
 from girih.models.operators.operator import ParameterSplit, SubstitutableOperator
 from girih.schema import Schema
 
@@ -73,18 +74,17 @@ class FieldMLP(MLP):
     def __init__(
         self,
         schema: Schema,
-        hidden: tuple[int, ...],
+        hidden: tuple[int, ...] = HIDDEN,
         outputs: int | None = None,
         *,
         features: Sequence[str] | None = None,
         numeric: Sequence[str] | None = None,
         first: Callable[[nn.Linear], FieldProjection] | None = None,
         more_inputs: int = 0,
-        dropout: float = 0.0,
-        batch_norm: bool = False,
+        **layers: Unpack[LayerOptions],
     ) -> None:
         width = DenseInput(schema, features, numeric).width + more_inputs
-        super().__init__(width, hidden, outputs, dropout=dropout, batch_norm=batch_norm)
+        super().__init__(width, hidden, outputs, **layers)
         linear = next(iter(self), None)
         if not isinstance(linear, nn.Linear):
             raise ValueError("expected at least one layer: hidden widths, or outputs")

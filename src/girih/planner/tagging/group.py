@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Annotated
 
 from girih.config.bounds import Bounds, Count, NonNegative, Positive
@@ -11,7 +10,6 @@ from girih.config.options import Options
 from girih.planner.operators import Edge
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Device(Options):
     """One trainer, or one group server.
 
@@ -28,7 +26,6 @@ class Device(Options):
     memory_bytes: Positive | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CodecCost(Options):
     """The cost of one way to write tensors for the wire.
 
@@ -69,7 +66,6 @@ AVERAGED = 4.0
 """Copies of the parameters that averaging takes: the model that is evaluated; in a round, what is sent, what is answered, and that as one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WireCost(Options):
     """The costs of the codecs between trainers and group servers: of activations, forward, and of their gradients, backward."""
 
@@ -77,7 +73,6 @@ class WireCost(Options):
     gradients: CodecCost = FLOAT32
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class HierarchicalGroup(Options):
     """One group; all groups of a run are alike.
 

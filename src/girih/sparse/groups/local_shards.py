@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from girih.checkpoint.manifest import PartFacts, Parts, part_name, parts_for
 from girih.checkpoint.parts import PartReader
 from girih.checkpoint.storage import Storage
-from girih.publishing.shards import SegmentRows, begin_rows, know_changes
+from girih.publishing.shards import SegmentRows, SegmentShards
 from girih.sparse.groups.pack import Group
 from girih.sparse.options import StoreOptions
 from girih.store import Keys, LiveSnapshot, Push, SnapshotFile, Store, write_rows
@@ -166,11 +166,11 @@ class LocalShards:
 
     def knows_changes(self, since: int) -> bool:
         """Whether all shards know what changed since a version."""
-        return know_changes(self.files(), since)
+        return all(store.knows_changes(since) for _, store in self.files())
 
     def begin_segment(self, writer: Storage, number: int, since: int | None) -> SegmentRows:
-        """See :func:`girih.publishing.shards.begin_rows`."""
-        return begin_rows(writer, self.files, self.pool, number, since)
+        """See :class:`girih.publishing.shards.SegmentShards`."""
+        return SegmentShards(writer, self.files(), number, since, self.pool)
 
     def load(self, reader: PartReader) -> None:
         """Replaces all rows by those of any number of shards that belong here.

@@ -23,7 +23,7 @@ from girih.kernels.cpu import dedup as kernels
 from girih.kernels.cpu import routing
 from girih.kernels.cpu.arrays import sealed
 from girih.kernels.cpu.update import Terms
-from girih.store import Keys, Push, Store, Update
+from girih.store import Keys, Push, RowUpdate, Store
 
 T = TypeVar("T")
 NO_AMOUNTS = sealed(np.empty(0, np.int32))
@@ -345,7 +345,7 @@ class Shards:
             terms = None if terms_of is None else terms_of(part)
             grads = gradients[part.first : part.first + len(part.keys)] if terms is None else gradients
             moved = Keys(part.keys, part.tables, rows=part.rows)
-            return self.stores[s].apply_gradients(moved, Update(grads, step, lr_scale, terms, push))
+            return self.stores[s].apply_gradients(moved, RowUpdate(grads, step, lr_scale, terms, push))
 
         num_ids = keys.num_keys if terms_of is None else len(keys.inverse)
         return sum(run_parts(self.pool, len(keys.shards), apply_shard, num_ids))

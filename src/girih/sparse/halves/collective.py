@@ -282,7 +282,7 @@ class CollectiveSparse(ExchangingSparse[list[GroupExchange], GroupExchange]):
         self._report(
             vote, batch, inverses, [torch.tensor(local_keys), of_all[:, :2], torch.tensor([num_served])]
         )
-        if vote.stands:
+        if vote.known_refused:
             return
         for exchange, apply in zip(reads, of_all[:, 2:].any(dim=0).tolist(), strict=True):
             if apply:

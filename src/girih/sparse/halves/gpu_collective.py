@@ -209,7 +209,7 @@ class GpuCollectiveSparse(ExchangingSparse[GpuRequest, GpuExchanged]):
         )
         with self._messages.waiting("vote", train=True):
             of_all = vote.cast((worst > 0) | (local_keys >= 0).any(), words)
-        if not vote.stands:
+        if not vote.known_refused:
             # as the kernels have it: a key's number where nothing is to move, else -1; aligned, as they are compiled for
             moves = ~vote.refused & (of_all[:, 2:] > 0).any(dim=0)
             flags = (-moves.to(torch.int32)).to(self._device).unsqueeze(1).repeat(1, 4)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from girih.comm.group import TrainerGroup
 from girih.comm.group.exchange import Counts
-from girih.sparse.halves.group_messages import Messages
+from girih.sparse.halves.group_messages import TimedMessages
 from girih.sparse.routing.gpu_router import KEY_WORDS, GpuRowCodec, GpuTraffic
 from girih.telemetry.stats import Stats
 
@@ -23,7 +23,7 @@ Coming = Callable[[], Tensor]
 """A message on its way: returns it, which on a GPU may be before it is there, as its stream knows."""
 
 
-class GpuMessages(Messages):
+class GpuMessages(TimedMessages):
     """The ways of one trainer's messages.
 
     Args:

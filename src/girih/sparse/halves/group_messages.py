@@ -76,7 +76,7 @@ class IncomingRows:
     pooling: Pooling
 
 
-class Messages:
+class TimedMessages:
     """The ways of one trainer's messages.
 
     Args:
@@ -97,7 +97,7 @@ class Messages:
             self._stats.counters[EXCHANGE_NS] += round(1e9 * seconds)
 
 
-class GroupMessages(Messages):
+class GroupMessages(TimedMessages):
     """Messages between trainers, each of several groups.
 
     Args:

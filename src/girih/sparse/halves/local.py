@@ -178,9 +178,9 @@ class FeatureParallelSparse(LocalSparse):
         Raises:
             GirihError: finite gradients whose sum is not: other trainers may have moved their rows already.
         """
-        known = vote.stands
+        known = bool(vote.refused)
         super().update(batch, reads, gradients, step, lr_scale, vote)
-        if vote.stands and not known and self._ranks.size > 1:
+        if vote.known_refused and not known and self._ranks.size > 1:
             error = vote.error_from(vote.reported.tolist())
             raise GirihError(
                 f"trainer {self._ranks.rank}: {error}, summed up; other trainers have applied theirs; resume from the last"

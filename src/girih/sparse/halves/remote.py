@@ -82,18 +82,18 @@ class RemotePulled:
         gradients = leaves.gradients()
         vote.reported = leaves.largest(gradients).double()
         vote.cast(~torch.isfinite(vote.reported).all())
+        vote.error_from = lambda numbers: nonfinite_gradient(leaves.nonfinite_feature(gradients, numbers))
         turn, before = next(half.turns), half.last_step
+        if vote.known_refused:
+            return self._dropped(turn)
         half.last_step = step
         vote.rollback = partial(setattr, half, "last_step", before)
-        vote.error_from = lambda numbers: nonfinite_gradient(leaves.nonfinite_feature(gradients, numbers))
 
         def call(arrays: Sequence[NDArray[Any] | None]) -> Future[Frame]:
             *to_push, flag = arrays
             is_refused = flag is not None and flag[0]
             return self._drop(turn) if is_refused else self._push(turn, step, lr_scale, to_push)
 
-        if vote.stands:
-            return self._dropped(turn)
         refused = vote.refused.float().reshape(1)
         if half.staging is None:
             return half.sent(call([*gradients, refused.numpy()]), self.called[1])
@@ -161,10 +161,14 @@ class RemotePending:
 
 
 class RemoteSave:
-    """Servers hold their rows as they were; each writes its parts when asked."""
+    """Servers hold rows as they were, for a checkpoint or a segment; each writes its parts when asked.
 
-    def __init__(self, servers: Sequence[Client]) -> None:
-        self._servers = servers
+    Args:
+        verb, fields: what servers are asked, before the word whether they write.
+    """
+
+    def __init__(self, servers: Sequence[Client], verb: SparseVerb, *fields: int) -> None:
+        self._servers, self._verb, self._fields = servers, verb, fields
 
     def write(self) -> dict[str, PartFacts]:
         """Has all servers write, side by side.
@@ -174,6 +178,9 @@ class RemoteSave:
         """
         return self._finish(write=True)
 
+    def wait_copied(self) -> None:
+        """No-op: a server waits before it begins a checkpoint."""
+
     def close(self) -> None:
         """Ends what was not written."""
         self._finish(write=False)
@@ -181,29 +188,9 @@ class RemoteSave:
     def _finish(self, *, write: bool) -> dict[str, PartFacts]:
         servers, self._servers = self._servers, ()
         parts: dict[str, PartFacts] = {}
-        replies = [server.call(SparseVerb.WRITE, (int(write),)) for server in servers]
+        replies = [server.call(self._verb, (*self._fields, int(write))) for server in servers]
         with waiting():
             wait(replies)  # before one raises: the next save begins once none of them writes any more
-        for reply in replies:
-            parts |= from_text(answer(reply).arrays[0])
-        return parts
-
-
-class RemoteSegment(RemoteSave):
-    """Servers hold rows of a segment as they were; each writes its parts when asked, beside all else that it does."""
-
-    def __init__(self, servers: Sequence[Client], *, whole: bool) -> None:
-        super().__init__(servers)
-        self._whole = whole
-
-    def wait_copied(self) -> None:
-        """No-op: a server waits before it begins a checkpoint."""
-
-    def _finish(self, *, write: bool) -> dict[str, PartFacts]:
-        servers, self._servers = self._servers, ()
-        parts: dict[str, PartFacts] = {}
-        replies = [server.call(SparseVerb.SEND, (int(self._whole), int(write))) for server in servers]
-        wait(replies)
         for reply in replies:
             parts |= from_text(answer(reply).arrays[0])
         return parts
@@ -375,7 +362,7 @@ class RemoteSparse:
         self._ranks.barrier()
         answers(self._servers, SparseVerb.SAVE, (), (as_text(writer.absolute().url),), again=True)
         self._ranks.barrier()
-        return RemoteSave(self._servers)
+        return RemoteSave(self._servers, SparseVerb.WRITE)
 
     def knows_changes(self, since: int) -> bool:
         """Asks all servers; others than rank 0 know of none that do not."""
@@ -383,12 +370,12 @@ class RemoteSparse:
             frame.fields[0] for frame in answers(self._servers, SparseVerb.HAS_CHANGES, (since,), again=True)
         )
 
-    def begin_segment(self, writer: Storage, number: int, since: int | None) -> RemoteSegment:
+    def begin_segment(self, writer: Storage, number: int, since: int | None) -> RemoteSave:
         """Has all servers take what changed, or all rows, while no trainer has anything in flight."""
         self.sync()
         self._ranks.barrier()
         fields = (number, NO_VERSION if since is None else since)
-        segment = RemoteSegment(self._servers, whole=since is None)
+        segment = RemoteSave(self._servers, SparseVerb.SEND, int(since is None))
         try:
             answers(self._servers, SparseVerb.SEGMENT, fields, (as_text(writer.absolute().url),), again=True)
         except GirihError:

@@ -68,12 +68,12 @@ def apply_all(
         inverses.append((group.group, group.inverse(read)))
     vote.reported = torch.cat(keys)
     vote.cast((vote.reported >= 0).any())
-    if not vote.stands:
-        # as the kernels have it: a key's number where the step is refused, else -1
-        flag = vote.refused.to(torch.int32).reshape(1) - 1
+    if not vote.known_refused:
         for group, read, summed in updates:
-            masked = replace(summed, nonfinite_key=flag) if vote.deferred else summed
-            group.apply(read, masked, step, lr_scale)
+            if vote.deferred:  # as the kernels have it: a key's number where the step is refused, else -1
+                flag = vote.refused.to(torch.int32).reshape(1) - 1
+                summed = replace(summed, nonfinite_key=flag)
+            group.apply(read, summed, step, lr_scale)
     feature_from = partial(nonfinite_feature, inverses, batch)
     vote.error_from = lambda numbers: nonfinite_gradient(feature_from(numbers))
     return feature_from

@@ -178,8 +178,9 @@ class ShardedHalf(ABC, Generic[Request, Read]):
         """Moves rows by the gradients of all outputs, after all earlier work; see :meth:`update`."""
         grouped = by_group(self.groups_of_tables, gradients)
         self._done(partial(self.update, batch, reads, grouped, step, lr_scale, vote))
-        before, self.last_step = self.last_step, step
-        vote.rollback = partial(setattr, self, "last_step", before)
+        if not vote.known_refused:
+            before, self.last_step = self.last_step, step
+            vote.rollback = partial(setattr, self, "last_step", before)
 
     def sync(self) -> None:
         """No-op: no update is ever in flight."""

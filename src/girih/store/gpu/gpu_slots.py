@@ -32,7 +32,7 @@ from girih.kernels.cpu.tiers import (
     NUM_HOT,
     NUM_SLOTS,
     USED_SINCE,
-)  # fmt: skip
+)
 from girih.kernels.gpu import jit
 from girih.store.gpu.gpu_memory import RecordChunks, to_device
 from girih.store.gpu.options import GpuTier
@@ -93,11 +93,6 @@ class SlotTable:
         """Counts a call that works ahead: what the last verb used stays."""
         self.slots.state[CALL] += 1
         self.slots.state[USED_SINCE] = self._read_call
-
-    def find(self, rows: Ints, known: Ints, row_slots: Ints, *, reads: bool) -> tuple[int, int]:
-        """See :func:`girih.kernels.cpu.device_slots.find`."""
-        num_missing, num_cold = device_slots.find(self.slots, rows, known, reads, row_slots)
-        return int(num_missing), int(num_cold)
 
     def take(self, rows: Ints, row_slots: Ints, missing: int, spare: int = 0) -> tuple[Ints, Ints]:
         """Gives slots to rows that miss one, and has ``spare`` more free.
@@ -223,7 +218,7 @@ class GpuSlots:
         self.table.begin_verb()
         known = rows if known is None else known
         row_slots = np.empty(len(rows), np.int32)
-        missing, num_cold = self.table.find(rows, known, row_slots, reads=reads)
+        missing, num_cold = device_slots.find(self.table.slots, rows, known, reads, row_slots)
         if reads:
             self.num_reads += int(np.count_nonzero(known >= 0))
             self.num_cold += num_cold
@@ -247,7 +242,7 @@ class GpuSlots:
         self._wait(self._free)
         self.table.begin_fetch()
         row_slots = np.empty(len(rows), np.int32)
-        missing, _ = self.table.find(rows, rows, row_slots, reads=False)
+        missing, _ = device_slots.find(self.table.slots, rows, rows, False, row_slots)
         cold = np.flatnonzero(row_slots == MISSING)
         try:
             left = self.table.take(rows, row_slots, missing, spare=int(np.count_nonzero(rows < 0)))

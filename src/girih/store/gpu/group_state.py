@@ -21,7 +21,7 @@ from girih.kernels.cpu import layout as at
 from girih.kernels.gpu.gradients import FusedInputs
 from girih.store.gpu.gpu_memory import to_device
 from girih.store.gpu.record_kernels import DeviceKeys, RecordKernels
-from girih.store.keys import Keys, Update
+from girih.store.keys import Keys, RowUpdate
 from girih.store.spec import Floats, Ints, Longs
 from girih.store.state import State
 
@@ -35,7 +35,7 @@ class DeviceUpdate(NamedTuple):
     Attributes:
         gradients: float32[n, W].
         refused: int32[1]: if it is not negative, no row moves.
-        direct: what :meth:`RecordKernels.direct_sums` returned beside the gradients.
+        direct: the third result of :meth:`RecordKernels.direct_sums`.
     """
 
     gradients: Tensor
@@ -99,7 +99,7 @@ class GroupState(State):
         """Begins to bring in the rows of keys."""
         self.begin_read(self._keys(keys)[1])
 
-    def apply_gradients(self, keys: Keys, change: Update) -> int:
+    def apply_gradients(self, keys: Keys, change: RowUpdate) -> int:
         """Moves rows by gradients."""
         if change.terms is not None:
             raise ConfigError("a store with rows in GPU memory takes sums of gradients; leave terms out")

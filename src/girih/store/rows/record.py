@@ -112,7 +112,7 @@ def without_values(row_layout: RowLayout, num_words: int) -> RowLayout:
 
 def hyper_rows(spec: GroupSpec, lr_scale: float, step: int) -> NDArray[np.float64]:
     """The optimizers' numbers for one step, float64[S, 8]."""
-    return np.stack([hyper_row(segment.optimizer, lr_scale, step) for segment in spec.segments])
+    return np.array([hyper_row(segment.optimizer, lr_scale, step) for segment in spec.segments])
 
 
 def _describe(spec: GroupSpec, shard: int, num_shards: int) -> Description:

@@ -30,7 +30,7 @@ from girih.kernels.cpu.tiers import (
     PLACE,
     SlotEvictions,
 )
-from girih.store.keys import Keys, Update
+from girih.store.keys import Keys, RowUpdate
 from girih.store.memory.shard_memory import ShardMemory
 from girih.store.rows.record import RowLayout
 from girih.store.rows.row_table import MadeRows, RowTable
@@ -323,7 +323,7 @@ class TieredValues(SlotExchange):
         _write_addresses(out, addresses)
         return rows
 
-    def move(self, keys: Keys, change: Update, done: int = 0) -> int:
+    def move(self, keys: Keys, change: RowUpdate, done: int = 0) -> int:
         """See :class:`Values`."""
         self._num_missed = 0
         dropped = super().move(keys, change, done)

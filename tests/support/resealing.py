@@ -1,4 +1,4 @@
-"""Seals files that were changed by hand, by tools and by tests of damage that no checksum shows."""
+"""Seals files again that a test has changed, so that no checksum shows the damage."""
 
 from __future__ import annotations
 
@@ -20,13 +20,24 @@ def seal(directory: Path) -> None:
         text = sealed_text(index.read_bytes())
         with contextlib.suppress(Exception):
             tree = json.loads(text)
-            for name, facts in {**tree.get("parts", {}), **tree.get("files", {})}.items():
+            for name, facts in [*tree.get("parts", {}).items(), *_files_in(tree)]:
                 facts |= _facts_of(index.parent / name, dict(facts))
-            for pointer in (tree[name] for name in ("snapshot", "newest") if name in tree):
+            for pointer in (tree[name] for name in ("snapshot", "newest") if "snapshot" in tree):
                 for manifest in directory.glob(f"s*/{pointer['number']:08d}/manifest.json"):
                     pointer["manifest_crc32"] = zlib.crc32(manifest.read_bytes())
             text = text if tree == json.loads(text) else json.dumps(tree)
         index.write_bytes(seal_text(text))
+
+
+def _files_in(tree: object) -> list[tuple[str, dict[str, object]]]:
+    """All facts of files in the tree of a signature, by name."""
+    if isinstance(tree, list):
+        return [found for item in tree for found in _files_in(item)]
+    if not isinstance(tree, dict):
+        return []
+    if {"name", "bytes", "crc32"} <= tree.keys():
+        return [(str(tree["name"]), tree)]
+    return [found for item in tree.values() for found in _files_in(item)]
 
 
 def _facts_of(file: Path, facts: dict[str, object]) -> dict[str, object]:

@@ -1,31 +1,108 @@
-"""``girih scale``."""
+"""Commands on run directories: ``girih compare``, ``report``, ``scale`` and ``status``."""
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
+from rich.live import Live
 
 from girih.cli import cli
+from girih.cli.show import numbers_table, screen
 from girih.cli.words import PATH
 from girih.cluster.roles import RoleName
 from girih.errors import ConfigError, RunDirectoryError, nearest
 from girih.processes.lease import Lease
-from girih.report.status import status_of
+from girih.report import write_comparison, write_report
+from girih.report.comparing import compare as compared
+from girih.report.status import RunStatus, status_of, status_screen
 from girih.runs import scale_requests
 from girih.runs.directory import LOCK, read_summary
 from girih.runs.scale_requests import ScaleRequest
 
+EVERY_S = 1.0
+UNDER_WAY = ("running", "silent")
 LOOK_S = 0.1
 BEGINS_S = 120.0
 """Processes that begin anew may take so long to show themselves, where nothing else tells that their run is on."""
+RUNS = click.argument("runs", metavar="RUN...", type=PATH, nargs=-1, required=True)
+RUN = click.argument("run", metavar="RUN", type=PATH)
 
 
 @cli.command()
-@click.argument("run", metavar="RUN", type=PATH)
+@RUNS
+@click.option(
+    "--out", metavar="FILE.html", type=PATH, default=Path("comparison.html"), show_default=True,
+    help="The page with the curves of several runs.",
+)  # fmt: skip
+def report(runs: tuple[Path, ...], out: Path) -> int:
+    """Draw a self-contained page per run, and one of several: report.html in each, and their curves over each other."""
+    runs = tuple(dict.fromkeys(runs))
+    for run in runs:
+        click.echo(write_report(run))
+    if len(runs) > 1:
+        click.echo(write_comparison(runs, out))
+    return 0
+
+
+@cli.command()
+@RUNS
+@click.option("--csv", "as_csv", is_flag=True, help="Print a line per run, separated by commas.")
+def compare(runs: tuple[Path, ...], as_csv: bool) -> int:
+    """Show runs side by side: options that differ, and metrics."""
+    comparison = compared(runs)
+    if as_csv:
+        click.echo(comparison.as_csv(), nl=False)
+        return 0
+    differing = comparison.shown_options() or [("no option differs", [""] * len(comparison.names))]
+    sections = [("", comparison.names), *differing], comparison.shown_metrics()
+    screen().print(numbers_table(*(((key, *cells) for key, cells in section) for section in sections)))
+    return 0
+
+
+@cli.command()
+@RUN
+@click.option("--watch", is_flag=True, help="Show it anew each second, until the run is over.")
+@click.option("--json", "as_json", is_flag=True, help="One object of JSON on a line, for scripts.")
+def status(run: Path, watch: bool, as_json: bool) -> int:
+    """Show a run's processes: alive or not, load, bottleneck."""
+    console = screen()
+
+    def show(report: RunStatus) -> None:
+        if as_json:
+            click.echo(json.dumps(report))
+        else:
+            console.print(status_screen(report, console.width), crop=False)
+
+    report = status_of(run)
+    if not watch or report["state"] not in UNDER_WAY:
+        show(report)
+    elif as_json or not console.is_terminal:
+        for report in _until_over(run):
+            show(report)
+    else:
+        with Live(status_screen(report, console.width), console=console, auto_refresh=False) as live:
+            for report in _until_over(run):
+                live.update(status_screen(report, console.width), refresh=True)
+    return 0
+
+
+def _until_over(run: Path) -> Iterator[RunStatus]:
+    """The state of a run each second, until the run is over."""
+    while True:
+        report = status_of(run)
+        yield report
+        if report["state"] not in UNDER_WAY:
+            return
+        time.sleep(EVERY_S)
+
+
+@cli.command()
+@RUN
 @click.argument("wanted", metavar="ROLE=COUNT...", nargs=-1, required=True)
 def scale(run: Path, wanted: tuple[str, ...]) -> int:
     """Add processes to a run that is on, or remove some."""

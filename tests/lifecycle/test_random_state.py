@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from girih.training import random_state
+from girih.lifecycle.run_state import restore_random
 
 
 def state_of(seed):
@@ -30,7 +30,7 @@ OWN = 99
 )
 def test_a_trainer_takes_the_state_that_its_masks_need(rank, alike, were_alike, expected):
     torch.manual_seed(OWN)
-    random_state.restore(SAVED, rank, alike=alike, were_alike=were_alike)
+    restore_random(SAVED, rank, alike=alike, were_alike=were_alike)
     drawn = torch.rand(3)
     torch.manual_seed(expected)
     assert torch.equal(drawn, torch.rand(3))

@@ -1,20 +1,29 @@
-"""Multi-gate Mixture-of-Experts (Ma et al., KDD 2018)."""
+"""Models of several labels: MMoE (Ma et al., KDD 2018), and ESMM (Ma et al., SIGIR 2018) for what follows a click."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from girih.config.options import integer
-from girih.models import checks, needs
+from girih.config.bounds import Count
+from girih.models import checks
 from girih.models.embeddings import Embeddings
 from girih.models.layers.inputs import DenseInput
-from girih.models.layers.mlp import MLP, StackedMLP, linear_layers
+from girih.models.layers.mlp import (
+    MLP,
+    AnyWidths,
+    DeepOptions,
+    LayerOptions,
+    StackedMLP,
+    Widths,
+    linear_layers,
+)
 from girih.models.model import Model
-from girih.models.operators import FieldProjection
+from girih.models.operators import FieldMLP, FieldProjection
 from girih.schema import Schema
 
 
@@ -29,27 +38,18 @@ class MMoE(Model):
         self,
         schema: Schema,
         *,
-        num_experts: int = 4,
-        expert_hidden: tuple[int, ...] = (256, 128),
-        tower_hidden: tuple[int, ...] = (64,),
-        dropout: float = 0.0,
-        batch_norm: bool = False,
+        num_experts: Count = 4,
+        expert_hidden: Widths = (256, 128),
+        tower_hidden: AnyWidths = (64,),
+        **deep: Unpack[LayerOptions],
     ) -> None:
-        super().__init__(schema, needs.EMBEDDING)
-        integer("num_experts", num_experts)
-        expert_hidden = checks.widths("expert_hidden", expert_hidden)
-        tower_hidden = checks.widths("tower_hidden", tower_hidden, may_be_empty=True)
-        width = DenseInput(schema).width
-        experts = [
-            MLP(width, expert_hidden, dropout=dropout, batch_norm=batch_norm) for _ in range(num_experts)
-        ]
+        super().__init__(schema)
+        width, dropout = DenseInput(schema).width, deep.get("dropout", 0.0)
+        experts = [MLP(width, expert_hidden, **deep) for _ in range(num_experts)]
         gates = nn.Linear(width, self.num_labels * num_experts, bias=False)
         self.first = ExpertsAndGates(schema, [linear_layers(expert)[0] for expert in experts], gates)
         self.experts = StackedMLP(experts, dropout, first=False)
-        towers = [
-            MLP(expert_hidden[-1], tower_hidden, 1, dropout=dropout, batch_norm=batch_norm)
-            for _ in range(self.num_labels)
-        ]
+        towers = [MLP(expert_hidden[-1], tower_hidden, 1, **deep) for _ in range(self.num_labels)]
         self.towers = StackedMLP(towers, dropout, first=True)
 
     def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
@@ -87,3 +87,30 @@ class ExpertsAndGates(FieldProjection):
 
     def _biases(self) -> Tensor:
         return F.pad(self.bias, (0, self.widths[1]))
+
+
+class ESMM(Model):
+    """Entire Space Multi-task Model: pCTCVR = pCTR · pCVR (eq. 1), with two networks on shared embeddings: pCTR = σ(a), pCVR = σ(b).
+
+    The first label is the click, the second what follows it, which is 1 only where the first is: both losses are over all
+    impressions (eq. 3), so pCVR is learned without the bias of a sample of clicks. The second output is the logit of
+    pCTCVR; pCVR is the quotient of the two predictions.
+
+    Args:
+        hidden: the layers of each network before its last.
+    """
+
+    def __init__(self, schema: Schema, **deep: Unpack[DeepOptions]) -> None:
+        super().__init__(schema)
+        checks.two_probabilities("esmm", schema)
+        self.click, self.after = (FieldMLP(schema, outputs=1, **deep) for _ in range(2))
+
+    def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
+        """float32[B, X] and embeddings to logits of pCTR and pCTCVR, float32[B, 2]."""
+        a, b = self.click(numeric, embeddings), self.after(numeric, embeddings)
+        return torch.cat([a, logit_of_product(a, b)], dim=1)
+
+
+def logit_of_product(a: Tensor, b: Tensor) -> Tensor:
+    """The logit of σ(a)·σ(b), as 1/σ(a)σ(b) − 1 = e⁻ᵃ + e⁻ᵇ + e⁻ᵃ⁻ᵇ; finite for all finite a and b, of one shape."""
+    return -torch.logsumexp(torch.stack([-a, -b, -a - b]), dim=0)

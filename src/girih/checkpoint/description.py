@@ -1,0 +1,90 @@
+"""The description of a model, which its checkpoints, published versions and exports share: everything but rows and parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from girih import config
+from girih.config.train import TrainOptions
+from girih.data.normalization import NormalizationStats
+from girih.errors import ConfigError, nearest
+from girih.models import CLASSES
+from girih.models.needs import Needs, check_needs
+from girih.schema import Schema
+
+KEPT = ("seed", "precision", "dense_forward")
+"""The options that predictions depend on."""
+
+
+class CheckedModel(NamedTuple):
+    """A description that was checked, as objects."""
+
+    schema: Schema
+    needs: Needs
+    options: TrainOptions
+    normalization: NormalizationStats | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelDescription:
+    """A model as plain values.
+
+    Attributes:
+        schema: as ``Schema.to_dict`` gives it. fingerprint: of that schema.
+        needs: feature → what the model reads of it, see :mod:`girih.models.needs`; empty in checkpoints of format 2.
+        recipe: ``{"model": …, "train": …}``: how to make the module again, and how to compute with it. If the class is the user's own,
+            ``model`` is None, and ``options`` are those that a config gave it: never its name.
+        normalization: of standardized features; None where it was not measured.
+    """
+
+    schema: Mapping[str, Any]
+    fingerprint: str
+    needs: Mapping[str, Sequence[str]]
+    recipe: Mapping[str, Any]
+    normalization: Mapping[str, Any] | None
+
+    def checked(self, where: str) -> CheckedModel:
+        """The description as objects, without making the model, for processes without torch.
+
+        Raises:
+            ConfigError: an unknown option, or a value of another type. KeyError, ValueError: something is missing or does not fit.
+        """
+        schema = Schema.from_dict(self.schema, where)
+        if schema.fingerprint() != self.fingerprint:
+            raise ValueError(f"fingerprint {self.fingerprint} of a schema that has {schema.fingerprint()}")
+        check_recipe(self.recipe)
+        measured = self.normalization
+        return CheckedModel(
+            schema,
+            check_needs(self.needs, schema, "its needs"),
+            train_options(self.recipe["train"]),
+            None if measured is None else NormalizationStats.from_dict(measured, schema),
+        )
+
+
+def train_options(kept: Mapping[str, object]) -> TrainOptions:
+    """The options that predictions depend on, of the ``train`` of a recipe.
+
+    Raises:
+        ConfigError: an option that there is not.
+    """
+    for name in config.build(Mapping[str, Any], kept, "recipe"):
+        if name not in KEPT:
+            raise ConfigError(f"recipe: unknown option {name!r}{nearest(name, KEPT)}")
+    built: TrainOptions = config.build(TrainOptions, kept, "recipe")
+    return built
+
+
+def check_recipe(tree: Mapping[str, Any]) -> None:
+    """Checks a recipe without making its model.
+
+    Raises:
+        ConfigError: an unknown model or option, or a value of another type. KeyError: it lacks something.
+    """
+    train_options(tree["train"])
+    model = config.build(Mapping[str, Any] | None, tree["model"], "its recipe is damaged: model")
+    if model is not None:
+        config.build(Literal[tuple(CLASSES)], model["name"], "its recipe is damaged: model")
+        config.build(Mapping[str, Any], model["options"], "its recipe is damaged: options")

@@ -1,0 +1,157 @@
+"""Files of rows that servers map: written from parts of a checkpoint or of segments, and merged so that a stack stays short.
+
+Shapes: K keys of a chunk, W columns of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from girih.errors import CheckpointError
+from girih.serving.signature import RowsFile
+from girih.sparse.groups.pack import Group
+from girih.store.mapped import MappedFile, MappedWriter, merge
+from girih.store.spec import Floats, GroupSpec, Ints, Longs
+
+GROWTH = 2
+"""A file of a stack knows more than so many times the keys of all newer ones together; so thirteen files are enough for a million segments."""
+
+
+class RowsPart(Protocol):
+    """A part of a checkpoint or a segment: rows of some shard.
+
+    Attributes:
+        where: its name in errors. tables: rows of each, in the order of their numbers. left: keys that have no row any more.
+    """
+
+    where: str
+    tables: Mapping[str, int]
+    left: tuple[Longs, Ints]
+
+    def chunks(self, spec: GroupSpec) -> Iterator[tuple[Longs, Ints, Floats]]:
+        """Some rows at a time, with the columns of a group: ids int64[K], tables of the part int32[K], rows float32[K, W].
+
+        Raises:
+            CheckpointError: damaged, or it has other columns.
+        """
+
+
+def write_rows(
+    path: Path, group: Group, sources: Sequence[Sequence[RowsPart]], *, durable: bool = False
+) -> RowsFile:
+    """Writes what some segments, or a checkpoint, say of a group's tables as one file.
+
+    Args:
+        sources: the parts of each, the newest first.
+        durable: waits until the disk has it all.
+
+    Raises:
+        CheckpointError: a part is damaged, or of other columns. StorageFullError: the disk is full.
+    """
+    spec = group.spec
+    numbers = {table.name: number for number, table in enumerate(spec.tables)}
+    known = [[part for part in parts if not numbers.keys().isdisjoint(part.tables)] for parts in sources]
+    most_rows = sum(part.tables.get(name, 0) for parts in known for part in parts for name in numbers)
+    most_left = sum(len(part.left[0]) for parts in known for part in parts)
+    with MappedWriter(path, spec, most_rows + most_left, most_rows, durable=durable) as writer:
+        for parts in known:
+            left = []
+            for part in parts:
+                number_of = np.array([numbers.get(name, -1) for name in part.tables], np.int32)
+                left.append(_of_group(number_of, *part.left))
+                for ids, theirs, rows in part.chunks(spec):
+                    taken = _of_group(number_of, ids, theirs, rows)
+                    if writer.add(*taken) != len(taken[0]) and len(sources) == 1:
+                        raise CheckpointError(
+                            f"{part.where}: damaged: a key is there twice; use another checkpoint"
+                        )
+            for keys in left:
+                writer.bury(*keys)
+        return RowsFile.written(path, writer.finish())
+
+
+def most_to_merge(files: Sequence[RowsFile]) -> int:
+    """Counts the newest files of a stack that are to be one; 0 for none."""
+    keys, found = 0, 0
+    for number, file in enumerate(files):
+        if number and keys * GROWTH >= file.keys:
+            found = number + 1
+        keys += file.keys
+    return found
+
+
+class Merging:
+    """Files that are merged in the background, those of one group at a time.
+
+    Attributes:
+        name: of the file that they become; None while nothing is being merged.
+    """
+
+    def __init__(self) -> None:
+        self._worker = ThreadPoolExecutor(1, "girih-merge")
+        self._under_way: tuple[int, tuple[RowsFile, ...], Future[RowsFile]] | None = None
+        self.name: str | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is being merged."""
+        return self._under_way is None
+
+    def begin(
+        self, path: Path, spec: GroupSpec, number: int, files: Sequence[RowsFile], *, whole: bool
+    ) -> None:
+        """Begins to merge the newest files of a group's stack.
+
+        Args:
+            number: of the group. whole: whether these are all files of the stack.
+        """
+        mapped = [MappedFile(path.parent / file.name) for file in files]
+
+        def work() -> RowsFile:
+            return RowsFile.written(path, merge(path, spec, mapped, keep_buried=not whole, durable=False))
+
+        self.name = path.name
+        self._under_way = number, tuple(files), self._worker.submit(work)
+
+    def result(self) -> tuple[int, tuple[RowsFile, ...], RowsFile] | None:
+        """The group, the files that were merged, and the one that they are now; None while there is nothing new.
+
+        Raises:
+            StorageFullError: the disk is full; the files are as they were.
+        """
+        if self._under_way is None or not self._under_way[2].done():
+            return None
+        number, files, future = self._under_way
+        self._under_way = self.name = None
+        return number, files, future.result()
+
+    def close(self) -> None:
+        """Waits for what is under way."""
+        self._worker.shutdown()
+
+
+def replaced(files: Sequence[RowsFile], merged: Sequence[RowsFile], by: RowsFile) -> list[RowsFile] | None:
+    """The files of a stack with one in place of those that it was merged of; None where they are not there any more."""
+    size = len(merged)
+    for start in range(len(files) - size + 1):
+        if tuple(files[start : start + size]) == tuple(merged):
+            return [*files[:start], by, *files[start + size :]]
+    return None
+
+
+def _of_group(number_of: Ints, ids: Longs, theirs: Ints, *more: Floats) -> tuple[NDArray[Any], ...]:
+    """The keys of a group's tables, by its own numbers, and what belongs to them.
+
+    Args:
+        number_of: the group's number of each table of a part, -1 for others. theirs: the part's numbers.
+    """
+    tables = number_of[theirs]
+    arrays: tuple[NDArray[Any], ...] = (ids, tables, *more)
+    kept = tables >= 0
+    return arrays if kept.all() else tuple(array[kept] for array in arrays)
