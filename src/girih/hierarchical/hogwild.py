@@ -22,7 +22,7 @@ from girih.comm.rpc import Client
 from girih.data.batch import Batch
 from girih.dense.half import DenseSpec, Outcome
 from girih.dense.halves.replica import Replica, ReplicaComputed
-from girih.hierarchical.live_parts import FirstSteps, spread_over, twin_of
+from girih.hierarchical.live_parts import SharedSteps, spread_over, twin_of
 from girih.hierarchical.shadow import Shadow, average_buffers, check_averaged
 from girih.models.embeddings import Embeddings
 from girih.telemetry.stats import DENSE_STALENESS, StatsSnapshot
@@ -73,7 +73,7 @@ class Nets:
         self.first = HogwildNet(spec)
         self._all = [self.first]
         self._free = deque(self._all)
-        self._borrowing, self._counting, self._steps = threading.Lock(), threading.Lock(), FirstSteps()
+        self._borrowing, self._counting, self._steps = threading.Lock(), threading.Lock(), SharedSteps()
         self._num_begun = self._num_done = 0  # writes
         self._staleness = spec.stats.histograms[DENSE_STALENESS]
 

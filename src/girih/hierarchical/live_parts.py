@@ -33,7 +33,7 @@ def twin_of(module: AnyModule) -> AnyModule:
     return copy.deepcopy(module, held)
 
 
-class FirstSteps:
+class SharedSteps:
     """Steps of optimizers that share state: the first step of a parameter makes its state, which two must not do at once."""
 
     def __init__(self) -> None:
@@ -156,7 +156,7 @@ class LiveParts:
         self._optimizer = None if recipe is None else recipe.made(self.named)
         self._recipe = recipe
         self._free: list[NetOnServer] = []
-        self._steps = FirstSteps()
+        self._steps = SharedSteps()
         self.evaluated = copy.deepcopy(self.modules) if averaged else twin_of(self.modules)
         """The parts in evaluation mode, for any number of threads that want no gradients."""
         self.evaluated.eval()
