@@ -198,9 +198,8 @@ def _asked(
 
 def _cost(batch: int, model: str, mode: str, found: Mapping[str, Any]) -> float:
     upper = {"lr": 1, "fm": 1}.get(model, OUTPUTS + OUTPUTS * UPPER + UPPER + UPPER + 1)
-    return traffic.substitution(
-        batch, TRAINERS, summed=SUMMED[model], shared_parameters=upper, split=mode == "split"
-    ).total
+    sizes = traffic.PartialSizes(summed=SUMMED[model], shared_parameters=upper, split=mode == "split")
+    return traffic.substitution(batch, TRAINERS, sizes).total
 
 
 def _sent(found: Mapping[str, Any]) -> tuple[float, float, float, float]:

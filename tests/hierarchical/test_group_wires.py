@@ -15,7 +15,7 @@ from girih.hierarchical.wire import GradientStreams, Wire, num_bytes, pack, unpa
 from girih.models import Embeddings
 from girih.planner.operators import TRAINER
 from girih.planner.tagging.group import Device, HierarchicalGroup, WireCost
-from girih.planner.tagging.utilization import loads
+from girih.planner.tagging.ledger import loads
 from girih.planner.tagging.wires import CODECS
 from girih.telemetry.stats import wire_bytes
 from grouped_site import Cut, InThread, Net, site

@@ -245,12 +245,12 @@ def test_embeddings_packed_otherwise_are_refused():
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"midle": "trainer"}, "'midle' is no operator of this net; did you mean 'middle'"),
-        ({"middle": None}, "no device for operator 'middle'"),
+        ({"midle": "trainer"}, "'midle' is no operator of the model; did you mean 'middle'"),
+        ({"middle": None}, "'middle' on 'no device'; expected 'trainer'"),
         ({"middle": "server x"}, "'middle' on 'server x'; expected 'trainer' or 'server 0' and so on"),
         ({"middle": "server 01"}, "'middle' on 'server 01'; expected"),
         ({"numeric": "server 0"}, "'numeric' on 'server 0'; it has to stay on the trainer"),
-        ({"first": "server 0"}, "operators of .* on 'server 0' and, as 'last', on 'trainer'"),
+        ({"first": "server 0"}, "'first' on 'server 0' and 'last' on 'trainer'; expected operators of one"),
     ],
 )
 def test_taggings_that_do_not_fit_are_refused(changed, message):

@@ -11,8 +11,7 @@ import numpy as np
 from girih.planner.operators import Edge, Operator, OperatorGraph
 from girih.planner.tagging.group import CodecCost, Device, HierarchicalGroup, WireCost
 from girih.planner.tagging.index import Index
-from girih.planner.tagging.ledger import Ledger
-from girih.planner.tagging.utilization import exact_loads, examples_per_s
+from girih.planner.tagging.ledger import Ledger, examples_per_s
 
 
 def random_graph(rng, num_operators, *, widest=512):
@@ -95,7 +94,7 @@ def random_group(rng, num_servers, tight=None):
 def busiest_s(graph, group, placed):
     """Seconds per example of the busiest device, or of the cores that devices share."""
     index = Index(graph)
-    return 1 / examples_per_s(group, exact_loads(index, group, Ledger(index, group, placed)))
+    return 1 / examples_per_s(group, Ledger(index, group, placed).exact_loads())
 
 
 def by_enumeration(graph, group):
@@ -111,7 +110,7 @@ def by_enumeration(graph, group):
             break
         if memory[row] > 1:
             continue
-        found = exact_loads(index, group, Ledger(index, group, placed[row].tolist()))
+        found = Ledger(index, group, placed[row].tolist()).exact_loads()
         if all(load.memory <= 1 for load in found):
             best_s = min(best_s, 1 / examples_per_s(group, found))
     return best_s

@@ -85,20 +85,22 @@ def test_a_synchronous_step_moves_its_bytes_in_an_exchange_for_each_set_of_group
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("split", [False, True])
 def test_a_substituted_step_moves_its_bytes(split, half):
-    sizes = {"summed": 70, "shared_parameters": 5000, "split": split, "partial_bytes": 2 if half else 4}
-    sent = traffic.substitution(100, 4, **sizes, concatenated=24)
-    found = costs.substitution_step(100, 4, BYTES, **sizes, concatenated=[8, 16])
+    sizes = traffic.PartialSizes(
+        summed=70, concatenated=(8, 16), shared_parameters=5000, split=split, partial_bytes=2 if half else 4
+    )
+    sent = traffic.substitution(100, 4, sizes)
+    found = costs.substitution_step(100, 4, BYTES, sizes)
     for kind, seconds in found.items():
         assert seconds == pytest.approx(getattr(sent, kind), abs=VOTES)
-    found = costs.substitution_step(100, 4, MESSAGES, **sizes, concatenated=[8, 16])
+    found = costs.substitution_step(100, 4, MESSAGES, sizes)
     votes = split or half  # gradients and the vote in one; the vote alone
     assert found == {"partials": 6 + (12 if split else 6), "dense": 6 * votes}
 
 
 def test_a_replicated_step_is_the_papers_sum_of_rings():
     links = {**links_of(1.0, 1.0), "all_reduce": LINK}
-    sizes = {"shared_parameters": 5000, "split": False, "partial_bytes": 4}
-    found = costs.substitution_step(2500, 4, links, **sizes, summed=400, concatenated=[])
+    sizes = traffic.PartialSizes(summed=400, shared_parameters=5000)
+    found = costs.substitution_step(2500, 4, links, sizes)
     assert found["partials"] == pytest.approx(0.0606)  # 4 MB, as above
     assert found["dense"] == 0
 

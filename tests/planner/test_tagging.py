@@ -24,11 +24,10 @@ from girih.planner.tagging.balance import ruled
 from girih.planner.tagging.components import components
 from girih.planner.tagging.group import CodecCost, Device, HierarchicalGroup, WireCost
 from girih.planner.tagging.index import Index
-from girih.planner.tagging.ledger import Ledger
+from girih.planner.tagging.ledger import Ledger, examples_per_s, loads, utilization
 from girih.planner.tagging.refine import SHARED_CORES, refine
 from girih.planner.tagging.rules import RULES, TaggingRule
 from girih.planner.tagging.tag import AHEAD, tag
-from girih.planner.tagging.utilization import exact_loads, examples_per_s, least_loads, loads, utilization
 from girih.planner.tagging.wires import CODECS, choose_wire
 
 DEVICE = Device(flops_per_s=1e9, bytes_per_s=1e8)
@@ -413,10 +412,8 @@ def test_books_kept_move_by_move_are_those_of_a_fresh_placement(seed):
     for _ in range(60):
         ledger.move(int(rng.integers(len(index.bundles))), int(rng.integers(4)))
     fresh = Ledger(index, group, ledger.placed)
-    exact = exact_loads(index, group, ledger)
-    for one, other, bound in zip(
-        exact, exact_loads(index, group, fresh), least_loads(group, ledger), strict=True
-    ):
+    exact = ledger.exact_loads()
+    for one, other, bound in zip(exact, fresh.exact_loads(), ledger.least_loads(), strict=True):
         assert one.busy_s == pytest.approx(other.busy_s)
         assert bound.busy_s <= one.busy_s * (1 + 1e-9)
     there, back = delivered(graph, index.tagging(ledger.placed), 3)
@@ -458,7 +455,7 @@ def test_bounds_of_all_placements_at_once_are_those_of_each(seed):
     index, placed = Index(graph), placements(graph, group)
     busy_s, memory = bounds_of(index, group, placed)
     for row in rng.integers(len(placed), size=20):
-        found = least_loads(group, Ledger(index, group, placed[row].tolist()))
+        found = Ledger(index, group, placed[row].tolist()).least_loads()
         assert busy_s[row] == pytest.approx(max(load.busy_s for load in found))
         assert memory[row] == pytest.approx(max(load.memory for load in found))
 

@@ -2,30 +2,36 @@
 
 import pytest
 
-from girih.planner.traffic import Speeds, remote, split_pays, substitution, synchronous
+from girih.planner.traffic import PartialSizes, Speeds, remote, split_pays, substitution, synchronous
 
 
 def test_replicated_sends_partial_results_around_a_ring_and_nothing_else():
-    found = substitution(100, 4, summed=10, shared_parameters=10_000)
+    found = substitution(100, 4, PartialSizes(summed=10, shared_parameters=10_000))
     assert found.partials == 2 * 3 / 4 * 100 * 10 * 4
     assert found.total == found.partials
 
 
 def test_split_sends_as_much_of_partial_results_and_dense_gradients_besides():
-    whole, split = (substitution(100, 4, summed=10, shared_parameters=500, split=s) for s in (False, True))
+    whole, split = (
+        substitution(100, 4, PartialSizes(summed=10, shared_parameters=500, split=s)) for s in (False, True)
+    )
     assert split.partials == whole.partials
     assert split.dense == 2 * 3 / 4 * 500 * 4
 
 
 def test_vectors_that_are_needed_whole_go_to_everybody_once():
-    assert substitution(100, 4, summed=0, concatenated=64).partials == 3 / 4 * 100 * 64 * 4
+    assert substitution(100, 4, PartialSizes(concatenated=(64,))).partials == 3 / 4 * 100 * 64 * 4
     # split: each to the one that has the example, and its gradient back
-    assert substitution(100, 4, summed=0, concatenated=64, split=True).partials == 2 * 3 / 16 * 100 * 64 * 4
+    assert (
+        substitution(100, 4, PartialSizes(concatenated=(40, 24), split=True)).partials
+        == 2 * 3 / 16 * 100 * 64 * 4
+    )
 
 
 def test_half_precision_is_half():
     assert (
-        substitution(64, 2, summed=7, partial_bytes=2).partials * 2 == substitution(64, 2, summed=7).partials
+        substitution(64, 2, PartialSizes(summed=7, partial_bytes=2)).partials * 2
+        == substitution(64, 2, PartialSizes(summed=7)).partials
     )
 
 

@@ -21,6 +21,7 @@ from girih.errors import ConfigError, RemoteError, WireTimeout
 from girih.hierarchical.grouped import GroupedReplica, recipe_of
 from girih.hierarchical.live_parts import CutParameters, LiveParts
 from girih.hierarchical.optimizer_recipe import OptimizerRecipe
+from girih.hierarchical.wire import GroupVerb
 from grouped_site import Cut, InThread, Net, Site, Spoiled, site
 from support.dense_suite import DIM, NAMES, NUMERIC, DenseHalfSuite, case
 from support.votes import apply, drop
@@ -403,7 +404,7 @@ class TestSiblings:
             assert batches(half) == [1]
             bottom.go_on.set()
             sibling()
-            half._group.discard([0], 9, 0)
+            half._group.ask(GroupVerb.DISCARD, (9, 0), servers=[0])
             assert batches(half) == [0]
             step(half, case(1))
             assert borrowed[2] is borrowed[0]  # given back once both parts are over

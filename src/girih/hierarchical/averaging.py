@@ -4,13 +4,41 @@ from __future__ import annotations
 
 from enum import IntEnum
 from itertools import pairwise
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 
-class BMUF:
+class MA:
+    """x ← (1 − α) x + α x̄ for all replicas x together, where x̄ is their mean.
+
+    Args:
+        rate: α; None takes 1, the mean itself.
+    """
+
+    together: ClassVar[bool] = True
+
+    def __init__(self, num_replicas: int, rate: float | None = None) -> None:
+        self.rate = np.float32(1.0 if rate is None else rate)
+
+    def begin(self, model: NDArray[np.float32]) -> None:
+        """Begins anew, float32[P]: all replicas have these parameters. Nothing is kept from one round to the next here."""
+
+    def round(self, replicas: NDArray[np.float32]) -> NDArray[np.float32]:
+        """One round, float32[R, P]; returns float32[R, P], what each replica is to add to its parameters."""
+        return self.rate * (self.model(replicas) - replicas)
+
+    def model(self, replicas: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The model that is evaluated and saved, float32[P], while the replicas have float32[R, P]; nothing moves.
+
+        It is their mean: the global model of BMUF lacks what they learned since the last round.
+        """
+        mean: NDArray[np.float32] = replicas.mean(axis=0)
+        return mean
+
+
+class BMUF(MA):
     """G = x̄ − W, Δ ← η Δ + ζ G, W ← W + Δ, and x ← (1 − α) x + α W for all replicas x together, where x̄ is their mean.
 
     This is the classical block momentum. As Chen and Huo have it, the block learning rate ζ is 1 and the block momentum η is
@@ -23,28 +51,21 @@ class BMUF:
         whole: W, the global model, float32[P]. update: Δ, of the last round, float32[P].
     """
 
-    together: ClassVar[bool] = True
-
     def __init__(self, num_replicas: int, rate: float | None = None) -> None:
-        self.rate = np.float32(1.0 if rate is None else rate)
+        super().__init__(num_replicas, rate)
         self.momentum = np.float32(1 - 1 / num_replicas)
         self.whole = self.update = np.empty(0, np.float32)
 
     def begin(self, model: NDArray[np.float32]) -> None:
-        """See :class:`~girih.hierarchical.averaging.Averaging`; the momentum begins at 0."""
+        """See :class:`MA`; the momentum begins at 0."""
         self.whole, self.update = model.copy(), np.zeros_like(model)
 
     def round(self, replicas: NDArray[np.float32]) -> NDArray[np.float32]:
-        """See :class:`~girih.hierarchical.averaging.Averaging`."""
+        """See :class:`MA`."""
         self.update *= self.momentum
         self.update += self.model(replicas) - self.whole
         self.whole += self.update
         return self.rate * (self.whole - replicas)
-
-    def model(self, replicas: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The mean of the replicas: the global model lacks what they learned since the last round."""
-        mean: NDArray[np.float32] = replicas.mean(axis=0)
-        return mean
 
 
 MOVING_RATE = 0.9
@@ -70,11 +91,11 @@ class EASGD:
         self.center = np.empty(0, np.float32)
 
     def begin(self, model: NDArray[np.float32]) -> None:
-        """See :class:`~girih.hierarchical.averaging.Averaging`."""
+        """See :class:`MA`."""
         self.center = model.copy()
 
     def round(self, replicas: NDArray[np.float32]) -> NDArray[np.float32]:
-        """See :class:`~girih.hierarchical.averaging.Averaging`."""
+        """See :class:`MA`."""
         corrections = np.empty_like(replicas)
         for replica, correction in zip(replicas, corrections, strict=True):
             np.multiply(self.center - replica, self.rate, out=correction)
@@ -86,54 +107,10 @@ class EASGD:
         return self.center.copy()
 
 
-class MA:
-    """x ← (1 − α) x + α x̄ for all replicas x together, where x̄ is their mean.
-
-    Args:
-        rate: α; None takes 1, the mean itself.
-    """
-
-    together: ClassVar[bool] = True
-
-    def __init__(self, num_replicas: int, rate: float | None = None) -> None:
-        self.rate = np.float32(1.0 if rate is None else rate)
-
-    def begin(self, model: NDArray[np.float32]) -> None:
-        """No-op: nothing is kept from one round to the next."""
-
-    def round(self, replicas: NDArray[np.float32]) -> NDArray[np.float32]:
-        """See :class:`~girih.hierarchical.averaging.Averaging`."""
-        return self.rate * (self.model(replicas) - replicas)
-
-    def model(self, replicas: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The mean of the replicas."""
-        mean: NDArray[np.float32] = replicas.mean(axis=0)
-        return mean
-
-
-class Averaging(Protocol):
-    """One algorithm, with what it keeps of the rounds so far.
-
-    Attributes:
-        together: whether a round takes the parameters of all replicas; else each replica has rounds of its own.
-    """
-
-    together: ClassVar[bool]
-
-    def begin(self, model: NDArray[np.float32]) -> None:
-        """Begins anew, float32[P]: all replicas have these parameters."""
-        ...
-
-    def round(self, replicas: NDArray[np.float32]) -> NDArray[np.float32]:
-        """One round, float32[R, P]; returns float32[R, P], what each replica is to add to its parameters."""
-        ...
-
-    def model(self, replicas: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The model that is evaluated and saved, float32[P], while the replicas have float32[R, P]; nothing moves."""
-        ...
-
-
-BY_NAME: dict[str, type[EASGD | MA | BMUF]] = {"easgd": EASGD, "ma": MA, "bmuf": BMUF}
+Averaging = EASGD | MA
+"""One algorithm, with what it keeps of the rounds so far. ``together``: whether a round takes the parameters of all replicas; else each
+replica has rounds of its own."""
+BY_NAME: dict[str, type[Averaging]] = {"easgd": EASGD, "ma": MA, "bmuf": BMUF}
 """Algorithms by their name in ``[strategy]``: each is made of the number of replicas and the elastic rate, or None."""
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from girih.checkpoint.save import DenseState
-from girih.comm.group.trainers import Vote
+from girih.comm.group.trainers import TrainerGroup, Vote
 from girih.data.batch import Batch
 from girih.dense.half import DenseSpec, Outcome
 from girih.dense.halves.deferred import Gradients
@@ -23,34 +23,14 @@ from girih.dense.halves.replica import Replica, ReplicaComputed
 from girih.errors import ConfigError, GirihError, NonFiniteError
 from girih.hierarchical.graph import Partitioned, ServerPart
 from girih.hierarchical.group_client import GroupClient
-from girih.hierarchical.live_parts import CutParameters, Entry
+from girih.hierarchical.live_parts import CutParameters
 from girih.hierarchical.optimizer_recipe import OptimizerRecipe, options_of, other_names
 from girih.hierarchical.shadow import average_buffers, check_averaged
 from girih.hierarchical.stage import BatchOnServers, Stage
+from girih.hierarchical.wire import Entry, GroupVerb
 from girih.models.embeddings import Embeddings
 from girih.planner.operators import TRAINER
 from girih.telemetry.stats import DENSE_STALENESS, StatsSnapshot
-
-
-class GroupRanks(Protocol):
-    """The trainers, as this half needs them."""
-
-    @property
-    def first(self) -> bool:
-        """Whether this is the first of them."""
-        ...
-
-    @property
-    def size(self) -> int: ...
-
-    def barrier(self) -> None:
-        """Returns when all are here."""
-
-    def all_reduce(self, tensor: Tensor) -> object:
-        """Sums a tensor over all, in place."""
-
-    def broadcast_tensor(self, tensor: Tensor) -> None:
-        """Overwrites a tensor by rank 0's, in place."""
 
 
 @dataclass(eq=False)
@@ -102,7 +82,7 @@ class GroupedReplica:
         spec: DenseSpec,
         partitioned: Partitioned,
         group: GroupClient,
-        ranks: GroupRanks,
+        ranks: TrainerGroup,
         *,
         leads: bool = True,
         averaged: bool = False,
@@ -162,7 +142,7 @@ class GroupedReplica:
     def leave(self) -> None:
         """Says that this trainer makes no step before the next :meth:`sync`, so that no round of groups waits for it."""
         if self._averaged:
-            self._group.leave()
+            self._group.ask(GroupVerb.LEAVE)
 
     def stats(self) -> dict[str, int]:
         """Writes of other nets between a net's read of the parameters and its write, on any server of the group, at most."""
@@ -241,13 +221,13 @@ class GroupedReplica:
         """Has all groups meet, while none of them trains; all trainers go on together."""
         if self._averaged:
             if self._leads:
-                self._group.meet()
+                self._group.ask(GroupVerb.MEET)
             self._ranks.barrier()
 
     def _begin_averaging(self) -> None:
         if self._averaged:
             if self._ranks.first:
-                self._group.begin()
+                self._group.ask(GroupVerb.BEGIN)
             self._ranks.barrier()
 
     def _check_loss(self) -> None:

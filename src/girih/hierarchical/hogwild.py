@@ -9,7 +9,7 @@ import copy
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -22,7 +22,7 @@ from girih.comm.rpc import Client
 from girih.data.batch import Batch
 from girih.dense.half import DenseSpec, Outcome
 from girih.dense.halves.replica import Replica, ReplicaComputed
-from girih.hierarchical.live_parts import twin_of
+from girih.hierarchical.live_parts import SharedSteps, spread_over, twin_of
 from girih.hierarchical.shadow import Shadow, average_buffers, check_averaged
 from girih.models.embeddings import Embeddings
 from girih.telemetry.stats import DENSE_STALENESS, StatsSnapshot
@@ -73,8 +73,7 @@ class Nets:
         self.first = HogwildNet(spec)
         self._all = [self.first]
         self._free = deque(self._all)
-        self._borrowing, self._beginning, self._counting = (threading.Lock() for _ in range(3))
-        self._begun: set[int] = set()  # places of parameters whose optimizer state is there
+        self._borrowing, self._counting, self._steps = threading.Lock(), threading.Lock(), SharedSteps()
         self._num_begun = self._num_done = 0  # writes
         self._staleness = spec.stats.histograms[DENSE_STALENESS]
 
@@ -97,17 +96,13 @@ class Nets:
         """Moves the parameters by a net's gradients, beside other nets that do; or drops the gradients."""
         net, gradients = computed.net, computed.computed.gradients
         net.follow(self.first)
-        learning = {place for place, gradient in enumerate(gradients) if gradient is not None}
+        named = zip(net.named_parameters, gradients, strict=True)
+        learning = {name for (name, _), gradient in named if gradient is not None}
         try:
             if vote.known_refused:
                 return computed.computed.apply(vote)
-            # an optimizer makes a parameter's state in its first step: once for all nets
-            with (
-                self._writing(computed.num_before),
-                nullcontext() if learning <= self._begun else self._beginning,
-            ):
+            with self._writing(computed.num_before), self._steps.moving(learning):
                 outcome = computed.computed.apply(vote)
-                self._begun |= learning
         finally:
             self._give_back(net)
         self._stepped()
@@ -118,7 +113,7 @@ class Nets:
         self.first.restore(state)
         for net in self._all[1:]:
             net.take_state(self.first)
-        self._begun = set()
+        self._steps.forget()
 
     def staleness_max(self) -> int:
         """The most writes of other nets between a net's read and its write."""
@@ -226,11 +221,9 @@ class HogwildReplica:
         if self._shadow is None:
             return
         model = torch.from_numpy(self._shadow.meet()[0])
-        parameters = self._evaluated.parameters
         with torch.no_grad():
-            sizes = [each.numel() for each in parameters]
-            for parameter, part in zip(parameters, model.split(sizes), strict=True):  # type: ignore[no-untyped-call]
-                parameter.copy_(part.view_as(parameter))
+            for parameter, part in spread_over(self._evaluated.parameters, model):
+                parameter.copy_(part)
             for buffer, live in zip(self.module.buffers(), self._nets.first.module.buffers(), strict=True):
                 buffer.copy_(live)
             average_buffers(self.module.buffers(), self._ranks)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from girih.errors import ConfigError, WireError
 from girih.hierarchical.graph import CutParameter, ServerPart
 from girih.hierarchical.optimizer_recipe import OptimizerOptions, OptimizerRecipe, take_options
+from girih.hierarchical.wire import Entry
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
@@ -31,8 +33,30 @@ def twin_of(module: AnyModule) -> AnyModule:
     return copy.deepcopy(module, held)
 
 
-Entry = tuple[str, str | None, object]
-"""Name of a parameter or buffer; None, or a key of the optimizer's state; a tensor or a plain value."""
+class SharedSteps:
+    """Steps of optimizers that share state: the first step of a parameter makes its state, which two must not do at once."""
+
+    def __init__(self) -> None:
+        self._lock, self._begun = threading.Lock(), set[str]()
+
+    @contextmanager
+    def moving(self, learning: Set[str]) -> Iterator[None]:
+        """A step of these parameters, by name, beside other steps."""
+        with nullcontext() if learning <= self._begun else self._lock:
+            yield
+            self._begun |= learning
+
+    def forget(self) -> None:
+        """The state of all parameters is gone."""
+        self._begun = set()
+
+
+def spread_over(tensors: Iterable[Tensor], flat: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yields tensors, each with its numbers among those of all together."""
+    begin = 0
+    for tensor in tensors:
+        yield tensor, flat[begin : begin + tensor.numel()].view_as(tensor)
+        begin += tensor.numel()
 
 
 class CutParameters:
@@ -132,8 +156,7 @@ class LiveParts:
         self._optimizer = None if recipe is None else recipe.made(self.named)
         self._recipe = recipe
         self._free: list[NetOnServer] = []
-        self._settled: set[str] = set()  # parameters whose optimizer state is complete
-        self._settling = threading.Lock()
+        self._steps = SharedSteps()
         self.evaluated = copy.deepcopy(self.modules) if averaged else twin_of(self.modules)
         """The parts in evaluation mode, for any number of threads that want no gradients."""
         self.evaluated.eval()
@@ -161,16 +184,14 @@ class LiveParts:
             flat: parameters, float32[P] as :meth:`moving` has them. moments: buffers, float32[Q] as :meth:`moments` has them.
         """
         published = [
-            each.data for each in _whole_names(self.evaluated, self._known_by).values() if each.requires_grad
+            each for each in _whole_names(self.evaluated, self._known_by).values() if each.requires_grad
         ]
-        sizes = [each.numel() for each in published]
-        for parameter, part in zip(published, flat.split(sizes), strict=True):  # type: ignore[no-untyped-call]
-            parameter.copy_(part.view_as(parameter))
+        for parameter, part in spread_over(published, flat):
+            parameter.data.copy_(part)
         for buffer, live in zip(self.evaluated.buffers(), self.modules.buffers(), strict=True):
             buffer.copy_(live)
-        means = _floating(self.evaluated)
-        for buffer, part in zip(means, moments.split([each.numel() for each in means]), strict=True):  # type: ignore[no-untyped-call]
-            buffer.copy_(part.view_as(buffer))
+        for buffer, part in spread_over(_floating(self.evaluated), moments):
+            buffer.copy_(part)
 
     def move(self, net: NetOnServer, options: Sequence[OptimizerOptions], scale: float = 1.0) -> None:
         """Moves the live parameters by the gradients of a net, beside others that do the same.
@@ -187,12 +208,8 @@ class LiveParts:
                 if parameter.grad is not None:
                     parameter.grad.mul_(scale)
         moved = {name for name, parameter in net.named.items() if parameter.grad is not None}
-        if moved <= self._settled:
+        with self._steps.moving(moved):
             net.optimizer.step()
-            return
-        with self._settling:  # the first step of a parameter makes its state, which two must not do
-            net.optimizer.step()
-            self._settled |= moved
 
     def moments(self) -> list[Tensor]:
         """The live buffers that are averaged: those of floating-point numbers."""
@@ -241,7 +258,7 @@ class LiveParts:
         if self._optimizer is not None:
             for parameter in self.named.values():
                 self._state_of(parameter).clear()
-        self._settled = set()
+        self._steps.forget()
 
     def _state_of(self, parameter: nn.Parameter) -> dict[str, Any]:
         state: dict[str, Any] = {} if self._optimizer is None else self._optimizer.state[parameter]

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from girih.comm.group import TrainerGroup
 from girih.comm.rpc import Client, Reply
 from girih.comm.service import answer, answers, from_text
 from girih.errors import ConfigError
 from girih.hierarchical.averaging import DenseVerb, ranges
+from girih.hierarchical.live_parts import spread_over
 from girih.telemetry.busy import waiting
 from girih.telemetry.stats import Stats, StatsSnapshot
 
@@ -47,12 +48,8 @@ class Shadow:
     ) -> None:
         # with versions of their own: autograd watches the others'
         self._live = [each.data for each in parameters]
-        self._servers, self._called, self._every_steps, self._stats = (
-            servers,
-            (replica, vector),
-            every_steps,
-            stats,
-        )
+        self._servers, self._every_steps, self._stats = servers, every_steps, stats
+        self._called = replica, vector
         self._ranges = ranges(sum(each.numel() for each in self._live), len(servers))
         self._changed = threading.Condition()
         self._num_steps = self._num_begun_at = 0
@@ -154,9 +151,8 @@ class Shadow:
         flat = _flat(self._live)
         calls = [server.call(DenseVerb.AVERAGE, self._called, (part,)) for server, part in self._parts(flat)]
         correction = torch.from_numpy(np.concatenate(self._wait(calls)))
-        sizes = [each.numel() for each in self._live]
-        for live, part in zip(self._live, correction.split(sizes), strict=True):  # type: ignore[no-untyped-call]
-            live.add_(part.view_as(live))
+        for live, part in spread_over(self._live, correction):
+            live.add_(part)
         self._stats.counters["averaging_rounds"] += 1
 
     def _parts(self, flat: NDArray[np.float32]) -> list[tuple[Client, NDArray[np.float32]]]:
@@ -189,20 +185,7 @@ def _flat(tensors: Sequence[Tensor]) -> NDArray[np.float32]:
     return flat
 
 
-class AveragingRanks(Protocol):
-    """Those that have copies."""
-
-    @property
-    def size(self) -> int: ...
-
-    def all_reduce(self, tensor: Tensor) -> object:
-        """Sums a tensor over all, in place."""
-
-    def broadcast_tensor(self, tensor: Tensor) -> None:
-        """Overwrites a tensor by rank 0's, in place."""
-
-
-def average_buffers(buffers: Iterable[Tensor], ranks: AveragingRanks) -> None:
+def average_buffers(buffers: Iterable[Tensor], ranks: TrainerGroup) -> None:
     """Makes each buffer the mean of all copies, in place; rank 0's where it counts."""
     for buffer in buffers:
         if buffer.is_floating_point():

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from itertools import accumulate, count, pairwise
-from typing import Protocol
+from collections.abc import Iterable, Sequence
+from itertools import count, islice
+from typing import Protocol, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from girih.comm.rpc import Frame
+from girih.comm.service import as_text, from_text
 from girih.errors import NonFiniteError
 from girih.hierarchical.group_client import GroupClient, settled
 from girih.hierarchical.optimizer_recipe import OptimizerOptions
-from girih.hierarchical.wire import GradientStreams
+from girih.hierarchical.wire import GradientStreams, GroupVerb
 from girih.models.layers.autograd import Context
 
+T = TypeVar("T")
 Stage = list[tuple[str, list[Tensor]]]
 """Parts that run side by side: the name of each, and its inputs."""
 
@@ -44,22 +50,27 @@ class BatchOnServers:
         counts: list[int] = []
         # a part of numeric inputs alone has gradients of parameters all the same
         outputs = _StageFunction.apply(self._leaf, self, stage, counts, *tensors)  # type: ignore[no-untyped-call]
-        bounds = pairwise(accumulate(counts, initial=0))
-        return [list(outputs[begin:end]) for begin, end in bounds]
+        return _pieces(outputs, counts)
 
     def norms(self) -> dict[str, float]:
         """The norms of the gradients there, by the names of parameters."""
-        return self._group.norms(sorted(self._touched), self._net, self._number)
+        norms: dict[str, float] = {}
+        for frame in self._ask(GroupVerb.NORMS):
+            norms |= from_text(frame.arrays[0])
+        return norms
 
     def apply(self, options: tuple[OptimizerOptions, ...], scale: float = 1.0) -> None:
-        """Moves the parameters there, by the gradients times ``scale``."""
-        self._group.apply(sorted(self._touched), self._net, self._number, options, scale)
+        """Moves the parameters there, by the gradients times ``scale``; returns once they are."""
+        self._ask(GroupVerb.APPLY, as_text((options, scale)))
         self._streams.apply()
 
     def discard(self) -> None:
         """Drops what is there."""
         self._streams.discard()
-        self._group.discard(sorted(self._touched), self._net, self._number)
+        self._ask(GroupVerb.DISCARD)
+
+    def _ask(self, verb: GroupVerb, *arrays: NDArray[np.uint8]) -> list[Frame]:
+        return self._group.ask(verb, (self._net, self._number), arrays, sorted(self._touched))
 
     def forward(
         self, stage: Stage, tensors: tuple[Tensor, ...], needs: tuple[bool, ...], *, train: bool
@@ -68,18 +79,17 @@ class BatchOnServers:
         numbers = [next(self._calls) for _ in stage]
         if train:
             self._touched.update(self._group.server_of(name) for name, _ in stage)
-        bounds = pairwise(accumulate((len(inputs) for _, inputs in stage), initial=0))
+        wanted = _pieces(needs, [len(inputs) for _, inputs in stage])
+        inputs_of = _pieces(tensors, map(len, wanted))  # as autograd has them, unlike those of the stage
         waiting = [
-            self._group.forward(
-                (self._net, self._number, number), name, tensors[begin:end], needs[begin:end], train=train
-            )
-            for number, (name, _), (begin, end) in zip(numbers, stage, bounds, strict=True)
+            self._group.forward((self._net, self._number, number), name, inputs, flags, train=train)
+            for number, (name, _), inputs, flags in zip(numbers, stage, inputs_of, wanted, strict=True)
         ]
         found = settled(waiting)
         return numbers, [outputs for outputs, _ in found], [has for _, has in found]
 
     def backward(
-        self, numbers: list[int], names: list[str], gradients: list[tuple[Tensor | None, ...]]
+        self, numbers: list[int], names: list[str], gradients: list[list[Tensor | None]]
     ) -> list[list[Tensor | None] | None]:
         """Gradients of the inputs of each part; None for one whose outputs took no part in the loss."""
         waiting = [
@@ -100,6 +110,12 @@ class BatchOnServers:
                 )
             answers.append(of_inputs)
         return answers
+
+
+def _pieces(values: Sequence[T], sizes: Iterable[int]) -> list[list[T]]:
+    """Values in lists of these lengths."""
+    following = iter(values)
+    return [list(islice(following, size)) for size in sizes]
 
 
 class _Passes(Context, Protocol):
@@ -128,8 +144,8 @@ class _StageFunction(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: _Passes, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         (batch, numbers, names), (sizes, counts) = ctx.passes, ctx.sizes
-        of_outputs = [gradients[begin:end] for begin, end in pairwise(accumulate(counts, initial=0))]
         flat: list[Tensor | None] = []
-        for size, of_inputs in zip(sizes, batch.backward(numbers, names, of_outputs), strict=True):
+        answers = batch.backward(numbers, names, _pieces(gradients, counts))
+        for size, of_inputs in zip(sizes, answers, strict=True):
             flat += [None] * size if of_inputs is None else of_inputs
         return (None, None, None, None, *flat)

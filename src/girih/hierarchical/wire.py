@@ -23,7 +23,7 @@ from girih.comm.codecs.tensors import (
     Int8,
     TopK,
 )
-from girih.comm.service import writable
+from girih.comm.service import as_text, from_text, writable
 from girih.errors import WireError
 from girih.kernels.buffers import Take
 
@@ -192,10 +192,37 @@ def _filled(tensor: Tensor, take: Take) -> NDArray[Any]:
     return array
 
 
+Entry = tuple[str, str | None, object]
+"""Name of a parameter or buffer; None, or a key of the optimizer's state; a tensor or a plain value."""
 MOST_ENTRIES = 100
 """A frame of STATE, RESTORE, EXTRA_STATE or LOAD_EXTRA_STATE has at most this number."""
 MOST_ENTRY_BYTES = 64 << 20
 """A frame has at most this number, unless a single tensor has more."""
+
+
+def pack_entries(entries: Sequence[Entry], take: Take) -> tuple[int, list[NDArray[Any]]]:
+    """Packs the first entries, as many as a frame may have; returns their number too."""
+    described, tensors, size = [], list[Tensor](), 0
+    for name, key, value in entries[:MOST_ENTRIES]:
+        if isinstance(value, Tensor):
+            if tensors and size + value.nbytes > MOST_ENTRY_BYTES:
+                break
+            tensors.append(value)
+            size += value.nbytes
+        is_tensor = isinstance(value, Tensor)
+        described.append((name, key, is_tensor, None if is_tensor else value))
+    return len(described), [as_text(described), *pack(tensors, take)]
+
+
+def unpack_entries(arrays: Sequence[NDArray[Any]]) -> list[Entry]:
+    """The inverse of :func:`pack_entries`, without the number."""
+    described, *packed = arrays
+    tensors = iter(unpack(packed))
+    return [
+        (name, key, next(tensors) if is_tensor else value)
+        for name, key, is_tensor, value in from_text(described)
+    ]
+
 
 RANDOM = "random"
 """The name of the entry of EXTRA_STATE that is the state of the random generator, uint8[]."""

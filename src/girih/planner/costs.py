@@ -10,7 +10,6 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
-from typing import TypedDict, Unpack
 
 from girih.planner.calibration import (
     ALL_GATHER,
@@ -21,7 +20,7 @@ from girih.planner.calibration import (
     Links,
     Point,
 )
-from girih.planner.traffic import FLOAT_BYTES, Traffic
+from girih.planner.traffic import FLOAT_BYTES, PartialSizes, Traffic
 
 BUCKET_BYTES = 1 << 20
 """Gradients of a replica that travel together: the first are on their way while most of the backward pass is to be done."""
@@ -160,33 +159,14 @@ def remote_step(
     }
 
 
-class SubstitutionSizes(TypedDict):
-    """Sizes of a step of ``substitution``; see :func:`girih.planner.traffic.substitution`."""
-
-    summed: int
-    shared_parameters: int
-    split: bool
-    partial_bytes: int
-
-
 def substitution_step(
-    batch_size: int,
-    num_trainers: int,
-    links: Links,
-    *,
-    concatenated: Sequence[int],
-    **sizes: Unpack[SubstitutionSizes],
+    batch_size: int, num_trainers: int, links: Links, sizes: PartialSizes
 ) -> Mapping[str, float]:
-    """Seconds of a step of ``substitution``, by kind: T_DES where partial results are float32 and "replicated".
-
-    Args:
-        concatenated: columns of each operator whose vectors are needed whole.
-    """
-    summed, split, partial_bytes = sizes["summed"], sizes["split"], sizes["partial_bytes"]
-    column_bytes = batch_size * partial_bytes
-    vectors = [column_bytes * columns for columns in concatenated]
-    sums = [column_bytes * summed] if summed else []
-    as_ring = not split and partial_bytes == FLOAT_BYTES
+    """Seconds of a step of ``substitution``, by kind: T_DES where partial results are float32 and "replicated"."""
+    split, column_bytes = sizes.split, batch_size * sizes.partial_bytes
+    vectors = [column_bytes * columns for columns in sizes.concatenated]
+    sums = [column_bytes * sizes.summed] if sizes.summed else []
+    as_ring = not split and sizes.partial_bytes == FLOAT_BYTES
     if as_ring:
         partials = des_s(sums, num_trainers, links[ALL_REDUCE])
     else:  # there and back; or each its part, and then the whole, which is rounded twice only
@@ -195,7 +175,7 @@ def substitution_step(
     if split:  # each trainer's columns, of its examples, and their gradients back
         shares = [size / num_trainers for size in vectors]
         partials += 2 * sum(half_ring_s(size, num_trainers, links[ALL_TO_ALL]) for size in shares)
-        dense_bytes = sizes["shared_parameters"] * FLOAT_BYTES + _VOTE_BYTES
+        dense_bytes = sizes.shared_parameters * FLOAT_BYTES + _VOTE_BYTES
         return {"partials": partials, "dense": ring_s(dense_bytes, num_trainers, links[ALL_REDUCE])}
     partials += sum(half_ring_s(size, num_trainers, links[ALL_GATHER]) for size in vectors)
     votes = not (as_ring and sums)

@@ -5,15 +5,16 @@ A tagging is operator → device: "trainer", or "server 0" to "server k-1" (HT �
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Annotated
+from typing import Annotated, Generic, TypeVar
 
 from girih import config
 from girih.config.bounds import Bounds, NonNegative
 from girih.errors import ConfigError
 
 TRAINER = "trainer"
+Member = TypeVar("Member", bound=Hashable)
 Tagging = Mapping[str, str]
 """Operator → device, of a whole graph."""
 
@@ -111,6 +112,31 @@ class OperatorGraph:
         """
         graph: OperatorGraph = config.build(cls, mapping, where)
         return graph
+
+
+class DisjointSets(Generic[Member]):
+    """Members that are joined into sets, each of which goes by one of its members."""
+
+    def __init__(self, members: Iterable[Member]) -> None:
+        self._parents = {member: member for member in members}
+
+    def root(self, member: Member) -> Member:
+        """The member that a set goes by."""
+        while (parent := self._parents[member]) != member:
+            self._parents[member] = self._parents[parent]
+            member = parent
+        return member
+
+    def join(self, one: Member, other: Member) -> None:
+        """Makes two sets one, which goes by the first one's member."""
+        self._parents[self.root(other)] = self.root(one)
+
+    def sets(self) -> list[list[Member]]:
+        """All sets, by their first members; members keep their order."""
+        sets: dict[Member, list[Member]] = {}
+        for member in self._parents:
+            sets.setdefault(self.root(member), []).append(member)
+        return list(sets.values())
 
 
 ELEMENTWISE = (

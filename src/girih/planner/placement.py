@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from girih.errors import ConfigError
+from girih.planner.operators import DisjointSets
 from girih.schema import Schema
 
 Colocated = Sequence[Sequence[str]]
@@ -76,15 +77,11 @@ def _placed(schema: Schema, rank_of: Mapping[str, int], numeric: Sequence[int]) 
 def _units(schema: Schema, num_ranks: int, colocated: Colocated) -> list[list[str]]:
     """Tables in their order, those that must be together as one."""
     table_of = {feature.name: feature.table_name for feature in schema.sparse}
-    units = [[table.name] for table in schema.tables]
-    number_of = {table.name: number for number, table in enumerate(schema.tables)}
-    for features in colocated:
-        numbers = sorted({number_of[table_of[name]] for name in features})
-        for number in numbers[1:]:
-            units[numbers[0]] += units[number]
-            number_of |= dict.fromkeys(units[number], numbers[0])
-            units[number] = []
-    units = [unit for unit in units if unit]
+    joined = DisjointSets(table.name for table in schema.tables)
+    for first, *others in colocated:
+        for name in others:
+            joined.join(table_of[first], table_of[name])
+    units = joined.sets()
     if len(units) < num_ranks:
         raise ConfigError(
             f"strategy: substitution: {num_ranks} trainers, but {len(units)} tables, which stay whole;"

@@ -38,27 +38,30 @@ def ring_bytes(size_bytes: float, num_trainers: int) -> float:
     return 2 * (num_trainers - 1) / num_trainers * size_bytes
 
 
-def substitution(
-    batch_size: int,
-    num_trainers: int,
-    *,
-    summed: int,
-    concatenated: int = 0,
-    shared_parameters: int = 0,
-    split: bool = False,
-    partial_bytes: int = FLOAT_BYTES,
-) -> Traffic:
-    """Partial results forward; with ``split`` their gradients back as well, and those of the dense half.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartialSizes:
+    """Sizes of a step of ``substitution``.
 
-    Args:
-        summed, concatenated: columns of the operators that add up, and of those that need vectors whole.
+    Attributes:
+        summed: columns of the operators that add up. concatenated: those of each operator that needs vectors whole.
         shared_parameters: numbers of the dense half that all trainers have whole.
+        split: whether each trainer computes the upper network for its share only.
         partial_bytes: of one number of a partial result: 4, or 2 as bfloat16.
     """
-    others = (num_trainers - 1) / num_trainers
-    of_sums = ring_bytes(batch_size * summed * partial_bytes, num_trainers)
-    of_vectors = others * batch_size * concatenated * partial_bytes * (2 / num_trainers if split else 1)
-    dense = ring_bytes(shared_parameters * FLOAT_BYTES, num_trainers) if split else 0.0
+
+    summed: int = 0
+    concatenated: tuple[int, ...] = ()
+    shared_parameters: int = 0
+    split: bool = False
+    partial_bytes: int = FLOAT_BYTES
+
+
+def substitution(batch_size: int, num_trainers: int, sizes: PartialSizes) -> Traffic:
+    """Partial results forward; if split, their gradients back as well, and those of the dense half."""
+    others, column_bytes = (num_trainers - 1) / num_trainers, batch_size * sizes.partial_bytes
+    of_sums = ring_bytes(sizes.summed * column_bytes, num_trainers)
+    of_vectors = others * sum(sizes.concatenated) * column_bytes * (2 / num_trainers if sizes.split else 1)
+    dense = ring_bytes(sizes.shared_parameters * FLOAT_BYTES, num_trainers) if sizes.split else 0.0
     return Traffic(partials=of_sums + of_vectors, dense=dense)
 
 

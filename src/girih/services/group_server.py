@@ -28,20 +28,21 @@ from girih.dense.accel.process_settings import keep_freed_memory
 from girih.errors import GirihError, WireError
 from girih.hierarchical.graph import ServerPart
 from girih.hierarchical.graph.operator_costs import draws
-from girih.hierarchical.live_parts import Entry, LiveParts
+from girih.hierarchical.live_parts import LiveParts
 from girih.hierarchical.open_batches import ForwardCall, OpenBatch, OpenBatches
 from girih.hierarchical.optimizer_recipe import OptimizerRecipe
 from girih.hierarchical.shadow import Shadow
 from girih.hierarchical.wire import (
-    MOST_ENTRIES,
-    MOST_ENTRY_BYTES,
     PLAIN,
     RANDOM,
+    Entry,
     GroupVerb,
     Wire,
     num_bytes,
     pack,
+    pack_entries,
     unpack,
+    unpack_entries,
 )
 from girih.kernels.cpu import ahead
 from girih.telemetry.busy import waiting
@@ -275,7 +276,7 @@ class GroupServer(Service):
     def on_load_extra_state(self, request: Request) -> None:
         """See :class:`GroupVerb`."""
         value: Any
-        for name, key, value in _entries_of(request.frame.arrays):
+        for name, key, value in unpack_entries(request.frame.arrays):
             if key is None:
                 torch.set_rng_state(value)
                 continue
@@ -286,22 +287,13 @@ class GroupServer(Service):
 
     def _send_entries(self, request: Request, first: int, entries: Sequence[Entry]) -> None:
         """Answers as many entries as a frame may have."""
-        described, tensors, size = [], list[Tensor](), 0
-        for name, key, value in entries[first : first + MOST_ENTRIES]:
-            is_tensor = isinstance(value, Tensor)
-            if isinstance(value, Tensor):
-                if tensors and size + value.nbytes > MOST_ENTRY_BYTES:
-                    break
-                tensors.append(value)
-                size += value.nbytes
-            described.append((name, key, is_tensor, None if is_tensor else value))
-        arrays = pack(tensors, request.buffer)
-        self.stats.sent("dense", num_bytes(arrays))
-        request.reply((first + len(described), len(entries)), (as_text(described), *arrays))
+        count, arrays = pack_entries(entries[first:], request.buffer)
+        self.stats.sent("dense", num_bytes(arrays[1:]))
+        request.reply((first + count, len(entries)), arrays)
 
     def on_restore(self, request: Request) -> None:
         """See :class:`GroupVerb`."""
-        (is_first,), entries = request.frame.fields, _entries_of(request.frame.arrays)
+        (is_first,), entries = request.frame.fields, unpack_entries(request.frame.arrays)
         self._live_parts.check(entries)
         if is_first:
             self._live_parts.forget_optimizer_state()
@@ -336,13 +328,3 @@ class GroupServer(Service):
         if all_stand and self._shadow is not None:
             self._shadow.leave()
         request.reply()
-
-
-def _entries_of(arrays: Sequence[NDArray[Any]]) -> list[Entry]:
-    """The entries of a frame of RESTORE or LOAD_EXTRA_STATE."""
-    described, *packed = arrays
-    tensors = iter(unpack(packed))
-    return [
-        (name, key, next(tensors) if is_tensor else value)
-        for name, key, is_tensor, value in from_text(described)
-    ]

@@ -10,7 +10,7 @@ from girih.errors import ConfigError
 from girih.planner.facts import Facts
 from girih.planner.plan import Plan
 from girih.planner.speed.group import group_of, known_of, timed
-from girih.planner.tagging.wires import calibrated, choose_wire
+from girih.planner.tagging.wires import choose_wire, codec_of
 from girih.strategies.remote import address_of
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def choose_codecs(facts: Facts, options: Mapping[str, Any]) -> tuple[dict[str, s
         return plain, f"{AUTO} float32: how fast this machine packs is not known; {AGAIN}"
     known = known_of(facts, options)
     forward, backward = (
-        calibrated(choices if name == "auto" else (name,), calibration.codecs)
+        [codec_of(each, calibration) for each in (choices if name == "auto" else (name,))]
         for name, choices in zip(asked.values(), (ACTIVATIONS, GRADIENTS), strict=True)
     )
     group, how = group_of(graph, options, known), options["tagging"]

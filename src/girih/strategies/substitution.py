@@ -8,7 +8,7 @@ Equal to ``local`` on the same batches, to the order of sums. For models made of
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from girih.errors import ConfigError
 from girih.planner import costs, traffic
@@ -89,12 +89,11 @@ class Substitution(StrategyOptions):
         if facts.num_trainers == 1:
             return in_step.local(basis)
         split = self.dense == "split" or (self.dense == "auto" and _is_split_faster(facts))
-        sizes, concatenated = self._aggregated_sizes(facts, split=split)
-        batch = (basis.batch_size, facts.num_trainers)
-        sent = traffic.substitution(*batch, **sizes, concatenated=sum(concatenated))
+        sizes = self._partial_sizes(facts, split=split)
+        sent = traffic.substitution(basis.batch_size, facts.num_trainers, sizes)
         links = basis.calibration.links
-        seconds = costs.substitution_step(*batch, links, **sizes, concatenated=concatenated)
-        num_operations = 2 * bool(sizes["summed"]) + len(concatenated) * (2 if split else 1)
+        seconds = costs.substitution_step(basis.batch_size, facts.num_trainers, links, sizes)
+        num_operations = 2 * bool(sizes.summed) + len(sizes.concatenated) * (2 if split else 1)
         messages = float(num_operations * (facts.num_trainers - 1))
         return in_step.substitution(basis, sent, seconds, split=split, num_messages=messages)
 
@@ -123,27 +122,25 @@ class Substitution(StrategyOptions):
             return modulo(facts.schema, facts.num_trainers, colocated)
         return balanced(facts.schema, facts.num_trainers, facts.profile.loads(), colocated)
 
-    def _aggregated_sizes(self, facts: Facts, *, split: bool) -> tuple[dict[str, Any], list[int]]:
-        """Sizes of the aggregated partial results, and the columns of each concatenated operator."""
+    def _partial_sizes(self, facts: Facts, *, split: bool) -> traffic.PartialSizes:
+        """Sizes of the partial results."""
         operators = facts.model.operators
-        sizes: dict[str, Any] = {
-            "summed": sum(op.columns for op in operators if op.aggregation == "sum"),
-            "shared_parameters": facts.model.upper_parameters,
-            "split": split,
-            "partial_bytes": 2 if self.wire_partials == "bfloat16" else 4,
-        }
-        return sizes, [op.columns for op in operators if op.aggregation == "concat"]
+        return traffic.PartialSizes(
+            summed=sum(op.columns for op in operators if op.aggregation == "sum"),
+            concatenated=tuple(op.columns for op in operators if op.aggregation == "concat"),
+            shared_parameters=facts.model.upper_parameters,
+            split=split,
+            partial_bytes=2 if self.wire_partials == "bfloat16" else 4,
+        )
 
     def _predicted(self, facts: Facts, placement: Placement, *, split: bool) -> dict[str, object]:
         """Owners, and the bytes that a trainer sends per step with their time, by this strategy and by ``synchronous``."""
         if facts.num_trainers == 1 or facts.batch_size is None:
             return {}
-        sizes, concatenated = self._aggregated_sizes(facts, split=split)
-        batch = (facts.batch_size, facts.num_trainers)
-        sent = traffic.substitution(*batch, **sizes, concatenated=sum(concatenated))
-        seconds = None
+        sizes, seconds = self._partial_sizes(facts, split=split), None
+        sent = traffic.substitution(facts.batch_size, facts.num_trainers, sizes)
         if facts.links is not None:
-            seconds = costs.substitution_step(*batch, facts.links, **sizes, concatenated=concatenated)
+            seconds = costs.substitution_step(facts.batch_size, facts.num_trainers, facts.links, sizes)
         predicted = {
             "dense": "split" if split else "replicated",
             "owners": dict(placement.owners),

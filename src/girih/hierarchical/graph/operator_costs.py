@@ -11,13 +11,12 @@ import torch
 from torch import Tensor, fx, nn
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.nn.modules.dropout import _DropoutNd
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from girih.hierarchical.graph.batches import isolated, read
 from girih.hierarchical.graph.building import OUTPUT
-from girih.hierarchical.graph.runnable import RunnableGraph, is_importable, leaves
+from girih.hierarchical.graph.runnable import RunnableGraph, attribute_of, is_importable, leaves
 from girih.models.embeddings import Embeddings
-from girih.planner.operators import Edge, Operator, OperatorGraph
+from girih.planner.operators import DisjointSets, Edge, Operator, OperatorGraph
 
 FORWARD_AND_BACKWARD = 3
 """A product is taken three times: for the output, for the gradient of one factor and for that of the other."""
@@ -106,7 +105,7 @@ def parameters_at(net: RunnableGraph, node: fx.Node) -> Iterator[nn.Parameter]:
         yield from net.get_submodule(str(node.target)).parameters()
     for each in node.all_input_nodes:
         if each.op == "get_attr":
-            value = _attribute(net, str(each.target))
+            value = attribute_of(net, each)
             if isinstance(value, nn.Parameter):
                 yield value
 
@@ -119,25 +118,21 @@ def owners_of(net: RunnableGraph) -> dict[fx.Node, str]:
     names: dict[int, str] = {}
     for name, parameter in net.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), name.rpartition(".")[0] or name)
-    parents: dict[str, str] = {name: name for name in names.values()}
-
-    def root(name: str) -> str:
-        while parents[name] != name:
-            name = parents[name]
-        return name
-
+    sets = DisjointSets(names.values())
     free, used = free_nodes(net.graph), dict[fx.Node, set[str]]()
     for node in net.graph.nodes:
         owners = {names[id(each)] for each in parameters_at(net, node)}
         if node.op == "get_attr":
-            value = _attribute(net, str(node.target))
+            value = attribute_of(net, node)
             owners = {names[id(value)]} if id(value) in names else set()
         owners = owners.union(*(used[each] for each in node.all_input_nodes if each in free))
         used[node] = owners
         for name in owners:
-            first, second = sorted((root(name), root(min(owners))), key=lambda each: (len(each), each))
-            parents[second] = first
-    return {node: root(min(owners)) for node, owners in used.items() if owners}
+            first, second = sorted(
+                (sets.root(name), sets.root(min(owners))), key=lambda each: (len(each), each)
+            )
+            sets.join(first, second)
+    return {node: sets.root(min(owners)) for node, owners in used.items() if owners}
 
 
 class _Measured(fx.Interpreter):
@@ -152,7 +147,9 @@ class _Measured(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> object:
         """Runs a node."""
-        with _Counter() as counter:
+        from torch.utils.flop_counter import FlopCounterMode  # late: it loads triton, where that is installed
+
+        with FlopCounterMode(display=False) as counter:
             result = super().run_node(n)
         tensors = [each for each in leaves(result) if isinstance(each, Tensor)]
         self.num_bytes[n.name] = sum(each.nbytes for each in tensors)
@@ -162,24 +159,7 @@ class _Measured(fx.Interpreter):
         coded = {each.dtype for each in tensors} in ({torch.float32}, {torch.bfloat16})
         self.number_bytes[n.name] = tensors[0].itemsize if coded else 0
         if n.op.startswith("call") and n.target is not read:
-            self.flops[n.name] = counter.flops or sum(each.numel() for each in tensors)
-        return result
-
-
-class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Operations of matrix products."""
-
-    def __init__(self) -> None:
-        from torch.utils.flop_counter import flop_registry  # late: it loads triton, where that is installed
-
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.flops, self._formulas = 0, flop_registry
-
-    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
-        result = func(*args, **(kwargs or {}))
-        formula: Callable[..., int] | None = self._formulas.get(func.overloadpacket)
-        if formula is not None:
-            self.flops += formula(*args, **(kwargs or {}), out_val=result)
+            self.flops[n.name] = counter.get_total_flops() or sum(each.numel() for each in tensors)
         return result
 
 
@@ -204,11 +184,6 @@ def _kind(net: RunnableGraph, node: fx.Node) -> str:
     if node.target is getattr:
         return str(node.args[1])
     return str(getattr(node.target, "__name__", node.target)).strip("_")
-
-
-def _attribute(net: RunnableGraph, name: str) -> object:
-    owner, _, last = name.rpartition(".")
-    return getattr(net.get_submodule(owner), last)
 
 
 def _containers(value: object) -> Iterator[object]:

@@ -11,15 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from girih.errors import ConfigError, nearest
 from girih.hierarchical.graph.batches import packing_of
-from girih.hierarchical.graph.building import LEFT, OUTPUT
-from girih.hierarchical.graph.operator_costs import free_nodes, is_movable, name_of, owners_of
-from girih.hierarchical.graph.runnable import RunnableGraph
+from girih.hierarchical.graph.building import LEFT
+from girih.hierarchical.graph.operator_costs import free_nodes, name_of
+from girih.hierarchical.graph.runnable import RunnableGraph, attribute_of
 from girih.hierarchical.graph.tracing import TracedNet, net_of
 from girih.models.embeddings import Embeddings
-from girih.planner.operators import TRAINER, OperatorGraph, Tagging, server_name
+from girih.planner.operators import DisjointSets, OperatorGraph, Tagging
 from girih.planner.tagging.components import components as tagging_components
+from girih.planner.tagging.index import Index
 
 Server = int | None
 """A server's number; None on the trainer."""
@@ -43,12 +43,13 @@ def placed(net: RunnableGraph, tagging: Tagging, graph: OperatorGraph) -> dict[f
         ConfigError: the tagging lacks an operator or has one that is unknown, names no device, moves what has to stay on
             trainers, or tears apart operators of one module.
     """
-    servers = _servers(net, tagging)
-    stage_of = {
-        name: each.stage
-        for each in tagging_components(graph, {name: _name(server) for name, server in servers.items()})
-        for name in each.operators
+    index = Index(graph)
+    devices = index.placed(tagging)
+    server_of = {
+        operator.name: devices[bundle] - 1 if devices[bundle] else None
+        for operator, bundle in zip(index.operators, index.bundle_of, strict=True)
     }
+    stage_of = {name: each.stage for each in tagging_components(graph, tagging) for name in each.operators}
     free = free_nodes(net.graph)
     places: dict[fx.Node, PlacedNode] = {}
     for node in net.graph.nodes:
@@ -59,7 +60,7 @@ def placed(net: RunnableGraph, tagging: Tagging, graph: OperatorGraph) -> dict[f
             places[node] = before[0]
             continue
         name = str(name_of(node))
-        server = servers.get(name)
+        server = server_of.get(name)  # embeddings as a whole are no operator
         if server is None:
             level = max([0, *(each.level + (each.server is not None) for each in before)])
         else:
@@ -74,29 +75,18 @@ def components(nodes: Mapping[fx.Node, PlacedNode], net: RunnableGraph) -> list[
     Nodes that read the same parameter count as connected, so that it is in one place; so do those that read the same value from
     elsewhere, so that it travels once.
     """
-    parents: dict[fx.Node, fx.Node] = {
-        node: node for node, where in nodes.items() if where.server is not None
-    }
-
-    def root(node: fx.Node) -> fx.Node:
-        while parents[node] is not node:
-            node = parents[node]
-        return node
-
+    sets = DisjointSets(node for node, where in nodes.items() if where.server is not None)
     readers: dict[tuple[PlacedNode, fx.Node], fx.Node] = {}
     arriving: dict[tuple[PlacedNode, fx.Node], fx.Node] = {}
-    for node in parents:
-        for each in node.all_input_nodes:
-            if nodes.get(each) == nodes[node]:
-                parents[root(node)] = root(each)
+    for node, where in nodes.items():
+        for each in node.all_input_nodes if where.server is not None else ():
+            if nodes.get(each) == where:
+                sets.join(each, node)
             elif each in nodes:
-                parents[root(node)] = root(arriving.setdefault((nodes[node], each), node))
+                sets.join(arriving.setdefault((where, each), node), node)
             for parameter in _parameters_behind(each, nodes):
-                parents[root(node)] = root(readers.setdefault((nodes[node], parameter), node))
-    members: dict[fx.Node, list[fx.Node]] = {}
-    for node in parents:
-        members.setdefault(root(node), []).append(node)
-    return list(members.values())
+                sets.join(readers.setdefault((where, parameter), node), node)
+    return sets.sets()
 
 
 def _parameters_behind(node: fx.Node, nodes: Mapping[fx.Node, PlacedNode]) -> set[fx.Node]:
@@ -106,45 +96,6 @@ def _parameters_behind(node: fx.Node, nodes: Mapping[fx.Node, PlacedNode]) -> se
     if node.op == "get_attr":
         return {node} if node.target != "training" else set()
     return set[fx.Node]().union(*(_parameters_behind(each, nodes) for each in node.all_input_nodes))
-
-
-def _name(server: Server) -> str:
-    return TRAINER if server is None else server_name(server)
-
-
-def _servers(net: RunnableGraph, tagging: Tagging) -> dict[str, Server]:
-    nodes = {name: node for node in net.graph.nodes if (name := name_of(node)) is not None}
-    for name in tagging:
-        if name not in nodes:
-            raise ConfigError(f"tagging: {name!r} is no operator of this net{nearest(name, nodes)}")
-    servers: dict[str, Server] = {}
-    for name, node in nodes.items():
-        if name not in tagging and name != OUTPUT:
-            raise ConfigError(
-                f"tagging: no device for operator {name!r}; expected one for each operator of the net"
-            )
-        device = tagging.get(name, TRAINER)
-        servers[name] = _server_of(name, device)
-        if servers[name] is not None and not is_movable(net, node):
-            raise ConfigError(f"tagging: {name!r} on {device!r}; it has to stay on the trainer")
-    devices: dict[str, str] = {}
-    for node, owner in owners_of(net).items():
-        name = str(name_of(node))
-        if name in tagging and devices.setdefault(owner, tagging[name]) != tagging[name]:
-            raise ConfigError(
-                f"tagging: operators of {owner!r} on {devices[owner]!r} and, as {name!r}, on {tagging[name]!r}; expected those"
-                " that use the same parameters on one device"
-            )
-    return servers
-
-
-def _server_of(name: str, device: str) -> Server:
-    number = device.removeprefix("server ")
-    if device == TRAINER:
-        return None
-    if not number.isdecimal() or device != server_name(int(number)):
-        raise ConfigError(f"tagging: {name!r} on {device!r}; expected 'trainer' or 'server 0' and so on")
-    return int(number)
 
 
 STAGES, PACKED_ALIKE = "_stages", "_packed_alike"
@@ -280,8 +231,7 @@ class _Copy:
                 self.copied(each)
             self.nodes[node] = self.graph.node_copy(node, self.copied)
             if node.op in ("call_module", "get_attr"):
-                owner, _, last = str(node.target).rpartition(".")
-                self.objects[str(node.target)] = _out_of_place(getattr(self.net.get_submodule(owner), last))
+                self.objects[str(node.target)] = _out_of_place(attribute_of(self.net, node))
         return self.nodes[node]
 
     def arrived(self, node: fx.Node, tensor: fx.Node) -> None:

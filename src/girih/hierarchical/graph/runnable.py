@@ -6,6 +6,7 @@ import copy
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from torch import fx, nn
@@ -75,11 +76,7 @@ class RunnableGraph(fx.GraphModule):
 
     def objects(self) -> dict[str, object]:
         """Returns the objects that the graph's nodes name."""
-        named = {}
-        for name in named_by(self.graph):
-            owner, _, last = name.rpartition(".")
-            named[name] = getattr(self.get_submodule(owner), last)
-        return named
+        return {name: attrgetter(name)(self) for name in named_by(self.graph)}
 
     def state(self) -> dict[str, object]:
         """All but the graph."""
@@ -93,6 +90,12 @@ class RunnableGraph(fx.GraphModule):
             "meta",
         )
         return {key: value for key, value in self.__dict__.items() if key not in without}
+
+
+def attribute_of(net: nn.Module, node: fx.Node) -> object:
+    """The module, parameter or buffer that a node names."""
+    value: object = attrgetter(str(node.target))(net)
+    return value
 
 
 def named_by(graph: fx.Graph) -> list[str]:
@@ -111,18 +114,13 @@ def nodes_of(graph: fx.Graph) -> list[PlainNode]:
         (
             node.name,
             node.op,
-            _Named(qualified(node.target)) if callable(node.target) else node.target,
+            _Named(_get_qualified_name(node.target)) if callable(node.target) else node.target,
             mapped(node.args, plain),
             mapped(node.kwargs, plain),
             dict(node.meta),
         )
         for node in graph.nodes
     ]
-
-
-def qualified(function: Callable[..., object]) -> str:
-    """The name by which :func:`resolved` finds a function again."""
-    return _get_qualified_name(function)
 
 
 def resolved(name: str) -> object:
@@ -164,7 +162,11 @@ def _loaded(state: Mapping[str, object], nodes: Sequence[PlainNode]) -> Runnable
 
 def is_importable(target: type | Callable[..., object]) -> bool:
     """Returns whether another process can import a class or a function by its name."""
-    name = f"{target.__module__}.{target.__qualname__}" if isinstance(target, type) else qualified(target)
+    name = (
+        f"{target.__module__}.{target.__qualname__}"
+        if isinstance(target, type)
+        else _get_qualified_name(target)
+    )
     home = name.partition(".")[0]
     if target is getattr:
         return True

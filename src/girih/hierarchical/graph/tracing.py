@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -203,6 +204,5 @@ def _objects(module: nn.Module, built: Built) -> dict[str, object]:
     objects: dict[str, Any] = dict(built.constants)
     for name in named_by(built.graph):
         if name not in objects and name != LEFT:
-            owner, _, last = name.rpartition(".")
-            objects[name] = getattr(module.get_submodule(owner), last)
+            objects[name] = attrgetter(name)(module)
     return objects

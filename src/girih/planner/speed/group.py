@@ -11,9 +11,9 @@ from girih.planner.calibration import Calibration
 from girih.planner.facts import DenseCost, Facts
 from girih.planner.operators import TRAINER, OperatorGraph, Tagging
 from girih.planner.tagging.components import components
-from girih.planner.tagging.group import CodecCost, Device, HierarchicalGroup, WireCost
+from girih.planner.tagging.group import Device, HierarchicalGroup, WireCost
 from girih.planner.tagging.tag import Tagged, tag
-from girih.planner.tagging.wires import calibrated
+from girih.planner.tagging.wires import codec_of
 from girih.planner.traffic import NOMINAL
 
 
@@ -102,13 +102,6 @@ def group_of(graph: OperatorGraph, options: Mapping[str, Any], known: GroupDescr
             options["average_every_steps"] * known.batch_size * trainers if averaged else None
         ),
     )
-
-
-def codec_of(name: str, calibration: Calibration | None) -> CodecCost:
-    """A codec by its name in ``[strategy]``, at its calibrated speed; "auto" counts as float32."""
-    name = "float32" if name == "auto" else name
-    (codec,) = calibrated((name,), {} if calibration is None else calibration.codecs)
-    return codec
 
 
 def known_of(facts: Facts, options: Mapping[str, Any]) -> GroupDescription:

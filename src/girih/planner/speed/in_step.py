@@ -16,12 +16,8 @@ from girih.planner.calibration import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, Links
 from girih.planner.costs import BUCKET_BYTES
 from girih.planner.facts import AccessProfile, Facts
 from girih.planner.interleaving import arrange, micro_batches
-from girih.planner.speed.step import BACKWARD, Basis, StepCost
+from girih.planner.speed.step import BACKWARD, TRAINER_LINK, WIRE, Basis, StepCost
 from girih.planner.traffic import Traffic
-
-READ, LOOKUP, PASS, MOVE, UPDATE, STEP, WIRE = (
-    "reading", "lookups", "forward and backward", "dense update", "row updates", "step", "messages",
-)  # fmt: skip
 
 
 def local(basis: Basis) -> StepCost:
@@ -54,7 +50,7 @@ def synchronous(basis: Basis, half_of: Collection[str]) -> StepCost:
         links[ALL_TO_ALL].cpu_s(num_messages, others) + links[ALL_REDUCE].cpu_s(rings, sent.dense)
     )
     busy_s = others / links[ALL_TO_ALL].bytes_per_s + sent.dense / links[ALL_REDUCE].bytes_per_s
-    return _with(cost, {WIRE: wire_s}, {WIRE: exchanged}, {"a trainer's link": busy_s})
+    return cost.adding(work_s={WIRE: wire_s}, path_s={WIRE: exchanged}, busy_s={TRAINER_LINK: busy_s})
 
 
 def synchronous_traffic(facts: Facts, profile: AccessProfile, half_of: Collection[str]) -> Traffic:
@@ -93,7 +89,7 @@ def substitution(
     links = basis.calibration.links
     wire_s = basis.trainers * links[ALL_REDUCE].cpu_s(num_messages, sent.total)
     busy_s = sent.total / min(links[name].bytes_per_s for name in (ALL_REDUCE, ALL_GATHER))
-    return _with(cost, {WIRE: wire_s}, {WIRE: aggregated}, {"a trainer's link": busy_s})
+    return cost.adding(work_s={WIRE: wire_s}, path_s={WIRE: aggregated}, busy_s={TRAINER_LINK: busy_s})
 
 
 def reduced_s(basis: Basis, examples: float, rings_s: float) -> float:
@@ -117,36 +113,10 @@ def ring_messages(sent_bytes: float, trainers: int) -> float:
 def _in_turn(basis: Basis, *, readings: float, share: float | None = None, hidden_s: float = 0.0) -> StepCost:
     """A step whose trainers look up, compute and update in turn, all of them at once."""
     examples = float(basis.batch_size) if share is None else share
-    trainers, parallel = basis.trainers, basis.parallel
-    lookup_s, update_s = basis.lookup_s(trainers), basis.update_s(trainers)
-    moved_s = basis.dense.update_s
-    return StepCost(
-        examples=basis.batch_size,
-        work_s={
-            READ: basis.read_s(readings),
-            LOOKUP: lookup_s,
-            PASS: basis.pass_work_s(examples),
-            MOVE: trainers * basis.busy_threads * moved_s,
-            UPDATE: update_s,
-            STEP: trainers * basis.work.step_s,
-        },
-        path_s={
-            LOOKUP: lookup_s / parallel,
-            PASS: reduced_s(basis, examples, hidden_s),
-            MOVE: moved_s * basis.crowd,
-            UPDATE: update_s / parallel,
-            STEP: basis.work.step_s * max(1.0, trainers / basis.cores),
-        },
-    )
-
-
-def _with(
-    cost: StepCost, work_s: Mapping[str, float], path_s: Mapping[str, float], busy_s: Mapping[str, float]
-) -> StepCost:
-    return StepCost(
-        examples=cost.examples,
-        work_s={**cost.work_s, **work_s},
-        path_s={**cost.path_s, **path_s},
-        busy_s=busy_s,
-        in_flight=cost.in_flight,
+    return basis.cost(
+        readings=readings,
+        examples=examples,
+        passes_s=reduced_s(basis, examples, hidden_s),
+        rows_at_once=basis.parallel,
+        steps_s=basis.work.step_s * max(1.0, basis.trainers / basis.cores),
     )

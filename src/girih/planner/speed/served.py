@@ -9,32 +9,19 @@ B, T, t, c: as in :mod:`girih.planner.speed.step`. W, S, L: embedding workers, e
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from girih.planner.calibration import ALL_REDUCE, Link
 from girih.planner.costs import one_way_s
 from girih.planner.speed.group import Spread
-from girih.planner.speed.in_step import (
-    LOOKUP,
-    MOVE,
-    PASS,
-    READ,
-    STEP,
-    UPDATE,
-    WIRE,
-    reduced_s,
-    ring_messages,
-)
-from girih.planner.speed.step import Basis, StepCost
+from girih.planner.speed.in_step import reduced_s, ring_messages
+from girih.planner.speed.step import MOVE, PASS, STEP, TRAINER_LINK, WIRE, Basis, StepCost
 from girih.planner.traffic import COUNT_BYTES, FLOAT_BYTES, KEY_BYTES, Traffic
 
 SERVER_THREADS = 1
 """Threads that a group server computes a part with; it computes parts of several nets side by side."""
 TRAINER, DENSE_SERVER, AVERAGING, NORMS = "a trainer", "the dense server", "averaging", "norms"
-TRAINER_LINK, WORKER_LINK, SERVER_LINK = (
-    "a trainer's link", "an embedding worker's link", "an embedding server's link",
-)  # fmt: skip
+WORKER_LINK, SERVER_LINK = "an embedding worker's link", "an embedding server's link"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,12 +89,15 @@ def hybrid(basis: Basis, service: RowService, *, staleness: int, rings_s: float)
     """
     cost = _served(basis, service, passes_s=reduced_s(basis, basis.share, rings_s), in_flight=1 + staleness)
     at_a_worker = max(1.0, basis.trainers / service.workers)
-    cost = replace(cost, path_s={**cost.path_s, WIRE: service.message_s * (at_a_worker + 1) / 2})
     reduced = basis.calibration.links[ALL_REDUCE]
     dense = service.sent.dense
     wire_s = basis.trainers * reduced.cpu_s(ring_messages(dense, basis.trainers), dense)
     busy_s = cost.busy_s[TRAINER_LINK] + dense / reduced.bytes_per_s
-    return _adding(cost, {"rings": wire_s}, {TRAINER_LINK: busy_s, TRAINER: _one_trainer_s(cost)})
+    return cost.adding(
+        work_s={"rings": wire_s},
+        path_s={WIRE: service.message_s * (at_a_worker + 1) / 2},
+        busy_s={TRAINER_LINK: busy_s, TRAINER: _one_trainer_s(cost)},
+    )
 
 
 def asynchronous(basis: Basis, service: RowService, *, staleness: int) -> StepCost:
@@ -123,7 +113,7 @@ def asynchronous(basis: Basis, service: RowService, *, staleness: int) -> StepCo
     busy_s = {TRAINER: trainer_s, DENSE_SERVER: basis.trainers * (basis.dense.update_s + messages_s / 2)}
     through_first = max(1, basis.trainers - 1) * size  # parameters of all others, one way
     busy_s[TRAINER_LINK] = cost.busy_s[TRAINER_LINK] + through_first / service.link.bytes_per_s
-    return _adding(cost, {"parameters": wire_s}, busy_s)
+    return cost.adding(work_s={"parameters": wire_s}, busy_s=busy_s)
 
 
 def replicas(basis: Basis, service: RowService, *, nets: int, averaging: AveragingLoad) -> StepCost:
@@ -140,7 +130,7 @@ def replicas(basis: Basis, service: RowService, *, nets: int, averaging: Averagi
     cost = _served(basis, service, passes_s=passes_s, in_flight=nets)
     if averaging.servers:
         sent_s = basis.parameter_bytes / averaging.every_steps / service.link.bytes_per_s
-        cost = _adding(cost, {}, {TRAINER_LINK: cost.busy_s[TRAINER_LINK] + sent_s})
+        cost = cost.adding(busy_s={TRAINER_LINK: cost.busy_s[TRAINER_LINK] + sent_s})
     return _averaged(cost, basis, service.link, averaging)
 
 
@@ -164,13 +154,11 @@ def grouped(
     on_trainer_s, on_server_s = _pass_s(basis, _threads_of_net(basis, nets)), _pass_s(basis, SERVER_THREADS)
     passes_s = net.served * on_server_s + (1 - net.served) * on_trainer_s
     cost = _served(basis, service, passes_s=passes_s + net.exchange_s, in_flight=nets)
-    cost = replace(cost, work_s={**cost.work_s, PASS: net.work_s, MOVE: 0.0})
     links = {f"{name}'s link": each for name, each in net.links_s.items()}
-    cost = _adding(cost, {}, {**net.devices_s, **links})
+    cost = cost.adding(work_s={PASS: net.work_s, MOVE: 0.0}, busy_s={**net.devices_s, **links})
     if clips:
         asked_s = basis.trainers * averaging.holders * service.link.cpu_s(2, 0)
-        path_s = {**cost.path_s, NORMS: 2 * service.link.latency_s}
-        cost = replace(cost, work_s={**cost.work_s, NORMS: asked_s}, path_s=path_s)
+        cost = cost.adding(work_s={NORMS: asked_s}, path_s={NORMS: 2 * service.link.latency_s})
     return _averaged(cost, basis, service.link, averaging)
 
 
@@ -187,35 +175,19 @@ def _pass_s(basis: Basis, threads: int) -> float:
 
 def _served(basis: Basis, service: RowService, *, passes_s: float, in_flight: float) -> StepCost:
     """The common part: rows are worked on by as many workers as there are trainers to ask them, at most as many as cores."""
-    trainers, sent = basis.trainers, service.sent
-    lookup_s, update_s = basis.lookup_s(trainers), basis.update_s(trainers)
-    at_once = max(1, min(service.workers, trainers, basis.cores))
+    sent = service.sent
     num_messages = (
         6 + 4 * service.servers
     )  # ids, pull and push with their answers; of each server, lookups and updates
-    moved_s = basis.dense.update_s
-    return StepCost(
-        examples=basis.batch_size,
-        work_s={
-            READ: basis.read_s(service.loaders),
-            LOOKUP: lookup_s,
-            PASS: basis.pass_work_s(basis.share),
-            MOVE: trainers * basis.busy_threads * moved_s,
-            UPDATE: update_s,
-            STEP: trainers * basis.work.step_s,
-            WIRE: trainers * service.link.cpu_s(num_messages, sent.ids + sent.embeddings + sent.gradients),
-        },
-        path_s={
-            LOOKUP: lookup_s / at_once,
-            PASS: passes_s,
-            MOVE: moved_s * basis.crowd,
-            UPDATE: update_s / at_once,
-            STEP: basis.work.step_s,
-            WIRE: service.message_s,
-        },
-        busy_s=service.links_s(basis),
-        in_flight=in_flight,
-    )
+    wire_s = basis.trainers * service.link.cpu_s(num_messages, sent.ids + sent.embeddings + sent.gradients)
+    cost = basis.cost(
+        readings=service.loaders,
+        examples=basis.share,
+        passes_s=passes_s,
+        rows_at_once=max(1, min(service.workers, basis.trainers, basis.cores)),
+        steps_s=basis.work.step_s,
+    ).adding(work_s={WIRE: wire_s}, path_s={WIRE: service.message_s}, busy_s=service.links_s(basis))
+    return replace(cost, in_flight=in_flight)
 
 
 def _one_trainer_s(cost: StepCost) -> float:
@@ -230,8 +202,4 @@ def _averaged(cost: StepCost, basis: Basis, link: Link, its: AveragingLoad) -> S
     size = its.copies * basis.parameter_bytes / its.every_steps
     num_messages = 2 * its.copies * its.holders * its.servers / its.every_steps
     busy_s = {"a dense server's link": size / its.servers / link.bytes_per_s}
-    return _adding(cost, {AVERAGING: link.cpu_s(num_messages, 2 * size)}, busy_s)
-
-
-def _adding(cost: StepCost, work_s: Mapping[str, float], busy_s: Mapping[str, float]) -> StepCost:
-    return replace(cost, work_s={**cost.work_s, **work_s}, busy_s={**cost.busy_s, **busy_s})
+    return cost.adding(work_s={AVERAGING: link.cpu_s(num_messages, 2 * size)}, busy_s=busy_s)

@@ -2,7 +2,7 @@
 
 A step keeps resources busy: the cores of the host, each direction of a link, what one process does one step after the other. No step is faster
 than the busiest of them allows, as in the roofline model (Williams et al. 2009) and in
-:func:`girih.planner.tagging.utilization.examples_per_s`. With N steps under way a step also waits for others at the busiest resource:
+:func:`girih.planner.tagging.ledger.examples_per_s`. With N steps under way a step also waits for others at the busiest resource:
 at worst for all of the N − 1 that are ahead of it. So N steps take its own path and N − 1 times the busiest resource, the lower bound on
 the throughput of a closed network of queues (Zahorjan, Sevcik, Eager and Galler, "Balanced job bound analysis of queueing
 networks", CACM 25(2), 1982). For one step that is its path, for many the busiest resource.
@@ -19,6 +19,11 @@ from girih.planner.facts import AccessProfile, DenseCost, Facts
 from girih.planner.traffic import FLOAT_BYTES
 
 CORES, PATH = "cores", "one step after the other"
+READ, LOOKUP, PASS, MOVE, UPDATE, STEP, WIRE = (
+    "reading", "lookups", "forward and backward", "dense update", "row updates", "step", "messages",
+)  # fmt: skip
+TRAINER_LINK = "a trainer's link"
+NOTHING: Mapping[str, float] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +43,21 @@ class StepCost:
     path_s: Mapping[str, float]
     busy_s: Mapping[str, float] = field(default_factory=dict)
     in_flight: float = 1.0
+
+    def adding(
+        self,
+        *,
+        work_s: Mapping[str, float] = NOTHING,
+        path_s: Mapping[str, float] = NOTHING,
+        busy_s: Mapping[str, float] = NOTHING,
+    ) -> Self:
+        """Returns the cost with more terms, or other values of them."""
+        return replace(
+            self,
+            work_s={**self.work_s, **work_s},
+            path_s={**self.path_s, **path_s},
+            busy_s={**self.busy_s, **busy_s},
+        )
 
     def seconds(self, cores: float) -> dict[str, float]:
         """Resource → seconds that a step keeps it busy; of the path, its share of the steps under way."""
@@ -129,11 +149,8 @@ def with_overhead(cost: StepCost, overhead: Overhead, facts: Facts) -> StepCost:
         shares = [(sum(ids.get(table, 0.0) for table in g.tables) / trainers, g.dim) for g in facts.groups]
         return rate.call_s + sum(rate.seconds(count, dim, 0.0) for count, dim in shares)
 
-    return replace(
-        cost,
-        work_s={**cost.work_s, OVERHEAD: trainers * seconds(overhead.work)},
-        path_s={**cost.path_s, OVERHEAD: seconds(overhead.path)},
-    )
+    work_s, path_s = trainers * seconds(overhead.work), seconds(overhead.path)
+    return cost.adding(work_s={OVERHEAD: work_s}, path_s={OVERHEAD: path_s})
 
 
 def fit_overhead(few: Observed, many: Observed) -> Overhead:
@@ -205,33 +222,53 @@ class Basis:
         """max(1, T · t / c): how many times as long a trainer's pass takes while all others have theirs."""
         return max(1.0, self.trainers * self.facts.threads / self.cores)
 
-    def lookup_s(self, calls: float = 1.0) -> float:
-        """Core-seconds of unique keys, lookups and pooling for all B examples, in so many calls for each group."""
-        return sum(
-            self.work.lookup.seconds(self._ids(group.tables), group.dim, calls) for group in self.facts.groups
-        )
+    def cost(
+        self, *, readings: float, examples: float, passes_s: float, rows_at_once: int, steps_s: float
+    ) -> StepCost:
+        """What all strategies have in common.
 
-    def update_s(self, calls: float = 1.0) -> float:
-        """Core-seconds of gradients scattered to keys, and rows moved, for all B examples; of an optimizer
-        that was not measured as of the slowest that was."""
+        An optimizer that was not measured takes as long as the slowest that was.
+
+        Args:
+            readings: how many times over all B examples are read. examples: of a trainer's pass.
+            passes_s: seconds of a trainer's pass. steps_s: those of the rest of its step.
+            rows_at_once: cores that look up and move rows at once.
+        """
+        trainers, moved_s = self.trainers, self.dense.update_s
         slowest = max(self.work.updates.values(), key=lambda rate: rate.seconds(1.0, 16, 0.0))
-        return sum(
-            self._rate(group.optimizer, slowest).seconds(self._ids(group.tables), group.dim, calls)
-            for group in self.facts.groups
+        rates = [
+            (self.work.lookup, self.work.updates.get(group.optimizer, slowest)) for group in self.facts.groups
+        ]
+        lookup_s, update_s = (
+            sum(
+                rate.seconds(self._ids(group.tables), group.dim, trainers)
+                for rate, group in zip(column, self.facts.groups, strict=True)
+            )
+            for column in zip(*rates, strict=True)
         )
-
-    def read_s(self, readings: float = 1.0) -> float:
-        """Core-seconds of reading all B examples, so many times over."""
         values = self.profile.ids + self.batch_size * len(self.facts.schema.numeric)
-        return readings * (self.batch_size * self.work.example_s + values * self.work.value_s)
+        return StepCost(
+            examples=self.batch_size,
+            work_s={
+                READ: readings * (self.batch_size * self.work.example_s + values * self.work.value_s),
+                LOOKUP: lookup_s,
+                PASS: trainers * self.busy_threads * self.dense.seconds(examples),
+                MOVE: trainers * self.busy_threads * moved_s,
+                UPDATE: update_s,
+                STEP: trainers * self.work.step_s,
+            },
+            path_s={
+                LOOKUP: lookup_s / rows_at_once,
+                PASS: passes_s,
+                MOVE: moved_s * self.crowd,
+                UPDATE: update_s / rows_at_once,
+                STEP: steps_s,
+            },
+        )
 
     def pass_s(self, examples: float) -> float:
         """Seconds of a trainer's forward and backward pass while all trainers have one: measured, times the crowd."""
         return self.dense.seconds(examples) * self.crowd
-
-    def pass_work_s(self, examples: float) -> float:
-        """Core-seconds of the passes of all trainers, of so many examples each."""
-        return self.trainers * self.busy_threads * self.dense.seconds(examples)
 
     @property
     def busy_threads(self) -> float:
@@ -240,6 +277,3 @@ class Basis:
 
     def _ids(self, tables: tuple[str, ...]) -> float:
         return sum(self.profile.ids_of_tables.get(table, 0.0) for table in tables)
-
-    def _rate(self, optimizer: str, slowest: Rate) -> Rate:
-        return self.work.updates.get(optimizer, slowest)

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from girih.errors import ConfigError
+from girih.planner.operators import DisjointSets
 from girih.planner.tagging.components import divide
 from girih.planner.tagging.group import HierarchicalGroup
 from girih.planner.tagging.index import Index, device_name
+from girih.planner.tagging.ledger import Load
+from girih.planner.tagging.refine import Move
 from girih.planner.tagging.rules import HAS_PARAMETERS, NOT_MOVABLE, TaggingRule, by_rules
-from girih.planner.tagging.utilization import Load
 
 
 def balanced(index: Index, on_servers: Sequence[bool], group: HierarchicalGroup) -> list[int]:
@@ -123,20 +125,13 @@ def check_memory(
 
 def _pieces(index: Index, on_servers: Sequence[bool]) -> list[list[int]]:
     """The bundles of each component, components that share one as one piece."""
-    part = divide(index, [int(there) for there in on_servers]).part
-    piece_of: dict[int, int] = {}  # component → its piece
-    pieces: dict[int, list[int]] = {}
-    for number, bundle in enumerate(index.bundles):
-        parts = {part[operator] for operator in bundle.operators} - {0}
-        if not parts:
-            continue
-        joined = sorted({piece_of.get(each, each) for each in parts})
-        for each in joined[1:]:
-            pieces.setdefault(joined[0], []).extend(pieces.pop(each, []))
-        piece_of = {each: joined[0] if piece in joined else piece for each, piece in piece_of.items()}
-        piece_of |= dict.fromkeys(parts, joined[0])
-        pieces.setdefault(joined[0], []).append(number)
-    return [sorted(bundles) for bundles in pieces.values()]
+    part, _ = divide(index, [int(there) for there in on_servers])
+    placed = [(component, index.bundle_of[number]) for number, component in enumerate(part) if component]
+    pieces = DisjointSets(sorted({bundle for _, bundle in placed}))
+    first: dict[int, int] = {}
+    for component, bundle in placed:
+        pieces.join(first.setdefault(component, bundle), bundle)
+    return pieces.sets()
 
 
 def _longest_first(index: Index, pieces: Sequence[Sequence[int]]) -> list[Sequence[int]]:
@@ -157,16 +152,18 @@ def _gigabytes(size: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class InitialPlacement:
-    """A placement before refinement.
+    """A placement before refinement, or what came of it.
 
     Attributes:
         placed: device of each bundle.
-        reasons: of each operator, why it is there.
+        reasons: of each operator, why it was there before.
+        moves: of refinement.
     """
 
     name: str
     placed: Sequence[int]
     reasons: Sequence[str]
+    moves: tuple[Move, ...] = ()
 
 
 def ruled(index: Index, group: HierarchicalGroup, rules: Sequence[TaggingRule]) -> InitialPlacement:
@@ -194,25 +191,6 @@ def others(index: Index) -> list[InitialPlacement]:
             "parameters on one server", index, parameters, "refinement began with parameters on one server"
         ),
     ]
-
-
-def packed(index: Index, group: HierarchicalGroup) -> InitialPlacement:
-    """All that can be moved on servers, what takes most memory first, each where least is taken: for servers that have hardly enough."""
-    in_flight = group.nets_on(1) * group.batch_size
-
-    def taken(number: int) -> float:
-        bundle = index.bundles[number]
-        outputs = sum(index.operators[each].output_bytes_per_example for each in bundle.operators)
-        return bundle.parameter_bytes * group.held_copies(1) + outputs * in_flight
-
-    placed, total = [0] * len(index.bundles), [0.0] * len(group.devices)
-    for number in sorted(range(len(placed)), key=lambda number: -taken(number)):
-        if index.bundles[number].movable:
-            placed[number] = min(range(1, len(total)), key=lambda device: total[device])
-            total[placed[number]] += taken(number)
-    return _start(
-        "spread by memory", index, placed, "refinement began with all spread over servers by memory"
-    )
 
 
 def _start(name: str, index: Index, placed: Sequence[int], reason: str) -> InitialPlacement:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from girih.planner.operators import OperatorGraph, Tagging
+from girih.planner.operators import DisjointSets, OperatorGraph, Tagging
 from girih.planner.tagging.index import Index
 
 
@@ -28,32 +28,23 @@ class Component:
     operators: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Division:
-    """A placement divided into components.
-
-    Attributes:
-        part: of each operator, the number of its component, from 1; 0 on trainers.
-        stages: of each component, by its number; the first entry stands for the trainers.
-    """
-
-    part: list[int]
-    stages: list[int]
+Division = tuple[list[int], list[int]]
+"""Of each operator, the number of its component, from 1, or 0 on trainers; of each component, by its number, its stage."""
 
 
 def components(graph: OperatorGraph, tagging: Tagging) -> tuple[Component, ...]:
     """The components of a tagged graph, by stage, then in the graph's order."""
     index = Index(graph)
     devices = index.devices(tagging)
-    division = divide(index, devices)
+    part_of, stages = divide(index, devices)
     members: dict[int, list[int]] = {}
-    for number, part in enumerate(division.part):
+    for number, part in enumerate(part_of):
         if part:
             members.setdefault(part, []).append(number)
     ordered = [
         Component(
             server=devices[numbers[0]] - 1,
-            stage=division.stages[part],
+            stage=stages[part],
             operators=tuple(graph.operators[number].name for number in numbers),
         )
         for part, numbers in members.items()
@@ -68,27 +59,27 @@ def divide(index: Index, devices: Sequence[int]) -> Division:
         devices: of each operator.
     """
     levels = _levels(index, devices)
-    roots = list(range(len(devices)))
+    sets = DisjointSets(range(len(devices)))
     crossing = []
     for producer, readers in enumerate(index.consumers):
         for consumer in readers:
             if devices[producer] and devices[producer] == devices[consumer]:
                 if levels[producer] == levels[consumer]:
-                    roots[_root(roots, consumer)] = _root(roots, producer)
+                    sets.join(producer, consumer)
                 else:
                     crossing.append((producer, consumer))
-    joined = bool(crossing) and _join(index, roots, crossing)
+    joined = bool(crossing) and _join(index, sets, crossing)
     numbers: dict[int, int] = {}
     part = [
-        numbers.setdefault(_root(roots, number), 1 + len(numbers)) if device else 0
+        numbers.setdefault(sets.root(number), 1 + len(numbers)) if device else 0
         for number, device in enumerate(devices)
     ]
     if joined:
-        return Division(part, _stages(index, part, len(numbers)))
+        return part, _stages(index, part, len(numbers))
     stages = [0] * (1 + len(numbers))
     for number, level in zip(part, levels, strict=True):
         stages[number] = level
-    return Division(part, [0, *stages[1:]])
+    return part, [0, *stages[1:]]
 
 
 def _levels(index: Index, devices: Sequence[int]) -> list[int]:
@@ -103,22 +94,22 @@ def _levels(index: Index, devices: Sequence[int]) -> list[int]:
     return levels
 
 
-def _join(index: Index, roots: list[int], crossing: Sequence[tuple[int, int]]) -> bool:
+def _join(index: Index, sets: DisjointSets[int], crossing: Sequence[tuple[int, int]]) -> bool:
     """Joins the two components of an edge between stages where no other path leads from one to the other; whether any were."""
-    members: dict[int, list[int]] = {}
-    for number in range(len(roots)):
-        members.setdefault(_root(roots, number), []).append(number)
+    members = {sets.root(each[0]): each for each in sets.sets()}
     joined = False
     for producer, consumer in crossing:
-        upper, lower = _root(roots, producer), _root(roots, consumer)
-        if upper != lower and not _detour(index, roots, members, upper, lower):
-            roots[lower] = upper
+        upper, lower = sets.root(producer), sets.root(consumer)
+        if upper != lower and not _detour(index, sets, members, upper, lower):
+            sets.join(upper, lower)
             members[upper] += members.pop(lower)
             joined = True
     return joined
 
 
-def _detour(index: Index, roots: list[int], members: Mapping[int, list[int]], upper: int, lower: int) -> bool:
+def _detour(
+    index: Index, sets: DisjointSets[int], members: Mapping[int, list[int]], upper: int, lower: int
+) -> bool:
     """Whether a path leads from one component to another by way of something else."""
     last = max(members[lower])  # operators behind it lead to none before it
     seen = {upper}
@@ -129,7 +120,7 @@ def _detour(index: Index, roots: list[int], members: Mapping[int, list[int]], up
             for consumer in index.consumers[number]:
                 if consumer > last:
                     continue
-                reader = _root(roots, consumer)
+                reader = sets.root(consumer)
                 if reader == lower and node != upper:
                     return True
                 if reader not in seen and reader != lower:
@@ -163,11 +154,3 @@ def _stages(index: Index, part: Sequence[int], num_parts: int) -> list[int]:
             if not missing[reader]:
                 ready.append(reader)
     return [0, *(stages[number] for number in range(1, 1 + num_parts))]
-
-
-def _root(roots: list[int], number: int) -> int:
-    """The operator that stands for another one's component."""
-    while roots[number] != number:
-        roots[number] = roots[roots[number]]
-        number = roots[number]
-    return number

@@ -74,7 +74,7 @@ class Index:
             movable=all(operator.movable for operator in operators),
         )
 
-    def independent(self, numbers: Sequence[int]) -> bool:
+    def are_independent(self, numbers: Sequence[int]) -> bool:
         """Whether these are several operators, none of which needs another's output."""
         together = sum(1 << number for number in numbers)
         return len(numbers) > 1 and not any(self._before[number] & together for number in numbers)
@@ -90,19 +90,26 @@ class Index:
             for operator, bundle in zip(self.operators, self.bundle_of, strict=True)
         }
 
-    def placed(self, tagging: Tagging, num_devices: int) -> list[int]:
+    def placed(self, tagging: Tagging, num_devices: int | None = None) -> list[int]:
         """The device of each bundle, from a tagging of the same graph.
+
+        Args:
+            num_devices: of the group; None accepts any number of servers.
 
         Raises:
             ConfigError: it is of another graph, or of a group of other size.
         """
         names = {operator.name for operator in self.operators}
-        devices = [device_name(device) for device in range(num_devices)]
+        count = 1 + len(names) if num_devices is None else num_devices
+        devices = [device_name(device) for device in range(count)]
+        expected = (
+            "'trainer' or 'server 0' and so on" if num_devices is None else f"one of {', '.join(devices)}"
+        )
         for name in (*tagging, *names):
             if name not in names:
                 raise ConfigError(f"tagging: {name!r} is no operator of the model{nearest(name, names)}")
             if (device := tagging.get(name, "no device")) not in devices:
-                raise ConfigError(f"tagging: {name!r} on {device!r}; expected one of {', '.join(devices)}")
+                raise ConfigError(f"tagging: {name!r} on {device!r}; expected {expected}")
         placed = []
         for number, bundle in enumerate(self.bundles):
             names_by_device = {tagging[name]: name for name in self.names(number)}

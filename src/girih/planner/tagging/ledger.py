@@ -1,18 +1,84 @@
-"""The books of a placement: what each device computes, keeps, sends and receives per example, changed move by move.
+"""The load that a placement puts on each device per example, and the examples per second that the group can do (HT §3.2.1).
 
-All that goes between devices goes between a trainer and a server, so that two sums of :data:`Bytes` say it for each server: to it, and
-from it. Their gradients come back the other way.
+A device is used by its cores, by its link, which sends and receives side by side, and by its memory. Cores and link bound the speed: the group
+is as fast as its busiest device, or as the cores that devices share, whichever are busier. Memory is full or not; it does not bound a speed. It has parameters, with what is kept beside them
+(:func:`~girih.planner.tagging.group.held_copies`), and for the examples of each net's batch what operators give out and what top-k leaves out.
+
+The ledger of a placement has what each device computes, keeps, sends and receives per example, changed move by move. All that goes between
+devices goes between a trainer and a server, so that two sums of :data:`Bytes` say it for each server: to it, and from it. Their gradients
+come back the other way.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
-from girih.planner.operators import Edge
-from girih.planner.tagging.components import Division
+from girih.planner.operators import Edge, OperatorGraph, Tagging
+from girih.planner.tagging.components import divide
 from girih.planner.tagging.group import HierarchicalGroup
-from girih.planner.tagging.index import Index
+from girih.planner.tagging.index import Index, device_name
+
+CPU, NETWORK, MEMORY = "cpu", "network", "memory"
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The work of one device for an example of the group; of trainers, the mean over them.
+
+    Attributes:
+        cpu_s: seconds that all of its cores are busy. network_s: seconds that its link is, in its busier direction.
+        sent_bytes, received_bytes: on the wire.
+        memory_bytes: in all, whatever the speed. memory: the share of the device's that it is; 0 where nothing bounds it.
+    """
+
+    cpu_s: float
+    network_s: float
+    sent_bytes: float
+    received_bytes: float
+    memory_bytes: float
+    memory: float
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds per example that the busier of cores and link takes."""
+        return max(self.cpu_s, self.network_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Utilization:
+    """Shares of a device's cores, link and memory that are in use; above 1 is more than there is."""
+
+    cpu: float
+    network: float
+    memory: float
+
+
+def utilization(device_loads: Mapping[str, Load], examples_per_s: float) -> dict[str, Utilization]:
+    """Returns device → its utilization at ``examples_per_s``."""
+    return {
+        name: Utilization(examples_per_s * load.cpu_s, examples_per_s * load.network_s, load.memory)
+        for name, load in device_loads.items()
+    }
+
+
+def shared_s(group: HierarchicalGroup, device_loads: Sequence[Load]) -> float:
+    """Seconds per example that the cores which devices share are busy: Σ core-seconds / cores; 0 where each has its own."""
+    if group.cores is None:
+        return 0.0
+    of_trainer, *of_servers = (
+        load.cpu_s * device.cores for load, device in zip(device_loads, group.devices, strict=True)
+    )
+    return (group.trainers * of_trainer + sum(of_servers)) / group.cores
+
+
+def examples_per_s(group: HierarchicalGroup, device_loads: Sequence[Load]) -> float:
+    """The most examples per second of a group: 1 / max over devices of :attr:`Load.busy_s`, and :func:`shared_s`."""
+    most = max(shared_s(group, device_loads), *(load.busy_s for load in device_loads))
+    return 1 / most if most else math.inf
+
 
 Bytes = tuple[float, float, float]
 """Bytes per example of a tensor: in memory, on the wire as the codec of activations writes it, and its gradient's on the wire."""
@@ -23,17 +89,17 @@ class Ledger:
     """Sums per device; 0 is the trainers.
 
     A server counts as one component here, whatever path leads back to it: what a division adds is not in the books of
-    :meth:`move`, and is in those of :meth:`exact`. So the first are never above the second.
+    :meth:`move`, and is in :meth:`exact_loads`. So :meth:`least_loads` are never above these.
 
     Attributes:
         compute_s: core-seconds of operators per example.
         parameter_bytes: once each. output_bytes: of operators, per example.
         to_bytes, from_bytes: to and from each server, once for each exchange that a tensor is needed in.
-        requests: exchanges with each server in a net's step.
+        members: bundles on each.
     """
 
     def __init__(self, index: Index, group: HierarchicalGroup, placed: Sequence[int]) -> None:
-        self._index, self._sizes = index, _sizes(index, group)
+        self._index, self._group, self._sizes = index, group, _sizes(index, group)
         self.placed = list(placed)
         self.devices = [self.placed[bundle] for bundle in index.bundle_of]
         num = len(group.devices)
@@ -62,10 +128,14 @@ class Ledger:
         for producer in range(len(self.devices)):
             self._flow(producer, 1)
 
-    @property
-    def requests(self) -> list[int]:
-        """One exchange with each server that has anything to do."""
-        return [0, *(1 if count else 0 for count in self.members[1:])]
+    def exact_loads(self) -> list[Load]:
+        """The load of each device, with components divided as they will be."""
+        return self._loads(*self._divided())
+
+    def least_loads(self) -> list[Load]:
+        """The load of each device, if no component had to be divided: never more than :meth:`exact_loads`."""
+        requests = [0, *(1 if count else 0 for count in self.members[1:])]
+        return self._loads(self.to_bytes, self.from_bytes, requests)
 
     def move(self, bundle: int, device: int) -> None:
         """Places a bundle on another device."""
@@ -80,14 +150,15 @@ class Ledger:
         for producer in touched:
             self._flow(producer, 1)
 
-    def exact(self, division: Division) -> tuple[list[Bytes], list[Bytes], list[int]]:
-        """``to_bytes``, ``from_bytes`` and ``requests`` where components are what they are."""
-        exchange = [0] * len(division.part)
+    def _divided(self) -> tuple[list[Bytes], list[Bytes], list[int]]:
+        """``to_bytes``, ``from_bytes`` and exchanges in a net's step, where components are what they are."""
+        part_of, stages = divide(self._index, self.devices)
+        exchange = [0] * len(part_of)
         servers = [0]
         known: dict[tuple[int, int], int] = {}
-        for number, part in enumerate(division.part):
+        for number, part in enumerate(part_of):
             if part:
-                key = (self.devices[number], division.stages[part])
+                key = (self.devices[number], stages[part])
                 exchange[number] = known.setdefault(key, len(servers))
                 if len(servers) == exchange[number]:
                     servers.append(key[0])
@@ -96,11 +167,47 @@ class Ledger:
         for server in servers[1:]:
             requests[server] += 1
         for producer, device in enumerate(self.devices):
-            up, down = flow(self._sizes[producer], producer, division.part, exchange)
+            up, down = flow(self._sizes[producer], producer, part_of, exchange)
             from_bytes[device] = _sum(from_bytes[device], up)
             for each, size in down.items():
                 to_bytes[servers[each]] = _sum(to_bytes[servers[each]], size)
         return to_bytes, from_bytes, requests
+
+    def _loads(self, to_bytes: list[Bytes], from_bytes: list[Bytes], requests: list[int]) -> list[Load]:
+        """Bytes and codecs by (HT §4.2); what trainers do is divided by their number."""
+        group, loads_of = self._group, []
+        forward, backward = group.wire.activations, group.wire.gradients
+        to_decode = forward.decode_s_per_byte + backward.encode_s_per_byte
+        to_encode = forward.encode_s_per_byte + backward.decode_s_per_byte
+        all_there, all_back = (reduce(_sum, each[1:], NOTHING) for each in (to_bytes, from_bytes))
+        for number, device in enumerate(group.devices):
+            arrived, left, asked, share = to_bytes[number], from_bytes[number], requests[number], 1
+            cpu_s = sent = received = 0.0
+            if not number:
+                arrived, left, asked, share = all_back, all_there, sum(requests), group.trainers
+                cpu_s, sent = group.trainer_cpu_s, group.trainer_sent_bytes
+                received = group.trainer_received_bytes
+            out, back = left[1] + arrived[2], arrived[1] + left[2]
+            parameters = self.parameter_bytes[number]
+            averaged = parameters / group.average_every_examples if group.average_every_examples else 0.0
+            cpu_s += self.compute_s[number] + arrived[0] * to_decode + left[0] * to_encode
+            cpu_s += (parameters * group.update_s_per_byte + asked * 2 * group.request_s) / group.batch_size
+            cpu_s = (cpu_s + (out + back) * group.byte_s / 2) / share / device.cores
+            sent, received = ((sent + out) / share + averaged, (received + back) / share + averaged)
+            kept = self.output_bytes[number] + arrived[0] + arrived[0] * backward.kept
+            memory_bytes = parameters * group.held_copies(number)
+            memory_bytes += kept * group.nets_on(number) * group.batch_size
+            loads_of.append(
+                Load(
+                    cpu_s=cpu_s,
+                    network_s=max(sent, received) / device.bytes_per_s if device.bytes_per_s else 0.0,
+                    sent_bytes=sent,
+                    received_bytes=received,
+                    memory_bytes=memory_bytes,
+                    memory=memory_bytes / device.memory_bytes if device.memory_bytes else 0.0,
+                )
+            )
+        return loads_of
 
     def _place(self, bundle: int, device: int, sign: int) -> None:
         self.compute_s[device] += sign * self.bundle_s[device][bundle]
@@ -116,12 +223,16 @@ class Ledger:
             self.to_bytes[device] = _sum(self.to_bytes[device], size, sign)
 
 
-@dataclass(frozen=True, slots=True)
-class _OperatorOutput:
-    """The tensors of an operator: ``readers`` has each consumer's, ``unread`` is the whole output where there is none."""
+def loads(graph: OperatorGraph, tagging: Tagging, group: HierarchicalGroup) -> dict[str, Load]:
+    """Device → what it does per example; the operators of a module must be on one device."""
+    index = Index(graph)
+    devices = index.devices(tagging)
+    ledger = Ledger(index, group, [devices[bundle.operators[0]] for bundle in index.bundles])
+    return {device_name(number): load for number, load in enumerate(ledger.exact_loads())}
 
-    unread: Bytes
-    readers: Mapping[int, Bytes]
+
+_OperatorOutput = tuple[Bytes, Mapping[int, Bytes]]
+"""The whole output of an operator, for one that nobody reads, and what each consumer reads of it."""
 
 
 def flow(
@@ -135,10 +246,10 @@ def flow(
         part: of each operator, its component, or 0 on trainers.
         exchange: of each operator, the exchange that its component takes part in, or 0 on trainers.
     """
-    home = part[producer]
-    up = NOTHING if output.readers else output.unread
+    home, (whole, readers) = part[producer], output
+    up = NOTHING if readers else whole
     down: dict[int, Bytes] = {}
-    for consumer, size in output.readers.items():
+    for consumer, size in readers.items():
         if part[consumer] != home:
             up = max(up, size)
             if exchange[consumer]:
@@ -148,11 +259,11 @@ def flow(
 
 def _sizes(index: Index, group: HierarchicalGroup) -> list[_OperatorOutput]:
     """The bytes of each operator's output, by its readers, in a message of one net's batch."""
-    transfers = []
+    transfers: list[_OperatorOutput] = []
     for operator, readers in zip(index.operators, index.consumers, strict=True):
         whole = Edge(producer=operator.name, consumer="", bytes_per_example=operator.output_bytes_per_example)
         sizes = {consumer: _bytes(edge, group) for consumer, edge in readers.items()}
-        transfers.append(_OperatorOutput(_bytes(whole, group), sizes))
+        transfers.append((_bytes(whole, group), sizes))
     return transfers
 
 

@@ -7,21 +7,19 @@ there, a step may also have two bundles change places.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from girih.planner.operators import DisjointSets
 from girih.planner.tagging.group import HierarchicalGroup
 from girih.planner.tagging.index import Index, device_name
-from girih.planner.tagging.ledger import Ledger
-from girih.planner.tagging.utilization import (
+from girih.planner.tagging.ledger import (
     CPU,
     MEMORY,
     NETWORK,
+    Ledger,
     Load,
-    exact_loads,
     examples_per_s,
-    least_loads,
     shared_s,
 )
 
@@ -56,14 +54,10 @@ class Move:
     examples_per_s_after: float
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class _BundleMove:
-    """Bundles that may move, with the burden that the placement then has at least; ``back`` go the other way."""
-
-    least: Burden
-    bundles: tuple[int, ...]
-    target: int
-    back: tuple[int, ...] = ()
+_Moves = tuple[tuple[int, int], ...]
+"""Bundles, each with the device that it moves to."""
+_Offer = tuple[Burden, _Moves]
+"""Moves, behind the burden that the placement then has at least."""
 
 
 def refine(
@@ -77,8 +71,7 @@ def refine(
         placed: device of each bundle.
         effort: has an item for each placement that may be looked at: a number and not a time, so that all machines find the same.
     """
-    search = _Search(index, group, placed, effort)
-    moves: list[Move] = []
+    search, moves = _Search(index, group, placed, effort), list[Move]()
     while any(search.step(offers()) for offers in (search.single_moves, search.stretches, search.swaps)):
         moves += search.last
     return search.ledger.placed, tuple(moves)
@@ -116,43 +109,39 @@ class _Search:
         last: the step that was made last; of a swap, both moves.
     """
 
-    last: tuple[Move, ...]
+    last: list[Move]
 
     def __init__(
         self, index: Index, group: HierarchicalGroup, placed: Sequence[int], effort: Iterator[object]
     ) -> None:
         self._index, self._group, self._effort = index, group, effort
         self.ledger = Ledger(index, group, placed)
-        self._loads = exact_loads(index, group, self.ledger)
+        self._loads = self.ledger.exact_loads()
 
-    def step(self, offers: Iterator[_BundleMove]) -> bool:
+    def step(self, offers: Iterator[_Offer]) -> bool:
         """Takes the offer with the lowest burden, if it lowers the placement's; tried in the order of the burden that they have at least."""
         current = burden(self._group, self._loads)
-        for offer in sorted(each for each in offers if lower(each.least, current)):
+        for _, moves in sorted(each for each in offers if lower(each[0], current)):
             if next(self._effort, None) is None:
                 break
-            source = self.ledger.placed[offer.bundles[0]]
-            self._move(offer.bundles, offer.target)
-            self._move(offer.back, source)
-            after = exact_loads(self._index, self._group, self.ledger)
+            back = tuple((bundle, self.ledger.placed[bundle]) for bundle, _ in moves)
+            self._move(moves)
+            after = self.ledger.exact_loads()
             if lower(burden(self._group, after), current):
-                self._note(offer, source, after)
+                self._note(moves, back, after)
                 return True
-            self._move(offer.back, offer.target)
-            self._move(offer.bundles, source)
+            self._move(back)
         return False
 
-    def single_moves(self) -> Iterator[_BundleMove]:
+    def single_moves(self) -> Iterator[_Offer]:
         """Each bundle of the busiest device to each other device."""
-        busiest, resource = bottleneck(self._loads)
-        most_s = math.inf if resource == MEMORY else self._loads[busiest].busy_s
+        busiest, _ = bottleneck(self._loads)
         for bundle, device in enumerate(self.ledger.placed):
             if device == busiest:
                 for target in self._targets(bundle):
-                    if self._compute_s(target, bundle) < most_s:
-                        yield from self._stretch([bundle], target)
+                    yield from self._offers([(bundle, target)])
 
-    def stretches(self) -> Iterator[_BundleMove]:
+    def stretches(self) -> Iterator[_Offer]:
         """Each connected component of a device, from either end on, off the busiest device or onto it; of trainers' link, anywhere."""
         busiest, resource = bottleneck(self._loads)
         if resource == MEMORY:
@@ -163,41 +152,28 @@ class _Search:
                 if target != source and (
                     busiest in (source, target) or (busiest == 0 and resource == NETWORK)
                 ):
-                    can = [bundle for bundle in bundles if target in self._targets(bundle)]
-                    yield from self._stretch(can, target)
-                    yield from self._stretch(can[::-1], target)
+                    moves = [(bundle, target) for bundle in bundles if target in self._targets(bundle)]
+                    yield from self._offers(moves)
+                    yield from self._offers(moves[::-1])
 
-    def swaps(self) -> Iterator[_BundleMove]:
+    def swaps(self) -> Iterator[_Offer]:
         """Each bundle of the device with too little memory for a bundle of another one."""
         fullest, resource = bottleneck(self._loads)
-        if resource != MEMORY:
-            return
-        placed = self.ledger.placed
+        placed = list(self.ledger.placed) if resource == MEMORY else []
         for bundle in [bundle for bundle, device in enumerate(placed) if device == fullest]:
-            for other, target in enumerate(list(placed)):
+            for other, target in enumerate(placed):
                 if target in self._targets(bundle) and fullest in self._targets(other):
-                    if next(self._effort, None) is None:
-                        return
-                    self._move([bundle], target)
-                    self._move([other], fullest)
-                    least = burden(self._group, least_loads(self._group, self.ledger))
-                    yield _BundleMove(least, (bundle,), target, (other,))
-                    self._move([other], target)
-                    self._move([bundle], fullest)
+                    yield from self._offers([(bundle, target), (other, fullest)], fewest=2)
 
-    def _stretch(self, bundles: Sequence[int], target: int) -> Iterator[_BundleMove]:
-        """The first bundle, the first two, and so on."""
-        if not bundles:
-            return
-        source = self.ledger.placed[bundles[0]]
-        for number, bundle in enumerate(bundles, start=1):
+    def _offers(self, moves: Sequence[tuple[int, int]], fewest: int = 1) -> Iterator[_Offer]:
+        """The first moves, ``fewest`` of them, then one more, and so on."""
+        back = tuple((bundle, self.ledger.placed[bundle]) for bundle, _ in moves)
+        for number in range(fewest, len(moves) + 1):
             if next(self._effort, None) is None:
                 break
-            self.ledger.move(bundle, target)
-            yield _BundleMove(
-                burden(self._group, least_loads(self._group, self.ledger)), tuple(bundles[:number]), target
-            )
-        self._move(bundles, source)
+            self._move(moves[number - 1 if number > fewest else 0 : number])
+            yield burden(self._group, self.ledger.least_loads()), tuple(moves[:number])
+        self._move(back)
 
     def _targets(self, bundle: int) -> list[int]:
         facts = self._index.bundles[bundle]
@@ -205,63 +181,40 @@ class _Search:
         devices = range(first, len(self._group.devices)) if facts.movable else ()
         return [device for device in devices if device != self.ledger.placed[bundle]]
 
-    def _compute_s(self, device: int, bundle: int) -> float:
-        """Seconds per example that a device would compute with one more bundle."""
-        cores = self._group.devices[device].cores * (1 if device else self._group.trainers)
-        return (self.ledger.compute_s[device] + self.ledger.bundle_s[device][bundle]) / cores
-
     def _connected(self) -> list[list[int]]:
         """The bundles that can move, those that are connected on one device together, in the graph's order."""
         index, placed = self._index, self.ledger.placed
-        neighbours: list[set[int]] = [set() for _ in index.bundles]
+        movable = [number for number, bundle in enumerate(index.bundles) if bundle.movable]
+        sets, members = DisjointSets(movable), frozenset(movable)
         for producer, readers in enumerate(index.consumers):
-            for consumer in readers:
-                one, other = index.bundle_of[producer], index.bundle_of[consumer]
-                if (
-                    placed[one] == placed[other]
-                    and index.bundles[one].movable
-                    and index.bundles[other].movable
-                ):
-                    neighbours[one].add(other)
-                    neighbours[other].add(one)
-        components, seen = [], [not bundle.movable for bundle in index.bundles]
-        for bundle in range(len(index.bundles)):
-            if seen[bundle]:
-                continue
-            seen[bundle] = True
-            component = [bundle]
-            for each in component:
-                new = [other for other in neighbours[each] if not seen[other]]
-                for other in new:
-                    seen[other] = True
-                component += new
-            components.append(sorted(component))
-        return components
+            one = index.bundle_of[producer]
+            for other in (index.bundle_of[consumer] for consumer in readers):
+                if placed[one] == placed[other] and one in members and other in members:
+                    sets.join(one, other)
+        return sets.sets()
 
-    def _move(self, bundles: Sequence[int], target: int) -> None:
-        for bundle in bundles:
+    def _move(self, moves: Sequence[tuple[int, int]]) -> None:
+        for bundle, target in moves:
             self.ledger.move(bundle, target)
 
-    def _note(self, offer: _BundleMove, source: int, after: list[Load]) -> None:
-        before = self._loads
-        self.last = (self._moved(offer.bundles, source, offer.target, before, after),)
-        if offer.back:
-            self.last += (self._moved(offer.back, offer.target, source, after, after),)
-        self._loads = after
-
-    def _moved(
-        self, bundles: Sequence[int], source: int, target: int, before: list[Load], after: list[Load]
-    ) -> Move:
-        busiest, resource = bottleneck(self._loads)
-        busiest_name = device_name(busiest)
-        if resource != MEMORY and shared_s(self._group, self._loads) > self._loads[busiest].busy_s:
-            busiest_name, resource = SHARED_CORES, CPU
-        return Move(
-            operators=tuple(name for bundle in sorted(bundles) for name in self._index.names(bundle)),
-            source=device_name(source),
-            target=device_name(target),
-            bottleneck=busiest_name,
-            resource=resource,
-            examples_per_s_before=examples_per_s(self._group, before),
-            examples_per_s_after=examples_per_s(self._group, after),
-        )
+    def _note(self, moves: _Moves, back: _Moves, after: list[Load]) -> None:
+        """Writes down moves that were made: those from one device to another as one."""
+        before, self._loads, self.last = self._loads, after, []
+        busiest, resource = bottleneck(before)
+        name = device_name(busiest)
+        if resource != MEMORY and shared_s(self._group, before) > before[busiest].busy_s:
+            name, resource = SHARED_CORES, CPU
+        ways: dict[tuple[int, int], list[int]] = {}
+        for (bundle, target), (_, source) in zip(moves, back, strict=True):
+            ways.setdefault((source, target), []).append(bundle)
+        for (source, target), bundles in ways.items():
+            move = Move(
+                operators=tuple(each for bundle in sorted(bundles) for each in self._index.names(bundle)),
+                source=device_name(source),
+                target=device_name(target),
+                bottleneck=name,
+                resource=resource,
+                examples_per_s_before=examples_per_s(self._group, after if self.last else before),
+                examples_per_s_after=examples_per_s(self._group, after),
+            )
+            self.last.append(move)

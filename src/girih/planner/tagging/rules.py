@@ -13,41 +13,41 @@ from girih.planner.operators import Operator
 from girih.planner.tagging.index import Index
 
 
+@dataclass(frozen=True, slots=True)
 class Surroundings:
-    """An operator's neighbours, and where they are so far."""
+    """An operator, and where its neighbours are so far.
 
-    def __init__(self, index: Index, number: int, on_servers: Sequence[bool]) -> None:
-        self._index, self._number, self._on_servers = index, number, on_servers
-        self._read = [producer for producer in index.producers[number] if on_servers[producer]]
-        self._readers = [consumer for consumer in index.consumers[number] if on_servers[consumer]]
+    Attributes:
+        from_trainers, from_servers: bytes that it reads from operators there.
+        feeds_servers: whether an operator on a server reads from it.
+        gathers: whether it reads from several operators on servers, none of which needs another's output.
+        hands_out: whether several operators on servers read from it, none of which needs another's output.
+    """
 
-    @property
-    def operator(self) -> Operator:
-        """The operator itself."""
-        return self._index.operators[self._number]
+    operator: Operator
+    from_trainers: float
+    from_servers: float
+    feeds_servers: bool
+    gathers: bool
+    hands_out: bool
 
-    def read_bytes(self, *, on_servers: bool) -> float:
-        """Returns the bytes that it reads from operators on servers, or from those on trainers."""
-        producers = self._index.producers[self._number]
-        read = [
-            self._index.consumers[p][self._number] for p in producers if self._on_servers[p] == on_servers
-        ]
-        return sum(edge.bytes_per_example for edge in read)
 
-    @property
-    def feeds_servers(self) -> bool:
-        """Whether an operator on a server reads from it."""
-        return bool(self._readers)
-
-    @property
-    def gathers(self) -> bool:
-        """Whether it reads from several operators on servers, none of which needs another's output."""
-        return self._index.independent(self._read)
-
-    @property
-    def hands_out(self) -> bool:
-        """Whether several operators on servers read from it, none of which needs another's output."""
-        return self._index.independent(self._readers)
+def surroundings_of(index: Index, number: int, on_servers: Sequence[bool]) -> Surroundings:
+    """Looks at the neighbours of an operator."""
+    from_trainers = from_servers = 0.0
+    for producer in index.producers[number]:
+        size = index.consumers[producer][number].bytes_per_example
+        from_servers += size if on_servers[producer] else 0.0
+        from_trainers += 0.0 if on_servers[producer] else size
+    readers = [consumer for consumer in index.consumers[number] if on_servers[consumer]]
+    return Surroundings(
+        operator=index.operators[number],
+        from_trainers=from_trainers,
+        from_servers=from_servers,
+        feeds_servers=bool(readers),
+        gathers=index.are_independent([p for p in index.producers[number] if on_servers[p]]),
+        hands_out=index.are_independent(readers),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +64,16 @@ class TaggingRule:
 
 
 def _reads_from_trainers(around: Surroundings) -> bool:
-    from_trainers, from_servers = around.read_bytes(on_servers=False), around.read_bytes(on_servers=True)
+    read = around.from_trainers + around.from_servers
     return (
-        from_trainers > 0
-        and from_trainers >= from_servers
-        and around.operator.output_bytes_per_example <= from_trainers + from_servers
+        around.from_trainers > 0
+        and around.from_trainers >= around.from_servers
+        and around.operator.output_bytes_per_example <= read
     )
 
 
 def _feeds_trainers(around: Surroundings) -> bool:
-    read = around.read_bytes(on_servers=True) + around.read_bytes(on_servers=False)
+    read = around.from_servers + around.from_trainers
     return not around.feeds_servers and around.operator.output_bytes_per_example >= read
 
 
@@ -136,5 +136,5 @@ def by_rules(index: Index, rules: Sequence[TaggingRule] = RULES) -> tuple[list[b
 
 def _rule_for(index: Index, operator: int, on_servers: Sequence[bool], rules: Sequence[TaggingRule]) -> str:
     """The first rule that keeps an operator on trainers, as a reason; empty where none does."""
-    around = Surroundings(index, operator, on_servers)
+    around = surroundings_of(index, operator, on_servers)
     return next((f"{rule.name}: {rule.reason}" for rule in rules if rule.keeps(around)), "")

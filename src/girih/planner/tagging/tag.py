@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from girih.errors import ConfigError
@@ -14,22 +14,20 @@ from girih.planner.tagging.balance import (
     check_parameters,
     dealt,
     others,
-    packed,
     ruled,
 )
 from girih.planner.tagging.group import HierarchicalGroup
 from girih.planner.tagging.index import Index, device_name
-from girih.planner.tagging.ledger import Ledger
-from girih.planner.tagging.refine import SHARED_CORES, Move, refine
-from girih.planner.tagging.rules import RULES, TaggingRule
-from girih.planner.tagging.utilization import (
+from girih.planner.tagging.ledger import (
+    Ledger,
     Load,
     Utilization,
-    exact_loads,
     examples_per_s,
     shared_s,
     utilization,
 )
+from girih.planner.tagging.refine import SHARED_CORES, Move, refine
+from girih.planner.tagging.rules import RULES, TaggingRule
 
 How = Literal["refined", "rules", "none"]
 EFFORT = 15_000_000
@@ -53,7 +51,6 @@ class Tagged:
         shared_cores: the share of the cores that devices share which is in use then; None where each has its own.
     """
 
-    how: str
     start: str
     tagging: Mapping[str, str]
     reasons: Mapping[str, str]
@@ -88,39 +85,31 @@ def tag(
         raise ConfigError(f"tagging = {how!r}: expected one of 'refined', 'rules', 'none'")
     index = Index(graph)
     check_parameters(index, group)
-    moves: tuple[Move, ...] = ()
     if tagging is not None:
-        start = InitialPlacement(
-            "the plan", index.placed(tagging, len(group.devices)), ["as planned"] * len(index.operators)
-        )
+        planned = index.placed(tagging, len(group.devices))
+        start = InitialPlacement("the plan", planned, ["as planned"] * len(index.operators))
     elif not group.servers:
-        start = InitialPlacement(
-            "none", [0] * len(index.bundles), ["the group has no servers"] * len(index.operators)
-        )
+        reasons = ["the group has no servers"] * len(index.operators)
+        start = InitialPlacement("none", [0] * len(index.bundles), reasons)
     elif how == "none":
         start = dealt(index, group)
     else:
         start = ruled(index, group, rules)
-    placed = start.placed
     searched = how == "refined" and tagging is None
     if searched and group.servers:
-        start, placed, moves = _refined(
-            index, group, [start, *others(index)], iter(range(effort // max(1, len(index.operators))))
-        )
-    reasons = start.reasons
-    loads = exact_loads(index, group, Ledger(index, group, placed))
-    check_memory(index, group, placed, loads, searched=searched)
+        start = _refined(index, group, start, iter(range(effort // max(1, len(index.operators)))))
+    loads = Ledger(index, group, start.placed).exact_loads()
+    check_memory(index, group, start.placed, loads, searched=searched)
     named = {device_name(device): load for device, load in enumerate(loads)}
     speed = examples_per_s(group, loads)
-    explained = {operator.name: reason for operator, reason in zip(index.operators, reasons, strict=True)}
-    for move in moves:
+    explained = {each.name: reason for each, reason in zip(index.operators, start.reasons, strict=True)}
+    for move in start.moves:
         explained |= dict.fromkeys(move.operators, _describe_move(move))
     return Tagged(
-        how=how,
         start=start.name,
-        tagging=index.tagging(placed),
+        tagging=index.tagging(start.placed),
         reasons=explained,
-        moves=moves,
+        moves=start.moves,
         loads=named,
         utilization=utilization(named, speed),
         examples_per_s=speed,
@@ -129,22 +118,20 @@ def tag(
 
 
 def _refined(
-    index: Index, group: HierarchicalGroup, starts: Sequence[InitialPlacement], effort: Iterator[object]
-) -> tuple[InitialPlacement, list[int], tuple[Move, ...]]:
-    """Refines the first start, or takes another one that ends ahead of it by :data:`AHEAD`; one by memory where none fits into it."""
+    index: Index, group: HierarchicalGroup, ruled_start: InitialPlacement, effort: Iterator[object]
+) -> InitialPlacement:
+    """Refines the start of the rules, or takes another one that ends ahead of it by :data:`AHEAD`; one dealt in turn where none fits into memory."""
 
-    def reached(
-        start: InitialPlacement,
-    ) -> tuple[float, float, tuple[InitialPlacement, list[int], tuple[Move, ...]]]:
+    def reached(start: InitialPlacement) -> tuple[float, float, InitialPlacement]:
         """Memory that is lacking, and the speed, less than 0, of what a start comes to."""
         placed, moves = refine(index, group, start.placed, effort)
-        loads = exact_loads(index, group, Ledger(index, group, placed))
+        loads = Ledger(index, group, placed).exact_loads()
         lacking = sum(max(0.0, load.memory - 1) for load in loads)
-        return lacking, -examples_per_s(group, loads), (start, placed, moves)
+        return lacking, -examples_per_s(group, loads), replace(start, placed=placed, moves=moves)
 
-    results = [reached(start) for start in starts]
+    results = [reached(start) for start in (ruled_start, *others(index))]
     if all(lacking for lacking, *_ in results):
-        results.append(reached(packed(index, group)))
+        results.append(reached(dealt(index, group)))
     first, best = results[0], min(results, key=lambda each: each[:2])
     ahead = best[0] < first[0] or (best[0] == first[0] and best[1] < first[1] * AHEAD)
     return (best if ahead else first)[2]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from girih.planner.calibration import CodecSpeed
+from girih.planner.calibration import Calibration
 from girih.planner.operators import OperatorGraph
 from girih.planner.speed.step import step_seconds
 from girih.planner.tagging.group import FLOAT32, CodecCost, HierarchicalGroup, WireCost
@@ -41,17 +41,13 @@ class Chosen:
     examples_per_s: dict[tuple[str, str], float]
 
 
-def calibrated(names: Sequence[str], speeds: Mapping[str, CodecSpeed]) -> list[CodecCost]:
-    """Codecs by name, at the speeds that were measured; others take no time."""
-    codecs = []
-    for name in names:
-        codec, speed = CODECS[name], speeds.get(name)
-        if speed is not None:
-            codec = replace(
-                codec, encode_s_per_byte=speed.pack_s_per_byte, decode_s_per_byte=speed.unpack_s_per_byte
-            )
-        codecs.append(codec)
-    return codecs
+def codec_of(name: str, calibration: Calibration | None) -> CodecCost:
+    """A codec by its name in ``[strategy]``, at the speed that was measured, else without taking time; "auto" counts as float32."""
+    codec = FLOAT32 if name == "auto" else CODECS[name]
+    speed = None if calibration is None else calibration.codecs.get(codec.name)
+    if speed is None:
+        return codec
+    return replace(codec, encode_s_per_byte=speed.pack_s_per_byte, decode_s_per_byte=speed.unpack_s_per_byte)
 
 
 def choose_wire(
