@@ -83,6 +83,6 @@ def test_files_load_with_the_safetensors_library(trainer, tmp_path):
 def test_a_newer_format_is_refused(trainer, tmp_path):
     path = trainer.save(tmp_path)
     text = (path / "manifest.json").read_text()
-    (path / "manifest.json").write_text(text.replace('"format": 2', '"format": 3'))
-    with pytest.raises(CheckpointError, match="format 3"):
+    (path / "manifest.json").write_text(text.replace('"format": 3', '"format": 4'))
+    with pytest.raises(CheckpointError, match="format 4"):
         Manifest.read(Storage.at(path))

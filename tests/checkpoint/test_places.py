@@ -136,7 +136,7 @@ def of_step(step):
 
 
 CRAFTED = {
-    "format 1": (lambda c: c.update(format=1), "format 1, which girih .* wrote; this girih reads format 2"),
+    "format 1": (lambda c: c.update(format=1), "format 1, which girih .* wrote; this girih reads format 3"),
     "a shard twice": (doubled, "shard 0 of table .* too"),
     "a part elsewhere": (lambda c: c["parts"].update({"../x": {}}), "leads out of its directory"),
     "a part at the root": (lambda c: c["parts"].update({"/etc/passwd": {}}), "leads out of its directory"),

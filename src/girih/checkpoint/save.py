@@ -234,7 +234,7 @@ class CollectiveWrite:
         """Waits for the parts that another trainer wrote.
 
         Raises:
-            StorageFullError, CheckpointError: it could not. RoleError: a process of the run is gone.
+            StorageFullError, GirihError: it could not. RoleError: a process of the run is gone.
         """
         key, until, pause = f"write/{self._number}/{rank}", time.monotonic() + PATIENCE_S, 0.001
         while (text := self._ranks.take(key)) is None:
@@ -246,7 +246,7 @@ class CollectiveWrite:
             pause = min(2 * pause, _MOST_PAUSE_S)
         reported = json.loads(text)
         if "error" in reported:
-            raise (StorageFullError if reported["full"] else CheckpointError)(reported["error"])
+            raise (StorageFullError if reported["full"] else GirihError)(reported["error"])
         return dict(reported["parts"])
 
 
