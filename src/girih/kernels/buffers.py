@@ -53,9 +53,9 @@ class Buffers:
         count = math.prod(shape)
         num_bytes = count * dtype.itemsize
         if num_bytes < self.least_bytes:
-            memory = np.empty(num_bytes + LINE_BYTES, np.uint8)
-            start = -memory.__array_interface__["data"][0] % LINE_BYTES
-            return memory[start : start + num_bytes].view(dtype).reshape(shape)
+            fresh = np.empty(num_bytes + LINE_BYTES, np.uint8)
+            start = -fresh.__array_interface__["data"][0] % LINE_BYTES
+            return fresh[start : start + num_bytes].view(dtype).reshape(shape)
         size = _size_class(num_bytes)
         memory = self._find(size)
         if memory is None:
