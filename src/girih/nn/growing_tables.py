@@ -102,6 +102,7 @@ class GrowingTables:
         self._options = options
         self._readers: weakref.WeakSet[TableReader] = weakref.WeakSet()
         self.step = 0
+        self._last_stream: Any = None  # of the GPU that has the rows
         self._newest: dict[str, int] = {}  # uses of rows that were loaded, until training reads them
         self._settle(self._opened(on_gpu=options.on_gpu), on_gpu=options.on_gpu)
 
@@ -256,7 +257,7 @@ class GrowingTables:
         first = self._states[0] if self._states else None
         self.device: torch.device = getattr(first, "device", HOST)
         is_cuda = self.device.type == "cuda"
-        self._last_stream: Any = torch.cuda.current_stream(self.device) if is_cuda else None
+        self._last_stream = torch.cuda.current_stream(self.device) if is_cuda else None
         for reader in self._readers:
             reader.follow(shards, self._kind)
 
