@@ -104,6 +104,7 @@ class GrowingTables:
         self._options = options
         self._readers: weakref.WeakSet[TableReader] = weakref.WeakSet()
         self.step = 0
+        self._last_stream: Any = None  # of the GPU that has the rows
         self._newest: dict[str, int] = {}  # uses of rows that were loaded, until training reads them
         self._settle(self._opened(on_gpu=options.on_gpu), on_gpu=options.on_gpu)
 
