@@ -1,6 +1,5 @@
 """What followers have is what training had at that step, bit for bit."""
 
-import numpy as np
 import pytest
 from following import EVERY, SMALL, assert_is, follower, merge_all, publish, publish_here, rows_in, summary_of
 
@@ -138,4 +137,3 @@ def test_stacks_stay_short(patient, tmp_path):
     names = {path.name for path in (tmp_path / "f").glob("*.safetensors")}
     assert {file.name for file in found.current.files} <= names
     assert len(names) < 30
-    assert np.isfinite(found.current.time)

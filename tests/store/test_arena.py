@@ -70,13 +70,13 @@ TRAIN = """
     import numpy as np
     from support.store_verbs import keys_of, look
     from test_arena import SPEC, again
-    from girih.store import File, Shared, Store
+    from girih.store import File, Keys, RowUpdate, Shared, Store
     kind, name, end = sys.argv[1:]
     options = Shared(segment=name, reserve_rows=2000) if kind == "Shared" else File(path=name, reserve_rows=2000)
     store = Store(SPEC, arena=options)
     ids, tables = keys_of(*range(300))
     rows, values = look(store, ids, tables, 1)
-    store.apply_gradients(ids, tables, rows, np.ones_like(values), 1)
+    store.apply_gradients(Keys(ids, tables, rows=rows), RowUpdate(np.ones_like(values), 1))
     if end == "close":
         store.close()
     elif end == "killed":

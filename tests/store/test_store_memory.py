@@ -93,7 +93,7 @@ PROCESS = """
     import numpy as np
     from support.store_verbs import group, keys_of, look
     from girih import optim
-    from girih.store import Heap, Store
+    from girih.store import Heap, Keys, Store
 
     def resident():
         return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -103,12 +103,12 @@ PROCESS = """
     out = np.ones((step, 8), np.float32)
     with Store(spec, arena=Heap(reserve_rows=60_000)) as store:  # compiles
         for _ in range(2):
-            store.lookup(ids[:step], tables, None, 1, out)
+            store.lookup(Keys(ids[:step], tables), 1, out)
     del store
     before = resident()
     store = Store(spec)
     for start in range(0, len(ids), step):
-        store.lookup(ids[start : start + step], tables, None, 1, out)
+        store.lookup(Keys(ids[start : start + step], tables), 1, out)
         used = store.memory()
         if store.num_rows >= 500_000:
             total = sum(part["used"] for part in used.values())

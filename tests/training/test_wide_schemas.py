@@ -134,6 +134,7 @@ def test_reading_runs_lines_by_columns_of_row_groups_not_of_batches(tmp_path, mo
     def more_batches(features):
         """What eight batches of a row group run beyond two."""
         schema, file = schema_of(features), file_of(tmp_path, features, rows=512)
+        assert schema.numeric == ()  # found out once
         few, many = (
             lines_of(lambda size=size: list(read_parquet(file, schema, batch_size=size)))
             for size in (256, 64)

@@ -225,7 +225,7 @@ class Basis:
     def cost(
         self, *, readings: float, examples: float, passes_s: float, rows_at_once: int, steps_s: float
     ) -> StepCost:
-        """What all strategies have in common.
+        """The costs that all strategies have.
 
         An optimizer that was not measured takes as long as the slowest that was.
 

@@ -29,7 +29,7 @@ class Component:
 
 
 Division = tuple[list[int], list[int]]
-"""Of each operator, the number of its component, from 1, or 0 on trainers; of each component, by its number, its stage."""
+"""The component of each operator: its number, from 1, or 0 on trainers. Then the stage of each component, by its number."""
 
 
 def components(graph: OperatorGraph, tagging: Tagging) -> tuple[Component, ...]:
