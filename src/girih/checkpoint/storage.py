@@ -322,7 +322,7 @@ class Storage:
             raise MissingFileError(f"{url}: no such file") from None
         except GirihError:
             raise
-        except Exception as error:  # each file system has errors of its own
+        except Exception as error:  # each file system has other errors
             raise CheckpointError(
                 f"{url}: {_line(error)}; is it there, and may this user go there?"
             ) from error

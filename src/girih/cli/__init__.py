@@ -21,7 +21,7 @@ from girih.version import __version__
 UNUSABLE = (
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP,
 )  # fmt: skip
-"""Errors of the operating system about a path that the user can mend."""
+"""Errors of the operating system about a path that the user can fix."""
 
 
 COMMANDS = {
@@ -54,7 +54,7 @@ MODULES = {
 }
 """The module of each command that shares one; others have one of their name."""
 LINE_WIDTH = 100
-"""The width of the list of commands, which has a line for each, whatever the terminal's width."""
+"""The width of the list of commands, which has a line for each in a terminal of any width."""
 
 
 @contextmanager

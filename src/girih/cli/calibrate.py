@@ -23,7 +23,7 @@ from girih.errors import ConfigError
 from girih.version import __version__
 
 PARTS, PROBES = "parts.json", "probes.json"
-"""Files of a calibration under way: what was measured of the parts of steps, and the short runs that are to follow."""
+"""Files of an unfinished calibration: measurements of the parts of steps, and the short runs that follow."""
 
 
 @cli.command()

@@ -90,7 +90,7 @@ def _until_left_alone(
     stop.set()
     threading.Event().wait(LAST_WORDS_S)
     _remove_if_alone(segments)
-    os._exit(1)  # something hangs, or takes too long, and nobody is there to end it
+    os._exit(1)  # something hangs, or takes too long, and nobody can end it
 
 
 def _remove_if_alone(segments: str) -> None:

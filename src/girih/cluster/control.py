@@ -124,7 +124,7 @@ class LauncherControl:
         self._replies.put({"error": f"RoleError: {GONE}"})
         self._lost(RoleError(GONE))
         threading.Event().wait(LAST_WORDS_S)
-        os._exit(1)  # something hangs, and nobody is there to end it
+        os._exit(1)  # something hangs, and nobody can end it
 
 
 Roles = Supervisor | LauncherControl

@@ -141,7 +141,7 @@ MEMORY_SHARE = 0.25
 """Part of the memory that what is kept for the backward pass may take; the rest is for tables, and for gradients."""
 MOST = 64
 ROUNDING = 1e-9
-"""Parts below which a remainder comes of rounding, and is not one more part."""
+"""Parts below which a remainder results from rounding, and is not one more part."""
 
 
 def micro_batch_size(bounds: Mapping[str, tuple[float, float]]) -> tuple[float, str]:

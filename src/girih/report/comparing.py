@@ -45,7 +45,7 @@ METRICS: Mapping[str, tuple[str, Callable[[object], str]]] = {
 }
 """Title → the name of a value, and how people read it."""
 NOT_OPTIONS = ("checkpoint.dir", "store.ssd_dir", "metrics.targets")
-"""Places, which every run has of its own."""
+"""Places, which differ in every run."""
 ABSENT = "not set"
 MOST_SHOWN = 60
 """Characters of a value on a line that has several."""

@@ -67,7 +67,7 @@ _OF_SERVICES = {
     "restarts",
     "scalings",
 }
-"""Totals that only runs with processes beside trainers have."""
+"""Totals that only runs with processes next to trainers have."""
 
 Card = tuple[str, str, Spec | None]
 """Title, unit, and the chart if there is something to draw."""

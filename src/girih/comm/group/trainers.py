@@ -18,7 +18,7 @@ _LOOK_S: Final = 0.02  # between two looks for a note: each is a call
 Numbers = Sequence[float]
 NO_NUMBERS = torch.empty(0, dtype=torch.float64)
 LOSS, REFUSES, STOPS = BALLOT = range(3)
-"""Words of a trainer's ballot: its part of the step's loss, whether it refuses the step, whether it wants to stop behind it."""
+"""Words of a trainer's ballot: its part of the step's loss, whether it refuses the step, whether it wants to stop after it."""
 
 
 class StopVotes:
@@ -194,7 +194,7 @@ class Vote:
         deferred: the host learns of the vote one step later. Kernels read ``refused``, so nothing waits for the device.
         ranks: the trainers that vote; None where this one votes alone.
         known_refused: the vote was cast, and the host knows that the step moves nothing.
-        ballots: float64[R, 3], the loss of each trainer, whether it refuses the step, whether it wants to stop behind it.
+        ballots: float64[R, 3], the loss of each trainer, whether it refuses the step, whether it wants to stop after it.
         reported: float64[K], on its device: numbers of the sparse half that the host reads with the outcome.
         error_from: ``reported`` on the host → why the rows refuse the step; None if they do not.
         counters_from: ``reported`` on the host → counters after the update; None if the half must be asked. Called once per

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 Gradients = list[Tensor | None]
-"""The gradient of each parameter, or None where it took no part in the loss."""
+"""The gradient of each parameter, or None if it took no part in the loss."""
 Buffers = Sequence[tuple[Tensor, Tensor]]
 """Tensors, each with a copy of what it was before a batch."""
 

@@ -108,7 +108,7 @@ def _shell(model: nn.Module) -> nn.Module:
 
 
 TRIED = 13
-"""The size of the batch on which a graph is held to its model."""
+"""The size of the batch on which a graph is compared with its model."""
 
 
 def trace(module: nn.Module, numeric: Tensor, embeddings: Embeddings) -> TracedNet:

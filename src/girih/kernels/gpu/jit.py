@@ -23,7 +23,7 @@ VARYING = (
     "n", "step", "call", "num_slots", "rows_ever", "num_rows", "num_bags", "first_bag", "first", "num_ids", "num_examples",
     "num_features", "most_keys", "scratch", "amount", "limit",
 )  # fmt: skip
-"""Arguments of kernels that change from step to step: Triton is not to compile anew where one is 1, or a multiple of 16."""
+"""Arguments of kernels that change from step to step: Triton must not compile again if one is 1, or a multiple of 16."""
 
 SPARE = 1 << 12
 """Words behind a hash table, a power of two, for lanes that have no key: ``tl.atomic_cas`` takes no mask, and all lanes at one word would wait for each other."""
