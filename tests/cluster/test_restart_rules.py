@@ -23,6 +23,7 @@ def rules(policy=RESTART, max_restarts=2):
 
 def test_a_process_restarts_as_often_as_the_options_say():
     own = rules()
+    assert own.why_ending(SERVER, 1, begun=True) == ""  # it was not by the options that it did not restart
     for deaths in range(3):
         assert own.may_restart(SERVER, 1, begun=True) == (deaths < 2)
         assert own.may_restart(SERVER, 0, begun=True)  # each process by itself

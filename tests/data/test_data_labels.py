@@ -85,6 +85,39 @@ def test_a_condition_reads_a_column_of_any_name(name):
     assert condition == Comparison(name, "greater", 2)
 
 
+@pytest.mark.parametrize("name", ["clicks#7d", "(x)", "µ_ok", "a-b"])
+def test_the_name_of_a_mask_is_taken_as_it_is(name):
+    table = pa.table({"user": [1, 2], "click": [1, 1], name: [0, 1]})
+    batch = batch_of(table, names=("click",), loss={}, mask={"click": name})
+    assert batch.label_weights.ravel().tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("condition", "expected"),
+    [
+        ("hash > 0", [1, 0, 1]),
+        ("hash > -1", [1, 1, 1]),
+        (f"hash == {2**63 + 5}", [1, 0, 0]),
+        (f"hash in [3, {2**63 + 5}]", [1, 0, 1]),
+        ("hash >= 3.5", [1, 0, 0]),
+        ("hash >= +3", [1, 0, 1]),
+        ("hash\n>= 3", [1, 0, 1]),
+        (f"small < {2**63}", [1, 1, 1]),
+        (f"small > {2**63}", [0, 0, 0]),
+    ],
+)
+def test_large_integers_are_compared_as_they_are(condition, expected):
+    table = pa.table(
+        {
+            "user": [1, 2, 3],
+            "hash": pa.array([2**63 + 5, 0, 3], pa.uint64()),
+            "small": pa.array([1, -2, 3], pa.int64()),
+        }
+    )
+    batch = batch_of(table, names=("top",), loss={}, derive={"top": condition})
+    assert batch.labels.ravel().tolist() == expected
+
+
 def test_text_may_leave_a_label_out_or_spell_nan(tmp_path):
     (tmp_path / "a.csv").write_text("user,click\n1,1\n2,\n3,nan\n4, 0\n")
     schema = Schema([Categorical(name="user")], Labels(names=("click",), missing="skip"))

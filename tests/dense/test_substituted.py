@@ -35,17 +35,20 @@ def train(ranks):
             losses.append(outcome.facts().loss)
             stopping.append(ranks.stopping)
         ranks.forget_stop()
-        told[name] = [losses, stopping, refused(half, case(9).of_features(own), spoiled=ranks.rank == 1)]
+        one, spoiled = case(9).of_features(own), ranks.rank == 1
+        told[name] = [losses, stopping, *(refused(half, one, spoiled=spoiled, parts=n) for n in (1, 2))]
     return told
 
 
-def refused(half, one, *, spoiled):
-    """How a step ends in which one trainer's gradient of its own rows is infinite, and no other number is."""
+def refused(half, one, *, spoiled, parts):
+    """How a step ends in which one trainer's gradient of its own rows is infinite in the first micro-batch, and no other number is."""
     embeddings = one.embeddings()
     if spoiled:
         embeddings.blocks[0].values.register_hook(lambda gradient: gradient * math.inf)
     try:
-        computed = half.compute(one.batch, embeddings)
+        computed = half.compute(one.batch, embeddings, last=parts == 1)
+        if parts == 2:
+            computed = half.compute(one.batch, one.embeddings(), computed)
     except NonFiniteError as error:
         return f"raised: {error}"
     return str(apply(computed).facts().refused or "applied")
@@ -73,10 +76,11 @@ def test_all_learn_of_a_stop_in_the_step_before_which_it_was_requested(told, mod
     assert [each[mode][1] for each in told] == [[False, False, True, True]] * 2
 
 
-def test_where_trainers_agree_none_moves(told):
+@pytest.mark.parametrize("parts", [1, 2])
+def test_where_trainers_agree_none_moves(told, parts):
     for mode in ("split", "split, skipping"):
-        assert told[0][mode][2] == "another trainer's loss or gradient is NaN or infinite"
-        assert told[1][mode][2].startswith("the gradient of feature")
+        assert told[0][mode][1 + parts] == "another trainer's loss or gradient is NaN or infinite"
+        assert told[1][mode][1 + parts].startswith("the gradient of feature")
 
 
 def test_where_they_do_not_the_one_that_cannot_go_on_says_that_others_may_have_moved(told):

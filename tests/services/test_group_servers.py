@@ -279,7 +279,7 @@ class TestSeveralNets:
             half, one = group.trainer(), case(0)
             first = half.compute(one.batch, one.embeddings())
             monkeypatch.setattr(LiveParts, "move", slow)
-            thread = threading.Thread(target=first.apply)
+            thread = threading.Thread(target=apply, args=(first,))
             thread.start()
             assert writing.wait(20)
             beside = half.compute(one.batch, one.embeddings())

@@ -10,7 +10,7 @@ import contextlib
 import json
 import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypedDict
 
@@ -187,8 +187,12 @@ class CollectiveWrite:
     Trainers report their parts to rank 0 by the store at which they met, so any thread may write.
     """
 
-    def __init__(self, ranks: TrainerGroup) -> None:
-        self._ranks, self._number = ranks, ranks.next_number()
+    def __init__(
+        self,
+        ranks: TrainerGroup,
+        words: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> None:
+        self._ranks, self._number, self._words = ranks, ranks.next_number(), words
 
     def write(
         self, place: Storage, rows: SparseSave, tensors: Mapping[str, Tensor], advice: str
@@ -203,7 +207,8 @@ class CollectiveWrite:
             RoleError: a process of the run is gone.
         """
         try:
-            parts = dict(rows.write())
+            with self._words():
+                parts = dict(rows.write())
         except BaseException as error:
             if not self._ranks.first:
                 reason = f"trainer {self._ranks.rank}: {error}"
@@ -221,8 +226,9 @@ class CollectiveWrite:
             parts |= theirs
         dense = serialize(dict(tensors))
         check_tensors(dense, f"{place}/{DENSE}", advice)
-        place.make()
-        place.replace(DENSE, dense)
+        with self._words():
+            place.make()
+            place.replace(DENSE, dense)
         check_coverage(parts, place.url)
         return {**parts, DENSE: {"bytes": len(dense), "crc32": {"": zlib.crc32(dense)}}}
 

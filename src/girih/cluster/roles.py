@@ -87,6 +87,8 @@ class RestartRules:
         if not begun and name != RoleName.TRAINER:
             return f"a process that has not begun is started again at most cluster.max_restarts = {self.max_restarts} times"
         if policy.policy is RestartPolicy.RESTART:
+            if deaths < self.max_restarts:
+                return ""
             times = f"{deaths} time" + "s" * (deaths != 1)
             return f"it had come back {times}, and cluster.max_restarts = {self.max_restarts}"
         if policy.policy is RestartPolicy.RELOAD_ALL:

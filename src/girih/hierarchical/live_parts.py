@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -42,7 +42,10 @@ class SharedSteps:
     @contextmanager
     def moving(self, learning: Set[str]) -> Iterator[None]:
         """A step of these parameters, by name, beside other steps."""
-        with nullcontext() if learning <= self._begun else self._lock:
+        if learning <= self._begun:
+            yield
+            return
+        with self._lock:
             yield
             self._begun |= learning
 
@@ -52,8 +55,16 @@ class SharedSteps:
 
 
 def spread_over(tensors: Iterable[Tensor], flat: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields tensors, each with its numbers among those of all together."""
-    begin = 0
+    """Yields tensors, each with its numbers among those of all together.
+
+    Raises:
+        WireError: there are more or fewer numbers; raised before the first tensor.
+    """
+    tensors, begin = list(tensors), 0
+    if (expected := sum(tensor.numel() for tensor in tensors)) != flat.numel():
+        raise WireError(
+            f"{flat.numel():,} numbers came; expected {expected:,}, one for each number of the parameters"
+        )
     for tensor in tensors:
         yield tensor, flat[begin : begin + tensor.numel()].view_as(tensor)
         begin += tensor.numel()

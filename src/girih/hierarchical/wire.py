@@ -218,10 +218,13 @@ def unpack_entries(arrays: Sequence[NDArray[Any]]) -> list[Entry]:
     """The inverse of :func:`pack_entries`, without the number."""
     described, *packed = arrays
     tensors = iter(unpack(packed))
-    return [
-        (name, key, next(tensors) if is_tensor else value)
-        for name, key, is_tensor, value in from_text(described)
-    ]
+    entries: list[Entry] = []
+    for name, key, is_tensor, value in from_text(described):
+        tensor = next(tensors, None) if is_tensor else None
+        if is_tensor and tensor is None:
+            raise WireError(f"no tensor came with {name!r}; expected the same version of girih on all hosts")
+        entries.append((name, key, tensor if is_tensor else value))
+    return entries
 
 
 RANDOM = "random"

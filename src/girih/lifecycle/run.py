@@ -494,6 +494,7 @@ class TrainingRun(OpenRun):
             with contextlib.suppress(Exception):  # the first error is the one to tell
                 loop.close()
                 self._note(log, failed=True)
+            self.metrics.forget()  # those of this fit, where one of them raised
             with contextlib.suppress(Exception):
                 self.checkpoints.settle(wait=True)
             with contextlib.suppress(Exception):

@@ -15,7 +15,7 @@ from girih.schema import Schema
 class Model(nn.Module):
     """A module that knows its schema, and declares what it reads of each feature.
 
-    Options of a constructor are checked by their annotations.
+    Options of girih's own constructors are checked by their annotations.
 
     Args:
         kinds: what it reads of every categorical and sequence feature, see ``needs``; by default its embedding.
@@ -26,7 +26,8 @@ class Model(nn.Module):
 
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
         """Checks and notes the arguments."""
-        hints = config.parameter_hints(cls.__init__)
+        is_ours = cls.__init__.__module__.startswith("girih.models.")
+        hints = config.parameter_hints(cls.__init__) if is_ours else {}
         for name, value in options.items():
             if name in hints:
                 config.build(hints[name], value, name)

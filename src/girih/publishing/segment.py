@@ -69,7 +69,7 @@ class LogSegment:
     """
 
     def __init__(self, log: Log, version: SegmentVersion, called: Called, ranks: TrainerGroup) -> None:
-        self._write = CollectiveWrite(ranks)
+        self._write = CollectiveWrite(ranks, lambda: in_words(self._place))
         place = log.place(called.number, whole=called.previous is None).absolute()
         self._place = Storage(ranks.broadcast(place.url))
         parameters = version.parameters if ranks.first else {}
@@ -96,12 +96,12 @@ class LogSegment:
             StorageFullError: no space left. GirihError, OSError: it cannot be written. What was written stays, and nobody looks at it.
         """
         advice = "no follower could take it: set it to a number"
+        parts = self._write.write(self._place, self._rows, self._tensors, advice)
+        if parts is None:
+            return None
+        manifest = SegmentManifest(**self._fields, parts=parts)
+        content = manifest.to_bytes()
         with in_words(self._place):
-            parts = self._write.write(self._place, self._rows, self._tensors, advice)
-            if parts is None:
-                return None
-            manifest = SegmentManifest(**self._fields, parts=parts)
-            content = manifest.to_bytes()
             self._place.replace(NAME, content)
         return Pointer(
             number=manifest.number,

@@ -61,9 +61,12 @@ class SegmentShards:
             self._parts.append((name, store, taken))
             store.note_changes(number)
 
+        files = list(files)
         try:
             for _ in map(take, files) if since is None or pool is None else pool.map(take, files):
                 pass
+            order = [name for name, _ in files]
+            self._parts.sort(key=lambda part: order.index(part[0]))  # not that of threads
         except BaseException:
             self.close()
             raise

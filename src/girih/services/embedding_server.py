@@ -332,7 +332,7 @@ class EmbeddingServer(Service):
         """Writes a save that was begun, or drops it."""
         save, must_write = self._saves.get(name), request.frame.fields[-1]
         if save is None and must_write:
-            raise Lost(f"the rows of this {name} are gone: their server came back since it began")
+            raise Lost(f"the rows as they were when this {name} began are gone: their server came back since")
         try:
             parts: Parts = save.write() if save is not None and must_write else {}
         finally:

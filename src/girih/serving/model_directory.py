@@ -110,18 +110,19 @@ class ModelDirectory:
     ) -> nn.Module:
         """The net with its parameters, by the user's class, by the recipe, or by the operators of a user's class."""
         described, program = signature.recipe["model"], signature.dense.program
+        place = signature.source.get("log", self._directory)
         if self._class is not None:
             with torch.random.fork_rng(devices=[]):
                 module = models.create(self._class, schema, signature.recipe.get("options"), "--model")
         elif described is not None:
-            module = from_recipe(described, schema, parameters, self._directory)
+            module = from_recipe(described, schema, parameters, place)
         elif program is not None:
             example = example_for(schema, groups, train=False)
             content, where = read_file(self._directory, program), self._directory / program.name
             return net_of(content, parameters, example, len(schema.labels.names), where)
         else:
             raise ConfigError(
-                f"{self._directory}: its model is of a class of yours; give --model file.py:Class, or export the run and serve that"
+                f"{place}: its model is of a class of yours; give --model file.py:Class, or export the run and serve that"
             )
         return filled(module, parameters, self._directory)
 

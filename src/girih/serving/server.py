@@ -144,9 +144,14 @@ def answer(
     sys.setswitchinterval(_SWITCH_S)
     gc.freeze()
     host, port = listening.getsockname()[:2]
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         with watching(opened, server.replace) if follow else contextlib.nullcontext():
-            asyncio.run(listen())
+            try:
+                asyncio.run(listen())
+            finally:  # the loop has left others
+                for number, handler in handlers.items():
+                    signal.signal(number, handler)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:  # bound by somebody else too, who listened first
             raise _port_in_use(host, port) from None
@@ -205,7 +210,13 @@ class Workers(contextlib.AbstractContextManager["Workers"]):
                 )
                 self._workers.append(worker)
             for worker in self._workers:
-                worker.wait_until_ready()
+                try:
+                    worker.wait_until_ready()
+                except RoleError:
+                    status = worker.process.returncode
+                    raise ConfigError(
+                        f"serve: a worker could not begin (status {status}); see its message above"
+                    ) from None
         except BaseException:
             self.close()
             raise

@@ -50,6 +50,10 @@ class BackgroundTasks:
         """Whether all results were told."""
         return not self._waiting
 
+    def forget(self) -> None:
+        """Drops what waits to be told."""
+        self._waiting.clear()
+
     def close(self) -> None:
         """Settles everything and ends the thread."""
         try:

@@ -144,6 +144,7 @@ class Pipelined:
                     computed = self._computed(batch, pulled, dense, spans)
                     step, pending = _moved(*ahead.popleft(), computed, num_updates + 1, lr_scale, spans)
                     num_updates += not computed.vote.known_refused
+                    del computed, pulled  # the next batch needs the memory
                     under_way.append(pending)
                     yield step
                 elif under_way:

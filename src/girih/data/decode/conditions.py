@@ -258,10 +258,13 @@ def _comparable(array: pa.Array, value: Value, notation: Notation | None) -> tup
         ), pa.scalar(float(value))
     if pa.types.is_boolean(kind):
         array = array.cast(pa.int8())
-    if pa.types.is_integer(kind) and isinstance(value, float):
+    number = int(value) if isinstance(value, bool) else value
+    if kind == pa.uint64() and isinstance(number, int) and 0 <= number < 1 << 64:
+        return array, pa.scalar(number, kind)
+    is_large = isinstance(number, int) and not -(1 << 63) <= number < 1 << 63
+    if pa.types.is_integer(kind) and (isinstance(number, float) or is_large or kind == pa.uint64()):
         array = array.cast(pa.float64(), safe=False)
-    is_double = pa.types.is_float64(array.type)
-    return array, pa.scalar(float(value) if is_double else int(value) if isinstance(value, bool) else value)
+    return array, pa.scalar(float(number) if pa.types.is_float64(array.type) or is_large else number)
 
 
 def _trouble(kind: pa.DataType, value: Value) -> str | None:
@@ -330,7 +333,7 @@ def parse_condition(label: str, text: str, option: str = "derive") -> Leaf:
     if left and left[1]:
         text = f"column({left[1]!r}) {text[left.end(1) :]}"
     try:
-        condition = _condition(_tree(text))
+        condition = _condition(_tree(f"({text}\n)"))
         if isinstance(condition, Comparison | OneOf):
             return condition
     except ConfigError as error:
@@ -346,10 +349,9 @@ def parse_mask(label: str, text: str) -> Leaf:
     Raises:
         ConfigError: a condition that cannot be understood.
     """
-    try:
+    if re.fullmatch(rf"\s*{_QUOTED}\s*", text, re.DOTALL):
         return Flag(_column(_tree(text)), "equal", 1)
-    except _UNREADABLE:
-        return parse_condition(label, text, "mask") if _LEFT.match(text) else Flag(text, "equal", 1)
+    return parse_condition(label, text, "mask") if _LEFT.match(text) else Flag(text, "equal", 1)
 
 
 def column_text(name: str) -> str:
@@ -438,10 +440,10 @@ def _value(node: ast.expr) -> Value | None:
             return value
         case ast.Constant(value=int() | float() as value) if -(1 << 63) <= value < 1 << 64:
             return value
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)) if (
-            not isinstance(value, bool) and value < 1 << 64
-        ):
-            return -value
+        case ast.UnaryOp(
+            op=ast.USub() | ast.UAdd() as sign, operand=ast.Constant(value=int() | float() as value)
+        ) if not isinstance(value, bool) and value < 1 << 64:
+            return value if isinstance(sign, ast.UAdd) else -value
     raise _refused(node, "is no value: expected a number, 'text' in quotes, true or false")
 
 

@@ -164,9 +164,6 @@ class ParameterServerReplica(Replica):
         self._server: ParameterServer | None = None  # on rank 0; the others are its clients
         self._client: Client | None = None
         self._closing = ExitStack()
-        if self.deferred:
-            self._lane = FromDevice(spec.device)
-            self._departures = self._closing.enter_context(ThreadPoolExecutor(1, "girih-dense-gradients"))
         if not self.parameters:
             return
         if ranks.first:
@@ -177,6 +174,9 @@ class ParameterServerReplica(Replica):
                 ranks.broadcast(server.listen(self._closing))
         else:
             self._client = self._closing.enter_context(connect(ranks.broadcast(None), secret=secret))
+        if self.deferred:  # closed before the client, by which gradients leave
+            self._lane = FromDevice(spec.device)
+            self._departures = self._closing.enter_context(ThreadPoolExecutor(1, "girih-dense-gradients"))
         self._refresh()
 
     def move(self, gradients: Gradients) -> None:

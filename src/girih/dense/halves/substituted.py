@@ -162,7 +162,8 @@ class SubstitutedReplica(SynchronousReplica):
         vote, names = computed.vote, computed.names()
         refusal = computed.explain(names, [vote.loss.item(), 0.0, 0.0, *computed.largest.tolist()])
         # the sparse half would find it after other trainers have moved their rows
-        feature = embeddings.first_nonfinite_gradient() if refusal is None else None
+        parts = computed.embeddings if refusal is None else ()
+        feature = next((name for part in parts if (name := part.first_nonfinite_gradient())), None)
         if feature is not None:
             refusal = NonFiniteError(f"the gradient of feature {feature!r} is NaN or infinite")
         if self.split:

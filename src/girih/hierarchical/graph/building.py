@@ -33,6 +33,13 @@ def check_alike(one: Mapping[fx.Node, str], other: Mapping[fx.Node, str]) -> Non
         raise Opaque(scope, "it makes another number of calls in other batches, or as it trains")
 
 
+def _ends(recording: Recording, nodes: Mapping[fx.Node, str], *, left: bool = True) -> Mapping[object, int]:
+    """The places of what a recording returns and leaves on modules, among its nodes."""
+    places = {node: place for place, node in enumerate(nodes)}
+    ends = [("logits", recording.logits), *(recording.left.items() if left else ())]
+    return {name: places[node] for name, node in ends if node is not None}
+
+
 def _is_alike(a: fx.Node, b: fx.Node, places: Mapping[fx.Node, int]) -> bool:
     structures = [mapped((each.args, each.kwargs), lambda _: None) for each in (a, b)]
     if (a.op, a.target) != (b.op, b.target) or structures[0] != structures[1]:
@@ -98,6 +105,11 @@ def build(training: Sequence[Recording], evaluating: Recording) -> Built:
     for run in runs[1:]:
         check_alike(runs[0], run)
     check_alike(trained, evaluated)
+    ends = [_ends(recording, run) for recording, run in zip(training, runs, strict=True)]
+    if ends != ends[:1] * len(ends) or _ends(training[0], trained, left=always) != _ends(
+        evaluating, evaluated
+    ):
+        raise Opaque("", "it returns or keeps other tensors in other batches, or as it trains")
     builder = _Builder(training)
     for a, b in zip(trained, evaluated, strict=True):
         for place, (x, y) in enumerate(zip(_arguments(a), _arguments(b), strict=True)):

@@ -131,7 +131,7 @@ def _refined(
 
     results = [reached(start) for start in (ruled_start, *others(index))]
     if all(lacking for lacking, *_ in results):
-        results.append(reached(dealt(index, group)))
+        results.append(reached(replace(dealt(index, group), name="dealt in turn")))
     first, best = results[0], min(results, key=lambda each: each[:2])
     ahead = best[0] < first[0] or (best[0] == first[0] and best[1] < first[1] * AHEAD)
     return (best if ahead else first)[2]

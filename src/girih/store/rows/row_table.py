@@ -10,7 +10,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from girih.errors import StorageFullError
 from girih.kernels.cpu import layout, lookup, recency, update
 from girih.store.clock import EPOCH_S, Clock
 from girih.store.keys import Keys
@@ -60,7 +59,7 @@ class MadeRows(NamedTuple):
 
     rows: Ints
     known: Ints
-    full: StorageFullError | None
+    full: BaseException | None
 
 
 class RowTable:
@@ -141,12 +140,13 @@ class RowTable:
 
     def make(self, keys: Keys, now: Longs, step: int, *, forced: bool = False) -> MadeRows:
         """:meth:`read` of rows whose values lie elsewhere."""
-        num_keys, full = len(keys.ids), None
+        num_keys = len(keys.ids)
+        full: BaseException | None = None
         rows, known = np.full(num_keys, layout.NO_ROW, np.int32), np.zeros(num_keys, np.int32)
         target = ReadTarget(np.empty((num_keys, 0), np.float32), None, rows, known)
         try:
             self.read(keys, now, step, target, forced=forced)
-        except StorageFullError as error:
+        except BaseException as error:  # rows that it made must forget values of others first
             full = error
         return MadeRows(rows, known, full)
 

@@ -348,7 +348,12 @@ def on_nodes(spec: Launch, closing: ExitStack, hello_of: HelloOf) -> RayLauncher
     seen = spec.run.absolute().parent / f".girih-{secrets.token_hex(8)}"
     seen.parent.mkdir(parents=True, exist_ok=True)
     seen.touch()
-    closing.callback(seen.unlink, missing_ok=True)
+
+    @closing.callback
+    def forget() -> None:
+        with suppress(OSError):
+            seen.unlink()
+
     launcher = RayLauncher(
         spec.counts,
         resources,
