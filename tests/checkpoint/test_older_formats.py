@@ -40,7 +40,7 @@ def predictions(model, columns):
     return model.predict({name: values[:8] for name, values in columns.items()})
 
 
-def test_its_model_predicts_as_it_did(columns):
+def test_its_model_predicts_as_it_did(columns, torch):
     with girih.load(OLD) as model:
         assert model.step == 3
         np.testing.assert_allclose(predictions(model, columns), PREDICTIONS, rtol=1e-5)
@@ -54,7 +54,7 @@ def test_its_manifest_is_read_as_one_of_this_format():
     assert (manifest.format, manifest.needs) == (3, {})
 
 
-def test_a_run_goes_on_from_it_and_saves_this_format(columns, tmp_path):
+def test_a_run_goes_on_from_it_and_saves_this_format(columns, tmp_path, torch):
     train = girih.read_arrow(pa.table(columns), SCHEMA, batch_size=32)
     with girih.Trainer(girih.models.DeepFM(SCHEMA, hidden=(4,)), run=str(tmp_path / "run")) as trainer:
         trainer.load(OLD)

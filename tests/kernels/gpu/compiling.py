@@ -32,12 +32,14 @@ def modules():
 
 
 def kernels(module):
-    """The names of a module's kernels: functions with ``BLOCK``, which every launch passes."""
+    """The names of a module's kernels: functions with ``BLOCK``, which every launch passes, that return nothing."""
     functions = {name: each for name, each in vars(module).items() if isinstance(each, JITFunction)}
     return {
         name
         for name, function in functions.items()
-        if function.module == module.__name__ and "BLOCK" in function.arg_names
+        if function.module == module.__name__
+        and "BLOCK" in function.arg_names
+        and function.fn.__annotations__.get("return") in (None, "None")
     }
 
 
