@@ -128,7 +128,7 @@ else:
 @njit_lean
 def float_address(array: F32, row: Any, column: Any) -> Any:
     """The address of a place in an array."""
-    return address_of(array) + 4 * (row * array.shape[1] + column)
+    return address_of(array) + 4 * (np.int64(row) * array.shape[1] + column)
 
 
 @njit_lean
