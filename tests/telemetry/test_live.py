@@ -35,7 +35,7 @@ def some_stats():
     stats.watch(lambda: {"queues": {"requests": 2}, "retries": 1, "store": {"hits": 5, "ssd_reads": 7}})
     stats.watch(lambda: {"queues": {"requests": 1, "samples": 8}, "rows": {"a table": 12}})
     for seconds in (0.00005, 0.0001, 0.02, 99.0):
-        stats.spans.add("lookup", 0.0, seconds)
+        stats.spans.add("lookup", seconds, 0.0)
         stats.requests.add("pull", seconds)
     return stats
 

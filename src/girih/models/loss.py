@@ -172,7 +172,7 @@ class _LabelLosses(torch.autograd.Function):
         ctx: Context, outputs: Tensor, labels: Tensor, shares: Tensor, losses: Sequence[str], delta: float
     ) -> Tensor:
         z, y = outputs.float(), labels.float()
-        if all(loss == "bce" for loss in losses):
+        if not set(losses) - {"bce"}:
             each, slope = _of_kind("bce", z, y, delta)
         else:
             columns = [_of_kind(loss, z[:, t], y[:, t], delta) for t, loss in enumerate(losses)]

@@ -42,7 +42,7 @@ class Busy:
     def seconds(self) -> float:
         """Seconds so far, those of work under way included; never falls."""
         with _LOCK:
-            self._count()
+            self._change(0.0)
             return self._counted_s
 
     @contextmanager
@@ -66,15 +66,12 @@ class Busy:
             self._change(share)
 
     def _change(self, share: float) -> None:
-        self._count()
-        self._working += share
-        for other, of_other in tuple(self._waiting):
-            other._change(share * of_other)
-
-    def _count(self) -> None:
         now = time.perf_counter()
         self._counted_s += min(1.0, max(0.0, self._working)) * (now - self._since_s)
         self._since_s = now
+        self._working += share
+        for other, of_other in tuple(self._waiting):
+            other._change(share * of_other)
 
     def _leave(self, share: float, helper: Busy | None) -> None:
         with _LOCK:

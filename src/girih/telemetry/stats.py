@@ -65,7 +65,7 @@ class Stats:
         self.gauges: dict[str, float] = {}
         self.histograms: defaultdict[str, Counter[int]] = defaultdict(Counter)
         self.spans = Spans()
-        self.requests = Durations()
+        self.requests = Spans()
         self.busy = Busy()
         self._adding = threading.Lock()
         self._sources: list[StatsSource] = []
@@ -89,7 +89,7 @@ class Stats:
         """The numbers as they are now, as plain values for JSON; from any thread, while others count.
 
         Returns:
-            ``counters``, ``histograms``, ``phases`` and ``requests`` (see :meth:`Durations.read`), ``busy_s``, and ``live``: what
+            ``counters``, ``histograms``, ``phases`` and ``requests`` (see :meth:`Spans.read`), ``busy_s``, and ``live``: what
             sources say, where several have one name its sum.
         """
         live: dict[str, LiveNumber] = {}
@@ -100,7 +100,7 @@ class Stats:
         return {
             "counters": dict(self.counters),
             "histograms": self._plain_histograms(),
-            "phases": self.spans.durations.read(),
+            "phases": self.spans.read(),
             "requests": self.requests.read(),
             "busy_s": self.busy.seconds(),
             "live": live,
@@ -141,35 +141,18 @@ def _sum(one: Any, other: Any) -> Any:
     return {name: one.get(name, 0) + other.get(name, 0) for name in {**one, **other}}
 
 
-class Durations:
-    """Durations by name, counted in fixed buckets; from any thread."""
-
-    def __init__(self) -> None:
-        self._counts: dict[str, list[int]] = {}
-        self._sums_s: defaultdict[str, float] = defaultdict(float)
-        self._adding = threading.Lock()
-
-    def add(self, name: str, seconds: float) -> None:
-        """Counts one."""
-        bucket = bisect_left(BOUNDS_S, seconds)
-        with self._adding:
-            if name not in self._counts:
-                self._counts[name] = [0] * (len(BOUNDS_S) + 1)
-            self._counts[name][bucket] += 1
-            self._sums_s[name] += seconds
-
-    def read(self) -> dict[str, dict[str, object]]:
-        """Name → ``counts`` in the buckets of ``BOUNDS_S`` and of the rest, and ``sum_s``."""
-        with self._adding:
-            return {n: {"counts": list(c), "sum_s": self._sums_s[n]} for n, c in self._counts.items()}
-
-
 class Spans:
-    """Named phases; the first ``max_events`` are kept as a timeline, all of them as totals in seconds."""
+    """Durations by name, counted in fixed buckets; from any thread.
+
+    The first ``max_events`` whose start is known are kept as a timeline.
+
+    Attributes:
+        totals_s: name → seconds in all.
+    """
 
     def __init__(self, max_events: int = 4000) -> None:
         self.totals_s: defaultdict[str, float] = defaultdict(float)
-        self.durations = Durations()
+        self._counts: dict[str, list[int]] = {}
         self._events: list[tuple[str, float, float]] = []
         self._max_events = max_events
         self._adding = threading.Lock()
@@ -181,15 +164,23 @@ class Spans:
         try:
             yield
         finally:
-            self.add(name, start, time.perf_counter() - start)
+            self.add(name, time.perf_counter() - start, start)
 
-    def add(self, name: str, start: float, seconds: float) -> None:
-        """Adds a phase that began at ``start`` (of ``time.perf_counter``)."""
-        self.durations.add(name, seconds)
+    def add(self, name: str, seconds: float, start: float | None = None) -> None:
+        """Counts one, which began at ``start`` (of ``time.perf_counter``)."""
+        bucket = bisect_left(BOUNDS_S, seconds)
         with self._adding:
+            if name not in self._counts:
+                self._counts[name] = [0] * (len(BOUNDS_S) + 1)
+            self._counts[name][bucket] += 1
             self.totals_s[name] += seconds
-        if len(self._events) < self._max_events:
+        if start is not None and len(self._events) < self._max_events:
             self._events.append((name, start, seconds))
+
+    def read(self) -> dict[str, dict[str, object]]:
+        """Name → ``counts`` in the buckets of ``BOUNDS_S`` and of the rest, and ``sum_s``."""
+        with self._adding:
+            return {n: {"counts": list(c), "sum_s": self.totals_s[n]} for n, c in self._counts.items()}
 
     def events(self) -> list[tuple[str, float, float]]:
         """(name, start in seconds of ``time.perf_counter``, which processes of a machine share, seconds)."""

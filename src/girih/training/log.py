@@ -187,8 +187,9 @@ class RunLog(StepHook):
         """Add one step, and write a record if one is due."""
         self.first_steps.step(state)
         self._window_staleness[step.staleness] += 1
-        if step.refused is None:
-            self._window_loss += step.loss * step.num_examples
+        facts = step.outcome.facts()
+        if facts.refused is None:
+            self._window_loss += facts.loss * step.num_examples
             self._window_examples += step.num_examples
         if is_logged(state.step, self._every_steps):
             self.flush(state, lr_scale, counters)

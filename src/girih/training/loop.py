@@ -261,19 +261,21 @@ class Loop:
         Raises:
             NonFiniteError: a step was refused, under ``on_nonfinite = "stop"``; the state is that after it.
         """
-        while self._unsettled and (wait or len(self._unsettled) > 1 or self._unsettled[0][0].outcome.known()):
+        while self._unsettled:
             step, then, lr_scale = self._unsettled[0]
             if not step.outcome.known():
+                if not wait and len(self._unsettled) == 1:
+                    return
                 self._wait_for(step)
             self._unsettled.popleft()
-            if step.refused is not None:
-                self.state.refused += 1
+            refused = step.outcome.facts().refused
+            self.state.refused += refused is not None
             then.refused = self.state.refused
-            if step.refused is not None and self.options.on_nonfinite == "stop":
+            if refused is not None and self.options.on_nonfinite == "stop":
                 self._unsettled.clear()  # later ones are not logged; those of other nets may have moved both halves
                 vars(self.state).update(vars(then))
                 raise NonFiniteError(
-                    f"step {then.step}: {step.refused}; nothing of it was applied. Lower the learning rate, clip gradients "
+                    f"step {then.step}: {refused}; nothing of it was applied. Lower the learning rate, clip gradients "
                     'with train.clip_norm, or skip such steps with train.on_nonfinite = "skip"'
                 )
             self.log.step(step, then, lr_scale, partial(self._counters_after, step))

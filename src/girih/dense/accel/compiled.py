@@ -84,8 +84,8 @@ class CompiledModel(nn.Module):
         finally:
             took, compiling = time.perf_counter() - start, _compile_seconds() - before
             if compiling:
-                spans.add(COMPILE, start, compiling)
-            spans.add(name, start + compiling, took - compiling)
+                spans.add(COMPILE, compiling, start)
+            spans.add(name, took - compiling, start + compiling)
 
     def kept(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Gradients of the last batch, in memory that the next one does not write to."""

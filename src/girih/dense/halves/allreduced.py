@@ -196,7 +196,7 @@ class AllReducedReplica(SynchronousReplica):
             torch.autograd.Variable._execution_engine.queue_callback(begin)
 
         def done(future: torch.futures.Future[list[Tensor]]) -> Tensor:
-            stats.spans.add("allreduce", start, time.perf_counter() - start)
+            stats.spans.add("allreduce", time.perf_counter() - start, start)
             return future.value()[0]
 
         return work.get_future().then(done)

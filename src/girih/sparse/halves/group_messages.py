@@ -92,7 +92,7 @@ class TimedMessages:
         start = time.perf_counter()
         yield
         seconds = time.perf_counter() - start
-        self._stats.spans.add(f"exchange {kind}", start, seconds)
+        self._stats.spans.add(f"exchange {kind}", seconds, start)
         if train:
             self._stats.counters[EXCHANGE_NS] += round(1e9 * seconds)
 
