@@ -7,6 +7,7 @@ import selectors
 import socket
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -106,7 +107,7 @@ class SessionLink(RpcSession):
                 self._stuck(self)
 
 
-class Poller:
+class Poller(ABC):
     """One side; a subclass starts its thread, which takes turns until it is closed.
 
     Attributes:
@@ -139,11 +140,13 @@ class Poller:
         if threading.current_thread() is not self._thread:  # else it ends after this callback
             self._thread.join()
 
+    @abstractmethod
     def _turn(self) -> None:
-        raise NotImplementedError
+        """Waits for messages and handles them; called until the poller closes."""
 
+    @abstractmethod
     def _end(self, why: str) -> None:
-        raise NotImplementedError
+        """Closes connections and fails calls that wait; called last by the thread."""
 
     def _on_readable(self, session: SessionLink) -> None:
         """There may be messages."""
