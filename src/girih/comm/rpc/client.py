@@ -163,6 +163,9 @@ class Client(Poller):
         else:
             self._receive(self._session.connection)
 
+    def _on_readable(self, session: SessionLink) -> None:
+        """No-op: the next turn receives them."""
+
     def _end(self, why: str) -> None:
         with self._session.lock:
             self._session.send_status(Status.GOODBYE)

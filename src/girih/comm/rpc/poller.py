@@ -148,8 +148,9 @@ class Poller(ABC):
     def _end(self, why: str) -> None:
         """Closes connections and fails calls that wait; called last by the thread."""
 
+    @abstractmethod
     def _on_readable(self, session: SessionLink) -> None:
-        """There may be messages."""
+        """Notes that there may be messages."""
 
     def _run(self) -> None:
         why = "the connection was closed on this side"
