@@ -1,6 +1,7 @@
 """Live parameters of a group server: one copy of each, by its name in the whole model."""
 
 import copy
+import ctypes
 import gc
 from pathlib import Path
 from types import SimpleNamespace
@@ -108,6 +109,7 @@ def test_a_parameter_that_only_the_loss_reads_is_refused_by_name():
         assert told["gauges"]["batches"] == 0
 
 
+M_MMAP_THRESHOLD = -3  # of mallopt
 NETS, SIZE = 6, 4 * 2 * 2000 * 1000
 """Nets that hold gradients, and bytes of parameters."""
 
@@ -126,6 +128,9 @@ def test_nets_take_the_memory_that_the_planner_accounts(averaged):
 
 def tell_taken(pipe, averaged):
     """Tells what nets take of the memory of this process, which has done nothing before but the same with few numbers."""
+    ctypes.CDLL(None).mallopt(
+        M_MMAP_THRESHOLD, 1 << 16
+    )  # else freed tensors may stay with malloc, which learns their size
     small = nets_at_work(2, averaged)
     round_of(small[0])
     before = resident("VmRSS")
