@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import os
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -45,6 +46,9 @@ class _Inbox(Wakeup):
     def __init__(self) -> None:
         super().__init__()
         self.queue: deque[Any] = deque()
+        # nobody closes it if its stranger leaves before the welcome, or is never accepted
+        weakref.finalize(self, self._read.close)
+        weakref.finalize(self, self._write.close)
 
     def put(self, item: Any) -> None:
         self.queue.append(item)
