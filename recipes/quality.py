@@ -144,8 +144,8 @@ EXPERIMENTS = [
     grocery("din", "no figure is published"),
     grocery("dien", "above din"),
     grocery("dien", "above din", "dien without auxiliary loss", auxiliary=0.0),
-    grocery("dsin", "beside din", session_length=5, max_sessions=10),
-    grocery("atbrg", "beside din", without=(), relations={"with_item": "item_id", "with_bought": "bought"}),
+    grocery("dsin", "compared with din", session_length=5, max_sessions=10),
+    grocery("atbrg", "compared with din", without=(), relations={"with_item": "item_id", "with_bought": "bought"}),
     Experiment("adult", "dnn", "≥ 0.89 (PERSIA 0.8928)"),
     Experiment("criteo", "dlrm", "runs (8,000 rows)", seeds=1),
 ]  # fmt: skip
