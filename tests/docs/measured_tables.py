@@ -358,7 +358,7 @@ NOT_COMPARED = {
     ("gpu", "The dense half", 0): "counts that a test holds",
     ("gpu", "make gpu", 0): "a list of stages",
     ("serving", "Limits", 0): "defaults of options",
-    ("tiers", "What it takes", 0): "sizes, by definition",
+    ("tiers", "Memory and disk space", 0): "sizes, by definition",
     ("quality", "Quality on", 0): "console only",
     ("precision", "frappe", 0): "console only",
     ("precision", "kuairand", 0): "console only",
