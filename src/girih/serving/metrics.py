@@ -41,9 +41,7 @@ class ServingMetrics:
         )
         self.requests = Counter("requests", "Requests for predictions, by HTTP status.", ["status"], **shared)
         self.examples = Counter("examples", "Examples that got predictions.", **shared)
-        self.refused = Counter(
-            "refused", "Clients that exceeded a limit, by reason.", ["reason"], **shared
-        )
+        self.refused = Counter("refused", "Clients that exceeded a limit, by reason.", ["reason"], **shared)
         self._step = Gauge("step", "Training steps of the version that answers.", **gauge)
         self._number = Gauge("version", "The last published segment in the version that answers.", **gauge)
 
