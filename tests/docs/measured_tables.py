@@ -336,7 +336,7 @@ MEASURED = (
     Measured("operations", "What comes back", 1, lambda: table("faults.json", "one process")),
     Measured("operations", "What comes back", 2, fault_rows, ("killed, or stopped for 10 s",)),
     Measured("serving", "Limits", 1, lambda: table("serving-clients.json", "200 greedy")),
-    Measured("serving", "Elsewhere", 0, lambda: table("serving.json", "DeepFM"), ("request",)),
+    Measured("serving", "Other hosts", 0, lambda: table("serving.json", "DeepFM"), ("request",)),
     Measured("gpu", "Registers", 0, lambda: table("gpu-registers.json", "sm_90")),
 )  # fmt: skip
 
@@ -360,7 +360,7 @@ NOT_COMPARED = {
     ("gpu", "The dense half", 0): "counts that a test holds",
     ("gpu", "make gpu", 0): "a list of stages",
     ("serving", "Limits", 0): "defaults of options",
-    ("tiers", "What it takes", 0): "sizes, by definition",
+    ("tiers", "Memory and disk space", 0): "sizes, by definition",
     ("quality", "Quality on", 0): "console only",
     ("precision", "frappe", 0): "console only",
     ("precision", "kuairand", 0): "console only",

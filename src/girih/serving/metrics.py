@@ -37,14 +37,12 @@ class ServingMetrics:
         shared: dict[str, Any] = {"namespace": "girih_serving", "registry": self._registry}
         gauge = {"multiprocess_mode": "livemin", **shared}  # of several workers the one that is behind
         self.seconds = Histogram(
-            "seconds", "Answering a request, from when its body was there.", buckets=BOUNDS_S, **shared
+            "seconds", "Time to answer a request, after its body arrived.", buckets=BOUNDS_S, **shared
         )
         self.requests = Counter("requests", "Requests for predictions, by HTTP status.", ["status"], **shared)
-        self.examples = Counter("examples", "Examples that were given predictions.", **shared)
-        self.refused = Counter(
-            "refused", "Clients that went beyond a limit, by reason.", ["reason"], **shared
-        )
-        self._step = Gauge("step", "Steps of training in the version that answers.", **gauge)
+        self.examples = Counter("examples", "Examples that got predictions.", **shared)
+        self.refused = Counter("refused", "Clients that exceeded a limit, by reason.", ["reason"], **shared)
+        self._step = Gauge("step", "Training steps of the version that answers.", **gauge)
         self._number = Gauge("version", "The last published segment in the version that answers.", **gauge)
 
     def serves(self, version: ModelVersion) -> None:
