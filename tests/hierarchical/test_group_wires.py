@@ -15,7 +15,7 @@ from girih.hierarchical.wire import GradientStreams, Wire, num_bytes, pack, unpa
 from girih.models import Embeddings
 from girih.planner.operators import TRAINER
 from girih.planner.tagging.group import Device, HierarchicalGroup, WireCost
-from girih.planner.tagging.ledger import loads
+from girih.planner.tagging.tag import tag
 from girih.planner.tagging.wires import CODECS
 from girih.telemetry.stats import wire_bytes
 from grouped_site import Cut, InThread, Net, site
@@ -165,7 +165,7 @@ def test_a_plan_counts_the_bytes_that_are_packed(activations, gradients):
         servers=(device, device),
         wire=WireCost(activations=CODECS[activations], gradients=CODECS[gradients]),
     )
-    planned = loads(net.graph, tagging, group)[TRAINER]
+    planned = tag(net.graph, group, tagging=tagging).loads[TRAINER]
     assert planned.sent_bytes * EXAMPLES == pytest.approx(sent["to"][0] + sent["from"][1])
     assert planned.received_bytes * EXAMPLES == pytest.approx(sent["from"][0] + sent["to"][1])
     if activations == "int8":  # 4 rows of 16 numbers and one of 32; 4 of 8 and a float32

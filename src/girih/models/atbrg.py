@@ -111,7 +111,7 @@ class ATBRG(Model):
 
     def _extract(self, feature: str, embeddings: Embeddings, level: int = 0) -> Jagged:
         """The nodes of a feature with what they take in of their neighbours, which have done so before."""
-        nodes = _nodes(feature, embeddings)
+        nodes = embeddings.jagged(feature)
         neighbours = []
         for vector, (relation, heads) in zip(self.relation_vectors, self.relations.items(), strict=True):
             if heads == feature:
@@ -122,14 +122,6 @@ class ATBRG(Model):
         if not neighbours:
             return nodes
         return nodes._replace(values=self.extractors[level](nodes.values, neighbours))
-
-
-def _nodes(feature: str, embeddings: Embeddings) -> Jagged:
-    """The nodes of a feature in each example: the ids of a sequence, or a target, of which each has one."""
-    if feature in embeddings.sequences:
-        return embeddings.sequences[feature]
-    targets = embeddings[feature]
-    return Jagged(targets, torch.arange(len(targets) + 1, device=targets.device))
 
 
 def _check_names(schema: Schema, relations: Mapping[str, str]) -> None:

@@ -78,18 +78,10 @@ class CAN(Model):
     def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
         """float32[B, X] and embeddings to logits float32[B, T]."""
         co_actions = [
-            unit(embeddings[item], [_fed(feed, embeddings) for feed in feeds])
+            unit(embeddings[item], [embeddings.jagged(feed) for feed in feeds])
             for unit, (item, feeds) in zip(self.units, self.co_action.items(), strict=True)
         ]
         return self.deep(self.inputs(numeric, embeddings, *co_actions))
-
-
-def _fed(feed: str, embeddings: Embeddings) -> Jagged:
-    """The vectors of a feature that go through units: those of a sequence, or one for each example."""
-    if feed in embeddings.sequences:
-        return embeddings.sequences[feed]
-    values = embeddings[feed]
-    return Jagged(values, torch.arange(len(values) + 1, device=values.device))
 
 
 def _checked(schema: Schema, co_action: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:

@@ -108,6 +108,17 @@ class Embeddings:
         block, place = self._places[feature]
         return self.blocks[block].values[:, place]
 
+    def jagged(self, feature: str) -> Jagged:
+        """The vectors of a feature in each example: those of a whole sequence, or its pooled embedding.
+
+        Raises:
+            KeyError: the model asked for neither.
+        """
+        if feature in self.sequences:
+            return self.sequences[feature]
+        values = self[feature]
+        return Jagged(values, torch.arange(len(values) + 1, device=values.device))
+
     def views(self, features: Sequence[str]) -> list[Tensor]:
         """The pooled embeddings of some features in this order, mostly without a copy.
 
@@ -144,9 +155,10 @@ class Embeddings:
         return self._first_nonfinite(lambda values: values.grad)
 
     def mapped(
-        self, of_bags: Callable[[Tensor], Tensor], of_sequence: Callable[[Jagged], Jagged]
+        self, of_bags: Callable[[Tensor], Tensor], of_sequence: Callable[[Jagged], Jagged] | None = None
     ) -> Embeddings:
-        """The same features with other tensors."""
+        """The same features with other tensors; vectors of sequences as bags unless ``of_sequence`` is given."""
+        of_sequence = of_sequence or (lambda each: each._replace(values=of_bags(each.values)))
         blocks, first_order = (
             tuple(Block(block.features, of_bags(block.values)) for block in packed)
             for packed in (self.blocks, self.first_order)

@@ -16,10 +16,10 @@ from typing import Self
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from girih.errors import ConfigError, nearest
+from girih.kernels.cpu.arrays import I64
 
 _FIRST, _LAST, _LEAST, _MOST = range(4)
 
@@ -55,8 +55,8 @@ class Bags(_IdRun):
     """
 
     num_examples: int
-    bounds: NDArray[np.int64]
-    longest: NDArray[np.int64]
+    bounds: I64
+    longest: I64
 
 
 @dataclass(frozen=True)
@@ -295,7 +295,7 @@ def _settled(parts: list[_FeatureBags], *, weighted: bool = False) -> Bags:
     )
 
 
-def _copy_to_host(tensors: list[Tensor]) -> list[NDArray[np.int64]]:
+def _copy_to_host(tensors: list[Tensor]) -> list[I64]:
     """Small tensors of four rows on the host, by one copy for all that are elsewhere."""
     there = [tensor for tensor in tensors if tensor.is_cuda]
     if there:
