@@ -119,7 +119,7 @@ def test_a_row_in_hand_is_told_and_the_rest_of_its_push_goes_on(tmp_path):
         assert store.repaired.cut == [CutPush(Push(0, 1), 300, 6)]
         for name, column in contents(store).items():
             np.testing.assert_array_equal(column, expected[name])
-        with pytest.raises(ConfigError, match="299 keys, expected the 300 with which it was cut short"):
+        with pytest.raises(ConfigError, match="299 keys, expected 300 as when it was cut short"):
             store.apply_gradients(Keys(ids[1:], tables[1:]), RowUpdate(grads[1:], 1, push=Push(0, 1)))
         store.apply_gradients(Keys(ids, tables), RowUpdate(grads, 1, push=Push(0, 1)))
         twin.apply_gradients(Keys(ids[6:], tables[6:]), RowUpdate(grads[6:], 1))
@@ -147,7 +147,7 @@ def test_rows_that_were_being_replaced_are_refused(tmp_path):
     fill(store)
     store.state.memory.arena._header[_WRITING_AT] = REPLACING
     store.close()
-    with pytest.raises(ConfigError, match=r"died as all rows were replaced.*restore from a checkpoint"):
+    with pytest.raises(ConfigError, match=r"died while all rows were replaced.*restore from a checkpoint"):
         Store(SPEC, arena=lasting(tmp_path, attach=True, repair=True))
 
 
