@@ -323,7 +323,7 @@ class Store(StoreCounts):
         """Returns the record of pushes, if this store can number them."""
         if self.state.pushes is None:
             raise ConfigError(
-                f"push {push.number}: only rows that lie in one memory of the host know of pushes; use a shared or file arena"
+                f"push {push.number}: only rows in a single host memory record pushes; use a shared or file arena"
             )
         return self.state.pushes
 

@@ -170,7 +170,7 @@ class MappedFile:
             sealed(self.index), self.num_rows, self.num_buried, len(self.description["tables"])
         )
         if unsound >= 0:
-            raise self._damaged(f"slot {unsound:,} of its index points to no row, or its key is a duplicate")
+            raise self._damaged(f"its index is wrong at slot {unsound:,}: no such row, or a duplicate key")
         if any_nan(self.rows, "F32"):
             raise self._damaged("a row holds NaN")
 

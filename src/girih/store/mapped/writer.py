@@ -78,7 +78,7 @@ def _product(a: int, b: int) -> int:
     return product
 
 
-_LOAD = 0.7  # of the index, at most
+_LOAD = 0.7  # maximum load of the index
 _LINE = 64
 _PIECE = 64 << 20
 _PAGE = 2 << 20

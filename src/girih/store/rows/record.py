@@ -34,7 +34,7 @@ class RowLayout:
         kernel: segments, their optimizers' state and the tables' rules, for kernels.
         num_cells: bytes of all Bloom filters of this shard.
         first_hyper: float64[S, 8], hyperparameters with which the state of a new row begins.
-        description: what an arena or a snapshot must agree with, as plain values for JSON.
+        description: the description that an arena or a snapshot must match, as plain values for JSON.
     """
 
     num_words: int
