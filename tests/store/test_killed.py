@@ -164,7 +164,7 @@ def test_rows_in_tiers_know_of_no_pushes(tmp_path):
     tiers = Tiers(directory=str(tmp_path), hot_rows=100, flush_every_steps=10, warm_up_steps=1)
     with Store(SPEC, arena=Heap(reserve_rows=1000), tiers=tiers) as store:
         ids, tables, grads = fill(store, 3)
-        with pytest.raises(ConfigError, match="only rows that lie in one memory of the host know of pushes"):
+        with pytest.raises(ConfigError, match="only rows in a single host memory record pushes"):
             store.apply_gradients(Keys(ids, tables), RowUpdate(grads, 1, push=Push(0, 1)))
 
 
