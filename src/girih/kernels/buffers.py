@@ -49,8 +49,9 @@ class Buffers:
         self._most_in_use = 0
 
     def take(self, dtype: DTypeLike, *shape: int) -> NDArray[Any]:
-        """Returns an array with arbitrary content, C-contiguous and aligned to cache lines. No other array shares its
-        memory.
+        """Returns an array with arbitrary content, C-contiguous and aligned to cache lines.
+
+        No other array shares its memory.
         """
         dtype = np.dtype(dtype)
         count = math.prod(shape)
@@ -74,8 +75,9 @@ class Buffers:
         heappush(self._free[len(lent.memory[1])], lent.memory)
 
     def _find(self, size: int) -> _Memory | None:
-        """Returns the smallest free memory that is large enough and not far too large. Prefers the memory that was made
-        first.
+        """Returns the smallest free memory that is large enough and not far too large.
+
+        Prefers the memory that was made first.
 
         So arrays that are taken and dropped repeatedly use the same memory, which is still in the cache.
         """

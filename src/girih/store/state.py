@@ -147,8 +147,9 @@ class StoreCounts:
         return self.state.memory.counters(table)
 
     def peek_counters(self) -> dict[str, int]:
-        """Returns ``peeks`` and ``absent``: keys that this process peeked at, GPU groups included, and how many had no
-        row.
+        """Returns ``peeks`` and ``absent``: keys that this process peeked at, and how many had no row.
+
+        The counts include groups on a GPU.
         """
         others = self.state.peek_counters()
         of_process = {"peeks": self.num_peeks, "absent": self.num_absent}
@@ -245,8 +246,9 @@ def open_state(
     clock: Clock | None,
     tiers: Tiers | None = None,
 ) -> ShardState:
-    """Lays out a shard, and opens its memory and the file of its tiers. Arguments and errors are the same as in
-    :class:`Store`.
+    """Lays out a shard, and opens its memory and the file of its tiers.
+
+    Arguments and errors are the same as in :class:`Store`.
     """
     whole = row_layout(spec, shard, num_shards)
     own = whole if tiers is None else without_values(whole, ROW_WORDS)

@@ -113,8 +113,9 @@ class Values:
         return self.memory.stretches(num_keys, 1, first)
 
     def reach(self, keys: Keys, rows: Ints, step: int) -> tuple[Shard, Ints]:
-        """Returns the arrays that kernels change at ``step`` for keys of one part, and hints at their rows in it,
-        int32[U].
+        """Returns the arrays that kernels change at ``step`` for keys of one part, and hints at their rows.
+
+        The hints, int32[U], are row numbers in these arrays.
         """
         return self.memory.arrays, rows
 

@@ -253,8 +253,9 @@ def _by_module(names: Iterable[str]) -> list[list[str]]:
 
 
 def _alone() -> contextlib.AbstractContextManager[int | None]:
-    """Waits until no other process of this machine compiles, then takes the lock. The lock lasts until all its holders
-    end.
+    """Waits until no other process of this machine compiles, then takes the lock.
+
+    The lock lasts until all its holders end.
     """
     if CACHE_DIRECTORY is None:
         return contextlib.nullcontext()

@@ -1,5 +1,6 @@
-"""Rows whose values are in slots of a device's memory, or on the host. Kernels find rows, give them slots and empty
-slots.
+"""Rows whose values are in slots of a device's memory, or on the host.
+
+Kernels find rows, give them slots and empty slots.
 
 The host's shard has the meta of every row, and records here which rows have a slot. It does not know the values in a
 slot. Free slots are taken from a stack. If the stack is empty, a clock hand goes around the slots and empties one. It
@@ -110,8 +111,9 @@ def give_up(slots: DeviceSlots, emptied: I32) -> None:
 
 @njit_lean
 def _free_one(shard: Shard, slots: DeviceSlots, leaving: EvictedSlots) -> Any:
-    """Empties the next slot that may be emptied. Records its row if only the slot has the values. Returns whether there
-    was one.
+    """Empties the next slot that may be emptied.
+
+    Records its row if only the slot has the values. Returns whether there was one.
     """
     slot = next_slot(slots, False)
     if slot < 0:
@@ -130,8 +132,9 @@ def _free_one(shard: Shard, slots: DeviceSlots, leaving: EvictedSlots) -> Any:
 def take(
     shard: Shard, slots: DeviceSlots, rows: I32, start: int, row_slots: I32, leaving: EvictedSlots
 ) -> Any:
-    """Gives a slot to each row whose ``row_slots`` is ``MISSING``, from key ``start`` on. Other rows leave if
-    necessary.
+    """Gives a slot to each row whose ``row_slots`` is ``MISSING``, from key ``start`` on.
+
+    Other rows leave if necessary.
 
     Returns:
         The key at which to continue when there are more slots, or U.
@@ -161,8 +164,9 @@ def free_some(shard: Shard, slots: DeviceSlots, wanted: int, leaving: EvictedSlo
 
 @kernel()
 def note_updates(shard: Shard, ids: I64, tables: I32, rows: I32, step: int, moving: I32) -> None:
-    """Writes the row of every key, or -1. Checks the hint in ``rows``, counts the key, and marks the row as moved in
-    this step.
+    """Writes the row of every key, or -1.
+
+    Checks the hint in ``rows``, counts the key, and marks the row as moved in this step.
     """
     for i in range(ids.shape[0]):
         prefetch_ahead(shard, rows, i, at.META_COLUMNS)

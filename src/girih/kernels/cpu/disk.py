@@ -1,5 +1,4 @@
-"""Records in blocks of a file: their positions, copies into a segment's memory, and copies out of blocks that were
-read.
+"""Copies records to and from blocks of a file.
 
 A segment has blocks and then the owner of each record. A block holds ``per_block`` records, so no record crosses a
 block. A record that is larger than the smallest block has its own block. A record's *place* is its number, counted

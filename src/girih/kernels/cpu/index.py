@@ -189,8 +189,9 @@ def after_free_slot(slots: I64) -> Any:
 
 @njit_lean
 def move(shard: Shard, at_least: Any) -> None:
-    """Moves at least ``at_least`` slots to ``next_slots``, and the rest of the last slot's cluster. The old slots are
-    free afterwards.
+    """Moves at least ``at_least`` slots to ``next_slots``, and the rest of the last slot's cluster.
+
+    The old slots are free afterwards.
 
     Stops between two clusters, and earlier if memory of ``next_slots`` is not claimed yet.
     """
@@ -233,8 +234,9 @@ def is_full(shard: Shard) -> Any:
 
 @kernel()
 def insert_all(shard: Shard, rows: I32) -> None:
-    """Adds the keys of rows, int32[K], which must not be in the index. The index must have room and must not be
-    growing.
+    """Adds the keys of rows, int32[K], which must not be in the index.
+
+    The index must have room and must not be growing.
     """
     for i in range(rows.shape[0]):
         insert(shard, shard.keys[rows[i], 0], np.int64(shard.meta[rows[i], at.TABLE]), rows[i])

@@ -291,8 +291,9 @@ class _Lean:
         return _cached(self.py_func)
 
     def __reduce__(self) -> Any:
-        """Returns its name. Numba's cache identifies closures by their pickled contents, and dispatchers differ by
-        process.
+        """Returns its name.
+
+        Numba's cache identifies closures by their pickled contents, and dispatchers differ by process.
         """
         return str, (f"{self.py_func.__module__}.{self.py_func.__qualname__}",)
 

@@ -1,5 +1,6 @@
-"""Rows in immutable files that are mapped into memory. Kernels write and check their index, and search many keys at
-once.
+"""Rows in immutable files that are mapped into memory.
+
+Kernels write and check their index, and search many keys at once.
 
 An index is int64[C, 2], two words per slot: an id, and ``table << 40 | row + 1``, or 0 in a free slot, so that fresh
 memory is an empty index. It holds the key itself, so a search touches no row. A *buried* key has no row any more, and
@@ -181,9 +182,7 @@ def first_unsound(index: SealedI64x2, num_rows: int, num_buried: int, num_tables
 
 @kernel()
 def find_unknown(files: I64x2, ids: SealedI64, tables: SealedI32, unknown: U8) -> None:
-    """Writes 1 to ``unknown``, uint8[K], for each key that no file of a stack has, with a row or buried; see
-    :func:`read_stack`.
-    """
+    """Writes 1 to ``unknown``, uint8[K], for each key that no file of a stack knows; see :func:`read_stack`."""
     for i in range(ids.shape[0]):
         table = np.int64(tables[i])
         file, _ = row_in_stack(files, key_hash(ids[i], table), ids[i], table)
@@ -251,8 +250,9 @@ def read_stack(
     out: F32x2,
     addresses: I64,
 ) -> None:
-    """Reads each key in the first file of a stack that knows it. A key without a row, or a buried key, has its initial
-    value.
+    """Reads each key in the first file of a stack that knows it.
+
+    A key without a row, or a buried key, has its initial value.
 
     Args:
         files: int64[S, 3], newest first: the address of the index, its number of slots, the address of the rows.

@@ -1,5 +1,6 @@
-"""Splits lines of a label and pairs, ``label index:value …`` or ``label field:index:value …``, into positions of their
-bytes.
+"""Splits lines of a label and pairs into positions of their bytes.
+
+A pair is ``index:value`` or ``field:index:value``.
 
 Shapes: L lines, P pairs of all lines.
 """

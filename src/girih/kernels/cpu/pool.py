@@ -60,8 +60,9 @@ def examples_ahead(offsets: I32, features: I64, num_examples: Any, num_columns: 
 def singles_within(
     offsets: I32, num_examples: Any, features: I64, weighted: Any, begin: Any, end: Any, firsts: I64
 ) -> None:
-    """Works like :func:`find_singles` for each place in ``features`` and examples ``begin`` to ``end``; -1 if ids are
-    weighted.
+    """Works like :func:`find_singles` for places in ``features`` and examples ``begin`` to ``end``.
+
+    Writes -1 if ids are weighted.
     """
     for p in range(len(features)):
         bag = features[p] * num_examples

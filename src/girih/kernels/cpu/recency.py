@@ -69,8 +69,9 @@ def oldest_first(meta: I32x2, tables: I64x2, table: int, out: I32) -> Any:
 
 @kernel()
 def walk(meta: I32x2, oldest: int, rows_ever: int, seen: U8, out: I32) -> Any:
-    """Works like :func:`oldest_first` on a list that may be torn. Stops at an invalid or repeated row; ``seen``,
-    uint8[R], is 0.
+    """Works like :func:`oldest_first` on a list that may be torn.
+
+    Stops at an invalid or repeated row; ``seen``, uint8[R], is 0.
     """
     row = np.int64(oldest)
     count = 0

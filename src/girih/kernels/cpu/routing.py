@@ -143,8 +143,9 @@ def unique_and_partition(
     keys: I64,
     counts: I32,
 ) -> Any:
-    """Finds the unique keys of some features of a batch, routed to the places that own them (Unique & Partition,
-    PICASSO §III-B).
+    """Finds the unique keys of some features of a batch, and routes them to the places that own them.
+
+    This is Unique & Partition (PICASSO §III-B).
 
     Args:
         ids, offsets, features, tables, scratch, base, hashes, positions, part_ends: see

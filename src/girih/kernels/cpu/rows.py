@@ -53,8 +53,9 @@ def note(shard: Shard, kind: Any, row: Any) -> None:
 
 @njit_lean
 def note_move(shard: Shard, position: Any, row: Any) -> None:
-    """Records that the gradient of the key at ``position`` moves a row next. ``NO_ROW`` records that all before have
-    moved.
+    """Records that the gradient of the key at ``position`` moves a row next.
+
+    ``NO_ROW`` records that all before have moved.
     """
     settle()
     shard.state[at.AMID] = (np.int64(position) << _ROW_BITS) | (np.int64(row) + 1)

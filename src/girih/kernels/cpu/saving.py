@@ -154,8 +154,9 @@ def note_changed(shard: Shard, row: Any) -> None:
 
 @njit_lean
 def note_left(shard: Shard, row: Any) -> None:
-    """Records a key whose row leaves. Call it before the row is taken from the key. If there is no room, sets LEFT_LOST
-    instead.
+    """Records a key whose row leaves.
+
+    Call it before the row is taken from the key. If there is no room, sets LEFT_LOST instead.
     """
     if shard.left.shape[0] == 0:
         return

@@ -127,8 +127,9 @@ def canonical(data: Any, start: Any, end: Any) -> Any:
 
 @njit_lean
 def _is_whole_float(data: Any, start: Any, end: Any) -> Any:
-    """Returns whether a string is like ``7.0`` or ``1.5e+17``: digits and ``.0``, or digits and dots, ``e+`` and two
-    more.
+    """Returns whether a string is like ``7.0`` or ``1.5e+17``.
+
+    The string has digits and ``.0``, or digits and dots, ``e+`` and two more characters.
     """
     # dot and plus first: they are rare, so branch prediction works
     if end - start >= 3 and data[end - 2] == 46 and data[end - 1] == 48:

@@ -219,8 +219,9 @@ def _leave(shard: Shard, slots: Slots, slot: Any, leaving: SlotEvictions) -> Non
 def take_slots(
     shard: Shard, slots: Slots, rows: I32, start: int, row_slots: I32, fresh: U8, leaving: SlotEvictions
 ) -> Any:
-    """Gives a slot to each row whose ``row_slots`` is ``MISSING``, from key ``start`` on. Other rows leave if
-    necessary.
+    """Gives a slot to each row whose ``row_slots`` is ``MISSING``, from key ``start`` on.
+
+    Other rows leave if necessary.
 
     Args:
         fresh: uint8[U], set for rows whose values must be made.
@@ -310,8 +311,9 @@ def check_rows(shard: Shard, ids: I64, tables: I32, hints: I32, rows: I32) -> No
 
 @kernel()
 def mark_changed(shard: Shard, slots: Slots, rows: I32, row_slots: I32, version: int) -> None:
-    """Sets the version of rows, and marks that the file does not have their values. Call it before they change in their
-    slots.
+    """Sets the version of rows, and marks that the file does not have their values.
+
+    Call it before they change in their slots.
     """
     for i in range(rows.shape[0]):
         if rows[i] >= 0:

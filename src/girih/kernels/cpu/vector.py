@@ -230,8 +230,9 @@ def weigh_from(
 def sum_rows(
     target: F32, row: Any, column: Any, source: F32, numbers: I32, start: Any, stop: Any, dim: Any
 ) -> None:
-    """Writes the sum of the rows ``numbers[start:stop]`` of ``source``, ``dim`` floats each, in their order, to a
-    place.
+    """Writes the sum of the rows ``numbers[start:stop]`` of ``source`` to a place.
+
+    Rows have ``dim`` floats and are added in their order.
     """
     at, origin, row_bytes = float_address(target, row, column), address_of(source), 4 * source.shape[1]
     whole = dim - dim % _LANES
@@ -249,8 +250,9 @@ def sum_rows(
 
 @njit_lean
 def sum_of_squares(grad: F32, row: F32, l2: Any, bound: Any) -> Any:
-    """Returns Σ g² with g = grad + l2 · row within ±bound, float32[D] each. Adds 16 sums in parallel, then halves to
-    halves.
+    """Returns Σ g² with g = grad + l2 · row within ±bound, float32[D] each.
+
+    Adds 16 sums in parallel, then halves to halves.
     """
     dim = row.shape[0]
     whole = dim - dim % _LANES

@@ -1,5 +1,6 @@
-"""The index of a shard in GPU memory: an exact map from key to row, by open addressing with linear probing, 8 bytes per
-slot.
+"""The index of a shard in GPU memory: an exact map from key to row.
+
+It uses open addressing with linear probing, 8 bytes per slot.
 
 A slot is free (0), was left (:data:`LEFT`, until the index is rebuilt), or holds 31 bits of the key's hash and its
 row's number + 1. The row's record holds the key itself, which decides. Keys of a call are unique, so new keys compete

@@ -33,8 +33,7 @@ SPARE = 1 << 12
 """
 
 EXACT = {"enable_fp_fusion": False, "enable_reflect_ftz": False}
-"""Options for separate rounding of multiplication and addition, and for subnormal numbers, the same as in CPU kernels.
-"""
+"""Options that round multiplication and addition separately and keep subnormal numbers, as in CPU kernels."""
 
 kernel: Any = triton.jit(do_not_specialize=VARYING)
 """Marks a kernel that :func:`launch` runs."""

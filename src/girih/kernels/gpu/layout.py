@@ -119,8 +119,9 @@ def copy_words(
     chunks: tensor, rows: tensor, values: tensor, n: tensor, num_words: tensor, FILLS: constexpr, NUMBERED: constexpr, CHUNK_BITS: constexpr,
     STRIDE: constexpr, WORDS: constexpr, BLOCK: constexpr,
 ) -> None:  # fmt: skip
-    """Copies the words after the meta of records, int32[K], to ``values``, int32[K, V - 8]. ``FILLS`` copies in the
-    other direction.
+    """Copies the words after the meta of records, int32[K], to ``values``, int32[K, V - 8].
+
+    ``FILLS`` copies in the other direction.
 
     Args:
         NUMBERED: 1 copies whole records to int32[K, 1 + V]: the number of each, then its words. Else 0.

@@ -275,8 +275,9 @@ def gather(
 
 @triton.jit
 def load_columns(address: tensor, column: tensor, mask: tensor, DTYPE: constexpr, ALIGNED: constexpr) -> Any:
-    """Returns columns, int32[1, C], at addresses, int64[·], as float32[·, C]; see
-    :func:`~girih.kernels.gpu.layout.columns_at`.
+    """Returns columns, int32[1, C], at addresses, int64[·], as float32[·, C].
+
+    See :func:`girih.kernels.gpu.layout.columns_at`.
     """
     place = columns_at(address, column, DTYPE, ALIGNED)
     if DTYPE == FLOAT32:

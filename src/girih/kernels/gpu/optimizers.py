@@ -1,5 +1,6 @@
-"""The sparse optimizers on a GPU, on tiles of rows. Arithmetic is the same as in
-:mod:`girih.kernels.cpu.optimizers`, in the same order.
+"""The sparse optimizers on a GPU, on tiles of rows.
+
+Arithmetic is the same as in :mod:`girih.kernels.cpu.optimizers`, in the same order.
 
 Division and square root are rounded to nearest. Shapes: K rows of a program, C columns, at least a segment's D.
 """
@@ -151,8 +152,9 @@ def begin_state(
     row: tensor, state_address: tensor, hyper: tensor, dim: tensor, column: tensor, rows: tensor, OPTIMIZER: constexpr,
     STATE_WIDTH: constexpr,
 ) -> None:  # fmt: skip
-    """Writes the state of new rows whose columns are ``row``, float32[K, C]. Arguments are the same as in
-    :func:`updated`.
+    """Writes the state of new rows whose columns are ``row``, float32[K, C].
+
+    Arguments are the same as in :func:`updated`.
     """
     start = tl.zeros_like(row) + _number(hyper, _FIRST_STATE)
     state = state_address + column

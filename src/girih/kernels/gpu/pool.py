@@ -1,5 +1,6 @@
-"""Pools bags of rows into vectors on a GPU, and computes the gradients of ids' weights. Modes and weights are the same
-as in :mod:`girih.kernels.cpu.pool`.
+"""Pools bags of rows into vectors on a GPU, and computes the gradients of ids' weights.
+
+Modes and weights are the same as in :mod:`girih.kernels.cpu.pool`.
 
 Rows are read in place by their addresses. :func:`pool_short` has several bags per program, and reads each bag id by
 id. :func:`pool_long` has one bag per program, and reads many ids at a time. Both sum in a fixed order.

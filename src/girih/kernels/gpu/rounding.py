@@ -1,5 +1,6 @@
-"""16-bit floats on a GPU: widening and rounding, to nearest or stochastic, the same as in
-:mod:`girih.kernels.cpu.rounding`.
+"""16-bit floats on a GPU: widening, rounding to nearest and stochastic rounding.
+
+Results are the same as in :mod:`girih.kernels.cpu.rounding`.
 """
 
 from __future__ import annotations

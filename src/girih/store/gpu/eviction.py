@@ -1,5 +1,6 @@
-"""Queues of the rows that leave a table in GPU memory, the least used or the oldest, without a search of all rows each
-time.
+"""Queues of the rows that leave a table in GPU memory: the least used or the oldest.
+
+They avoid a search of all rows each time.
 """
 
 from __future__ import annotations
@@ -50,8 +51,9 @@ class LeastUsed:
             self.forget()
 
     def first(self, wanted: int, step: int) -> Tensor:
-        """Returns the ``wanted`` least used rows, or fewer, that were not used in ``step``, int32[·]. Waits for the
-        GPU.
+        """Returns the ``wanted`` least used rows, or fewer, that were not used in ``step``, int32[·].
+
+        Waits for the GPU.
         """
         words = self._memory.words.tolist()
         num_free, ever = words[counting.NUM_FREE], words[counting.ROWS_EVER]

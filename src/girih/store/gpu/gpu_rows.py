@@ -173,8 +173,9 @@ class GpuRows:
             queue.forget()
 
     def _bounded_by_rows(self, keys: DeviceKeys, admitted: Tensor, step: int) -> tuple[Tensor, int]:
-        """Keeps the admitted keys that bounded tables have room for. Also returns the number of rows that left for
-        them.
+        """Keeps the admitted keys that bounded tables have room for.
+
+        Also returns the number of rows that left for them.
         """
         memory, most = self._memory, self._rules[:, at.MAX_ROWS]
         if (self._most_rows + keys.most <= most)[self._bounded].all():
@@ -207,8 +208,9 @@ class GpuRows:
         return admitted, left
 
     def _leaving(self, table: int, surplus: int, step: int) -> Tensor:
-        """Returns the rows that leave a full table for ``surplus`` keys, int32[·]. Never includes a row that this call
-        uses.
+        """Returns the rows that leave a full table for ``surplus`` keys, int32[·].
+
+        Never includes a row that this call uses.
         """
         rule = self._rules[table]
         if rule[at.EVICTION] == at.EVICT_LFU:

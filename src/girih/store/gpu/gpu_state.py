@@ -50,8 +50,9 @@ class GpuState(GroupState):
         self.rows = GpuRows(self.memory, self.layout, self.kernels, clock)
 
     def read(self, keys: DeviceKeys, step: int) -> tuple[Tensor, Tensor]:
-        """Reads rows for training. Returns row numbers, int32[n], and addresses of their columns until the next verb,
-        int64[n].
+        """Reads rows for training.
+
+        Returns row numbers, int32[n], and addresses of their columns until the next verb, int64[n].
         """
         with self.memory.changing(step):
             return self.rows.read(keys, step)

@@ -58,15 +58,17 @@ class GpuTieredState(GroupState):
         self.kernels = RecordKernels(self.slots.records, host.layout)
 
     def begin_read(self, keys: DeviceKeys) -> None:
-        """Brings in values of the next batch's keys, on the current stream. Waits for the keys, and for rows that go
-        home.
+        """Brings in values of the next batch's keys, on the current stream.
+
+        Waits for the keys, and for rows that go home.
         """
         with self.memory.changing():
             self.slots.fetch(self.values.find(brought_here(keys)))
 
     def read(self, keys: DeviceKeys, step: int) -> tuple[Ints, Tensor]:
-        """Reads rows for training. Returns row numbers, int32[U], and addresses of their columns until the next verb,
-        int64[U].
+        """Reads rows for training.
+
+        Returns row numbers, int32[U], and addresses of their columns until the next verb, int64[U].
         """
         on_host = brought_here(keys)
         with self.memory.changing(step):
@@ -121,8 +123,9 @@ class GpuTieredState(GroupState):
         return rows
 
     def snapshot(self, directory: str | os.PathLike[str] | None) -> Snapshot:
-        """Returns a snapshot of the whole shard as it is now. Copies all values to the host; they stay in their slots
-        too.
+        """Returns a snapshot of the whole shard as it is now.
+
+        Copies all values to the host; they stay in their slots too.
         """
         self.memory.check_open()
         with self.memory.changing():

@@ -174,8 +174,9 @@ class RecordKernels:
         sources: Sequence[Sources],
         lent: Sequence[Tensor],
     ) -> tuple[Tensor, Tensor, FusedInputs]:
-        """Sums gradients like :meth:`sums`, unless no sum can overflow. In this case :meth:`move` forms the sums, from
-        the third result.
+        """Sums gradients like :meth:`sums`, unless no sum can overflow.
+
+        In this case :meth:`move` forms the sums, from the third result.
 
         Args:
             lent: the gradients that sources are parts of, float32 and contiguous; factors of terms are at most 1.

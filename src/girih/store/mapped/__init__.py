@@ -1,5 +1,6 @@
-"""Rows of a group for predictions, in immutable files that all processes of a machine map. They share one copy in
-memory.
+"""Rows of a group for predictions, in immutable files that all processes of a machine map.
+
+They share one copy in memory.
 
 A file (:mod:`~girih.store.mapped.file`) holds rows, and keys that are *buried*: they have no row any more, regardless
 of older files. A :class:`Stack` of files, newest first, replaces a store for reading. A published change is a small

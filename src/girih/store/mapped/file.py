@@ -133,8 +133,9 @@ class MappedFile:
                 )
 
     def chunks(self) -> Iterator[tuple[Longs, Ints, Floats]]:
-        """Yields all keys with rows in the order of slots, some at a time: ids int64[K], tables int32[K], rows
-        float32[K, W].
+        """Yields all keys with rows in the order of slots, some at a time.
+
+        The arrays are ids int64[K], tables int32[K], rows float32[K, W].
         """
         for ids, tables, rows in self._keys():
             kept = rows != mapped.BURIED
@@ -215,8 +216,9 @@ class Stack:
         self._layout = row_layout(spec, 0, 1).kernel
 
     def peek(self, keys: Keys, out: Floats, addresses: Longs | None = None) -> Ints:
-        """Reads rows, or initial values for keys without a row, like :meth:`girih.store.Store.peek`. Does not check its
-        arguments.
+        """Reads rows, or initial values for keys without a row, like :meth:`girih.store.Store.peek`.
+
+        Does not check its arguments.
 
         Args:
             keys: contiguous arrays.

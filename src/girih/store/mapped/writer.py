@@ -176,8 +176,9 @@ class MappedWriter(contextlib.AbstractContextManager["MappedWriter"]):
         return len(new)
 
     def take(self, file: MappedFile, newer: Longs) -> None:
-        """Adds the keys with rows of a file, in one pass, as :meth:`add` does. Skips keys that a newer file or this
-        file knows.
+        """Adds the keys with rows of a file, in one pass, as :meth:`add` does.
+
+        Skips keys that a newer file or this file knows.
 
         Args:
             newer: the newer files, int64[S, 3]: see :func:`~girih.store.mapped.file.described`.

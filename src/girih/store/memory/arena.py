@@ -181,8 +181,9 @@ class Arena:
         self._header[_WRITING_AT], self.torn = 0, False
 
     def close(self) -> None:
-        """Writes all data out, marks the arena closed and lets others attach. Its arrays must not be written
-        afterwards.
+        """Writes all data out, marks the arena closed and lets others attach.
+
+        Its arrays must not be written afterwards.
         """
         if self._descriptor is not None:
             self._memory.flush()
@@ -326,8 +327,9 @@ def _refusal(memory: mmap.mmap, shape: ArenaShape, repair: bool) -> str:
 
 
 def difference(actual: object, expected: object, path: str = "") -> str:
-    """Returns the first difference of two plain values, for example ``segments[0].dim is 8, expected 16``, or an empty
-    text.
+    """Returns the first difference of two plain values, or an empty text.
+
+    Example: ``segments[0].dim is 8, expected 16``.
     """
     if isinstance(actual, dict) and isinstance(expected, dict):
         for key in {**expected, **actual}:

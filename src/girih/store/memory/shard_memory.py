@@ -41,9 +41,7 @@ NO_SAVE: dict[str, Any] = {
 }
 NO_NOTES: dict[str, Any] = {"changed": np.zeros(0, np.uint8), "left": np.zeros((0, 2), np.int64)}
 MOST_LEFT = (1 << 20) - 1
-"""The maximum number of keys whose rows left that the records of changes can hold: 16 MiB of address space, filled on
-demand.
-"""
+"""The maximum number of left keys in the records of changes: 16 MiB of address space, filled on demand."""
 
 
 class Keeper(Protocol):
@@ -165,8 +163,9 @@ class ShardMemory(TableCounts):
 
     @contextlib.contextmanager
     def setting(self) -> Iterator[int]:
-        """Marks the arena like :meth:`changing` while rows are set. Yields the step of the setting, and counts no
-        reads.
+        """Marks the arena like :meth:`changing` while rows are set.
+
+        Yields the step of the setting, and counts no reads.
         """
         step = min(self.last_step + 1, LAST_STEP)
         with self.changing():
@@ -181,8 +180,9 @@ class ShardMemory(TableCounts):
             yield
 
     def stretches(self, num_keys: int, records_per_key: int, first: int = 0) -> Iterable[slice]:
-        """Yields all keys from ``first`` on in one slice. During a save, yields slices whose records the save has room
-        for.
+        """Yields all keys from ``first`` on in one slice.
+
+        During a save, yields slices whose records the save has room for.
 
         Call it only during a change.
         """

@@ -25,8 +25,9 @@ _UNBOUNDED = 1 << 31
 
 
 def moments(rules: NDArray[np.int64], step: int, clock: Clock) -> Longs:
-    """Returns int64[T]: the step, or the second, by which each table measures age; see
-    :class:`girih.kernels.cpu.layout.Layout`.
+    """Returns the step, or the second, by which each table measures age, int64[T].
+
+    See :class:`girih.kernels.cpu.layout.Layout`.
     """
     now = np.full(len(rules), step, np.int64)
     in_seconds = rules[:, layout.IN_SECONDS] != 0

@@ -69,9 +69,7 @@ def columns_of(description: Description) -> list[Column]:
 
 
 def value_columns(description: Description) -> list[Column]:
-    """Returns the columns of segments, which are next to each other in a row, and of optimizer state, which follows
-    them.
-    """
+    """Returns the columns of segments, which are adjacent in a row, and then of optimizer state."""
     tag = _TAGS[description["dtype"]]
     weights, columns = 4 * layout.VALUES, []
     state = weights + 4 * -(-DTYPES[tag].itemsize * sum(s["dim"] for s in description["segments"]) // 4)

@@ -1,5 +1,6 @@
-"""Loads matching rows of an earlier run as the first rows of a new run. The tables may have other columns or
-optimizers.
+"""Loads matching rows of an earlier run as the first rows of a new run.
+
+The tables may have other columns or optimizers.
 
 Steps start again, but rows keep their relative age. A row's last use is as many steps before the new run's first step
 as it was before the earlier run's last step. Rows of tables that count seconds keep their seconds.

@@ -127,9 +127,7 @@ def _optimizers(description: Description) -> str:
 
 
 def table_numbers(values: Values, source: RowSource) -> Ints:
-    """Returns this shard's number of each table of the source, or :data:`ELSEWHERE` for tables that this shard does not
-    hold.
-    """
+    """Returns this shard's number of each table of the source, or :data:`ELSEWHERE` for unknown tables."""
     number = {table.name: position for position, table in enumerate(values.spec.tables)}
     numbers = [number.get(table["name"], ELSEWHERE) for table in source.description["tables"]]
     return np.array(numbers, np.int32)
@@ -197,8 +195,9 @@ def load_keys(
 def _last_uses(
     values: Values, theirs: Description, chunk: Chunk, kept: Longs, tables: Ints, *, goes_on: bool
 ) -> Ints:
-    """Returns the last use of rows, int32[K], in the unit of this shard's tables, or now if the source used another
-    unit.
+    """Returns the last use of rows, int32[K], in the unit of this shard's tables.
+
+    If the source used another unit, the last use is now.
 
     Args:
         theirs: the description of the source. goes_on: True continues the source's steps; False counts steps from the

@@ -64,8 +64,9 @@ class SpillFile:
             self._buffers.put(buffer)
 
     def add(self, gather: Callable[[Ints, Longs], int], num_chunks: int) -> None:
-        """Spills the records that ``gather`` writes to int32[L, 1 + V], chunk by chunk. ``gather`` also sets their
-        ends, int64[num_chunks].
+        """Spills the records that ``gather`` writes to int32[L, 1 + V], chunk by chunk.
+
+        ``gather`` also sets their ends, int64[num_chunks].
 
         Waits only if :data:`_MOST_BUFFERS` earlier spills are not written yet.
 

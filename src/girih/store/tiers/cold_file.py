@@ -1,5 +1,6 @@
-"""Records of one size on a disk. They are appended in segments (``record_log``), read by place, and moved when few of a
-segment are alive.
+"""Records of one size on a disk.
+
+They are appended in segments (``record_log``), read by place, and moved when few of a segment are alive.
 
 The caller keeps the place of each record, and frees places that it no longer needs. A log on disk keeps dead records
 until their segment is used again. :meth:`ColdFile.collect` moves live records out of the segments with the fewest.
@@ -34,8 +35,9 @@ class Owners(Protocol):
     """An object that refers to records, for collection."""
 
     def alive(self, owners: Ints, places: Longs) -> Bytes:
-        """Returns whether the owner of the record at each place still refers to it, uint8[n]. Owners below 0 stand for
-        nobody.
+        """Returns whether the owner of the record at each place still refers to it, uint8[n].
+
+        Owners below 0 stand for nobody.
 
         Args:
             owners: int32[n]. places: int64[n].
@@ -186,8 +188,9 @@ class ColdFile:
         self._log.free(places, {victim.segment for victim in self._victims})
 
     def hold(self) -> int:
-        """Returns a ticket. All records that are alive now stay readable, even if they are freed or moved, until
-        :meth:`let_go`.
+        """Returns a ticket.
+
+        All records that are alive now stay readable, even if they are freed or moved, until :meth:`let_go`.
         """
         return self._log.segments.ticket()
 

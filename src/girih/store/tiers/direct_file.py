@@ -123,8 +123,9 @@ class DirectFile:
             self.descriptor = -1
 
     def _opens(self, directory: str | os.PathLike[str], flags: int) -> bool:
-        """Opens the file, and writes a block, because some systems refuse flags only then. Returns False if they
-        refuse.
+        """Opens the file, and writes a block, because some systems refuse flags only then.
+
+        Returns False if they refuse.
         """
         try:
             self.descriptor = _open_nameless(directory, flags)

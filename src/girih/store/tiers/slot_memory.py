@@ -102,8 +102,9 @@ class SlotMemory:
         self.num_calls_kept = min(2 * self.num_calls_kept, _MOST_CALLS_KEPT)
 
     def make_room(self, count: int) -> None:
-        """Makes slots for a call that finds none. Gives up slots of earlier calls if there are as many slots as hot
-        rows, or else adds slots.
+        """Makes slots for a call that finds none.
+
+        Gives up slots of earlier calls if there are as many slots as hot rows, or else adds slots.
 
         Raises:
             StorageFullError: see :meth:`add`.

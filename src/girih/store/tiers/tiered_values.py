@@ -71,8 +71,9 @@ class _Fetch(NamedTuple):
 
 
 class SlotExchange(Values):
-    """Moves rows between slots of memory and a file. Decides which rows get slots, which leave, and what is read and
-    written.
+    """Moves rows between slots of memory and a file.
+
+    Decides which rows get slots, which leave, and what is read and written.
 
     Attributes:
         slots: the upper tier. cold: the file.

@@ -44,8 +44,9 @@ def state_columns(options: optim.SparseOptimizer, dim: int) -> tuple[tuple[str, 
 
 @functools.lru_cache(maxsize=64)
 def hyper_row(options: optim.SparseOptimizer, lr_scale: float, step: int) -> F64:
-    """Returns the hyperparameters of one step for kernels, float64[8]. Segments with equal hyperparameters share the
-    array.
+    """Returns the hyperparameters of one step for kernels, float64[8].
+
+    Segments with equal hyperparameters share the array.
     """
     row = np.zeros(HYPER_COLUMNS)
     numbers = _MODULES[_NUMBERS[type(options)]].hyper(options, lr_scale, step)
