@@ -22,7 +22,7 @@ def disk_bytes(description: Description) -> dict[str, int]:
 
 
 def row_bytes(description: Description) -> dict[str, int]:
-    """Bytes of one row in memory, by column. The index is the only other memory that a row takes.
+    """Bytes of one row in memory, by column. The index is the only other memory of a row.
 
     ``description`` comes from a store, a snapshot or a file.
     """
@@ -54,7 +54,7 @@ def held_bytes(values: Values) -> dict[str, dict[str, int]]:
     - ``header``: whole pages of the header, the description, and the ends and counters of tables.
     - ``saving``: records that verbs keep during a save (the save's reader has more).
     - ``scratch``: memory kept between calls.
-    - With tiers: ``slots`` hold the values of hot rows and of rows on their way, ``ssd_buffers`` hold data that waits
+    - With tiers: ``slots`` hold the values of hot rows and of rows in transit, ``ssd_buffers`` hold data that waits
       to be written, and ``gpu_slots`` are in GPU memory.
 
     Private memory counts as used after its first access. The memory of Bloom filters counts as a whole.

@@ -36,7 +36,7 @@ def refuse_expired(
 ) -> None:
     """Refuses rows if a table would lose all of them at once.
 
-    The clock is wrong, or training paused for longer than rows are kept.
+    This happens if the clock is wrong, or if training paused for longer than rows are kept.
 
     Args:
         newest: table → second of the newest use of its rows, counted from :data:`EPOCH_S`.

@@ -41,7 +41,7 @@ class TableSpec:
 class GroupSpec:
     """Tables of equal row layout that one store holds.
 
-    A key is (table number, id). Initial values depend only on ``seed`` and the names of the tables, not on packing,
+    A key is (table number, id). ``seed`` and the table's name decide initial values, so these do not depend on packing,
     order of arrival or number of shards. ``dim`` is W: the columns of a row that training sees, of all segments.
     """
 

@@ -139,8 +139,8 @@ class StoreCounts:
         """Returns counts of events so far, in one table or in all.
 
         - ``lookups``: keys read for training.
-        - Parts of these keys: ``hits`` had a row, ``new`` got a row, ``refused`` were not admitted, and ``full`` found their
-          table full.
+        - Parts of these keys: ``hits`` had a row, ``new`` got a row, ``refused`` were not admitted, and ``full`` found
+          their table full.
         - ``evicted``, ``expired``: rows that left.
         - ``updates``, ``dropped``: gradients applied, and gradients dropped.
         """

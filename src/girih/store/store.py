@@ -108,7 +108,7 @@ class Store(StoreCounts):
     def fetch(self, keys: Keys) -> None:
         """Starts to read, from tiers below memory, the rows of keys for the next :meth:`lookup`.
 
-        Changes no result. Another thread may call it while this store runs a verb.
+        Changes no result. A thread other than that of the verbs may call it.
         """
         self.state.fetch(self._checked(keys))
 

@@ -4,8 +4,8 @@
 several tiers. An upper tier, for example GPU memory, takes rows from these classes and gives them back: ``forget``,
 ``choose``, ``copy``, ``put``.
 
-Call methods only while the shard's arrays may change (``ShardMemory.changing``). ``peek`` and ``fetch`` may be called
-at any time.
+Call methods only while the shard's arrays may change (``ShardMemory.changing``). ``peek`` and ``fetch`` are exceptions:
+call them outside.
 
 Shapes: U unique keys, K rows of a chunk, W columns of a row that training sees, V 32-bit words of a row.
 """
@@ -43,7 +43,7 @@ class FrozenValues:
         return records, live
 
     def thaw(self) -> None:
-        """Ends the freeze. The caller holds the lock, and the snapshot has ended."""
+        """Ends the freeze when the snapshot ends. The caller holds the lock."""
 
 
 class Values:

@@ -32,7 +32,7 @@ def cell_of(bloom: I64, key_id: Any, table: Any, number: Any) -> Any:
 
 @njit_lean
 def seen(cells: U8, bloom: I64, key_id: Any, table: Any) -> Any:
-    """Returns an upper bound of the number of times a key was added, at most 255."""
+    """Returns an upper bound of the number of times a key was added. Counts stop at 255."""
     least = np.int64(MAX_CELL)
     for number in range(NUM_HASHES):
         least = min(least, np.int64(cells[cell_of(bloom, key_id, table, number)]))

@@ -6,7 +6,7 @@ The host's shard has the meta of every row, and records here which rows have a s
 slot. Free slots are taken from a stack. If the stack is empty, a clock hand goes around the slots and empties one. It
 skips hot slots and recently used slots.
 
-Shapes: R rows, N slots, U keys, K rows on their way, V 32-bit words of a record.
+Shapes: R rows, N slots, U keys, K rows in transit, V 32-bit words of a record.
 """
 
 from __future__ import annotations

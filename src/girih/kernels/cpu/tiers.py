@@ -13,7 +13,7 @@ only read leaves without a write.
 A clock hand goes around the slots and gives them out. It skips hot slots, slots whose record is still being read, and
 slots that the last few calls have used.
 
-Shapes: R rows, N slots, U keys, V 32-bit words of a record, K records on their way.
+Shapes: R rows, N slots, U keys, V 32-bit words of a record, K records in transit.
 """
 
 from __future__ import annotations

@@ -225,7 +225,7 @@ class GpuMemory(TableCounts):
 
     @property
     def is_copied(self) -> bool:
-        """Whether a save is copying records, so that writers must :meth:`keep` records before they change them."""
+        """True if a save is copying records, so that writers must :meth:`keep` records before they change them."""
         return self.saving is not None and self.saving.is_copying
 
     def keep(self, rows: Tensor) -> None:

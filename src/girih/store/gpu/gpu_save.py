@@ -1,9 +1,9 @@
 """Copies the records of a shard at one moment from GPU memory to the host, while verbs run.
 
-    rows 0 … R (pieces of 16 MB)      copied by a thread, on a separate stream, in order
+    rows 0 … R (pieces of 16 MB)                  copied by a thread, on a separate stream, in order
     ├── copied ──┼── not yet ──────────────┤
                         ▲ a verb writes here: it first copies the old record aside, once, in GPU memory
-                          8 pieces of 16 MB ──► the thread puts them over its copies
+                        8 pieces of 16 MB ──► the thread puts them over its copies
 
 A step may change a record during the copy of its piece, and tear it. But each verb copies a record aside before it
 changes it, unless the host has seen its piece arrive. A record that was kept aside always counts, in any order of
@@ -49,7 +49,7 @@ class _Aside(NamedTuple):
 
 
 class GpuSave:
-    """A shard at the moment when this object was made, on its way to the host.
+    """A shard at the moment when this object was made, in transit to the host.
 
     Create it with the lock of the memory held, on the stream of the verbs.
 

@@ -7,7 +7,7 @@ reused, changed values are sent home, to the host.
 The calling thread reads and writes values on the host. A running step never does. A row is in exactly one of two
 places. If it is in a slot, kernels read and change it in the order of their stream. Otherwise it is on the host.
 
-Shapes: R rows, N slots, U keys, K rows on their way, V 32-bit words of a record.
+Shapes: R rows, N slots, U keys, K rows in transit, V 32-bit words of a record.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ class GpuState(GroupState):
         return rows
 
     def at_rest(self) -> GpuSave:
-        """Returns the shard as it is now, on its way to the host.
+        """Returns the shard as it is now, in transit to the host.
 
         Raises:
             ConfigError: another save is running.
@@ -118,7 +118,7 @@ class GpuState(GroupState):
         return memory.saving
 
     def snapshot(self, directory: str | os.PathLike[str] | None) -> ArrivingSnapshot:
-        """Returns a snapshot of the whole shard as it is now, on its way to the host."""
+        """Returns a snapshot of the whole shard as it is now, in transit to the host."""
         return ArrivingSnapshot(self.at_rest(), directory)
 
     def held_bytes(self) -> dict[str, dict[str, int]]:

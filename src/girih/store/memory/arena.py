@@ -121,7 +121,7 @@ class Arena:
 
     @property
     def is_claimed_ahead(self) -> bool:
-        """Whether memory must be claimed before its first access. Private memory needs no claim."""
+        """True if memory must be claimed before its first access. Private memory needs no claim."""
         return self._descriptor is not None
 
     def size_bytes(self, region: str) -> int:

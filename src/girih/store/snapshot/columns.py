@@ -6,7 +6,7 @@
 | ``tables``, ``last_used``, ``counts``, ``versions`` | int32 | [n] |
 | ``<segment>`` | float32, or the bits of 16-bit floats | [n, dim] |
 | ``<segment>.<state>``, as in ``embedding.sum`` | float32 | [n, width] |
-| ``rows``, ``newer``: the numbers of the row and of the next row in its table's list, if tables keep lists | int32 | [n] |
+| ``rows``, ``newer``: the row's number, and the next in its table's list, if it keeps one | int32 | [n] |
 | ``bloom.<table>`` | uint8 | [cells of this shard] |
 
 Shapes: n rows of the snapshot, K rows of a chunk.

@@ -1,15 +1,15 @@
 """The state of a store at one moment, read while verbs run. It copies on write, chunk by chunk.
 
-    rows 0 … R (chunks of up to 8 MB)     copied under the lock, one chunk at a time, in order
+    rows 0 … R (chunks of up to 8 MB)              copied under the lock, one chunk at a time, in order
     ├── copied ──┼── not yet ──────────────┤
                         ▲ a verb writes here: it first copies the old record to the log, once
-                          log (8 MB) ── full ──► a file without a name, grouped by chunk
+                        log (8 MB) ── full ──► a file without a name, grouped by chunk
 
 The reader copies a chunk in its current state, then overwrites it with the records of the log and the file. At the
 start, a snapshot takes only the numbers of tables and the counters. This cost does not grow with the rows, except for
 one bit per row.
 
-Memory: one bit per row, the log and up to 16 copies of it on their way to the file, and two chunks for the reader.
+Memory: one bit per row, the log and up to 16 copies of it that wait to be written, and two chunks for the reader.
 
 Shapes: V 32-bit words of a row, K rows of a chunk, T tables.
 """
@@ -292,7 +292,7 @@ class Snapshot:
 
 
 class Arriving(Protocol):
-    """A shard at one moment, on its way to the host."""
+    """A shard at one moment, in transit to the host."""
 
     def wait(self) -> Values:
         """Waits until the whole shard is on the host. Its values do not change after that.
@@ -306,7 +306,7 @@ class Arriving(Protocol):
 
 
 class ArrivingSnapshot:
-    """A :class:`Snapshot` of a shard that is on its way to the host. Each access waits for the whole shard."""
+    """A :class:`Snapshot` of a shard that is in transit to the host. Each access waits for the whole shard."""
 
     where = "snapshot of a store"
 

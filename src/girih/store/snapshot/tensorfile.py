@@ -108,8 +108,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "F8_E4M3": np.dtype("u1"), "F8_E5M2": np.dtype("u1"),
 }  # fmt: skip
 _LARGEST_BITS = {"BF16": 0x7F80, "F16": 0x7C00, "F8_E4M3": 0x7E, "F8_E5M2": 0x7C}
-"""Bits of infinity, or of the largest number, in floats of 8 and 16 bits, with the sign bit clear. Larger bits are NaN.
-"""
+"""Bits of infinity, or of the largest number, in 8-bit and 16-bit floats without sign. Larger bits are NaN."""
 _BLOCK = 1 << 20
 _LARGEST_HEADER = 100_000_000  # the limit of the safetensors library
 _MOST_DIMS, _MOST_BYTES = 8, (1 << 62) - 1
@@ -146,7 +145,7 @@ def header_of(tensors: Iterable[StoredTensor], metadata: Mapping[str, str], mult
 
 
 class TensorWriter:
-    """Writes declared tensors piece by piece. Each tensor is written from front to back, in any order between tensors.
+    """Writes declared tensors piece by piece, each from front to back. Pieces of different tensors may alternate.
 
     Args:
         sink: an empty file. If writing fails, its opener removes it.

@@ -3,7 +3,7 @@
 If a row's values are needed, they are brought into a slot. Hot rows stay until the hot set is chosen again. Other
 rows stay until their slot is needed. Changed values are written to the file before their slot is reused.
 
-Shapes: U keys, K rows on their way, W columns of a row that training sees, V 32-bit words of a record.
+Shapes: U keys, K rows in transit, W columns of a row that training sees, V 32-bit words of a record.
 """
 
 from __future__ import annotations
