@@ -179,7 +179,7 @@ def make_ready(names: Iterable[str], log: Callable[[str], None] = _LOG.warning) 
 
 @contextlib.contextmanager
 def _logging_progress(names: Sequence[str], log: Callable[[str], None]) -> Iterator[None]:
-    """Logs the number of compiled kernels from time to time when it changes, regardless of who compiled them."""
+    """Logs the number of compiled kernels when it changes, regardless of the process that compiled them."""
     done = threading.Event()
 
     def log_until_done() -> None:

@@ -44,7 +44,7 @@ BLOCK_BITS = 8
 BLOCK = 1 << BLOCK_BITS
 ROW_BITS = 40
 ROW_MASK = (1 << ROW_BITS) - 1
-BURIED = ROW_MASK - 1  # the last row number of a slot
+BURIED = ROW_MASK - 1  # the largest row number that fits into a slot
 
 # Columns of ``files``.
 INDEX, NUM_SLOTS, ROWS = range(3)
@@ -199,7 +199,7 @@ def take_unknown(
     most_rows: int,
     out: int,
 ) -> None:
-    """Adds keys with rows of a file, that no file of a stack has, to an index, and copies their rows.
+    """Adds to an index the keys with rows of a file that no file of a stack knows, and copies their rows.
 
     Slots of all indexes are in the order of hashes, so each index is read from front to back.
 
