@@ -22,7 +22,7 @@ _TOO_SMALL = constexpr(40)
 
 @triton.jit
 def widen(halves: tensor, DTYPE: constexpr) -> Any:
-    """Returns 16-bit columns, the bits as int16, as float32."""
+    """Returns 16-bit columns, given by their bits as int16, as float32."""
     if DTYPE == BFLOAT16:
         return (halves.to(tl.int32) << 16).to(tl.float32, bitcast=True)
     return halves.to(tl.float16, bitcast=True).to(tl.float32)
