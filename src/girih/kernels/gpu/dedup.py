@@ -1,9 +1,9 @@
 """Deduplicates ids on a GPU: the ids of a batch become unique keys, numbered in the order of their first occurrence.
 
-The kernel ``_claim`` lets every id find or take a slot of a scratch hash table; the first of equal ids
-wins the slot. A prefix sum over winners numbers them, independent of the order of execution. The kernel ``_number`` writes the
-keys and each id's number. The ids of one number, sorted, are the *terms* of its key's gradient
-(:func:`describe_terms`). If a key has very many terms, they are cut into pieces (:mod:`girih.kernels.gpu.gradients`).
+The kernel ``_claim`` lets every id find or take a slot of a scratch hash table; the first of equal ids wins the slot.
+A prefix sum over winners numbers them, independent of the order of execution. The kernel ``_number`` writes the keys
+and each id's number. The ids of one number, sorted, are the *terms* of its key's gradient (:func:`describe_terms`).
+If a key has very many terms, they are cut into pieces (:mod:`girih.kernels.gpu.gradients`).
 
 A *place* numbers the ids of a group's features, one feature after the other, in the group's order. A *position* is
 the index of an id in the batch.
