@@ -240,7 +240,7 @@ def bad_requests(table):
     yield {"inputs": []}, {}, 400, "the list of inputs is empty"
     yield {"inputs": [7]}, {}, 400, "input 0 has no name"
     yield {"inputs": [{}]}, {}, 400, "input 0 has no name"
-    yield {"inputs": [*inputs, inputs[0]]}, {}, 400, "input 'user' is there twice"
+    yield {"inputs": [*inputs, inputs[0]]}, {}, 400, "input 'user' occurs twice"
     yield {"inputs": inputs[1:]}, {}, 400, "input 'user' is missing; expected user, item, tags, x0"
     yield (
         {"inputs": [*inputs, inputs[0] | {"name": "usr"}]},
@@ -402,7 +402,7 @@ def bad_binaries(table):
         "binary_data_size = 1024; expected at most the 1,023 bytes that are left",
     )
     yield *binary(user(1023), b"\0" * 1023), "1,023 bytes for INT64[128]; expected 1,024"
-    yield *binary(user(1024), b"\0" * 1025), "1 bytes are left behind the inputs; expected none"
+    yield *binary(user(1024), b"\0" * 1025), "1 bytes are left after the inputs; expected none"
     for size in (-1, 1.5, "8", True, 1 << 70):
         yield *binary(user(size), b"\0" * 8), "binary_data_size"
     yield *binary(user(8, "BYTES", (1,)), b"\xff" * 8), "are not 1 strings"

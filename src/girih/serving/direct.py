@@ -68,18 +68,18 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._transport.close()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Forgets what it holds."""
+        """Releases its memory."""
         self._is_over = True
         self._forget_request()
-        del self._parser  # it refers to this connection, and cyclic garbage stays for long
+        del self._parser  # the parser refers to this connection, and cyclic garbage stays for a long time
         self._clients.remove(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """The place for what comes next. Connections share it, since each takes what it needs before another one reads."""
+        """Returns the buffer for the next bytes. Connections share it: each takes its bytes at once."""
         return self._clients.buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Takes what has come."""
+        """Takes the received bytes."""
         if self._is_over:
             self._num_discarded += nbytes
             if self._num_discarded > self._options.max_bytes:
@@ -98,7 +98,7 @@ class ClientConnection(asyncio.BufferedProtocol):
                 self.refuse("headers", f"headers of more than {self._options.max_header_bytes:,} bytes")
                 break
             try:
-                if self._body_left and self._parser.should_upgrade():  # the parser takes no body then
+                if self._body_left and self._parser.should_upgrade():  # the parser then takes no body
                     self.on_body(data[:size])
                     self.on_message_complete()
                 else:
@@ -126,7 +126,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         return size
 
     def _settle(self) -> None:
-        """Accounts for what it holds. Goes on with the next request when the client has read all answers."""
+        """Updates the bytes that it holds. Continues with the next request when the client has read all answers."""
         waiting = self._transport.get_write_buffer_size()
         held = self._kept_bytes + self._head_bytes + len(self._body) + len(self._unread) + waiting
         if held != self.held:
@@ -189,7 +189,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self.refuse("size", str(self._serving.too_large(self._body_bytes)))
 
     def on_message_complete(self) -> None:
-        """Answers."""
+        """Answers the request."""
         if self._is_over or (self._body_left and self._parser.should_upgrade()):
             return
         method, length = self._parser.get_method().decode(), self._headers.get(_JSON_LENGTH)
@@ -215,7 +215,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         return unquote(path)
 
     def _send(self, response: Response, *, has_body: bool = True) -> None:
-        """Sends an answer whole, so that one call of the system does."""
+        """Sends a whole answer, in one system call."""
         status = response.status_code
         lines = [b"HTTP/1.1 %d %s" % (status, HTTPStatus(status).phrase.encode()), self._clients.date]
         lines += [b"%s: %s" % header for header in response.raw_headers]
@@ -246,14 +246,14 @@ class ClientConnection(asyncio.BufferedProtocol):
             self.refuse("time", f"no whole request in {self._options.request_timeout:g} seconds")
 
     def shutdown(self) -> None:
-        """Ends, once a request that is under way is answered."""
+        """Ends the connection when the request in progress is answered."""
         self._is_ending = True
         self.deadline = min(self.deadline, time.monotonic() + DRAIN_S - 1)
         if self._is_idle():
             self._transport.close()
 
     def _is_idle(self) -> bool:
-        """Whether no byte of a request is here."""
+        """True if no byte of a request has arrived."""
         return not (self._url or self._head_bytes or self._unread)
 
     def _restart(self, seconds: float) -> None:

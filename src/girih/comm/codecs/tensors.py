@@ -160,7 +160,7 @@ class Int8(Codec):
 
 @dataclass(frozen=True, slots=True)
 class TopK(Codec):
-    """Sends the numbers of largest magnitude of each message with their places. Of equal numbers, the first are sent.
+    """Sends the numbers of largest magnitude of each message with their places. Among equal numbers, the first are sent.
 
     NaN counts as larger than infinity, and infinity as larger than any number. So if a message has NaN or infinity, one
     of them arrives.

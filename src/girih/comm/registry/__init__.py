@@ -155,7 +155,7 @@ class Entries:
     def begin_wait(self, keys: Sequence[str]) -> Wait:
         """Begins to wait for keys."""
         if not all(isinstance(key, str) for key in keys):
-            raise WireError(f"{keys!r:.100}: expected keys to wait for, as texts")
+            raise WireError(f"wait for {keys!r:.100}: expected texts")
         return self._go_on(Wait(keys))
 
     def end_waits(self, ended: Collection[Wait]) -> None:

@@ -228,7 +228,7 @@ class Client(Poller):
         except WireError as error:
             self.num_damaged += not isinstance(error, ConnectionLost)
             _LOG.debug("%s: %s", self.address, error)
-            if not self._pause_s or time.monotonic() - self._connected_s > _LASTING_S:  # the connection was useful
+            if not self._pause_s or time.monotonic() - self._connected_s > _LASTING_S:  # it was useful
                 self._useful_s = time.monotonic()
             self._detach(self._session)
             self._give_up(error)

@@ -64,7 +64,7 @@ class SocketListener:
             for _ in range(2):
                 made.append(LaneFile.make(LANE_BYTES))
         except OSError as error:
-            _LOG.warning("%s: all data goes through the socket, without shared memory: %s", self.address, error)
+            _LOG.warning("%s: no shared memory, all goes through the socket: %s", self.address, error)
             for lane in made:
                 lane.close()
             return []
