@@ -32,12 +32,12 @@ class ModelDescription:
     """A model as plain values.
 
     Attributes:
-        schema: from ``Schema.to_dict``. fingerprint: of this schema.
+        schema: the result of ``Schema.to_dict``. fingerprint: the fingerprint of this schema.
         needs: feature → the parts that the model reads, see :mod:`girih.models.needs`; empty in checkpoints of format
             2.
         recipe: ``{"model": …, "train": …}``: how to make the module again, and how to compute with it. For a user's
             class, ``model`` is None, and ``options`` are those of the config, never the class name.
-        normalization: of standardized features; None if it was not measured.
+        normalization: for standardized features; None if it was not measured.
     """
 
     schema: Mapping[str, Any]

@@ -30,7 +30,7 @@ class LoadedCheckpoint:
 
     Attributes:
         run: the progress of the run. normalization: None if it was not measured yet.
-        state: as it was saved. random: of each trainer, by rank. plan: the plan of its run.
+        state: as it was saved. random: random states of each trainer, by rank. plan: the plan of its run.
     """
 
     place: Storage

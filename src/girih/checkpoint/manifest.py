@@ -258,7 +258,7 @@ def parts_for(parts: Parts, tables: Sequence[str], shard: int, num_shards: int) 
     """Returns the names of the parts from which a shard of some tables is restored, in order.
 
     These are usually the parts of all shards of the tables. Only the shard's own part is needed if the same tables, in
-    the same order, had the same number of shards: a key's shard depends on its table's number in the group.
+    the same order, had the same number of shards. A key's shard depends on its table's number in the group.
     """
     names = [name for name in sorted(parts) if not parts[name].get("tables", {}).keys().isdisjoint(tables)]
     if all(

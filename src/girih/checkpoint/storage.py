@@ -41,7 +41,7 @@ class PartsUpload:
     """A :class:`girih.store.Sink` for an object, which appears whole when it is finished.
 
     Args:
-        files: s3fs's file system. path: of the object in it.
+        files: s3fs's file system. path: the object in it.
         reaching: a context that turns errors of the store into one-line errors.
         part_bytes: size of a part, unless the object would have too many.
     """

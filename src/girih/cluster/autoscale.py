@@ -77,7 +77,7 @@ class Autoscaler:
     """Watches the processes of a run between two steps. Requests other numbers if they have too much or too little work.
 
     Args:
-        bounds: of the roles whose number follows their load.
+        bounds: limits of the roles whose number follows their load.
         every_s: the time on which a decision is based. It also passes after each change, before the next decision or
             judgement begins.
         beyond_cores: True adds processes even if no core is free.
@@ -86,7 +86,7 @@ class Autoscaler:
     def __init__(self, run: Path, bounds: Bounds, *, every_s: float, beyond_cores: bool = False) -> None:
         self._run, self._bounds, self._every_s, self._beyond_cores = run, bounds, every_s, beyond_cores
         self._windows: deque[UsageWindow] = deque(maxlen=LOOKS)
-        # of the current window: its start, and the examples and seconds by then
+        # the current window: its start, and the examples and seconds by then
         self._mark: tuple[float, int, float] | None = None
         self._next_s = time.monotonic()
         self._counts: Mapping[str, int] = {}

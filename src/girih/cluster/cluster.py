@@ -47,7 +47,7 @@ class Cluster:
         secret: every connection proves that it knows the secret.
         segment: prefix of the names of shared memory of all roles of the run.
         incarnation: the number of restarts of this trainer.
-        options: of the run's processes.
+        options: the options of the run's processes.
     """
 
     def __init__(self, *, hosts: Hosts | None = None) -> None:

@@ -25,8 +25,8 @@ class LauncherControl:
     """A trainer's side: asks the launcher's supervisor to do the work of a local one.
 
     Args:
-        lost: called by a thread, with the error to raise, when a process of the run is gone; called again with another
-            error if the launcher is gone too.
+        lost: called by a thread, with the error to raise, when a process of the run is gone. If the launcher is
+            gone too, it is called again with another error.
 
     Attributes:
         hello: the launcher's first message: ``registry``, ``secret``, ``segments``, ``bind``; on several hosts also

@@ -40,11 +40,11 @@ class RoleResources(Options):
 
 
 class ClusterOptions(Options):
-    """Options of processes: where they run and listen.
+    """Options of processes: their launcher, their hosts and their addresses.
 
     Attributes:
         launcher: "local" starts them on this host, "ray" on the nodes of a cluster.
-        address: of the cluster: "auto" for this node's cluster, or ``HOST:PORT`` of its head.
+        address: the cluster: "auto" for this node's cluster, or ``HOST:PORT`` of its head.
         resources: role → resources of each of its processes on a cluster; by default a core, and a GPU for a trainer
             that computes on GPUs.
         autoscale: role → smallest and largest number of its processes. The number follows their load during a run.

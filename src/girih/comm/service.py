@@ -112,9 +112,9 @@ class Service:
     Attributes:
         name: its role, if it is a separate process. verbs: its kinds of requests.
         index: its index in the role.
-        address: where it listens. secret: callers prove that they know it. patience_s: see :func:`listen`.
+        address: its endpoint. secret: callers prove that they know it. patience_s: see :func:`listen`.
         incarnation: the number of restarts of this role and index, set in its process.
-        stats: of its process, with the time of requests, the queue length, and the busy time of threads.
+        stats: the statistics of its process, with the time of requests, the queue length, and the busy time of threads.
         num_threads: threads that do requests. share: see :meth:`girih.telemetry.busy.Busy.working`, for each thread.
     """
 

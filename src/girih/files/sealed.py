@@ -127,7 +127,7 @@ def refusing(
     """Turns each exception that the content of a file causes into one error that names the file.
 
     Args:
-        where: the file. fix: the advice in errors. kind: of the error. fault: the fault in words.
+        where: the file. fix: the advice in errors. kind: the class of the error. fault: the fault in words.
     """
     try:
         yield
@@ -170,11 +170,11 @@ def open_file(
 
     Args:
         inside: a directory that must hold the file, after links are followed. fix: the advice if the file is missing.
-        kind: of other errors.
+        kind: the class of other errors.
 
     Raises:
         MissingFileError: no such file.
-        UserError: of ``kind``: a directory, a pipe or a device; not readable; or a link that leads outside.
+        UserError: of class ``kind``. The path is a directory, a pipe, a device or a link that leads outside, or is not readable.
     """
     try:
         if inside is not None and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(inside)):

@@ -30,11 +30,11 @@ class SegmentManifest(PartsManifest):
     """``manifest.json`` of a segment, which leads to a version of a model.
 
     Attributes:
-        number: of the version.
+        number: the version.
         previous: the version that the segment applies to; None for a snapshot, which has all rows.
         run: names the run that wrote it. epoch: counts the processes that began to write to this log; each begins with
             a snapshot.
-        time: of its rows and parameters, in seconds since 1970.
+        time: the moment of its rows and parameters, in seconds since 1970.
         parts: parts with rows also have ``left``, the number of keys that have no row any more.
     """
 
@@ -91,7 +91,7 @@ class LogHead:
     """``head.json``, which followers poll.
 
     Attributes:
-        run, epoch: of the writing process; see :class:`SegmentManifest`.
+        run, epoch: the run and epoch of the writing process; see :class:`SegmentManifest`.
         newest: the newest available version: the snapshot, or the last segment after it.
         snapshot: the newest snapshot.
         written: seconds since 1970.

@@ -33,7 +33,7 @@ class PublishedRows(Protocol):
         """Takes the changes since a version, or all rows if it is None. From here on, changes are recorded from zero.
 
         Args:
-            number: of the version that the segment leads to.
+            number: the version that the segment leads to.
         """
 
 

@@ -36,7 +36,7 @@ class SegmentShards:
 
     Args:
         files: the name of each part, and its shard.
-        number: of the version that the segment leads to.
+        number: the version that the segment leads to.
         since: the version that the segment applies to; None takes all rows.
         pool: copies the changes of several shards at the same time.
 

@@ -55,8 +55,8 @@ def repeated_from(path: Path, examples: int, repeated: int) -> int:
     """Returns the number of examples that were trained on twice, when a run resumes from a checkpoint.
 
     Args:
-        path: of the mark that the run left.
-        examples, repeated: from the checkpoint.
+        path: the mark that the run left.
+        examples, repeated: the numbers of the checkpoint.
     """
     try:
         with open_file(path) as file:

@@ -2,7 +2,7 @@
 
 It does requests one after the other. Some algorithms need all replicas in a round. Such a round runs when all have
 come. Only a thread of each replica waits, which does nothing else. If a replica has left, there is no round: the others
-keep their parameters, because a mean of some replicas is not the mean of all.
+keep their parameters. A mean of some replicas is not the mean of all.
 
 Shapes: P numbers of the range.
 """

@@ -253,7 +253,7 @@ class EmbeddingWorker(Service):
         If a server restarted before it answered, it is asked again.
 
         Args:
-            keys: of a server that may have lost them in a restart; resent together with the arrays.
+            keys: returns the keys of a server, to resend after its restart together with the arrays.
         """
         replies: dict[int, Reply] = {}
         num_answers = count(1)  # next() is one operation, which no thread interrupts

@@ -75,12 +75,12 @@ class GroupServer(Service):
 
     Attributes:
         parts: its parts, with their initial weights.
-        recipe: of the optimizer of the whole model.
+        recipe: the optimizer of the whole model.
         num_nets: nets of all trainers of the group, which may ask at the same time.
         precision, forward: see :class:`girih.dense.half.DenseSpec`.
         wire: the codecs of tensors in training steps.
         averaging: None for a single group.
-        seed: of dropout on this server, from the start of the process, unless LOAD_EXTRA_STATE restores an earlier
+        seed: the seed of dropout here, from the start of the process, unless LOAD_EXTRA_STATE restores an earlier
             state.
         patience_s: see ``PATIENCE_S``.
     """

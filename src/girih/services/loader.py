@@ -124,7 +124,7 @@ class ShareQueues:
 
     Attributes:
         ready: functions that answer requests. waiting: requests by the number of the share.
-        next_number: of the first share that is ready, or will be. Requests may come in another order.
+        next_number: the number of the first share that is ready, or will be. Requests may come in another order.
         last: answers all requests after the last share, once there are no more shares.
     """
 

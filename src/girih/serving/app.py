@@ -52,7 +52,7 @@ class InferenceServer:
     """Answers requests for one model.
 
     Args:
-        name: of the model, as clients ask for it. served: the version that answers at first.
+        name: the model's name for clients. served: the version that answers at first.
         options: a request with more examples or bytes is refused with status 413.
 
     Raises:
@@ -130,7 +130,7 @@ class InferenceServer:
         """Returns the answer to a request for predictions.
 
         Args:
-            name, version: of the model, from the path. json_length: the header
+            name, version: the model, from the path. json_length: the header
                 :data:`~girih.serving.protocol.JSON_LENGTH`.
         """
         start = time.perf_counter()
@@ -211,7 +211,7 @@ def application(directory: Path, name: str | None = None) -> ASGIApp:
     """Returns the ASGI application of an exported model, for a host of ASGI applications: see ``deploy/``.
 
     Args:
-        name: of the model, for clients; by default the export's name.
+        name: the model's name for clients; by default the export's name.
 
     Raises:
         MissingFileError, CheckpointError: there is no exported model, or it is damaged.

@@ -32,7 +32,7 @@ def exported(path: str, name: str, notify: Notify, model: str | None = None) -> 
     directory, or it is read-only, the export goes to a temporary directory.
 
     Args:
-        path: an exported directory, which is used directly; a run directory; or a checkpoint. name: of a new export.
+        path: an exported directory, which is used directly; a run directory; or a checkpoint. name: for a new export.
         notify: receives a line before an export. model: the user's class, as ``file.py:Class``; forces a new export.
 
     Raises:

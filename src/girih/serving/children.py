@@ -28,7 +28,7 @@ class ChildProcess:
     """A module that runs as a process, and is restarted when it ends.
 
     Args:
-        title: its name in messages; ``{pid}`` is replaced by the process id. words: of its command.
+        title: its name in messages; ``{pid}`` is replaced by the process id. words: its command.
         instructions: its first line of input. notify: receives a line about each restart, or why it failed.
         environment: all variables; by default those of this process. descriptors: files that it inherits.
 
@@ -62,7 +62,7 @@ class ChildProcess:
             raise RoleError(f"serve: {self._name()} ended with status {status}; see its message above")
 
     def look(self) -> subprocess.Popen[str] | None:
-        """Starts another process if this one has ended; returns the one that ended."""
+        """Restarts the process if it has ended; returns the old process."""
         ended, status = self.process, self.process.poll()
         if status is None or time.monotonic() < self.again_s:
             return None

@@ -5,8 +5,8 @@
 Values are numbered: inputs, tensors of ``dense.safetensors``, of which the first are parameters, then nodes. Arguments are JSON
 values. A string has a prefix that says what it stands for: ``node:7``, ``text:tanh``, ``is:torch.float32``, ``is:-inf``.
 
-A file can only name operators that :func:`operator_named` allows. These compute a result from their arguments and do nothing
-else: they open no file, write to no argument, draw no random numbers, and check all indices and shapes. They run once on an
+A file can only name operators that :func:`operator_named` allows. These only compute a result from their
+arguments. They open no file, write to no argument, draw no random numbers, and check all indices and shapes. They run once on an
 example before the network serves, and the size of each result is known before memory is taken for it.
 """
 
@@ -214,7 +214,7 @@ def net_of(
     """Returns the network that ``dense.json`` describes, after a trial on an example.
 
     Args:
-        tensors: of ``dense.safetensors``. example: a batch in the form of later batches. outputs: number of logits.
+        tensors: from ``dense.safetensors``. example: a batch like later batches. outputs: number of logits.
 
     Raises:
         CheckpointError: the file is damaged, or names an operator that no file may name. No such operator has run.

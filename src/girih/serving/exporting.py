@@ -53,7 +53,7 @@ def export(opened: OpenedModel, out: Path, name: str, notify: Notify, *, program
     """Writes a model as a directory. Replaces the files of an unfinished export.
 
     Args:
-        opened: the run's model. out: missing or empty. name: of the model, for clients.
+        opened: the run's model. out: missing or empty. name: the model's name for clients.
         notify: receives a line on each part that could not be made.
         programs: True to write the net as ONNX too.
 

@@ -71,7 +71,7 @@ class Follower(AbstractContextManager["Follower"]):
     Args:
         directory: only for this follower. It continues with the files of an earlier follower.
         notify: receives a line on every event.
-        fingerprint: of the served schema; by default the first version's. Versions of other schemas are refused.
+        fingerprint: the served schema; by default the first version's. Versions of other schemas are refused.
 
     Attributes:
         current: the current version, as servers read it; None before the first.
@@ -90,7 +90,7 @@ class Follower(AbstractContextManager["Follower"]):
         self._gap: tuple[LogHead, float] | None = None  # an unreachable head; time of the next try
         self._logged: dict[str, str] = {}
         self._merging = Merging()
-        self._tensors: list[StoredTensor] = []  # of the current version's dense half, without values
+        self._tensors: list[StoredTensor] = []  # the current version's dense half, without values
         self._recent: deque[set[str]] = deque(maxlen=_KEPT)
         self.current = self._find_version()
         if self.current is not None:
@@ -193,7 +193,7 @@ class Follower(AbstractContextManager["Follower"]):
         """Returns the segments after a version, in order; and why the next one is unusable, None if all are there.
 
         Args:
-            tensors: of its dense half, without their values.
+            tensors: the tensors of its dense half, without their values.
         """
         after, run, model = version.number, (version.run, version.epoch), _model(version)
         segments: list[_CheckedSegment] = []

@@ -32,10 +32,10 @@ class ServeOptions(Options):
         max_batch: largest number of examples in a request; larger requests get status 413.
         max_bytes: largest body of a request in bytes; larger requests get status 413.
         max_header_bytes: largest request line and headers together; larger requests get status 431.
-        max_unfinished_bytes: of all unfinished requests and unread answers of a process. Beyond it, the largest get
+        max_unfinished_bytes: all unfinished requests and unread answers of a process. Beyond it, the largest get
             status 503.
         request_timeout: seconds from a request's first byte to its last (else status 408), and for reading an answer.
-        max_connections: of a process; further connections get status 503.
+        max_connections: connections of a process; further connections get status 503.
         model: the user's class, as ``file.py:Class``, that a follower serves.
     """
 

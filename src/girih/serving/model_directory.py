@@ -46,7 +46,7 @@ class ModelDirectory:
         verify: True compares the checksum of every file, which reads all files; False only those of the dense half.
 
     Attributes:
-        signature: of the last opened version. served: that version.
+        signature: the signature of the last opened version. served: that version.
 
     Raises:
         MissingFileError: there is no model, or one of its files is missing.

@@ -92,7 +92,7 @@ class Merging:
     """Merges files in the background, for one group at a time.
 
     Attributes:
-        name: of the merged file; None while nothing is being merged.
+        name: the merged file's name; None while nothing is being merged.
     """
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ class Merging:
         """Begins to merge the newest files of a group's stack.
 
         Args:
-            number: of the group. whole: True if these are all files of the stack.
+            number: the group's number. whole: True if these are all files of the stack.
         """
         mapped = [MappedFile(path.parent / file.name) for file in files]
 

@@ -41,7 +41,7 @@ class ModelVersion:
     """The version of a model that answers.
 
     Attributes:
-        step: its training steps. number: of its last published segment, 0 for an export.
+        step: its training steps. number: its last published segment, 0 for an export.
     """
 
     step: int
@@ -55,9 +55,9 @@ class Served:
     """One version of a model. One thread at a time may use it. Versions may share stacks and the dense half.
 
     Args:
-        groups: of tables. stacks: the rows of each, newest files first.
-        spec: of the dense half. dense: an existing dense half; by default a new one is made.
-        normalization: of numeric features. schema: of the model. version: named in answers.
+        groups: the embedding groups. stacks: the rows of each group, newest files first.
+        spec: describes the dense half. dense: an existing dense half; by default a new one is made.
+        normalization: for numeric features. schema: the model's. version: named in answers.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class ServedNet(Replica):
         """Finds straight-line code for the module.
 
         Args:
-            spec: of this half. read: reads the rows of a batch.
+            spec: describes this half. read: reads the rows of a batch.
         """
         batch = example_batch(schema)
         self.flat_forward = flatten_module(spec, torch.from_numpy(batch.numeric), read(batch))

@@ -80,7 +80,7 @@ def serve(
     """Answers until a signal arrives.
 
     Args:
-        directory: of an exported model. name: of the model, for clients.
+        directory: the exported model. name: the model's name for clients.
         ready: receives a line when the server answers. notify: receives a line on every other event.
         follow: True if the directory is a follower's, whose newest version answers.
 
@@ -261,7 +261,7 @@ def worker(descriptor: int, pipe: IO[str]) -> None:
     """Runs a worker.
 
     Args:
-        descriptor: of the socket. pipe: begins with the instructions. When it ends, this process must end.
+        descriptor: the socket. pipe: begins with the instructions. When it ends, this process must end.
     """
     instructions: dict[str, Any] = json.loads(pipe.readline())
     options = ServeOptions(**instructions["options"])

@@ -129,9 +129,9 @@ class Signature(ModelDescription):
     Attributes:
         step: the model's training steps. inputs, outputs: see above.
         rows: files of each group, newest first, in the order of :func:`~girih.sparse.groups.pack.served_groups`.
-        source: of an export, the checkpoint's name and a checksum of its parts; of a follower, the address of the log.
-        name: of an export. final: True if the run ended with these weights.
-        number: of the version, 0 for an export. run, epoch: of the publishing process.
+        source: for an export, the checkpoint's name and the checksum of its parts; for a follower, the log's address.
+        name: the name of an export. final: True if the run ended with these weights.
+        number: the version, 0 for an export. run, epoch: the run and epoch of the publishing process.
     """
 
     step: Count

@@ -112,7 +112,7 @@ class Launcher(ABC):
         """Starts a process, which imports the modules of its role and waits for :meth:`Handle.begin`.
 
         Args:
-            threads: of OpenMP; None leaves it to the process.
+            threads: OpenMP threads; None leaves it to the process.
         """
 
     def command_of(self, incarnation: int) -> Sequence[str]:

@@ -95,7 +95,7 @@ class LocalLauncher(Launcher):
         hosts: the network namespace of each process; by default this one.
         num_trainers: number of trainers.
         hello: the first message to every process, see :class:`girih.cluster.control.LauncherControl`. Roles read
-            ``segments`` from it, and ``place``: where they write their status.
+            from it ``segments``, and ``place``, the target of their status.
     """
 
     hosts: Hosts = field(default_factory=dict)

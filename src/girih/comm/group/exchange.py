@@ -108,8 +108,8 @@ class DirectExchange:
         """Moves the parts of a flat tensor.
 
         Returns:
-            The parts that arrived here; the messages that this rank passed on to other hosts, by host; and the messages
-            that it passed on from them, by host. The order is that of :class:`Passage`.
+            The parts that arrived here. Then the messages that this rank passed on, by host: to other hosts, and from
+            other hosts. The order is that of :class:`Passage`.
         """
         return self._ranks.exchange(sent, sizes.sent.tolist(), sizes.received.tolist()), {}, {}
 

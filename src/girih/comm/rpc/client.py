@@ -85,7 +85,7 @@ _LEAST_PAUSE_S: Final = 0.05
 _MOST_PAUSE_S: Final = 0.25
 _GONE_S: Final = 0.5  # a server that left and refuses connections for this time is dead
 _LASTING_S: Final = 1.0
-_MOST_UNACKNOWLEDGED_BYTES: Final = 1 << 22  # of replies, whose memory the server holds
+_MOST_UNACKNOWLEDGED_BYTES: Final = 1 << 22  # replies whose memory the server still holds
 
 
 class Client(Poller):

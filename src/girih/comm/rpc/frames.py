@@ -32,7 +32,7 @@ Part = NDArray[np.uint8]
 OWN_PART_BYTES: Final = 1 << 14
 MOST_FIELDS: Final = 12
 MOST_ARRAYS: Final = 256
-MOST_BYTES: Final = 1 << 30  # of all arrays of a frame; a larger frame is refused before it takes memory
+MOST_BYTES: Final = 1 << 30  # all arrays of a frame; a larger frame is refused before it takes memory
 MOST_DIMS: Final = 3
 MOST_EXTENT: Final = 1 << 40  # numpy refuses the shape (0, 2⁶³), although it has no elements
 MAGIC: Final = b"GRIH"
@@ -63,7 +63,7 @@ class Frame:
     Attributes:
         kind: 0 to 65,535: the verb.
         fields: up to 12 integers, each an int64.
-        arrays: up to 256, of 1 GiB together. Each is C-contiguous and little-endian, has up to 3 dims, and holds
+        arrays: up to 256, of 1 GiB together. Each is C-contiguous and little-endian, with up to 3 dims. It holds
             integers of 8 to 64 bits or floats of 16, 32 or 64 bits. Arrays of a received frame are read-only views of
             its memory.
     """
@@ -93,7 +93,7 @@ class PackedFrame:
     """A checked frame in its layout, without the header.
 
     Attributes:
-        num_bytes: of its arrays.
+        num_bytes: the size of its arrays.
 
     Raises:
         WireError: the frame breaks the layout or the limits.

@@ -28,7 +28,7 @@ class Order:
     """Everything that is needed to start a process of a run on any node.
 
     Attributes:
-        threads: of OpenMP; None leaves it to the process.
+        threads: OpenMP threads; None leaves it to the process.
         folder: its working directory, which must exist on its node. launched_from: the launcher's node.
         seen: a file that it must see, next to which it writes; "" for a process that writes nothing.
         trainer: the words of ``girih`` for a trainer, or for a restarted trainer.
