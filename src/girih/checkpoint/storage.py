@@ -324,9 +324,7 @@ class Storage:
         except GirihError:
             raise
         except Exception as error:  # each file system has other errors
-            raise CheckpointError(
-                f"{url}: {_line(error)}; is it there, and may this user go there?"
-            ) from error
+            raise CheckpointError(f"{url}: {_line(error)}; check the address and the permissions") from error
 
 
 @contextlib.contextmanager

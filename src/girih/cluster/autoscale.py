@@ -204,7 +204,7 @@ def out_of_bounds(counts: Mapping[str, int], bounds: Bounds) -> tuple[Change, st
     for role, (fewest, most) in bounds.items():
         count = min(max(counts[role], fewest), most)
         if count != counts[role]:
-            return Change(role, counts[role], count), f"cluster.autoscale has {fewest} to {most} of it"
+            return Change(role, counts[role], count), f"cluster.autoscale allows {fewest} to {most} of it"
     return None
 
 

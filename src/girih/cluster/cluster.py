@@ -137,7 +137,7 @@ class Cluster:
 
     @property
     def may_grow(self) -> bool:
-        """True if the run may start more processes than at its begin. False if each process has a fixed host."""
+        """True if the run may start more processes than it began with. False if each process has a fixed host."""
         return not self._hosts
 
     @property

@@ -46,7 +46,7 @@ class LauncherControl:
         pipe.unbind_life()
 
     def prepare(self, counts: Mapping[str, int], *, again: bool = False) -> None:
-        """See :class:`Supervisor`. At the begin, the launcher has already done it, from the options."""
+        """See :class:`Supervisor`. At first the launcher has already done it, from the options."""
         if again:
             self._ask("prepare", dict(counts))
 

@@ -88,7 +88,7 @@ class ClusterOptions(Options):
         """
         for name in self.resources:
             if name not in counts:
-                raise ConfigError(f"resources: this run has no {name}; expected of {', '.join(counts)}")
+                raise ConfigError(f"resources: this run has no {name}; expected one of {', '.join(counts)}")
         trainer = RoleResources(gpus=1.0 if on_gpus else 0.0)
         names = [RoleName(name) for name in counts]
         default = {name: trainer if name == RoleName.TRAINER else RoleResources() for name in names}

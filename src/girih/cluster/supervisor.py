@@ -30,7 +30,7 @@ class ProcessesFile:
     """Keeps ``processes.json`` in a run's directory.
 
     Args:
-        registry: where processes are registered.
+        registry: lists the processes.
         num_trainers: the trainers that the file lists.
     """
 

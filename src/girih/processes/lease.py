@@ -25,7 +25,7 @@ class Lease:
     """The process that owns a run: its launcher, or the trainer if there is no launcher.
 
     Attributes:
-        host, boot: the machine, and the identity of its current boot.
+        host, boot: the machine, and the identity of its boot.
         pid, start: the process, and its start in ticks since the boot; "" if the system does not report it.
         segments: prefix of the names of the run's shared memory.
     """

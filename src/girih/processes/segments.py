@@ -1,6 +1,6 @@
 """Names of shared memory and temporary directories, and the removal of those that killed processes left.
 
-The name of a run's owner begins each name, if the system reports it: ``girih-PID.START.NAMESPACE-RANDOM``. If all
+A name begins with the run's name. It identifies the owner, if the system allows: ``girih-PID.START.NAMESPACE-RANDOM``. If all
 processes of a run are killed at once, the next run on this host removes the leftovers, from any run directory. A run on
 several nodes has no owner that all nodes can see. Instead each process locks a file as long as it lives, and the next
 process that starts on the node removes files without a lock.
@@ -81,7 +81,7 @@ def owner_prefix(pid: int, start: str) -> str:
 
 
 def temporary_directory(purpose: str) -> tempfile.TemporaryDirectory[str]:
-    """Returns a temporary directory. Its name says its purpose and its owner."""
+    """Returns a temporary directory with its purpose and its owner in its name."""
     return tempfile.TemporaryDirectory(prefix=f"{owned_by(os.getpid()) or 'girih-'}{purpose}-")
 
 

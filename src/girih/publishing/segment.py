@@ -30,7 +30,7 @@ class PublishedRows(Protocol):
         """Returns whether all shards of this trainer know the changes since a version."""
 
     def begin_segment(self, writer: Storage, number: int, since: int | None) -> SegmentRows:
-        """Takes the changes since a version, or all rows if it is None. From here on, changes are recorded from zero.
+        """Takes the changes since a version, or all rows if it is None. Then a new record of changes begins.
 
         Args:
             number: the version that the segment leads to.

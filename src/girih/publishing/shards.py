@@ -32,7 +32,7 @@ class SegmentRows(SparseSave, Protocol):
 
 
 class SegmentShards:
-    """Some shards in a segment: the changes since a version, or all rows. From here on, changes are recorded from zero.
+    """Some shards in a segment: the changes since a version, or all rows. Then a new record of changes begins.
 
     Args:
         files: the name of each part, and its shard.

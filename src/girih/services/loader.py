@@ -47,8 +47,7 @@ class _Open:
 
 
 class BatchReplay:
-    """Readers that move forward from share to share, one for each trainer: a worker lost some of the shares that they
-    pass.
+    """Readers that move forward from share to share, one for each trainer, to the shares that a worker lost.
 
     One thread calls the methods.
     """

@@ -82,7 +82,7 @@ def _item(values: Sequence[Tensor], index: int) -> Tensor:
 def _repeat(repeats: Tensor, *, output_size: int | None = None) -> Tensor:
     """Runs ``repeat_interleave`` after a check, because it accepts numbers whose sum is no integer."""
     if not 0 <= float(repeats.double().sum()) <= _MOST_ELEMENTS or bool((repeats < 0).any()):
-        raise ValueError("repeat_interleave: expected at least 0 repeats, and not too many")
+        raise ValueError("repeat_interleave: expected repeats of at least 0, and fewer of them")
     return torch.repeat_interleave(repeats, output_size=output_size)
 
 
@@ -260,7 +260,7 @@ def _graph_of(content: Mapping[str, Any]) -> fx.Graph:
         if function is None:
             raise ValueError(f"the operator {name!r} is not one that files may name")
         if not all(key.isidentifier() for key in kwargs):
-            raise ValueError(f"{name}: {list(kwargs)!r} are no names of arguments")
+            raise ValueError(f"{name}: {list(kwargs)!r} are not names of arguments")
         arguments = mapped((tuple(args), kwargs), read)
         if "trunc" in leaves(arguments):  # the smallest integer divided by -1 ends the process
             raise ValueError(f"{name}: rounding_mode = 'trunc' is not one that files may name")

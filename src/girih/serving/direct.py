@@ -1,7 +1,7 @@
 """Connections of a server: each reads requests within limits, and answers a request as soon as its last byte is there.
 
-All requests come this way, whatever their path, method and encoding, so that none avoids the limits. A connection keeps the few
-headers that matter, and the bodies of requests for predictions. It counts and discards all other bytes.
+All requests go through here, for every path, method and encoding, so that none avoids the limits. A connection keeps the
+few headers that matter, and the bodies of requests for predictions. It counts and discards all other bytes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     """A connection to a server of predictions.
 
     Args:
-        serving: answers. clients: all connections of the process.
+        serving: makes the answers. clients: all connections of the process.
 
     Attributes:
         held: bytes of memory that it holds. begun: when its request began. deadline: when it expires.
@@ -59,7 +59,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._kept_bytes = self._head_bytes = self._body_bytes = self._body_left = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begins, unless there are too many connections."""
+        """Begins the connection, unless there are too many."""
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(0)  # see resume_writing
         self._restart(self._options.request_timeout)
@@ -115,7 +115,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._settle()
 
     def _next_size(self, data: memoryview) -> int:
-        """The size of the next piece for the parser. A piece ends where a request may end."""
+        """Returns the size of the next piece for the parser. A piece ends where a request may end."""
         if self._body_left:
             return min(self._body_left, len(data))
         piece = self._tail + data[: min(_PIECE, self._options.max_header_bytes // 2)].tobytes()

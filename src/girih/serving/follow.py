@@ -359,7 +359,7 @@ def _next_count(directory: Path) -> int:
 def _signature_of(
     manifest: SegmentManifest, log: str, rows: Sequence[tuple[RowsFile, ...]], parameters: ModelFile
 ) -> Signature:
-    """The signature of a version, by the segment or snapshot that leads to it and the files that it has here."""
+    """Returns the signature of a version, from its segment or snapshot, and from its files on this machine."""
     schema = Schema.from_dict(manifest.schema, NAME)
     return Signature(
         step=manifest.step,

@@ -35,7 +35,7 @@ class ServingMetrics:
             ) from None
         self._registry = CollectorRegistry()
         shared: dict[str, Any] = {"namespace": "girih_serving", "registry": self._registry}
-        gauge = {"multiprocess_mode": "livemin", **shared}  # the oldest of several workers
+        gauge = {"multiprocess_mode": "livemin", **shared}  # the minimum over workers
         self.seconds = Histogram(
             "seconds", "Time to answer a request, after its body arrived.", buckets=BOUNDS_S, **shared
         )

@@ -115,7 +115,7 @@ class Parser:
             json_length: the header :data:`JSON_LENGTH`; None if the whole body is JSON.
 
         Raises:
-            DataError: the body is no JSON, has no tensors, or contradicts itself. The error names the place.
+            DataError: the body is not JSON, has no tensors, or contradicts itself. The error names the place.
         """
         length = len(body) if json_length is None else _length(json_length, len(body))
         view = memoryview(body)
@@ -134,7 +134,7 @@ class Parser:
         try:
             content = json.loads(head)
         except (ValueError, RecursionError) as error:
-            raise DataError(f"the body is no JSON{_place(error)}; expected an inference request") from None
+            raise DataError(f"the body is not JSON{_place(error)}; expected an inference request") from None
         inputs = content.get("inputs") if isinstance(content, dict) else None
         if not isinstance(inputs, list) or not inputs:
             told = "list of inputs is empty" if inputs == [] else "body has no list of inputs"
@@ -220,9 +220,9 @@ def _place(error: Exception) -> str:
     if isinstance(error, json.JSONDecodeError):
         return f" at line {error.lineno}, character {error.colno}"
     if isinstance(error, UnicodeDecodeError):
-        return f": byte {error.start:,} is no text in {error.encoding.upper()}"
+        return f": byte {error.start:,} is not text in {error.encoding.upper()}"
     if isinstance(error, RecursionError):
-        return ": lists or objects are nested too deep"
+        return ": lists or objects are nested too deeply"
     return f": a number has more than {sys.get_int_max_str_digits():,} digits"
 
 
@@ -235,14 +235,14 @@ def _length(text: str, size: int) -> int:
 def _parameters(tensor: Mapping[str, object], owner: str) -> Mapping[str, object]:
     parameters = tensor.get("parameters") or {}
     if not isinstance(parameters, dict):
-        raise DataError(f"{owner}: parameters are no object")
+        raise DataError(f"{owner}: parameters is not an object")
     return parameters
 
 
 def _id(content: Mapping[str, object]) -> str | None:
     found = content.get("id")
     if found is not None and not isinstance(found, str):
-        raise DataError("id is no string")
+        raise DataError("id is not a string")
     return found
 
 
@@ -253,7 +253,7 @@ def _wanted(content: Mapping[str, object], outputs: Sequence[Output]) -> list[Wa
     if not asked:
         return [Wanted(place, binary) for place in range(len(outputs))]
     if not isinstance(asked, list):
-        raise DataError("outputs are no list; leave them out to get all")
+        raise DataError("outputs is not a list; leave them out to get all")
     places = {output.name: place for place, output in enumerate(outputs)}
     found: dict[str, Wanted] = {}
     for number, each in enumerate(asked):

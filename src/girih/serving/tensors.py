@@ -85,10 +85,10 @@ def from_json(name: str, datatype: str, shape: tuple[int, ...], data: object) ->
     """
     count = _num_values(name, shape)
     if not isinstance(data, list):
-        raise DataError(f"input {name!r}: data is no list; expected {count:,} values")
+        raise DataError(f"input {name!r}: data is not a list; expected {count:,} values")
     if len(shape) > 1 and data and isinstance(data[0], list):
         if not all(isinstance(row, list) for row in data):
-            raise DataError(f"input {name!r}: data mixes values and lists; expected either")
+            raise DataError(f"input {name!r}: data mixes values and lists; expected only one kind")
         if len(data) != shape[0] or any(len(row) != shape[1] for row in data):
             raise DataError(
                 f"input {name!r}: data has lists of other lengths than a shape of {list(shape)}; expected {shape[0]:,} lists of {shape[1]:,}"
@@ -170,7 +170,7 @@ def datatype_of(kind: pa.DataType) -> str:
 
 def _described(datatype: str) -> str:
     if datatype in (BYTES, "BOOL"):
-        return "strings of Unicode" if datatype == BYTES else "true and false"
+        return "Unicode strings" if datatype == BYTES else "true and false"
     if NUMPY[datatype].kind in "iu":
         bounds = np.iinfo(NUMPY[datatype])
         return f"integers from {bounds.min} to {bounds.max}"

@@ -38,14 +38,14 @@ class LaneFile:
         file: its descriptor. The object owns it from now on.
 
     Raises:
-        WireError, OSError: the file is no lane.
+        WireError, OSError: the file is not a lane.
     """
 
     def __init__(self, file: int) -> None:
         self.file = file
         size = os.fstat(file).st_size
         if size <= NUM_SLOTS:
-            raise WireError(f"a file of {size} bytes is no lane")
+            raise WireError(f"a file of {size} bytes is not a lane")
         self.num_bytes = size - NUM_SLOTS
         self._map = mmap.mmap(file, size)
         view = memoryview(self._map)

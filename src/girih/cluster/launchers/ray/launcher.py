@@ -123,7 +123,7 @@ class RayProcess(Handle):
                 for event in events:
                     self._handle_event(event)
         except (RayError, GetTimeoutError, ValueError) as error:
-            self._words = f"Ray lost it: {str(error).strip().splitlines()[0]}"
+            self._words = f"Ray lost the process: {str(error).strip().splitlines()[0]}"
             self._status = LOST
         with suppress(RayError):
             ray.kill(self._actor)  # the next incarnation of the process needs its place
@@ -156,7 +156,7 @@ def _too_little(bundles: Sequence[Mapping[str, float]], placed_s: float) -> str:
     there = ", ".join(f"{name} {free.get(name, 0.0):g}" for name in wanted)
     return (
         f"the cluster has no room for the run's {len(bundles)} processes within {placed_s:.0f} s: asked {asked}; free {there}."
-        " Ask for fewer processes, or for less by [cluster] resources"
+        " Ask for fewer processes, or lower [cluster] resources"
     )
 
 
