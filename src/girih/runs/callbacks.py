@@ -103,10 +103,9 @@ class TensorBoard(_Tracker):
 
 
 class MLflow(_Tracker):
-    """Logs records to MLflow by step, named as in :class:`TensorBoard` (``@`` is ``_at_``); final metrics as
-    ``final/<name>``.
+    """Logs records to MLflow by step, named as in :class:`TensorBoard`; final metrics as ``final/<name>``.
 
-    They go to the active run, else to a new run, at ``MLFLOW_TRACKING_URI`` or ``mlflow.set_tracking_uri``. The options
+    In names, ``@`` becomes ``_at_``. Records go to the active run, else to a new run, at ``MLFLOW_TRACKING_URI`` or ``mlflow.set_tracking_uri``. The options
     of the config become parameters of the run. A resumed run keeps its parameters.
 
     Args:

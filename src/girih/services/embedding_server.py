@@ -72,8 +72,9 @@ _Part = tuple[Request, _Reads]
 
 @dataclass(kw_only=True)
 class EmbeddingServer(Service):
-    """One of several embedding servers, each with the same number of shards of every table. It writes files during
-    requests.
+    """One of several embedding servers, each with the same number of shards of every table.
+
+    It writes files while it answers requests.
 
     Attributes:
         num_senders: senders that number their pushes, so that a resent push is applied once; None if nothing is resent.

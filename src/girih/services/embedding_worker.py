@@ -1,8 +1,7 @@
-"""An embedding worker: keeps ids, reads rows and makes bags of them, and applies gradients (Persia §4.1 steps 1, 4, 7,
-§4.2.1).
+"""An embedding worker: keeps ids, makes bags of rows, and sends gradients to servers (Persia §4.1 steps 1, 4 and 7).
 
 It keeps ids until a trainer asks for them, gets rows from the servers and pools them. It turns gradients of bags into
-gradients of rows and sends these to the servers.
+gradients of rows and sends these to the servers (§4.2.1).
 
 A killed worker restarts empty. When a trainer finds ids missing, their loader resends them, and the trainer resends
 gradients, under the same number. Servers skip gradients that they have already applied.

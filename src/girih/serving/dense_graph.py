@@ -2,12 +2,12 @@
 
     {"inputs": 3, "tensors": [names], "parameters": 4, "nodes": [[operator, args, kwargs], ...], "output": 41}
 
-Values are numbered: inputs, tensors of ``dense.safetensors``, of which the first are parameters, then nodes. Arguments are JSON
-values. A string has a prefix that says what it stands for: ``node:7``, ``text:tanh``, ``is:torch.float32``, ``is:-inf``.
+Values are numbered: first inputs, then tensors of ``dense.safetensors``, parameters first, then nodes. Arguments are JSON
+values. A string has a prefix for its meaning: ``node:7``, ``text:tanh``, ``is:torch.float32``, ``is:-inf``.
 
-A file can only name operators that :func:`operator_named` allows. These only compute a result from their
-arguments. They open no file, write to no argument, draw no random numbers, and check all indices and shapes. They run once on an
-example before the network serves, and the size of each result is known before memory is taken for it.
+A file can only name operators that :func:`operator_named` allows. These only compute a result from their arguments. They
+open no file, write to no argument, draw no random numbers, and check all indices and shapes. They run once on an example
+before the network serves. The size of each result is known before memory is allocated for it.
 """
 
 from __future__ import annotations

@@ -229,8 +229,7 @@ class LoadedModel(contextlib.AbstractContextManager["LoadedModel"]):
         return sparse.peek_rows(name, np.ascontiguousarray(keys))[:, :dim]
 
     def table(self, table: str) -> TableRows:
-        """Returns all rows of a table, ascending by id: ids int64[n], rows float32[n, D], and how often training saw each
-        id.
+        """Returns all rows of a table by ascending id: ids int64[n], rows float32[n, D], and counts int64[n].
 
         Raises:
             ConfigError: see :meth:`embedding`. CheckpointError: the checkpoint is damaged.

@@ -253,7 +253,7 @@ def _wanted(content: Mapping[str, object], outputs: Sequence[Output]) -> list[Wa
     if not asked:
         return [Wanted(place, binary) for place in range(len(outputs))]
     if not isinstance(asked, list):
-        raise DataError("outputs is not a list; leave them out to get all")
+        raise DataError("outputs is not a list; leave it out to get all")
     places = {output.name: place for place, output in enumerate(outputs)}
     found: dict[str, Wanted] = {}
     for number, each in enumerate(asked):

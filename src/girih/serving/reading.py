@@ -135,9 +135,7 @@ class RequestReader:
                 raise DataError(f"input {name!r} is missing; expected {', '.join(self._columns)}")
             if tensor.datatype == "BOOL" and name in self._ids:
                 raise DataError(f"input {name!r}: BOOL; expected ids, which are integers or strings")
-            if (
-                len(tensor.shape) == 2 and tensor.shape[0] > self._most
-            ):  # before anything of this size is made
+            if len(tensor.shape) == 2 and tensor.shape[0] > self._most:  # before anything large is made
                 raise TooLarge(
                     f"{tensor.shape[0]:,} examples in one request; expected at most {self._most:,}: send several requests"
                 )

@@ -36,8 +36,7 @@ class RowsPart(Protocol):
     left: tuple[Longs, Ints]
 
     def chunks(self, spec: GroupSpec) -> Iterator[tuple[Longs, Ints, Floats]]:
-        """Yields rows in chunks, with the columns of a group: ids int64[K], tables of the part int32[K], rows float32[K,
-        W].
+        """Yields rows in chunks, with a group's columns: ids int64[K], part's tables int32[K], rows float32[K, W].
 
         Raises:
             CheckpointError: the part is damaged, or has other columns.

@@ -1,5 +1,4 @@
-"""One version of a model as a server holds it: rows in mapped files, a dense half, and the steps from batch to
-predictions.
+"""One version of a model as a server holds it: rows in mapped files, a dense half, and its predictions.
 
 One :class:`Served` answers a whole request. To change the version, the server replaces this object.
 

@@ -38,7 +38,7 @@ class Handle(ABC):
         key: role and index. title: for example ``embedding-server 1``.
         incarnation: the number of restarts of this role and index; 0 for its first process.
         pid, host: its process id, and its machine.
-        pipe: to the process. Others read a trainer's messages; the handle reads those of a role.
+        pipe: connects to the process. The handle reads a role's messages, but not a trainer's.
         address: where it listens; "" until then.
         recovery_note: a line on the state in which a restarted process found its data; "" if all was whole.
     """

@@ -47,9 +47,8 @@ def pack(
         pooled: bool[F]: features whose order within a bag does not matter.
 
     Returns:
-        Sizes, int64[2+2F]: B, if there are weights, and per feature the number of ids and of unique ids. Then ids,
-            int64;
-        counts, uint16 or uint32; examples, uint16, or uint32 if B > 65,535; weights, float32[N] or [0].
+        int64[2+2F]: B, if there are weights, and per feature the number of ids and of unique ids; int64: ids; uint16 or
+        uint32: counts; uint16, or uint32 if B > 65,535: examples; float32[N] or [0]: weights.
     """
     num_features, num_ids = len(pooled), len(batch_ids)
     ends = offsets[:: num_examples or 1][: num_features + 1]
