@@ -72,7 +72,7 @@ def test_trainers_on_several_hosts_are_refused_where_all_is_to_be_encrypted(bind
     else:
         assert found[0] == found[1]
         assert (
-            "trainers on 10.0.0.1, 10.0.0.2: what trainers on several hosts send each other by gloo"
+            "trainers on 10.0.0.1, 10.0.0.2: messages of trainers on several hosts by gloo"
             in found[0]
         )
 

@@ -15,7 +15,7 @@ from girih.comm.registry import Registry
 from girih.errors import ConfigError, RoleError
 
 PLAIN = (
-    "messages of trainers on several hosts by gloo or NCCL cannot be encrypted. Put all trainers on one host, or leave"
+    "messages of trainers on several hosts by gloo or NCCL cannot be encrypted; put all trainers on one host, or leave"
     " encrypt out and connect the hosts by a private network, for example a VPN (docs/security.md)"
 )
 _HELLO = "hello"

@@ -182,7 +182,7 @@ def join_cluster(address: str = "auto") -> str:
     """
     if "://" in address:
         raise ConfigError(
-            f"cluster {address!r}: expected auto, or HOST:PORT of the head. Start girih on a node of the cluster, or as a"
+            f"cluster {address!r}: expected auto, or HOST:PORT of the head; start girih on a node of the cluster, or as a"
             " Ray job (ray job submit -- girih train …)"
         )
     _dial(address)
