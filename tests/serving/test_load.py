@@ -253,7 +253,7 @@ def test_a_model_of_the_user_s_own_is_given(log_source, tmp_path, caplog):
         trainer.fit(girih.read_parquet(log_source / "valid.parquet", schema, batch_size=500))
         saved = trainer.save(tmp_path / "models")
         expected = trainer.predict(girih.read_parquet(log_source / "test.parquet", schema))[:, 0]
-    with pytest.raises(ConfigError, match=r"a class of yours.*give load\(\.\.\., model="):
+    with pytest.raises(ConfigError, match=r"class is your own.*give load\(\.\.\., model="):
         girih.load(saved)
     data = pq.read_table(log_source / "test.parquet")
     with (
@@ -392,7 +392,7 @@ def test_linear_models_have_no_embeddings(log_directory, capsys):
     )
     with girih.load(path) as model:
         assert model.predict([{"user": 1, "item": 2, "tags": [3], "x0": 0.5}]).shape == (1,)
-        with pytest.raises(ConfigError, match="table 'user': LR reads first-order weights alone of it"):
+        with pytest.raises(ConfigError, match="table 'user': LR reads only its first-order weights"):
             model.embedding("user", [1])
     capsys.readouterr()
     assert run("export-embeddings", path, "--table", "user", "--out", log_directory / "x.parquet") == 2
