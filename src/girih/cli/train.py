@@ -81,7 +81,7 @@ def train(
                 options = replace(options, launcher="ray", address=cluster)
             if sum(counts.values()) > 1 or options.launcher == "ray":
                 command = ["train", *typed]
-                if run_of(config_file, run_path) is not None:  # checked here, and not again by each process
+                if run_of(config_file, run_path) is not None:  # the processes need not check again
                     for kind, name in config.classes_in(written, where).items():
                         command += ["--set", f"{kind}.{KINDS[kind]}={json.dumps(name, ensure_ascii=False)}"]
                 one_host = chosen.one_host_option
@@ -108,7 +108,7 @@ def train(
 
         own_process = bool(context.find_root().obj)
         if own_process:
-            gc.freeze()  # no collection has to look through all that was imported
+            gc.freeze()  # no collection then searches all imported objects
         leave_signals_to_launcher()
         settings = trainer.load_settings(
             config_file, overrides, strategy, run_path, plan_file=plan_file, calibrated=calibrated
@@ -119,7 +119,7 @@ def train(
 
 
 def check_init(init_from: str, run: Path | None) -> None:
-    """Refuses an ``--init-from`` where there is no checkpoint, or that is the run itself, before any process starts."""
+    """Refuses an ``--init-from`` without a checkpoint, or that is the run itself, before any process starts."""
     from girih import checkpoint
 
     if run is not None and os.path.realpath(init_from) == os.path.realpath(run):
@@ -128,14 +128,14 @@ def check_init(init_from: str, run: Path | None) -> None:
 
 
 def _place(mapping: Mapping[str, object], where: str, directory: Path, run: Path) -> StatusTarget:
-    """The place where the processes of a run show themselves."""
+    """Returns the endpoint at which the processes of a run report."""
     metrics = config.build(MetricsOptions, mapping.get("metrics", {}), f"{where}: [metrics]")
     require_client(metrics)
     return StatusTarget(run.absolute(), metrics.below(directory))
 
 
 def _way_on(run: Path) -> str:
-    """The words that end the error of a run and say how it goes on, where this process is the one that tells."""
+    """Returns the end of a run's error, which says how to continue. Empty if another process reports the error."""
     if os.environ.get("RANK", "0") != "0":
         return ""
     if (newest := _newest(run)) is None:
@@ -144,7 +144,7 @@ def _way_on(run: Path) -> str:
 
 
 def _newest(run: Path) -> str | None:
-    """The name of the last complete checkpoint of a run; None where there is none."""
+    """Returns the name of the last complete checkpoint of a run, or None."""
     from girih import checkpoint
 
     try:

@@ -252,7 +252,7 @@ def take_sample(paths: Sequence[str], label: str | None = None) -> Sample:
         field.name for field in table.schema if columns.is_string(columns.value_type(field.type))
     )
     cells = Cells(table.select(names), is_text=form in ("csv", "criteo"))
-    size = sum(file.size for file in files)  # compressed files are smaller than their text, so this estimate is low
+    size = sum(file.size for file in files)  # compressed files are smaller than their text: a low estimate
     estimated = max(num_rows, round(num_rows / num_bytes * size)) if num_bytes else num_rows
     of_types = frozenset() if form in ("csv", "criteo") else strings
     return Sample(cells.table, options | cells.data, source.num_rows or estimated, cells.features, of_types)
@@ -266,7 +266,7 @@ def _files(path: str) -> tuple[str | list[str], tuple[DataFile, ...]]:
     for _, _, names in os.walk(path):
         for name in names:
             if ending := _ending(name):
-                found.setdefault(ending, Counter())[name[name.rindex(ending) :]] += 1  # with the ending of its compression
+                found.setdefault(ending, Counter())[name[name.rindex(ending) :]] += 1  # with compression
     most = max(found, key=lambda ending: found[ending].total(), default=".parquet")
     if most == ".parquet":
         return path, find_files(path, suffix=most)
