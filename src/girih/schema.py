@@ -109,11 +109,11 @@ class Categorical(_Sparse):
         _Sparse._check(self)
         if self.bucketize and (self.separator or self.weights):
             raise ConfigError(
-                f"{self._owner()}bucketize makes one id of one number; drop separator and weights"
+                f"{self._owner()}bucketize makes one id from one number; drop separator and weights"
             )
         if self.transform and (self.separator or self.weights or self.bucketize or self.max_length):
             raise ConfigError(
-                f"{self._owner()}{self.transform} makes one id of one time; drop separator, weights, max_length and bucketize"
+                f"{self._owner()}{self.transform} makes one id from one time; drop separator, weights, max_length and bucketize"
             )
         if self.weight_separator == "" or (self.weight_separator and self.weight_separator == self.separator):
             raise ConfigError(
@@ -127,7 +127,7 @@ class Categorical(_Sparse):
             for option in ("list_format", "weight_separator", "padding_id", "float_ids"):
                 if getattr(self, option) is not None:
                     raise ConfigError(
-                        f"{self._owner()}{option} is for ids, and {'bucketize' if self.bucketize else self.transform} makes them of"
+                        f"{self._owner()}{option} is for ids, and {'bucketize' if self.bucketize else self.transform} makes ids of"
                         " numbers or times; drop one"
                     )
         _check_time_unit(self)
@@ -405,7 +405,7 @@ def list_of_texts(value: object) -> Any:
 def _check_time_unit(feature: Categorical | Numeric) -> None:
     if feature.time_unit and feature.part_of_time is None:
         raise ConfigError(
-            f"{feature._owner()}time_unit = {feature.time_unit!r}: is of times, which transform = 'hour' and 'weekday' read; drop it"
+            f"{feature._owner()}time_unit = {feature.time_unit!r}: is only for times, with transform = 'hour' or 'weekday'; drop it"
         )
 
 

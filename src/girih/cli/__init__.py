@@ -25,12 +25,12 @@ UNUSABLE = (
 
 
 COMMANDS = {
-    "bench": "Measure this machine, with peers beside us.",
+    "bench": "Measure this machine, and compare girih with its peers.",
     "calibrate": "Measure this machine's links, codecs and the work of steps.",
     "check": "Check a config against its data, and estimate rows and memory.",
     "compare": "Show runs side by side: options that differ, and metrics.",
     "compile": "Compile kernels in advance, for container images.",
-    "demo": "Train on a generated click log, and show AUC beside the best possible one.",
+    "demo": "Train on a generated click log, and compare AUC with the best possible one.",
     "evaluate": "Evaluate a run's final weights.",
     "export": "Write a run's final model to a directory that servers need alone.",
     "export-embeddings": "Write the rows of a table to Parquet: id, embedding, count.",
@@ -42,7 +42,7 @@ COMMANDS = {
     "prune": "Write a run without the rows seen seldom, or long ago.",
     "published": "Show what a run published, and have servers go back to a version.",
     "report": "Draw a self-contained page per run, and one of several.",
-    "scale": "Add processes to a run that is on, or remove some.",
+    "scale": "Add processes to an active run, or remove some.",
     "serve": "Answer requests for predictions by HTTP: Open Inference Protocol v2.",
     "status": "Show a run's processes: alive or not, load, bottleneck.",
     "train": "Train the model of a config file.",

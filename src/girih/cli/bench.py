@@ -21,7 +21,7 @@ FOLDER = Path(__file__).resolve().parents[3] / "benchmarks"
 )
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[NAME] [OPTIONS]...")
 def bench(words: tuple[str, ...]) -> int:
-    """Measure this machine, with peers beside us. Without NAME: list the benchmarks.
+    """Measure this machine, and compare girih with its peers. Without NAME: list the benchmarks.
 
     Options are the benchmark's own: girih bench NAME --help.
     """

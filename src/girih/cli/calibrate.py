@@ -51,8 +51,9 @@ def calibrate(typed: list[str], trainers: int, out: Path, probe: tuple[str, Path
 
 
 def _launch(typed: list[str], trainers: int, out: Path) -> int:
-    """Starts trainers that measure the parts of steps, then short runs of each strategy. Writes and shows the
-    calibration.
+    """Starts trainers that measure the parts of steps, then short runs of each strategy.
+
+    Writes and shows the calibration.
     """
     from girih.cli.show import calibration_tables
     from girih.files.whole import write_whole
@@ -81,8 +82,8 @@ def _launch(typed: list[str], trainers: int, out: Path) -> int:
     calibration_tables(calibration)
     if trainers > calibration.cores:
         click.echo(
-            f"{trainers} trainers shared {calibration.cores} cores: times include waiting for a core, which trainers with cores of"
-            " their own do not"
+            f"{trainers} trainers shared {calibration.cores} cores: times include waiting for a core, which trainers with their own"
+            " cores do not"
         )
     click.echo(f"{out}; next: girih plan CONFIG.toml --calibration {out}, or girih train with the same")
     return 0

@@ -94,7 +94,7 @@ def _labels(batch: Batch, data: Dataset) -> str:
     shown = []
     for values, name, loss in zip(_counted(batch), labels.names, labels.losses, strict=True):
         if not len(values):
-            shown.append(f"{name} counts for none")
+            shown.append(f"{name} counts for no example")
         else:
             mean = float(values.mean())
             shown.append(
@@ -140,7 +140,7 @@ class _Seen:
             return f"has no id in {where}"
         if self.num_missing > MANY_MISSING * self.num_ids:
             return f"is missing in {self.num_missing / self.num_ids:.0%} of {where}"
-        return f"has one id in all of {where}: it teaches nothing" if len(self.some) == 1 else None
+        return f"has one id in all of {where}: nothing to learn" if len(self.some) == 1 else None
 
 
 def _sampled(train: Dataset, *, nested: bool) -> tuple[Growth, list[str]]:
@@ -172,8 +172,8 @@ def _sampled(train: Dataset, *, nested: bool) -> tuple[Growth, list[str]]:
     if outside:
         first, second = schema.labels.names
         notes.append(
-            f"label {second!r} is 1 in {count(outside)} of {where} where {first!r} is 0: esmm takes the second label for what"
-            " follows the first, and happens nowhere else; choose such a label, or take mmoe"
+            f"label {second!r} is 1 in {count(outside)} of {where} where {first!r} is 0: esmm needs a second label that"
+            " only follows the first; choose such a label, or use mmoe"
         )
     return growth, notes
 
@@ -214,8 +214,9 @@ def _unsplit(train: Dataset) -> list[str]:
 
 
 def _implausible_times(train: Dataset) -> list[str]:
-    """Returns notes on features whose times are implausible in the first batch, or would be plausible in another
-    unit.
+    """Returns notes on features of times that are implausible in the first batch.
+
+    A note names a unit in which the times would be plausible, if there is one.
     """
     schema = train.schema
     timed = [
@@ -247,7 +248,7 @@ def _implausible_times(train: Dataset) -> list[str]:
 
 def _show_tables(sparse: SparseSpec, growth: Growth, total: float | None) -> float:
     """Prints a line for each of the largest tables. Returns the bytes of all tables."""
-    known = "the data" if total is not None else "these alone, as nobody has counted the data"
+    known = "the data" if total is not None else "these alone, because the data is not counted"
     own = {table.name: table for table in sparse.schema.tables}
     tables: list[tuple[int, str]] = []
     for group in sparse.groups():

@@ -47,7 +47,7 @@ class Best(NamedTuple):
 )  # fmt: skip
 @click.pass_context
 def demo(context: click.Context, directory: Path, num_examples: int) -> int:
-    """Train on a generated click log, and show AUC beside the best possible one.
+    """Train on a generated click log, and compare AUC with the best possible one.
 
     Everything is written below DIRECTORY (demo-run where it is left out); an earlier demo there is replaced,
     unless something was changed or added.
@@ -104,10 +104,10 @@ def _empty(directory: Path) -> None:
     for name, each in found.items():
         if not _is_left_alone(each):
             raise ConfigError(
-                f"{directory}: holds {name}, which no earlier demo left like that; name another directory"
+                f"{directory}: holds {name}, which is not from an earlier demo, or was changed; name another directory"
             )
     if found and not {"config.toml", "data"} <= found.keys():
-        raise ConfigError(f"{directory}: holds {', '.join(found)} of no earlier demo; name another directory")
+        raise ConfigError(f"{directory}: holds {', '.join(found)}, no earlier demo; name another directory")
     for name in found.keys() & {"data", "run"}:
         shutil.rmtree(found[name])
 
@@ -130,7 +130,7 @@ def _show(directory: Path, best: Best, seconds: float) -> None:
     seconds -= summary["compile_s"]  # only in the first run on this machine
     console.print(f"{summary['num_rows']:,} rows appeared as their ids were seen; trained in {seconds:.0f} s")
     for name, text in (
-        ("config.toml", "what was trained: change it, and run girih train yourself"),
+        ("config.toml", "the config: change it, and run girih train yourself"),
         ("run/report.html", "curves, calibration, timeline: open it in a browser"),
         ("run/summary.json", "every number"),
         ("run/checkpoints", "the model"),

@@ -162,14 +162,14 @@ def _embeddings(rows: TableRows, schema: pa.Schema) -> pa.Table:
 @cli.command()
 @RUN_OR_CHECKPOINT
 @click.option("--out", metavar="DIR", type=PATH, required=True, help="A directory for the smaller run.")
-@click.option("--min-count", type=click.IntRange(1), help="Keep rows that training has seen so often.")
+@click.option("--min-count", type=click.IntRange(1), help="Keep rows seen at least this often.")
 @click.option(
     "--max-age", type=click.IntRange(0),
-    help="Keep rows used so many steps ago at most; seconds, in tables whose TTL is in seconds.",
+    help="Keep rows used at most this many steps ago; seconds, in tables whose TTL is in seconds.",
 )  # fmt: skip
 @click.option(
     "--table", "tables", metavar="NAME", multiple=True,
-    help="Prune this table alone; repeatable. Default: all.",
+    help="Prune only this table; repeatable. Default: all.",
 )  # fmt: skip
 def prune(run: str, out: Path, min_count: int | None, max_age: int | None, tables: tuple[str, ...]) -> int:
     """Write a run without the rows seen seldom, or long ago: its final checkpoint and its configuration."""

@@ -89,7 +89,7 @@ def info() -> int:
         "memory": size(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
         **described(),
         "bfloat16": "in hardware" if flags & {"avx512_bf16", "bf16"} else "emulated: slow on this processor",
-        "float32 layers": "oneDNN" if onednn.pays() else "as PyTorch has them",
+        "float32 layers": "oneDNN" if onednn.pays() else "those of PyTorch",
         "kernels": _kernels(),
         "idle threads": process_settings.spins(),
         "huge pages": _selected(HUGE_PAGES) + ", shared memory: " + _selected(HUGE_PAGES_SHARED),

@@ -47,13 +47,13 @@ GBIT = 1e9 / 8  # bytes
     "--machines",
     type=click.IntRange(1),
     metavar="COUNT",
-    help="Predict for so many machines like the calibrated one, with processes spread over them evenly; needs --calibration.",
+    help="Predict for this number of machines like the calibrated one, with processes spread evenly; needs --calibration.",
 )
 @click.option(
     "--gbit",
     type=click.FloatRange(0, min_open=True),
     metavar="RATE",
-    help="Predict for links of so many Gbit/s for each process and direction; needs --calibration.",
+    help="Predict for links of this many Gbit/s for each process and direction; needs --calibration.",
 )
 @click.option(
     "--picture", metavar="FILE.svg", type=PATH,
@@ -122,7 +122,7 @@ def _machines(file: Path | None, count: int | None, gbit: float | None) -> Calib
         for name, value in (("machines", count), ("gbit", gbit)):
             if value is not None:
                 raise ConfigError(
-                    f"--{name} {value:g}: expected --calibration FILE beside it; girih calibrate writes one"
+                    f"--{name} {value:g}: expected --calibration FILE too; girih calibrate writes one"
                 )
         return None
     found = Calibration.read(file)
@@ -186,16 +186,14 @@ def _show_times(decided: Plan, calibration: Calibration, file: Path | None) -> N
     kinds = decided.predicted["communication_ms"].items()
     shown = ", ".join(f"{kind} {ms:.3g}" for kind, ms in kinds if ms)
     click.echo(
-        f"a step's communication takes {total:.3g} ms where nothing overlaps it: {shown or 'nothing is sent'}"
+        f"a step's communication takes {total:.3g} ms if nothing overlaps it: {shown or 'nothing is sent'}"
         f" (predicted from {file}, measured by {calibration.trainers} trainers)",
         err=True,
     )
 
 
 def offers_table(estimates: Sequence[StrategyEstimate], calibrated: str) -> None:
-    """Prints every strategy with its predicted speed, or the reason for none, and the best choice, on standard
-    error.
-    """
+    """Prints every strategy with its predicted speed, or why it has none, and the best choice, on standard error."""
     table = Table("strategy", "processes")
     for column in ("samples/s", "cores, ms a step", "path, ms a step"):
         table.add_column(column, justify="right")

@@ -66,7 +66,7 @@ def compare(runs: tuple[Path, ...], as_csv: bool) -> int:
 
 @cli.command()
 @RUN
-@click.option("--watch", is_flag=True, help="Show it anew each second, until the run is over.")
+@click.option("--watch", is_flag=True, help="Update it each second, until the run is over.")
 @click.option("--json", "as_json", is_flag=True, help="One object of JSON on a line, for scripts.")
 def status(run: Path, watch: bool, as_json: bool) -> int:
     """Show a run's processes: alive or not, load, bottleneck."""
@@ -105,7 +105,7 @@ def _until_over(run: Path) -> Iterator[RunStatus]:
 @RUN
 @click.argument("wanted", metavar="ROLE=COUNT...", nargs=-1, required=True)
 def scale(run: Path, wanted: tuple[str, ...]) -> int:
-    """Add processes to a run that is on, or remove some."""
+    """Add processes to an active run, or remove some."""
     there = set(RoleName) & {process["role"] for process in status_of(run)["processes"]}
     counts = dict(_count(word, there or set(RoleName)) for word in wanted)
     if not _is_on(run):
@@ -180,5 +180,5 @@ def _summary_line(outcome: Mapping[str, Any]) -> str:
         return f"nothing to do: {', '.join(f'{name} is {count}' for name, (_, count) in outcome['roles'].items())}"
     return (
         f"scaled at step {outcome['step']}: {', '.join(roles)}; training paused for {outcome['paused_s']:.1f} s,"
-        f" {outcome['seconds']:.1f} s after it was asked for"
+        f" {outcome['seconds']:.1f} s after the request"
     )

@@ -36,7 +36,7 @@ def _number(name: str, help: str) -> Callable[[Command], Command]:
 @click.option("--follow", is_flag=True, help="Follow what a run publishes: RUN, or the ADDRESS of its log.")
 @click.option(
     "--cache", metavar="DIR", type=PATH,
-    help="With --follow, where the rows lie on this machine. Default: a temporary directory.",
+    help="With --follow, where to keep the rows on this machine. Default: a temporary directory.",
 )  # fmt: skip
 @click.option(
     "--name", metavar="NAME", help="The model's name for clients. Default: that of the export, or the run."

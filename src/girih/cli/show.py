@@ -66,8 +66,9 @@ def show_skipped(data: Dataset, source: str) -> None:
 def metrics_table(
     metrics: Mapping[str, Mapping[str, object]], title: str, names: Iterable[str] = TITLES
 ) -> None:
-    """Prints some metrics of each label, without metrics that no label has. In a narrow terminal, each metric is
-    a row.
+    """Prints some metrics of each label. In a narrow terminal, each metric is a row.
+
+    Metrics that no label has are left out.
     """
     named = {label: named_metrics(values) for label, values in metrics.items()}
     metrics = {label: {**values, **named[label]} for label, values in metrics.items()}

@@ -29,20 +29,20 @@ from girih.telemetry.status_file import StatusTarget
 @cli.command()
 @config_options
 @click.option("--run", "run_path", metavar="DIR", type=PATH, help="Where the run is written.")
-@click.option("--resume", is_flag=True, help="Go on from the latest checkpoint in --run DIR.")
+@click.option("--resume", is_flag=True, help="Continue from the latest checkpoint in --run DIR.")
 @click.option(
     "--init-from", "init_from", metavar="RUN|CHECKPOINT",
-    help="Begin with what fits of another run's rows and dense parameters.",
+    help="Begin with the matching rows and dense parameters of another run.",
 )  # fmt: skip
 @MODEL
-@click.option("--plan", "plan_file", metavar="FILE", type=PATH, help="Hold a plan of girih plan.")
+@click.option("--plan", "plan_file", metavar="FILE", type=PATH, help="Use a plan of girih plan.")
 @click.option(
     "--calibration", "calibrated", metavar="FILE", type=PATH,
-    help="Predict samples/s by a file of girih calibrate; the end tells it beside what was measured.",
+    help="Predict samples/s by a file of girih calibrate; the end compares it with the measured speed.",
 )  # fmt: skip
 @click.option(
     "--cluster", "cluster", metavar="ADDRESS",
-    help="Run on a Ray cluster: auto for that of this node, or HOST:PORT of its head.",
+    help="Run on a Ray cluster: auto for the cluster of this node, or HOST:PORT of its head.",
 )  # fmt: skip
 @click.pass_context
 def train(
@@ -60,7 +60,7 @@ def train(
 ) -> int:
     """Train the model of a config file."""
     if resume and run_path is None:
-        raise ConfigError("--resume needs --run DIR, the directory of the run to go on with")
+        raise ConfigError("--resume needs --run DIR, the directory of the run to continue")
     if init_from is not None:
         check_init(init_from, run_path)
     typed = list(context.obj)

@@ -89,9 +89,7 @@ def train(
 
 
 def beginning(newest: Storage | None = None, init: Storage | None = None) -> dict[str, str | None]:
-    """Returns the first message of the first trainer to the others: the checkpoint to resume, or the one to
-    begin with.
-    """
+    """Returns the first trainer's first message to the others: the checkpoint to resume, or to begin with."""
     found = {"newest": newest, "init": init}
     return {name: None if place is None else place.absolute().url for name, place in found.items()}
 

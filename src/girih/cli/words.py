@@ -15,7 +15,7 @@ PATH = click.Path(path_type=Path)
 RUN_OR_CHECKPOINT = click.argument("run", metavar="RUN|CHECKPOINT", type=click.Path())
 FORMAT = click.option(
     "--format", "form", type=click.Choice(["parquet", "csv", "criteo", "libsvm", "libffm", "jsonl"]),
-    help="Of the files that --data names. Default: that of the training data (Parquet for a stream).",
+    help="Format of the files of --data. Default: that of the training data (Parquet for a stream).",
 )  # fmt: skip
 MODEL = click.option(
     "--model", "model_class", metavar="FILE.py:CLASS",

@@ -163,8 +163,7 @@ def label_scale(batch: Batch) -> F64 | None:
 
 
 def slices_of(batch: Batch, count: int) -> list[slice]:
-    """Returns the examples of ``count`` micro-batches: consecutive examples, in parts whose sizes differ by at most
-    one.
+    """Returns the examples of ``count`` micro-batches: consecutive, with sizes that differ by at most one.
 
     No part is empty, unless the batch is empty. A share of a step's batch may also have empty parts, because all
     trainers have the same number of micro-batches.

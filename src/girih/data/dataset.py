@@ -113,7 +113,7 @@ class Dataset:
         if position.order not in ("", order):
             raise ConfigError(
                 "position: from other files, or another shuffle, shuffle_rows, seed, on_bad_row or where;"
-                " start the epoch anew"
+                " start the epoch again"
             )
         batches = read_epoch(self, replace(position, order=order))
         if self.negatives is None:
@@ -131,16 +131,12 @@ class Dataset:
 
     @property
     def num_examples(self) -> int | None:
-        """Number of rows in all files, bad rows included, if this is cheap to know (Parquet, no ``where``); else
-        None.
-        """
+        """Number of rows in all files, bad rows included; None unless this is cheap (Parquet, no ``where``)."""
         return self.source.num_rows if self.plan.where is None else None
 
     @property
     def num_epoch_examples(self) -> int | None:
-        """Number of examples of an epoch: rows, and items that are drawn for each batch. None if the rows are not
-        counted.
-        """
+        """Number of examples of an epoch, with items drawn for each batch; None if rows are not counted."""
         rows, drawn = self.num_examples, self.negatives
         if rows is None or drawn is None:
             return rows
@@ -191,8 +187,9 @@ class Dataset:
         return replace(self, plan=plan)
 
     def in_order(self) -> Dataset:
-        """Returns the same rows without shuffling, and only the existing records of a stream. Returns itself if nothing
-        changes.
+        """Returns the same rows without shuffling, and only the existing records of a stream.
+
+        Returns this dataset itself if nothing changes.
         """
         data = self
         if self.shuffle or self.negatives is not None:

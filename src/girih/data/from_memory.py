@@ -108,7 +108,7 @@ def _of_columns(data: Mapping[str, object], columns: Seq[str] | None, null_value
         (first, rows), *others = lengths.items()
         other, differing = next((name, length) for name, length in others if length != rows)
         raise DataError(
-            f"data: column {other!r} has {differing} values, {first!r} has {rows}; give as many of each"
+            f"data: column {other!r} has {differing} values, {first!r} has {rows}; all columns need the same number"
         )
     return pa.table(arrays)
 
@@ -125,7 +125,7 @@ def _of_rows(rows: Seq[Mapping[str, object]], columns: Seq[str] | None, null_val
 
 def _unknown(received: Iterable[object], columns: Seq[str] | None) -> DataError:
     names, known = list(map(str, received)), list(columns or ())
-    return DataError(f"data: columns {names[:10]}, of which no feature reads any; expected {known[:10]}")
+    return DataError(f"data: no feature reads the columns {names[:10]}; expected {known[:10]}")
 
 
 def _array(
@@ -142,14 +142,15 @@ def _array(
 
 
 def _of_series(data: pd.Series, columns: Seq[str] | None, null_values: Seq[str]) -> pa.Table:
-    """Converts a row of a DataFrame. pandas gives its values one number type, so ids next to floats are no
-    longer ids.
+    """Converts a row of a pandas DataFrame.
+
+    pandas gives its values one number type, so ids next to floats are no longer ids.
     """
     if columns is not None and not set(columns) & set(data.index):
         raise DataError(f"data: a Series whose index names no feature, as {list(data.index[:3])}; {EXPECTED}")
     if data.dtype.kind == "f":
         raise DataError(
-            "data: a Series of floats, in which ids are no integers any more; take a row as df.iloc[[i]]"
+            "data: a Series of floats, whose ids are no longer integers; take a row by df.iloc[[i]]"
         )
     values = {name: None if _is_missing(value) else value for name, value in data.items()}
     return _of_columns(values, columns, null_values)

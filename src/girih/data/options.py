@@ -97,7 +97,7 @@ class DataOptions(Options):
                 )
         if self.format == "kafka":
             if self.split:
-                raise ConfigError("split: a stream has no last rows; give valid and test of their own")
+                raise ConfigError("split: a stream has no last rows; give separate valid and test data")
             if self.shuffle:
                 raise ConfigError("shuffle = true: a stream is read in its order; drop it")
             if not is_topic(self.train):
@@ -206,9 +206,7 @@ def _open_files(
     except MissingFileError as error:
         reason = str(error)
         if isinstance(error, NothingThereError) and error.path not in map(os.fspath, paths):
-            reason = (
-                f"{error.path}: {error.problem}; relative paths start at {base_dir}, where the config file is"
-            )
+            reason = f"{error.path}: {error.problem}; relative paths start at {base_dir}, the directory of the config file"
         raise MissingFileError(f"{files.key} = {_shown(paths)}: {reason}" if files.key else reason) from None
     return replace(dataset, read_ahead=options.read_ahead)
 
@@ -226,9 +224,7 @@ def is_topic(paths: object) -> bool:
 def _open_topic(
     options: DataOptions, schema: Schema, address: str, *, ends: bool, reading: ReadOptions
 ) -> Dataset:
-    """Opens a topic. If it ``ends``, as for evaluation, it is read from its first record to the last existing
-    record.
-    """
+    """Opens a topic. If it ``ends``, as for evaluation, it is read from its first to its last existing record."""
     with_labels = reading.get("with_labels", True)
     dataset = readers.read_kafka(
         address,

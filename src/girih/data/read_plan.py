@@ -122,7 +122,7 @@ class ReadPlan:
                 continue
             if isinstance(feature, Categorical) and feature.bucketize:
                 if not is_number(kind):
-                    yield f"{what}: bucketize expects one number a row"
+                    yield f"{what}: bucketize expects one number per row"
                 continue
             values = kind.removeprefix("lists of ")
             if feature.is_split and kind not in _STRINGS:
@@ -133,7 +133,7 @@ class ReadPlan:
             if values == "floats" and feature.float_ids:
                 continue
             if values == "floats":
-                yield f"{what}: ids are integers or strings; cast the column, set float_ids = true where 7.0 is the id 7, use kind numeric, or bucketize"
+                yield f"{what}: ids are integers or strings; cast the column, set float_ids = true if 7.0 is the id 7, use kind numeric, or bucketize"
             if values not in ("integers", "booleans", *_STRINGS):
                 mend = _of_time(feature, types[feature.source])
                 yield f"{what}: ids are integers or strings, or lists of them; {mend or 'cast the column'}"
@@ -184,9 +184,9 @@ def _weight_troubles(feature: Categorical, weights: pa.DataType, ids: pa.DataTyp
             how = f"split at {feature.separator!r}" if feature.separator else "read as lists in brackets"
             yield f"{what}: expected strings to {how}, as in the ids"
     elif not is_number(kind.removeprefix("lists of ")):
-        yield f"{what}: expected lists of numbers, one weight an id"
+        yield f"{what}: expected lists of numbers, one weight per id"
     elif is_list(weights) != is_list(ids):
-        yield f"{what}: expected lists where the ids are lists ({ids})"
+        yield f"{what}: expected lists if and only if the ids are lists ({ids})"
 
 
 def make_read_plan(

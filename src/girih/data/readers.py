@@ -119,8 +119,9 @@ def _read_text(
     columns: Schema | None = None,
     notation: Notation | None = None,
 ) -> Dataset:
-    """Makes a dataset of text files; see :func:`make_dataset`. ``open_source`` takes the files and the size of
-    blocks.
+    """Makes a dataset of text files; see :func:`make_dataset`.
+
+    ``open_source`` takes the files and the size of blocks.
     """
     files = find_text_files(paths, options.get("encoding", "utf-8"))
     source = open_source(files, options.get("block_bytes", BLOCK_BYTES))

@@ -34,8 +34,9 @@ class SharedScans:
         return ScanCursor(self, position or Position(epoch=epoch))
 
     def join(self, at: Position, skipped: SkippedRows | None) -> _Reading:
-        """Returns the reading that has the batch at a position. A new reading takes over the rows that were ``skipped``
-        before.
+        """Returns the reading that has the batch at a position.
+
+        A new reading takes over the rows that were ``skipped`` before.
         """
         with self._lock:
             found = next((r for r in self._readings if at == r.head or at in r.kept), None)

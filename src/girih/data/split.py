@@ -31,8 +31,7 @@ _ORDERED = ("integers", "floats", "strings", "nulls")
 
 
 class Split(Options):
-    """The cuts of ``data.train``: the last rows are for the test, the rows before for validation, the rest for
-    training.
+    """The cuts of ``data.train``: the last rows are the test, the rows before validation, the rest training.
 
     Attributes:
         by: the column whose order is cut.
@@ -98,7 +97,7 @@ class _SplitPlan(ReadPlan):
         kind = types[self.by]
         if not times.is_time(kind) and columns.kind_of(kind) not in _ORDERED:
             raise DataError(
-                f"{where}: split.by = {self.by!r} ({kind}): expected times, or numbers, one a row; cast it, or name another column"
+                f"{where}: split.by = {self.by!r} ({kind}): expected times, or numbers, one per row; cast it, or name another column"
             )
         super().check_types(types, where)
 
@@ -146,7 +145,7 @@ def find_cuts(data: Dataset, split: Split) -> Cuts:
     test = _at(values[places], behind, 1 - split.test) if split.test else None
     if not values[places[0]] < valid or (split.valid and valid == test):
         raise DataError(
-            f"column {split.by!r}: too few different values to cut off {split.valid + split.test:.0%} of the rows; split by another"
+            f"column {split.by!r}: too few different values to cut off {split.valid + split.test:.0%} of the rows; split by another column"
         )
     return Cuts(split.by, orders.pop(), valid, test)
 

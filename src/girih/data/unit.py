@@ -56,8 +56,9 @@ def never() -> bool:
 
 
 class Source(ABC):
-    """Files of one format whose headers have been read, or a stream. The methods here serve files, which end by
-    themselves.
+    """Files of one format whose headers have been read, or a stream.
+
+    The methods of this class serve files, which end by themselves.
 
     Attributes:
         num_parts: number of row groups or text files; an epoch's order permutes them.

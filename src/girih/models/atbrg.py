@@ -44,7 +44,7 @@ class Heads(nn.Module):
             first = int(uneven[0])
             raise DataError(
                 f"atbrg: {relation!r} has {int(num_tails[first])} ids where {feature!r} has {int(num_nodes[first])}; "
-                "expected as many neighbours for each node of an example: fill up with an id that stands for none"
+                "expected the same number of neighbours for each node of an example: pad with an id that means none"
             )
         example = tails.examples()
         return nodes.offsets.index_select(0, example) + tails.positions() // each.index_select(0, example)
@@ -136,7 +136,7 @@ def _nodes(feature: str, embeddings: Embeddings) -> Jagged:
 
 def _check_names(schema: Schema, relations: Mapping[str, str]) -> None:
     if not isinstance(relations, Mapping) or not relations:
-        raise ConfigError(f"relations = {relations!r}: expected a table of neighbours = whose they are")
+        raise ConfigError(f"relations = {relations!r}: expected a table of neighbours = their nodes")
     sequences = [feature.name for feature in schema.sparse if isinstance(feature, Sequence)]
     for name in relations:
         if name not in sequences:
@@ -165,7 +165,7 @@ def _path(name: str, relations: Mapping[str, str], roots: set[str]) -> list[str]
             )
         if heads in path:
             raise ConfigError(
-                f"relations.{path[-1]} = {heads!r}: goes round; expected to end at a target or history"
+                f"relations.{path[-1]} = {heads!r}: is a cycle; expected to end at a target or history"
             )
         path.append(heads)
     return path

@@ -40,7 +40,7 @@ class CAN(Model):
     """
 
     not_substitutable = (
-        "a unit needs the rows of an item beside all that is fed to it; use strategy 'synchronous'"
+        "a unit needs the rows of an item together with all its inputs; use strategy 'synchronous'"
     )
 
     def __init__(

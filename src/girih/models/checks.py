@@ -32,7 +32,7 @@ def one_label(model: str, schema: Schema) -> None:
     if len(names) > 1:
         raise ConfigError(
             f"{model}: {len(names)} labels {list(names)}, the model has one output; "
-            "keep one label, or take a model of several, as mmoe or dnn"
+            "keep one label, or use a model for several labels, such as mmoe or dnn"
         )
 
 
@@ -56,7 +56,7 @@ def one_dim(model: str, schema: Schema, features: Iterable[str] | None = None) -
     by_dim = {dim: name for name, dim in reversed(dims.items())}
     if len(by_dim) > 1:
         shown = ", ".join(f"{dim} (as {name!r})" for dim, name in sorted(by_dim.items()))
-        raise ConfigError(f"{model}: features must have one dim, received {shown}; set dim alike")
+        raise ConfigError(f"{model}: features must have one dim, received {shown}; set the same dim")
     return next(iter(by_dim), DEFAULT_DIM)
 
 

@@ -58,7 +58,7 @@ class DCNv2(Model):
     """
 
     not_substitutable = (
-        "MatrixCross needs all columns of the layer before it, so a round of messages a layer; use the model 'dcn',"
+        "MatrixCross needs all columns of the layer before it, which takes a round of messages per layer; use the model 'dcn',"
         " or strategy 'synchronous'"
     )
 

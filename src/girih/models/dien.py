@@ -54,8 +54,9 @@ class DIEN(Model):
         self._left_for_loss: Tensor | None = None
 
     def __getstate__(self) -> dict[str, object]:
-        """Returns the state without an auxiliary loss of a forward pass that no :meth:`loss` followed. It cannot be
-        copied.
+        """Returns the state without a left auxiliary loss, which cannot be copied.
+
+        A forward pass leaves this loss if no :meth:`loss` follows.
         """
         return self.__dict__ | {"_left_for_loss": None}
 
@@ -94,9 +95,7 @@ class InterestEvolution(nn.Module):
         self.evolution = GRU(dim, dim)
 
     def forward(self, behaviours: Jagged, target: Tensor) -> tuple[Tensor, Tensor]:
-        """Maps a history and float32[B, D] to the interests float32[L, D] and the last state float32[B, D], 0 if
-        empty.
-        """
+        """Maps a history and float32[B, D] to interests float32[L, D] and the last state float32[B, D], 0 if empty."""
         steps = Steps.of(behaviours)
         interests = behaviours._replace(values=self.extractor(behaviours.values, steps))
         attention = self.attention(target, interests)

@@ -21,8 +21,7 @@ from girih.schema import Schema
 
 
 class DSIN(Model):
-    """logits = MLP([embeddings, numeric, U^I and U^H for each history]): the interests of sessions, and their
-    evolution.
+    """logits = MLP([embeddings, numeric, U^I and U^H for each history]): interests of sessions, and their evolution.
 
     In the paper, a new session begins after 30 minutes without a click. A batch has ids without times, so this model
     cuts sessions by length (:func:`cut_sessions`).

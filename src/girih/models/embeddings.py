@@ -172,7 +172,7 @@ class Embeddings:
         widths = {part.shape[2] for part in parts}
         if len(widths) > 1:
             raise ValueError(
-                f"stacked embeddings need one width, received dims {sorted(widths)}; set dim alike"
+                f"stacked embeddings need one width, received dims {sorted(widths)}; set the same dim"
             )
         return _joined(parts)
 

@@ -58,11 +58,10 @@ class Targets(NamedTuple):
         return rows if self.gather is None else self.gather(rows)
 
     def mean(self, losses: Tensor) -> Tensor:
-        """Returns (1/T) Σ_t Σ_b w_b·m_bt·l_bt / Σ_b w_b·m_bt, with example weights w and label weights m, over the
-        whole step.
+        """Returns (1/T) Σ_t Σ_b w_b·m_bt·l_bt / Σ_b w_b·m_bt over the whole step.
 
-        For a part of a step's batch, the result is scaled so that parts, weighted by their examples, add up to exactly
-        the value of the whole batch.
+        w are the example weights, and m the label weights. For a part of a step's batch, the result is scaled so that
+        parts, weighted by their examples, add up to exactly the value of the whole batch.
 
         Args:
             losses: float[B, T], finite even for labels that do not count.
@@ -171,8 +170,9 @@ def weighted_mean(values: Tensor, weights: Tensor | None = None) -> Tensor:
 
 
 class _LabelLosses(torch.autograd.Function):
-    """The losses of all labels. The gradient is computed together with the loss, so no graph of elementwise operations
-    is kept.
+    """The losses of all labels, computed with the gradient.
+
+    So no graph of elementwise operations is kept.
     """
 
     @staticmethod

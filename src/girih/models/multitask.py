@@ -112,7 +112,8 @@ class ESMM(Model):
 
 
 def logit_of_product(a: Tensor, b: Tensor) -> Tensor:
-    """Returns the logit of σ(a)·σ(b), as 1/σ(a)σ(b) − 1 = e⁻ᵃ + e⁻ᵇ + e⁻ᵃ⁻ᵇ; finite for all finite a and b, of one
-    shape.
+    """Returns the logit of σ(a)·σ(b), finite for all finite a and b, of one shape.
+
+    It follows from 1/σ(a)σ(b) − 1 = e⁻ᵃ + e⁻ᵇ + e⁻ᵃ⁻ᵇ.
     """
     return -torch.logsumexp(torch.stack([-a, -b, -a - b]), dim=0)

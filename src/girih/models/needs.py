@@ -72,7 +72,7 @@ def check_same_needs(module: object, declared: object, schema: Schema) -> None:
     """
     expected = needs_of(module, schema)
     if check_needs(declared, schema, "its needs") != expected:
-        raise ConfigError(f"its needs are not those of {type(module).__name__}: {expected}")
+        raise ConfigError(f"its needs differ from the needs of {type(module).__name__}: {expected}")
 
 
 def _check_kinds(where: str, kinds: object) -> None:
@@ -82,4 +82,4 @@ def _check_kinds(where: str, kinds: object) -> None:
         if kind not in KINDS:
             raise ConfigError(f"{where}: unknown need {kind!r}{nearest(kind, KINDS)}")
     if len(set(kinds)) != len(kinds):
-        raise ConfigError(f"{where} = {list(kinds)}: a need is there twice")
+        raise ConfigError(f"{where} = {list(kinds)}: a need is listed twice")

@@ -49,9 +49,7 @@ class StreamingFrequencies(nn.Module):
         self.register_buffer("sightings", torch.zeros(shape, dtype=torch.int32))
 
     def seen(self, ids: Tensor) -> Tensor:
-        """Counts the items of a step, int64[N]. Returns the logarithm of each item's q, float32[N], without a
-        gradient.
-        """
+        """Counts the items of a step, int64[N]. Returns log q of each item, float32[N], without a gradient."""
         self.steps += 1
         unique, inverse = torch.unique(ids, return_inverse=True)
         totals = ids.new_zeros(len(unique), dtype=torch.float32)
@@ -165,7 +163,7 @@ class Retrieval(TwoTower):
             )
         if schema.labels.losses != ("bce",):
             raise ConfigError(
-                f"retrieval: labels.loss = {schema.labels.losses[0]!r}: expected a label in [0, 1], 1 for what is to be found"
+                f"retrieval: labels.loss = {schema.labels.losses[0]!r}: expected a label in [0, 1], 1 for an item to find"
             )
         items = [f.name for f in schema.sparse if isinstance(f, Categorical) and f.name in self.item_features]
         if item_id not in items:

@@ -128,7 +128,7 @@ class STAR(Model):
         hidden, dropout: of the FCN; dropout of the auxiliary network as well.
     """
 
-    not_substitutable = "each domain normalises and multiplies the whole input with weights of its own; use strategy 'synchronous'"
+    not_substitutable = "each domain normalises and multiplies the whole input with its own weights; use strategy 'synchronous'"
 
     def __init__(
         self,

@@ -60,7 +60,7 @@ def create(
     else:
         hint = nearest(str(name), BY_NAME)
         raise ConfigError(
-            f"{where}.name = {name!r}: unknown model{hint}; one of yours is path/to/file.py:Class"
+            f"{where}.name = {name!r}: unknown model{hint}; for your own model, write path/to/file.py:Class"
         )
     if not isinstance(options or {}, Mapping):
         raise ConfigError(f"{where}: options = {options!r}: expected a table of options")
@@ -77,7 +77,7 @@ def create(
         if is_user_model:
             reason = f"could not be built: {blame(error, inspect.getsourcefile(cls))}"
         elif isinstance(error, MemoryError) or "allocate" in str(error) or "Overflow" in str(error):
-            reason = "of these options is larger than memory; lower its widths"
+            reason = "with these options is larger than memory; lower its widths"
         else:
             raise
         raise ConfigError(f"{where}: {name} {reason}") from error
@@ -131,9 +131,7 @@ class _Bounded(TorchFunctionMode):
 
 
 def description_of(model: nn.Module) -> dict[str, object] | None:
-    """Returns the ``{"name", "options"}`` from which :func:`create` makes the same model. Returns None for a user's
-    class.
-    """
+    """Returns ``{"name", "options"}`` from which :func:`create` makes the same model; None for a user's class."""
     name = next((name for name, cls in BY_NAME.items() if cls is type(model)), None)
     if name is None or not isinstance(model, Model):
         return None

@@ -140,5 +140,5 @@ def _check(features: Sequence[Categorical]) -> None:
         for option in _OF_DATA:
             if getattr(feature, option) is not None:
                 raise ConfigError(
-                    f"feature {feature.name!r}: {option}: is for reading data, and ids come as they are; leave it out"
+                    f"feature {feature.name!r}: {option}: is for reading data, but modules receive ids; leave it out"
                 )

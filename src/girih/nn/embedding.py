@@ -251,7 +251,7 @@ def _with_weights_of(module: nn.EmbeddingBag | nn.Embedding, make: Callable[...,
     for name, unused in (("max_norm", None), ("scale_grad_by_freq", False)):
         value = getattr(module, name)
         if value != unused:
-            raise ConfigError(f"{name} = {value!r}: rows here know no such option; set it to {unused}")
+            raise ConfigError(f"{name} = {value!r}: is not supported; set it to {unused}")
     made = make(dim=module.embedding_dim, padding_idx=module.padding_idx)
     ids = torch.arange(module.num_embeddings)
     kept = ids[ids != module.padding_idx] if module.padding_idx is not None else ids

@@ -51,8 +51,9 @@ class _ReadContext(Context, Protocol):
 
 
 class _Apply(torch.autograd.Function):
-    """The outputs of groups as a node of autograd. Its backward pushes gradients to the store, and computes weights'
-    gradients.
+    """The outputs of groups as a node of autograd.
+
+    Its backward pushes gradients to the store, and computes the gradients of weights.
     """
 
     @staticmethod
@@ -116,8 +117,9 @@ class GrowingModule(nn.Module):
             raise AttributeError(f"{type(self).__name__} has no {name}: {ATTRIBUTES[name]}") from None
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> GrowingModule:
-        """Moves the rows to a GPU, or back, with all modules that share them. Called by ``to``, ``cuda``, ``cpu`` and
-        similar methods.
+        """Moves the rows to a GPU, or back, with all modules that share them.
+
+        Called by ``to``, ``cuda``, ``cpu`` and similar methods.
 
         Raises:
             ConfigError: there is no such device.
@@ -146,8 +148,9 @@ class GrowingModule(nn.Module):
         return self.training and not self._frozen
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """Freezes rows with False, as for parameters: rows are then only read. Other modules that share them still
-        train.
+        """Freezes rows with False: they are then only read, like frozen parameters.
+
+        Other modules that share these rows still train them.
         """
         self._frozen = not requires_grad
         return super().requires_grad_(requires_grad)
@@ -192,8 +195,9 @@ class GrowingModule(nn.Module):
             return _outputs([_read(group, batch, step, train=False) for group in reader.groups])
 
     def push(self, read: _ReadContext, gradients: Sequence[Tensor | None]) -> None:
-        """Applies the gradients of all outputs as one step. Autograd calls it. Waits for a GPU, to check that they are
-        finite.
+        """Applies the gradients of all outputs as one step. Autograd calls it.
+
+        Waits for a GPU, to check that the gradients are finite.
 
         Raises:
             NonFiniteError: a gradient has a NaN or an infinity; nothing was applied.
@@ -202,7 +206,7 @@ class GrowingModule(nn.Module):
         tables = self.tables
         if read.shards is not tables.shards:
             raise ConfigError(
-                f"{type(self).__name__}: its rows were moved to another device between forward and backward; move them before"
+                f"{type(self).__name__}: its rows were moved to another device between forward and backward; move them before forward"
             )
         flat: list[Any] = _flat(gradients)
         if not tables.on_gpu:
@@ -244,9 +248,7 @@ class GrowingModule(nn.Module):
             raise CheckpointError(f"{where}: {error}") from error
 
     def get_extra_state(self) -> dict[str, object]:
-        """Returns rows, optimizer state and use counts, as tensors of bytes in host memory: a part of
-        ``state_dict()``.
-        """
+        """Returns rows, optimizer state and use counts as tensors of bytes in host memory, for ``state_dict()``."""
         shards = []
         for name, store in self.tables.shards.files():
             with self.tables.used():

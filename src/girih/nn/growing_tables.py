@@ -123,8 +123,9 @@ class GrowingTables:
         return reader
 
     def move(self, device: torch.device) -> None:
-        """Moves all rows to a GPU, or back to host memory, bit for bit with their optimizer state. Does nothing if they
-        are there.
+        """Moves all rows to a GPU, or back to host memory, bit for bit with their optimizer state.
+
+        Does nothing if they are there.
 
         Raises:
             ConfigError: the device cannot hold rows; they stay in place.
@@ -146,8 +147,9 @@ class GrowingTables:
         before.close()
 
     def used(self) -> contextlib.AbstractContextManager[None]:
-        """Returns a context that runs its work after the earlier work: on a GPU, on the current stream, even if that
-        changed.
+        """Returns a context whose work runs after the earlier work: on a GPU, on the current stream.
+
+        The current stream may have changed.
 
         Raises:
             ConfigError: a CUDA graph is being captured.

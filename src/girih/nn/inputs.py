@@ -166,7 +166,7 @@ def joined(
         ConfigError: features that are missing or unknown; shapes or types that do not fit together.
     """
     if not isinstance(weights, Mapping | None):
-        raise ConfigError("per_sample_weights: expected a dict of name: float32, as ids are one")
+        raise ConfigError("per_sample_weights: expected a dict of name: float32, because ids are a dict")
     weights = weights or {}
     for what, names_given in (("ids", inputs), ("per_sample_weights", weights)):
         for name in names_given:

@@ -17,17 +17,17 @@ Init = TypeVar("Init", bound=Callable[..., None])
 Forward = TypeVar("Forward", bound=Callable[..., object])
 
 UNCAPTURED = (
-    "reads rows of a table that grows, which no graph can hold: trace, script or export the layers behind it,"
+    "reads rows of a table that grows, which no graph can hold: trace, script or export the layers after it,"
     " and compile without fullgraph"
 )
-UNCOPIED = "rows have one owner and are neither copied nor pickled; use state_dict(), and load it into a module made anew"
+UNCOPIED = "rows have one owner and are neither copied nor pickled; load state_dict() into a new module"
 ATTRIBUTES = {
-    "weight": "rows are no parameter; read those of ids by module(ids) under torch.no_grad(), which makes no rows, and"
-    " set them by module.assign(ids, vectors)",
+    "weight": "rows are not a parameter; to read them, call module(ids) under torch.no_grad(), which makes no rows;"
+    " to set them, call module.assign(ids, vectors)",
     "num_embeddings": "rows appear as ids are seen; module.num_rows counts them",
     "embedding_dim": "it is called dim",
-    "reset_parameters": "a row has its initial value when its id is first seen; make the module anew",
-    "embedding_bags": "rows are no parameters; they are read by module(ids) under torch.no_grad(), which makes no rows",
+    "reset_parameters": "a row has its initial value when its id is first seen; make a new module",
+    "embedding_bags": "rows are not parameters; to read them, call module(ids) under torch.no_grad(), which makes no rows",
 }
 """Attributes of torch's and TorchRec's modules, and their replacements."""
 
@@ -39,7 +39,7 @@ OPTIONS = {
     "scale_grad_by_freq": "gradients of equal ids are summed; leave it out",
     "sparse": "only the rows of a batch ever move; leave it out",
     "device": "module.cuda() takes rows to a GPU; leave it out",
-    "_weight": "trained weights come by {name}.from_torch(module)",
+    "_weight": "to take trained weights, call {name}.from_torch(module)",
     "_freeze": "module.requires_grad_(False) keeps rows as they are; leave it out",
 }
 """Arguments of torch's modules, and their replacements."""
@@ -52,8 +52,8 @@ _TRAINED = {
 _WEIGHT = re.compile(r"weight|embedding_bags\.[^.]+\.weight")
 """The name of weights in a module of torch, and for each table in a module of TorchRec."""
 
-_BY_FEATURE = "features have it; write {example}"
-_BY_TABLE = 'tables have it, as tables=[girih.Table(name="user", {option}=...)]'
+_BY_FEATURE = "it is an option of features; write {example}"
+_BY_TABLE = 'it is an option of tables, as in tables=[girih.Table(name="user", {option}=...)]'
 COLLECTION = {
     **{name: told for name, told in OPTIONS.items() if name not in ("_weight", "embedding_dim")},
     **dict.fromkeys(("dim", "embedding_dim", "mode"), _BY_FEATURE),
@@ -154,8 +154,8 @@ def refuse_weights(module: nn.Module, where: str, state_dict: Mapping[str, objec
         if isinstance(value, torch.Tensor) and _WEIGHT.fullmatch(name) and name.partition(".")[0] not in own:
             way = _TRAINED.get(type(module).__name__, "set rows by module.assign")
             raise CheckpointError(
-                f"{where}: state_dict has {key!r}, torch's weights of shape {tuple(value.shape)}; expected rows, as state_dict() of"
-                f" girih.nn gives them: {way}, or leave the key out"
+                f"{where}: state_dict has {key!r}, torch's weights of shape {tuple(value.shape)}; expected rows from the state_dict() of a"
+                f" girih.nn module: {way}, or leave the key out"
             )
 
 

@@ -171,7 +171,7 @@ class Between(Leaf):
     def trouble(self, kind: pa.DataType) -> str | None:
         """Says why values of an Arrow type do not have this order. Returns None if they do."""
         is_alike = times.order_of(kind) in (self.order, None)
-        return None if is_alike else f"{kind} is no {self.order}, as in other files"
+        return None if is_alike else f"{kind} is not a {self.order}, unlike in other files"
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,17 +275,17 @@ def _trouble(kind: pa.DataType, value: Value) -> str | None:
     if times.is_time(kind):
         if isinstance(value, str) and times.moment(value, kind) is not None:
             return None
-        return f"{value!r} is no time as {kind} has: write '2024-05-01', or '2024-05-01 12:30:00'"
+        return f"{value!r} is not a time, which {kind} needs: write '2024-05-01', or '2024-05-01 12:30:00'"
     if word == "strings":
-        return None if isinstance(value, str) else f"{value!r} beside strings: put it in quotes"
+        return None if isinstance(value, str) else f"{value!r} is compared with strings: put it in quotes"
     if not columns.is_number(word):
         return f"{kind} cannot be compared: expected numbers, strings, times or dates"
     if not isinstance(value, str) or word == "nulls":
         return None
     if word == "booleans":
-        return f"{value!r} beside booleans: write true or false, without quotes"
+        return f"{value!r} is compared with booleans: write true or false, without quotes"
     number = columns.number_of(value.encode())
-    return f"{value!r} beside {word}: {'compare with a number' if number is None else f'write {number:g}, without quotes'}"
+    return f"{value!r} is compared with {word}: {'compare with a number' if number is None else f'write {number:g}, without quotes'}"
 
 
 EXAMPLE = "\"country in ['NL', 'BE'] and price > 0\""
@@ -322,7 +322,7 @@ def parse_where(text: str) -> Where:
         reason = f"{error}; expected a condition such as {EXAMPLE}{_instead(text, '; ')}"
     except _UNREADABLE as error:
         place = f" at character {error.offset}" if isinstance(error, SyntaxError) and error.offset else ""
-        reason = f"cannot be read{place}{_instead(text)}; expected a condition on columns, as {EXAMPLE}"
+        reason = f"cannot be read{place}{_instead(text)}; expected a condition on columns, such as {EXAMPLE}"
     raise ConfigError(f"{where}: {reason}")
 
 
@@ -389,13 +389,13 @@ def _condition(node: ast.expr) -> Condition:
             sides = [node.left, *node.comparators]
             parts = tuple(map(_comparison, sides, node.ops, sides[1:]))
             return parts[0] if len(parts) == 1 else Joined("and_kleene", parts)
-    raise _refused(node, "is no comparison")
+    raise _refused(node, "is not a comparison")
 
 
 def _comparison(left: ast.expr, operator: ast.cmpop, right: ast.expr) -> Condition:
     if isinstance(operator, ast.Is | ast.IsNot):
         if not (isinstance(right, ast.Name | ast.Constant) and _value(right) is None):
-            raise _refused(right, "is not null, the one word after 'is' and 'is not'")
+            raise _refused(right, "is not null, the only word allowed after 'is' and 'is not'")
         missing = Missing(_column(left))
         return missing if isinstance(operator, ast.Is) else Not(missing)
     if isinstance(operator, ast.In | ast.NotIn):
@@ -425,13 +425,13 @@ def _column(node: ast.expr) -> str:
             return name
         case ast.Call(func=ast.Name(id="column"), args=[ast.Constant(value=str(name))], keywords=[]):
             return name
-    raise _refused(node, "is no column: expected a name, or column('any name')")
+    raise _refused(node, "is not a column: expected a name, or column('any name')")
 
 
 def _known(node: ast.expr) -> Value:
     value = _value(node)
     if value is None:
-        raise _refused(node, "is compared: write 'is null', or 'is not null'")
+        raise _refused(node, "cannot be compared: write 'is null', or 'is not null'")
     return value
 
 
@@ -447,7 +447,7 @@ def _value(node: ast.expr) -> Value | None:
             op=ast.USub() | ast.UAdd() as sign, operand=ast.Constant(value=int() | float() as value)
         ) if not isinstance(value, bool) and value < 1 << 64:
             return value if isinstance(sign, ast.UAdd) else -value
-    raise _refused(node, "is no value: expected a number, 'text' in quotes, true or false")
+    raise _refused(node, "is not a value: expected a number, 'text' in quotes, true or false")
 
 
 def _refused(node: ast.expr, why: str) -> ConfigError:

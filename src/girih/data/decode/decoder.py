@@ -174,7 +174,7 @@ class _ColumnReader:
         unit = feature.time_unit or "s"
         array = self._column(feature.source)
         values, null, good = times.part_of_time(array, feature.part_of_time or "hour", unit)
-        mend = "" if feature.time_unit else "; time_unit = 'ms' counts others"
+        mend = "" if feature.time_unit else "; time_unit = 'ms' sets another unit"
         self._expect(
             good, feature.source, f"a time before 2200, as '2024-05-01 12:30:00' or {unit} since 1970{mend}"
         )
@@ -190,7 +190,7 @@ class _ColumnReader:
         counts = np.ones(self._unit.table.num_rows, np.bool_)
         may_be_absent = options.missing == "skip"
         if name in plan.masks:
-            expected = "0 or 1, as masks are" if isinstance(plan.masks[name], Flag) else "a value to tell by"
+            expected = "0 or 1 in a mask" if isinstance(plan.masks[name], Flag) else "a value for the mask"
             counts, _ = self._holds(plan.masks[name], counts, expected, may_be_absent=may_be_absent)
         if name in plan.conditions:
             condition = plan.conditions[name]
@@ -215,8 +215,9 @@ class _ColumnReader:
         return values, np.where(counts, weights, np.float32(0))
 
     def _numbers(self, column: str) -> tuple[F64, Bools]:
-        """Returns a column as float64[R], NaN if there is no number, and bool[R] that marks missing values and
-        spelled-out NaNs.
+        """Returns a column as float64[R], NaN if there is no number, and bool[R] that marks missing values.
+
+        A NaN that is spelled out counts as missing.
         """
         values, null = columns.numbers(self._column(column), self._plan.notation)
         absent = np.isnan(values)
@@ -271,13 +272,11 @@ class _ColumnReader:
             words = array.fill_null(b"").to_pylist()
             text = [word.decode("utf-8", "replace") for word in words]
             good = [word == read.encode() for word, read in zip(words, text, strict=True)]
-            self._expect(np.array(good), name, "UTF-8 text, or data.encoding = 'cp1252' or another")
+            self._expect(np.array(good), name, "UTF-8 text, or another data.encoding, such as 'cp1252'")
             return pa.array([read or None for read in text], type=pa.string())
 
     def side_by_side(self, parts: list[F32], buffers: Buffers) -> F32:
-        """Puts columns of float32[R] side by side as float32[R, ·]. Works in blocks of rows, because a block stays in
-        cache.
-        """
+        """Puts columns of float32[R] side by side, in blocks of rows that stay in cache: float32[R, ·]."""
         if len(parts) == 1:
             return parts[0][:, None]
         num_rows = self._unit.table.num_rows
@@ -289,9 +288,7 @@ class _ColumnReader:
         return matrix
 
     def bad_rows(self) -> tuple[Bools | None, list[BadRow]]:
-        """Returns bool[R] that marks usable rows, None if all are usable, and all bad rows, also rows that the table
-        lacks.
-        """
+        """Returns bool[R] that marks usable rows, None if all are usable, and all bad rows of the unit."""
         if not self._mismatches:
             return None, sorted(self._unit.bad)
         unit, bad = self._unit, list(self._unit.bad)
@@ -304,7 +301,7 @@ class _ColumnReader:
                 if expected == LABEL and self._is_word(column, row):
                     message += f"; derive it, as in derive = {{ {column} = \"{column} == 'yes'\" }}"
                 if expected in (LABEL, NUMBER) and self._is_nothing(column, row):
-                    message += "; where labels may be missing, set labels.missing = 'skip'"
+                    message += "; if labels may be missing, set labels.missing = 'skip'"
                 if (word := self._value(column, row)) in _NULL_WORDS:
                     message += f"; null_values = [{word.decode()!r}] makes it missing"
                 bad.append(BadRow(int(unit.numbers[row]), reason, message))

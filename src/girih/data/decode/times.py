@@ -171,7 +171,7 @@ def _whole(values: NDArray[Any], missing: Bools | None, column: str) -> NDArray[
     if missing is not None and missing.any():
         number = int(np.count_nonzero(missing))
         raise DataError(
-            f"column {column!r}: {number:,} of {len(values):,} rows read together have no number or time, which data.split needs in"
-            f' each; add where = "{column} is not null", or mend them'
+            f"column {column!r}: {number:,} of {len(values):,} rows read together have no number or time, but data.split needs one in"
+            f' each; add where = "{column} is not null", or fix them'
         )
     return values

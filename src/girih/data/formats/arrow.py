@@ -86,7 +86,7 @@ class TableSource(Source):
         """Sends a small table to another process as an Arrow stream. Refuses a large table."""
         if _num_bytes(self._table) > LOADED_BYTES:
             raise ConfigError(
-                f"read_arrow: a table of {_num_bytes(self._table) >> 20:,} MiB is in this process, and a loader, which is another, takes"
+                f"read_arrow: a table of {_num_bytes(self._table) >> 20:,} MiB cannot go to a loader, which is another process and takes"
                 f" at most {LOADED_BYTES >> 20} MiB; give a pyarrow dataset or read_parquet, or use a strategy without loaders"
             )
         stream = io.BytesIO()
@@ -181,9 +181,9 @@ def _table_of(data: object) -> pa.Table:
             rows: Any = data  # Hugging Face; without a selection, these rows are the table that it maps
             return rows.with_format("arrow")[:]
     except REFUSED as error:
-        raise ConfigError(f"data: {_name(data)} is no table of columns: {one_line(error)}") from None
+        raise ConfigError(f"data: {_name(data)} is not a table of columns: {one_line(error)}") from None
     raise ConfigError(
-        f"data: {_name(data)}: expected columns as Arrow has them: a pyarrow table, record batches, a reader of them or a dataset,"
+        f"data: {_name(data)}: expected Arrow columns: a pyarrow table, record batches, a reader of them or a dataset,"
         f" a pandas or Polars DataFrame, a DuckDB relation, a Hugging Face dataset{_mend(data)}"
     )
 
@@ -199,21 +199,21 @@ def _name(data: object) -> str:
 
 def _mend(data: object) -> str:
     if isinstance(data, str):
-        return "; for files there is read_parquet and its siblings"
+        return "; for files, use read_parquet or another reader"
     if isinstance(data, Mapping) and any(
         isinstance(each, list | tuple | np.ndarray) for each in data.values()
     ):
-        return "; pyarrow.table(data) makes one of a dict of columns"
+        return "; pyarrow.table(data) makes a table from a dict of columns"
     if isinstance(data, list) and data and isinstance(data[0], Mapping):
-        return "; pyarrow.Table.from_pylist(data) makes one of a list of rows"
+        return "; pyarrow.Table.from_pylist(data) makes a table from a list of rows"
     if isinstance(data, Mapping):
         return f"; take one of its parts, as data[{next(iter(data), 'train')!r}]"
     if hasattr(data, "collect"):
         return "; collect() it"
     if hasattr(type(data), "with_format"):
-        return "; one that is streamed cannot be read again: load it without streaming"
+        return "; a streamed dataset cannot be read again: load it without streaming"
     if isinstance(data, Iterator):
-        return "; data are passed over several times, so an iterator does not serve"
+        return "; training reads data several times, and an iterator allows one pass"
     return ""
 
 

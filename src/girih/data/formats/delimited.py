@@ -45,8 +45,7 @@ def split_cells(
     *,
     until_bad: bool = False,
 ) -> tuple[pa.Table | None, list[pacsv.InvalidRow]]:
-    """Splits lines into cells. Returns a table of some columns, null if empty, and the lines with a wrong number of
-    cells.
+    """Splits lines into cells: a table of some columns, null if empty, and the lines with a wrong number of cells.
 
     Args:
         columns: the columns to read, and their Arrow types.

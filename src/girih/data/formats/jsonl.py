@@ -160,8 +160,9 @@ class JsonlSource(TextSource):
             return None
 
     def _types_of(self, plan: ReadPlan) -> dict[str, pa.DataType]:
-        """Returns the types of the plan's columns. Integers that are only read as numbers become floats, because floats
-        may follow.
+        """Returns the types of the plan's columns.
+
+        Integers that are only read as numbers become floats, because floats may follow.
         """
         types = {
             name: self._types.get(name, pa.null())

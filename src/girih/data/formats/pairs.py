@@ -50,7 +50,7 @@ def as_columns(schema: Schema, form: Form = "libsvm") -> Schema:
         )
     for option in ("mask", "label_weight"):
         if getattr(schema.labels, option):
-            raise ConfigError(f"labels: {option}: {form} has no other column than the label and the features")
+            raise ConfigError(f"labels: {option}: {form} has no columns except the label and the features")
     plain = [name for name in schema.labels.names if name not in schema.labels.derive]
     if len(plain) > 1:
         raise ConfigError(

@@ -152,4 +152,4 @@ def _delimited(lines: list[bytes], prefix: str) -> Look | None:
 
 def to_set(form: str) -> str:
     """Returns the end of an error about a file of another format."""
-    return f'set data.format = "{form}" (girih.read_{form}), which holds for train, valid and test alike; predict and evaluate have --format'
+    return f'set data.format = "{form}" (girih.read_{form}) for train, valid and test; predict and evaluate have --format'

@@ -54,7 +54,7 @@ def find_text_files(paths: Paths, encoding: str = "utf-8") -> tuple[DataFile, ..
             f"encoding = {encoding!r}: Python has no such codec{nearest(encoding, known)}"
         ) from None
     if not codec._is_text_encoding:
-        raise ConfigError(f"encoding = {encoding!r}: is no encoding of text; expected one such as 'cp1252'")
+        raise ConfigError(f"encoding = {encoding!r}: is not a text encoding; expected one such as 'cp1252'")
     files = find_files(paths)
     if codec.name in ("utf-8", "utf-8-sig"):
         return files
@@ -167,9 +167,7 @@ class TextSource(Source):
 
     @property
     def mask(self) -> Callable[[bytes], bytes] | None:
-        """A function that replaces each line break that ends no row by another byte. None if there are no such line
-        breaks.
-        """
+        """Replaces each line break that ends no row by another byte. None if there are no such line breaks."""
         return None
 
     def check(self, plan: ReadPlan) -> None:
@@ -240,9 +238,7 @@ def read_blocks(
 
 @contextmanager
 def _opened(file: DataFile) -> Iterator[IO[bytes] | io.BufferedIOBase]:
-    """Opens a file's decompressed bytes. Damage that is found while it is open becomes one error that names the
-    file.
-    """
+    """Opens a file's decompressed bytes. Damage found meanwhile becomes one error that names the file."""
     kind = None
     with ExitStack() as stack:
         text = stack.enter_context(file.open())
@@ -252,7 +248,7 @@ def _opened(file: DataFile) -> Iterator[IO[bytes] | io.BufferedIOBase]:
             kind = _compression(first)
             named = next((kind for suffix, kind in SUFFIXES.items() if file.path.endswith(suffix)), None)
             if named and kind is None:
-                trouble = f"not {named}-compressed in spite of its name" if first else "the file is empty"
+                trouble = f"not {named}-compressed, despite its name" if first else "the file is empty"
                 raise DataError(f"{file.address}: {trouble}; compress it, or rename it")
             data = text if kind is None else stack.enter_context(_decompressed(kind, text))
             yield data if file.encoding is None else io.BufferedReader(_Forward(_Transcoder(data, file).read))

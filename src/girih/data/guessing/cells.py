@@ -62,8 +62,9 @@ class Cells:
         self.table = pa.table(read)
 
     def _local_numbers(self, read: dict[str, pa.Array], arrays: dict[str, pa.Array]) -> dict[str, pa.Array]:
-        """Finds the notation that reads most columns of numbers. Returns these as numbers, and the other columns as
-        text.
+        """Finds the notation that reads most columns of numbers.
+
+        Returns these columns as numbers, and the other columns as text.
         """
         kinds = {name: columns.kind_of(array.type) for name, array in read.items() if not is_of_ids(name)}
         spelled = {name: text(arrays[name]) for name, kind in kinds.items() if kind in ("strings", "floats")}

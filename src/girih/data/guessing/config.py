@@ -131,7 +131,7 @@ def _of_one_value(name: str, value: int) -> str:
     mend = "name another column, or take more rows"
     if value:
         mend = "add negatives ([negatives], or rows with 0), or name another column"
-    return f"WARNING: {name} is {value} throughout the sample, from which a model learns to say {value} of everything: {mend}"
+    return f"WARNING: {name} is {value} in the whole sample, so a model learns to predict {value} for everything: {mend}"
 
 
 def _of_label(
@@ -167,15 +167,13 @@ def _of_label(
     if cut is None:
         return None
     good, numeric = f"{name}_high", f'names = ["{name}"], loss = {{ {name} = "mse" }}'
-    why = f"{name} goes from {ordered[0]} to {ordered[-1]}: its upper half is 1; choose the bound that you mean,"
+    why = f"{name} goes from {ordered[0]} to {ordered[-1]}: its upper half is 1; choose the right bound,"
     derived = {good: f"{column_text(name)} >= {cut}"}
     return {"names": [good], "derive": derived}, f"{why} or predict the number: {numeric}"
 
 
 def _distinct(present: pa.Array) -> list[object]:
-    """Returns the values of a column if they are few. Returns none for lists and structs, which Arrow cannot
-    compare.
-    """
+    """Returns the values of a column if they are few. Arrow cannot compare lists and structs: they give none."""
     if not len(present) or pa.types.is_nested(present.type) or pc.count_distinct(present).as_py() > FEW:
         return []
     found: list[object] = pc.unique(present).to_pylist()
@@ -220,7 +218,7 @@ def _text(sample: Sample, label: str | None, refused: Mapping[str, str]) -> str:
     left = [guess for guess in guesses if guess.kind == "left out"]
     if not features:
         why = _one_line("".join(f"; {guess.column}: {guess.why}" for guess in left))
-        raise ConfigError(f"no column but {target.column!r} looks like a feature{why}")
+        raise ConfigError(f"no column except {target.column!r} looks like a feature{why}")
     lines = ["# Guessed from a sample by girih init: read what each line says, then run girih check.", ""]
     by_line = refused.get("") or refused.get(target.column)
     lines += [*_data(sample, guesses, by_line), ""]
@@ -263,7 +261,7 @@ def _data(sample: Sample, guesses: Iterable[Guess], refused: str | None) -> list
     return [
         *lines,
         '# valid = "…"',
-        '# test = "…"   # no time is there to split by; without these a run ends without AUC',
+        '# test = "…"   # no time column to split by; without these a run ends without AUC',
     ]
 
 
@@ -307,7 +305,7 @@ def _told_apart(guess: Guess, table: pa.Table, label: Label) -> Guess:
         why = f"it equals {label.column!r}: the model would see the answer"
         return replace(guess, kind="left out", why=why)
     if guess.kind != "time" and _tells(one, other):
-        why = f"numbers up to a bound go with one {label.column!r}, larger ones with the other: the model would see the answer"
+        why = f"numbers up to a bound have one {label.column!r}, larger numbers have the other: the model would see the answer"
         return replace(guess, kind="left out", why=why)
     return guess
 

@@ -18,7 +18,7 @@ from girih.data.decode import columns, times
 from girih.kernels.cpu.arrays import I64
 
 Kind = Literal["categorical", "sequence", "numeric", "time", "left out"]
-OUTCOME = "by its name it may be an outcome too, which a model must not see; make it a feature if it is known before"
+OUTCOME = "by its name it may be another outcome, which a model must not see; make it a feature if it is known before the label"
 FEW, LONG_TEXT, ALL_DIFFER = 50, 60, 0.99
 _MOST_S = 10 * times.YEAR_S
 _BEYOND, _MOST_TIME = float(1 << 53), 9e18
@@ -124,7 +124,7 @@ def _guess(name: str, values: pa.Array) -> Guess:
         return Guess(name, "categorical", why, {"float_ids": True})
     if word == "floats" or word.startswith("decimal"):
         return _of_numbers(name, values.cast(pa.float64()), "floating-point numbers")
-    return Guess(name, "left out", f"{kind} is no number, text, time or list of these")
+    return Guess(name, "left out", f"{kind} is not a number, text, time or list of these")
 
 
 def _are_whole(values: pa.Array) -> bool:
@@ -170,7 +170,7 @@ def _of_strings(name: str, values: pa.Array) -> Guess:
     if distinct == 1:
         return _constant(name, values)
     if size >= LEAST_ROWS and distinct > ALL_DIFFER * size and not named(name, _IDS):
-        return Guess(name, "left out", "different text in every row: it would be learnt by heart")
+        return Guess(name, "left out", "different text in every row: a model would memorize it")
     if size >= LEAST_ROWS and distinct == size and named(name, _ROWS):
         return _row_number(name)
     if pc.mean(pc.binary_length(words)).as_py() > LONG_TEXT:
@@ -243,7 +243,7 @@ def _of_numbers(name: str, values: pa.Array, subject: str) -> Guess:
     if not len(numbers) or numbers.min() == numbers.max():
         return _constant(name, values)
     if numbers.max() > _BEYOND and named(name, "id|uid|uuid|key|hash"):
-        why = "ids as floating-point numbers, which tell no two large ones apart: write them as integers or text"
+        why = "ids as floating-point numbers, which cannot distinguish large ids: write them as integers or text"
         return Guess(name, "left out", why)
     low, middle, high = np.percentile(numbers, [0, 50, 99])
     skewed = low >= 0 and high > 10 * max(middle, 1e-12) and high > 10
@@ -257,7 +257,7 @@ def _constant(name: str, values: pa.Array) -> Guess:
 
 
 def _row_number(name: str) -> Guess:
-    return Guess(name, "left out", "another value in every row: it tells rows apart, and nothing about them")
+    return Guess(name, "left out", "a different value in every row: it only identifies the row")
 
 
 def _different(distinct: int, size: int) -> str:

@@ -67,7 +67,7 @@ def with_encoding(files: tuple[DataFile, ...]) -> tuple[tuple[DataFile, ...], Gu
     name = _encoding(head)
     if name is None:
         return files, {}
-    why = "no UTF-8; a guess: cp1252, cp1251, gbk, shift_jis and others look alike"
+    why = "not UTF-8; a guess: cp1252, cp1251, gbk, shift_jis and others are similar"
     why = "by its first bytes" if name.startswith("utf-16") else why
     return tuple(replace(file, encoding=name) for file in files), {"encoding": (name, why)}
 

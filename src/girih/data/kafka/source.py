@@ -40,9 +40,7 @@ class Message(NamedTuple):
 
 
 def json_rows(messages: Sequence[Message], plan: ReadPlan) -> ObjectRows:
-    """Returns one row per message. A column that a message lacks is missing. A message that cannot be used as a whole
-    is bad.
-    """
+    """Returns one row per message. Absent columns are missing values. An unusable message is a bad row."""
     empty = [_bad(message, "", "") for message in messages if message.value is None]
     objects = [(message.offset, message.value) for message in messages if message.value is not None]
     rows = objects_to_rows(objects, list(plan.columns), plan, "message", {})
@@ -152,7 +150,7 @@ class Incoming:
                 kafka.KafkaError.OFFSET_OUT_OF_RANGE,
             ):
                 raise DataError(
-                    f"{self._topic.address}, partition {each.partition()}: the records to go on with are no longer there"
+                    f"{self._topic.address}, partition {each.partition()}: the next records no longer exist"
                     f" ({each.error().str()}); keep them longer in Kafka"
                 )
             elif not each.error().retriable() and each.error().code() > 0:
@@ -248,8 +246,9 @@ class KafkaSource(Source):
         return replace(self, stopped=stopped)
 
     def so_far(self) -> KafkaSource:
-        """Returns the records that existed when the source was opened, or records before its start if there are no
-        others.
+        """Returns the existing records, as of the opening of the source.
+
+        If there are none after its start, returns the records before it.
         """
         spans = self.spans
         if not total(spans):
@@ -271,7 +270,7 @@ class KafkaSource(Source):
         table, _, bad = DECODE[self.messages](self._first, plan)
         if bad and not table.num_rows:
             raise DataError(
-                f"{self.topic.address}: none of the first {len(self._first)} records is of use; offset {bad[0].number}:"
+                f"{self.topic.address}: none of the first {len(self._first)} records is usable; offset {bad[0].number}:"
                 f" {bad[0].message} (messages = {self.messages!r})"
             )
 
@@ -319,16 +318,16 @@ class KafkaSource(Source):
             begin = known.pop(span.partition, span.first if start.offsets else span.begin)
             if begin < span.first:
                 raise DataError(
-                    f"{where}: the records from offset {begin} to {span.first - 1} are no longer there, and were not read;"
+                    f"{where}: the records from offset {begin} to {span.first - 1} no longer exist, and were not read;"
                     " keep records longer in Kafka, and train in another run directory"
                 )
             if begin > span.behind:
                 raise DataError(
-                    f"{where}: ends at offset {span.behind}, before {begin}, where reading is to go on; was the topic made anew?"
+                    f"{where}: ends at offset {span.behind}, before {begin}, the next offset to read; was the topic recreated?"
                 )
             begins[span.partition] = begin
         if known:
-            raise DataError(f"{self.topic.address}: has no partition {min(known)} any more")
+            raise DataError(f"{self.topic.address}: no longer has partition {min(known)}")
         return begins
 
     def _look(self) -> list[Message]:

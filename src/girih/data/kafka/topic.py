@@ -28,9 +28,7 @@ _OURS = (
 
 
 class Span(NamedTuple):
-    """Offsets of one partition: the first existing record, the start of reading, and the offset after the last
-    record.
-    """
+    """Offsets of a partition: the first existing record, the start of reading, and the end after the last record."""
 
     partition: int
     first: int

@@ -84,8 +84,6 @@ class DenseInput(nn.Module):
 
 
 def _columns_of(names: Sequence[str], schema: Schema) -> list[int] | None:
-    """Returns the places of some numeric features among the schema's. Returns None if they are all of them, in
-    order.
-    """
+    """Returns the places of numeric features in the schema's; None if they are all of them, in order."""
     all_names = [feature.name for feature in schema.numeric]
     return None if list(names) == all_names else [all_names.index(name) for name in names]

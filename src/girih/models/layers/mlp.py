@@ -145,8 +145,9 @@ class StackedMLP(nn.Module):
         self.norms = nn.ModuleList(BatchNorm(len(members) * norm.num_features) for norm in norms)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Maps [B, E, I] to [B, E, O]. Without ``first``, maps the first layers' outputs [B, E · O], one MLP after the
-        other.
+        """Maps [B, E, I] to [B, E, O].
+
+        Without ``first``, the input is the first layers' outputs [B, E · O], one MLP after the other.
         """
         x = x.transpose(0, 1) if self.first else self._activated(self._by_member(x), 0)
         for layer, (weight, bias) in enumerate(

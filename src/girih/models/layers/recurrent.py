@@ -50,9 +50,7 @@ def _inverse(permutation: Tensor) -> Tensor:
 
 
 class Recurrent(nn.Module):
-    """The weights of a recurrent layer for each of its gates: for the input, with biases, and for the layer's own
-    state.
-    """
+    """The weights of a recurrent layer for each of its gates: for the input, with biases, and for the state."""
 
     gates: ClassVar[int]
 
