@@ -142,7 +142,7 @@ OUT_OF_RANGE = [
     ("features.0.bucketize = []", "bucketize = []: expected rising, finite boundaries"),
     ("features.0.bucketize = [1.0, nan]", "bucketize = [1.0, nan]: expected rising, finite boundaries"),
     ("features.4.transform = ['standardize', 'log1p']", "'price': standardize must be the last transform"),
-    ("model = {name = 'dnn', hidden = [1000000000000]}", "dnn of these options is larger than memory; lower its"),
+    ("model = {name = 'dnn', hidden = [1000000000000]}", "dnn with these options is larger than memory; lower its"),
     ("model = {name = 'dnn', dropout = nan}", "[model]: dropout = nan: expected a finite number ≥ 0 and < 1"),
     ("sparse_optimizer = {name = 'adagrad', lr = nan}", "[sparse_optimizer] lr = nan: expected a finite number ≥ 0"),
     ("sparse_optimizer = {name = 'adagrad', lr = -0.1}", "[sparse_optimizer] lr = -0.1: expected a finite number ≥ 0"),

@@ -49,7 +49,7 @@ class Best(NamedTuple):
 def demo(context: click.Context, directory: Path, num_examples: int) -> int:
     """Train on a generated click log, and compare AUC with the best possible one.
 
-    Everything is written below DIRECTORY (demo-run where it is left out); an earlier demo there is replaced,
+    Everything is written below DIRECTORY (default: demo-run). An earlier demo there is replaced,
     unless something was changed or added.
     """
     config = directory / "config.toml"

@@ -183,7 +183,7 @@ def _table_of(data: object) -> pa.Table:
     except REFUSED as error:
         raise ConfigError(f"data: {_name(data)} is not a table of columns: {one_line(error)}") from None
     raise ConfigError(
-        f"data: {_name(data)}: expected Arrow columns: a pyarrow table, record batches, a reader of them or a dataset,"
+        f"data: {_name(data)}: expected columns of Arrow data: a pyarrow table, record batches, a reader of them or a dataset,"
         f" a pandas or Polars DataFrame, a DuckDB relation, a Hugging Face dataset{_mend(data)}"
     )
 
