@@ -62,8 +62,7 @@ class RowwiseAdagrad(_Optimizer):
 
 
 class Adam(_Optimizer):
-    """Lazy Adam: moments of a row move only in its own steps, but bias correction counts all steps
-    (``torch.optim.SparseAdam``).
+    """Lazy Adam: moments move only for touched rows; bias correction counts all steps (``torch.optim.SparseAdam``).
 
     State: 2 · ``dim`` floats.
     """

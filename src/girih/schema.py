@@ -195,8 +195,7 @@ class Labels(Options):
         huber_delta: the error from which Huber's loss grows linearly.
         missing: a label that is null or NaN makes a bad row (``error``), or does not count (``skip``).
         mask: label → a column of 0 and 1, or a condition as in ``derive``. If the condition is not met, the label does
-            not
-            count for the example, and its value is not read.
+            not count for the example, and its value is not read.
         label_weight: label → a column of weights of the examples for this label, in addition to ``weight``.
     """
 

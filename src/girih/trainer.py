@@ -209,9 +209,8 @@ class _Reporter(_Predictor):
 
         Args:
             metrics: of the final weights. By default the metrics that :meth:`evaluate` returned since the last ``fit``:
-                on the
-                test data of a config if there are any, else the latest. Without an evaluation, the metrics of the validation
-                data in ``fit``.
+                on the test data of a config if there are any, else the latest. Without an evaluation, the metrics of
+                the validation data in ``fit``.
             duration_s: None is the time since this trainer was made.
         """
         split, latest = self._evaluated or ("valid", self._run.final_metrics())
@@ -442,8 +441,7 @@ class Trainer(_Reporter, contextlib.AbstractContextManager["Trainer"]):
 
         Raises:
             ConfigError: data of another schema, data that does not fit a loaded position, or no ``valid`` although the
-                options
-                need it.
+                options need it.
         """
         expect_data("train", train, self.schema)
         if valid is not None:
@@ -482,14 +480,12 @@ class Trainer(_Reporter, contextlib.AbstractContextManager["Trainer"]):
 
         Args:
             resume: also continue from its step, position and random state. Otherwise only evaluate and predict; a run
-                with
-                early stopping then gives its best weights.
+                with early stopping then gives its best weights.
             train: the data of the continued training, for a plan that depends on the data.
 
         Raises:
             CheckpointError: no checkpoint, a damaged one, or one of another schema, model or optimizer. This trainer is
-                then
-                unchanged; with several processes, some may have replaced their rows.
+                then unchanged; with several processes, some may have replaced their rows.
         """
         self._evaluated = None
         path = checkpoint.find(directory) if resume else checkpoint.final_of(directory)[0]
@@ -505,8 +501,7 @@ class Trainer(_Reporter, contextlib.AbstractContextManager["Trainer"]):
 
         Args:
             train: the training data, for a plan that depends on it, and for an evaluation before ``fit``. It serves to
-                measure
-                standardized features that the other run does not have; otherwise ``fit`` measures them.
+                measure standardized features that the other run does not have; otherwise ``fit`` measures them.
 
         Returns:
             The weights that were taken, and those that were not, with reasons; ``lines()`` describes them.

@@ -32,7 +32,7 @@ COMMANDS = {
     "compile": "Compile kernels in advance, for container images.",
     "demo": "Train on a generated click log, and compare AUC with the best possible one.",
     "evaluate": "Evaluate a run's final weights.",
-    "export": "Write a run's final model to a directory that servers need alone.",
+    "export": "Write a run's final model to a self-contained directory for servers.",
     "export-embeddings": "Write the rows of a table to Parquet: id, embedding, count.",
     "info": "Show the machine, the versions, and what runs on its GPUs.",
     "init": "Print a config for some data, guessed from a sample.",

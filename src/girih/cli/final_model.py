@@ -122,7 +122,7 @@ def _predicted(batch: Batch, probabilities: np.ndarray, names: list[str]) -> pa.
 @click.option("--name", metavar="NAME", help="The model's name for clients. Default: that of the run.")
 @MODEL
 def export_command(run: str, out: Path, name: str | None, model_class: str | None) -> int:
-    """Write a run's final model to a directory that servers need alone."""
+    """Write a run's final model to a self-contained directory for servers."""
     opened = open_model(run, model_class)
     signature = export(opened, out, name or model_name(run), lambda line: click.echo(line, err=True))
     num_bytes = sum(file.bytes for file in signature.files)

@@ -28,14 +28,11 @@ class Share:
         num_examples: number of examples of the whole batch.
         weight: the weight of this part's mean loss in the mean loss of the whole batch.
         label_scale: float64[T], of the whole batch: see :func:`girih.data.batch.label_scale`; None if all labels count
-            for
-            all examples.
+            for all examples.
         sample: set if the ids are elsewhere: the number of the embedding worker that keeps them, and the number under
-            which
-            they are kept (Persia §4.1, steps 1 and 3).
+            which they are kept (Persia §4.1, steps 1 and 3).
         again: sends the ids again to a worker that restarted without them, and returns the new ``sample``. None if that
-            is
-            impossible.
+            is impossible.
     """
 
     num_examples: int
@@ -60,8 +57,7 @@ class Batch:
         labels: float32[B, T], finite; 0 for a label that does not count. T is 0 if the data has no labels (prediction).
         example_weights: float32[B], or None if all are 1.
         label_weights: float32[B, T], the weight of an example for a label, in addition to the example's own weight. 0
-            if the
-            label is missing or masked out. None if all are equal.
+            if the label is missing or masked out. None if all are equal.
         kept: a ``pyarrow.Table`` of B rows with the columns of the option ``keep``, or None.
         share: this part's place in a step's batch; None if the batch is whole.
         num_examples: B.

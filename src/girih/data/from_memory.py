@@ -29,9 +29,8 @@ def as_table(data: object, columns: Seq[str] | None = None, null_values: Seq[str
 
     Args:
         data: a dict of columns (lists or arrays), or of the values of one example; a list of dicts, one per example; a
-            row
-            of a pandas DataFrame; or anything with Arrow's C stream interface, such as a ``pyarrow.Table``, or a DataFrame of
-            pandas or polars.
+            row of a pandas DataFrame; or anything with Arrow's C stream interface, such as a ``pyarrow.Table``, or a
+            DataFrame of pandas or polars.
         columns: the columns to take from dicts, if they exist; None takes all.
         null_values: texts that mean a missing value.
 

@@ -31,8 +31,7 @@ def read_parquet(paths: Paths, schema: Schema, **options: Unpack[ReadOptions]) -
         schema: the features and labels to read; no other column is read.
         batch_size: examples of a batch; the last batch of an epoch may have fewer. Default: 4096.
         shuffle: permutes row groups over all files, then rows in windows of at least ``shuffle_rows`` (default: a
-            million).
-            Default: False.
+            million). Default: False.
         seed: determines the order, together with the epoch. Default: 0.
         on_bad_row: ``error`` (the default) stops at the first bad row; ``skip`` drops and counts bad rows.
         keep: columns to pass on, as ``Batch.kept``.
@@ -40,8 +39,7 @@ def read_parquet(paths: Paths, schema: Schema, **options: Unpack[ReadOptions]) -
         where: a condition that rows must meet, such as ``"country in ['NL', 'BE'] and price > 0"``; its grammar is in
             :mod:`girih.data.decode.conditions`. Default: all rows.
         null_values: texts that mean a missing value, in addition to an empty cell of a text file, such as ``["NA",
-            "NULL"]``.
-            Default: the texts in the schema, which a trained model also uses.
+            "NULL"]``. Default: the texts in the schema, which a trained model also uses.
 
     Raises:
         MissingFileError: a path or pattern that matches nothing.
@@ -140,8 +138,7 @@ def read_csv(paths: Paths, schema: Schema, **options: Unpack[CsvOptions]) -> Dat
         quoted_line_breaks: values within quotes may hold line breaks. A quote that is not closed then ends its row much
             later.
         columns: names, for files without a header line. A first line that repeats them is skipped. Without labels,
-            files
-            may lack the label columns.
+            files may lack the label columns.
         decimal, thousands: the marks before the fraction of a number and between its groups of digits, as in
             ``1.234,5``.
         units: texts before or after numbers that are ignored, such as ``["$", "%"]``.

@@ -60,8 +60,7 @@ class ATBRG(Model):
 
     Args:
         relations: neighbours (a sequence feature) → their nodes: a target, a history, or other neighbours, which makes
-            the
-            graph deeper. All have one dim.
+            the graph deeper. All have one dim.
         attention: history → its target, as for :class:`girih.models.DIN`; without it, neighbours do not count as
             histories.
         attention_hidden: layers of the activation unit. softmax: normalise the activation over the history.

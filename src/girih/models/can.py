@@ -33,9 +33,8 @@ class CAN(Model):
 
     Args:
         co_action: item (a categorical feature, whose rows are the micro-MLP's parameters) → the features whose
-            embeddings
-            are fed to it, all of one dim. Only the units read these features. If the MLP must also read such a column,
-            define another feature for it.
+            embeddings are fed to it, all of one dim. Only the units read these features. If the MLP must also read such
+            a column, define another feature for it.
         unit_layers, orders, independent_orders: see :class:`CoActionUnit`.
     """
 

@@ -20,9 +20,8 @@ class DIN(Model):
 
     Args:
         attention: history (a sequence feature) → its target (a categorical feature of equal dim). By default each
-            sequence
-            is paired with the only categorical feature that shares its table. Sequences that a mapping leaves out are
-            pooled like any other feature.
+            sequence is paired with the only categorical feature that shares its table. Sequences that a mapping leaves
+            out are pooled like any other feature.
         attention_hidden: layers of the activation unit, which has neither dropout nor batch norm.
         softmax: normalise the attention over the history; the paper does not normalise it.
     """

@@ -27,11 +27,9 @@ class Targets(NamedTuple):
         labels: float32[B, T], 0 for a label that does not count.
         example_weights: float32[B], or None if all are 1.
         label_weights: float32[B, T], the weight of an example for a label: 0 if the label is missing or masked out.
-            None if
-            all are equal.
+            None if all are equal.
         label_scale: float64[T], which makes each label's loss the mean over the examples of the whole step that count
-            for
-            it; see :meth:`mean`. None if label_weights is None.
+            for it; see :meth:`mean`. None if label_weights is None.
         losses: of each label: "bce", "mse" or "huber"; empty means bce.
         huber_delta: the error from which Huber's loss grows linearly.
         ids: feature → int64[B], the first id in each example, of the features in the model's ``loss_features``.
@@ -105,8 +103,7 @@ def label_losses(outputs: Tensor, batch: Targets) -> Tensor:
 
     Args:
         outputs: [B, T]: logits for "bce", predictions for "mse", (o − y)², and for "huber", with e = |o − y|: e²/2 up
-            to
-            δ, δ·(e − δ/2) beyond (Huber 1964).
+            to δ, δ·(e − δ/2) beyond (Huber 1964).
 
     Returns:
         float32[], with its gradient in the outputs' dtype. Both are 0 if no example counts.

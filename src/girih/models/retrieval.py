@@ -121,8 +121,7 @@ class Retrieval(TwoTower):
     Args:
         item_id: the categorical feature of the item's tower that identifies an item.
         loss: "softmax" over the items of the batch (:func:`softmax`), or "bpr", which ranks the user's own item above
-            each
-            other item (:func:`pairwise`).
+            each other item (:func:`pairwise`).
         log_q: the softmax subtracts the logarithm of an item's frequency in batches, estimated during training. Popular
             items are negatives more often, and this correction compensates for it. None corrects for "softmax".
         frequency_rate: the weight of an item's newest sighting in this estimate.

@@ -27,8 +27,7 @@ class CIN(nn.Module):
     Args:
         layers: the number of maps X^k_h of each layer.
         split_half: in each layer except the last, the first half of the maps goes to the next layer and the other half
-            is
-            summed up, as in the authors' code. Otherwise all maps do both.
+            is summed up, as in the authors' code. Otherwise all maps do both.
 
     Attributes:
         width: of p⁺, all the p^k side by side.

@@ -39,15 +39,13 @@ def create(
     Args:
         name: a key of :data:`BY_NAME`, or ``path/to/file.py:Class`` or ``package.module:Class``.
         options: the constructor's keywords, as in TOML. A user's constructor gets the schema as its first argument if
-            the
-            argument is named ``schema`` or annotated ``Schema``.
+            the argument is named ``schema`` or annotated ``Schema``.
         where: names the options in errors, such as ``config.toml: [model]``.
         directory: the start of the relative path of a user's file; the working directory by default.
 
     Raises:
         ConfigError: an unknown name or option, an option of the wrong type or out of range, or a user's module that
-            cannot
-            be loaded or built.
+            cannot be loaded or built.
     """
     is_user_model = isinstance(name, str) and ":" in name
     if is_user_model:

@@ -76,14 +76,12 @@ class EmbeddingBagCollection(GrowingModule):
 
         Args:
             ids: by name, ``(ids, offsets)`` or int64[B, M], as in :class:`~girih.nn.EmbeddingBag`. Or packed, int64[N]:
-                the ids
-                of the first feature for all examples, then the ids of the second, and so on. Packed ids run no Python per
-                feature.
+                the ids of the first feature for all examples, then the ids of the second, and so on. Packed ids run no
+                Python per feature.
             offsets: for packed ids, int64 or int32[F·B+1]: the bag of feature f in example b is
                 ``ids[offsets[f·B+b]:offsets[f·B+b+1]]``, as in a ``KeyedJaggedTensor`` of TorchRec.
             per_sample_weights: float32[N], or by name; a feature that is left out has weights of 1. A bag is Σ w·row,
-                over n or
-                √n by its pooling. If they require a gradient, torch pools the bags, more slowly.
+                over n or √n by its pooling. If they require a gradient, torch pools the bags, more slowly.
 
         Returns:
             By name, {name: float32[B, D]}; packed, float32[B, F, D], or float32[B, Σ D] if dims differ. The result is on the

@@ -3,19 +3,17 @@
 Rows are not parameters:
 
 - ``backward`` applies the rows' gradients immediately, one optimizer step per use of the module. ``optimizer.step()``
-  does nothing for
-  rows. Two uses in one forward are two steps, in the order of autograd's backward pass. Two backwards
+  does nothing for rows. Two uses in one forward are two steps, in the order of autograd's backward pass. Two backwards
   (``retain_graph=True``, or two losses) apply both.
 - ``torch.nn.utils.clip_grad_norm_`` and weight decay of a torch optimizer do not see rows. Scale the loss, or set
   ``module.lr_scale``; ``l2`` belongs to the module's own optimizer.
 - ``torch.amp.GradScaler`` must not be used: rows would receive the scaled gradients immediately.
 - Under ``torch.no_grad()`` or after ``module.eval()``, rows are only read: a new id gives its initial value, gets no
-  row, and nothing
-  is trained. The same holds after ``module.requires_grad_(False)``, even in training mode.
+  row, and nothing is trained. The same holds after ``module.requires_grad_(False)``, even in training mode.
 - ``module.cuda()``, or ``to("cuda")`` of the surrounding model, moves the rows to the memory of the GPU, with their
-  optimizer state, and
-  ``cpu()`` moves them back. Outputs are on the device of the rows. With ``store=girih.StoreOptions(tiers=("gpu",))`` rows are created
-  there, and with ``tiers=("dram",)`` they stay in host memory.
+  optimizer state, and ``cpu()`` moves them back. Outputs are on the device of the rows. With
+  ``store=girih.StoreOptions(tiers=("gpu",))`` rows are created there, and with ``tiers=("dram",)`` they stay in host
+  memory.
 - ``state_dict()`` holds the rows with their optimizer state, and ``load_state_dict()`` restores them.
 """
 
@@ -168,8 +166,7 @@ class EmbeddingBag(TableModule):
             input: ids, int64[N] with ``offsets``, or int64[B, M]: B bags of M ids.
             offsets: int64[B] (or [B+1] with ``include_last_offset``), the start of each bag.
             per_sample_weights: float32 of the shape of ``input``: a bag is Σ w·row, over n or √n by ``mode``. If they
-                require a
-                gradient, torch pools the bags, more slowly.
+                require a gradient, torch pools the bags, more slowly.
 
         Returns:
             float32[B, dim], on the device of the rows; an empty bag is 0.

@@ -66,8 +66,7 @@ class _FeatureBags(_IdRun):
 
     Attributes:
         extents: int64[4, F]: start and end of each feature's bags, and the ids of its shortest and longest bag; valid
-            only
-            after :func:`_settled` has checked them.
+            only after :func:`_settled` has checked them.
         where: the beginning of errors.
     """
 

@@ -96,8 +96,7 @@ class DelimitedSource(TextSource):
         quote: the character around cells that hold the separator, or "" for none.
         line_breaks: cells within quotes may hold line breaks.
         columns: lists of column names, for files without a header. A file takes the first list that is as long as its
-            first
-            line, or else the first list.
+            first line, or else the first list.
         block_bytes: size of a unit.
 
     Raises:

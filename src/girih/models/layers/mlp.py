@@ -121,8 +121,7 @@ class StackedMLP(nn.Module):
         members: MLPs of one shape; their linear layers give the initial values.
         dropout: the members' dropout.
         first: True if this module includes their first linear layers. Otherwise these layers read one shared input, and
-            are
-            one product elsewhere.
+            are one product elsewhere.
 
     Attributes:
         weights: float32[E, O, I] of each layer. biases: float32[E · O].

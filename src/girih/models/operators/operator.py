@@ -45,8 +45,7 @@ class SubstitutableOperator(nn.Module):
 
     Attributes:
         aggregation: combines partial results into the whole: "sum" adds them up (AllReduce); "concat" puts the columns
-            of
-            different features next to each other (AllGather), if vectors are needed whole (DES §3.2.1).
+            of different features next to each other (AllGather), if vectors are needed whole (DES §3.2.1).
         columns: W of the whole, for any features in this place.
     """
 

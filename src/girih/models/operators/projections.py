@@ -66,8 +66,7 @@ class FieldMLP(MLP):
 
     Args:
         first: makes the first layer from the linear layer that it replaces; more_inputs: columns that it reads in
-            addition
-            to features.
+            addition to features.
 
     Raises:
         ValueError: neither ``hidden`` nor ``outputs``, so there is no layer.
