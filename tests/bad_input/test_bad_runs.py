@@ -92,7 +92,7 @@ def test_resuming_amid_an_epoch_of_other_data(trained):
     words = trained.train("--resume", "--set", "train.epochs=3")
     line = trained.refusal(*words, "--set", "data.train=valid.parquet")
     assert line == (
-        "position: from other files, or another shuffle, shuffle_rows, seed, on_bad_row or where; start the epoch anew"
+        "position: from other files, or another shuffle, shuffle_rows, seed, on_bad_row or where; start the epoch again"
     )
 
 

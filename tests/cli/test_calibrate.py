@@ -187,8 +187,8 @@ def test_mistakes_are_one_line(log_directory, calibrated, capsys):
         (("calibrate", "--out", log_directory / "none" / "c.json"), "expected a file in a directory"),
         (("plan", config, "--calibration", log_directory / "none.json"), "girih calibrate writes one"),
         (("plan", config, "--calibration", log_directory / "bad.json"), "version = 7: expected 3"),
-        (("plan", config, "--machines", 4), "--machines 4: expected --calibration FILE beside it"),
-        (("plan", config, "--gbit", 2.5), "--gbit 2.5: expected --calibration FILE beside it"),
+        (("plan", config, "--machines", 4), "--machines 4: expected --calibration FILE too"),
+        (("plan", config, "--gbit", 2.5), "--gbit 2.5: expected --calibration FILE too"),
         (("plan", config, "--calibration", calibrated, "--machines", 0), "0 is not in the range x>=1"),
     ):
         assert run(*words) == 2

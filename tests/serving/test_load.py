@@ -152,7 +152,7 @@ def test_all_ways_to_give_examples_agree(trained, log_source):
         np.testing.assert_allclose(one[0], expected[3], rtol=1e-5)
         np.testing.assert_array_equal(model.predict(pd.DataFrame(rows).iloc[3]), one)
         numbers = pd.DataFrame(rows)[["user", "x0"]]
-        with pytest.raises(DataError, match=r"a Series of floats, .*; take a row as df.iloc\[\[i\]\]"):
+        with pytest.raises(DataError, match=r"a Series of floats, .*; take a row by df.iloc\[\[i\]\]"):
             model.predict(numbers.iloc[3])
         with pytest.raises(
             DataError, match=r"a Series whose index names no feature, as \[0, 1, 2\]; expected a dict"
