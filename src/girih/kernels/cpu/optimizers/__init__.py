@@ -1,4 +1,6 @@
-"""The sparse optimizers, one file each, and the one place that tells them apart.
+"""The sparse optimizers on the CPU, one file each, and the one place there that tells them apart.
+
+The same arithmetic on GPUs is in :mod:`girih.kernels.gpu.optimizers`. In both, the last branch runs FTRL.
 
 Each file has ``state_columns`` (names and widths of the state), ``hyper`` (its numbers for one step, in
 Python's float64), and ``update``, a kernel on one row. Arithmetic is float32, in torch's order. Gradients of
