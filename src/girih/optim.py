@@ -8,7 +8,7 @@ are those of ``torch.optim``, if torch has the optimizer.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 from girih.config.bounds import Fraction, NonNegative, Positive
 from girih.config.options import Options
@@ -89,6 +89,4 @@ class FTRL(_Optimizer):
 
 
 SparseOptimizer = SGD | Adagrad | RowwiseAdagrad | Adam | FTRL
-BY_NAME: dict[str, type[SparseOptimizer]] = {
-    cls.name: cls for cls in (SGD, Adagrad, RowwiseAdagrad, Adam, FTRL)
-}
+BY_NAME: dict[str, type[SparseOptimizer]] = {cls.name: cls for cls in get_args(SparseOptimizer)}

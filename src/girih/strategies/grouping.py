@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 GROUP = RoleName.GROUP_SERVER
 ACTIVATIONS, GRADIENTS = ("float32", "bfloat16", "int8"), ("float32", "bfloat16", "topk")
-"""Codecs that may be chosen, those that lose fewer digits first."""
+"""Codecs that "auto" may choose, those that lose fewer digits first."""
 AUTO, AGAIN = (
     "auto took",
     "girih plan --calibration FILE --out PLAN chooses, girih train --plan PLAN holds it",

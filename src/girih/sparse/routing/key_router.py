@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from girih.comm.codecs import rows as value_codec
+from girih.comm.codecs import rows as row_codecs
 from girih.data.batch import Batch
 from girih.kernels.buffers import Buffers
 from girih.sparse.groups.bags import BagPooler
@@ -117,7 +117,7 @@ class RowCodec:
         """float32[K, W] as it is, or float16[K, W + 2], of which the last two are the bits of the scale."""
         if not self.float16:
             return rows
-        halves, scales = value_codec.shrink(rows)
+        halves, scales = row_codecs.shrink(rows)
         return np.concatenate([halves, scales.view(np.float16)], axis=1)
 
     def unpack(self, packed: NDArray[Any]) -> NDArray[np.float32]:
@@ -125,4 +125,4 @@ class RowCodec:
         if not self.float16:
             return packed
         halves, scales = packed[:, :-_SCALE_HALVES], packed[:, -_SCALE_HALVES:]
-        return value_codec.grow(halves, np.ascontiguousarray(scales).view(np.float32))
+        return row_codecs.grow(halves, np.ascontiguousarray(scales).view(np.float32))

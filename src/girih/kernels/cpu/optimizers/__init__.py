@@ -1,4 +1,6 @@
-"""The sparse optimizers, one per file, and the only functions that tell them apart.
+"""The sparse optimizers on the CPU, one file each, and the only functions there that tell them apart.
+
+The same arithmetic on GPUs is in :mod:`girih.kernels.gpu.optimizers`. In both, the last branch runs FTRL.
 
 Each file has ``state_columns`` (names and widths of the state), ``hyper`` (its numbers for one step, in Python's
 float64), and ``update``, a kernel on one row. Arithmetic is float32, in torch's order. Gradients of equal keys are
