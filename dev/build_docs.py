@@ -36,9 +36,15 @@ SITE = ROOT / "site"
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)#\s]*)(#[^)\s]*)?\)")
 CODE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
-TUTORIALS = {"First model": "index.md", "Train every day": "daily.md", "girih in Python": "python.md"}
+TUTORIALS = {
+    "First model": "index.md",
+    "From a DataFrame to a served model": "tutorials/dataframe-to-served-model.md",
+    "A log that grows daily": "tutorials/a-log-that-grows-daily.md",
+    "Your own model": "tutorials/your-own-model.md",
+}
 GUIDES = {
     "Data": ("data.md", "labels.md", "quality.md"),
+    "Training": ("daily.md", "python.md"),
     "Models and evaluation": ("models.md", "nn.md", "metrics.md", "comparing.md", "loading.md"),
     "Serving": ("publishing.md", "serving.md"),
     "Many processes": ("operations.md", "clusters.md", "scaling.md", "security.md", "checkpoints.md"),
