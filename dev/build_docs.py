@@ -38,8 +38,11 @@ CODE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 TUTORIALS = {
     "First model": "index.md",
-    "From one process to several": "tutorials/from-one-process-to-several.md",
+    "From a DataFrame to a served model": "tutorials/dataframe-to-served-model.md",
+    "A log that grows daily": "tutorials/a-log-that-grows-daily.md",
+    "Your own model": "tutorials/your-own-model.md",
     "Your own PyTorch loop": "tutorials/your-own-pytorch-loop.md",
+    "From one process to several": "tutorials/from-one-process-to-several.md",
 }
 GUIDES = {
     "Data": ("data.md", "labels.md", "quality.md"),
