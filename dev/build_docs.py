@@ -36,13 +36,27 @@ SITE = ROOT / "site"
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)#\s]*)(#[^)\s]*)?\)")
 CODE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
-TUTORIALS = {"First model": "index.md", "Train every day": "daily.md", "girih in Python": "python.md"}
+TUTORIALS = {
+    "First model": "index.md",
+    "From a DataFrame to a served model": "tutorials/dataframe-to-served-model.md",
+    "A log that grows daily": "tutorials/a-log-that-grows-daily.md",
+    "Your own model": "tutorials/your-own-model.md",
+    "Your own PyTorch loop": "tutorials/your-own-pytorch-loop.md",
+    "From one process to several": "tutorials/from-one-process-to-several.md",
+}
 GUIDES = {
     "Data": ("data.md", "labels.md", "quality.md"),
+    "Training": ("daily.md", "python.md"),
     "Models and evaluation": ("models.md", "nn.md", "metrics.md", "comparing.md", "loading.md"),
     "Serving": ("publishing.md", "serving.md"),
     "Many processes": ("operations.md", "clusters.md", "scaling.md", "security.md", "checkpoints.md"),
     "Speed and memory": ("planning.md", "tiers.md", "precision.md", "gpu.md"),
+    "Coming from": (
+        "migrate/from-torchrec.md",
+        "migrate/from-lightgbm.md",
+        "migrate/from-fuxictr.md",
+        "migrate/from-deepctr.md",
+    ),
 }
 REFERENCE = ("config.md", "reference/keys.md", "reference/commands.md", "glossary.md", "platforms.md")
 EXPLANATION = {
