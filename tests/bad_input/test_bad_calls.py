@@ -61,7 +61,7 @@ SCHEMAS = [
     (lambda: girih.read_csv("none.csv", SCHEMA, sep=";"), "unknown option 'sep'; did you mean 'separator'?"),
     (lambda: girih.read_csv("none.csv", SCHEMA, separatr=";"), "unknown option 'separatr'; did you mean 'separator'?"),
     (lambda: girih.Local(2), "Local(2): options have names here; it has none"),
-    (lambda: girih.Local(trainers=2), "Local: unknown option 'trainers'; local trains in one process; take a strategy of several, as --str"),
+    (lambda: girih.Local(trainers=2), "Local: unknown option 'trainers'; local trains in one process; for several, use for example --str"),
     (lambda: girih.TrainOptions(epochs=-1), "epochs = -1: expected an integer of at least 0"),
     (lambda: girih.TrainOptions(precision="fp16"), "precision = 'fp16': expected one of 'float32', 'bfloat16'"),
     (lambda: girih.EarlyStopping(patience=-1), "patience = -1: expected an integer of at least 0"),

@@ -19,7 +19,7 @@ UNKNOWN = [
     ("dense_optimizer = {name = 'adam', learning_rate = 0.9}", "[dense_optimizer]: unknown option 'learning_rate'; did you mean 'lr'?"),
     ("dense_optimizer = {name = 'adam', momentum = 0.9}", "[dense_optimizer]: unknown option 'momentum'; valid:"),
     ("checkpoint.every_step = 5", "[checkpoint]: unknown key 'every_step'; did you mean 'every_steps'?"),
-    ("strategy = {name = 'hierarchical', trainers = 2}", "[strategy]: unknown key 'trainers'; set groups, each of them one trainer; or groups, trainers_per_group and"),
+    ("strategy = {name = 'hierarchical', trainers = 2}", "[strategy]: unknown key 'trainers'; set groups, each of one trainer; or groups, trainers_per_group and"),
     ("strategy = {name = 'local', staleness = 4}", "[strategy]: unknown key 'staleness'; valid: name"),
     ("store.shard = 4", "[store]: unknown key 'shard'; did you mean 'shards'?"),
     ("train.early_stopping = {patiense = 4}", "[train] early_stopping: unknown key 'patiense'; did you mean"),

@@ -19,7 +19,7 @@ def made(tmp_path, strategy, bounds, *, held=False, may_grow=True):
 
 @pytest.mark.parametrize(("strategy", "bounds", "others", "told"), [
     ("hybrid", {"group-server": (1, 2)}, {}, "strategy 'hybrid' has no group-server whose number could change"),
-    ("local", {"embedding-worker": (1, 2)}, {}, "strategy 'local' has no embedding-worker .*; nothing of it is scaled"),
+    ("local", {"embedding-worker": (1, 2)}, {}, "strategy 'local' cannot change its number of embedding-worker .*; it cannot be scaled"),
     ("synchronous", {"trainer": (1, 2)}, {}, "trainers begin anew where their number changes, so it never does by itself"),
     ("hybrid", {"trainer": (1, 2)}, {}, "trainers begin anew where their number changes"),
     ("hybrid", {"loader": (1, 3)}, {}, "loaders = 3: expected at most one per trainer"),

@@ -58,7 +58,7 @@ def asked(tmp_path, strategy, *, held=False, processes=None, **counts):
 @pytest.mark.parametrize(
     ("strategy", "changes", "why"),
     [
-        (girih.Local(), {"loader": 2}, "strategy 'local' has no loader whose number could change; nothing of it"),
+        (girih.Local(), {"loader": 2}, "strategy 'local' cannot change its number of loader processes; it cannot"),
         (girih.Synchronous(trainers=2), {"loader": 2}, "no loader whose number could change; expected one of trainer"),
         (girih.Hybrid(), {"group_server": 2}, "expected one of embedding-server, embedding-worker, loader, trainer"),
         (girih.Hybrid(trainers=2), {"loader": 3}, "loaders = 3: expected at most one per trainer, 2 in all"),

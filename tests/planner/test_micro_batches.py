@@ -104,7 +104,7 @@ def test_layers_that_a_strategy_does_not_cut_from_are_refused():
         == 3
     )
     own_loss = replace(asked, model=replace(asked.model, loss_strategies=("synchronous",)))
-    with pytest.raises(ConfigError, match="is of a whole batch"):
+    with pytest.raises(ConfigError, match="needs a whole batch"):
         BY_NAME["synchronous"]().plan(own_loss)
 
 

@@ -210,8 +210,8 @@ def test_all_replicas_resume_after_a_signal(directory, begin):
     [
         ("servers_per_group=-1", "servers_per_group = -1"),
         ("trainers_per_group=2", "set trainers_per_group = 1 and groups = 2"),
-        ("wire_activations='int8'", "wire_activations = 'int8': it is for group servers"),
-        ("split_fc=true", "split_fc = True: it is for group servers, and servers_per_group = 0"),
+        ("wire_activations='int8'", "wire_activations = 'int8': this option is for group servers"),
+        ("split_fc=true", "split_fc = True: this option is for group servers, but servers_per_group = 0"),
         ("elastic_rate=1.5", "elastic_rate = 1.5"),
         ("trainers=2", "trainers"),
         ("averaging='mean'", "averaging"),
@@ -341,7 +341,7 @@ AUTO = [
     [
         (1e4, ("bfloat16", "topk"), "examples/s predicted, "),  # rows are so narrow that int8 is no smaller
         (1e12, ("float32", "float32"), "which does not pay"),
-        (None, ("float32", "float32"), "how fast this machine packs is not known"),
+        (None, ("float32", "float32"), "the speed of this machine's codecs is not known"),
     ],
 )
 def test_a_plan_chooses_codecs_by_links_and_cores(directory, bytes_per_s, expected, reason):

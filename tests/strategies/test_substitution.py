@@ -474,7 +474,7 @@ def test_models_and_optimizers_that_need_whole_parameters_are_refused(directory)
     from girih.models import CAN, LR, STAR
 
     schema = Schema([Categorical(name="item", dim=4)], "click")
-    with pytest.raises(ConfigError, match="the dense optimizer LBFGS may need parameters whole"):
+    with pytest.raises(ConfigError, match="the dense optimizer LBFGS may need whole parameters"):
         Trainer(LR(schema), strategy=Substitution(), dense_optimizer=torch.optim.LBFGS)
     units = Schema(
         [Categorical(name="unit", dim=20), Categorical(name="item", dim=4), Numeric(name="scene")], "click"
