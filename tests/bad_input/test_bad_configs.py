@@ -48,8 +48,8 @@ UNKNOWN = [
     ("train.lr_schedule = {name = 'StepLR', interval = 'batch'}", "interval = 'batch': expected one of 'epoch', 'step'"),
     ("train.device = 'tpu'", "device = 'tpu': expected 'auto', 'cpu' or 'cuda'"),
     ("train.device = 'meta'", "device = 'meta': expected 'auto', 'cpu' or 'cuda'"),
-    ("train.gauc_by = 'usr'", "gauc_by = 'usr': no categorical feature of that name; did you mean 'user'?"),
-    ("train.gauc_by = 'price'", "gauc_by = 'price': no categorical feature of that name; valid: item, tags, us"),
+    ("train.gauc_by = 'usr'", "gauc_by = 'usr': no categorical feature has that name; did you mean 'user'?"),
+    ("train.gauc_by = 'price'", "gauc_by = 'price': no categorical feature has that name; valid: item, tags, us"),
 ]  # fmt: skip
 
 WRONG_TYPES = [
@@ -107,7 +107,7 @@ MISSING = [
     ("first_order_optimizer.lr = 0.1", "[first_order_optimizer]: key 'name' is missing; one of adagrad, adam, ftrl, "),
     ("tables = [{name = 'user', eviction = 'lru'}]", "[[tables]] 'user' eviction: key 'max_rows' is missing"),
     ("tables = [{name = 'user', admission = {}}]", "admission: key 'name' is missing; one of min_count, probab"),
-    ("train.lr_schedule = {step_size = 3}", "lr_schedule: key 'name' is missing, as in name = \"StepLR\""),
+    ("train.lr_schedule = {step_size = 3}", "lr_schedule: key 'name' is missing, for example name = \"StepLR\""),
     ("train.lr_schedule = {name = 'StepLR'}", "lr_schedule: option 'step_size' is missing"),
 ]  # fmt: skip
 

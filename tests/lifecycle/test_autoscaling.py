@@ -18,7 +18,7 @@ def made(tmp_path, strategy, bounds, *, held=False, may_grow=True):
 
 
 @pytest.mark.parametrize(("strategy", "bounds", "others", "told"), [
-    ("hybrid", {"group-server": (1, 2)}, {}, "strategy 'hybrid' has no group-server whose number could change"),
+    ("hybrid", {"group-server": (1, 2)}, {}, "strategy 'hybrid' cannot change its number of group-server processes"),
     ("local", {"embedding-worker": (1, 2)}, {}, "strategy 'local' cannot change its number of embedding-worker .*; it cannot be scaled"),
     ("synchronous", {"trainer": (1, 2)}, {}, "trainers begin anew where their number changes, so it never does by itself"),
     ("hybrid", {"trainer": (1, 2)}, {}, "trainers begin anew where their number changes"),

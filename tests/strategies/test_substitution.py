@@ -431,7 +431,7 @@ WRONG = [
     ),
     pytest.param(
         ["data.on_bad_row = 'skip'"],
-        "each trainer sees its own columns and cannot know what others skip",
+        "each trainer reads only its own columns and does not know which rows others skip",
         marks=pytest.mark.slow,
     ),
     (

@@ -304,8 +304,8 @@ def _refuse_micro_batches(strategy: Strategy, facts: Facts) -> None:
         )
     if asked.micro_batches_from not in layers:
         raise ConfigError(
-            f"schedule: micro_batches_from = {asked.micro_batches_from!r}: strategy {strategy.name!r} supports"
-            f" {' or '.join(map(repr, layers)) or 'no layer'}; "
+            f"schedule: micro_batches_from = {asked.micro_batches_from!r}: strategy {strategy.name!r} cuts batches from"
+            f" {' or '.join(map(repr, layers)) or 'no layer'} on; "
             + (f"set it to {layers[0]!r}" if layers else "set micro_batches = 1")
         )
 

@@ -103,7 +103,12 @@ def test_what_has_no_rows_on_a_gpu_says_so(log_directory, overrides, message):
     ("device", "strategy", "options", "told"),
     [
         ("cuda", girih.Local(), {"shards": 2}, "because of store.shards:"),
-        ("cuda", girih.Synchronous(), {"shards": 2, "arena": "heap"}, "because of store.shards and store.arena:"),
+        (
+            "cuda",
+            girih.Synchronous(),
+            {"shards": 2, "arena": "heap"},
+            "because of store.shards and store.arena:",
+        ),
         ("cuda", girih.Local(), {}, None),
         ("cuda", girih.Local(), {"shards": 2, "tiers": ("dram",)}, None),
         ("cuda", girih.Hybrid(), {"shards": 2}, None),
