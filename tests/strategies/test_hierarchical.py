@@ -495,7 +495,7 @@ def test_a_resumed_run_is_tagged_again_and_says_so_if_its_tagging_does_not_fit(
     play(small_directory, goes_on, act=lambda trainer: taggings.append(trainer.plan.tagging.devices))
     assert "gone" not in taggings[0]
     assert (
-        "operators are tagged anew: the tagging of the run so far does not fit (tagging: 'gone' is"
+        "operators are tagged again: the earlier tagging of the run does not fit (tagging: 'gone' is"
         in caplog.text
     )
 
@@ -523,6 +523,6 @@ def with_state(directory):
 )
 def test_state_of_group_servers_is_dropped_under_other_options(directory, with_state, caplog, name, change):
     assert play(directory, {**with_state, **change, "name": f"dropped-{name}"})["steps"] == 6
-    warnings = [message for message in caplog.messages if "what top-k has left out are dropped" in message]
+    warnings = [message for message in caplog.messages if "top-k's unsent values are dropped" in message]
     assert len(warnings) == 1
     assert "step-00000003" in warnings[0]

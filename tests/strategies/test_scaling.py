@@ -528,7 +528,7 @@ def test_autoscaling_that_a_strategy_does_not_support_is_refused(directory, tmp_
         (
             "hybrid",
             "{trainer=[1,2]}",
-            "trainers begin anew where their number changes, so it never does by itself",
+            "a change of the number of trainers restarts them, so it is never automatic",
         ),
         ("hybrid", "{loader=[1,3]}", "loaders = 3: expected at most one per trainer, 2 in all"),
         (

@@ -154,7 +154,7 @@ class RunCheckpoints(StepHook):
     def fall_back(self, state: RunState) -> bool:
         """Sets the best step to that of the best existing checkpoint, if the best weights were not saved. All trainers call it.
 
-        This happens if the save of the best weights was given up. After that, better weights than the earlier ones are saved again.
+        This happens if the save of the best weights was given up. Later weights only have to beat the earlier checkpoint.
 
         Returns:
             Whether no row or parameter changed since, so that the best weights can still be saved.

@@ -249,7 +249,7 @@ class LoaderDataset(TrainingFeed):
                 self._end_share(number, taken)
 
     def _end_share(self, number: int, taken: int) -> None:
-        """Tells the loader, also a restarted one, that no more shares are needed. Workers keep the samples of its earlier life."""
+        """Tells the loader that no more shares are needed. Also a restarted one, as workers keep samples of its earlier life."""
         until_s = time.monotonic() + END_S
         while (left_s := until_s - time.monotonic()) > 0:
             with contextlib.suppress(Lost):
