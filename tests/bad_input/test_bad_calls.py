@@ -60,7 +60,7 @@ SCHEMAS = [
     (lambda: girih.Table(name="user", optimizer=torch.optim.Adam), "table 'user': optimizer = the class Adam: expected one of girih's own: Adagrad(...), Adam(...), "),
     (lambda: girih.read_csv("none.csv", SCHEMA, sep=";"), "unknown option 'sep'; did you mean 'separator'?"),
     (lambda: girih.read_csv("none.csv", SCHEMA, separatr=";"), "unknown option 'separatr'; did you mean 'separator'?"),
-    (lambda: girih.Local(2), "Local(2): options need names; it has none"),
+    (lambda: girih.Local(2), "Local(2): options need names; it has no options"),
     (lambda: girih.Local(trainers=2), "Local: unknown option 'trainers'; local trains in one process; for several, use for example --str"),
     (lambda: girih.TrainOptions(epochs=-1), "epochs = -1: expected an integer of at least 0"),
     (lambda: girih.TrainOptions(precision="fp16"), "precision = 'fp16': expected one of 'float32', 'bfloat16'"),

@@ -453,14 +453,14 @@ def test_a_run_keeps_the_tagging_of_its_plan_when_it_is_resumed(small_directory,
     [
         (
             lambda d: {**d, "deep.9": TRAINER},
-            "plan again with girih plan: tagging: 'deep.9' is no operator of the model; did you mean",
+            "plan again with girih plan: tagging: 'deep.9' is not an operator of the model; did you mean",
         ),
         (lambda d: dict(list(d.items())[1:]), "on 'no device'; expected one of trainer, server 0, server 1"),
         (
             lambda d: dict.fromkeys(d, "server 2"),
             "on 'server 2'; expected one of trainer, server 0, server 1",
         ),
-        (lambda d: dict.fromkeys(d, "server 1"), "on 'server 1'; it has to stay on the trainer"),
+        (lambda d: dict.fromkeys(d, "server 1"), "on 'server 1'; it must stay on the trainer"),
     ],
 )
 def test_a_plan_that_does_not_fit_the_model_is_refused(small_directory, planned, change, reported):

@@ -426,7 +426,7 @@ WRONG = [
     ),
     pytest.param(
         ["strategy.trainers = 5", 'model = {name = "lr"}'],
-        "5 trainers, but 4 tables, which stay whole",
+        "5 trainers, but 4 tables, which cannot be split",
         marks=pytest.mark.heavy,
     ),
     pytest.param(

@@ -44,7 +44,7 @@ class Options(Redirecting):
                 raise ConfigError(f"{cls.__name__}: unknown option {option!r}{hint_for(cls, option, known)}")
         if given:
             value = repr(given[0]) if isinstance(given[0], str | int | float) else "..."
-            mend = f"write {cls.__name__}({next(iter(known))}={value})" if known else "it has none"
+            mend = f"write {cls.__name__}({next(iter(known))}={value})" if known else "it has no options"
             raise ConfigError(f"{cls.__name__}({value}): options need names; {mend}")
         for name, is_required in known.items() if options else ():  # copying passes no options
             if is_required and name not in options:
